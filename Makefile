@@ -1,0 +1,35 @@
+# The front door: `make demo` tries the stack, `make test` checks all of it, `make setup` builds .venv for both.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup demo test unit lint format lock clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: ## build .venv from the locks in requirements/
+	@scripts/setup "$(PYTHON)" "$(VENV)"
+
+demo: setup ## start the stack, ingest the standard library, ask a question (ONESHOT=1 stops after the answer)
+	@scripts/demo "$(BIN)" "$(ONESHOT)"
+
+test: setup lint ## run everything, real vLLM and real Ray included
+	@$(BIN)/python -m pytest
+
+unit: setup ## run the tests that need neither Ray nor vLLM
+	@$(BIN)/python -m pytest -m "not ray and not vllm"
+
+lint: setup ## style, types and the import rules of docs/architecture.md
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+format: setup ## rewrite the sources in the project's style
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+lock: ## resolve pyproject.toml anew into requirements/*.lock
+	@scripts/lock
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info
