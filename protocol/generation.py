@@ -1,0 +1,55 @@
+"""What a generator is told besides the plan, and what it answers."""
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length"]
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How to choose tokens: greedy at temperature 0. ``max_tokens`` bounds the answer, ``stop`` strings end it."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+class PrefillResult(msgspec.Struct, frozen=True):
+    """What the prefill of a plan came to: where its prompt's tokens came from, and milliseconds by phase."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    prefill_ms: float
+    kv_load_ms: float = 0.0
+    composed_tokens: int = 0
+
+
+class GenerationStep(msgspec.Struct, frozen=True):
+    """One step of a stream: new ``text`` (empty while a character is incomplete) and ``tokens``, how many it took.
+
+    The first step of a stream carries ``prefill``, the last one ``finish_reason``; one step may be both.
+    """
+
+    text: str
+    tokens: int
+    prefill: PrefillResult | None = None
+    finish_reason: FinishReason | None = None
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What an engine serves: ``model`` as users name it, and the longest prompt plus answer, in tokens."""
+
+    model: str
+    engine: str
+    max_model_len: int
+
+
+class PrefillCost(msgspec.Struct, frozen=True):
+    """Seconds that an engine took to prefill ``new_tokens`` behind ``cached_tokens`` already in its cache."""
+
+    cached_tokens: int
+    new_tokens: int
+    seconds: float

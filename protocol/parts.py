@@ -1,0 +1,119 @@
+"""The contracts of the four parts, as the gateway knows them.
+
+A plain object and a Ray Serve handle both fulfil them. Which calls change state is said of each; every call may raise
+``Unavailable`` when the part is not there.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from protocol.documents import (
+    CollectionInfo,
+    DocumentPage,
+    DocumentUpload,
+    IngestJob,
+    StoredDocument,
+)
+from protocol.generation import EngineInfo, GenerationStep, Sampling
+from protocol.plans import (
+    AdmissionRequest,
+    CompletionReport,
+    ControllerStats,
+    PrefillPlan,
+    SpeculationDecision,
+)
+from protocol.prompts import ChatMessage, Prompt
+from protocol.retrieval import CandidateSet, Chunk, SearchRequest
+
+
+class Retriever(Protocol):
+    """Keeps documents and finds chunks of them."""
+
+    def search(self, request: SearchRequest) -> AsyncIterator[CandidateSet]:
+        """Search in stages; reads only.
+
+        Raises UnknownCollection, NoDocuments or UnknownFilterKey, all before the first set.
+        """
+
+    async def put_document(
+        self, tenant: str, collection: str, upload: DocumentUpload, idempotency_key: str | None = None
+    ) -> IngestJob:
+        """Take a document in, or replace the one of its id; durable when this returns, searchable when the job ends.
+
+        Raises UnsupportedMediaType, UnreadableDocument, InvalidEncoding, StorageFull or IdempotencyMismatch.
+        """
+
+    async def put_batch(
+        self, tenant: str, collection: str, jsonl: bytes, idempotency_key: str | None = None
+    ) -> IngestJob:
+        """Take in the documents of a JSON-lines body, one ``{id, text, filename?, title?, attributes?}`` a line.
+
+        A broken line is skipped and reported in the job. Raises StorageFull, EmptyDocument (no line at all) or
+        IdempotencyMismatch.
+        """
+
+    async def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
+        """Remove a document and all its chunks in one step. Raises UnknownCollection or UnknownDocument."""
+
+    async def get_document(self, tenant: str, collection: str, document_id: str) -> StoredDocument:
+        """Read a document back. Raises UnknownCollection or UnknownDocument."""
+
+    async def list_documents(self, tenant: str, collection: str, limit: int, after: str | None = None) -> DocumentPage:
+        """List a page of documents behind the cursor ``after``. Raises UnknownCollection or InvalidRequest."""
+
+    async def list_collections(self, tenant: str) -> Sequence[CollectionInfo]:
+        """List the tenant's collections by name."""
+
+    async def get_job(self, tenant: str, job_id: str) -> IngestJob:
+        """The job's state now. Raises UnknownJob."""
+
+    async def ready(self) -> None:
+        """Return when searches can be served; raises RetrieverNotReady."""
+
+
+class Controller(Protocol):
+    """Decides where and when a query is prefilled, and what is kept of it. The single writer of the knowledge tree."""
+
+    async def on_candidates(self, query_id: str, candidates: CandidateSet) -> SpeculationDecision:
+        """Decide about generating on provisional documents. Changes the state kept for this query."""
+
+    async def admit(self, request: AdmissionRequest) -> PrefillPlan:
+        """Wait for the query's turn and lease it a plan.
+
+        Cancelling the call gives up the place. Raises Overloaded at once when the queue is full.
+        """
+
+    async def complete(self, report: CompletionReport) -> None:
+        """Release the lease of a plan, queued or running, and learn from it. Idempotent; unknown ids are ignored."""
+
+    async def stats(self) -> ControllerStats:
+        """Counters and gauges; reads only."""
+
+
+class Generator(Protocol):
+    """Executes plans: the only part that holds a model."""
+
+    def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncIterator[GenerationStep]:
+        """Generate for a plan; closing the iterator aborts the engine's work within one step.
+
+        Raises EngineNotReady before the first step, EngineDied at any.
+        """
+
+    async def info(self) -> EngineInfo:
+        """What is served; reads only."""
+
+    async def ready(self) -> None:
+        """Return when plans can be executed; raises EngineNotReady or EngineDied."""
+
+
+class PromptLayout(Protocol):
+    """Turns words into segments of token ids. Pure: no state that a caller could see."""
+
+    def rag(self, question: str, documents: Sequence[Chunk], max_tokens: int) -> Prompt:
+        """Lay out system prompt, documents and question, leaving room for ``max_tokens`` of answer.
+
+        Documents that do not fit are dropped from the tail. Raises QuestionTooLong when even none fits.
+        """
+
+    def chat(self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int) -> Prompt:
+        """Lay out a conversation whose last turn is the question, documents in front of it. Raises as ``rag``."""
