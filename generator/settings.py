@@ -1,0 +1,44 @@
+"""The generator's part of the configuration."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class FakeEngineSettings(BaseModel):
+    """Speeds of the fake engine, by default those of a 7B model on one A10G (RAGCache, section 3)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prefill_tokens_per_s: float = Field(4000.0, gt=0, description="Prompt tokens prefilled per second, one at a time.")
+    decode_tokens_per_s: float = Field(30.0, gt=0, description="Answer tokens per second of each stream.")
+
+
+class GeneratorSettings(BaseModel):
+    """Which engine runs which model, and with what of the machine."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    engine: Literal["vllm", "fake"] = Field("vllm", description="`fake` answers without a model, at set speeds.")
+    model: str = Field(
+        "smollm2-135m-instruct",
+        description="The model that ships with the stack, a Hugging Face model folder, or a Hugging Face id.",
+    )
+    max_model_len: int = Field(8192, gt=0, description="Longest prompt plus answer, in tokens.")
+    dtype: str = Field(
+        "auto",
+        description="Type of weights and KV, as vLLM names it; auto: bfloat16, but float32 on a CPU that only emulates it.",
+    )
+    max_num_seqs: int = Field(64, gt=0, description="Most sequences in one engine step.")
+    cpu_threads: int = Field(1, gt=0, description="Threads of the engine on a machine without a GPU.")
+    cpu_kv_cache_gib: int = Field(1, gt=0, description="KV cache on a machine without a GPU, in GiB.")
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of the GPU's memory the engine takes.")
+    engine_args: dict[str, Any] = Field(
+        default_factory=dict, description="More of vLLM's engine arguments, by their own names; these win."
+    )
+    system_prompt: str = Field(
+        "You answer the user's question from the documents given in front of it. "
+        "If the documents do not hold the answer, say that you do not know.",
+        description="Stands before the documents of every prompt.",
+    )
+    fake: FakeEngineSettings = Field(FakeEngineSettings(), description="Speeds of the fake engine.")
