@@ -1,0 +1,4 @@
+"""The HTTP API of RAGTree: routes, errors, keys, the query pipeline and its events.
+
+Knows the other parts as ``protocol.parts`` alone.
+"""

@@ -1,0 +1,104 @@
+"""How errors look over HTTP: one table from error class to status, one shape for every reply that is not a 2xx.
+
+    {"error": {"message", "type", "param", "code"}}
+
+429 is the caller's own quota, 503 the stack's state, both with ``Retry-After``; a conflict that a retry cannot mend
+carries ``x-should-retry: false``, which OpenAI's clients obey.
+"""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import NamedTuple
+
+import msgspec
+from starlette.responses import Response
+
+from protocol import errors
+from protocol.errors import RagtreeError
+
+
+class HttpError(NamedTuple):
+    """What an error is to HTTP: its status and OpenAI's word for its kind."""
+
+    status: int
+    type: str
+
+
+TABLE: Mapping[type[RagtreeError], HttpError] = {
+    errors.InvalidRequest: HttpError(400, "invalid_request_error"),
+    errors.Unauthenticated: HttpError(401, "authentication_error"),
+    errors.PermissionDenied: HttpError(403, "permission_error"),
+    errors.NotFound: HttpError(404, "not_found_error"),
+    errors.Conflict: HttpError(409, "conflict_error"),
+    errors.PayloadTooLarge: HttpError(413, "invalid_request_error"),
+    errors.UnsupportedMediaType: HttpError(415, "invalid_request_error"),
+    errors.UnreadableDocument: HttpError(422, "invalid_request_error"),
+    errors.RateLimited: HttpError(429, "rate_limit_error"),
+    errors.Unavailable: HttpError(503, "unavailable_error"),
+    errors.Overloaded: HttpError(503, "overloaded_error"),
+    errors.StorageFull: HttpError(507, "storage_error"),
+    errors.RagtreeError: HttpError(500, "internal_error"),
+}
+"""The nearest class of an error's ancestry counts."""
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """An error as clients read it; ``param`` names the request field to blame, ``code`` is stable."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorReply(msgspec.Struct, frozen=True):
+    """The body of every reply that is not a 2xx."""
+
+    error: ErrorBody
+
+
+def http_error(error: RagtreeError) -> HttpError:
+    """The table's entry for the nearest ancestor of the error's class."""
+    return next(TABLE[kind] for kind in type(error).__mro__ if kind in TABLE)
+
+
+def error_body(error: RagtreeError) -> ErrorBody:
+    """The error as clients read it, fit for JSON whatever the request put into it."""
+    return ErrorBody(
+        encodable(error.message), http_error(error).type, error.param and encodable(error.param), error.code
+    )
+
+
+def error_headers(error: RagtreeError, retry_after_s: int) -> dict[str, str]:
+    """The headers that tell a client whether and when to try again, in seconds."""
+    match error:
+        case errors.Unauthenticated():
+            return {"WWW-Authenticate": "Bearer"}
+        case errors.Conflict():
+            return {"x-should-retry": "false"}
+        case errors.RateLimited() | errors.Unavailable():
+            return {"Retry-After": str(retry_after_s)}
+        case _:
+            return {}
+
+
+def error_response(error: RagtreeError, retry_after_s: int) -> Response:
+    """The whole HTTP reply for an error."""
+    return shaped_response(http_error(error).status, error_body(error), error_headers(error, retry_after_s))
+
+
+def shaped_response(status: int, body: ErrorBody, headers: Mapping[str, str] | None = None) -> Response:
+    """An error reply of any status."""
+    return Response(msgspec.json.encode(ErrorReply(body)), status, headers, "application/json")
+
+
+def status_body(status: int, message: str | None = None) -> ErrorBody:
+    """The body for a bare status of the framework's own, such as an unknown route's 404."""
+    named = HTTPStatus(status)
+    kind = next((entry.type for entry in TABLE.values() if entry.status == status), "invalid_request_error")
+    return ErrorBody(encodable(message or named.phrase), kind, None, named.name.lower())
+
+
+def encodable(text: str) -> str:
+    """The text without lone surrogates: JSON can spell them, UTF-8 cannot, and a reply may quote a request's field."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,68 @@
+"""What the gateway counts: names and units as in docs, base units, no tenant or document labels."""
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from protocol.generation import PrefillResult
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_STAGE_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+
+
+class GatewayMetrics:
+    """The gateway's Prometheus metrics in a registry of the caller's, so two gateways in one process do not clash."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self._first_token = Histogram(
+            "ragtree_time_to_first_token_seconds",
+            "From a query's arrival to its first generated token.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._duration = Histogram(
+            "ragtree_request_duration_seconds",
+            "From a query's arrival to its end, however it ended.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._stage = Histogram(
+            "ragtree_retrieval_stage_seconds",
+            "Time of one stage of a search.",
+            ["stage"],
+            buckets=_STAGE_SECONDS,
+            registry=registry,
+        )
+        self._queue_wait = Histogram(
+            "ragtree_queue_wait_seconds", "Time a query waited for its turn.", buckets=_SECONDS, registry=registry
+        )
+        self._cache_tokens = Counter(
+            "ragtree_cache_tokens_total", "Prompt tokens by where their KV came from.", ["source"], registry=registry
+        )
+        self._rejected = Counter(
+            "ragtree_requests_rejected_total", "Requests refused, by error code.", ["reason"], registry=registry
+        )
+
+    def stage(self, stage: int, seconds: float) -> None:
+        """Record one stage of a search."""
+        self._stage.labels(str(stage)).observe(seconds)
+
+    def admitted(self, queued_s: float) -> None:
+        """Record a query that left the queue."""
+        self._queue_wait.observe(queued_s)
+
+    def prefilled(self, prefill: PrefillResult) -> None:
+        """Record where a prompt's tokens came from; so far the engine's own cache is all there is, in GPU terms."""
+        computed = prefill.prompt_tokens - prefill.cached_tokens - prefill.composed_tokens
+        self._cache_tokens.labels("gpu").inc(prefill.cached_tokens)
+        self._cache_tokens.labels("composed").inc(prefill.composed_tokens)
+        self._cache_tokens.labels("computed").inc(max(0, computed))
+
+    def ended(self, seconds: float, first_token_s: float | None) -> None:
+        """Record a query's whole duration and, if it came that far, its time to first token."""
+        self._duration.observe(seconds)
+        if first_token_s is not None:
+            self._first_token.observe(first_token_s)
+
+    def rejected(self, reason: str) -> None:
+        """Count a refusal under its error code."""
+        self._rejected.labels(reason).inc()

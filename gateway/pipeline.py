@@ -1,0 +1,117 @@
+"""The core of the product: search, decide, lay out, admit, stream, complete."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from gateway.deadline import Deadline
+from gateway.events import Event
+from gateway.lease import Lease, Releases
+from gateway.metrics import GatewayMetrics
+from gateway.query import Query
+from gateway.settings import GatewaySettings
+from gateway.transcript import Transcript
+from protocol.errors import EngineDied, InternalError, NoDocuments, UnknownCollection
+from protocol.parts import Controller, Generator, PromptLayout, Retriever
+from protocol.plans import AdmissionRequest, PlanOutcome
+from protocol.prompts import Prompt
+from protocol.retrieval import CandidateSet
+
+_NOTHING_FOUND = CandidateSet(stage=1, of=1, docs=(), scores=(), final=True, elapsed_ms=0.0)
+
+
+class QueryPipeline:
+    """Takes a query through the other three parts; holds no state of its own between queries."""
+
+    def __init__(
+        self,
+        *,
+        retriever: Retriever,
+        controller: Controller,
+        generator: Generator,
+        layout: PromptLayout,
+        metrics: GatewayMetrics,
+        releases: Releases,
+        settings: GatewaySettings,
+    ) -> None:
+        self._retriever = retriever
+        self._controller = controller
+        self._generator = generator
+        self._layout = layout
+        self._metrics = metrics
+        self._releases = releases
+        self._settings = settings
+
+    async def run(self, transcript: Transcript) -> AsyncGenerator[Event]:
+        """The query's events up to ``query.completed``; raises what any part raises, and DeadlineExceeded.
+
+        However it ends, closing and cancelling included, the controller hears of it exactly once.
+        """
+        query = transcript.query
+        deadline = Deadline(self._settings.query_timeout_s)
+        lease = Lease(self._controller, self._releases)
+        outcome = PlanOutcome.CANCELLED
+        try:
+            yield transcript.created()
+
+            found: CandidateSet | None = None
+            async for found in self._search(query, deadline, lease):
+                if query.include_stages:
+                    yield transcript.stage(found)
+            if found is None or not found.final:
+                raise InternalError("The search ended without its final documents.")
+
+            prompt = self._lay_out(query, found)
+            transcript.place(found, prompt)
+
+            admission = lease.admission(
+                self._controller.admit(AdmissionRequest(query.query_id, query.namespace, prompt))
+            )
+            # A full queue refuses at once, and before the first event a refusal is still a status. Whoever has a place
+            # and waits long for his turn gets his sources meanwhile.
+            await asyncio.wait({admission}, timeout=self._settings.hold_back_s)
+            if admission.done():
+                admission.result()
+            yield transcript.retrieved()
+            plan = await deadline.wait(admission)
+            transcript.admit(plan)
+            self._metrics.admitted(plan.queued_ms / 1000)
+
+            # Tokens leave from here on, which is after the final documents; speculation will have to wait here, too.
+            stream = lease.closing(self._generator.stream(plan, query.sampling))
+            async for step in deadline.each(stream, self._settings.first_step_timeout_s):
+                if step.prefill is not None:
+                    self._metrics.prefilled(step.prefill)
+                for event in transcript.step(plan, step):
+                    yield event
+            if not transcript.finished:
+                raise EngineDied("The engine's stream ended in the middle of the answer.")
+
+            completed = transcript.completed()
+            outcome = PlanOutcome.COMPLETED
+            yield completed
+        except Exception:
+            outcome = PlanOutcome.FAILED
+            raise
+        finally:
+            lease.release(transcript.report(outcome))
+            self._metrics.ended(transcript.elapsed_s, transcript.first_token_s)
+
+    async def _search(self, query: Query, deadline: Deadline, lease: Lease) -> AsyncGenerator[CandidateSet]:
+        before_ms = 0.0
+        try:
+            async for found in deadline.each(lease.closing(self._retriever.search(query.search))):
+                self._metrics.stage(found.stage, (found.elapsed_ms - before_ms) / 1000)
+                before_ms = found.elapsed_ms
+                if not found.final:
+                    # Its answer is WAIT or KEEP, which both mean: search on. Starting early is what START will mean.
+                    await deadline.wait(self._controller.on_candidates(query.query_id, found))
+                yield found
+        except (UnknownCollection, NoDocuments):
+            if not query.documents_optional:
+                raise
+            yield _NOTHING_FOUND
+
+    def _lay_out(self, query: Query, found: CandidateSet) -> Prompt:
+        if query.messages is None:
+            return self._layout.rag(query.search.query, found.docs, query.sampling.max_tokens)
+        return self._layout.chat(query.messages, found.docs, query.sampling.max_tokens)

@@ -1,0 +1,98 @@
+"""Whether the other parts can serve, known beforehand.
+
+While a replica restarts, a call to it queues in silence for as long as that takes. So a watcher asks at intervals, and
+a query that would have to wait is refused at once.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable
+
+import structlog
+
+from protocol.errors import EngineDied, EngineNotReady, RagtreeError, RetrieverNotReady, Unavailable
+from protocol.generation import EngineInfo
+from protocol.parts import Generator, Retriever
+
+log = structlog.get_logger(__name__)
+
+
+class Readiness:
+    """What is known of the engine and the retriever since the last look. Intervals and timeouts are seconds."""
+
+    def __init__(self, retriever: Retriever, generator: Generator, interval_s: float, timeout_s: float) -> None:
+        self._retriever = retriever
+        self._generator = generator
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._engine: EngineInfo | None = None
+        self._engine_error: RagtreeError = EngineNotReady("The engine is starting.")
+        self._retriever_error: RagtreeError | None = RetrieverNotReady("The retriever is starting.")
+
+    def engine(self) -> EngineInfo:
+        """What the engine serves. Raises EngineNotReady or EngineDied where it cannot be asked now."""
+        if self._engine is None:
+            raise self._engine_error
+        return self._engine
+
+    def require_retriever(self) -> None:
+        """Return where searches can be served; raises RetrieverNotReady."""
+        if self._retriever_error is not None:
+            raise self._retriever_error
+
+    def missing(self) -> dict[str, str]:
+        """The parts that cannot serve, each with the reason; empty when all can."""
+        missing = {}
+        if self._engine is None:
+            missing["engine"] = self._engine_error.message
+        if self._retriever_error is not None:
+            missing["retriever"] = self._retriever_error.message
+        return missing
+
+    def heard(self, error: RagtreeError) -> None:
+        """Take a query's failure as news: an engine that died is not asked again before the next look finds it well."""
+        if isinstance(error, EngineDied):
+            self._engine, self._engine_error = None, error
+
+    async def look(self) -> None:
+        """Ask both parts now."""
+        before = self.missing()
+        engine_error, self._retriever_error = await asyncio.gather(
+            self._problem(self._ask_engine(), EngineNotReady("The engine does not answer.")),
+            self._problem(self._retriever.ready(), RetrieverNotReady("The retriever does not answer.")),
+        )
+        if engine_error is not None:
+            self._engine, self._engine_error = None, engine_error
+        if self.missing().keys() != before.keys():
+            log.info("readiness", missing=self.missing())
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Look once, and then at every interval for as long as the context is open."""
+        await self.look()
+        watcher = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            watcher.cancel()
+            await asyncio.wait({watcher})
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.look()
+
+    async def _ask_engine(self) -> None:
+        await self._generator.ready()
+        self._engine = await self._generator.info()
+
+    async def _problem(self, asked: Awaitable[None], silent: Unavailable) -> RagtreeError | None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await asked
+        except RagtreeError as error:
+            return error
+        except Exception as error:
+            log.warning("part_unreachable", part=silent.code, error=repr(error))
+            return silent
+        return None

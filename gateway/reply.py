@@ -1,0 +1,94 @@
+"""The reply to a query: what a JSON caller gets, and what ``query.completed`` carries."""
+
+from typing import Literal
+
+import msgspec
+
+from protocol.filters import Attributes
+from protocol.generation import FinishReason
+from protocol.retrieval import CandidateSet, Chunk
+
+
+class SearchResult(msgspec.Struct, frozen=True):
+    """A chunk that was found; ``index`` is its rank from 0, ``score`` its cosine to the question."""
+
+    index: int
+    document_id: str
+    filename: str
+    chunk_id: str
+    score: float
+    attributes: Attributes
+
+
+class Citation(msgspec.Struct, frozen=True, tag_field="type", tag="file_citation"):
+    """A result that stood in the prompt; ``index`` is its place in ``results``."""
+
+    document_id: str
+    filename: str
+    index: int
+    chunk_id: str
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """How many of the prompt's tokens were not computed anew."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of the prompt and of the answer, in OpenAI's shape."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """Milliseconds by phase; ``ttft_ms`` and ``total_ms`` count from the query's arrival.
+
+    ``speculation`` is the outcome of generating on provisional documents, null where none was tried.
+    """
+
+    queue_ms: float
+    retrieval_ms: float
+    speculation: str | None
+    kv_load_ms: float
+    prefill_ms: float
+    ttft_ms: float
+    total_ms: float
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer with its sources.
+
+    ``citations`` are the ``results`` that stood in the prompt. ``dropped_documents`` counts those that the model's
+    context had no room for, from the tail; ``dropped_chunk_ids`` names them.
+    """
+
+    query_id: str
+    object: Literal["query.response"] = "query.response"
+    created_at: int
+    model: str
+    status: Literal["completed"] = "completed"
+    finish_reason: FinishReason
+    output_text: str
+    citations: tuple[Citation, ...]
+    results: tuple[SearchResult, ...]
+    dropped_documents: int
+    dropped_chunk_ids: tuple[str, ...]
+    usage: Usage
+    timings: Timings
+
+
+def search_results(candidates: CandidateSet) -> tuple[SearchResult, ...]:
+    """The final documents of a search, as clients see them."""
+    return tuple(
+        SearchResult(rank, chunk.document_id, chunk.filename, chunk.chunk_id, score, chunk.attributes)
+        for rank, (chunk, score) in enumerate(zip(candidates.docs, candidates.scores, strict=True))
+    )
+
+
+def citation(rank: int, chunk: Chunk) -> Citation:
+    """The citation of the document at ``rank`` of the results."""
+    return Citation(chunk.document_id, chunk.filename, rank, chunk.chunk_id)

@@ -1,0 +1,184 @@
+"""Documents into collections, out of them, and what is in them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import TypeAdapter, ValidationError
+from starlette.responses import Response
+
+from gateway.dependencies import CallerDep, GatewayDep, media_type
+from gateway.documents import CollectionList, Deleted, DocumentList, DocumentReply, JobReply
+from gateway.openapi import errors, json_reply
+from gateway.responses import json_response
+from gateway.schemas import COLLECTION, DOCUMENT_ID, AttributeMap, DocumentBody
+from protocol.documents import DocumentUpload, IngestJob
+from protocol.errors import InvalidEncoding, UnsupportedMediaType
+from protocol.filters import Attributes
+
+router = APIRouter(prefix="/v1", tags=["documents"])
+
+CollectionPath = Annotated[str, Path(pattern=COLLECTION)]
+DocumentPath = Annotated[str, Path(pattern=DOCUMENT_ID, description="1-512 characters; slashes may stand as %2F.")]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(pattern=r"^[\x21-\x7e]{1,255}$", description="The same key with the same body gives the same job again."),
+]
+_attributes = TypeAdapter[Attributes](AttributeMap)
+AttributesQuery = Annotated[
+    str,
+    Query(
+        description="A JSON object of strings, numbers and booleans.",
+        json_schema_extra={"contentMediaType": "application/json", "contentSchema": _attributes.json_schema()},
+    ),
+]
+
+_text = {"schema": {"type": "string", "minLength": 1}}
+_UPLOAD: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "text/plain": _text,
+            "text/markdown": _text,
+            "text/html": _text,
+            "application/pdf": {"schema": {"type": "string", "format": "binary"}},
+            "application/json": {"schema": DocumentBody.openapi()},
+        },
+    }
+}
+_BATCH: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/x-ndjson": _text}}}
+_ACCEPTED = json_reply(JobReply, "The job that takes it in.", Location="Where the job can be asked for.")
+
+
+@router.put(
+    "/collections/{collection}/documents/{document_id:path}",
+    status_code=202,
+    response_class=Response,
+    openapi_extra=_UPLOAD,
+    responses={202: _ACCEPTED, **errors(400, 401, 409, 413, 415, 422, 500, 503, 507)},
+)
+async def put_document(
+    collection: CollectionPath,
+    document_id: DocumentPath,
+    *,
+    request: Request,
+    caller: CallerDep,
+    gateway: GatewayDep,
+    idempotency_key: IdempotencyKey = None,
+    filename: Annotated[str | None, Query(min_length=1, max_length=512)] = None,
+    title: Annotated[str | None, Query(max_length=1024)] = None,
+    attributes: AttributesQuery = "{}",
+) -> Response:
+    """Take a document in, or replace the one of its id.
+
+    ``filename``, ``title`` and ``attributes`` describe raw bodies; a JSON body says them itself.
+    """
+    body = await request.body()
+    if media_type(request) == "application/json":
+        upload = _from_json(document_id, body)
+    else:
+        with _blaming("query", "attributes"):
+            parsed = _attributes.validate_json(attributes)
+        upload = DocumentUpload(document_id, body, media_type(request), filename, title, parsed)
+    job = await gateway.retriever.put_document(caller.tenant, collection, upload, idempotency_key)
+    return _accepted(job)
+
+
+@router.post(
+    "/collections/{collection}/documents:batch",
+    status_code=202,
+    response_class=Response,
+    openapi_extra=_BATCH,
+    responses={202: _ACCEPTED, **errors(400, 401, 409, 413, 415, 422, 500, 503, 507)},
+)
+async def put_batch(
+    collection: CollectionPath,
+    request: Request,
+    caller: CallerDep,
+    gateway: GatewayDep,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Take in one document a line: ``{"id", "text", "filename"?, "title"?, "attributes"?}``."""
+    if media_type(request) not in ("application/x-ndjson", "application/jsonl"):
+        raise UnsupportedMediaType("Send JSON lines as application/x-ndjson.")
+    job = await gateway.retriever.put_batch(caller.tenant, collection, await request.body(), idempotency_key)
+    return _accepted(job)
+
+
+@router.get(
+    "/collections/{collection}/documents/{document_id:path}",
+    responses={200: json_reply(DocumentReply, "The document."), **errors(401, 404, 422, 500, 503)},
+)
+async def get_document(
+    collection: CollectionPath, document_id: DocumentPath, caller: CallerDep, gateway: GatewayDep
+) -> Response:
+    """Read a document back."""
+    return json_response(DocumentReply.of(await gateway.retriever.get_document(caller.tenant, collection, document_id)))
+
+
+@router.delete(
+    "/collections/{collection}/documents/{document_id:path}",
+    responses={200: json_reply(Deleted, "It is gone."), **errors(401, 404, 422, 500, 503)},
+)
+async def delete_document(
+    collection: CollectionPath, document_id: DocumentPath, caller: CallerDep, gateway: GatewayDep
+) -> Response:
+    """Remove a document and everything made of it."""
+    await gateway.retriever.delete_document(caller.tenant, collection, document_id)
+    return json_response(Deleted(document_id=document_id))
+
+
+@router.get(
+    "/collections/{collection}/documents",
+    responses={200: json_reply(DocumentList, "One page."), **errors(400, 401, 404, 422, 500, 503)},
+)
+async def list_documents(
+    collection: CollectionPath,
+    caller: CallerDep,
+    gateway: GatewayDep,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    after: Annotated[str | None, Query(description="The next_cursor of the page before.")] = None,
+) -> Response:
+    """List the documents of a collection, page by page."""
+    page = await gateway.retriever.list_documents(caller.tenant, collection, limit, after)
+    more = page.next_cursor is not None
+    return json_response(DocumentList(data=page.documents, has_more=more, next_cursor=page.next_cursor))
+
+
+@router.get("/collections", responses={200: json_reply(CollectionList, "The collections."), **errors(401, 500, 503)})
+async def list_collections(caller: CallerDep, gateway: GatewayDep) -> Response:
+    """List the tenant's collections."""
+    return json_response(CollectionList(data=tuple(await gateway.retriever.list_collections(caller.tenant))))
+
+
+@router.get("/jobs/{job_id}", responses={200: json_reply(JobReply, "The job."), **errors(401, 404, 422, 500, 503)})
+async def get_job(job_id: str, caller: CallerDep, gateway: GatewayDep) -> Response:
+    """Tell how far an ingestion has come."""
+    return json_response(JobReply.of(await gateway.retriever.get_job(caller.tenant, job_id)))
+
+
+def _accepted(job: IngestJob) -> Response:
+    return json_response(JobReply.of(job), 202, {"Location": f"/v1/jobs/{quote(job.job_id, safe='')}"})
+
+
+def _from_json(document_id: str, body: bytes) -> DocumentUpload:
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidEncoding(f"The body is not UTF-8: {error.reason} at byte {error.start}.") from None
+    with _blaming("body"):
+        given = DocumentBody.model_validate_json(body)
+    return DocumentUpload(document_id, given.text.encode(), "text/plain", given.filename, given.title, given.attributes)
+
+
+@contextmanager
+def _blaming(*where: str) -> Iterator[None]:
+    """Report what does not fit as FastAPI would, which does not read these bodies itself."""
+    try:
+        yield
+    except ValidationError as error:
+        problems = [{**problem, "loc": (*where, *problem["loc"])} for problem in error.errors(include_url=False)]
+        raise RequestValidationError(problems) from None

@@ -1,0 +1,35 @@
+"""Whether the gateway lives, whether the stack can serve, and what it counts."""
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import Response
+
+from gateway.dependencies import GatewayDep
+from gateway.health import Health
+from gateway.openapi import errors, json_reply
+from gateway.responses import json_response
+from protocol.errors import Unavailable
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz", responses={200: json_reply(Health, "The gateway lives.")})
+async def healthz() -> Response:
+    """Whether this process answers; asks nobody else, so a restart of the engine does not restart the gateway."""
+    return json_response(Health())
+
+
+@router.get("/readyz", responses={200: json_reply(Health, "Queries can be served."), **errors(503)})
+async def readyz(gateway: GatewayDep) -> Response:
+    """Whether queries can be served, and by whom not."""
+    await gateway.readiness.look()
+    missing = gateway.readiness.missing()
+    if missing:
+        raise Unavailable(" ".join(f"{part}: {reason}" for part, reason in missing.items()), ",".join(missing))
+    return json_response(Health())
+
+
+@router.get("/metrics", responses={200: {"description": "Prometheus metrics.", "content": {"text/plain": {}}}})
+async def metrics(gateway: GatewayDep) -> Response:
+    """The gateway's metrics in Prometheus' text format."""
+    return Response(generate_latest(gateway.metrics.registry), media_type=CONTENT_TYPE_LATEST)

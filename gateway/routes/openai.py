@@ -1,0 +1,109 @@
+"""OpenAI's chat and models endpoints over the same pipeline, so that its clients work unchanged.
+
+A chat searches with its last user message that has text. Where it names a ``collection``, that must exist and hold
+something, as for ``/query``; where it names none, the default one is used if it can be, and a fresh stack answers
+without documents.
+"""
+
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from gateway.auth import Caller
+from gateway.chat import ChatCompletion, Model, ModelList, chat_completion, chat_frames
+from gateway.dependencies import CallerDep, Gateway, GatewayDep, json_only
+from gateway.disconnect import while_connected
+from gateway.filters import to_protocol
+from gateway.openapi import errors, json_reply
+from gateway.query import Query, new_query_id
+from gateway.responses import json_response
+from gateway.routes.query import check_length
+from gateway.schemas import ChatBody
+from gateway.sse import RunResponse
+from protocol.errors import InvalidRequest, UnknownModel
+from protocol.generation import EngineInfo, Sampling
+from protocol.retrieval import SearchRequest
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+
+_chatted: dict[str, Any] = json_reply(ChatCompletion, "The answer; with `stream`, chunks of it and `[DONE]`.")
+_chatted["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+
+
+@router.post(
+    "/chat/completions",
+    responses={200: _chatted, **errors(400, 401, 404, 409, 413, 415, 422, 500, 503)},
+    dependencies=[Depends(json_only)],
+)
+async def chat(body: ChatBody, request: Request, caller: CallerDep, gateway: GatewayDep) -> Response:
+    """Answer the last user message of a conversation from the documents of a collection."""
+    run = gateway.runs.start(_query(body, caller, gateway))
+    if body.stream:
+        await while_connected(request, run, run.started())
+        include_usage = body.stream_options is not None and body.stream_options.include_usage
+        return RunResponse(run, chat_frames(run, include_usage), gateway.settings)
+    return json_response(chat_completion(await while_connected(request, run, run.reply())))
+
+
+@router.get("/models", responses={200: json_reply(ModelList, "The served models."), **errors(401, 500, 503)})
+async def list_models(_caller: CallerDep, gateway: GatewayDep) -> Response:
+    """List the served model."""
+    return json_response(ModelList(data=(_model(gateway.readiness.engine()),)))
+
+
+@router.get(
+    "/models/{model_id:path}", responses={200: json_reply(Model, "The model."), **errors(401, 404, 422, 500, 503)}
+)
+async def get_model(model_id: str, _caller: CallerDep, gateway: GatewayDep) -> Response:
+    """Describe the served model."""
+    return json_response(_model(_served(model_id, gateway)))
+
+
+def _query(body: ChatBody, caller: Caller, gateway: Gateway) -> Query:
+    settings = gateway.settings
+    messages = tuple(turn.to_protocol() for turn in body.messages)
+    asked = (message.content.strip() for message in reversed(messages) if message.role == "user")
+    question = next(filter(None, asked), None)
+    if question is None:
+        raise InvalidRequest("The conversation holds no user message with text.", "messages")
+    check_length(question, settings.max_query_chars, "messages")
+    engine = _served(body.model, gateway)
+    gateway.readiness.require_retriever()
+    return Query(
+        query_id=new_query_id(),
+        namespace=caller.namespace,
+        model=engine.model,
+        search=SearchRequest(
+            tenant=caller.tenant,
+            collection=body.collection or settings.default_collection,
+            query=question,
+            top_k=body.top_k or settings.default_top_k,
+            filters=to_protocol(body.filters),
+        ),
+        sampling=_sampling(body, settings.default_max_tokens),
+        messages=messages,
+        documents_optional=body.collection is None,
+    )
+
+
+def _sampling(body: ChatBody, default_max_tokens: int) -> Sampling:
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    return Sampling(
+        max_tokens=body.max_completion_tokens or body.max_tokens or default_max_tokens,
+        temperature=body.temperature or 0.0,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        seed=body.seed,
+        stop=stop,
+    )
+
+
+def _served(model_id: str, gateway: Gateway) -> EngineInfo:
+    engine = gateway.readiness.engine()
+    if model_id != engine.model:
+        raise UnknownModel(f"The model {model_id!r} is not served here; {engine.model!r} is.", "model")
+    return engine
+
+
+def _model(engine: EngineInfo) -> Model:
+    return Model(id=engine.model, created=0, max_model_len=engine.max_model_len)

@@ -1,0 +1,80 @@
+"""``POST /query``: a question in, an answer with its sources out, whole or as events."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Request
+from starlette.responses import Response
+
+from gateway.auth import Caller
+from gateway.dependencies import CallerDep, Gateway, GatewayDep, json_only
+from gateway.disconnect import while_connected
+from gateway.filters import to_protocol
+from gateway.openapi import errors, json_reply
+from gateway.query import Query, new_query_id
+from gateway.reply import Reply
+from gateway.responses import json_response
+from gateway.schemas import QueryBody
+from gateway.sse import RunResponse, event_frames
+from protocol.errors import QuestionTooLong
+from protocol.generation import Sampling
+from protocol.retrieval import SearchRequest
+
+router = APIRouter(tags=["query"])
+
+_EVENTS = (
+    "With `stream`, the events `query.created`, `retrieval.stage` (on request), `retrieval.completed`, "
+    "`cache.resolved`, `output_text.annotation.added`, `output_text.delta` and exactly one of `query.completed`, "
+    "`query.incomplete`, `query.failed`."
+)
+_answered: dict[str, Any] = json_reply(Reply, f"The answer. {_EVENTS}")
+_answered["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+_RESPONSES = {200: _answered, **errors(400, 401, 404, 409, 413, 415, 422, 500, 503)}
+
+
+@router.post("/query", responses=_RESPONSES, dependencies=[Depends(json_only)], summary="Ask a question")
+@router.post("/v1/query", responses=_RESPONSES, dependencies=[Depends(json_only)], summary="Ask a question")
+async def ask(
+    body: QueryBody,
+    request: Request,
+    caller: CallerDep,
+    gateway: GatewayDep,
+    accept: Annotated[str, Header(include_in_schema=False)] = "",
+) -> Response:
+    """Answer a question from the documents of a collection."""
+    run = gateway.runs.start(_query(body, caller, gateway))
+    if body.stream or "text/event-stream" in accept.lower():
+        await while_connected(request, run, run.started())
+        return RunResponse(run, event_frames(run), gateway.settings)
+    return json_response(await while_connected(request, run, run.reply()))
+
+
+def _query(body: QueryBody, caller: Caller, gateway: Gateway) -> Query:
+    settings = gateway.settings
+    check_length(body.query, settings.max_query_chars, "query")
+    engine = gateway.readiness.engine()
+    gateway.readiness.require_retriever()
+    return Query(
+        query_id=new_query_id(),
+        namespace=caller.namespace,
+        model=engine.model,
+        search=SearchRequest(
+            tenant=caller.tenant,
+            collection=body.collection or settings.default_collection,
+            query=body.query.strip(),
+            top_k=body.top_k or settings.default_top_k,
+            filters=to_protocol(body.filters),
+        ),
+        sampling=Sampling(
+            max_tokens=body.max_tokens or settings.default_max_tokens,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            seed=body.seed,
+        ),
+        include_stages="stages" in body.include,
+    )
+
+
+def check_length(question: str, limit: int, param: str) -> None:
+    """Let questions of at most ``limit`` characters pass. Raises QuestionTooLong."""
+    if len(question) > limit:
+        raise QuestionTooLong(f"The question has {len(question):,} characters; the limit is {limit:,}.", param)

@@ -1,0 +1,125 @@
+"""The bodies of requests: what may stand in them and within which bounds.
+
+Tenants and namespaces are never read from a body; they come with the key.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
+
+from gateway.filters import RequestFilter
+from protocol.prompts import ChatMessage
+
+COLLECTION = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+DOCUMENT_ID = r"^[^\x00-\x1f\x7f]{1,512}$"
+MAX_TOKENS = 131_072
+MAX_TOP_K = 100
+
+CollectionName = Annotated[str, Field(pattern=COLLECTION)]
+TopK = Annotated[int, Field(ge=1, le=MAX_TOP_K)]
+MaxTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+Temperature = Annotated[float, Field(ge=0, le=2)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+Seed = Annotated[int, Field(ge=-(2**53) + 1, le=2**53 - 1)]  # the integers that every JSON parser agrees on
+AttributeMap = Annotated[
+    dict[Annotated[str, Field(min_length=1, max_length=256)], StrictBool | float | StrictStr], Field(max_length=64)
+]
+
+
+class QueryBody(BaseModel):
+    """A question to a collection. Without ``temperature`` the answer is greedy, so it can be had again."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    query: str = Field(min_length=1, pattern=r"\S", examples=["How do I read a file line by line?"])
+    collection: CollectionName | None = None
+    filters: RequestFilter | None = None
+    top_k: TopK | None = None
+    stream: bool = False
+    max_tokens: MaxTokens | None = None
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    seed: Seed | None = None
+    include: list[Literal["stages"]] = Field(default=[], max_length=8)
+
+
+class TextPart(BaseModel):
+    """A part of a message's content; the only kind that a text model reads."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatTurn(BaseModel):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart] | None = None
+
+    def to_protocol(self) -> ChatMessage:
+        """The message as the prompt layout takes it; ``developer`` is OpenAI's newer word for ``system``."""
+        role = "system" if self.role == "developer" else self.role
+        if isinstance(self.content, list):
+            return ChatMessage(role, "".join(part.text for part in self.content))
+        return ChatMessage(role, self.content or "")
+
+
+class StreamOptions(BaseModel):
+    """What a streamed chat carries besides its text."""
+
+    include_usage: bool = False
+
+
+_HAS_TEXT = {"pattern": r"\S"}
+_ASKS: dict[str, Any] = {
+    "contains": {
+        "required": ["role", "content"],
+        "properties": {
+            "role": {"const": "user"},
+            "content": {
+                "anyOf": [
+                    {"type": "string", **_HAS_TEXT},
+                    {"type": "array", "contains": {"properties": {"text": _HAS_TEXT}, "required": ["text"]}},
+                ]
+            },
+        },
+    }
+}
+"""That a conversation holds a user message with text, for /docs; the route checks it."""
+
+
+class ChatBody(BaseModel):
+    """OpenAI's chat request, with ``collection``, ``filters`` and ``top_k`` beside it.
+
+    Fields that it does not name are ignored, so that clients which send more work unchanged.
+    """
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+    model: str = Field(min_length=1)
+    messages: list[ChatTurn] = Field(min_length=1, json_schema_extra=_ASKS)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    seed: Seed | None = None
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    n: Literal[1] | None = None
+    collection: CollectionName | None = None
+    filters: RequestFilter | None = None
+    top_k: TopK | None = None
+
+
+class DocumentBody(BaseModel):
+    """A document as JSON."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    text: str
+    filename: str | None = Field(default=None, min_length=1, max_length=512)
+    title: str | None = Field(default=None, max_length=1024)
+    attributes: AttributeMap = {}
+
+    @classmethod
+    def openapi(cls) -> dict[str, Any]:
+        """The schema, for routes that read their body themselves."""
+        return cls.model_json_schema()

@@ -1,0 +1,44 @@
+"""The gateway's part of the configuration: limits, timeouts, keys and the defaults of requests."""
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+MIB = 1024 * 1024
+
+
+class ApiKey(BaseModel):
+    """One issued key: the tenant it names and whether it may administer the stack."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    secret: SecretStr = Field(description="The key, or `sha256:` and its hexadecimal digest, to keep it out of files.")
+    tenant: str = Field(description="Whose documents and KV the key reaches.")
+    admin: bool = Field(False, description="Whether the key may administer the stack.")
+
+
+class GatewaySettings(BaseModel):
+    """The settings of one gateway. Times are seconds (``_s``), sizes bytes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    api_keys: tuple[ApiKey, ...] = Field(
+        (), description="Issued keys. Without any the gateway is open, which is meant for one's own machine."
+    )
+    default_tenant: str = Field("default", description="Who everyone is while no keys are issued.")
+    default_collection: str = Field("default", description="The collection of requests that name none.")
+    default_top_k: int = Field(4, gt=0, description="Chunks to answer from where the request does not say.")
+    default_max_tokens: int = Field(256, gt=0, description="Longest answer where the request does not say, in tokens.")
+    max_query_chars: int = Field(32_768, gt=0, description="Longest question, in characters.")
+    max_query_bytes: int = Field(256 * 1024, gt=0, description="Largest body of a request that carries no document.")
+    max_document_bytes: int = Field(32 * MIB, gt=0, description="Largest body of a document or of a batch of them.")
+    query_timeout_s: float = Field(300.0, gt=0, description="From a query's arrival to its last token.")
+    first_step_timeout_s: float = Field(180.0, gt=0, description="From admission to the engine's first step.")
+    hold_back_s: float = Field(
+        1.0,
+        ge=0,
+        description="How long a stream waits in the queue before its response starts; until then it is refusable.",
+    )
+    ping_s: float = Field(15.0, gt=0, description="Between two comment lines that keep an idle stream alive.")
+    retry_after_s: int = Field(2, ge=0, description="What 429 and 503 tell the client to wait.")
+    readiness_interval_s: float = Field(1.0, gt=0, description="Between two looks at whether the parts are there.")
+    readiness_timeout_s: float = Field(5.0, gt=0, description="How long a part may take to say so.")
+    drain_s: float = Field(10.0, ge=0, description="How long shutdown waits for leases to be given back.")

@@ -1,0 +1,56 @@
+"""Answers as server-sent events.
+
+sse-starlette rather than ``fastapi.sse``: FastAPI's starts a response before the endpoint's first event, so nothing
+can fail as a status any more, and one route cannot answer JSON and events with it; starlette's own StreamingResponse
+sends no pings and, on newer servers, notices a client that left only at the next write. sse-starlette pings, always
+listens for the client, and lets streams end at shutdown.
+"""
+
+from collections.abc import AsyncIterator
+
+import msgspec
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.types import Receive, Scope, Send
+
+from gateway.events import Event
+from gateway.runs import QueryRun
+from gateway.settings import GatewaySettings
+from protocol.errors import RagtreeError
+
+_HEADERS = {"Cache-Control": "no-cache"}  # the class adds X-Accel-Buffering: no
+_encode = msgspec.json.Encoder().encode
+
+
+class RunResponse(EventSourceResponse):
+    """A query's events on their way to a client; when the client leaves, the query is cancelled."""
+
+    def __init__(self, run: QueryRun, frames: AsyncIterator[bytes], settings: GatewaySettings) -> None:
+        super().__init__(
+            frames,
+            headers=_HEADERS,
+            ping=settings.ping_s,
+            ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
+            shutdown_grace_period=settings.query_timeout_s,
+        )
+        self._run = run
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response; the run ends with it even if its frames were never asked for."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._run.cancel()
+
+
+async def event_frames(run: QueryRun) -> AsyncIterator[bytes]:
+    """The run's events as frames, ending in exactly one terminal event."""
+    try:
+        async for event in run.events():
+            yield frame(event)
+    except RagtreeError as error:
+        yield frame(run.transcript.failed(error))
+
+
+def frame(event: Event) -> bytes:
+    """One event as it stands on the wire: JSON escapes line breaks, so the data is a single line."""
+    return b"event: %b\ndata: %b\n\n" % (str(type(event).__struct_config__.tag).encode(), _encode(event))

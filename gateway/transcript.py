@@ -1,0 +1,193 @@
+"""What has become known of one query so far."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TypedDict
+
+from gateway import events
+from gateway.errors import error_body
+from gateway.query import Query
+from gateway.reply import (
+    Citation,
+    PromptTokensDetails,
+    Reply,
+    SearchResult,
+    Timings,
+    Usage,
+    citation,
+    search_results,
+)
+from protocol.errors import DeadlineExceeded, InternalError, RagtreeError
+from protocol.generation import FinishReason, GenerationStep, PrefillResult
+from protocol.plans import CompletionReport, PlanOutcome, PrefillPlan
+from protocol.prompts import Prompt, SegmentKind
+from protocol.retrieval import CandidateSet
+
+_NO_PREFILL = PrefillResult(prompt_tokens=0, cached_tokens=0, prefill_ms=0.0)
+
+
+class _Stamp(TypedDict):
+    sequence_number: int
+    query_id: str
+
+
+class Transcript:
+    """Everything a query has come to: makes its events in order, and of them, in one place, its reply.
+
+    The clock counts seconds from any fixed point.
+    """
+
+    def __init__(self, query: Query, clock: Callable[[], float] = time.monotonic) -> None:
+        self.query = query
+        self._clock = clock
+        self._start = clock()
+        self._created_at = int(time.time())
+        self._sequence = 0
+        self._results: tuple[SearchResult, ...] = ()
+        self._retrieval_ms = 0.0
+        self._citations: tuple[Citation, ...] = ()
+        self._dropped: tuple[str, ...] = ()
+        self._queue_ms = 0.0
+        self._prefill = _NO_PREFILL
+        self._ttft_ms: float | None = None
+        self._text: list[str] = []
+        self._completion_tokens = 0
+        self._finish_reason: FinishReason | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the query arrived."""
+        return self._clock() - self._start
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds from the query's arrival to its first token, None before that."""
+        return None if self._ttft_ms is None else self._ttft_ms / 1000
+
+    @property
+    def finished(self) -> bool:
+        """Whether the engine said that the answer ends here."""
+        return self._finish_reason is not None
+
+    def created(self) -> events.QueryCreated:
+        """The query's first event."""
+        return events.QueryCreated(**self._stamp(), model=self.query.model, created_at=self._created_at)
+
+    def stage(self, found: CandidateSet) -> events.RetrievalStage:
+        """The event of one stage of the search."""
+        ids = tuple(chunk.document_id for chunk in found.docs)
+        return events.RetrievalStage(
+            **self._stamp(), stage=found.stage, elapsed_ms=found.elapsed_ms, doc_ids=ids, final=found.final
+        )
+
+    def place(self, found: CandidateSet, prompt: Prompt) -> None:
+        """Note the final documents, and which of them stand in the prompt."""
+        kept = len(found.docs) - prompt.dropped_documents
+        self._results = search_results(found)
+        self._retrieval_ms = found.elapsed_ms
+        self._citations = tuple(citation(rank, chunk) for rank, chunk in enumerate(found.docs[:kept]))
+        self._dropped = tuple(chunk.chunk_id for chunk in found.docs[kept:])
+
+    def retrieved(self) -> events.RetrievalCompleted:
+        """The event of the final documents."""
+        return events.RetrievalCompleted(**self._stamp(), results=self._results, elapsed_ms=self._retrieval_ms)
+
+    def admit(self, plan: PrefillPlan) -> None:
+        """Note how long the query waited."""
+        self._queue_ms = plan.queued_ms
+
+    def step(self, plan: PrefillPlan, step: GenerationStep) -> Iterator[events.Event]:
+        """The events of one step of the engine."""
+        if step.prefill is not None:
+            self._prefill = step.prefill
+            yield self._resolved(plan.prompt, step.prefill)
+            for cited in self._citations:
+                yield events.AnnotationAdded(**self._stamp(), annotation=cited)
+        if step.tokens and self._ttft_ms is None:
+            self._ttft_ms = self.elapsed_s * 1000
+        self._completion_tokens += step.tokens
+        self._finish_reason = step.finish_reason
+        if step.text:
+            self._text.append(step.text)
+            yield events.OutputTextDelta(**self._stamp(), delta=step.text)
+
+    def completed(self) -> events.QueryCompleted:
+        """The terminal event of an answered query."""
+        reply = self._reply()
+        return events.QueryCompleted(**self._stamp(), response=reply, usage=reply.usage, timings=reply.timings)
+
+    def failed(self, error: RagtreeError) -> events.QueryIncomplete | events.QueryFailed:
+        """The terminal event of a query that did not come to its end."""
+        if isinstance(error, DeadlineExceeded) and self._text:
+            return events.QueryIncomplete(**self._stamp(), reason="timeout")
+        return events.QueryFailed(**self._stamp(), error=error_body(error))
+
+    def report(self, outcome: PlanOutcome) -> CompletionReport:
+        """What the controller is told of the query's end."""
+        return CompletionReport(
+            query_id=self.query.query_id,
+            outcome=outcome,
+            cached_tokens=self._prefill.cached_tokens,
+            computed_tokens=self._prefill.prompt_tokens - self._prefill.cached_tokens,
+            completion_tokens=self._completion_tokens,
+            prefill_ms=self._prefill.prefill_ms,
+        )
+
+    def _resolved(self, prompt: Prompt, prefill: PrefillResult) -> events.CacheResolved:
+        return events.CacheResolved(
+            **self._stamp(),
+            prompt_tokens=prefill.prompt_tokens,
+            cached_tokens=prefill.cached_tokens,
+            composed_tokens=prefill.composed_tokens,
+            hit_docs=_documents_within(prompt, prefill.cached_tokens),
+            tiers={"gpu": prefill.cached_tokens} if prefill.cached_tokens else {},
+        )
+
+    def _reply(self) -> Reply:
+        if self._finish_reason is None:
+            raise InternalError("The query ended without a reason.")
+        prompt_tokens = self._prefill.prompt_tokens
+        return Reply(
+            query_id=self.query.query_id,
+            created_at=self._created_at,
+            model=self.query.model,
+            finish_reason=self._finish_reason,
+            output_text="".join(self._text),
+            citations=self._citations,
+            results=self._results,
+            dropped_documents=len(self._dropped),
+            dropped_chunk_ids=self._dropped,
+            usage=Usage(
+                prompt_tokens,
+                self._completion_tokens,
+                prompt_tokens + self._completion_tokens,
+                PromptTokensDetails(self._prefill.cached_tokens),
+            ),
+            timings=self._timings(),
+        )
+
+    def _timings(self) -> Timings:
+        total_ms = self.elapsed_s * 1000
+        return Timings(
+            queue_ms=self._queue_ms,
+            retrieval_ms=self._retrieval_ms,
+            speculation=None,
+            kv_load_ms=self._prefill.kv_load_ms,
+            prefill_ms=self._prefill.prefill_ms,
+            ttft_ms=total_ms if self._ttft_ms is None else self._ttft_ms,
+            total_ms=total_ms,
+        )
+
+    def _stamp(self) -> _Stamp:
+        number = self._sequence
+        self._sequence += 1
+        return {"sequence_number": number, "query_id": self.query.query_id}
+
+
+def _documents_within(prompt: Prompt, cached_tokens: int) -> int:
+    """How many of the prompt's documents lie wholly in its first ``cached_tokens``."""
+    end, hits = 0, 0
+    for segment in prompt.segments:
+        end += len(segment.token_ids)
+        hits += segment.kind is SegmentKind.DOCUMENT and end <= cached_tokens
+    return hits

@@ -1,0 +1,273 @@
+"""The other three parts as the gateway's tests need them: scripted, countable, and able to stop at any phase."""
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from protocol.documents import (
+    CollectionInfo,
+    DocumentInfo,
+    DocumentPage,
+    DocumentUpload,
+    IngestJob,
+    JobError,
+    StoredDocument,
+)
+from protocol.errors import (
+    EmptyDocument,
+    InvalidEncoding,
+    InvalidRequest,
+    NoDocuments,
+    QuestionTooLong,
+    UnknownCollection,
+    UnknownDocument,
+    UnknownFilterKey,
+    UnknownJob,
+    UnsupportedMediaType,
+)
+from protocol.filters import Comparison
+from protocol.generation import EngineInfo, GenerationStep, PrefillResult, Sampling
+from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
+from protocol.prompts import ChatMessage, Prompt, Segment, SegmentKind
+from protocol.retrieval import CandidateSet, Chunk, SearchRequest
+
+ANSWER = ("Paris ", "is ", "the ", "capital ", "of ", "France.")
+MODEL = "fake-model"
+
+
+async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Return as soon as the condition holds; fail the test if it never does."""
+    give_up = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up, "the condition never came true"
+        await asyncio.sleep(0.002)
+
+
+class Phases:
+    """Points that a query passes: a test may hold it there, make it fail there, and await that it came there."""
+
+    def __init__(self) -> None:
+        self.held: set[str] = set()
+        self.failing: dict[str, Exception] = {}
+        self.reached: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self.released: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    async def enter(self, name: str) -> None:
+        self.reached[name].set()
+        await asyncio.sleep(0)
+        if name in self.held:
+            await self.released[name].wait()
+        if name in self.failing:
+            raise self.failing[name]
+
+
+def chunk(rank: int) -> Chunk:
+    text = f"document number {rank}"
+    return Chunk(f"d{rank}#0", f"d{rank}", f"d{rank}.txt", 0, text, f"hash{rank}", {"lang": "en"})
+
+
+class FakeRetriever:
+    """Finds ``top_k`` of five chunks in the collections of one tenant, in two stages."""
+
+    def __init__(self, phases: Phases) -> None:
+        self.phases = phases
+        self.collections = {("default", "default"): 5, ("acme", "default"): 5, ("default", "empty"): 0}
+        self.requests: list[SearchRequest] = []
+        self.uploads: list[tuple[str, str, DocumentUpload, str | None]] = []
+        self.batches: list[bytes] = []
+        self.open = 0
+
+    def _size(self, tenant: str, collection: str) -> int:
+        if (tenant, collection) not in self.collections:
+            raise UnknownCollection(f"There is no collection {collection!r}.", "collection")
+        return self.collections[tenant, collection]
+
+    async def search(self, request: SearchRequest) -> AsyncIterator[CandidateSet]:
+        self.requests.append(request)
+        self.open += 1
+        try:
+            await self.phases.enter("search")
+            size = self._size(request.tenant, request.collection)
+            if size == 0:
+                raise NoDocuments("The collection is empty.", "collection")
+            if isinstance(request.filters, Comparison) and request.filters.key != "lang":
+                raise UnknownFilterKey(f"No document has {request.filters.key!r}.", "filters")
+            docs = tuple(chunk(rank) for rank in range(min(size, request.top_k)))
+            scores = tuple(1.0 - rank / 10 for rank in range(len(docs)))
+            yield CandidateSet(1, 2, docs[:1], scores[:1], final=False, elapsed_ms=1.0)
+            await self.phases.enter("second_stage")
+            yield CandidateSet(2, 2, docs, scores, final=True, elapsed_ms=2.5)
+        finally:
+            self.open -= 1
+
+    def _job(self, collection: str, status: str = "queued", errors: tuple[JobError, ...] = ()) -> IngestJob:
+        return IngestJob("job-1", collection, status, 1, 0, 0, len(errors), 1.0, 2.0, errors)
+
+    async def put_document(
+        self, tenant: str, collection: str, upload: DocumentUpload, idempotency_key: str | None = None
+    ) -> IngestJob:
+        await self.phases.enter("put")
+        if upload.media_type not in ("text/plain", "text/markdown", "text/html", "application/pdf"):
+            raise UnsupportedMediaType(f"Nothing reads {upload.media_type!r}.")
+        if not upload.content.strip():
+            raise EmptyDocument("The document has no text.")
+        if upload.media_type.startswith("text/"):
+            try:
+                upload.content.decode()
+            except UnicodeDecodeError:
+                raise InvalidEncoding("The document is not UTF-8.") from None
+        self.uploads.append((tenant, collection, upload, idempotency_key))
+        return self._job(collection)
+
+    async def put_batch(
+        self, tenant: str, collection: str, jsonl: bytes, idempotency_key: str | None = None
+    ) -> IngestJob:
+        self.batches.append(jsonl)
+        return self._job(collection)
+
+    async def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
+        await self.get_document(tenant, collection, document_id)
+
+    def _info(self, collection: str, rank: int) -> DocumentInfo:
+        return DocumentInfo(f"d{rank}", collection, f"d{rank}.txt", None, "h", 10, 1, {}, 1.0, 1.0)
+
+    async def get_document(self, tenant: str, collection: str, document_id: str) -> StoredDocument:
+        size = self._size(tenant, collection)
+        for rank in range(size):
+            if document_id == f"d{rank}":
+                return StoredDocument(self._info(collection, rank), chunk(rank).text)
+        raise UnknownDocument(f"There is no document {document_id!r}.", "document_id")
+
+    async def list_documents(self, tenant: str, collection: str, limit: int, after: str | None = None) -> DocumentPage:
+        size = self._size(tenant, collection)
+        if not (after or "0").isascii() or not (after or "0").isdigit():
+            raise InvalidRequest("This cursor was not given out here.", "after")
+        start = int(after or 0)
+        page = tuple(self._info(collection, rank) for rank in range(start, min(size, start + limit)))
+        return DocumentPage(page, str(start + limit) if start + limit < size else None)
+
+    async def list_collections(self, tenant: str) -> Sequence[CollectionInfo]:
+        return [CollectionInfo(name, n, n) for (owner, name), n in self.collections.items() if owner == tenant]
+
+    async def get_job(self, tenant: str, job_id: str) -> IngestJob:
+        if job_id != "job-1":
+            raise UnknownJob(f"There is no job {job_id!r}.", "job_id")
+        return self._job("default", "failed", (JobError("broken_document", "It does not parse.", "d9"),))
+
+    async def ready(self) -> None:
+        await self.phases.enter("retriever_ready")
+
+
+class FakeController:
+    """Admits at once; remembers who was told what."""
+
+    def __init__(self, phases: Phases) -> None:
+        self.phases = phases
+        self.candidates: list[CandidateSet] = []
+        self.admitted: list[AdmissionRequest] = []
+        self.reports: list[CompletionReport] = []
+        self.waiting = 0
+
+    async def on_candidates(self, query_id: str, candidates: CandidateSet) -> SpeculationDecision:
+        await self.phases.enter("on_candidates")
+        self.candidates.append(candidates)
+        return SpeculationDecision.WAIT
+
+    async def admit(self, request: AdmissionRequest) -> PrefillPlan:
+        self.waiting += 1
+        try:
+            await self.phases.enter("queue")
+        finally:
+            self.waiting -= 1
+        assert not any(report.query_id == request.query_id for report in self.reports), "a plan after its release"
+        self.admitted.append(request)
+        return PrefillPlan(request.query_id, "engine-0", request.namespace, request.prompt, queued_ms=4.0)
+
+    async def complete(self, report: CompletionReport) -> None:
+        await self.phases.enter("complete")
+        self.reports.append(report)
+
+    async def stats(self) -> ControllerStats:
+        raise NotImplementedError
+
+
+class FakeGenerator:
+    """Says ``words``, one token a word; the first ``cached`` prompt tokens come from the cache."""
+
+    def __init__(self, phases: Phases, words: Sequence[str] = ANSWER) -> None:
+        self.phases = phases
+        self.words = words
+        self.cached = 3
+        self.samplings: list[Sampling] = []
+        self.calls = Counter[str]()
+        self.open = 0
+
+    async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncIterator[GenerationStep]:
+        self.samplings.append(sampling)
+        self.open += 1
+        self.calls["opened"] += 1
+        try:
+            await self.phases.enter("prefill")
+            prefill: PrefillResult | None = PrefillResult(plan.prompt.token_count, self.cached, 7.0)
+            words = self.words[: sampling.max_tokens]
+            for number, word in enumerate(words, start=1):
+                last = number == len(words)
+                reason = ("stop" if len(words) == len(self.words) else "length") if last else None
+                yield GenerationStep(word, 1, prefill, reason)
+                prefill = None
+                await self.phases.enter("decode")
+        finally:
+            self.open -= 1
+            # Closing may itself await, as the abort of a real engine does.
+            await asyncio.sleep(0)
+            self.calls["closed"] += 1
+
+    async def info(self) -> EngineInfo:
+        return EngineInfo(MODEL, "fake", 100)
+
+    async def ready(self) -> None:
+        await self.phases.enter("engine_ready")
+
+
+class FakeLayout:
+    """One token a word; drops documents from the tail until all fits into ``context`` tokens."""
+
+    def __init__(self, context: int = 1000) -> None:
+        self.context = context
+
+    def rag(self, question: str, documents: Sequence[Chunk], max_tokens: int) -> Prompt:
+        kept = list(documents)
+        while True:
+            prompt = self._prompt(question, kept, len(documents) - len(kept))
+            if prompt.token_count + max_tokens <= self.context:
+                return prompt
+            if not kept:
+                raise QuestionTooLong("The question does not fit.", "query")
+            kept.pop()
+
+    def chat(self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int) -> Prompt:
+        return self.rag(" ".join(message.content for message in messages), documents, max_tokens)
+
+    def _prompt(self, question: str, documents: Sequence[Chunk], dropped: int) -> Prompt:
+        texts = [(SegmentKind.SYSTEM, "be brief")]
+        texts += [(SegmentKind.DOCUMENT, document.text) for document in documents]
+        texts += [(SegmentKind.QUESTION, question)]
+        segments = tuple(Segment(kind, text, tuple(range(len(text.split())))) for kind, text in texts)
+        return Prompt(segments, dropped)
+
+
+class Stack:
+    """The fakes of one test, and what must hold of them when all queries have ended."""
+
+    def __init__(self) -> None:
+        self.phases = Phases()
+        self.retriever = FakeRetriever(self.phases)
+        self.controller = FakeController(self.phases)
+        self.generator = FakeGenerator(self.phases)
+        self.layout = FakeLayout()
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no search, queue place or stream is open."""
+        return not (self.retriever.open or self.controller.waiting or self.generator.open)

@@ -1,0 +1,75 @@
+import asyncio
+
+import pytest
+from gateway_fakes import eventually
+
+from protocol.plans import PlanOutcome
+
+BODIES = {
+    "json": ("/query", {"query": "x"}),
+    "sse": ("/query", {"query": "x", "stream": True}),
+    "chat": ("/v1/chat/completions", {"model": "fake-model", "messages": [{"role": "user", "content": "x"}]}),
+    "chat_sse": (
+        "/v1/chat/completions",
+        {"model": "fake-model", "messages": [{"role": "user", "content": "x"}], "stream": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize("phase", ["search", "on_candidates", "second_stage", "queue", "prefill", "decode"])
+async def test_client_gone(over_http, kind: str, phase: str):
+    async with over_http() as live:
+        stack = live.stack
+        stack.phases.held.add(phase)
+        path, body = BODIES[kind]
+        asking = asyncio.create_task(live.client.post(path, json=body))
+        await stack.phases.reached[phase].wait()
+        asking.cancel()
+        await asyncio.wait({asking})
+        assert asking.cancelled()
+
+        await eventually(lambda: live.running == 0 and bool(stack.controller.reports) and stack.at_rest)
+        opened = 1 if phase in ("prefill", "decode") else 0
+        assert stack.generator.calls["opened"] == opened
+        await eventually(lambda: stack.generator.calls["closed"] == opened)
+    # The server has shut down, so nothing that was still under way can add a second one.
+    (report,) = stack.controller.reports
+    assert report.outcome is PlanOutcome.CANCELLED
+
+
+async def test_a_client_gone_while_the_stream_runs(live):
+    live.stack.generator.words = tuple(f"w{n} " for n in range(200))
+    live.stack.phases.held.add("decode")
+    body = {"query": "x", "stream": True, "max_tokens": 200}
+    async with live.client.stream("POST", "/query", json=body) as answer:
+        async for text in answer.aiter_text():
+            if "output_text.delta" in text:
+                break
+    await eventually(lambda: bool(live.stack.controller.reports))
+    (report,) = live.stack.controller.reports
+    assert report.outcome is PlanOutcome.CANCELLED
+    assert report.completion_tokens == 1
+
+
+async def test_others_go_on_when_one_leaves(live):
+    live.stack.phases.held.add("decode")
+    leaving, staying = (asyncio.create_task(live.client.post("/query", json={"query": "x"})) for _ in range(2))
+    await eventually(lambda: live.stack.generator.calls["opened"] == 2)
+    leaving.cancel()
+    await asyncio.wait({leaving})
+    await eventually(lambda: live.running == 1)
+    live.stack.phases.released["decode"].set()
+    assert (await staying).status_code == 200
+    await eventually(lambda: len(live.stack.controller.reports) == 2)
+    outcomes = sorted(report.outcome for report in live.stack.controller.reports)
+    assert outcomes == [PlanOutcome.CANCELLED, PlanOutcome.COMPLETED]
+
+
+async def test_shutdown_gives_leases_back(in_process, stack):
+    async with in_process() as served:
+        stack.phases.held.add("queue")
+        asking = asyncio.create_task(served.client.post("/query", json={"query": "x"}))
+        await stack.phases.reached["queue"].wait()
+    assert [report.outcome for report in stack.controller.reports] == [PlanOutcome.CANCELLED]
+    assert (await asking).status_code == 503

@@ -1,0 +1,177 @@
+import json
+
+import pytest
+
+from protocol.errors import (
+    BrokenDocument,
+    EncryptedDocument,
+    IdempotencyMismatch,
+    StorageFull,
+    Unavailable,
+)
+
+HERE = "/v1/collections/default/documents"
+
+
+def shape(answer) -> dict:
+    (error,) = answer.json().values()
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+async def test_a_raw_document(served):
+    answer = await served.client.put(
+        f"{HERE}/guide",
+        content=b"Hello.",
+        headers={"Content-Type": "Text/Markdown; charset=utf-8", "Idempotency-Key": "once"},
+        params={"filename": "guide.md", "title": "Guide", "attributes": json.dumps({"lang": "en", "n": 1, "ok": True})},
+    )
+    assert answer.status_code == 202
+    assert answer.headers["location"] == "/v1/jobs/job-1"
+    assert answer.json()["status"] == "queued"
+    ((tenant, collection, upload, key),) = served.stack.retriever.uploads
+    assert (tenant, collection, key) == ("default", "default", "once")
+    assert (upload.document_id, upload.content, upload.media_type) == ("guide", b"Hello.", "text/markdown")
+    assert (upload.filename, upload.title) == ("guide.md", "Guide")
+    assert upload.attributes == {"lang": "en", "n": 1.0, "ok": True}
+
+
+async def test_a_document_as_json(served):
+    body = {"text": "Héllo.", "filename": "a.txt", "title": "A", "attributes": {"lang": "en"}}
+    assert (await served.client.put(f"{HERE}/a", json=body)).status_code == 202
+    ((_, _, upload, _),) = served.stack.retriever.uploads
+    assert (upload.content, upload.media_type) == ("Héllo.".encode(), "text/plain")
+    assert (upload.filename, upload.title, upload.attributes) == ("a.txt", "A", {"lang": "en"})
+
+
+@pytest.mark.parametrize("given", ["a/b.c", "a%2Fb.c"])
+async def test_ids_with_slashes(served, given: str):
+    headers = {"Content-Type": "text/plain"}
+    assert (await served.client.put(f"{HERE}/{given}", content=b"x", headers=headers)).status_code == 202
+    assert served.stack.retriever.uploads[0][2].document_id == "a/b.c"
+
+
+@pytest.mark.parametrize(
+    "path", [f"{HERE}/a%00b", f"{HERE}/{'x' * 513}", "/v1/collections/a%20b/documents/x", f"{HERE}/a%1Fb"]
+)
+async def test_names_that_cannot_be(served, path: str):
+    answer = await served.client.put(path, content=b"x", headers={"Content-Type": "text/plain"})
+    assert (answer.status_code, shape(answer)["code"]) == (422, "invalid_value")
+
+
+@pytest.mark.parametrize(
+    ("content", "content_type", "status", "code"),
+    [
+        (b"  ", "text/plain", 422, "empty_document"),
+        (b"\xff\xfe", "text/plain", 400, "invalid_encoding"),
+        (b"GIF89a", "image/gif", 415, "unsupported_media_type"),
+        (b"x", "", 415, "unsupported_media_type"),
+        (b'{"text": "\xff"}', "application/json", 400, "invalid_encoding"),
+        (b'{"text": ', "application/json", 400, "invalid_json"),
+        (b'{"text": 7}', "application/json", 422, "invalid_value"),
+        (b'{"text": "\\ud800"}', "application/json", 400, "invalid_json"),
+        (b'{"text": "x", "tenant": "y"}', "application/json", 422, "invalid_value"),
+        (b'{"text": "x", "attributes": {"a": [1]}}', "application/json", 422, "invalid_value"),
+        (b'{"text": ""}', "application/json", 422, "empty_document"),
+    ],
+)
+async def test_documents_that_cannot_be_read(served, content, content_type, status, code):
+    answer = await served.client.put(f"{HERE}/a", content=content, headers={"Content-Type": content_type})
+    assert (answer.status_code, shape(answer)["code"]) == (status, code)
+    assert served.stack.retriever.uploads == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (EncryptedDocument("It asks for a password."), 422),
+        (BrokenDocument("It does not parse."), 422),
+        (StorageFull("The disk is full."), 507),
+        (IdempotencyMismatch("Used before."), 409),
+        (Unavailable("Restarting."), 503),
+    ],
+)
+async def test_what_the_retriever_refuses(served, error, status: int):
+    served.stack.phases.failing["put"] = error
+    answer = await served.client.put(f"{HERE}/a", content=b"%PDF-", headers={"Content-Type": "application/pdf"})
+    assert (answer.status_code, shape(answer)["code"]) == (status, error.code)
+
+
+@pytest.mark.parametrize("attributes", ["{", "[]", '{"a": {}}', '{"a": null}', "\ufffd", '{"": 1}'])
+async def test_attributes_that_are_none(served, attributes: str):
+    headers = {"Content-Type": "text/plain"}
+    answer = await served.client.put(f"{HERE}/a", content=b"x", headers=headers, params={"attributes": attributes})
+    assert answer.status_code == 422
+    assert shape(answer)["param"].startswith("attributes")
+
+
+@pytest.mark.parametrize("key", ["", "a b", "x" * 256])
+async def test_idempotency_keys_that_are_none(served, key: str):
+    headers = {"Content-Type": "text/plain", "Idempotency-Key": key}
+    assert (await served.client.put(f"{HERE}/a", content=b"x", headers=headers)).status_code == 422
+
+
+async def test_a_batch(served):
+    lines = b'{"id": "a", "text": "x"}\n{"id": "b", "text": "y"}\n'
+    headers = {"Content-Type": "application/x-ndjson"}
+    answer = await served.client.post(f"{HERE}:batch", content=lines, headers=headers)
+    assert (answer.status_code, answer.headers["location"]) == (202, "/v1/jobs/job-1")
+    assert served.stack.retriever.batches == [lines]
+    answer = await served.client.post(f"{HERE}:batch", json=[])
+    assert (answer.status_code, shape(answer)["code"]) == (415, "unsupported_media_type")
+
+
+async def test_reading_back(served):
+    answer = await served.client.get(f"{HERE}/d1")
+    assert answer.status_code == 200
+    assert (answer.json()["document_id"], answer.json()["text"]) == ("d1", "document number 1")
+    assert shape(await served.client.get(f"{HERE}/none"))["code"] == "unknown_document"
+    assert shape(await served.client.get("/v1/collections/none/documents/d1"))["code"] == "unknown_collection"
+
+
+async def test_deleting(served):
+    assert (await served.client.delete(f"{HERE}/d1")).json()["deleted"] is True
+    answer = await served.client.delete(f"{HERE}/none")
+    assert (answer.status_code, shape(answer)["code"]) == (404, "unknown_document")
+
+
+async def test_listing_page_by_page(served):
+    ids, after = [], None
+    for _ in range(3):
+        params = {"limit": 2} | ({"after": after} if after else {})
+        page = (await served.client.get(HERE, params=params)).json()
+        ids += [document["document_id"] for document in page["data"]]
+        after = page["next_cursor"]
+        assert page["has_more"] == (after is not None)
+    assert ids == ["d0", "d1", "d2", "d3", "d4"]
+    assert after is None
+
+
+@pytest.mark.parametrize("limit", [0, -1, 101, "many"])
+async def test_limits_that_are_none(served, limit):
+    answer = await served.client.get(HERE, params={"limit": limit})
+    assert (answer.status_code, shape(answer)["param"]) == (422, "limit")
+
+
+async def test_a_cursor_nobody_gave_out(served):
+    answer = await served.client.get(HERE, params={"after": "x"})
+    assert (answer.status_code, shape(answer)["param"]) == (400, "after")
+
+
+async def test_405_names_every_method_of_the_path(served):
+    answer = await served.client.patch(f"{HERE}/a")
+    assert (answer.status_code, shape(answer)["code"]) == (405, "method_not_allowed")
+    assert answer.headers["allow"] == "DELETE, GET, PUT"
+
+
+async def test_collections(served):
+    listed = (await served.client.get("/v1/collections")).json()
+    assert {entry["name"]: entry["documents"] for entry in listed["data"]} == {"default": 5, "empty": 0}
+
+
+async def test_a_job_with_its_last_error(served):
+    job = (await served.client.get("/v1/jobs/job-1")).json()
+    assert (job["status"], job["failed_documents"]) == ("failed", 1)
+    assert job["last_error"] == job["errors"][-1]
+    assert job["last_error"]["code"] == "broken_document"
+    assert shape(await served.client.get("/v1/jobs/none"))["code"] == "unknown_job"

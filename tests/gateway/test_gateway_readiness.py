@@ -1,0 +1,98 @@
+import asyncio
+
+import pytest
+from gateway_fakes import MODEL, Phases, Stack, eventually
+
+from gateway.readiness import Readiness
+from protocol.errors import EngineDied, EngineNotReady, RetrieverNotReady
+
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
+
+
+async def test_ready(served):
+    assert (await served.client.get("/healthz")).json() == {"status": "ok"}
+    assert (await served.client.get("/readyz")).json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "error", "part"),
+    [
+        ("engine_ready", EngineNotReady("loading"), "engine"),
+        ("engine_ready", EngineDied("gone"), "engine"),
+        ("engine_ready", RuntimeError("no such actor"), "engine"),
+        ("retriever_ready", RetrieverNotReady("loading"), "retriever"),
+    ],
+)
+async def test_not_ready_says_what_is_missing(served, phase: str, error: Exception, part: str):
+    served.stack.phases.failing[phase] = error
+    answer = await served.client.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["param"] == part
+    assert "retry-after" in answer.headers
+    assert (await served.client.get("/healthz")).status_code == 200
+
+
+@pytest.mark.parametrize(("path", "body"), [("/query", {"query": "x"}), ("/v1/chat/completions", CHAT)])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_queries_are_refused_at_once(stack: Stack, in_process, path: str, body: dict, stream: bool):
+    stack.phases.failing["engine_ready"] = EngineNotReady("loading")
+    async with in_process() as served:
+        answer = await served.client.post(path, json=body | {"stream": stream})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_not_ready")
+    assert "retry-after" in answer.headers
+    assert stack.retriever.requests == []
+
+
+async def test_a_part_that_does_not_answer_is_not_ready(stack: Stack, in_process):
+    stack.phases.held.add("engine_ready")
+    async with in_process(readiness_timeout_s=0.01) as served:
+        answer = await served.client.post("/query", json={"query": "x"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_not_ready")
+        answer = await served.client.get("/v1/models")
+        assert answer.status_code == 503
+
+
+async def test_it_comes_back_by_itself(stack: Stack, in_process):
+    stack.phases.failing["engine_ready"] = EngineNotReady("loading")
+    async with in_process(readiness_interval_s=0.005) as served:
+        assert (await served.client.post("/query", json={"query": "x"})).status_code == 503
+        stack.phases.failing.clear()
+        await eventually(lambda: served.app.state.gateway.readiness.missing() == {})
+        assert (await served.client.post("/query", json={"query": "x"})).status_code == 200
+
+
+async def test_a_query_that_met_a_dead_engine_warns_the_next(in_process):
+    async with in_process(readiness_interval_s=60) as served:
+        served.stack.phases.failing["prefill"] = EngineDied("gone")
+        assert (await served.client.post("/query", json={"query": "x"})).status_code == 503
+        searched = len(served.stack.retriever.requests)
+        answer = await served.client.post("/query", json={"query": "x"})
+        assert answer.json()["error"]["code"] == "engine_died"
+        assert len(served.stack.retriever.requests) == searched, "refused before anything was asked"
+
+
+async def test_the_watcher_survives_whatever_a_part_does():
+    phases = Phases()
+    stack = Stack()
+    stack.phases = stack.generator.phases = stack.retriever.phases = phases
+    readiness = Readiness(stack.retriever, stack.generator, interval_s=0.001, timeout_s=1)
+    with pytest.raises(EngineNotReady):
+        readiness.engine()
+    with pytest.raises(RetrieverNotReady):
+        readiness.require_retriever()
+    async with readiness.watched():
+        assert readiness.engine().model == MODEL
+        phases.failing["engine_ready"] = ValueError("?")
+        await eventually(lambda: "engine" in readiness.missing())
+        phases.failing.clear()
+        await eventually(lambda: readiness.missing() == {})
+    before = len(asyncio.all_tasks())
+    assert before == 1
+
+
+async def test_metrics_are_exposed(served):
+    await served.client.post("/query", json={"query": "x"})
+    await served.client.post("/query", json={"query": "x", "collection": "nowhere"})
+    text = (await served.client.get("/metrics")).text
+    assert "ragtree_time_to_first_token_seconds_count 1.0" in text
+    assert 'ragtree_requests_rejected_total{reason="unknown_collection"} 1.0' in text
