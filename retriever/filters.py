@@ -1,0 +1,117 @@
+"""The translation of filters into SQL conditions on documents."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from protocol.errors import InvalidRequest
+from protocol.filters import AttributeValue, Comparison, Compound, Filter
+
+_DEEPEST = 8
+_MOST_COMPARISONS = 128
+_MOST_VALUES = 1000
+_ORDERED = {"eq": "=", "gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
+
+Bound = str | float | bool
+"""A value bound to a place in SQL; nothing of a filter ever stands in the SQL itself."""
+
+
+class Condition(NamedTuple):
+    """A condition on a row ``d`` of the documents table, its values to be bound in order."""
+
+    sql: str
+    values: tuple[Bound, ...]
+
+
+def condition_of(filters: Filter) -> Condition:
+    """The condition that a filter sets.
+
+    Values of different types never compare: the string "5" is neither equal to, above nor below the number 5. ``ne``
+    and ``nin`` are the denials of ``eq`` and ``in``, so they hold for a document without the attribute. Raises
+    InvalidRequest for a filter of a wrong shape, or too deep or too large.
+    """
+    if sum(1 for _ in filter_keys(filters)) > _MOST_COMPARISONS:
+        raise InvalidRequest(f"a filter has at most {_MOST_COMPARISONS} comparisons", param="filters")
+    return _condition(filters)
+
+
+def filter_keys(filters: Filter, depth: int = 1) -> Iterator[str]:
+    """The attributes that a filter names. Raises InvalidRequest for a filter that is too deep."""
+    if depth > _DEEPEST:
+        raise InvalidRequest(f"a filter nests at most {_DEEPEST} deep", param="filters")
+    if isinstance(filters, Comparison):
+        yield filters.key
+    else:
+        for part in filters.filters:
+            yield from filter_keys(part, depth + 1)
+
+
+def kind_of(value: object) -> str:
+    """The type of an attribute's value, as the store keeps it beside the value. Raises InvalidRequest."""
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, str):
+        return "string"
+    if isinstance(value, int | float):
+        return "number"
+    raise InvalidRequest("attributes are strings, numbers and truth values", param="filters")
+
+
+def _condition(filters: Filter) -> Condition:
+    return _compound(filters) if isinstance(filters, Compound) else _comparison(filters)
+
+
+def _compound(compound: Compound) -> Condition:
+    if compound.op not in ("and", "or"):
+        raise InvalidRequest(f"filters are joined by and or or, not by {compound.op}", param="filters")
+    if not compound.filters:
+        raise InvalidRequest(f"an {compound.op} needs at least one filter", param="filters")
+    parts = [_condition(part) for part in compound.filters]
+    sql = f" {compound.op.upper()} ".join(part.sql for part in parts)
+    return Condition(f"({sql})", tuple(value for part in parts for value in part.values))
+
+
+def _comparison(comparison: Comparison) -> Condition:
+    key, op, value = comparison.key, comparison.op, comparison.value
+    match op:
+        case "in" | "nin":
+            if isinstance(value, str) or not isinstance(value, tuple | list) or len(value) > _MOST_VALUES:
+                raise InvalidRequest(f"{op} takes a list of at most {_MOST_VALUES} values", param="filters")
+            return _attribute_is(key, tuple(value), denied=op == "nin")
+        case "eq" | "ne":
+            return _attribute_is(key, (_single(op, value),), denied=op == "ne")
+        case "gt" | "gte" | "lt" | "lte":
+            single = _single(op, value)
+            if isinstance(single, bool):
+                raise InvalidRequest(f"{op} does not order truth values", param="filters")
+            sql = f"a.kind = ? AND a.value {_ORDERED[op]} ?"
+            return _exists(key, sql, (kind_of(single), _bindable(single)))
+        case _:
+            raise InvalidRequest(f"{op} is not a comparison", param="filters")
+
+
+def _attribute_is(key: str, values: tuple[AttributeValue, ...], *, denied: bool) -> Condition:
+    any_of = " OR ".join("(a.kind = ? AND a.value = ?)" for _ in values) or "FALSE"
+    bound = tuple(part for value in values for part in (kind_of(value), _bindable(value)))
+    found = _exists(key, f"({any_of})", bound)
+    return Condition(f"NOT {found.sql}", found.values) if denied else found
+
+
+def _exists(key: str, sql: str, values: tuple[Bound, ...]) -> Condition:
+    found = f"EXISTS (SELECT 1 FROM attributes a WHERE a.document = d.id AND a.key = ? AND {sql})"  # noqa: S608
+    return Condition(found, (key, *values))
+
+
+def _single(op: str, value: object) -> AttributeValue:
+    if isinstance(value, str | int | float):
+        return value
+    raise InvalidRequest(f"{op} takes a single string, number or truth value", param="filters")
+
+
+def _bindable(value: AttributeValue) -> Bound:
+    """The value as SQLite takes it: no lone surrogates, and no integers of any length."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    try:
+        return value if isinstance(value, bool) else float(value)
+    except OverflowError as error:
+        raise InvalidRequest("a filter's number is too large", param="filters") from error

@@ -1,0 +1,71 @@
+"""Indexes on disk: a cache of what the store could rebuild, and never believed without its checksum."""
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from blake3 import blake3
+
+_FORMAT = "ragtree-index-1"
+
+
+class SavedIndex(NamedTuple):
+    """An index as saved: what kind of index its dump is of, and the number of vectors it was trained on."""
+
+    kind: str
+    trained_on: int
+    dump: bytes
+
+
+class _Header(msgspec.Struct, frozen=True):
+    format: str
+    fingerprint: str
+    kind: str
+    trained_on: int
+    checksum: str
+
+
+class IndexFiles:
+    """A folder with one file a collection: a line of JSON that says what the rest is, then the index itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def save(self, collection: int, fingerprint: str, saved: SavedIndex) -> None:
+        """Publish an index in one step: a reader finds the old file or the new one. Raises OSError."""
+        header = _Header(_FORMAT, fingerprint, saved.kind, saved.trained_on, blake3(saved.dump).hexdigest())
+        self._folder.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=self._folder, suffix=".tmp")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(header) + b"\n")
+                file.write(saved.dump)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(self._path(collection))
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    def load(self, collection: int, fingerprint: str) -> SavedIndex | None:
+        """The saved index, or None where there is none, or none of this fingerprint, or its bytes are damaged."""
+        try:
+            first, _, dump = self._path(collection).read_bytes().partition(b"\n")
+            header = msgspec.json.decode(first, type=_Header)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        if (header.format, header.fingerprint) != (_FORMAT, fingerprint) or header.checksum != blake3(dump).hexdigest():
+            return None
+        return SavedIndex(header.kind, header.trained_on, dump)
+
+    def sweep(self) -> None:
+        """Remove what a crash in the middle of saving left behind."""
+        for leftover in self._folder.glob("*.tmp"):
+            with contextlib.suppress(OSError):
+                leftover.unlink()
+
+    def _path(self, collection: int) -> Path:
+        return self._folder / f"{collection}.index"

@@ -1,0 +1,62 @@
+"""The loader of HTML."""
+
+import re
+
+from bs4 import BeautifulSoup
+from bs4.element import PreformattedString
+from bs4.exceptions import ParserRejectedMarkup
+
+from protocol.errors import BrokenDocument
+from retriever.loaders.base import LoadedText, decode
+
+_NOT_TEXT = ("script", "style", "template", "noscript", "nav", "header", "footer", "aside", "form", "svg", "iframe")
+_BLOCKS = (
+    *(
+        "address",
+        "article",
+        "blockquote",
+        "br",
+        "dd",
+        "div",
+        "dl",
+        "dt",
+        "figure",
+        "figcaption",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+    ),
+    *("h5", "h6", "hr", "li", "main", "ol", "p", "pre", "section", "table", "td", "th", "tr", "ul"),
+)
+_KEEP = str.maketrans("\n \t", "\x00\x01\x02")
+_RESTORE = str.maketrans("\x00\x01\x02", "\n \t")
+_SPACES = re.compile(r"[^\S\n]+")
+_BLANK_LINES = re.compile(r" ?\n(?: ?\n)+ ?")
+
+
+def load_html(content: bytes) -> LoadedText:
+    """The visible text of a page, a line for each block, without its scripts, styles and navigation."""
+    try:
+        page = BeautifulSoup(decode(content), "html.parser")
+    except (ParserRejectedMarkup, RecursionError) as error:
+        raise BrokenDocument("the HTML does not parse") from error
+    named = page.title or page.h1
+    title = _SPACES.sub(" ", named.get_text(" ", strip=True).replace("\n", " ")) if named else None
+    if page.title:
+        page.title.decompose()
+    for element in page.find_all(_NOT_TEXT):
+        element.decompose()
+    for string in page.find_all(string=True):
+        # The white space of a listing is its own, and put by until the end; elsewhere all of it is as good as a space.
+        if isinstance(string, PreformattedString):
+            string.extract()
+        elif string.find_parent("pre"):
+            string.replace_with(string.translate(_KEEP))
+        else:
+            string.replace_with(string.replace("\n", " "))
+    for element in page.find_all(_BLOCKS):
+        element.insert_before("\n")
+        element.insert_after("\n")
+    text = _SPACES.sub(" ", page.get_text())
+    return LoadedText(title or None, _BLANK_LINES.sub("\n\n", text).translate(_RESTORE))

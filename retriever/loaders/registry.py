@@ -1,0 +1,65 @@
+"""The registry of loaders by media type."""
+
+from collections.abc import Mapping
+from pathlib import PurePath
+
+from protocol.errors import EmptyDocument, UnsupportedMediaType
+from retriever.loaders.base import LoadedText, Loader, clean
+from retriever.loaders.html import load_html
+from retriever.loaders.markdown import load_markdown
+from retriever.loaders.pdf import load_pdf
+from retriever.loaders.text import load_text
+
+LOADERS: Mapping[str, Loader] = {
+    "text/plain": load_text,
+    "text/markdown": load_markdown,
+    "text/html": load_html,
+    "application/xhtml+xml": load_html,
+    "application/pdf": load_pdf,
+}
+
+JSON_LINES = "application/jsonl"
+"""The media type of a batch, which no loader reads: it is many documents, not one."""
+
+# mimetypes would ask the machine it runs on, and answers differ from one to the next.
+_SUFFIXES = {
+    ".txt": "text/plain",
+    ".text": "text/plain",
+    ".rst": "text/plain",
+    ".md": "text/markdown",
+    ".markdown": "text/markdown",
+    ".html": "text/html",
+    ".htm": "text/html",
+    ".xhtml": "application/xhtml+xml",
+    ".pdf": "application/pdf",
+    ".jsonl": JSON_LINES,
+    ".ndjson": JSON_LINES,
+}
+
+
+def media_type_of(filename: str) -> str | None:
+    """The media type that a file's name promises, or None where nothing here reads such a file."""
+    return _SUFFIXES.get(PurePath(filename).suffix.lower())
+
+
+class LoaderRegistry:
+    """The loaders by media type, and what holds for all of them: cleaned text, and never an empty one."""
+
+    def __init__(self, loaders: Mapping[str, Loader] = LOADERS) -> None:
+        self._loaders = dict(loaders)
+
+    def load(self, content: bytes, media_type: str) -> LoadedText:
+        """Read a document; parameters of the media type are ignored.
+
+        Raises UnsupportedMediaType, InvalidEncoding, EncryptedDocument, BrokenDocument or EmptyDocument.
+        """
+        loader = self._loaders.get(media_type.partition(";")[0].strip().lower())
+        if loader is None:
+            known = ", ".join(sorted(self._loaders))
+            raise UnsupportedMediaType(f"no loader reads {media_type!r}; known are {known}")
+        loaded = loader(content)
+        text = clean(loaded.text)
+        if not text:
+            raise EmptyDocument("the document has no text")
+        title = " ".join(clean(loaded.title).split()) if loaded.title else ""
+        return LoadedText(title or None, text)

@@ -1,0 +1,37 @@
+"""The conversion of a store to another embedder or another way of cutting."""
+
+import structlog
+
+from retriever.preparing import Preparer, SourceText
+from retriever.store.database import Database
+from retriever.store.documents import Documents
+
+_log = structlog.get_logger(__name__)
+_DOCUMENTS_AT_ONCE = 64
+
+
+def reembed(database: Database, documents: Documents, preparer: Preparer) -> int:
+    """Cut and embed anew every document that was prepared otherwise than ``preparer`` does; returns how many.
+
+    It runs before the indexes are opened, as vectors of two embedders cannot be searched together. What is done stays
+    done if it is interrupted. Raises what the embedder raises, and StorageFull.
+    """
+    fingerprint = preparer.fingerprint
+    with database.read() as transaction:
+        others = "SELECT count(*) FROM documents WHERE fingerprint != ?"
+        total = int(transaction.execute(others, (fingerprint,)).fetchone()[0])
+    done = 0
+    while done < total:
+        with database.read() as transaction:
+            rows = transaction.execute(
+                "SELECT id, collection, text, title FROM documents WHERE fingerprint != ? LIMIT ?",
+                (fingerprint, _DOCUMENTS_AT_ONCE),
+            ).fetchall()
+        prepared = preparer.prepare([SourceText(row["text"], row["title"]) for row in rows])
+        with database.write() as transaction:
+            for row, chunks in zip(rows, prepared, strict=True):
+                documents.replace_chunks(transaction, row["collection"], row["id"], chunks)
+                transaction.execute("UPDATE documents SET fingerprint = ? WHERE id = ?", (fingerprint, row["id"]))
+        done += len(rows)
+        _log.info("documents embedded anew", done=done, total=total)
+    return done

@@ -1,0 +1,161 @@
+"""The retriever: `protocol.parts.Retriever` as a plain object."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Concatenate, ParamSpec, TypeVar
+
+from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, StoredDocument
+from protocol.errors import InvalidRequest, RetrieverNotReady
+from protocol.retrieval import CandidateSet, SearchRequest
+from retriever.accepting import Acceptor
+from retriever.index.catalog import IndexCatalog
+from retriever.ingest_thread import IngestThread
+from retriever.preparing import Preparer
+from retriever.reembedding import reembed
+from retriever.searching import Searcher
+from retriever.store.chunks import Chunks
+from retriever.store.database import Database, Transaction
+from retriever.store.documents import Documents
+from retriever.store.jobs import Jobs
+from retriever.threads import stay_single
+
+_LONGEST_PAGE = 1000
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Retriever:
+    """Keeps documents and finds chunks of them; ``build_retriever`` puts one together.
+
+    Nothing blocks the event loop: searches have threads of their own, so that no upload, however large, stands before
+    one. Every call before ``start`` has ended or after ``close`` has begun raises RetrieverNotReady.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        documents: Documents,
+        chunks: Chunks,
+        jobs: Jobs,
+        preparer: Preparer,
+        catalog: IndexCatalog,
+        searcher: Searcher,
+        acceptor: Acceptor,
+        ingest_thread: IngestThread,
+        search_threads: int,
+    ) -> None:
+        self._database = database
+        self._documents = documents
+        self._chunks = chunks
+        self._jobs = jobs
+        self._preparer = preparer
+        self._catalog = catalog
+        self._searcher = searcher
+        self._acceptor = acceptor
+        self._ingest_thread = ingest_thread
+        self._search_pool = _pool(search_threads, "retriever-search")
+        self._store_pool = _pool(2, "retriever-store")
+        self._ready = False
+        self._closed = False
+
+    async def start(self) -> None:
+        """Bring store and indexes together, embed anew what another embedder made, and begin to ingest.
+
+        Raises what the embedder raises if it has to embed, and StorageFull.
+        """
+        await asyncio.get_running_loop().run_in_executor(self._store_pool, self._open)
+        self._ready = True
+
+    async def close(self) -> None:
+        """End for good: documents in hand go in, the rest stays queued, and indexes are saved. Idempotent."""
+        self._ready = False
+        if not self._closed:
+            self._closed = True
+            await asyncio.get_running_loop().run_in_executor(None, self._shut)
+
+    async def ready(self) -> None:
+        """Return when searches can be served; raises RetrieverNotReady."""
+        self._check_ready()
+
+    async def search(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:
+        """Search in stages; see the contract for what it raises, and InvalidRequest, before the first."""
+        self._check_ready()
+        loop = asyncio.get_running_loop()
+        stages = self._searcher.stages(request)
+        while (candidates := await loop.run_in_executor(self._search_pool, next, stages, None)) is not None:
+            yield candidates
+
+    async def put_document(
+        self, tenant: str, collection: str, upload: DocumentUpload, idempotency_key: str | None = None
+    ) -> IngestJob:
+        """Accept a document; see the contract for what it raises."""
+        job = await self._store(self._acceptor.put_document, tenant, collection, upload, idempotency_key)
+        self._ingest_thread.notify()
+        return job
+
+    async def put_batch(
+        self, tenant: str, collection: str, jsonl: bytes, idempotency_key: str | None = None
+    ) -> IngestJob:
+        """Accept a batch; see the contract for what it raises."""
+        job = await self._store(self._acceptor.put_batch, tenant, collection, jsonl, idempotency_key)
+        self._ingest_thread.notify()
+        return job
+
+    async def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
+        """Remove a document, its chunks and its uploads that are still queued, in one step."""
+        await self._store(self._acceptor.delete_document, tenant, collection, document_id)
+        self._ingest_thread.notify()
+
+    async def get_document(self, tenant: str, collection: str, document_id: str) -> StoredDocument:
+        """Read a document back. Raises UnknownCollection or UnknownDocument."""
+        return await self._read(self._documents.get, tenant, collection, document_id)
+
+    async def list_documents(self, tenant: str, collection: str, limit: int, after: str | None = None) -> DocumentPage:
+        """List a page of documents behind the id ``after``. Raises UnknownCollection or InvalidRequest."""
+        if not 1 <= limit <= _LONGEST_PAGE:
+            raise InvalidRequest(f"limit must lie between 1 and {_LONGEST_PAGE}", param="limit")
+        return await self._read(self._documents.page, tenant, collection, limit, after or "")
+
+    async def list_collections(self, tenant: str) -> Sequence[CollectionInfo]:
+        """List the tenant's collections by name."""
+        return await self._read(self._documents.collections, tenant)
+
+    async def get_job(self, tenant: str, job_id: str) -> IngestJob:
+        """The job's state now. Raises UnknownJob."""
+        return await self._read(self._jobs.get, tenant, job_id)
+
+    def _check_ready(self) -> None:
+        if not self._ready:
+            raise RetrieverNotReady("the retriever is not ready")
+
+    async def _store(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        self._check_ready()
+        return await asyncio.get_running_loop().run_in_executor(self._store_pool, lambda: call(*args, **kwargs))
+
+    async def _read(self, call: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        def read() -> T:
+            with self._database.read() as transaction:
+                return call(transaction, *args, **kwargs)
+
+        self._check_ready()
+        return await asyncio.get_running_loop().run_in_executor(self._search_pool, read)
+
+    def _open(self) -> None:
+        with self._database.read() as transaction:
+            self._preparer.number_from(self._chunks.last_id(transaction))
+        reembed(self._database, self._documents, self._preparer)
+        self._catalog.open()
+        self._ingest_thread.start()
+
+    def _shut(self) -> None:
+        self._ingest_thread.close()
+        self._search_pool.shutdown()
+        self._store_pool.shutdown()
+        self._catalog.save(at_least=0)
+        self._database.close()
+
+
+def _pool(threads: int, name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, name, initializer=stay_single)

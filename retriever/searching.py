@@ -1,0 +1,117 @@
+"""The search: from a question to live chunks, stage by stage."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+
+from protocol.errors import InvalidRequest, NoDocuments, UnknownFilterKey
+from protocol.filters import Filter
+from protocol.retrieval import CandidateSet, SearchRequest
+from retriever.embedding.base import Embedder, Vector
+from retriever.filters import condition_of, filter_keys
+from retriever.index.base import Ids, StageHits
+from retriever.index.catalog import IndexCatalog
+from retriever.index.lock import ReadWriteLock
+from retriever.store.chunks import Chunks
+from retriever.store.database import Database, Transaction
+from retriever.store.documents import Documents
+
+_ATTEMPTS = 3
+
+
+class Searcher:
+    """Asks a collection's index, and resolves what it proposes in the store.
+
+    An index may propose chunks that are no longer live, in the place of ones that are. A search that met such chunks is
+    made again: first for more chunks, then among the live ones only, while ``switching`` holds replacements off.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        documents: Documents,
+        chunks: Chunks,
+        catalog: IndexCatalog,
+        embedder: Embedder,
+        switching: ReadWriteLock,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._database = database
+        self._documents = documents
+        self._chunks = chunks
+        self._catalog = catalog
+        self._embedder = embedder
+        self._switching = switching
+        self._clock = clock
+
+    def stages(self, request: SearchRequest) -> Iterator[CandidateSet]:
+        """The stages of a search.
+
+        Raises InvalidRequest, UnknownCollection, NoDocuments or UnknownFilterKey, and what the embedder raises, all
+        before the first stage.
+        """
+        started = self._clock()
+        if request.top_k < 1:
+            raise InvalidRequest("top_k must be at least 1", param="top_k")
+        with self._database.read() as transaction:
+            collection = self._searchable(transaction, request)
+            if request.filters is not None:
+                self._check_keys(transaction, collection, request.filters)
+        query = self._embedder.embed_query(request.query)
+        spare = dead = 0
+        for attempt in range(1, _ATTEMPTS + 1):
+            last_attempt = attempt == _ATTEMPTS
+            with self._switching.reading() if last_attempt else nullcontext():
+                for hits in self._propose(collection, request, query, spare, live_only=last_attempt):
+                    candidates, dead = self._resolve(collection, hits, request.top_k, started)
+                    if candidates.final:
+                        break
+                    if attempt == 1:
+                        yield candidates
+            if last_attempt or not dead:
+                yield candidates
+                return
+            spare = 2 * dead + request.top_k
+
+    def _propose(
+        self, collection: int, request: SearchRequest, query: Vector, spare: int, *, live_only: bool
+    ) -> Iterator[StageHits]:
+        index = self._catalog.get(collection)
+        if index is None:
+            raise NoDocuments(f"{request.collection!r} holds nothing to search yet", param="collection")
+        allowed = self._allowed(collection, request.filters, live_only=live_only)
+        return index.search(query, request.top_k + spare, allowed)
+
+    def _searchable(self, transaction: Transaction, request: SearchRequest) -> int:
+        collection = self._documents.collection(transaction, request.tenant, request.collection)
+        if collection is None or not self._chunks.any(transaction, collection):
+            raise NoDocuments(f"{request.collection!r} holds nothing to search yet", param="collection")
+        return collection
+
+    def _check_keys(self, transaction: Transaction, collection: int, filters: Filter) -> None:
+        for key in dict.fromkeys(filter_keys(filters)):
+            if not self._chunks.has_attribute(transaction, collection, key):
+                raise UnknownFilterKey(f"no document has an attribute {key!r}", param="filters")
+
+    def _allowed(self, collection: int, filters: Filter | None, *, live_only: bool) -> Ids | None:
+        with self._database.read() as transaction:
+            if filters is not None:
+                return self._chunks.matching(transaction, collection, condition_of(filters))
+            return self._chunks.ids(transaction, collection) if live_only else None
+
+    def _resolve(self, collection: int, hits: StageHits, top_k: int, started: float) -> tuple[CandidateSet, int]:
+        """The live ones of the hits, all read from one state of the store, and how many are not."""
+        ids = hits.ids.tolist()
+        with self._database.read() as transaction:
+            live = self._chunks.resolve(transaction, collection, ids)
+        found = [(live[id_], score) for id_, score in zip(ids, hits.scores.tolist(), strict=True) if id_ in live]
+        candidates = CandidateSet(
+            stage=hits.stage,
+            of=hits.of,
+            docs=tuple(chunk for chunk, _ in found[:top_k]),
+            # Rounding may carry a product of unit vectors past 1.
+            scores=tuple(max(-1.0, min(1.0, score)) for _, score in found[:top_k]),
+            final=hits.stage == hits.of,
+            elapsed_ms=1000 * (self._clock() - started),
+        )
+        return candidates, len(ids) - len(live)

@@ -1,0 +1,94 @@
+"""The chunks of the store, as search and indexes see them."""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from protocol.filters import Attributes
+from protocol.retrieval import Chunk
+from retriever.embedding.base import Vector
+from retriever.filters import Condition
+from retriever.store.database import Transaction
+
+Ids = npt.NDArray[np.int64]
+"""Chunk ids, [n]."""
+
+_ROWS_AT_ONCE = 8192
+
+
+class Chunks:
+    """The live chunks: those of documents as they are now. Each call works inside the transaction it is given."""
+
+    def resolve(self, transaction: Transaction, collection: int, ids: Sequence[int]) -> dict[int, Chunk]:
+        """Those of the chunks that are live, by id."""
+        rows = transaction.execute(
+            """SELECT c.id, c.position, c.text, c.content_hash, d.document_id, d.filename, d.attributes
+               FROM json_each(?) AS wanted CROSS JOIN chunks c ON c.id = wanted.value
+                    JOIN documents d ON d.id = c.document
+               WHERE c.collection = ?""",
+            (json.dumps(list(ids)), collection),
+        )
+        return {row["id"]: _chunk(row) for row in rows}
+
+    def count(self, transaction: Transaction, collection: int) -> int:
+        """How many chunks of a collection are live."""
+        return int(transaction.execute("SELECT count(*) FROM chunks WHERE collection = ?", (collection,)).fetchone()[0])
+
+    def any(self, transaction: Transaction, collection: int) -> bool:
+        """Whether the collection has a chunk at all."""
+        row = transaction.execute("SELECT 1 FROM chunks WHERE collection = ? LIMIT 1", (collection,)).fetchone()
+        return row is not None
+
+    def matching(self, transaction: Transaction, collection: int, condition: Condition) -> Ids:
+        """The live chunks of the documents that a filter lets pass, in ascending order."""
+        rows = transaction.execute(
+            f"""SELECT c.id FROM documents d JOIN chunks c ON c.document = d.id
+                WHERE d.collection = ? AND {condition.sql} ORDER BY c.id""",  # noqa: S608 - values are bound
+            (collection, *condition.values),
+        )
+        return np.fromiter((row["id"] for row in rows), np.int64)
+
+    def has_attribute(self, transaction: Transaction, collection: int, key: str) -> bool:
+        """Whether any document of the collection has this attribute."""
+        where = "SELECT 1 FROM attributes WHERE collection = ? AND key = ? LIMIT 1"
+        return transaction.execute(where, (collection, key)).fetchone() is not None
+
+    def ids(self, transaction: Transaction, collection: int) -> Ids:
+        """All live chunks of a collection, in ascending order."""
+        rows = transaction.execute("SELECT id FROM chunks WHERE collection = ? ORDER BY id", (collection,))
+        return np.fromiter((row["id"] for row in rows), np.int64)
+
+    def vectors(self, transaction: Transaction, ids: Ids, dimension: int) -> Iterator[tuple[Ids, Vector]]:
+        """The embeddings of chunks, some thousand at a time, as ([n], [n, dimension])."""
+        for at in range(0, len(ids), _ROWS_AT_ONCE):
+            rows = transaction.execute(
+                """SELECT c.id, c.embedding FROM json_each(?) AS wanted CROSS JOIN chunks c ON c.id = wanted.value""",
+                (json.dumps(ids[at : at + _ROWS_AT_ONCE].tolist()),),
+            ).fetchall()
+            if rows:
+                blob = b"".join(row["embedding"] for row in rows)
+                yield (
+                    np.array([row["id"] for row in rows], np.int64),
+                    np.frombuffer(blob, np.float32).reshape(len(rows), dimension),
+                )
+
+    def last_id(self, transaction: Transaction) -> int:
+        """The highest id that a chunk ever had."""
+        row = transaction.execute("SELECT seq FROM sqlite_sequence WHERE name = 'chunks'").fetchone()
+        return 0 if row is None else int(row["seq"])
+
+
+def _chunk(row: sqlite3.Row) -> Chunk:
+    return Chunk(
+        chunk_id=str(row["id"]),
+        document_id=row["document_id"],
+        filename=row["filename"],
+        index=row["position"],
+        text=row["text"],
+        content_hash=row["content_hash"],
+        attributes=msgspec.json.decode(row["attributes"], type=Attributes),
+    )

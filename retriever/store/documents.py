@@ -1,0 +1,170 @@
+"""The documents of the store: reading them, writing them, removing them."""
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from protocol.documents import CollectionInfo, DocumentInfo, DocumentPage, StoredDocument
+from protocol.errors import UnknownCollection, UnknownDocument
+from protocol.filters import Attributes
+from retriever.chunker import ChunkText
+from retriever.embedding.base import Vector
+from retriever.filters import kind_of
+from retriever.store.database import Transaction
+from retriever.store.incoming import IncomingDocument
+
+DEFAULT_COLLECTION = "default"
+"""The collection that every tenant has before putting anything into it."""
+
+_INFO = """SELECT d.document_id, d.filename, d.title, d.content_hash, d.bytes, d.attributes, d.created_at, d.updated_at,
+                  d.text, (SELECT count(*) FROM chunks WHERE document = d.id) AS chunks FROM documents d """
+
+
+class PreparedChunk(NamedTuple):
+    """A chunk ready to be stored: its id, its text and its vector."""
+
+    id: int
+    chunk: ChunkText
+    embedding: Vector
+
+
+class Documents:
+    """The documents, chunks and attributes of all collections; each call works inside the transaction it is given."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+
+    def collection(self, transaction: Transaction, tenant: str, name: str) -> int | None:
+        """The collection's key, or None for a default collection without a document. Raises UnknownCollection."""
+        row = transaction.execute("SELECT id FROM collections WHERE tenant = ? AND name = ?", (tenant, name)).fetchone()
+        if row is None and name != DEFAULT_COLLECTION:
+            raise UnknownCollection(f"there is no collection {name!r}", param="collection")
+        return None if row is None else int(row["id"])
+
+    def ensure_collection(self, transaction: Transaction, tenant: str, name: str) -> int:
+        """The collection's key; the collection is made if it is not there."""
+        insert = "INSERT INTO collections (tenant, name, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+        transaction.execute(insert, (tenant, name, self._clock()))
+        collection = self.collection(transaction, tenant, name)
+        assert collection is not None
+        return collection
+
+    def collections(self, transaction: Transaction, tenant: str) -> list[CollectionInfo]:
+        """The tenant's collections by name, the default one always among them."""
+        rows = transaction.execute(
+            """SELECT name, (SELECT count(*) FROM documents WHERE collection = c.id) AS documents,
+                      (SELECT count(*) FROM chunks WHERE collection = c.id) AS chunks
+               FROM collections c WHERE tenant = ?""",
+            (tenant,),
+        ).fetchall()
+        infos = {row["name"]: CollectionInfo(**row) for row in rows}
+        infos.setdefault(DEFAULT_COLLECTION, CollectionInfo(DEFAULT_COLLECTION, 0, 0))
+        return [infos[name] for name in sorted(infos)]
+
+    def get(self, transaction: Transaction, tenant: str, name: str, document_id: str) -> StoredDocument:
+        """A document with its text. Raises UnknownCollection or UnknownDocument."""
+        collection = self.collection(transaction, tenant, name)
+        where = "WHERE d.collection = ? AND d.document_id = ?"
+        row = transaction.execute(_INFO + where, (collection, document_id)).fetchone()
+        if row is None:
+            raise UnknownDocument(f"there is no document {document_id!r} in {name!r}", param="document_id")
+        return StoredDocument(_info(row, name), row["text"])
+
+    def page(self, transaction: Transaction, tenant: str, name: str, limit: int, after: str) -> DocumentPage:
+        """At most ``limit`` documents with ids above ``after``. Raises UnknownCollection."""
+        collection = self.collection(transaction, tenant, name)
+        where = "WHERE d.collection = ? AND d.document_id > ? ORDER BY d.document_id LIMIT ?"
+        rows = transaction.execute(_INFO + where, (collection, after, limit + 1)).fetchall()
+        infos = tuple(_info(row, name) for row in rows[:limit])
+        return DocumentPage(infos, infos[-1].document_id if len(rows) > limit else None)
+
+    def content_hash(self, transaction: Transaction, collection: int, document_id: str) -> str | None:
+        """The content hash of a document as stored, or None."""
+        where = "SELECT content_hash FROM documents WHERE collection = ? AND document_id = ?"
+        row = transaction.execute(where, (collection, document_id)).fetchone()
+        return None if row is None else str(row["content_hash"])
+
+    def put(
+        self,
+        transaction: Transaction,
+        collection: int,
+        document: IncomingDocument,
+        chunks: Sequence[PreparedChunk],
+        fingerprint: str,
+    ) -> list[int]:
+        """Store a document in the place of the one of its id, and return the ids of the chunks it displaces."""
+        now = self._clock()
+        row = transaction.execute(
+            """INSERT INTO documents (collection, document_id, filename, title, text, bytes, attributes, content_hash,
+                                      fingerprint, created_at, updated_at)
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+               ON CONFLICT (collection, document_id) DO UPDATE SET filename = excluded.filename, title = excluded.title,
+                   text = excluded.text, bytes = excluded.bytes, attributes = excluded.attributes,
+                   content_hash = excluded.content_hash, fingerprint = excluded.fingerprint,
+                   updated_at = excluded.updated_at
+               RETURNING id""",
+            (
+                *(collection, document.document_id, document.filename, document.title, document.text),
+                *(len(document.text.encode()), msgspec.json.encode(document.attributes).decode()),
+                *(document.content_hash, fingerprint, now, now),
+            ),
+        ).fetchone()
+        key = row["id"]
+        displaced = self.replace_chunks(transaction, collection, key, chunks)
+        transaction.execute("DELETE FROM attributes WHERE document = ?", (key,))
+        transaction.executemany(
+            "INSERT INTO attributes (document, collection, key, kind, value) VALUES (?, ?, ?, ?, ?)",
+            [(key, collection, name, kind_of(value), value) for name, value in document.attributes.items()],
+        )
+        return displaced
+
+    def replace_chunks(
+        self, transaction: Transaction, collection: int, document: int, chunks: Iterable[PreparedChunk]
+    ) -> list[int]:
+        """Store a document's chunks in the place of those it has, and return the ids of these."""
+        displaced = transaction.execute("DELETE FROM chunks WHERE document = ? RETURNING id", (document,)).fetchall()
+        transaction.executemany(
+            """INSERT INTO chunks (id, document, collection, position, text, content_hash, embedding)
+               VALUES (?, ?, ?, ?, ?, ?, ?)""",
+            [
+                (
+                    one.id,
+                    document,
+                    collection,
+                    position,
+                    one.chunk.text,
+                    one.chunk.content_hash,
+                    one.embedding.tobytes(),
+                )
+                for position, one in enumerate(chunks)
+            ],
+        )
+        return [row["id"] for row in displaced]
+
+    def delete(self, transaction: Transaction, collection: int, document_id: str) -> list[int] | None:
+        """Remove a document and return the ids of its chunks; None if there was no such document."""
+        where = "SELECT id FROM documents WHERE collection = ? AND document_id = ?"
+        row = transaction.execute(where, (collection, document_id)).fetchone()
+        if row is None:
+            return None
+        removed = transaction.execute("DELETE FROM chunks WHERE document = ? RETURNING id", (row["id"],)).fetchall()
+        transaction.execute("DELETE FROM documents WHERE id = ?", (row["id"],))
+        return [chunk["id"] for chunk in removed]
+
+
+def _info(row: sqlite3.Row, collection: str) -> DocumentInfo:
+    return DocumentInfo(
+        document_id=row["document_id"],
+        collection=collection,
+        filename=row["filename"],
+        title=row["title"],
+        content_hash=row["content_hash"],
+        bytes=row["bytes"],
+        chunks=row["chunks"],
+        attributes=msgspec.json.decode(row["attributes"], type=Attributes),
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )

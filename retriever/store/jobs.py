@@ -1,0 +1,215 @@
+"""The jobs of the store: documents that were accepted and are on their way in."""
+
+import sqlite3
+import time
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from protocol.documents import IngestJob, JobError
+from protocol.errors import IdempotencyMismatch, UnknownJob
+from retriever.store.database import Transaction
+from retriever.store.incoming import IncomingDocument
+
+ERRORS_KEPT = 100
+"""The errors a job lists; its count goes on."""
+
+Outcome = Literal["stored", "unchanged", "failed"]
+
+
+class JobItem(NamedTuple):
+    """A document on its way in; ``seq`` is its place in the order of arrival over all jobs."""
+
+    seq: int
+    job_id: str
+    collection: int
+    line: int | None
+    document: IncomingDocument
+
+
+class ItemResult(NamedTuple):
+    """What became of an item."""
+
+    item: JobItem
+    outcome: Outcome
+    error: JobError | None = None
+
+
+class Jobs:
+    """All jobs, the queue of their items, and idempotency keys; each call works inside the transaction it is given."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+
+    def accepted_before(self, transaction: Transaction, tenant: str, key: str, body_hash: str) -> IngestJob | None:
+        """The job that this idempotency key began, or None. Raises IdempotencyMismatch for another body."""
+        row = transaction.execute(
+            """SELECT jobs.*, body_hash FROM idempotency_keys k JOIN jobs ON jobs.id = k.job
+               WHERE k.tenant = ? AND k.key = ?""",
+            (tenant, key),
+        ).fetchone()
+        if row is None:
+            return None
+        if row["body_hash"] != body_hash:
+            raise IdempotencyMismatch("this Idempotency-Key was used with another body", param="Idempotency-Key")
+        return _job(row)
+
+    def remember_key(self, transaction: Transaction, tenant: str, key: str, body_hash: str, job_id: str) -> None:
+        """Bind an idempotency key to the job that it began."""
+        insert = "INSERT INTO idempotency_keys (tenant, key, body_hash, job) VALUES (?, ?, ?, ?)"
+        transaction.execute(insert, (tenant, key, body_hash, job_id))
+
+    def create(
+        self,
+        transaction: Transaction,
+        tenant: str,
+        name: str,
+        collection: int,
+        documents: Sequence[tuple[int | None, IncomingDocument]],
+        errors: Sequence[JobError] = (),
+    ) -> IngestJob:
+        """A queued job of documents with their lines, and of the errors of those lines that hold no document."""
+        job_id = f"job_{uuid.uuid4().hex}"
+        now = self._clock()
+        transaction.execute(
+            "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?)",
+            (
+                *(job_id, tenant, name, "queued" if documents else "failed", len(documents) + len(errors)),
+                *(len(errors), msgspec.json.encode(errors[:ERRORS_KEPT]).decode(), now, now),
+            ),
+        )
+        payloads = ((line, document, msgspec.msgpack.encode(document)) for line, document in documents)
+        transaction.executemany(
+            "INSERT INTO job_items (job, collection, document_id, line, bytes, payload) VALUES (?, ?, ?, ?, ?, ?)",
+            [
+                (job_id, collection, document.document_id, line, len(payload), payload)
+                for line, document, payload in payloads
+            ],
+        )
+        return _job(self._row(transaction, job_id))
+
+    def get(self, transaction: Transaction, tenant: str, job_id: str) -> IngestJob:
+        """A job as it is now. Raises UnknownJob."""
+        row = transaction.execute("SELECT * FROM jobs WHERE id = ? AND tenant = ?", (job_id, tenant)).fetchone()
+        if row is None:
+            raise UnknownJob(f"there is no job {job_id!r}", param="job_id")
+        return _job(row)
+
+    def next_group(self, transaction: Transaction, most_documents: int, most_bytes: int) -> list[JobItem]:
+        """The oldest items that make a group: as many as fit, at least one, and none twice of one document."""
+        group: list[JobItem] = []
+        seen: set[tuple[int, str]] = set()
+        size = 0
+        rows = transaction.execute(
+            "SELECT seq, job, collection, document_id, line, bytes FROM job_items ORDER BY seq LIMIT ?",
+            (most_documents,),
+        ).fetchall()
+        for row in rows:
+            key = (row["collection"], row["document_id"])
+            size += row["bytes"]
+            # The later of two uploads must meet the earlier one as stored, so it waits for the next group.
+            if key in seen or (group and size > most_bytes):
+                break
+            seen.add(key)
+            payload = transaction.execute("SELECT payload FROM job_items WHERE seq = ?", (row["seq"],)).fetchone()[0]
+            document = msgspec.msgpack.decode(payload, type=IncomingDocument)
+            group.append(JobItem(row["seq"], row["job"], row["collection"], row["line"], document))
+        return group
+
+    def start(self, transaction: Transaction, items: Sequence[JobItem]) -> None:
+        """Show the jobs of a group as in progress."""
+        self._set_status(transaction, items, "in_progress")
+
+    def pause(self, transaction: Transaction, items: Sequence[JobItem]) -> None:
+        """Show the jobs of a group as queued again."""
+        self._set_status(transaction, items, "queued")
+
+    def pending(self, transaction: Transaction, items: Sequence[JobItem]) -> set[int]:
+        """Those of the items, by ``seq``, that nobody took out of the queue meanwhile."""
+        marks = ",".join("?" * len(items))
+        sql = f"SELECT seq FROM job_items WHERE seq IN ({marks})"  # noqa: S608 - only places for values
+        return {row["seq"] for row in transaction.execute(sql, [item.seq for item in items])}
+
+    def rest_of(self, transaction: Transaction, job_id: str) -> int:
+        """How many items of a job are pending."""
+        row = transaction.execute("SELECT count(*) FROM job_items WHERE job = ?", (job_id,)).fetchone()
+        return int(row[0])
+
+    def finish(self, transaction: Transaction, results: Sequence[ItemResult]) -> None:
+        """Take items out of the queue, count what became of them, and end the jobs that have none left."""
+        transaction.executemany("DELETE FROM job_items WHERE seq = ?", [(result.item.seq,) for result in results])
+        by_job: dict[str, list[ItemResult]] = defaultdict(list)
+        for result in results:
+            by_job[result.item.job_id].append(result)
+        for job_id, part in by_job.items():
+            counts = Counter(result.outcome for result in part)
+            errors = [result.error for result in part if result.error]
+            self._count(transaction, job_id, counts, errors)
+
+    def fail_rest(self, transaction: Transaction, job_id: str, code: str, message: str) -> None:
+        """Take all that is left of a job out of the queue, as failed for one and the same reason."""
+        rows = transaction.execute(
+            "DELETE FROM job_items WHERE job = ? RETURNING document_id, line", (job_id,)
+        ).fetchall()
+        errors = [JobError(code, message, row["document_id"], row["line"]) for row in rows[:ERRORS_KEPT]]
+        self._count(transaction, job_id, Counter({"failed": len(rows)}), errors)
+
+    def withdraw(self, transaction: Transaction, collection: int, document_id: str) -> bool:
+        """Take a document that was deleted meanwhile out of the queue; true if it was there.
+
+        It counts as stored: it would have been, and would have been deleted then.
+        """
+        rows = transaction.execute(
+            "DELETE FROM job_items WHERE collection = ? AND document_id = ? RETURNING job", (collection, document_id)
+        ).fetchall()
+        for job_id, count in Counter(row["job"] for row in rows).items():
+            self._count(transaction, job_id, Counter({"stored": count}), [])
+        return bool(rows)
+
+    def purge(self, transaction: Transaction, older_than_s: float) -> None:
+        """Forget the jobs that ended so long ago, and their idempotency keys."""
+        ended = "DELETE FROM jobs WHERE status IN ('completed', 'failed') AND updated_at < ?"
+        transaction.execute(ended, (self._clock() - older_than_s,))
+
+    def _count(self, transaction: Transaction, job_id: str, counts: Counter[Outcome], errors: list[JobError]) -> None:
+        row = self._row(transaction, job_id)
+        stored, unchanged = row["stored"] + counts["stored"], row["unchanged"] + counts["unchanged"]
+        status = row["status"]
+        if not self.rest_of(transaction, job_id):
+            status = "completed" if stored + unchanged else "failed"
+        kept = [*msgspec.json.decode(row["errors"], type=list[JobError]), *errors][:ERRORS_KEPT]
+        transaction.execute(
+            """UPDATE jobs SET status = ?, stored = ?, unchanged = ?, failed_documents = failed_documents + ?,
+                               errors = ?, updated_at = ? WHERE id = ?""",
+            (
+                *(status, stored, unchanged, counts["failed"]),
+                *(msgspec.json.encode(kept).decode(), self._clock(), job_id),
+            ),
+        )
+
+    def _set_status(self, transaction: Transaction, items: Sequence[JobItem], status: str) -> None:
+        update = "UPDATE jobs SET status = ?, updated_at = ? WHERE id = ? AND status IN ('queued', 'in_progress')"
+        now = self._clock()
+        transaction.executemany(update, [(status, now, job_id) for job_id in {item.job_id for item in items}])
+
+    def _row(self, transaction: Transaction, job_id: str) -> sqlite3.Row:
+        row: sqlite3.Row = transaction.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
+        return row
+
+
+def _job(row: sqlite3.Row) -> IngestJob:
+    return IngestJob(
+        job_id=row["id"],
+        collection=row["collection"],
+        status=row["status"],
+        total=row["total"],
+        stored=row["stored"],
+        unchanged=row["unchanged"],
+        failed_documents=row["failed_documents"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        errors=tuple(msgspec.json.decode(row["errors"], type=list[JobError])),
+    )

@@ -1,0 +1,85 @@
+"""The tables of the store."""
+
+SCHEMA_VERSION = 1
+
+SCHEMA = """
+CREATE TABLE collections (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    tenant TEXT NOT NULL,
+    name TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    UNIQUE (tenant, name)
+);
+CREATE TABLE documents (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    collection INTEGER NOT NULL REFERENCES collections (id),
+    document_id TEXT NOT NULL,
+    filename TEXT NOT NULL,
+    title TEXT,
+    text TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    attributes TEXT NOT NULL,
+    content_hash TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    updated_at REAL NOT NULL,
+    UNIQUE (collection, document_id)
+);
+CREATE INDEX documents_by_fingerprint ON documents (fingerprint);
+-- AUTOINCREMENT: the id of a removed chunk is never given to another, so an index that lags cannot name the wrong one.
+CREATE TABLE chunks (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    document INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE,
+    collection INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    text TEXT NOT NULL,
+    content_hash TEXT NOT NULL,
+    embedding BLOB NOT NULL
+);
+CREATE INDEX chunks_by_document ON chunks (document, position);
+CREATE INDEX chunks_by_collection ON chunks (collection);
+-- "value" has no type, so that a string, a number and a truth value stay what they are.
+CREATE TABLE attributes (
+    document INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE,
+    collection INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    value NOT NULL,
+    PRIMARY KEY (document, key)
+) WITHOUT ROWID;
+CREATE INDEX attributes_by_value ON attributes (collection, key, kind, value);
+CREATE TABLE jobs (
+    id TEXT PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    collection TEXT NOT NULL,
+    status TEXT NOT NULL,
+    total INTEGER NOT NULL,
+    stored INTEGER NOT NULL,
+    unchanged INTEGER NOT NULL,
+    failed_documents INTEGER NOT NULL,
+    errors TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    updated_at REAL NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX jobs_by_time ON jobs (status, updated_at);
+-- A document on its way in. Its row goes in the transaction that stores the document, so it is done exactly once.
+CREATE TABLE job_items (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    job TEXT NOT NULL REFERENCES jobs (id),
+    collection INTEGER NOT NULL,
+    document_id TEXT NOT NULL,
+    line INTEGER,
+    bytes INTEGER NOT NULL,
+    payload BLOB NOT NULL
+);
+CREATE INDEX job_items_by_job ON job_items (job);
+CREATE INDEX job_items_by_document ON job_items (collection, document_id);
+CREATE TABLE idempotency_keys (
+    tenant TEXT NOT NULL,
+    key TEXT NOT NULL,
+    body_hash TEXT NOT NULL,
+    job TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
+    PRIMARY KEY (tenant, key)
+) WITHOUT ROWID;
+CREATE INDEX idempotency_keys_by_job ON idempotency_keys (job);
+"""

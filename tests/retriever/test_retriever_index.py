@@ -1,0 +1,165 @@
+import threading
+
+import numpy as np
+import pytest
+
+from retriever.index.files import IndexFiles, SavedIndex
+from retriever.index.flat import FlatIndex
+from retriever.index.ivf import IVFIndex
+from retriever.settings import IndexSettings
+
+DIMENSION = 24
+EXACT = IndexSettings(probe_share=1.0)
+
+
+def unit(count: int, seed: int = 0) -> np.ndarray:
+    rows = np.random.default_rng(seed).normal(size=(count, DIMENSION)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+VECTORS = unit(800)
+IDS = np.arange(800, dtype=np.int64) * 3 + 5
+
+
+def flat():
+    index = FlatIndex(DIMENSION)
+    index.add(IDS, VECTORS)
+    return index
+
+
+def ivf(settings=EXACT):
+    return IVFIndex.train(IDS, VECTORS, settings)
+
+
+@pytest.fixture(params=[flat, ivf])
+def index(request):
+    return request.param()
+
+
+def last(index, query, k, allowed=None):
+    stages = list(index.search(query, k, allowed))
+    assert [hits.stage for hits in stages] == list(range(1, stages[-1].of + 1))
+    return stages[-1]
+
+
+def truth(query, k, ids=IDS, vectors=VECTORS):
+    return ids[np.argsort(-(vectors @ query), kind="stable")[:k]].tolist()
+
+
+def test_finds_the_nearest_best_first(index):
+    for query in unit(20, seed=1):
+        hits = last(index, query, 10)
+        assert hits.ids.tolist() == truth(query, 10)
+        assert (np.diff(hits.scores) <= 0).all()
+        np.testing.assert_allclose(hits.scores[0], (VECTORS @ query).max(), atol=1e-5)
+
+
+def test_more_asked_for_than_there_are(index):
+    assert len(last(index, VECTORS[0], 10_000).ids) == 800
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 400])
+def test_finds_only_what_is_allowed(index, count):
+    allowed = np.sort(np.random.default_rng(2).choice(IDS, count, replace=False))
+    chosen = np.isin(IDS, allowed)
+    query = unit(1, seed=3)[0]
+    assert last(index, query, 10, allowed).ids.tolist() == truth(query, 10, IDS[chosen], VECTORS[chosen])
+
+
+def test_few_allowed_are_searched_exactly_however_few_lists_are_read():
+    index = ivf(IndexSettings(probe_share=0.01, min_probes=1))
+    allowed = IDS[:12]
+    for query in unit(20, seed=4):
+        assert last(index, query, 5, allowed).ids.tolist() == truth(query, 5, allowed, VECTORS[:12])
+
+
+def test_a_large_k_is_filled_however_few_lists_are_read():
+    index = ivf(IndexSettings(probe_share=0.01, min_probes=1))
+    assert len(last(index, VECTORS[0], 300).ids) == 300
+
+
+def test_added_is_found_and_removed_is_not(index):
+    index.add(np.array([1_000_000]), VECTORS[:1])
+    assert set(last(index, VECTORS[0], 2).ids.tolist()) == {1_000_000, int(IDS[0])}
+    index.remove(np.array([int(IDS[0]), 77_777], np.int64))
+    assert last(index, VECTORS[0], 1).ids.tolist() == [1_000_000]
+    assert index.size == 800
+    assert index.ids().tolist() == [*IDS[1:].tolist(), 1_000_000]
+
+
+def test_loaded_is_equal_to_dumped(index):
+    dump = index.dump()
+    loaded = FlatIndex.load(dump) if index.kind == "flat" else IVFIndex.load(dump, 800, EXACT)
+    assert loaded.ids().tolist() == IDS.tolist()
+    for query in unit(5, seed=5):
+        assert last(loaded, query, 5).ids.tolist() == last(index, query, 5).ids.tolist()
+    loaded.remove(IDS[:3])
+    loaded.add(IDS[:1], VECTORS[:1])
+    assert loaded.size == 798
+
+
+def test_searches_run_beside_changes(index):
+    stop = threading.Event()
+    wrong = []
+
+    def keep_searching():
+        while not stop.is_set():
+            hits = last(index, VECTORS[0], 5)
+            if hits.ids[0] != IDS[0]:
+                wrong.append(hits)
+
+    threads = [threading.Thread(target=keep_searching) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    extra = unit(2000, seed=6) * 0.5
+    for at in range(0, 2000, 20):
+        ids = np.arange(10_000 + at, 10_020 + at)
+        index.add(ids, extra[at : at + 20])
+        index.remove(ids[:10])
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert index.size == 800 + 1000
+
+
+def test_index_is_outgrown_when_it_has_doubled():
+    index = ivf(IndexSettings(retrain_growth=2))
+    index.add(np.arange(10_000, 10_799), unit(799, seed=7))
+    assert not index.outgrown
+    index.add(np.array([20_000]), unit(1, seed=8))
+    assert index.outgrown
+
+
+SAVED = SavedIndex("ivf", 800, b"an index\nof two lines")
+
+
+def test_saved_index_comes_back(tmp_path):
+    files = IndexFiles(tmp_path)
+    files.save(1, "print", SAVED)
+    assert files.load(1, "print") == SAVED
+    assert files.load(2, "print") is None
+    assert files.load(1, "another print") is None
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:-1] + b"x", lambda b: b"", lambda b: b"\xff" + b])
+def test_damaged_file_is_not_believed(tmp_path, damage):
+    files = IndexFiles(tmp_path)
+    files.save(1, "print", SAVED)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(damage(path.read_bytes()))
+    assert files.load(1, "print") is None
+
+
+def test_failed_save_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    files = IndexFiles(tmp_path)
+    files.save(1, "print", SAVED)
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        files.save(1, "print", SAVED._replace(trained_on=1))
+    assert files.load(1, "print") == SAVED
+    assert len(list(tmp_path.iterdir())) == 1

@@ -1,0 +1,127 @@
+from io import BytesIO
+
+import pytest
+from pypdf import PdfReader, PdfWriter
+from reportlab.pdfgen.canvas import Canvas
+
+from protocol.errors import BrokenDocument, EmptyDocument, EncryptedDocument, InvalidEncoding, UnsupportedMediaType
+from retriever.loaders.registry import JSON_LINES, LoaderRegistry, media_type_of
+
+LOADERS = LoaderRegistry()
+
+
+def pdf(*pages: str, title: str | None = None) -> bytes:
+    file = BytesIO()
+    canvas = Canvas(file)
+    canvas.setTitle(title or "")
+    for page in pages:
+        canvas.drawString(72, 700, page)
+        canvas.showPage()
+    canvas.save()
+    return file.getvalue()
+
+
+def encrypted(content: bytes, password: str) -> bytes:
+    writer = PdfWriter(clone_from=PdfReader(BytesIO(content)))
+    writer.encrypt(user_password=password, owner_password="owner", algorithm="AES-256")
+    file = BytesIO()
+    writer.write(file)
+    return file.getvalue()
+
+
+def test_plain_text_keeps_its_words_and_loses_what_nothing_can_store():
+    loaded = LOADERS.load(b"\xef\xbb\xbfone\x00 two\r\nthree\x07\n", "Text/Plain; charset=utf-8")
+    assert loaded == (None, "one two\nthree")
+
+
+def test_markdown_is_titled_by_its_first_heading_outside_code():
+    source = b"---\ntitle: hidden\n---\n```sh\n# a comment\n```\n\n## The *Title* ##\ntext\n"
+    loaded = LOADERS.load(source, "text/markdown")
+    assert loaded.title == "The *Title*"
+    assert "hidden" not in loaded.text
+    assert "# a comment" in loaded.text
+
+
+def test_markdown_that_begins_with_a_rule_is_no_front_matter():
+    assert LOADERS.load(b"---\nonly a rule, then text", "text/markdown").text == "---\nonly a rule, then text"
+
+
+def test_html_gives_what_a_reader_sees():
+    page = b"""<html><head><title>A
+      page</title><style>p {}</style></head><body><nav>menu</nav><script>alert(1)</script>
+      <h1>Head</h1><p>one <b>bold</b>
+      word</p><pre>a
+  b</pre><!-- not this --></body></html>"""
+    loaded = LOADERS.load(page, "text/html")
+    assert loaded.title == "A page"
+    assert loaded.text.split("\n\n")[:2] == ["Head", "one bold word"]
+    assert "a\n  b" in loaded.text
+    for unseen in ("menu", "alert", "p {}", "not this"):
+        assert unseen not in loaded.text
+
+
+def test_pdf_gives_the_text_of_all_pages():
+    loaded = LOADERS.load(pdf("first page", "second page", title="Report"), "application/pdf")
+    assert loaded.title == "Report"
+    assert loaded.text == "first page\n\nsecond page"
+
+
+def test_pdf_encrypted_for_printing_only_is_read():
+    assert LOADERS.load(encrypted(pdf("open"), ""), "application/pdf").text == "open"
+
+
+def test_pdf_that_asks_for_a_password():
+    with pytest.raises(EncryptedDocument):
+        LOADERS.load(encrypted(pdf("secret"), "password"), "application/pdf")
+
+
+@pytest.mark.parametrize("content", [b"", b"no pdf", b"%PDF-1.7\n%%EOF", pdf("text")[:300]])
+def test_broken_pdf(content):
+    with pytest.raises((BrokenDocument, EmptyDocument)) as caught:
+        LOADERS.load(content, "application/pdf")
+    assert caught.type is BrokenDocument
+
+
+@pytest.mark.parametrize("cut", range(50, 1400, 97))
+def test_damaged_pdf_is_never_another_error(cut):
+    content = bytearray(pdf("some text", "more text"))
+    content[cut : cut + 40] = b"\xff" * 40
+    try:
+        outcome = LOADERS.load(bytes(content), "application/pdf").text
+    except (BrokenDocument, EmptyDocument, EncryptedDocument) as error:
+        outcome = error.message
+    assert outcome
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "text/markdown", "text/html"])
+def test_text_that_is_not_utf8(media_type):
+    with pytest.raises(InvalidEncoding):
+        LOADERS.load("Grüße".encode("latin-1"), media_type)
+
+
+@pytest.mark.parametrize(
+    ("content", "media_type"),
+    [
+        (b"", "text/plain"),
+        (b" \n\t\x00", "text/plain"),
+        (b"---\na: 1\n---\n", "text/markdown"),
+        (b"<html><script>code()</script></html>", "text/html"),
+        (pdf(""), "application/pdf"),
+    ],
+)
+def test_document_without_text(content, media_type):
+    with pytest.raises(EmptyDocument):
+        LOADERS.load(content, media_type)
+
+
+def test_unknown_media_type():
+    with pytest.raises(UnsupportedMediaType, match="image/png"):
+        LOADERS.load(b"", "image/png")
+
+
+@pytest.mark.parametrize(
+    ("name", "media_type"),
+    [("a/b.MD", "text/markdown"), ("x.htm", "text/html"), ("x.jsonl", JSON_LINES), ("x.png", None), ("Makefile", None)],
+)
+def test_media_type_of_a_file(name, media_type):
+    assert media_type_of(name) == media_type
