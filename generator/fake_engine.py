@@ -5,11 +5,11 @@ It is a fake and says so in its name wherever it shows. Its answers repeat the f
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from generator.settings import FakeEngineSettings
 from generator.tokenizer import ModelTokenizer
-from protocol.errors import EngineNotReady
+from protocol.errors import EngineDied, EngineNotReady
 from protocol.generation import EngineInfo, GenerationStep, PrefillCost, PrefillResult, Sampling
 from protocol.plans import PrefillPlan
 
@@ -40,7 +40,7 @@ class FakeEngine:
         self._started = True
 
     async def close(self) -> None:
-        """Refuse further plans."""
+        """Refuse further plans; streams under way end with EngineDied at their next step."""
         self._started = False
 
     async def ready(self) -> None:
@@ -52,7 +52,7 @@ class FakeEngine:
         """What is served."""
         return self._info
 
-    async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncIterator[GenerationStep]:
+    async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         """Wait as long as the prefill would take, then repeat the first document a token at a time."""
         await self.ready()
         began = time.monotonic()
@@ -62,12 +62,14 @@ class FakeEngine:
             cached_tokens=0,
             prefill_ms=(time.monotonic() - began) * 1000,
         )
-        source = (plan.prompt.documents or plan.prompt.segments)[0].token_ids
+        source = next(part.token_ids for part in (*plan.prompt.documents, *plan.prompt.segments) if part.token_ids)
         answer = source[: sampling.max_tokens]
         text = self._tokenizer.decode_stream()
         for position, token_id in enumerate(answer):
             if position:
                 await self._sleep(1 / self._speeds.decode_tokens_per_s)
+            if not self._started:
+                raise EngineDied("the fake engine was closed")
             last = position == len(answer) - 1
             reason = ("length" if len(source) > len(answer) else "stop") if last else None
             yield GenerationStep(text.push(token_id), 1, prefill, reason)  # type: ignore[arg-type]
@@ -75,6 +77,7 @@ class FakeEngine:
 
     async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
         """Measure a wait of the set length; what is said to be cached costs nothing."""
+        await self.ready()
         began = time.monotonic()
         await self._prefill(new_tokens)
         return PrefillCost(cached_tokens, new_tokens, time.monotonic() - began)

@@ -80,14 +80,22 @@ class SegmentLayout:
         marks[0] = _DOCUMENTS_MARK + marks[0]
         turns = [ChatMessage(role, mark) for role, mark in zip(roles, marks, strict=True)]
         try:
-            return self._tokenizer.render([ChatMessage("system", "\x020\x03"), *turns])
+            return self._complete([ChatMessage("system", "\x020\x03"), *turns])
         except TemplateRefusal:
             # Some models know no system role: what we would say there opens the first turn instead.
             turns[0] = ChatMessage(roles[0], f"\x020\x03\n\n{marks[0]}")
         try:
-            return self._tokenizer.render(turns)
+            return self._complete(turns)
         except TemplateRefusal as refusal:
             raise InvalidRequest(f"the model takes no such conversation: {refusal}", param="messages") from refusal
+
+    def _complete(self, turns: Sequence[ChatMessage]) -> str:
+        """The rendered turns. Raises TemplateRefusal where the template, as some do in silence, leaves one out."""
+        rendered = self._tokenizer.render(turns)
+        for turn in turns:
+            if any(mark.group() not in rendered for mark in _MARK.finditer(turn.content)):
+                raise TemplateRefusal(f"its template leaves out what the {turn.role} says")
+        return rendered
 
     def _segment(self, kind: SegmentKind, marked: str, contents: Sequence[str]) -> Segment:
         token_ids: list[int] = []
@@ -96,6 +104,8 @@ class SegmentLayout:
         for position, piece in enumerate(_MARK.split(marked)):
             own = position % 2 == 0
             text = piece if own else contents[int(piece)]
-            digest.update(text.encode("utf-8", "surrogatepass") + (b"\x00" if own else b"\x01"))
+            encoded = text.encode("utf-8", "surrogatepass")
+            # Lengths first, or a content could spell the template's words and pass for another conversation.
+            digest.update(len(encoded).to_bytes(8, "big") + encoded)
             token_ids += self._tokenizer.encode_template(text) if own else self._tokenizer.encode(text)
         return Segment(kind, digest.hexdigest(), tuple(token_ids))

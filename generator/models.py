@@ -39,8 +39,11 @@ class ShippedModel:
                 param="generator.model",
             )
         path = Path(spec.submodule_search_locations[0]) / self._file
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}", param="generator.model") from error
         if digest != self._sha256:
             raise ConfigError(f"{path} has SHA-256 {digest}, expected {self._sha256}", param="generator.model")
         return path
@@ -75,7 +78,7 @@ class ModelStore:
         if name in SHIPPED:
             return self._converted(SHIPPED[name])
         folder = Path(name).expanduser()
-        if folder.is_dir():
+        if name and folder.is_dir():  # an empty path is the working directory
             return folder
         return self._downloaded(name)
 
@@ -87,6 +90,9 @@ class ModelStore:
         with FileLock(f"{target}.lock"):
             if not target.is_dir():
                 log.info("converting the shipped model, once", model=model.name, folder=str(target))
+                # Under the lock, so these belong to processes that were killed.
+                for leftover in target.parent.glob(f".{target.name}-*"):
+                    shutil.rmtree(leftover, ignore_errors=True)
                 scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
                 try:
                     _convert_gguf(model.locate(), scratch)
@@ -99,7 +105,7 @@ class ModelStore:
 
     def _downloaded(self, name: str) -> Path:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
         try:
             return Path(snapshot_download(name, ignore_patterns=["*.bin", "*.pth", "*.gguf", "*.onnx"]))

@@ -27,7 +27,7 @@ class GeneratorSettings(BaseModel):
     max_model_len: int = Field(8192, gt=0, description="Longest prompt plus answer, in tokens.")
     dtype: str = Field(
         "auto",
-        description="Type of weights and KV, as vLLM names it; auto: bfloat16, but float32 on a CPU that only emulates it.",
+        description="Type of weights and KV, as vLLM names it; auto: bfloat16, or float32 on a CPU without it.",
     )
     max_num_seqs: int = Field(64, gt=0, description="Most sequences in one engine step.")
     cpu_threads: int = Field(1, gt=0, description="Threads of the engine on a machine without a GPU.")

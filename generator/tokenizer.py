@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -28,7 +28,7 @@ PLAIN_TEMPLATE = (
 class ModelTokenizer:
     """Text to token ids and back, and conversations to the text that a model was trained to continue.
 
-    Raises ConfigError when the folder has no ``tokenizer.json`` or its template does not compile.
+    Raises ConfigError when the folder has no readable ``tokenizer.json`` or its template does not compile.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,14 +37,17 @@ class ModelTokenizer:
             raise ConfigError(f"model folder {folder} has no tokenizer.json", param="generator.model")
         # One tokenizer reads control tokens such as <|im_end|> in the template's own text; the other reads them in
         # foreign text as plain characters, so that no document can end its turn and speak as the system.
-        self._template_tokenizer = Tokenizer.from_file(str(path))
-        self._plain_tokenizer = Tokenizer.from_file(str(path))
+        self._template_tokenizer = _tokenizer(path)
+        self._plain_tokenizer = _tokenizer(path)
         self._plain_tokenizer.encode_special_tokens = True
         for tokenizer in (self._template_tokenizer, self._plain_tokenizer):
             tokenizer.no_truncation()
             tokenizer.no_padding()
         self._template_variables = _special_tokens(folder)
-        self._template = _environment().from_string(_chat_template(folder))
+        try:
+            self._template = _environment().from_string(_chat_template(folder))
+        except TemplateSyntaxError as error:
+            raise ConfigError(f"the chat template of {folder} does not compile: {error}", "generator.model") from error
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of foreign text; control tokens in it are plain characters."""
@@ -70,7 +73,7 @@ class ModelTokenizer:
             raise TemplateRefusal(str(error)) from error
 
 
-class TemplateRefusal(Exception):  # noqa: N818 - the template's word, not a failure of ours
+class TemplateRefusal(Exception):
     """A chat template's word that it cannot express a conversation."""
 
 
@@ -86,6 +89,13 @@ class TextStream:
         return self._stream.step(self._tokenizer, token_id) or ""
 
 
+def _tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more specific
+        raise ConfigError(f"{path} cannot be read as a tokenizer: {error}", param="generator.model") from error
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     # The dialect that Hugging Face's chat templates are written in.
     environment = ImmutableSandboxedEnvironment(
@@ -96,7 +106,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         raise TemplateError(message)
 
     environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)  # noqa: DTZ005
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
     return environment
 

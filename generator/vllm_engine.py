@@ -16,6 +16,7 @@ from protocol.generation import EngineInfo, FinishReason, GenerationStep, Prefil
 from protocol.plans import PrefillPlan
 
 if TYPE_CHECKING:
+    from vllm import SamplingParams
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -30,6 +31,7 @@ class VllmEngine:
         self._folder = folder
         self._info = EngineInfo(model=settings.model, engine="vllm", max_model_len=settings.max_model_len)
         self._llm: AsyncLLM | None = None
+        self._running: set[str] = set()
 
     async def start(self) -> None:
         """Load the model. Raises ConfigError when vLLM refuses the model or its arguments."""
@@ -47,9 +49,11 @@ class VllmEngine:
         await self.probe_prefill(cached_tokens=0, new_tokens=64)
 
     async def close(self) -> None:
-        """Abort what runs and end the engine's process."""
+        """Abort what runs, which ends its streams with EngineDied, and end the engine's process."""
         llm, self._llm = self._llm, None
         if llm is not None:
+            # vLLM's own shutdown would leave them waiting for ever.
+            await llm.abort(list(self._running))
             llm.shutdown()
 
     async def ready(self) -> None:
@@ -100,16 +104,20 @@ class VllmEngine:
         return time.perf_counter() - began
 
     async def _generate(
-        self, request_id: str, token_ids: list[int], salt: str, params: Any
+        self, request_id: str, token_ids: list[int], salt: str, params: "SamplingParams"
     ) -> "AsyncGenerator[RequestOutput, None]":
         from vllm.exceptions import VLLMValidationError
         from vllm.inputs import TokensPrompt
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=salt)
+        engine = self._engine()
+        self._running.add(request_id)
         try:
-            async with contextlib.aclosing(self._engine().generate(prompt, params, request_id)) as outputs:
+            async with contextlib.aclosing(engine.generate(prompt, params, request_id)) as outputs:
                 async for output in outputs:
+                    if output.outputs[0].finish_reason in ("abort", "error"):
+                        raise EngineDied("the engine gave the request up")
                     yield output
         except EngineDeadError as error:
             raise EngineDied("the engine's process is gone") from error
@@ -117,6 +125,8 @@ class VllmEngine:
             raise InvalidRequest(f"vLLM refuses the request: {error}") from error
         except EngineGenerateError as error:
             raise EngineDied("the engine failed under this request") from error
+        finally:
+            self._running.discard(request_id)
 
     def _engine(self) -> "AsyncLLM":
         if self._llm is None:
@@ -175,7 +185,7 @@ def _device_arguments() -> dict[str, Any]:
     return {"enforce_eager": True, "max_num_batched_tokens": 2048}
 
 
-def _sampling_params(sampling: Sampling) -> Any:
+def _sampling_params(sampling: Sampling) -> "SamplingParams":
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

@@ -4,7 +4,7 @@ A plain object and a Ray Serve handle both fulfil them. Which calls change state
 ``Unavailable`` when the part is not there.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from protocol.documents import (
@@ -29,7 +29,7 @@ from protocol.retrieval import CandidateSet, Chunk, SearchRequest
 class Retriever(Protocol):
     """Keeps documents and finds chunks of them."""
 
-    def search(self, request: SearchRequest) -> AsyncIterator[CandidateSet]:
+    def search(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:
         """Search in stages; reads only.
 
         Raises UnknownCollection, NoDocuments or UnknownFilterKey, all before the first set.
@@ -93,7 +93,7 @@ class Controller(Protocol):
 class Generator(Protocol):
     """Executes plans: the only part that holds a model."""
 
-    def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncIterator[GenerationStep]:
+    def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         """Generate for a plan; closing the iterator aborts the engine's work within one step.
 
         Raises EngineNotReady before the first step, EngineDied at any.

@@ -1,0 +1,99 @@
+"""The composition root: one typed config in, one bound stack out.
+
+gateway (ASGI) ── handles ──► retriever, controller, generator (one Ray Serve application each)
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
+
+from gateway.app import create_app
+from generator.factory import GeneratorFactory
+from generator.layout import SegmentLayout
+from generator.models import ModelStore
+from services.config import Config
+from services.deployments.controller import ControllerDeployment
+from services.deployments.generator import GeneratorDeployment
+from services.deployments.retriever import RetrieverDeployment
+from services.handles import ControllerHandle, GeneratorHandle, RetrieverHandle
+
+RETRIEVER, CONTROLLER, GENERATOR, GATEWAY = "retriever", "controller", "generator", "gateway"
+
+# Queues are the controller's business: Serve's own must never be the one that holds a request back.
+_UNBOUNDED = 100_000
+
+
+def build_parts(config: Config) -> list[serve.RunTarget]:
+    """The Serve applications of the three parts behind the gateway."""
+    return [
+        _target(serve.deployment(RetrieverDeployment), RETRIEVER, config),
+        _target(serve.deployment(ControllerDeployment), CONTROLLER, config),
+        _target(serve.deployment(GeneratorDeployment), GENERATOR, config),
+    ]
+
+
+def build_ingress(config: Config) -> serve.RunTarget:
+    """The gateway as a Serve application behind Serve's own proxy; the parts must have been deployed."""
+    return _target(serve.deployment(serve.ingress(partial(build_app, config))()), GATEWAY, route_prefix="/")
+
+
+class Parts(NamedTuple):
+    """The parts of a running stack, as the gateway and the benchmarks call them."""
+
+    retriever: RetrieverHandle
+    controller: ControllerHandle
+    generator: GeneratorHandle
+    layout: SegmentLayout
+
+
+def build_app(config: Config) -> FastAPI:
+    """The gateway over the Serve applications of a running stack; needs a connection to its Ray."""
+    return create_app(*_parts(config), config.gateway)
+
+
+def connect_parts(config: Config, ray_address: str) -> Parts:
+    """Connect this process to a running stack's Ray and find its parts there."""
+    ray.init(address=ray_address, logging_level="ERROR", log_to_driver=False)
+    return _parts(config)
+
+
+def _parts(config: Config) -> Parts:
+    return Parts(
+        RetrieverHandle(_handle(RETRIEVER)),
+        ControllerHandle(_handle(CONTROLLER)),
+        GeneratorHandle(_handle(GENERATOR)),
+        GeneratorFactory(config.generator, ModelStore(config.cache_dir)).layout(),
+    )
+
+
+def _handle(name: str) -> DeploymentHandle:
+    return serve.get_deployment_handle(name, app_name=name)
+
+
+def _target(
+    deployment: serve.Deployment, name: str, *arguments: object, route_prefix: str | None = None
+) -> serve.RunTarget:
+    application = deployment.options(**_options(name)).bind(*arguments)
+    return serve.RunTarget(application, name=name, route_prefix=route_prefix, logging_config=_logging())
+
+
+def _options(name: str) -> dict[str, object]:
+    return {
+        "name": name,
+        "num_replicas": 1,
+        "max_ongoing_requests": _UNBOUNDED,
+        "ray_actor_options": {"num_cpus": 0},
+        # A dead engine is noticed within seconds; three checks in a row must fail before a replica is replaced.
+        "health_check_period_s": 1,
+        "health_check_timeout_s": 10,
+        "graceful_shutdown_timeout_s": 10,
+    }
+
+
+def _logging() -> LoggingConfig:
+    return LoggingConfig(log_level="WARNING", enable_access_log=False)

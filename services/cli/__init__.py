@@ -1,0 +1,32 @@
+"""The command line, ``ragtree``: one module a command."""
+
+import sys
+
+import typer
+
+from protocol.errors import RagtreeError
+from services.cli import bench, config, ingest, query, stack
+from services.cli.output import errors
+
+app = typer.Typer(
+    help="A RAG serving stack that prefills each piece of knowledge once.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command()(stack.up)
+app.command()(stack.down)
+app.command()(stack.status)
+app.command()(ingest.ingest)
+app.command()(query.query)
+app.add_typer(bench.app, name="bench")
+app.add_typer(config.app, name="config")
+
+
+def main() -> None:
+    """Run one command; an error of ours is one line, not a stack trace."""
+    try:
+        app()
+    except RagtreeError as error:
+        errors.print(f"[bold red]error:[/] {error}", highlight=False)
+        sys.exit(1)

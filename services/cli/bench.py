@@ -1,0 +1,145 @@
+"""``ragtree bench``: measure, each figure beside its baseline in the same run."""
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import httpx
+import msgspec
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from services.cli.connection import JsonOption
+from services.cli.output import errors, results
+from services.config import Config, load_config
+from services.process import StackProcess
+
+if TYPE_CHECKING:
+    from benchmarks.overhead import OverheadResult
+
+app = typer.Typer(help="Measure the stack, each figure beside its baseline in the same run.", no_args_is_help=True)
+
+OVERHEAD_COLLECTION = "bench-overhead"
+OVERHEAD_TOP_K = 4
+OVERHEAD_WORDS = 120
+"""A document's words; four documents and what stands round them make a prompt of about 1,500 tokens."""
+
+
+@app.command()
+def overhead(
+    streams: Annotated[str, typer.Option(help="How many streams at once, one figure each.")] = "1,4,16",
+    samples: Annotated[
+        int, typer.Option(min=1, help="Samples a figure, rounded up to whole rounds, two at least.")
+    ] = 8,
+    seed: Annotated[int, typer.Option(help="Seed of the made-up documents; never use one twice on a stack.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Time to first token through a stack of its own, against its engine's own on the same prompts."""
+    counts = _counts(streams)
+    result = asyncio.run(_overhead(load_config(), dict.fromkeys(counts, samples), seed))
+    if as_json:
+        print(msgspec.json.encode(result).decode())
+        return
+    table = Table("streams", "samples", "engine p50", "stack p50", "overhead p50", "share", "engine p99", "stack p99")
+    for row in result.by_streams.values():
+        table.add_row(
+            str(row.streams),
+            str(row.samples),
+            f"{row.engine_p50_ms:.1f} ms",
+            f"{row.stack_p50_ms:.1f} ms",
+            f"{row.p50_overhead_ms:.1f} ms",
+            f"{row.p50_overhead_share:.3f}",
+            f"{row.engine_p99_ms:.1f} ms",
+            f"{row.stack_p99_ms:.1f} ms",
+        )
+    results.print(table)
+    results.print(f"prompts of {result.prompt_tokens_p50:.0f} tokens (median)", highlight=False)
+
+
+@app.command()
+def recall(
+    dataset: Annotated[str, typer.Option(help="The question set: a folder below --data.")] = "squad",
+    data: Annotated[Path, typer.Option(envvar="RAGTREE_BENCH_DATA", help="Where the question sets lie.")] = Path(
+        "../shared/data"
+    ),
+    questions: Annotated[int, typer.Option(min=1, help="Questions to ask.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Seed of the draw of questions.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Recall of the index, against exact search with the same embeddings."""
+    from benchmarks.datasets import Dataset
+    from benchmarks.recall import RecallBenchmark
+
+    config = load_config()
+    with _progress() as progress:
+        bars: dict[str, TaskID] = {}
+
+        def show(step: str, done: int, total: int) -> None:
+            if step not in bars:
+                bars[step] = progress.add_task(step, total=total)
+            progress.update(bars[step], completed=done)
+
+        benchmark = RecallBenchmark(config.retriever, config.cache_dir / "bench" / "recall", show)
+        result = asyncio.run(benchmark.run(Dataset(data, dataset), questions, seed))
+    if as_json:
+        print(msgspec.json.encode(result).decode())
+        return
+    results.print(
+        f"{result.dataset}: recall@5 {result.recall_at_5:.4f}, exact {result.exact_recall_at_5:.4f} "
+        f"({result.questions} questions, {result.documents} documents); "
+        f"search {result.search_p50_ms:.1f} ms, exact {result.exact_search_p50_ms:.1f} ms (medians)",
+        highlight=False,
+    )
+
+
+async def _overhead(config: Config, samples: dict[int, int], seed: int) -> "OverheadResult":
+    from benchmarks.corpus import SyntheticCorpus
+    from benchmarks.overhead import OverheadBenchmark, ingest
+    from services.app import connect_parts
+
+    groups = 1 + sum(max(2, -(-wanted // streams)) * streams for streams, wanted in samples.items())
+    corpus = SyntheticCorpus(groups, group_size=OVERHEAD_TOP_K, words=OVERHEAD_WORDS, seed=seed)
+    with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder, _progress() as progress:
+        process = StackProcess(Path(folder), {"RAGTREE_SERVER__PORT": "0"})
+        waiting = progress.add_task("starting a stack", total=None)
+        running = process.start(wait_s=300)
+        progress.remove_task(waiting)
+        try:
+            parts = connect_parts(config, running.ray_address)
+            async with httpx.AsyncClient(base_url=running.url, timeout=600) as http:
+                bar = progress.add_task("ingesting", total=None)
+                await ingest(http, OVERHEAD_COLLECTION, corpus)
+                progress.update(bar, description="measuring", total=groups - 1)
+                benchmark = OverheadBenchmark(
+                    http,
+                    parts.retriever,
+                    parts.generator,
+                    parts.layout,
+                    tenant=config.gateway.default_tenant,
+                    collection=OVERHEAD_COLLECTION,
+                    top_k=OVERHEAD_TOP_K,
+                )
+                return await benchmark.run(samples, corpus, lambda streams: progress.advance(bar, streams))
+        finally:
+            process.stop()
+
+
+def _counts(streams: str) -> list[int]:
+    try:
+        counts = [int(count) for count in streams.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise typer.BadParameter("give numbers from 1 up, separated by commas", param_hint="--streams")
+    return counts
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors) as progress:
+        yield progress

@@ -1,0 +1,38 @@
+"""``ragtree config``: what is in force."""
+
+import json
+from collections.abc import Iterator
+
+import typer
+from pydantic import BaseModel
+
+from services.config import config_file, load_config
+
+app = typer.Typer(help="The configuration.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Make `show` a command of its own, although it is the only one yet."""
+
+
+@app.command()
+def show() -> None:
+    """Print the configuration in force as YAML, each option with what it means; secrets are masked."""
+    source = config_file()
+    print(f"# from the environment (RAGTREE_...), {source or 'no ragtree.yaml'}, and defaults")
+    print("\n".join(_commented(load_config(), indent="")))
+
+
+def _commented(model: BaseModel, indent: str) -> Iterator[str]:
+    plain = model.model_dump(mode="json")
+    for name, field in type(model).model_fields.items():
+        if field.description:
+            yield f"{indent}# {field.description}"
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            yield f"{indent}{name}:"
+            yield from _commented(value, indent + "  ")
+        else:
+            # JSON is YAML, and puts any value on one line.
+            yield f"{indent}{name}: {json.dumps(plain[name], ensure_ascii=False)}"

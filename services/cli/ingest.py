@@ -1,0 +1,180 @@
+"""``ragtree ingest``: documents in, with a progress bar; what cannot be read is reported and the rest goes in."""
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from retriever.loaders.registry import media_type_of
+from services.cli.connection import ApiKeyOption, CollectionOption, UrlOption, connect
+from services.cli.output import errors
+from services.client import RequestFailed, StackClient
+
+BATCH_DOCUMENTS = 1000
+"""Documents of one batch: large enough to embed them well, small enough for the progress bar to move."""
+
+JSON_LINES = ".jsonl"
+
+
+def ingest(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Files or folders: text, Markdown, HTML, PDF, and JSON lines of documents.", exists=True),
+    ] = None,
+    collection: CollectionOption = "default",
+    python_stdlib: Annotated[
+        bool, typer.Option("--python-stdlib", help="The modules, classes and functions of this Python's library.")
+    ] = False,
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
+) -> None:
+    """Put documents into the stack. The exit code is 1 when something could not be taken in."""
+    if not paths and not python_stdlib:
+        raise typer.BadParameter("name files or folders, or say --python-stdlib", param_hint="PATHS")
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=errors,
+    ) as progress:
+        ingestion = Ingestion(connect(url, api_key), collection, progress)
+        if python_stdlib:
+            ingestion.send_batches(_stdlib_lines(), "the standard library")
+        for path in paths or []:
+            for file in _files(path):
+                ingestion.send_file(file, _document_id(file, path))
+        ingestion.wait()
+    for failure in ingestion.failures:
+        errors.print(f"[red]skipped[/] {failure}", highlight=False)
+    errors.print(
+        f"{ingestion.stored} documents taken in, {ingestion.unchanged} unchanged, {ingestion.failed} skipped.",
+        highlight=False,
+    )
+    if ingestion.failed:
+        raise typer.Exit(1)
+
+
+class Ingestion:
+    """One run of the command: jobs under way, and what became of their documents."""
+
+    def __init__(self, client: StackClient, collection: str, progress: Progress) -> None:
+        self._client = client
+        self._collection = collection
+        self._progress = progress
+        self._bar = progress.add_task("ingesting", total=0)
+        self._jobs: dict[str, dict[str, Any]] = {}
+        self._names: dict[str, str] = {}
+        self._sent = 0
+        self._refused: list[str] = []
+
+    @property
+    def stored(self) -> int:
+        """Documents that are new or changed."""
+        return self._count("stored")
+
+    @property
+    def unchanged(self) -> int:
+        """Documents that were there already."""
+        return self._count("unchanged")
+
+    @property
+    def failed(self) -> int:
+        """Documents that were skipped."""
+        return self._count("failed_documents") + len(self._refused)
+
+    @property
+    def failures(self) -> Iterator[str]:
+        """A line for each failure that is known by name."""
+        yield from self._refused
+        for job_id, job in self._jobs.items():
+            for error in job["errors"]:
+                place = error.get("document_id") or (f"line {error['line']}" if error.get("line") else None)
+                yield " ".join(filter(None, [self._names[job_id], place and f"({place})"])) + f": {error['message']}"
+
+    def send_file(self, file: Path, document_id: str) -> None:
+        """Send one file, or the documents in it where it holds JSON lines."""
+        try:
+            if file.suffix == JSON_LINES:
+                self.send_batches(file.read_bytes().splitlines(keepends=True), str(file))
+                return
+            media_type = media_type_of(file.name)
+            if media_type is None:
+                self._refuse(file, "no loader reads files of this kind")
+                return
+            job = self._client.put_document(self._collection, document_id, file.read_bytes(), media_type, file.name)
+        except RequestFailed as error:
+            self._refuse(file, str(error))
+        except OSError as error:
+            self._refuse(file, error.strerror or str(error))
+        else:
+            self._follow(job, str(file), documents=1)
+
+    def send_batches(self, lines: Iterable[bytes], name: str) -> None:
+        """Send JSON lines in batches."""
+        batch: list[bytes] = []
+        for line in lines:
+            batch.append(line)
+            if len(batch) == BATCH_DOCUMENTS:
+                self._send_batch(batch, name)
+                batch = []
+        if batch:
+            self._send_batch(batch, name)
+
+    def wait(self) -> None:
+        """Follow every job to its end."""
+        while running := [job_id for job_id, job in self._jobs.items() if job["status"] in ("queued", "in_progress")]:
+            # Jobs run one after the other, so the first that has not ended is the one to look at.
+            self._jobs[running[0]] = self._client.job(running[0])
+            self._show()
+            if self._jobs[running[0]]["status"] in ("queued", "in_progress"):
+                time.sleep(0.1)
+        self._show()
+
+    def _send_batch(self, batch: list[bytes], name: str) -> None:
+        body = b"".join(line if line.endswith(b"\n") else line + b"\n" for line in batch)
+        self._follow(self._client.put_batch(self._collection, body), name, documents=len(batch))
+
+    def _follow(self, job: dict[str, Any], name: str, documents: int) -> None:
+        self._jobs[job["job_id"]] = job
+        self._names[job["job_id"]] = name
+        self._sent += documents
+        self._show()
+
+    def _refuse(self, file: Path, reason: str) -> None:
+        self._refused.append(f"{file}: {reason}")
+
+    def _count(self, field: str) -> int:
+        return sum(job[field] for job in self._jobs.values())
+
+    def _show(self) -> None:
+        done = self._count("stored") + self._count("unchanged") + self._count("failed_documents")
+        self._progress.update(self._bar, total=self._sent, completed=done)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+        return
+    yield from sorted(
+        file
+        for file in path.rglob("*")
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
+
+
+def _document_id(file: Path, given: Path) -> str:
+    """The path below the folder that was named: the same however the folder is reached."""
+    return file.name if file == given else file.relative_to(given).as_posix()
+
+
+def _stdlib_lines() -> Iterator[bytes]:
+    from retriever.stdlib_corpus import stdlib_documents
+
+    encoder = msgspec.json.Encoder()
+    for document in stdlib_documents():
+        yield encoder.encode(document) + b"\n"

@@ -1,0 +1,75 @@
+"""``ragtree query``: ask, and watch the answer come with its sources and timings."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from services.cli.connection import ApiKeyOption, CollectionOption, JsonOption, UrlOption, connect
+from services.cli.output import errors, results
+
+
+def query(
+    question: Annotated[str, typer.Argument(help="What to ask.")],
+    collection: CollectionOption = "default",
+    top_k: Annotated[int | None, typer.Option(help="How many chunks to answer from.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None,
+    filters: Annotated[str | None, typer.Option(help="A metadata filter, as JSON.")] = None,
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask a question and stream the answer."""
+    given = {"query": question, "collection": collection, "top_k": top_k, "max_tokens": max_tokens}
+    body = {name: value for name, value in given.items() if value is not None}
+    if filters is not None:
+        body["filters"] = _parsed(filters)
+    last: dict[str, Any] = {}
+    for event in connect(url, api_key).query(body):
+        last = event
+        if event["type"] == "output_text.delta" and not as_json:
+            print(event["delta"], end="", flush=True)
+    response = last.get("response")
+    if response is None:
+        print()
+        errors.print(f"[bold red]error:[/] {last.get('error', {}).get('message', 'the stream broke off')}")
+        raise typer.Exit(1)
+    if as_json:
+        print(json.dumps(response))
+        return
+    print("\n")
+    _print_sources(response)
+    _print_timings(response)
+
+
+def _parsed(filters: str) -> Any:  # noqa: ANN401 - the stack checks it
+    try:
+        return json.loads(filters)
+    except ValueError as error:
+        raise typer.BadParameter(f"not JSON: {error}", param_hint="--filters") from error
+
+
+def _print_sources(response: dict[str, Any]) -> None:
+    table = Table(title="Sources", title_justify="left", box=None, pad_edge=False)
+    table.add_column("score", justify="right")
+    table.add_column("document")
+    table.add_column("chunk", justify="right")
+    cited = {citation["chunk_id"] for citation in response["citations"]}
+    for result in response["results"]:
+        mark = "" if result["chunk_id"] in cited else " (left out: the prompt was full)"
+        table.add_row(f"{result['score']:.3f}", f"{result['document_id']}{mark}", str(result["chunk_id"]))
+    results.print(table)
+
+
+def _print_timings(response: dict[str, Any]) -> None:
+    timings, usage = response["timings"], response["usage"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    results.print(
+        f"first token after {timings['ttft_ms']:.0f} ms (search {timings['retrieval_ms']:.0f}, "
+        f"queue {timings['queue_ms']:.0f}, prefill {timings['prefill_ms']:.0f}); "
+        f"{usage['prompt_tokens']} prompt tokens, {cached} of them cached; "
+        f"{usage['completion_tokens']} answer tokens, {timings['total_ms'] / 1000:.1f} s in all",
+        style="dim",
+        highlight=False,
+    )

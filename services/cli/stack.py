@@ -1,0 +1,53 @@
+"""``ragtree up``, ``down`` and ``status``: the life of a stack on this machine."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from services.cli.connection import ApiKeyOption, JsonOption, UrlOption, connect
+from services.cli.output import errors, results
+from services.config import load_config
+from services.process import StackProcess
+
+
+def up(
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once the stack is ready, and leave it running.")
+    ] = False,
+    wait_s: Annotated[float, typer.Option(help="With --detach: give up after so many seconds.")] = 300.0,
+) -> None:
+    """Start the stack; Ctrl-C stops it."""
+    config = load_config()
+    if detach:
+        with errors.status("starting Ray") as spinner:
+            running = StackProcess(config.data_dir).start(wait_s, on_wait=spinner.update)
+        errors.print(f"Ready at [bold]{running.url}[/] (process {running.pid}); `ragtree down` stops it.")
+        return
+    from services.logs import configure_logging
+    from services.stack import Stack
+
+    configure_logging()
+    Stack(config).run()
+
+
+def down(
+    wait_s: Annotated[float, typer.Option(help="Kill what still runs after so many seconds.")] = 60.0,
+) -> None:
+    """Stop the stack that runs here."""
+    stopped = StackProcess(load_config().data_dir).stop(wait_s)
+    errors.print("Stopped." if stopped else "No stack is running.")
+
+
+def status(url: UrlOption = None, api_key: ApiKeyOption = None, as_json: JsonOption = False) -> None:
+    """Say whether the stack is ready, and what it holds. The exit code is 0 only when it is ready."""
+    client = connect(url, api_key)
+    missing = client.readiness()
+    collections = [] if missing else client.collections()
+    if as_json:
+        print(json.dumps({"url": client.url, "ready": missing is None, "missing": missing, "collections": collections}))
+    else:
+        results.print(f"{client.url}: {missing or 'ready'}", highlight=False)
+        for held in collections:
+            results.print(f"  {held['name']}: {held['documents']} documents, {held['chunks']} chunks", highlight=False)
+    raise typer.Exit(0 if missing is None else 1)

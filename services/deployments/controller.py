@@ -1,0 +1,41 @@
+"""The controller as a Ray Serve deployment: one replica, the single writer."""
+
+import time
+
+from cachectl.controller import Controller
+from protocol.plans import (
+    AdmissionRequest,
+    CompletionReport,
+    ControllerStats,
+    PrefillPlan,
+    SpeculationDecision,
+)
+from protocol.retrieval import CandidateSet
+from services.config import Config
+
+
+class ControllerDeployment:
+    """Holds a ``Controller`` on the machine's monotonic clock."""
+
+    def __init__(self, config: Config) -> None:
+        self._controller = Controller(config.controller, instance="generator", clock=time.monotonic)
+
+    async def on_candidates(self, query_id: str, candidates: CandidateSet) -> SpeculationDecision:
+        """Decide about provisional documents."""
+        return await self._controller.on_candidates(query_id, candidates)
+
+    async def admit(self, request: AdmissionRequest) -> PrefillPlan:
+        """Wait for the query's turn."""
+        return await self._controller.admit(request)
+
+    async def complete(self, report: CompletionReport) -> None:
+        """Release a lease."""
+        await self._controller.complete(report)
+
+    async def stats(self) -> ControllerStats:
+        """Counters and gauges."""
+        return await self._controller.stats()
+
+    def check_health(self) -> None:
+        """Serve's periodic call: the moment to take back what lost callers hold."""
+        self._controller.expire_leases()

@@ -1,0 +1,65 @@
+"""The retriever as a Ray Serve deployment: one replica, which owns the data folder."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, StoredDocument
+from protocol.retrieval import CandidateSet, SearchRequest
+from retriever.build import build_retriever
+from services.config import Config
+from services.logs import configure_logging
+
+
+class RetrieverDeployment:
+    """Holds a ``Retriever`` and its ingest worker."""
+
+    async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
+        configure_logging()
+        self._retriever = build_retriever(config.retriever, config.data_dir / "retriever")
+        await self._retriever.start()
+
+    async def search(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:
+        """Search in stages."""
+        async with aclosing(self._retriever.search(request)) as stages:
+            async for candidates in stages:
+                yield candidates
+
+    async def put_document(
+        self, tenant: str, collection: str, upload: DocumentUpload, idempotency_key: str | None = None
+    ) -> IngestJob:
+        """Take a document in."""
+        return await self._retriever.put_document(tenant, collection, upload, idempotency_key)
+
+    async def put_batch(
+        self, tenant: str, collection: str, jsonl: bytes, idempotency_key: str | None = None
+    ) -> IngestJob:
+        """Take a batch in."""
+        return await self._retriever.put_batch(tenant, collection, jsonl, idempotency_key)
+
+    async def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
+        """Remove a document."""
+        await self._retriever.delete_document(tenant, collection, document_id)
+
+    async def get_document(self, tenant: str, collection: str, document_id: str) -> StoredDocument:
+        """Read a document back."""
+        return await self._retriever.get_document(tenant, collection, document_id)
+
+    async def list_documents(self, tenant: str, collection: str, limit: int, after: str | None = None) -> DocumentPage:
+        """List a page of documents."""
+        return await self._retriever.list_documents(tenant, collection, limit, after)
+
+    async def list_collections(self, tenant: str) -> Sequence[CollectionInfo]:
+        """List the tenant's collections."""
+        return await self._retriever.list_collections(tenant)
+
+    async def get_job(self, tenant: str, job_id: str) -> IngestJob:
+        """The job's state now."""
+        return await self._retriever.get_job(tenant, job_id)
+
+    async def ready(self) -> None:
+        """Return when searches can be served."""
+        await self._retriever.ready()
+
+    async def __del__(self) -> None:
+        """Serve's call before it ends the replica."""
+        await self._retriever.close()

@@ -1,0 +1,195 @@
+"""The parts as their callers see them: Ray Serve handles that fulfil the contracts of ``protocol.parts``.
+
+A handle adds three things to the call it passes on: an error of the part arrives as itself and not wrapped in Ray's,
+an absent replica arrives as ``Unavailable``, and a call given up is cancelled on the other side too.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError, TaskCancelledError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, StoredDocument
+from protocol.errors import (
+    EngineDied,
+    InternalError,
+    Overloaded,
+    RagtreeError,
+    RetrieverNotReady,
+    Unavailable,
+)
+from protocol.generation import EngineInfo, GenerationStep, PrefillCost, Sampling
+from protocol.plans import (
+    AdmissionRequest,
+    CompletionReport,
+    ControllerStats,
+    PrefillPlan,
+    SpeculationDecision,
+)
+from protocol.retrieval import CandidateSet, SearchRequest
+
+
+class ServeHandle:
+    """Calls methods of one deployment; ``absent`` is the error that says it is not there."""
+
+    def __init__(self, handle: DeploymentHandle, part: str, absent: type[Unavailable]) -> None:
+        self._unary = handle
+        self._streaming = handle.options(stream=True)
+        self._part = part
+        self._absent = absent
+
+    async def call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 - whatever the method returns
+        """The method's result. Raises what the method raised, or ``absent``."""
+        response = getattr(self._unary, method).remote(*arguments)
+        try:
+            return await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+        except Exception as error:
+            raise self._translated(error) from error
+
+    async def stream(self, method: str, *arguments: object) -> AsyncGenerator[Any, None]:
+        """The items the method yields; closing the iterator cancels the method. Raises as ``call``."""
+        response = getattr(self._streaming, method).remote(*arguments)
+        ended = False
+        try:
+            async for item in response:
+                yield item
+            ended = True
+        except Exception as error:
+            ended = True
+            raise self._translated(error) from error
+        finally:
+            # Serve does not notice by itself that nobody reads any more.
+            if not ended:
+                response.cancel()
+
+    def _translated(self, error: Exception) -> RagtreeError:
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        if isinstance(cause, RagtreeError):
+            return cause
+        if isinstance(cause, BackPressureError):
+            return Overloaded(f"the {self._part} has no room for another request")
+        if isinstance(
+            cause,
+            ActorDiedError
+            | ActorUnavailableError
+            | DeploymentUnavailableError
+            | TaskCancelledError
+            | RayServeException,
+        ):
+            return self._absent(f"the {self._part} is not available: it is starting, or being restarted")
+        return InternalError(f"the {self._part} failed")
+
+
+class RetrieverHandle:
+    """``protocol.parts.Retriever`` over a handle."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._part = ServeHandle(handle, "retriever", RetrieverNotReady)
+
+    def search(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:
+        """Search in stages."""
+        return self._part.stream("search", request)
+
+    async def put_document(
+        self, tenant: str, collection: str, upload: DocumentUpload, idempotency_key: str | None = None
+    ) -> IngestJob:
+        """Take a document in."""
+        job: IngestJob = await self._part.call("put_document", tenant, collection, upload, idempotency_key)
+        return job
+
+    async def put_batch(
+        self, tenant: str, collection: str, jsonl: bytes, idempotency_key: str | None = None
+    ) -> IngestJob:
+        """Take a batch in."""
+        job: IngestJob = await self._part.call("put_batch", tenant, collection, jsonl, idempotency_key)
+        return job
+
+    async def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
+        """Remove a document."""
+        await self._part.call("delete_document", tenant, collection, document_id)
+
+    async def get_document(self, tenant: str, collection: str, document_id: str) -> StoredDocument:
+        """Read a document back."""
+        document: StoredDocument = await self._part.call("get_document", tenant, collection, document_id)
+        return document
+
+    async def list_documents(self, tenant: str, collection: str, limit: int, after: str | None = None) -> DocumentPage:
+        """List a page of documents."""
+        page: DocumentPage = await self._part.call("list_documents", tenant, collection, limit, after)
+        return page
+
+    async def list_collections(self, tenant: str) -> Sequence[CollectionInfo]:
+        """List the tenant's collections."""
+        collections: Sequence[CollectionInfo] = await self._part.call("list_collections", tenant)
+        return collections
+
+    async def get_job(self, tenant: str, job_id: str) -> IngestJob:
+        """The job's state now."""
+        job: IngestJob = await self._part.call("get_job", tenant, job_id)
+        return job
+
+    async def ready(self) -> None:
+        """Return when searches can be served."""
+        await self._part.call("ready")
+
+
+class ControllerHandle:
+    """``protocol.parts.Controller`` over a handle."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._part = ServeHandle(handle, "controller", Unavailable)
+
+    async def on_candidates(self, query_id: str, candidates: CandidateSet) -> SpeculationDecision:
+        """Decide about provisional documents."""
+        decision: SpeculationDecision = await self._part.call("on_candidates", query_id, candidates)
+        return decision
+
+    async def admit(self, request: AdmissionRequest) -> PrefillPlan:
+        """Wait for the query's turn."""
+        plan: PrefillPlan = await self._part.call("admit", request)
+        return plan
+
+    async def complete(self, report: CompletionReport) -> None:
+        """Release a lease."""
+        await self._part.call("complete", report)
+
+    async def stats(self) -> ControllerStats:
+        """Counters and gauges."""
+        stats: ControllerStats = await self._part.call("stats")
+        return stats
+
+
+class GeneratorHandle:
+    """``protocol.parts.Generator`` over a handle, and the engine's cost probe."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._part = ServeHandle(handle, "generator", EngineDied)
+
+    def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
+        """Generate for a plan."""
+        return self._part.stream("stream", plan, sampling)
+
+    async def info(self) -> EngineInfo:
+        """What is served."""
+        info: EngineInfo = await self._part.call("info")
+        return info
+
+    async def ready(self) -> None:
+        """Return when plans can be executed."""
+        await self._part.call("ready")
+
+    async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
+        """Measure one prefill on the engine."""
+        cost: PrefillCost = await self._part.call("probe_prefill", cached_tokens, new_tokens)
+        return cost
+
+    async def time_to_first_token(self, plan: PrefillPlan) -> float:
+        """Seconds to the first token of a plan as the engine's own process sees it: no hop is in it."""
+        seconds: float = await self._part.call("time_to_first_token", plan)
+        return seconds

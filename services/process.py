@@ -1,0 +1,76 @@
+"""A stack in a process of its own, started by another one."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from protocol.errors import RagtreeError
+from services.client import StackClient
+from services.run_state import RunningStack, RunState
+
+
+class StartFailed(RagtreeError):
+    """A stack ended, or was stopped, before it was ready; the message carries the end of its log."""
+
+    code = "start_failed"
+
+
+class StackProcess:
+    """Starts a detached ``ragtree up`` on a data folder and waits until it answers queries.
+
+    ``environment`` is added to this process's own; it is how a configuration other than the present one is passed.
+    """
+
+    def __init__(self, data_dir: Path, environment: Mapping[str, str] | None = None) -> None:
+        self._state = RunState(data_dir)
+        self._environment = {**os.environ, "RAGTREE_DATA_DIR": str(data_dir), **(environment or {})}
+
+    def start(self, wait_s: float, on_wait: Callable[[str], None] = lambda _: None) -> RunningStack:
+        """Start and wait; ``on_wait`` hears what is still missing.
+
+        Raises Conflict when a stack runs there already, StartFailed when this one does not become ready in time.
+        """
+        with self._state.claimed():
+            pass  # says at once when another stack runs there
+        with self._state.log_file.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "services.cli", "up"],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            return self._wait(process, time.monotonic() + wait_s, on_wait)
+        except BaseException:
+            # Also on Ctrl-C: a stack that nobody was told of must not go on running.
+            self._state.stop(timeout_s=30)
+            process.kill()
+            process.wait()
+            raise
+
+    def stop(self, timeout_s: float = 60.0) -> bool:
+        """Stop the stack that runs there; whether there was one."""
+        return self._state.stop(timeout_s)
+
+    def _wait(self, process: subprocess.Popen[bytes], deadline: float, on_wait: Callable[[str], None]) -> RunningStack:
+        missing: str | None = "Ray is starting"
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise StartFailed(f"the stack ended while starting:\n{self._log_tail()}")
+            running = self._state.running()
+            if running is not None:
+                missing = StackClient(running.url, timeout_s=10).readiness()
+                if missing is None:
+                    return running
+            on_wait(missing or "")
+            time.sleep(0.2)
+        raise StartFailed(f"the stack was not ready in time, and is stopped again: {missing}\n{self._log_tail()}")
+
+    def _log_tail(self) -> str:
+        lines = self._state.log_file.read_text(errors="replace").splitlines()
+        return "\n".join([*lines[-20:], f"(the whole log: {self._state.log_file})"])

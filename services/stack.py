@@ -1,0 +1,145 @@
+"""A stack in the making: Ray, the Serve applications, and the gateway in front of them, run by one process."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import ray
+import structlog
+import uvicorn
+from ray import serve
+from ray.serve.config import HTTPOptions, ProxyLocation
+
+from protocol.errors import ConfigError
+from services.app import build_app, build_ingress, build_parts
+from services.config import Config, ServerSettings
+from services.run_state import RunState
+
+log = structlog.get_logger(__name__)
+
+OBJECT_STORE_BYTES = 100 * 1024 * 1024
+"""Messages between parts are kilobytes and travel inline; Ray's default would take a third of the memory."""
+
+
+class Stack:
+    """Runs one stack in the foreground until it is told to stop.
+
+    The gateway answers as soon as Ray is up: until the model is loaded it says 503, and why.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._state = RunState(config.data_dir)
+
+    def run(self) -> None:
+        """Serve until SIGINT or SIGTERM, then stop everything that was started.
+
+        Raises Conflict when another stack owns the data folder, ConfigError when the port cannot be had.
+        """
+        signal.signal(signal.SIGTERM, _interrupt)
+        with self._state.claimed(), _listening_socket(self._config.server) as listener:
+            try:
+                if self._config.server.ingress == "serve":
+                    self._run_behind_serve(listener)
+                else:
+                    self._run_beside_serve(listener)
+            except KeyboardInterrupt:
+                log.info("stopping")
+            finally:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                _stop_ray()
+
+    def _run_beside_serve(self, listener: socket.socket) -> None:
+        self._start_ray()
+        serve.start(proxy_location=ProxyLocation.Disabled)
+        _deploy(build_parts(self._config))
+        asyncio.run(self._serve(listener))
+
+    async def _serve(self, listener: socket.socket) -> None:
+        url = _url(listener)
+        # Handles belong to the event loop that they are made in.
+        server = _Server(
+            uvicorn.Config(
+                build_app(self._config),
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=10,
+            ),
+            on_started=lambda: self._publish(url),
+        )
+        log.info("the gateway listens; it answers queries once the model is loaded", url=url)
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            await serve.shutdown_async()
+
+    def _run_behind_serve(self, listener: socket.socket) -> None:
+        url = _url(listener)
+        host, port = listener.getsockname()[:2]
+        # Serve's proxy, a process of its own, binds the port itself; that it can be had is known by now.
+        listener.close()
+        self._start_ray()
+        serve.start(proxy_location=ProxyLocation.HeadOnly, http_options=HTTPOptions(host=host, port=port))
+        _deploy(build_parts(self._config))
+        _deploy([build_ingress(self._config)])
+        self._publish(url)
+        log.info("Ray Serve's proxy listens; it answers queries once the model is loaded", url=url)
+        while True:
+            signal.pause()
+
+    def _start_ray(self) -> None:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            logging_level="WARNING",
+        )
+        # Ray takes the handler for itself when it starts.
+        signal.signal(signal.SIGTERM, _interrupt)
+
+    def _publish(self, url: str) -> None:
+        self._state.publish(url, ray.get_runtime_context().gcs_address)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, telling when it accepts connections."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+
+def _deploy(targets: list[serve.RunTarget]) -> None:
+    # Not until they run: the gateway is to say meanwhile what is still missing.
+    serve.run_many(targets, wait_for_applications_running=False)
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{host}:{port}"
+
+
+def _listening_socket(server: ServerSettings) -> socket.socket:
+    """Take the port before anything slow is started. Raises ConfigError when it is taken."""
+    try:
+        return socket.create_server((server.host, server.port), backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {server.host}:{server.port}: {error.strerror}", "server.port") from error
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _stop_ray() -> None:
+    if ray.is_initialized():
+        # Serve first: it lets replicas end their streams and give their engines back.
+        serve.shutdown()
+        ray.shutdown()
