@@ -1,0 +1,51 @@
+"""Small model folders: a byte-level tokenizer with control tokens, and a chat template of the test's choice."""
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+CONTROL_TOKENS = ("<|start|>", "<|end|>", "<|endoftext|>")
+
+CHATML = (
+    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+"""Takes any role anywhere."""
+
+NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('No system role') }}{% endif %}"
+    "{% for message in messages %}"
+    "{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Alternate!') }}{% endif %}"
+    "<|start|>{{ message.role }}\n{{ message.content | trim }}<|end|>\n{% endfor %}{{ '<|start|>assistant\n' }}"
+)
+"""Refuses a system turn, as Gemma's does, and two turns of one speaker."""
+
+SILENT_ABOUT_SYSTEM = (
+    "{% for message in messages %}{% if message.role in ['user', 'assistant'] %}"
+    "<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endif %}{% endfor %}{{ '<|start|>assistant\n' }}"
+)
+"""Leaves out turns of roles that it does not know, and says nothing."""
+
+
+def make_model_folder(folder: Path, template: str | None = CHATML) -> Path:
+    """A model folder with a byte-level tokenizer, one token a byte, and ``template`` as its chat template."""
+    folder.mkdir(parents=True, exist_ok=True)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(CONTROL_TOKENS))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<|end|>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def control_ids(folder: Path) -> set[int]:
+    """The ids that only a template may produce."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = {tokenizer.token_to_id(token) for token in CONTROL_TOKENS}
+    assert None not in ids
+    return ids
