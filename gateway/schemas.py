@@ -5,7 +5,7 @@ Tenants and namespaces are never read from a body; they come with the key.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
 from gateway.filters import RequestFilter
 from protocol.prompts import ChatMessage
@@ -15,6 +15,16 @@ DOCUMENT_ID = r"^[^\x00-\x1f\x7f]{1,512}$"
 MAX_TOKENS = 131_072
 MAX_TOP_K = 100
 
+
+def _whole_characters(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("half a character: JSON can spell a lone surrogate, UTF-8 cannot") from error
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole_characters)]
 CollectionName = Annotated[str, Field(pattern=COLLECTION)]
 TopK = Annotated[int, Field(ge=1, le=MAX_TOP_K)]
 MaxTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
@@ -30,7 +40,7 @@ class QueryBody(BaseModel):
     """A question to a collection. Without ``temperature`` the answer is greedy, so it can be had again."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-    query: str = Field(min_length=1, pattern=r"\S", examples=["How do I read a file line by line?"])
+    query: Text = Field(min_length=1, pattern=r"\S", examples=["How do I read a file line by line?"])
     collection: CollectionName | None = None
     filters: RequestFilter | None = None
     top_k: TopK | None = None
@@ -46,14 +56,14 @@ class TextPart(BaseModel):
     """A part of a message's content; the only kind that a text model reads."""
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class ChatTurn(BaseModel):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
+    content: Text | list[TextPart] | None = None
 
     def to_protocol(self) -> ChatMessage:
         """The message as the prompt layout takes it; ``developer`` is OpenAI's newer word for ``system``."""
@@ -103,7 +113,7 @@ class ChatBody(BaseModel):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     seed: Seed | None = None
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
     n: Literal[1] | None = None
     collection: CollectionName | None = None
     filters: RequestFilter | None = None
@@ -114,9 +124,9 @@ class DocumentBody(BaseModel):
     """A document as JSON."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-    text: str
-    filename: str | None = Field(default=None, min_length=1, max_length=512)
-    title: str | None = Field(default=None, max_length=1024)
+    text: Text
+    filename: Text | None = Field(default=None, min_length=1, max_length=512)
+    title: Text | None = Field(default=None, max_length=1024)
     attributes: AttributeMap = {}
 
     @classmethod

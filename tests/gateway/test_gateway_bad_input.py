@@ -130,3 +130,10 @@ async def test_routes_that_are_not_there(served, method: str, path: str, status:
     answer = await served.client.request(method, path)
     assert_shape(answer, status)
     assert ("allow" in answer.headers) == (status == 405)
+
+
+@pytest.mark.parametrize("content", ["\\ud800", "who \\udc00?"])
+async def test_half_a_character_in_a_chat_is_refused(served, content):
+    body = f'{{"model": "tiny", "messages": [{{"role": "user", "content": "{content}"}}]}}'
+    headers = {"Content-Type": "application/json"}
+    assert_shape(await served.client.post("/v1/chat/completions", content=body, headers=headers), 422)
