@@ -60,7 +60,7 @@ class Chunker:
         room = self.limit - (self._count(heading) if heading else 0)
         overlap = min(self._overlap, room // 2)
         slack = room // 8
-        first = 0
+        first = covered = 0
         while first < len(starts):
             last = min(first + room, len(starts))
             if last < len(starts):
@@ -76,9 +76,11 @@ class Chunker:
                 if shorter >= last:
                     break
                 last = shorter
-            if body.strip():
-                lead = len(body) - len(body.lstrip())
-                yield _chunk(chunk, begin + lead, begin + lead + len(body.strip()))
+            start, stop = end - len(body.lstrip()), begin + len(body.rstrip())
+            # Without its white space a chunk may hold nothing that the one before does not.
+            if stop > max(start, covered):
+                yield _chunk(chunk, start, stop)
+                covered = stop
             if last >= len(starts):
                 return
             back = last - overlap
@@ -128,7 +130,7 @@ def _whole(starts: list[int], first: int, at: int) -> int:
 
 def _with_heading(heading: str, body: str) -> str:
     """The body under its heading, unless it opens with that heading itself, as Markdown does."""
-    if not heading or body.lstrip("# ").startswith(heading):
+    if not heading or body.partition("\n")[0].strip("# ") == heading:
         return body
     return f"{heading}\n{body}"
 

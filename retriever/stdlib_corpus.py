@@ -18,6 +18,7 @@ _SKIPPED = {
     "this",
     "idlelib",
     "lib2to3",
+    "distutils",
     "test",
     "tests",
     "turtledemo",

@@ -70,3 +70,7 @@ async def search(retriever: Retriever, query: str, top_k: int = 5, **fields: Any
 
 def ids(candidates: CandidateSet) -> list[str]:
     return [chunk.document_id for chunk in candidates.docs]
+
+
+SMALL = {"index": {"ivf_threshold": 32, "probe_share": 1.0}, "chunks": {"size": 16, "overlap": 0}}
+"""Settings under which a few documents are a trained index, and a short one is several chunks."""

@@ -1,0 +1,41 @@
+"""One stack a session of each kind: real Ray, Serve, Faiss and embedder; the engine a fake, or a real vLLM."""
+
+import pytest
+from stacks import FREEDONIA, SYLVANIA, StackUnderTest
+
+FAKE = {
+    "RAGTREE_GENERATOR__ENGINE": "fake",
+    "RAGTREE_GENERATOR__FAKE__DECODE_TOKENS_PER_S": "200",
+    "RAGTREE_GENERATOR__FAKE__PREFILL_TOKENS_PER_S": "20000",
+}
+VLLM = {"RAGTREE_GENERATOR__MAX_MODEL_LEN": "2048"}
+
+
+@pytest.fixture(scope="session")
+def start_stack(tmp_path_factory):
+    """Starts stacks, and stops at the end of the session what still runs."""
+    started: list[StackUnderTest] = []
+
+    def start(environment, name):
+        stack = StackUnderTest(tmp_path_factory.mktemp(name), environment)
+        started.append(stack)
+        stack.start()
+        return stack
+
+    yield start
+    for stack in started:
+        stack.stop()
+
+
+@pytest.fixture(scope="session")
+def fake_stack(start_stack):
+    stack = start_stack(FAKE, "fake")
+    stack.ingest("countries", {"freedonia": FREEDONIA, "sylvania": SYLVANIA})
+    return stack
+
+
+@pytest.fixture(scope="session")
+def vllm_stack(start_stack):
+    stack = start_stack(VLLM, "vllm")
+    stack.ingest("countries", {"freedonia": FREEDONIA, "sylvania": SYLVANIA})
+    return stack

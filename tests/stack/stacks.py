@@ -1,0 +1,98 @@
+"""Running stacks for tests, and what tests ask of them over HTTP."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from httpx_sse import connect_sse
+
+from services.process import StackProcess
+from services.run_state import RunningStack
+
+START_S = 300
+POLL_S = 0.05
+
+FREEDONIA = "The capital of Freedonia is Marxville, a town of three thousand people, founded in 1932 by Rufus Firefly."
+SYLVANIA = "The capital of Sylvania is Trentino, which lies on a lake and is known for its peanuts and lemonade."
+
+
+class StackUnderTest:
+    """One stack on a folder of its own: started, asked over HTTP, stopped."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder = folder
+        self.environment = {"RAGTREE_SERVER__PORT": "0", **environment}
+        self.process = StackProcess(folder, self.environment)
+        self.running: RunningStack | None = None
+
+    def start(self) -> None:
+        self.running = self.process.start(START_S)
+
+    def stop(self) -> bool:
+        return self.process.stop()
+
+    @property
+    def url(self) -> str:
+        assert self.running is not None
+        return self.running.url
+
+    @contextmanager
+    def client(self) -> Iterator[httpx.Client]:
+        with httpx.Client(base_url=self.url, timeout=120) as client:
+            yield client
+
+    def ingest(self, collection: str, documents: dict[str, str]) -> None:
+        lines = "\n".join(json.dumps({"id": key, "text": text}) for key, text in documents.items())
+        with self.client() as client:
+            path = f"/v1/collections/{collection}/documents:batch"
+            job = client.post(path, content=lines, headers={"Content-Type": "application/x-ndjson"})
+            assert job.status_code == 202, job.text
+            ended = until(lambda: ended_job(client, job.json()["job_id"]))
+            assert ended["failed_documents"] == 0
+
+    def query(self, **body: Any) -> httpx.Response:
+        with self.client() as client:
+            return client.post("/query", json=body)
+
+    def events(self, **body: Any) -> list[dict[str, Any]]:
+        with self.client() as client, connect_sse(client, "POST", "/query", json={**body, "stream": True}) as source:
+            source.response.raise_for_status()
+            return [event.json() for event in source.iter_sse()]
+
+    def processes(self, named: str) -> list[psutil.Process]:
+        """The stack's processes whose title or command line contains ``named``."""
+        assert self.running is not None
+        return [
+            process
+            for process in psutil.Process(self.running.pid).children(recursive=True)
+            if named in " ".join(process.cmdline()) or named in process.name()
+        ]
+
+    def is_ready(self) -> bool:
+        with self.client() as client:
+            return client.get("/readyz").status_code == 200
+
+
+def ended_job(client: httpx.Client, job_id: str) -> dict[str, Any] | None:
+    job = client.get(f"/v1/jobs/{job_id}").raise_for_status().json()
+    return job if job["status"] in ("completed", "failed") else None
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 120) -> Any:
+    """Wait for something true and return it."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(POLL_S)
+    return value
+
+
+def comparable(response: dict[str, Any]) -> dict[str, Any]:
+    """A reply without what differs from one request to the next by nature."""
+    usage = {**response["usage"], "prompt_tokens_details": None}
+    return {**response, "usage": usage, "query_id": None, "created_at": None, "timings": sorted(response["timings"])}

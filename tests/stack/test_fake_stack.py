@@ -1,0 +1,177 @@
+"""The whole stack on real Ray with the fake engine: what holds whatever the model."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import httpx
+import psutil
+import pytest
+from httpx_sse import connect_sse
+from stacks import comparable, until
+
+from protocol.errors import Conflict
+
+pytestmark = pytest.mark.ray
+
+QUESTION = {"query": "What is the capital of Freedonia?", "collection": "countries", "top_k": 2}
+
+
+def command(stack, *arguments, **environment):
+    """Run the command line against a stack."""
+    return subprocess.run(
+        [sys.executable, "-m", "services.cli", *arguments],
+        env={**os.environ, "RAGTREE_DATA_DIR": str(stack.folder), "COLUMNS": "200", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_json_and_server_sent_events_give_the_same_object(fake_stack):
+    as_json = fake_stack.query(**QUESTION).json()
+    events = fake_stack.events(**QUESTION)
+    assert comparable(as_json) == comparable(events[-1]["response"])
+    assert as_json["citations"]
+    assert "".join(event["delta"] for event in events if event["type"] == "output_text.delta") == as_json["output_text"]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+def test_the_command_line_takes_a_folder_in_and_skips_what_is_broken(fake_stack, tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "good.md").write_text("# Borduria\n\nThe capital of Borduria is Szohod.")
+    (tmp_path / "broken.pdf").write_bytes(b"%PDF-1.4 not really")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    (tmp_path / "more.jsonl").write_text('{"id": "syldavia", "text": "The capital of Syldavia is Klow."}\nnot json\n')
+    ran = command(fake_stack, "ingest", str(tmp_path), "--collection", "folder")
+    assert ran.returncode == 1
+    assert "2 documents taken in, 0 unchanged, 4 skipped" in ran.stderr
+    for name in ("broken.pdf", "latin.txt", "picture.png", "more.jsonl"):
+        assert name in ran.stderr
+    again = command(fake_stack, "ingest", str(tmp_path / "deep"), "--collection", "folder2")
+    assert again.returncode == 0
+    asked = command(fake_stack, "query", "What is the capital of Borduria?", "--collection", "folder", "--json")
+    assert json.loads(asked.stdout)["results"][0]["document_id"] == "deep/good.md"
+
+
+def test_the_command_line_streams_with_sources_and_timings(fake_stack):
+    ran = command(fake_stack, "query", QUESTION["query"], "--collection", "countries")
+    assert ran.returncode == 0
+    assert "marxville" in ran.stdout
+    assert "freedonia" in ran.stdout.split("Sources")[1]
+    assert "first token after" in ran.stdout
+
+
+def test_the_command_line_reports_errors_in_one_line(fake_stack):
+    ran = command(fake_stack, "query", "anything", "--collection", "nowhere")
+    assert ran.returncode == 1
+    assert "unknown_collection" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    away = command(fake_stack, "query", "anything", "--url", "http://127.0.0.1:9")
+    assert away.returncode == 1
+    assert "no stack answers" in away.stderr
+
+
+def test_status_tells_what_is_there(fake_stack):
+    ran = command(fake_stack, "status", "--json")
+    assert ran.returncode == 0
+    status = json.loads(ran.stdout)
+    assert status["ready"]
+    assert "countries" in [collection["name"] for collection in status["collections"]]
+
+
+def test_a_second_stack_on_the_same_folder_is_refused(fake_stack):
+    with pytest.raises(Conflict, match="already runs"):
+        fake_stack.process.start(wait_s=5)
+    assert fake_stack.is_ready()
+
+
+def test_a_taken_port_is_reported_before_anything_starts(fake_stack, tmp_path):
+    port = fake_stack.url.rsplit(":", 1)[1]
+    ran = command(fake_stack, "up", RAGTREE_DATA_DIR=str(tmp_path), RAGTREE_SERVER__PORT=port)
+    assert ran.returncode == 1
+    assert "cannot listen" in ran.stderr
+
+
+def test_a_wrong_configuration_is_one_clear_message(fake_stack):
+    ran = command(fake_stack, "config", "show", RAGTREE_CONTROLLER__MAX_RUNNING="many")
+    assert ran.returncode == 1
+    assert "controller.max_running" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_lost_generator_is_replaced_and_queries_meanwhile_are_refused_or_wait(fake_stack):
+    (replica,) = fake_stack.processes("ServeReplica:generator")
+    replica.kill()
+    answers = []
+
+    def served_by_another():
+        answers.append(fake_stack.query(**QUESTION))
+        return answers[-1].status_code == 200 and fake_stack.processes("ServeReplica:generator") not in ([], [replica])
+
+    until(served_by_another)
+    for refused in (answer for answer in answers if answer.status_code != 200):
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] in ("engine_not_ready", "engine_died")
+        assert int(refused.headers["Retry-After"]) > 0
+
+
+def test_a_generator_lost_in_mid_stream_ends_the_stream_with_an_error(start_stack):
+    slow = start_stack(
+        {"RAGTREE_GENERATOR__ENGINE": "fake", "RAGTREE_GENERATOR__FAKE__DECODE_TOKENS_PER_S": "2"}, "slow"
+    )
+    slow.ingest("countries", {"long": "One two three four five six seven eight nine ten. " * 20})
+    with slow.client() as client, connect_sse(client, "POST", "/query", json={**QUESTION, "stream": True}) as source:
+        types = []
+        for event in source.iter_sse():
+            types.append(event.json()["type"])
+            if types.count("output_text.delta") == 1:
+                (replica,) = slow.processes("ServeReplica:generator")
+                replica.kill()
+    assert types[-1] == "query.failed"
+    assert types.count("query.failed") == 1
+    slow.stop()
+
+
+def test_killed_and_started_again_nothing_is_lost(start_stack):
+    stack = start_stack({"RAGTREE_GENERATOR__ENGINE": "fake"}, "killed")
+    lines = "\n".join(json.dumps({"id": f"d{n}", "text": f"Fact number {n} stands here. " * 30}) for n in range(200))
+    with stack.client() as client:
+        path = "/v1/collections/many/documents:batch"
+        job = client.post(path, content=lines, headers={"Content-Type": "application/x-ndjson"}).json()
+    family = psutil.Process(stack.running.pid).children(recursive=True)
+    os.kill(stack.running.pid, signal.SIGKILL)
+    psutil.wait_procs(family, timeout=30)
+    for left in family:
+        if left.is_running():
+            left.kill()
+    stack.start()
+    with stack.client() as client:
+
+        def ended():
+            state = client.get(f"/v1/jobs/{job['job_id']}").raise_for_status().json()
+            return state if state["status"] == "completed" else None
+
+        state = until(ended)
+        assert state["stored"] + state["unchanged"] == 200
+        collections = client.get("/v1/collections").json()["data"]
+        assert [held["documents"] for held in collections if held["name"] == "many"] == [200]
+    assert stack.stop()
+    with pytest.raises(httpx.ConnectError), stack.client() as client:
+        client.get("/healthz")
+
+
+def test_behind_serves_own_ingress_the_api_is_the_same(start_stack):
+    stack = start_stack(
+        {"RAGTREE_GENERATOR__ENGINE": "fake", "RAGTREE_SERVER__INGRESS": "serve"},
+        "ingress",
+    )
+    stack.ingest("countries", {"freedonia": "The capital of Freedonia is Marxville."})
+    events = stack.events(**QUESTION)
+    assert events[-1]["type"] == "query.completed"
+    assert stack.query(query="x", collection="nowhere").json()["error"]["code"] == "unknown_collection"
+    stack.stop()

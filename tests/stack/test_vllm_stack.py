@@ -1,0 +1,112 @@
+"""End to end, over HTTP only: real vLLM through real Ray Serve."""
+
+import openai
+import psutil
+import pytest
+from httpx_sse import connect_sse
+from stacks import comparable, until
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+
+QUESTION = {
+    "query": "What is the capital of Freedonia?",
+    "collection": "countries",
+    "top_k": 1,
+    "max_tokens": 16,
+    "temperature": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def client(vllm_stack):
+    with openai.OpenAI(base_url=f"{vllm_stack.url}/v1", api_key="none", timeout=120) as client:
+        yield client
+
+
+def test_an_answer_rests_on_its_documents(vllm_stack):
+    reply = vllm_stack.query(**QUESTION).json()
+    assert "Marxville" in reply["output_text"]
+    assert reply["citations"][0]["document_id"] == "freedonia"
+    assert reply["usage"]["total_tokens"] == reply["usage"]["prompt_tokens"] + reply["usage"]["completion_tokens"]
+    assert 0 < reply["timings"]["prefill_ms"] <= reply["timings"]["ttft_ms"] <= reply["timings"]["total_ms"]
+
+
+def test_json_and_server_sent_events_give_the_same_object(vllm_stack):
+    as_json = vllm_stack.query(**QUESTION).json()
+    as_events = vllm_stack.events(**QUESTION)[-1]["response"]
+    assert comparable(as_json) == comparable(as_events)
+
+
+def test_a_repeated_prompt_is_served_from_vllms_prefix_cache(vllm_stack):
+    text = "The archive of Ruritania holds letters, maps, ledgers and diaries from four centuries. " * 20
+    vllm_stack.ingest("archive", {"ruritania": text})
+    asked = {**QUESTION, "query": "What does the archive of Ruritania hold?", "collection": "archive"}
+    first = vllm_stack.query(**asked).json()["usage"]
+    second = vllm_stack.query(**asked).json()["usage"]
+    assert first["prompt_tokens"] == second["prompt_tokens"]
+    assert second["prompt_tokens_details"]["cached_tokens"] > first["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_documents_that_do_not_fit_are_dropped_from_the_tail(vllm_stack):
+    word = "Ruritania has many castles and lakes and valleys and forests. "
+    vllm_stack.ingest("long", {f"part{n}": f"Part {n}. " + word * 38 for n in range(6)})
+    asked = {**QUESTION, "query": "What has Ruritania?", "collection": "long", "top_k": 6, "max_tokens": 4}
+    reply = vllm_stack.query(**asked).json()
+    assert reply["dropped_documents"] > 0
+    assert len(reply["citations"]) + reply["dropped_documents"] == len(reply["results"])
+    kept = [citation["chunk_id"] for citation in reply["citations"]]
+    assert kept == [result["chunk_id"] for result in reply["results"]][: len(kept)]
+    assert reply["usage"]["prompt_tokens"] + 4 <= 2048
+
+
+def test_a_question_that_alone_is_too_long_is_refused(vllm_stack):
+    refused = vllm_stack.query(**{**QUESTION, "query": "why oh why " * 1500})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "question_too_long"
+
+
+def test_the_openai_client_works_unchanged(client):
+    (model,) = client.models.list().data
+    messages = [{"role": "user", "content": QUESTION["query"]}]
+    options = {"model": model.id, "messages": messages, "max_tokens": 16, "temperature": 0}
+    whole = client.chat.completions.create(**options, extra_body={"collection": "countries", "top_k": 1})
+    assert "Marxville" in whole.choices[0].message.content
+    chunks = list(
+        client.chat.completions.create(
+            **options,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"collection": "countries", "top_k": 1},
+        )
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="another", messages=messages)
+
+
+def test_a_client_that_leaves_stops_the_engine(vllm_stack):
+    """A long answer left after its first token must not keep the engine busy: it would be seen on the processor."""
+    asked = {**QUESTION, "query": "Tell me everything about Freedonia.", "max_tokens": 1500}
+    with vllm_stack.client() as http, connect_sse(http, "POST", "/query", json={**asked, "stream": True}) as source:
+        for event in source.iter_sse():
+            if event.json()["type"] == "output_text.delta":
+                break
+    (engine,) = vllm_stack.processes("EngineCore")
+
+    def idle():
+        return engine.cpu_percent(interval=0.5) < 20
+
+    until(idle, timeout_s=15)
+
+
+def test_a_dead_engine_is_a_503_and_is_replaced(vllm_stack):
+    (engine,) = vllm_stack.processes("EngineCore")
+    engine.kill()
+    psutil.wait_procs([engine], timeout=10)
+    refused = until(lambda: (reply := vllm_stack.query(**QUESTION)).status_code != 200 and reply)
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] in ("engine_not_ready", "engine_died")
+    until(vllm_stack.is_ready, timeout_s=240)
+    assert "Marxville" in vllm_stack.query(**QUESTION).json()["output_text"]
