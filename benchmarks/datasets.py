@@ -1,4 +1,4 @@
-"""Question sets on disk: ``docs.jsonl.gz`` (doc_id, title, text) and ``questions.jsonl.gz`` (question, gold_doc_ids)."""
+"""Question sets on disk, as gzipped JSON lines: docs (doc_id, title, text) and questions (question, gold_doc_ids)."""
 
 import gzip
 from collections.abc import Iterator

@@ -11,7 +11,7 @@ for _name, _value in {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     # Comes with it, but the parts are called through handles: no HTTP port each, and no half minute to drain it.
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
-    # Ray listens on every address, so it must ask who calls; a second process of ours has the token from the home folder.
+    # Ray listens on every address, so it must ask who calls; processes of ours find the token in the home folder.
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
