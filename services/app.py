@@ -3,7 +3,6 @@
 gateway (ASGI) ── handles ──► retriever, controller, generator (one Ray Serve application each)
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import ray
@@ -39,7 +38,12 @@ def build_parts(config: Config) -> list[serve.RunTarget]:
 
 def build_ingress(config: Config) -> serve.RunTarget:
     """The gateway as a Serve application behind Serve's own proxy; the parts must have been deployed."""
-    return _target(serve.deployment(serve.ingress(partial(build_app, config))()), GATEWAY, route_prefix="/")
+
+    # A plain function, for Serve takes any other callable for the app itself. Each replica builds its own.
+    def build() -> FastAPI:
+        return build_app(config)
+
+    return _target(serve.deployment(serve.ingress(build)()), GATEWAY, route_prefix="/")
 
 
 class Parts(NamedTuple):
