@@ -1,5 +1,6 @@
 """The command line, ``ragtree``: one module a command."""
 
+import logging
 import sys
 
 import typer
@@ -7,6 +8,7 @@ import typer
 from protocol.errors import RagtreeError
 from services.cli import bench, config, ingest, query, stack
 from services.cli.output import errors
+from services.logs import configure_logging
 
 app = typer.Typer(
     help="A RAG serving stack that prefills each piece of knowledge once.",
@@ -25,6 +27,8 @@ app.add_typer(config.app, name="config")
 
 def main() -> None:
     """Run one command; an error of ours is one line, not a stack trace."""
+    # Standard output belongs to results; `up` says more.
+    configure_logging(logging.WARNING)
     try:
         app()
     except RagtreeError as error:

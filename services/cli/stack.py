@@ -8,6 +8,7 @@ import typer
 from services.cli.connection import ApiKeyOption, JsonOption, UrlOption, connect
 from services.cli.output import errors, results
 from services.config import load_config
+from services.logs import configure_logging
 from services.process import StackProcess
 
 
@@ -24,7 +25,6 @@ def up(
             running = StackProcess(config.data_dir).start(wait_s, on_wait=spinner.update)
         errors.print(f"Ready at [bold]{running.url}[/] (process {running.pid}); `ragtree down` stops it.")
         return
-    from services.logs import configure_logging
     from services.stack import Stack
 
     configure_logging()

@@ -1,0 +1,46 @@
+"""``ragtree bench recall`` on a made-up question set prints one JSON object, whose figures are right."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+
+WORDS = ["amber", "basalt", "cedar", "dune", "ember", "fjord", "glade", "heath", "islet", "jetty", "knoll", "lagoon"]
+
+
+def write_lines(path, rows):
+    with gzip.open(path, "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def test_recall_is_measured_against_exact_search(tmp_path):
+    (tmp_path / "made-up").mkdir()
+    pairs = [(first, second) for first in WORDS for second in WORDS if first < second]
+    texts = {f"{first}-{second}": f"The {first} lies behind the {second}." for first, second in pairs}
+    write_lines(tmp_path / "made-up" / "docs.jsonl.gz", [{"doc_id": key, "text": text} for key, text in texts.items()])
+    questions = [
+        {"qid": key, "question": f"What about {key.replace('-', ' and ')}?", "gold_doc_ids": [key]} for key in texts
+    ]
+    # A question that nothing answers: recall must see it.
+    questions.append({"qid": "lost", "question": "amber basalt", "gold_doc_ids": ["nowhere"]})
+    write_lines(tmp_path / "made-up" / "questions.jsonl.gz", questions)
+    ran = subprocess.run(
+        [sys.executable, "-m", "services.cli", "bench", "recall", "--dataset", "made-up", "--data", ".", "--json"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "RAGTREE_CACHE_DIR": str(tmp_path / "cache"),
+            "RAGTREE_RETRIEVER__EMBEDDER": '{"kind": "hashing"}',
+            "RAGTREE_RETRIEVER__INDEX__IVF_THRESHOLD": "30",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    result = json.loads(ran.stdout)
+    assert (result["documents"], result["questions"]) == (len(pairs), len(pairs) + 1)
+    assert result["exact_recall_at_5"] == len(pairs) / (len(pairs) + 1)
+    assert 0.9 < result["recall_at_5"] <= result["exact_recall_at_5"]
