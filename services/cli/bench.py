@@ -2,19 +2,17 @@
 
 import asyncio
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import httpx
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID
 from rich.table import Table
 
 from services.cli.connection import JsonOption
-from services.cli.output import errors, results
+from services.cli.output import progress_bar, results
 from services.config import Config, load_config
 from services.process import StackProcess
 
@@ -75,7 +73,7 @@ def recall(
     from benchmarks.recall import RecallBenchmark
 
     config = load_config()
-    with _progress() as progress:
+    with progress_bar() as progress:
         bars: dict[str, TaskID] = {}
 
         def show(step: str, done: int, total: int) -> None:
@@ -103,7 +101,7 @@ async def _overhead(config: Config, samples: dict[int, int], seed: int) -> "Over
 
     groups = 1 + sum(max(2, -(-wanted // streams)) * streams for streams, wanted in samples.items())
     corpus = SyntheticCorpus(groups, group_size=OVERHEAD_TOP_K, words=OVERHEAD_WORDS, seed=seed)
-    with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder, _progress() as progress:
+    with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder, progress_bar() as progress:
         process = StackProcess(Path(folder), {"RAGTREE_SERVER__PORT": "0"})
         waiting = progress.add_task("starting a stack", total=None)
         running = process.start(wait_s=300)
@@ -136,10 +134,3 @@ def _counts(streams: str) -> list[int]:
     if not counts or min(counts) < 1:
         raise typer.BadParameter("give numbers from 1 up, separated by commas", param_hint="--streams")
     return counts
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors) as progress:
-        yield progress

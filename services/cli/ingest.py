@@ -7,17 +7,15 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
-from retriever.loaders.registry import media_type_of
+from retriever.loaders.registry import JSON_LINES, media_type_of
 from services.cli.connection import ApiKeyOption, CollectionOption, UrlOption, connect
-from services.cli.output import errors
+from services.cli.output import errors, progress_bar
 from services.client import RequestFailed, StackClient
 
 BATCH_DOCUMENTS = 1000
 """Documents of one batch: large enough to embed them well, small enough for the progress bar to move."""
-
-JSON_LINES = ".jsonl"
 
 
 def ingest(
@@ -35,13 +33,7 @@ def ingest(
     """Put documents into the stack. The exit code is 1 when something could not be taken in."""
     if not paths and not python_stdlib:
         raise typer.BadParameter("name files or folders, or say --python-stdlib", param_hint="PATHS")
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=errors,
-    ) as progress:
+    with progress_bar() as progress:
         ingestion = Ingestion(connect(url, api_key), collection, progress)
         if python_stdlib:
             ingestion.send_batches(_stdlib_lines(), "the standard library")
@@ -99,10 +91,10 @@ class Ingestion:
     def send_file(self, file: Path, document_id: str) -> None:
         """Send one file, or the documents in it where it holds JSON lines."""
         try:
-            if file.suffix == JSON_LINES:
+            media_type = media_type_of(file.name)
+            if media_type == JSON_LINES:
                 self.send_batches(file.read_bytes().splitlines(keepends=True), str(file))
                 return
-            media_type = media_type_of(file.name)
             if media_type is None:
                 self._refuse(file, "no loader reads files of this kind")
                 return

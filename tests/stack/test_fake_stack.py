@@ -58,6 +58,13 @@ def test_the_command_line_takes_a_folder_in_and_skips_what_is_broken(fake_stack,
     assert json.loads(asked.stdout)["results"][0]["document_id"] == "deep/good.md"
 
 
+def test_json_lines_are_known_by_either_name(fake_stack, tmp_path):
+    (tmp_path / "more.ndjson").write_text('{"id": "grand fenwick", "text": "Grand Fenwick exports wine."}\n')
+    ran = command(fake_stack, "ingest", str(tmp_path), "--collection", "lines")
+    assert ran.returncode == 0, ran.stderr
+    assert "1 documents taken in" in ran.stderr
+
+
 def test_the_command_line_streams_with_sources_and_timings(fake_stack):
     ran = command(fake_stack, "query", QUESTION["query"], "--collection", "countries")
     assert ran.returncode == 0
