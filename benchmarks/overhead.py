@@ -17,9 +17,11 @@ from httpx_sse import aconnect_sse
 
 from benchmarks.corpus import SyntheticCorpus
 from benchmarks.statistics import percentile
+from protocol.documents import UNFINISHED
 from protocol.errors import InternalError
 from protocol.parts import PromptLayout, Retriever
 from protocol.plans import PrefillPlan
+from protocol.prompts import ChatMessage
 from protocol.retrieval import SearchRequest
 
 
@@ -66,7 +68,7 @@ async def ingest(http: httpx.AsyncClient, collection: str, corpus: SyntheticCorp
         headers={"Content-Type": "application/x-ndjson"},
     )
     job: dict[str, Any] = sent.raise_for_status().json()
-    while job["status"] in ("queued", "in_progress"):
+    while job["status"] in UNFINISHED:
         await asyncio.sleep(0.1)
         job = (await http.get(f"/v1/jobs/{job['job_id']}")).raise_for_status().json()
     if job["failed_documents"]:
@@ -147,7 +149,7 @@ class OverheadBenchmark:
         request = SearchRequest(self._tenant, self._collection, question, self._top_k)
         async for candidates in self._retriever.search(request):
             if candidates.final:
-                prompt = self._layout.rag(question, candidates.docs, max_tokens=1)
+                prompt = self._layout.lay_out([ChatMessage("user", question)], candidates.docs, max_tokens=1)
                 return PrefillPlan(f"bench-{time.monotonic_ns()}", "generator", "bench-overhead", prompt)
         raise InternalError("the search ended without its final documents")
 

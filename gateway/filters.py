@@ -53,8 +53,3 @@ class CompoundFilter(BaseModel):
 
 RequestFilter = Annotated[ComparisonFilter | MembershipFilter | CompoundFilter, Field(discriminator="type")]
 CompoundFilter.model_rebuild()
-
-
-def to_protocol(given: RequestFilter | None) -> protocol_filters.Filter | None:
-    """A request's filter, if it has one, as the retriever takes it."""
-    return None if given is None else given.to_protocol()

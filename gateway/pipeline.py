@@ -13,7 +13,6 @@ from gateway.transcript import Transcript
 from protocol.errors import EngineDied, InternalError, NoDocuments, UnknownCollection
 from protocol.parts import Controller, Generator, PromptLayout, Retriever
 from protocol.plans import AdmissionRequest, PlanOutcome
-from protocol.prompts import Prompt
 from protocol.retrieval import CandidateSet
 
 _NOTHING_FOUND = CandidateSet(stage=1, of=1, docs=(), scores=(), final=True, elapsed_ms=0.0)
@@ -60,7 +59,7 @@ class QueryPipeline:
             if found is None or not found.final:
                 raise InternalError("The search ended without its final documents.")
 
-            prompt = self._lay_out(query, found)
+            prompt = self._layout.lay_out(query.messages, found.docs, query.sampling.max_tokens)
             transcript.place(found, prompt)
 
             admission = lease.admission(
@@ -110,8 +109,3 @@ class QueryPipeline:
             if not query.documents_optional:
                 raise
             yield _NOTHING_FOUND
-
-    def _lay_out(self, query: Query, found: CandidateSet) -> Prompt:
-        if query.messages is None:
-            return self._layout.rag(query.search.query, found.docs, query.sampling.max_tokens)
-        return self._layout.chat(query.messages, found.docs, query.sampling.max_tokens)

@@ -10,7 +10,7 @@ from protocol.retrieval import SearchRequest
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """One question to one collection. ``messages`` is the conversation it stands in, None for a bare question.
+    """One question to one collection. ``messages`` is the conversation that it ends.
 
     With ``documents_optional`` an unknown or empty collection means an answer without documents, not an error.
     """
@@ -19,8 +19,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     model: str
     search: SearchRequest
+    messages: tuple[ChatMessage, ...]
     sampling: Sampling
-    messages: tuple[ChatMessage, ...] | None = None
     include_stages: bool = False
     documents_optional: bool = False
 

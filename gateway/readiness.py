@@ -40,13 +40,13 @@ class Readiness:
         if self._retriever_error is not None:
             raise self._retriever_error
 
-    def missing(self) -> dict[str, str]:
+    def missing(self) -> dict[str, RagtreeError]:
         """The parts that cannot serve, each with the reason; empty when all can."""
         missing = {}
         if self._engine is None:
-            missing["engine"] = self._engine_error.message
+            missing["engine"] = self._engine_error
         if self._retriever_error is not None:
-            missing["retriever"] = self._retriever_error.message
+            missing["retriever"] = self._retriever_error
         return missing
 
     def heard(self, error: RagtreeError) -> None:
@@ -64,7 +64,7 @@ class Readiness:
         if engine_error is not None:
             self._engine, self._engine_error = None, engine_error
         if self.missing().keys() != before.keys():
-            log.info("readiness", missing=self.missing())
+            log.info("readiness", missing={part: error.message for part, error in self.missing().items()})
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:

@@ -8,7 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
 from gateway.filters import RequestFilter
+from gateway.settings import GatewaySettings
+from protocol.errors import QuestionTooLong
 from protocol.prompts import ChatMessage
+from protocol.retrieval import SearchRequest
 
 COLLECTION = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 DOCUMENT_ID = r"^[^\x00-\x1f\x7f]{1,512}$"
@@ -36,14 +39,32 @@ AttributeMap = Annotated[
 ]
 
 
-class QueryBody(BaseModel):
+class SearchBody(BaseModel):
+    """What a request may say about the search for its documents."""
+
+    collection: CollectionName | None = None
+    filters: RequestFilter | None = None
+    top_k: TopK | None = None
+
+    def search(self, question: str, param: str, tenant: str, settings: GatewaySettings) -> SearchRequest:
+        """The search for ``question``, which stood in the field ``param``. Raises QuestionTooLong."""
+        limit = settings.max_query_chars
+        if len(question) > limit:
+            raise QuestionTooLong(f"The question has {len(question):,} characters; the limit is {limit:,}.", param)
+        return SearchRequest(
+            tenant=tenant,
+            collection=self.collection or settings.default_collection,
+            query=question,
+            top_k=self.top_k or settings.default_top_k,
+            filters=None if self.filters is None else self.filters.to_protocol(),
+        )
+
+
+class QueryBody(SearchBody):
     """A question to a collection. Without ``temperature`` the answer is greedy, so it can be had again."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
     query: Text = Field(min_length=1, pattern=r"\S", examples=["How do I read a file line by line?"])
-    collection: CollectionName | None = None
-    filters: RequestFilter | None = None
-    top_k: TopK | None = None
     stream: bool = False
     max_tokens: MaxTokens | None = None
     temperature: Temperature = 0.0
@@ -97,7 +118,7 @@ _ASKS: dict[str, Any] = {
 """That a conversation holds a user message with text, for /docs; the route checks it."""
 
 
-class ChatBody(BaseModel):
+class ChatBody(SearchBody):
     """OpenAI's chat request, with ``collection``, ``filters`` and ``top_k`` beside it.
 
     Fields that it does not name are ignored, so that clients which send more work unchanged.
@@ -115,9 +136,6 @@ class ChatBody(BaseModel):
     seed: Seed | None = None
     stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
     n: Literal[1] | None = None
-    collection: CollectionName | None = None
-    filters: RequestFilter | None = None
-    top_k: TopK | None = None
 
 
 class DocumentBody(BaseModel):

@@ -10,8 +10,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from generator.settings import FakeEngineSettings
 from generator.tokenizer import ModelTokenizer
 from protocol.errors import EngineDied, EngineNotReady
-from protocol.generation import EngineInfo, GenerationStep, PrefillCost, PrefillResult, Sampling
+from protocol.generation import EngineInfo, FinishReason, GenerationStep, PrefillCost, PrefillResult, Sampling
 from protocol.plans import PrefillPlan
+from protocol.prompts import Prompt
 
 
 class FakeEngine:
@@ -62,17 +63,13 @@ class FakeEngine:
             cached_tokens=0,
             prefill_ms=(time.monotonic() - began) * 1000,
         )
-        source = next(part.token_ids for part in (*plan.prompt.documents, *plan.prompt.segments) if part.token_ids)
-        answer = source[: sampling.max_tokens]
-        text = self._tokenizer.decode_stream()
-        for position, token_id in enumerate(answer):
-            if position:
+        texts, reason = self._answer(plan.prompt, sampling)
+        for position, text in enumerate(texts, start=1):
+            if position > 1:
                 await self._sleep(1 / self._speeds.decode_tokens_per_s)
             if not self._started:
                 raise EngineDied("the fake engine was closed")
-            last = position == len(answer) - 1
-            reason = ("length" if len(source) > len(answer) else "stop") if last else None
-            yield GenerationStep(text.push(token_id), 1, prefill, reason)  # type: ignore[arg-type]
+            yield GenerationStep(text, 1, prefill, reason if position == len(texts) else None)
             prefill = None
 
     async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
@@ -81,6 +78,26 @@ class FakeEngine:
         began = time.monotonic()
         await self._prefill(new_tokens)
         return PrefillCost(cached_tokens, new_tokens, time.monotonic() - began)
+
+    def _answer(self, prompt: Prompt, sampling: Sampling) -> tuple[list[str], FinishReason]:
+        """The text of each token of the answer, and why the answer ends there."""
+        source = next(part.token_ids for part in (*prompt.documents, *prompt.segments) if part.token_ids)
+        stream = self._tokenizer.decode_stream()
+        texts = [stream.push(token_id) for token_id in source[: sampling.max_tokens]]
+        whole = "".join(texts)
+        found = [(begin, begin + len(stop)) for stop in sampling.stop if (begin := whole.find(stop)) >= 0]
+        if not found:
+            return texts, "length" if len(source) > len(texts) else "stop"
+        # The tokens of a stop string are generated, or nobody would know it is one; its text is not part of the answer.
+        begin, end = min(found)
+        kept: list[str] = []
+        at = 0
+        for text in texts:
+            kept.append(text[: max(0, begin - at)])
+            at += len(text)
+            if at >= end:
+                break
+        return kept, "stop"
 
     async def _prefill(self, tokens: int) -> None:
         async with self._device:

@@ -32,11 +32,7 @@ class SegmentLayout:
         self._system_prompt = system_prompt
         self._max_model_len = max_model_len
 
-    def rag(self, question: str, documents: Sequence[Chunk], max_tokens: int) -> Prompt:
-        """Lay out system prompt, documents and question. Raises QuestionTooLong when not even the last fits."""
-        return self.chat([ChatMessage(role="user", content=question)], documents, max_tokens)
-
-    def chat(self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int) -> Prompt:
+    def lay_out(self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int) -> Prompt:
         """Lay out documents in front of a conversation; its own system message takes the place of ours.
 
         Documents that do not fit are dropped from the tail. Raises QuestionTooLong when even without them the model's

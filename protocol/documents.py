@@ -59,6 +59,8 @@ class CollectionInfo(msgspec.Struct, frozen=True):
 
 
 JobStatus = Literal["queued", "in_progress", "completed", "failed"]
+UNFINISHED: frozenset[JobStatus] = frozenset({"queued", "in_progress"})
+"""The statuses of a job that will still change."""
 
 
 class JobError(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@
         EngineNotReady           the engine is still loading, or being restarted
         EngineDied               the engine went away under this request
         RetrieverNotReady        the index is still loading, or being restarted
+        DeployFailed             a part of the stack could not be started, and is not tried again
         DeadlineExceeded         the query's time was up before its answer was complete
       StorageFull                the disk has no room for what should be stored; nothing of it was kept
       ConfigError                the configuration cannot be used as it stands
@@ -208,6 +209,12 @@ class RetrieverNotReady(Unavailable):
     """The index is still loading, or being restarted."""
 
     code = "retriever_not_ready"
+
+
+class DeployFailed(Unavailable):
+    """A part of the stack could not be started, and is not tried again: its configuration has to change first."""
+
+    code = "deploy_failed"
 
 
 class DeadlineExceeded(Unavailable):

@@ -109,11 +109,9 @@ class Generator(Protocol):
 class PromptLayout(Protocol):
     """Turns words into segments of token ids. Pure: no state that a caller could see."""
 
-    def rag(self, question: str, documents: Sequence[Chunk], max_tokens: int) -> Prompt:
-        """Lay out system prompt, documents and question, leaving room for ``max_tokens`` of answer.
+    def lay_out(self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int) -> Prompt:
+        """Lay out documents in front of a conversation that ends with the question, leaving room for the answer.
 
-        Documents that do not fit are dropped from the tail. Raises QuestionTooLong when even none fits.
+        ``max_tokens`` is the room. Documents that do not fit are dropped from the tail. Raises QuestionTooLong when
+        even none fits, InvalidRequest when the model takes no such conversation.
         """
-
-    def chat(self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int) -> Prompt:
-        """Lay out a conversation whose last turn is the question, documents in front of it. Raises as ``rag``."""

@@ -92,6 +92,9 @@ def _options(name: str) -> dict[str, object]:
         "num_replicas": 1,
         "max_ongoing_requests": _UNBOUNDED,
         "ray_actor_options": {"num_cpus": 0},
+        # A part that cannot start is tried once more and then given up, with its error for all to see; one that ran
+        # before is started again for as long as it takes.
+        "max_constructor_retry_count": 2,
         # A dead engine is noticed within seconds; three checks in a row must fail before a replica is replaced.
         "health_check_period_s": 1,
         "health_check_timeout_s": 10,

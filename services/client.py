@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import httpx
 from httpx_sse import connect_sse
 
-from protocol.errors import RagtreeError
+from protocol.errors import DeployFailed, RagtreeError
 
 
 class RequestFailed(RagtreeError):
@@ -26,6 +26,13 @@ class StackUnreachable(RagtreeError):
     code = "unreachable"
 
 
+class NotReady(NamedTuple):
+    """What a stack still lacks to answer queries; ``final`` says that it will not come by waiting."""
+
+    reason: str
+    final: bool
+
+
 class StackClient:
     """Talks to one stack over HTTP. Every call may raise RequestFailed or StackUnreachable."""
 
@@ -34,13 +41,16 @@ class StackClient:
         self.url = url.rstrip("/")
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s)
 
-    def readiness(self) -> str | None:
-        """None when queries are answered, else what is still missing."""
+    def readiness(self) -> NotReady | None:
+        """None when queries are answered."""
         try:
             response = self._http.get("/readyz")
         except httpx.TransportError:
-            return "the gateway does not answer yet"
-        return None if response.is_success else _error_of(response).get("message", "not ready")
+            return NotReady("the gateway does not answer yet", final=False)
+        if response.is_success:
+            return None
+        error = _error_of(response)
+        return NotReady(error.get("message", "not ready"), final=error.get("code") == DeployFailed.code)
 
     def query(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The events of one streamed query."""

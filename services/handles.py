@@ -30,6 +30,10 @@ from protocol.plans import (
     SpeculationDecision,
 )
 from protocol.retrieval import CandidateSet, SearchRequest
+from services.absence import absence
+
+PATIENCE_S = 1.0
+"""How long a replica may take to say that it is ready before Serve is asked whether there is one."""
 
 
 class ServeHandle:
@@ -51,6 +55,23 @@ class ServeHandle:
             raise
         except Exception as error:
             raise self._translated(error) from error
+
+    async def ready(self) -> None:
+        """Return when a replica says that it is ready.
+
+        Raises as ``call``; where no replica answers, it says why, and DeployFailed when there will never be one.
+        """
+        answer = asyncio.create_task(self.call("ready"))
+        try:
+            # A call to a deployment without a replica waits in silence.
+            await asyncio.wait({answer}, timeout=PATIENCE_S)
+            if not answer.done() or isinstance(answer.exception(), self._absent):
+                error = await absence(self._unary.app_name, self._part, self._absent)
+                if error is not None:
+                    raise error
+            await answer
+        finally:
+            answer.cancel()
 
     async def stream(self, method: str, *arguments: object) -> AsyncGenerator[Any, None]:
         """The items the method yields; closing the iterator cancels the method. Raises as ``call``."""
@@ -136,7 +157,7 @@ class RetrieverHandle:
 
     async def ready(self) -> None:
         """Return when searches can be served."""
-        await self._part.call("ready")
+        await self._part.ready()
 
 
 class ControllerHandle:
@@ -182,7 +203,7 @@ class GeneratorHandle:
 
     async def ready(self) -> None:
         """Return when plans can be executed."""
-        await self._part.call("ready")
+        await self._part.ready()
 
     async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
         """Measure one prefill on the engine."""

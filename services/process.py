@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from protocol.errors import RagtreeError
-from services.client import StackClient
+from services.client import NotReady, StackClient
 from services.run_state import RunningStack, RunState
 
 
@@ -58,18 +58,23 @@ class StackProcess:
         return self._state.stop(timeout_s)
 
     def _wait(self, process: subprocess.Popen[bytes], deadline: float, on_wait: Callable[[str], None]) -> RunningStack:
-        missing: str | None = "Ray is starting"
+        missing = NotReady("Ray is starting", final=False)
         while time.monotonic() < deadline:
             if process.poll() is not None:
                 raise StartFailed(f"the stack ended while starting:\n{self._log_tail()}")
             running = self._state.running()
             if running is not None:
-                missing = StackClient(running.url, timeout_s=10).readiness()
-                if missing is None:
+                answer = StackClient(running.url, timeout_s=10).readiness()
+                if answer is None:
                     return running
-            on_wait(missing or "")
+                if answer.final:
+                    raise StartFailed(f"the stack cannot start, and is stopped again: {answer.reason}")
+                missing = answer
+            on_wait(missing.reason)
             time.sleep(0.2)
-        raise StartFailed(f"the stack was not ready in time, and is stopped again: {missing}\n{self._log_tail()}")
+        raise StartFailed(
+            f"the stack was not ready in time, and is stopped again: {missing.reason}\n{self._log_tail()}"
+        )
 
     def _log_tail(self) -> str:
         lines = self._state.log_file.read_text(errors="replace").splitlines()

@@ -8,7 +8,7 @@ from gateway.dependencies import GatewayDep
 from gateway.health import Health
 from gateway.openapi import errors, json_reply
 from gateway.responses import json_response
-from protocol.errors import Unavailable
+from protocol.errors import DeployFailed, Unavailable
 
 router = APIRouter(tags=["health"])
 
@@ -21,11 +21,12 @@ async def healthz() -> Response:
 
 @router.get("/readyz", responses={200: json_reply(Health, "Queries can be served."), **errors(503)})
 async def readyz(gateway: GatewayDep) -> Response:
-    """Whether queries can be served, and by whom not."""
+    """Whether queries can be served, and by whom not; the code `deploy_failed` says that waiting will not help."""
     await gateway.readiness.look()
     missing = gateway.readiness.missing()
     if missing:
-        raise Unavailable(" ".join(f"{part}: {reason}" for part, reason in missing.items()), ",".join(missing))
+        kind = DeployFailed if any(isinstance(error, DeployFailed) for error in missing.values()) else Unavailable
+        raise kind(" ".join(f"{part}: {error.message}" for part, error in missing.items()), ",".join(missing))
     return json_response(Health())
 
 

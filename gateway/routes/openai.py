@@ -14,16 +14,13 @@ from gateway.auth import Caller
 from gateway.chat import ChatCompletion, Model, ModelList, chat_completion, chat_frames
 from gateway.dependencies import CallerDep, Gateway, GatewayDep, json_only
 from gateway.disconnect import while_connected
-from gateway.filters import to_protocol
 from gateway.openapi import errors, json_reply
 from gateway.query import Query, new_query_id
 from gateway.responses import json_response
-from gateway.routes.query import check_length
 from gateway.schemas import ChatBody
 from gateway.sse import RunResponse
 from protocol.errors import InvalidRequest, UnknownModel
 from protocol.generation import EngineInfo, Sampling
-from protocol.retrieval import SearchRequest
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -67,22 +64,16 @@ def _query(body: ChatBody, caller: Caller, gateway: Gateway) -> Query:
     question = next(filter(None, asked), None)
     if question is None:
         raise InvalidRequest("The conversation holds no user message with text.", "messages")
-    check_length(question, settings.max_query_chars, "messages")
+    search = body.search(question, "messages", caller.tenant, settings)
     engine = _served(body.model, gateway)
     gateway.readiness.require_retriever()
     return Query(
         query_id=new_query_id(),
         namespace=caller.namespace,
         model=engine.model,
-        search=SearchRequest(
-            tenant=caller.tenant,
-            collection=body.collection or settings.default_collection,
-            query=question,
-            top_k=body.top_k or settings.default_top_k,
-            filters=to_protocol(body.filters),
-        ),
-        sampling=_sampling(body, settings.default_max_tokens),
+        search=search,
         messages=messages,
+        sampling=_sampling(body, settings.default_max_tokens),
         documents_optional=body.collection is None,
     )
 

@@ -8,16 +8,14 @@ from starlette.responses import Response
 from gateway.auth import Caller
 from gateway.dependencies import CallerDep, Gateway, GatewayDep, json_only
 from gateway.disconnect import while_connected
-from gateway.filters import to_protocol
 from gateway.openapi import errors, json_reply
 from gateway.query import Query, new_query_id
 from gateway.reply import Reply
 from gateway.responses import json_response
 from gateway.schemas import QueryBody
 from gateway.sse import RunResponse, event_frames
-from protocol.errors import QuestionTooLong
 from protocol.generation import Sampling
-from protocol.retrieval import SearchRequest
+from protocol.prompts import ChatMessage
 
 router = APIRouter(tags=["query"])
 
@@ -50,20 +48,16 @@ async def ask(
 
 def _query(body: QueryBody, caller: Caller, gateway: Gateway) -> Query:
     settings = gateway.settings
-    check_length(body.query, settings.max_query_chars, "query")
+    question = body.query.strip()
+    search = body.search(question, "query", caller.tenant, settings)
     engine = gateway.readiness.engine()
     gateway.readiness.require_retriever()
     return Query(
         query_id=new_query_id(),
         namespace=caller.namespace,
         model=engine.model,
-        search=SearchRequest(
-            tenant=caller.tenant,
-            collection=body.collection or settings.default_collection,
-            query=body.query.strip(),
-            top_k=body.top_k or settings.default_top_k,
-            filters=to_protocol(body.filters),
-        ),
+        search=search,
+        messages=(ChatMessage("user", question),),
         sampling=Sampling(
             max_tokens=body.max_tokens or settings.default_max_tokens,
             temperature=body.temperature,
@@ -72,9 +66,3 @@ def _query(body: QueryBody, caller: Caller, gateway: Gateway) -> Query:
         ),
         include_stages="stages" in body.include,
     )
-
-
-def check_length(question: str, limit: int, param: str) -> None:
-    """Let questions of at most ``limit`` characters pass. Raises QuestionTooLong."""
-    if len(question) > limit:
-        raise QuestionTooLong(f"The question has {len(question):,} characters; the limit is {limit:,}.", param)

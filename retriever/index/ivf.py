@@ -9,11 +9,11 @@ import numpy as np
 
 from retriever.embedding.base import Vector
 from retriever.index.base import Ids, StageHits
-from retriever.index.lock import ReadWriteLock
+from retriever.index.faiss_index import FaissIndex
 from retriever.settings import IndexSettings
 
 
-class IVFIndex:
+class IVFIndex(FaissIndex):
     """Vectors in lists round trained centroids, of which a search reads those nearest to the query.
 
     Under a filter it reads as many lists more as the filter leaves vectors fewer, up to all: a search among few is
@@ -23,8 +23,7 @@ class IVFIndex:
     kind = "ivf"
 
     def __init__(self, index: faiss.Index, trained_on: int, settings: IndexSettings) -> None:
-        self._lock = ReadWriteLock()
-        self._index: Any = index
+        super().__init__(index)
         self._settings = settings
         self.trained_on = trained_on
 
@@ -52,11 +51,6 @@ class IVFIndex:
         return cls(index, trained_on, settings)
 
     @property
-    def size(self) -> int:
-        """How many vectors it holds."""
-        return int(self._index.ntotal)
-
-    @property
     def outgrown(self) -> bool:
         """Whether it holds so many more vectors than it was trained on that it should be trained again."""
         return self.size >= self.trained_on * self._settings.retrain_growth
@@ -69,20 +63,8 @@ class IVFIndex:
             candidates = self.size if allowed is None else len(allowed)
             probes = self._probes(most, candidates)
             parameters = faiss.SearchParametersIVF(nprobe=probes, sel=selector)  # type: ignore[call-arg]
-            scores, ids = self._index.search(query[None], most, params=parameters)
-        found = ids[0] >= 0
-        yield StageHits(ids[0][found], scores[0][found], 1, 1)
-
-    def add(self, ids: Ids, vectors: Vector) -> None:
-        """Add vectors under new ids."""
-        with self._lock.writing():
-            self._index.add_with_ids(vectors, ids)
-
-    def remove(self, ids: Ids) -> None:
-        """Remove vectors."""
-        if len(ids):
-            with self._lock.writing():
-                self._index.remove_ids(np.ascontiguousarray(ids, np.int64))
+            hits = self._one_stage(query, most, parameters)
+        yield hits
 
     def ids(self) -> Ids:
         """The ids it holds, ascending."""
@@ -93,10 +75,6 @@ class IVFIndex:
             if lists.list_size(number)
         ]
         return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
-
-    def dump(self) -> bytes:
-        """The index as bytes; its settings and ``trained_on`` are not among them."""
-        return bytes(faiss.serialize_index(self._index))
 
     def _probes(self, k: int, candidates: int) -> int:
         """How many lists to read, so that what is read holds many times ``k`` candidates."""

@@ -1,7 +1,7 @@
 """``ragtree ingest``: documents in, with a progress bar; what cannot be read is reported and the rest goes in."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,13 +9,15 @@ import msgspec
 import typer
 from rich.progress import Progress
 
+from protocol.documents import UNFINISHED
 from retriever.loaders.registry import JSON_LINES, media_type_of
 from services.cli.connection import ApiKeyOption, CollectionOption, UrlOption, connect
 from services.cli.output import errors, progress_bar
 from services.client import RequestFailed, StackClient
 
 BATCH_DOCUMENTS = 1000
-"""Documents of one batch: large enough to embed them well, small enough for the progress bar to move."""
+BATCH_BYTES = 8 * 1024 * 1024
+"""A batch is large enough to embed it well, and small enough for the progress bar to move and for a body's limit."""
 
 
 def ingest(
@@ -61,6 +63,7 @@ class Ingestion:
         self._bar = progress.add_task("ingesting", total=0)
         self._jobs: dict[str, dict[str, Any]] = {}
         self._names: dict[str, str] = {}
+        self._lines_before: dict[str, int] = {}
         self._sent = 0
         self._refused: list[str] = []
 
@@ -85,7 +88,8 @@ class Ingestion:
         yield from self._refused
         for job_id, job in self._jobs.items():
             for error in job["errors"]:
-                place = error.get("document_id") or (f"line {error['line']}" if error.get("line") else None)
+                line = error.get("line") and error["line"] + self._lines_before[job_id]
+                place = error.get("document_id") or (f"line {line}" if line else None)
                 yield " ".join(filter(None, [self._names[job_id], place and f"({place})"])) + f": {error['message']}"
 
     def send_file(self, file: Path, document_id: str) -> None:
@@ -108,32 +112,29 @@ class Ingestion:
 
     def send_batches(self, lines: Iterable[bytes], name: str) -> None:
         """Send JSON lines in batches."""
-        batch: list[bytes] = []
-        for line in lines:
-            batch.append(line)
-            if len(batch) == BATCH_DOCUMENTS:
-                self._send_batch(batch, name)
-                batch = []
-        if batch:
-            self._send_batch(batch, name)
+        before = 0
+        for batch in _batches(lines):
+            self._send_batch(batch, name, before)
+            before += len(batch)
 
     def wait(self) -> None:
         """Follow every job to its end."""
-        while running := [job_id for job_id, job in self._jobs.items() if job["status"] in ("queued", "in_progress")]:
+        while running := [job_id for job_id, job in self._jobs.items() if job["status"] in UNFINISHED]:
             # Jobs run one after the other, so the first that has not ended is the one to look at.
             self._jobs[running[0]] = self._client.job(running[0])
             self._show()
-            if self._jobs[running[0]]["status"] in ("queued", "in_progress"):
+            if self._jobs[running[0]]["status"] in UNFINISHED:
                 time.sleep(0.1)
         self._show()
 
-    def _send_batch(self, batch: list[bytes], name: str) -> None:
+    def _send_batch(self, batch: Sequence[bytes], name: str, lines_before: int) -> None:
         body = b"".join(line if line.endswith(b"\n") else line + b"\n" for line in batch)
-        self._follow(self._client.put_batch(self._collection, body), name, documents=len(batch))
+        self._follow(self._client.put_batch(self._collection, body), name, len(batch), lines_before)
 
-    def _follow(self, job: dict[str, Any], name: str, documents: int) -> None:
+    def _follow(self, job: dict[str, Any], name: str, documents: int, lines_before: int = 0) -> None:
         self._jobs[job["job_id"]] = job
         self._names[job["job_id"]] = name
+        self._lines_before[job["job_id"]] = lines_before
         self._sent += documents
         self._show()
 
@@ -146,6 +147,19 @@ class Ingestion:
     def _show(self) -> None:
         done = self._count("stored") + self._count("unchanged") + self._count("failed_documents")
         self._progress.update(self._bar, total=self._sent, completed=done)
+
+
+def _batches(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    size = 0
+    for line in lines:
+        if batch and (len(batch) == BATCH_DOCUMENTS or size + len(line) > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(line)
+        size += len(line)
+    if batch:
+        yield batch
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -45,9 +45,18 @@ def status(url: UrlOption = None, api_key: ApiKeyOption = None, as_json: JsonOpt
     missing = client.readiness()
     collections = [] if missing else client.collections()
     if as_json:
-        print(json.dumps({"url": client.url, "ready": missing is None, "missing": missing, "collections": collections}))
+        print(
+            json.dumps(
+                {
+                    "url": client.url,
+                    "ready": missing is None,
+                    "missing": missing and missing.reason,
+                    "collections": collections,
+                }
+            )
+        )
     else:
-        results.print(f"{client.url}: {missing or 'ready'}", highlight=False)
+        results.print(f"{client.url}: {missing.reason if missing else 'ready'}", highlight=False)
         for held in collections:
             results.print(f"  {held['name']}: {held['documents']} documents, {held['chunks']} chunks", highlight=False)
     raise typer.Exit(0 if missing is None else 1)

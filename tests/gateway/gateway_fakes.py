@@ -236,7 +236,8 @@ class FakeLayout:
     def __init__(self, context: int = 1000) -> None:
         self.context = context
 
-    def rag(self, question: str, documents: Sequence[Chunk], max_tokens: int) -> Prompt:
+    def lay_out(self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int) -> Prompt:
+        question = " ".join(message.content for message in messages)
         kept = list(documents)
         while True:
             prompt = self._prompt(question, kept, len(documents) - len(kept))
@@ -245,9 +246,6 @@ class FakeLayout:
             if not kept:
                 raise QuestionTooLong("The question does not fit.", "query")
             kept.pop()
-
-    def chat(self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int) -> Prompt:
-        return self.rag(" ".join(message.content for message in messages), documents, max_tokens)
 
     def _prompt(self, question: str, documents: Sequence[Chunk], dropped: int) -> Prompt:
         texts = [(SegmentKind.SYSTEM, "be brief")]

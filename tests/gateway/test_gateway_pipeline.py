@@ -23,6 +23,7 @@ from protocol.errors import (
 )
 from protocol.generation import Sampling
 from protocol.plans import PlanOutcome
+from protocol.prompts import ChatMessage
 from protocol.retrieval import SearchRequest
 
 
@@ -49,6 +50,7 @@ class Bench:
             namespace="n",
             model=MODEL,
             search=SearchRequest("default", "default", "What is the capital?", 3),
+            messages=(ChatMessage("user", "What is the capital?"),),
             sampling=Sampling(64),
         )
         return msgspec.structs.replace(query, **changes)

@@ -4,7 +4,7 @@ import pytest
 from gateway_fakes import MODEL, Phases, Stack, eventually
 
 from gateway.readiness import Readiness
-from protocol.errors import EngineDied, EngineNotReady, RetrieverNotReady
+from protocol.errors import DeployFailed, EngineDied, EngineNotReady, RetrieverNotReady
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
 
@@ -30,6 +30,14 @@ async def test_not_ready_says_what_is_missing(served, phase: str, error: Excepti
     assert answer.json()["error"]["param"] == part
     assert "retry-after" in answer.headers
     assert (await served.client.get("/healthz")).status_code == 200
+
+
+async def test_waiting_for_a_part_that_is_given_up_is_of_no_use(served):
+    served.stack.phases.failing["engine_ready"] = DeployFailed("the generator cannot start: no such argument")
+    served.stack.phases.failing["retriever_ready"] = RetrieverNotReady("loading")
+    error = (await served.client.get("/readyz")).json()["error"]
+    assert (error["code"], error["param"]) == ("deploy_failed", "engine,retriever")
+    assert "no such argument" in error["message"]
 
 
 @pytest.mark.parametrize(("path", "body"), [("/query", {"query": "x"}), ("/v1/chat/completions", CHAT)])

@@ -13,6 +13,7 @@ from generator.layout import SegmentLayout
 from protocol.errors import EngineDied, EngineNotReady
 from protocol.generation import GenerationStep, Sampling
 from protocol.plans import PrefillPlan
+from protocol.prompts import ChatMessage
 from protocol.retrieval import Chunk
 
 LONG = 200
@@ -25,9 +26,13 @@ def document(text: str) -> Chunk:
     return Chunk("c", "d", "d.txt", 0, text, blake3(text.encode()).hexdigest())
 
 
+def user(text: str) -> ChatMessage:
+    return ChatMessage("user", text)
+
+
 def plan(layout: SegmentLayout, text: str = STORY * 4, question: str = "Go on.", namespace: str = "") -> PrefillPlan:
     """A plan under a namespace of its own, so that no test finds another's prefix in the cache."""
-    prompt = layout.rag(question, [document(text)], LONG)
+    prompt = layout.lay_out([user(question)], [document(text)], LONG)
     return PrefillPlan(uuid4().hex, "here", namespace or uuid4().hex, prompt)
 
 
@@ -70,6 +75,13 @@ class EngineContract:
         answers = [text_of(await steps_of(engine, plan(layout), Sampling(max_tokens=8))) for _ in range(2)]
         assert answers[0]
         assert answers[0] == answers[1]
+
+    async def test_a_stop_string_ends_the_answer_and_is_not_in_it(self, engine, layout):
+        free = text_of(await steps_of(engine, plan(layout), Sampling(max_tokens=16)))
+        stop = free.split()[2]
+        steps = await steps_of(engine, plan(layout), Sampling(max_tokens=16, stop=(stop,)))
+        assert text_of(steps) == free[: free.index(stop)]
+        assert steps[-1].finish_reason == "stop"
 
     async def test_a_closed_stream_makes_room_for_the_next(self, engine, layout):
         for _ in range(3):

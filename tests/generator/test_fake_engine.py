@@ -4,7 +4,7 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
-from engine_contract import LONG, EngineContract, document, plan, steps_of, text_of
+from engine_contract import LONG, EngineContract, document, plan, steps_of, text_of, user
 from model_folders import make_model_folder
 
 from generator.fake_engine import FakeEngine
@@ -97,7 +97,7 @@ async def test_it_repeats_the_first_document_and_stops_at_its_end(timed, layout)
 
 async def test_without_documents_it_still_answers(timed, layout, tokenizer):
     alone = plan(layout)
-    prompt = SegmentLayout(tokenizer, "Answer.", MAX_MODEL_LEN).rag("Why?", [], 1)
+    prompt = SegmentLayout(tokenizer, "Answer.", MAX_MODEL_LEN).lay_out([user("Why?")], [], 1)
     steps = await steps_of(timed, type(alone)(alone.query_id, "here", "n", prompt), Sampling(max_tokens=3))
     assert sum(step.tokens for step in steps) == 3
 
@@ -143,5 +143,5 @@ def test_the_factory_makes_it_with_the_tokenizer_that_ships(tmp_path):
 
     factory = GeneratorFactory(GeneratorSettings(engine="fake"), ModelStore(tmp_path))
     assert isinstance(factory.engine(), FakeEngine)
-    assert factory.layout().rag("Why?", [document("one word")], 1).documents[0].token_ids
+    assert factory.layout().lay_out([user("Why?")], [document("one word")], 1).documents[0].token_ids
     assert list(tmp_path.iterdir()) == []

@@ -13,6 +13,7 @@ from httpx_sse import connect_sse
 from stacks import comparable, until
 
 from protocol.errors import Conflict
+from services.cli.ingest import BATCH_DOCUMENTS
 
 pytestmark = pytest.mark.ray
 
@@ -142,6 +143,15 @@ def test_a_generator_lost_in_mid_stream_ends_the_stream_with_an_error(start_stac
     assert types[-1] == "query.failed"
     assert types.count("query.failed") == 1
     slow.stop()
+
+
+def test_a_broken_line_is_named_by_its_place_in_the_file(fake_stack, tmp_path):
+    lines = [json.dumps({"id": f"d{number}", "text": "short"}) for number in range(BATCH_DOCUMENTS + 1)]
+    file = tmp_path / "many.jsonl"
+    file.write_text("\n".join([*lines, "not json"]))
+    ran = command(fake_stack, "ingest", str(file), "--collection", "lines")
+    assert f"many.jsonl (line {BATCH_DOCUMENTS + 2})" in ran.stderr
+    assert f"{BATCH_DOCUMENTS + 1} documents taken in" in ran.stderr
 
 
 def test_killed_and_started_again_nothing_is_lost(start_stack):

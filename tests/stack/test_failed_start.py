@@ -1,0 +1,45 @@
+"""A stack that cannot start says why, and leaves nothing behind."""
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+from stacks import START_S
+
+from services.process import StackProcess, StartFailed
+from services.run_state import RunState
+
+pytestmark = pytest.mark.ray
+
+
+def test_a_model_that_does_not_exist_is_named_at_once(tmp_path):
+    ran = subprocess.run(
+        [sys.executable, "-m", "services.cli", "up", "--detach"],
+        env={**os.environ, "RAGTREE_DATA_DIR": str(tmp_path), "RAGTREE_GENERATOR__MODEL": "/no/such/model"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert "/no/such/model" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert RunState(tmp_path).running() is None
+
+
+@pytest.mark.vllm
+def test_an_engine_that_refuses_its_arguments_is_given_up_with_its_words(tmp_path):
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    environment = {
+        "RAGTREE_SERVER__PORT": "0",
+        "RAGTREE_GENERATOR__ENGINE_ARGS": '{"no_such_argument": 1}',
+    }
+    heard: list[str] = []
+    with pytest.raises(StartFailed, match="no_such_argument") as failed:
+        StackProcess(tmp_path, environment).start(START_S, on_wait=heard.append)
+    assert "Traceback" not in failed.value.message
+    assert any("tried again" in line and "no_such_argument" in line for line in heard)
+    assert RunState(tmp_path).running() is None
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
