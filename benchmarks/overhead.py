@@ -35,8 +35,9 @@ class EngineClock(Protocol):
 class OverheadRow(msgspec.Struct, frozen=True):
     """Times to first token in milliseconds with so many ``streams`` at once.
 
-    Overheads are percentiles of the differences pair by pair, a pair being one prompt on both sides; the share is that
-    of ``p50_overhead_ms`` in the engine's median.
+    Overheads are percentiles of the differences pair by pair; the share is that of ``p50_overhead_ms`` in the engine's
+    median. A pair is the n-th quickest of a round on both sides: one prompt where there is one stream; where there are
+    more, whose turn comes when is chance and no overhead.
     """
 
     streams: int
@@ -116,8 +117,8 @@ class OverheadBenchmark:
             for number in range(rounds):
                 asked = [next(questions) for _ in range(streams)]
                 by_stack, by_engine = await self._pair(asked, stack_first=number % 2 == 0)
-                stack += by_stack
-                engine += by_engine
+                stack += sorted(by_stack)
+                engine += sorted(by_engine)
                 progress(streams)
             rows[str(streams)] = _row(streams, stack, engine)
         first = next(iter(rows.values()))

@@ -94,6 +94,9 @@ class Controller:
             computed_tokens=self._computed_tokens,
         )
 
+    async def ready(self) -> None:
+        """Return at once: a controller that is there can admit."""
+
     def check_integrity(self) -> None:
         """Assert that leases and places agree."""
         self._queue.check_integrity()

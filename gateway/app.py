@@ -39,7 +39,7 @@ def create_app(
     """
     metrics = GatewayMetrics(registry or CollectorRegistry())
     releases = Releases()
-    readiness = Readiness(retriever, generator, settings.readiness_interval_s, settings.readiness_timeout_s)
+    readiness = Readiness(retriever, controller, generator, settings.readiness_interval_s, settings.readiness_timeout_s)
     pipeline = QueryPipeline(
         retriever=retriever,
         controller=controller,

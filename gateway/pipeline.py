@@ -10,9 +10,10 @@ from gateway.metrics import GatewayMetrics
 from gateway.query import Query
 from gateway.settings import GatewaySettings
 from gateway.transcript import Transcript
-from protocol.errors import EngineDied, InternalError, NoDocuments, UnknownCollection
+from protocol.errors import EngineDied, InternalError, NoDocuments, QuestionTooLong, UnknownCollection
 from protocol.parts import Controller, Generator, PromptLayout, Retriever
 from protocol.plans import AdmissionRequest, PlanOutcome
+from protocol.prompts import Prompt
 from protocol.retrieval import CandidateSet
 
 _NOTHING_FOUND = CandidateSet(stage=1, of=1, docs=(), scores=(), final=True, elapsed_ms=0.0)
@@ -59,7 +60,7 @@ class QueryPipeline:
             if found is None or not found.final:
                 raise InternalError("The search ended without its final documents.")
 
-            prompt = self._layout.lay_out(query.messages, found.docs, query.sampling.max_tokens)
+            prompt = self._lay_out(query, found)
             transcript.place(found, prompt)
 
             admission = lease.admission(
@@ -109,3 +110,11 @@ class QueryPipeline:
             if not query.documents_optional:
                 raise
             yield _NOTHING_FOUND
+
+    def _lay_out(self, query: Query, found: CandidateSet) -> Prompt:
+        try:
+            return self._layout.lay_out(query.messages, found.docs, query.sampling.max_tokens)
+        except QuestionTooLong as error:
+            if error.param != "messages":
+                raise
+            raise QuestionTooLong(error.message, query.question_field) from error

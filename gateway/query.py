@@ -10,7 +10,9 @@ from protocol.retrieval import SearchRequest
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """One question to one collection. ``messages`` is the conversation that it ends.
+    """One question to one collection.
+
+    ``messages`` is the conversation that it ends, ``question_field`` the field of the request that carries it.
 
     With ``documents_optional`` an unknown or empty collection means an answer without documents, not an error.
     """
@@ -21,6 +23,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     search: SearchRequest
     messages: tuple[ChatMessage, ...]
     sampling: Sampling
+    question_field: str
     include_stages: bool = False
     documents_optional: bool = False
 

@@ -12,22 +12,26 @@ import structlog
 
 from protocol.errors import EngineDied, EngineNotReady, RagtreeError, RetrieverNotReady, Unavailable
 from protocol.generation import EngineInfo
-from protocol.parts import Generator, Retriever
+from protocol.parts import Controller, Generator, Retriever
 
 log = structlog.get_logger(__name__)
 
 
 class Readiness:
-    """What is known of the engine and the retriever since the last look. Intervals and timeouts are seconds."""
+    """What is known of the other parts since the last look. Intervals and timeouts are seconds."""
 
-    def __init__(self, retriever: Retriever, generator: Generator, interval_s: float, timeout_s: float) -> None:
+    def __init__(
+        self, retriever: Retriever, controller: Controller, generator: Generator, interval_s: float, timeout_s: float
+    ) -> None:
         self._retriever = retriever
+        self._controller = controller
         self._generator = generator
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._engine: EngineInfo | None = None
         self._engine_error: RagtreeError = EngineNotReady("The engine is starting.")
         self._retriever_error: RagtreeError | None = RetrieverNotReady("The retriever is starting.")
+        self._controller_error: RagtreeError | None = Unavailable("The controller is starting.")
 
     def engine(self) -> EngineInfo:
         """What the engine serves. Raises EngineNotReady or EngineDied where it cannot be asked now."""
@@ -35,10 +39,11 @@ class Readiness:
             raise self._engine_error
         return self._engine
 
-    def require_retriever(self) -> None:
-        """Return where searches can be served; raises RetrieverNotReady."""
-        if self._retriever_error is not None:
-            raise self._retriever_error
+    def require_parts(self) -> None:
+        """Return where the parts other than the engine can serve. Raises RetrieverNotReady or Unavailable."""
+        for error in (self._retriever_error, self._controller_error):
+            if error is not None:
+                raise error
 
     def missing(self) -> dict[str, RagtreeError]:
         """The parts that cannot serve, each with the reason; empty when all can."""
@@ -47,6 +52,8 @@ class Readiness:
             missing["engine"] = self._engine_error
         if self._retriever_error is not None:
             missing["retriever"] = self._retriever_error
+        if self._controller_error is not None:
+            missing["controller"] = self._controller_error
         return missing
 
     def heard(self, error: RagtreeError) -> None:
@@ -55,11 +62,12 @@ class Readiness:
             self._engine, self._engine_error = None, error
 
     async def look(self) -> None:
-        """Ask both parts now."""
+        """Ask all parts now."""
         before = self.missing()
-        engine_error, self._retriever_error = await asyncio.gather(
+        engine_error, self._retriever_error, self._controller_error = await asyncio.gather(
             self._problem(self._ask_engine(), EngineNotReady("The engine does not answer.")),
             self._problem(self._retriever.ready(), RetrieverNotReady("The retriever does not answer.")),
+            self._problem(self._controller.ready(), Unavailable("The controller does not answer.")),
         )
         if engine_error is not None:
             self._engine, self._engine_error = None, engine_error

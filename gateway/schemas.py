@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, S
 
 from gateway.filters import RequestFilter
 from gateway.settings import GatewaySettings
+from protocol.documents import DEFAULT_COLLECTION
 from protocol.errors import QuestionTooLong
 from protocol.prompts import ChatMessage
 from protocol.retrieval import SearchRequest
@@ -53,7 +54,7 @@ class SearchBody(BaseModel):
             raise QuestionTooLong(f"The question has {len(question):,} characters; the limit is {limit:,}.", param)
         return SearchRequest(
             tenant=tenant,
-            collection=self.collection or settings.default_collection,
+            collection=self.collection or DEFAULT_COLLECTION,
             query=question,
             top_k=self.top_k or settings.default_top_k,
             filters=None if self.filters is None else self.filters.to_protocol(),

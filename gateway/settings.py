@@ -1,8 +1,16 @@
 """The gateway's part of the configuration: limits, timeouts, keys and the defaults of requests."""
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
 MIB = 1024 * 1024
+
+
+def _no_mask(secret: SecretStr) -> SecretStr:
+    if not secret.get_secret_value().strip("*"):
+        raise ValueError("this is how `ragtree config show` masks a key, not a key")
+    return secret
 
 
 class ApiKey(BaseModel):
@@ -10,7 +18,9 @@ class ApiKey(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    secret: SecretStr = Field(description="The key, or `sha256:` and its hexadecimal digest, to keep it out of files.")
+    secret: Annotated[SecretStr, AfterValidator(_no_mask)] = Field(
+        description="The key, or `sha256:` and its hexadecimal digest, to keep it out of files."
+    )
     tenant: str = Field(description="Whose documents and KV the key reaches.")
     admin: bool = Field(False, description="Whether the key may administer the stack.")
 
@@ -24,7 +34,6 @@ class GatewaySettings(BaseModel):
         (), description="Issued keys. Without any the gateway is open, which is meant for one's own machine."
     )
     default_tenant: str = Field("default", description="Who everyone is while no keys are issued.")
-    default_collection: str = Field("default", description="The collection of requests that name none.")
     default_top_k: int = Field(4, gt=0, description="Chunks to answer from where the request does not say.")
     default_max_tokens: int = Field(256, gt=0, description="Longest answer where the request does not say, in tokens.")
     max_query_chars: int = Field(32_768, gt=0, description="Longest question, in characters.")

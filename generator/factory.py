@@ -23,6 +23,10 @@ class GeneratorFactory:
         self._settings = settings
         self._models = models
 
+    def fetch(self) -> None:
+        """Have the model on this machine, which may take a conversion or a download. Raises ConfigError."""
+        self._model_folder()
+
     def engine(self) -> Engine:
         """The configured engine, not started."""
         settings = self._settings

@@ -44,7 +44,8 @@ class SegmentLayout:
             raise QuestionTooLong(
                 f"the question takes {len(system.token_ids) + len(question.token_ids)} tokens with the system prompt, "
                 f"the answer may take {max_tokens}, and the model's context is {self._max_model_len} tokens",
-                param="query",
+                # What has to shrink: there would be room for the question, but for the length of the answer.
+                param="max_tokens" if room + max_tokens > 0 else "messages",
             )
         kept = list(self._fitting(documents, room))
         return Prompt(segments=(system, *kept, question), dropped_documents=len(documents) - len(kept))

@@ -58,6 +58,9 @@ class CollectionInfo(msgspec.Struct, frozen=True):
     chunks: int
 
 
+DEFAULT_COLLECTION = "default"
+"""The collection of requests that name none; every tenant has it before putting anything into it."""
+
 JobStatus = Literal["queued", "in_progress", "completed", "failed"]
 UNFINISHED: frozenset[JobStatus] = frozenset({"queued", "in_progress"})
 """The statuses of a job that will still change."""
@@ -98,4 +101,4 @@ class IngestJob(msgspec.Struct, frozen=True):
     @property
     def ended(self) -> bool:
         """Whether nothing more will happen to this job."""
-        return self.status in ("completed", "failed")
+        return self.status not in UNFINISHED

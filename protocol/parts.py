@@ -89,6 +89,9 @@ class Controller(Protocol):
     async def stats(self) -> ControllerStats:
         """Counters and gauges; reads only."""
 
+    async def ready(self) -> None:
+        """Return when queries can be admitted."""
+
 
 class Generator(Protocol):
     """Executes plans: the only part that holds a model."""
@@ -112,6 +115,7 @@ class PromptLayout(Protocol):
     def lay_out(self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int) -> Prompt:
         """Lay out documents in front of a conversation that ends with the question, leaving room for the answer.
 
-        ``max_tokens`` is the room. Documents that do not fit are dropped from the tail. Raises QuestionTooLong when
-        even none fits, InvalidRequest when the model takes no such conversation.
+        ``max_tokens`` is the room. Documents that do not fit are dropped from the tail. Raises InvalidRequest when the
+        model takes no such conversation, and QuestionTooLong when even no document fits, its ``param`` saying which of
+        ``messages`` and ``max_tokens`` is to blame.
         """

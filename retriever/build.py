@@ -3,6 +3,8 @@
 from functools import partial
 from pathlib import Path
 
+from filelock import FileLock
+
 from retriever.accepting import Acceptor
 from retriever.chunker import Chunker
 from retriever.embedding.base import Embedder
@@ -54,4 +56,6 @@ def build_retriever(
             ingester, settings.ingest, prepare=partial(work_in_background, partial(embedder.embed_query, "warm up"))
         ),
         search_threads=settings.search_threads,
+        # Taken and given back by different threads of a pool.
+        owner=FileLock(data_dir / "retriever.lock", thread_local=False),
     )

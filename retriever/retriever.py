@@ -3,10 +3,13 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
+from filelock import FileLock, Timeout
+
 from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, StoredDocument
-from protocol.errors import InvalidRequest, RetrieverNotReady
+from protocol.errors import Conflict, InvalidRequest, RetrieverNotReady
 from protocol.retrieval import CandidateSet, SearchRequest
 from retriever.accepting import Acceptor
 from retriever.index.catalog import IndexCatalog
@@ -21,6 +24,7 @@ from retriever.store.jobs import Jobs
 from retriever.threads import stay_single
 
 _LONGEST_PAGE = 1000
+_PREDECESSOR_S = 20.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,6 +49,7 @@ class Retriever:
         acceptor: Acceptor,
         ingest_thread: IngestThread,
         search_threads: int,
+        owner: FileLock,
     ) -> None:
         self._database = database
         self._documents = documents
@@ -57,13 +62,15 @@ class Retriever:
         self._ingest_thread = ingest_thread
         self._search_pool = _pool(search_threads, "retriever-search")
         self._store_pool = _pool(2, "retriever-store")
+        self._owner = owner
         self._ready = False
         self._closed = False
 
     async def start(self) -> None:
         """Bring store and indexes together, embed anew what another embedder made, and begin to ingest.
 
-        Raises what the embedder raises if it has to embed, and StorageFull.
+        Raises what the embedder raises if it has to embed, StorageFull, and Conflict while another retriever works on
+        the same data.
         """
         await asyncio.get_running_loop().run_in_executor(self._store_pool, self._open)
         self._ready = True
@@ -143,6 +150,11 @@ class Retriever:
         return await asyncio.get_running_loop().run_in_executor(self._search_pool, read)
 
     def _open(self) -> None:
+        # Two would give out the same chunk ids. A predecessor that is being replaced gets time to end.
+        try:
+            self._owner.acquire(timeout=_PREDECESSOR_S)
+        except Timeout as error:
+            raise Conflict(f"another retriever works on {Path(self._owner.lock_file).parent}") from error
         with self._database.read() as transaction:
             self._preparer.number_from(self._chunks.last_id(transaction))
         reembed(self._database, self._documents, self._preparer)
@@ -155,6 +167,7 @@ class Retriever:
         self._store_pool.shutdown()
         self._catalog.save(at_least=0)
         self._database.close()
+        self._owner.release()
 
 
 def _pool(threads: int, name: str) -> ThreadPoolExecutor:

@@ -12,14 +12,13 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from gateway.app import create_app
-from generator.factory import GeneratorFactory
 from generator.layout import SegmentLayout
-from generator.models import ModelStore
 from services.config import Config
 from services.deployments.controller import ControllerDeployment
 from services.deployments.generator import GeneratorDeployment
 from services.deployments.retriever import RetrieverDeployment
 from services.handles import ControllerHandle, GeneratorHandle, RetrieverHandle
+from services.model import generator_factory
 
 RETRIEVER, CONTROLLER, GENERATOR, GATEWAY = "retriever", "controller", "generator", "gateway"
 
@@ -71,7 +70,7 @@ def _parts(config: Config) -> Parts:
         RetrieverHandle(_handle(RETRIEVER)),
         ControllerHandle(_handle(CONTROLLER)),
         GeneratorHandle(_handle(GENERATOR)),
-        GeneratorFactory(config.generator, ModelStore(config.cache_dir)).layout(),
+        generator_factory(config).layout(),
     )
 
 

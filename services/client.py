@@ -6,9 +6,12 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import httpx
+import stamina
 from httpx_sse import connect_sse
 
 from protocol.errors import DeployFailed, RagtreeError
+
+_UNAVAILABLE = 503
 
 
 class RequestFailed(RagtreeError):
@@ -26,6 +29,10 @@ class StackUnreachable(RagtreeError):
     code = "unreachable"
 
 
+class ConnectionBroken(StackUnreachable):
+    """The connection broke while it was used."""
+
+
 class NotReady(NamedTuple):
     """What a stack still lacks to answer queries; ``final`` says that it will not come by waiting."""
 
@@ -33,13 +40,27 @@ class NotReady(NamedTuple):
     final: bool
 
 
+def _passes(error: Exception) -> bool:
+    return isinstance(error, ConnectionBroken) or (isinstance(error, RequestFailed) and error.status == _UNAVAILABLE)
+
+
+# A part that is restarted is back within half a minute. What is asked again may be: documents are stored once.
+_patient = stamina.retry(on=_passes, attempts=None, timeout=60.0, wait_initial=0.2, wait_max=5.0)
+
+
 class StackClient:
     """Talks to one stack over HTTP. Every call may raise RequestFailed or StackUnreachable."""
 
-    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 300.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        timeout_s: float = 300.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.url = url.rstrip("/")
-        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s)
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s, transport=transport)
 
     def readiness(self) -> NotReady | None:
         """None when queries are answered."""
@@ -64,19 +85,22 @@ class StackClient:
             for event in source.iter_sse():
                 yield event.json()
 
+    @_patient
     def put_document(
         self, collection: str, document_id: str, content: bytes, media_type: str, filename: str
     ) -> dict[str, Any]:
-        """Send a document; the job that takes it in."""
+        """Send a document; the job that takes it in. Sent again where the stack is not ready for it just now."""
         path = f"{_documents(collection)}/{quote(document_id, safe='')}"
         headers = {"Content-Type": media_type}
         return self._call("PUT", path, content=content, headers=headers, params={"filename": filename})
 
+    @_patient
     def put_batch(self, collection: str, jsonl: bytes) -> dict[str, Any]:
-        """Send JSON lines; the job that takes them in."""
+        """Send JSON lines; the job that takes them in. Sent again as a document is."""
         headers = {"Content-Type": "application/x-ndjson"}
         return self._call("POST", f"{_documents(collection)}:batch", content=jsonl, headers=headers)
 
+    @_patient
     def job(self, job_id: str) -> dict[str, Any]:
         """A job's state now."""
         return self._call("GET", f"/v1/jobs/{job_id}")
@@ -105,7 +129,7 @@ def _reported(url: str) -> Iterator[None]:
     except httpx.ConnectError as error:
         raise StackUnreachable(f"no stack answers at {url}: `ragtree up` starts one") from error
     except httpx.TransportError as error:
-        raise StackUnreachable(f"the connection to {url} broke: {error or type(error).__name__}") from error
+        raise ConnectionBroken(f"the connection to {url} broke: {error or type(error).__name__}") from error
 
 
 def _raise_for(response: httpx.Response) -> None:

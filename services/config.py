@@ -12,7 +12,13 @@ from typing import Literal
 import yaml
 from platformdirs import user_cache_path, user_data_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    YamlConfigSettingsSource,
+)
 
 from cachectl.settings import ControllerSettings
 from gateway.settings import GatewaySettings
@@ -78,5 +84,7 @@ def load_config() -> Config:
     except ValidationError as error:
         lines = [f"  {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
         raise ConfigError("\n".join(["the configuration is not valid:", *lines])) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{config_file()} is no valid YAML: {error}") from error
+    except SettingsError as error:
+        raise ConfigError(f"the environment or {config_file() or 'ragtree.yaml'} is not valid: {error}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{config_file()} is no YAML file of options: {error}") from error

@@ -185,6 +185,10 @@ class ControllerHandle:
         stats: ControllerStats = await self._part.call("stats")
         return stats
 
+    async def ready(self) -> None:
+        """Return when queries can be admitted."""
+        await self._part.ready()
+
 
 class GeneratorHandle:
     """``protocol.parts.Generator`` over a handle, and the engine's cost probe."""

@@ -15,6 +15,9 @@ from filelock import FileLock, Timeout
 
 from protocol.errors import Conflict
 
+_FAMILY_S = 10.0
+"""How long Ray's processes may outlive the stack's own before they are killed."""
+
 
 class RunningStack(msgspec.Struct, frozen=True):
     """A stack that runs: its process, where its gateway listens, and the address of its Ray."""
@@ -42,7 +45,8 @@ class RunState:
         """Own the data folder. Raises Conflict when another stack does."""
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
-            self._lock.acquire(timeout=0)
+            # Whoever looks whether a stack runs holds the lock for an instant.
+            self._lock.acquire(timeout=1)
         except Timeout:
             running = self.running()
             where = f" at {running.url} (process {running.pid})" if running else ""
@@ -80,10 +84,12 @@ class RunState:
         except psutil.NoSuchProcess:
             return True
         except psutil.TimeoutExpired:
-            for member in family:
-                with suppress(psutil.NoSuchProcess):
-                    member.kill()
-        psutil.wait_procs(family, timeout=timeout_s)
+            process.kill()
+        _, left = psutil.wait_procs(family, timeout=_FAMILY_S)
+        for member in left:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+        psutil.wait_procs(left, timeout=_FAMILY_S)
         return True
 
     def _is_locked(self) -> bool:

@@ -66,13 +66,14 @@ def _query(body: ChatBody, caller: Caller, gateway: Gateway) -> Query:
         raise InvalidRequest("The conversation holds no user message with text.", "messages")
     search = body.search(question, "messages", caller.tenant, settings)
     engine = _served(body.model, gateway)
-    gateway.readiness.require_retriever()
+    gateway.readiness.require_parts()
     return Query(
         query_id=new_query_id(),
         namespace=caller.namespace,
         model=engine.model,
         search=search,
         messages=messages,
+        question_field="messages",
         sampling=_sampling(body, settings.default_max_tokens),
         documents_optional=body.collection is None,
     )

@@ -51,13 +51,14 @@ def _query(body: QueryBody, caller: Caller, gateway: Gateway) -> Query:
     question = body.query.strip()
     search = body.search(question, "query", caller.tenant, settings)
     engine = gateway.readiness.engine()
-    gateway.readiness.require_retriever()
+    gateway.readiness.require_parts()
     return Query(
         query_id=new_query_id(),
         namespace=caller.namespace,
         model=engine.model,
         search=search,
         messages=(ChatMessage("user", question),),
+        question_field="query",
         sampling=Sampling(
             max_tokens=body.max_tokens or settings.default_max_tokens,
             temperature=body.temperature,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from protocol.documents import CollectionInfo, DocumentInfo, DocumentPage, StoredDocument
+from protocol.documents import DEFAULT_COLLECTION, CollectionInfo, DocumentInfo, DocumentPage, StoredDocument
 from protocol.errors import UnknownCollection, UnknownDocument
 from protocol.filters import Attributes
 from retriever.chunker import ChunkText
@@ -16,11 +16,8 @@ from retriever.filters import kind_of
 from retriever.store.database import Transaction
 from retriever.store.incoming import IncomingDocument
 
-DEFAULT_COLLECTION = "default"
-"""The collection that every tenant has before putting anything into it."""
-
 _INFO = """SELECT d.document_id, d.filename, d.title, d.content_hash, d.bytes, d.attributes, d.created_at, d.updated_at,
-                  d.text, (SELECT count(*) FROM chunks WHERE document = d.id) AS chunks FROM documents d """
+                  (SELECT count(*) FROM chunks WHERE document = d.id) AS chunks FROM documents d """
 
 
 class PreparedChunk(NamedTuple):
@@ -71,7 +68,9 @@ class Documents:
         row = transaction.execute(_INFO + where, (collection, document_id)).fetchone()
         if row is None:
             raise UnknownDocument(f"there is no document {document_id!r} in {name!r}", param="document_id")
-        return StoredDocument(_info(row, name), row["text"])
+        text_of = "SELECT text FROM documents WHERE collection = ? AND document_id = ?"
+        (text,) = transaction.execute(text_of, (collection, document_id)).fetchone()
+        return StoredDocument(_info(row, name), text)
 
     def page(self, transaction: Transaction, tenant: str, name: str, limit: int, after: str) -> DocumentPage:
         """At most ``limit`` documents with ids above ``after``. Raises UnknownCollection."""

@@ -29,11 +29,13 @@ OVERHEAD_WORDS = 120
 
 @app.command()
 def overhead(
-    streams: Annotated[str, typer.Option(help="How many streams at once, one figure each.")] = "1,4,16",
+    streams: Annotated[
+        str, typer.Option(help="How many streams at once: numbers separated by commas, a row of figures each.")
+    ] = "1,4,16",
     samples: Annotated[
-        int, typer.Option(min=1, help="Samples a figure, rounded up to whole rounds, two at least.")
+        int, typer.Option(min=1, help="Samples behind each row; at least two rounds of so many streams are run.")
     ] = 8,
-    seed: Annotated[int, typer.Option(help="Seed of the made-up documents; never use one twice on a stack.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the made-up documents.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Time to first token through a stack of its own, against its engine's own on the same prompts."""
@@ -102,7 +104,7 @@ async def _overhead(config: Config, samples: dict[int, int], seed: int) -> "Over
     groups = 1 + sum(max(2, -(-wanted // streams)) * streams for streams, wanted in samples.items())
     corpus = SyntheticCorpus(groups, group_size=OVERHEAD_TOP_K, words=OVERHEAD_WORDS, seed=seed)
     with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder, progress_bar() as progress:
-        process = StackProcess(Path(folder), {"RAGTREE_SERVER__PORT": "0"})
+        process = StackProcess(Path(folder), {"RAGTREE_SERVER__PORT": "0", "RAGTREE_GATEWAY__API_KEYS": "[]"})
         waiting = progress.add_task("starting a stack", total=None)
         running = process.start(wait_s=300)
         progress.remove_task(waiting)

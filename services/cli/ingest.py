@@ -9,7 +9,7 @@ import msgspec
 import typer
 from rich.progress import Progress
 
-from protocol.documents import UNFINISHED
+from protocol.documents import DEFAULT_COLLECTION, UNFINISHED
 from retriever.loaders.registry import JSON_LINES, media_type_of
 from services.cli.connection import ApiKeyOption, CollectionOption, UrlOption, connect
 from services.cli.output import errors, progress_bar
@@ -25,7 +25,7 @@ def ingest(
         list[Path] | None,
         typer.Argument(help="Files or folders: text, Markdown, HTML, PDF, and JSON lines of documents.", exists=True),
     ] = None,
-    collection: CollectionOption = "default",
+    collection: CollectionOption = DEFAULT_COLLECTION,
     python_stdlib: Annotated[
         bool, typer.Option("--python-stdlib", help="The modules, classes and functions of this Python's library.")
     ] = False,
@@ -66,6 +66,7 @@ class Ingestion:
         self._lines_before: dict[str, int] = {}
         self._sent = 0
         self._refused: list[str] = []
+        self._files: dict[str, Path] = {}
 
     @property
     def stored(self) -> int:
@@ -93,7 +94,14 @@ class Ingestion:
                 yield " ".join(filter(None, [self._names[job_id], place and f"({place})"])) + f": {error['message']}"
 
     def send_file(self, file: Path, document_id: str) -> None:
-        """Send one file, or the documents in it where it holds JSON lines."""
+        """Send one file, or the documents in it where it holds JSON lines.
+
+        Of two files with one id, as folders named together may hold, the second is refused: it would replace the first.
+        """
+        first = self._files.setdefault(document_id, file)
+        if first != file:
+            self._refuse(file, f"its document id, {document_id!r}, is that of {first}; ingest their common folder")
+            return
         try:
             media_type = media_type_of(file.name)
             if media_type == JSON_LINES:

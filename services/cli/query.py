@@ -6,13 +6,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from protocol.documents import DEFAULT_COLLECTION
 from services.cli.connection import ApiKeyOption, CollectionOption, JsonOption, UrlOption, connect
 from services.cli.output import errors, results
 
 
 def query(
     question: Annotated[str, typer.Argument(help="What to ask.")],
-    collection: CollectionOption = "default",
+    collection: CollectionOption = DEFAULT_COLLECTION,
     top_k: Annotated[int | None, typer.Option(help="How many chunks to answer from.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None,
     filters: Annotated[str | None, typer.Option(help="A metadata filter, as JSON.")] = None,

@@ -9,6 +9,7 @@ from services.cli.connection import ApiKeyOption, JsonOption, UrlOption, connect
 from services.cli.output import errors, results
 from services.config import load_config
 from services.logs import configure_logging
+from services.model import generator_factory
 from services.process import StackProcess
 
 
@@ -16,11 +17,16 @@ def up(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once the stack is ready, and leave it running.")
     ] = False,
-    wait_s: Annotated[float, typer.Option(help="With --detach: give up after so many seconds.")] = 300.0,
+    wait_s: Annotated[
+        float, typer.Option(help="With --detach: a stack that is not ready after so many seconds is stopped again.")
+    ] = 300.0,
 ) -> None:
     """Start the stack; Ctrl-C stops it."""
     config = load_config()
     if detach:
+        # Here, where it can be watched, and not against the clock of the wait below.
+        errors.print(f"Preparing the model {config.generator.model} ...", highlight=False)
+        generator_factory(config).fetch()
         with errors.status("starting Ray") as spinner:
             running = StackProcess(config.data_dir).start(wait_s, on_wait=spinner.update)
         errors.print(f"Ready at [bold]{running.url}[/] (process {running.pid}); `ragtree down` stops it.")

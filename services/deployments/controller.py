@@ -36,6 +36,13 @@ class ControllerDeployment:
         """Counters and gauges."""
         return await self._controller.stats()
 
-    def check_health(self) -> None:
-        """Serve's periodic call: the moment to take back what lost callers hold."""
+    async def ready(self) -> None:
+        """Return when queries can be admitted."""
+        await self._controller.ready()
+
+    async def check_health(self) -> None:
+        """Serve's periodic call: the moment to take back what lost callers hold.
+
+        A coroutine, for Serve runs plain functions in a thread, and the controller belongs to one event loop.
+        """
         self._controller.expire_leases()

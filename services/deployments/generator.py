@@ -4,13 +4,12 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from generator.factory import GeneratorFactory
-from generator.models import ModelStore
 from protocol.errors import EngineDied
 from protocol.generation import EngineInfo, GenerationStep, PrefillCost, Sampling
 from protocol.plans import PrefillPlan
 from services.config import Config
 from services.logs import configure_logging
+from services.model import generator_factory
 
 
 class GeneratorDeployment:
@@ -18,7 +17,7 @@ class GeneratorDeployment:
 
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
         configure_logging()
-        self._engine = GeneratorFactory(config.generator, ModelStore(config.cache_dir)).engine()
+        self._engine = generator_factory(config).engine()
         await self._engine.start()
 
     async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:

@@ -191,6 +191,9 @@ class FakeController:
     async def stats(self) -> ControllerStats:
         raise NotImplementedError
 
+    async def ready(self) -> None:
+        await self.phases.enter("controller_ready")
+
 
 class FakeGenerator:
     """Says ``words``, one token a word; the first ``cached`` prompt tokens come from the cache."""
@@ -244,7 +247,7 @@ class FakeLayout:
             if prompt.token_count + max_tokens <= self.context:
                 return prompt
             if not kept:
-                raise QuestionTooLong("The question does not fit.", "query")
+                raise QuestionTooLong("The question does not fit.", "messages")
             kept.pop()
 
     def _prompt(self, question: str, documents: Sequence[Chunk], dropped: int) -> Prompt:

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from gateway_fakes import FakeLayout, Stack
+from gateway_fakes import MODEL, FakeLayout, Stack
 
 OK = {"query": "x"}
 
@@ -71,6 +71,9 @@ async def test_a_question_beyond_the_context(stack: Stack, in_process):
     async with in_process() as served:
         answer = await served.client.post("/query", json={"query": "x " * 200})
         assert_shape(answer, 400, "question_too_long", "query")
+        chat = {"model": MODEL, "messages": [{"role": "user", "content": "x " * 200}]}
+        answer = await served.client.post("/v1/chat/completions", json=chat)
+        assert_shape(answer, 400, "question_too_long", "messages")
 
 
 async def test_a_permanent_conflict_is_not_to_be_retried(served):

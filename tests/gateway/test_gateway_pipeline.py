@@ -51,6 +51,7 @@ class Bench:
             model=MODEL,
             search=SearchRequest("default", "default", "What is the capital?", 3),
             messages=(ChatMessage("user", "What is the capital?"),),
+            question_field="query",
             sampling=Sampling(64),
         )
         return msgspec.structs.replace(query, **changes)

@@ -185,10 +185,8 @@ async def test_what_was_asked_is_what_is_searched_and_sampled(served):
 
 
 async def test_defaults_come_from_the_settings(in_process):
-    async with in_process(default_top_k=2, default_max_tokens=3, default_collection="empty") as served:
+    async with in_process(default_top_k=2, default_max_tokens=3) as served:
         answer = await served.client.post("/query", json={"query": "x"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "no_documents")
-        answer = await served.client.post("/query", json={"query": "x", "collection": "default"})
         assert len(answer.json()["results"]) == 2
         assert answer.json()["usage"]["completion_tokens"] == 3
 

@@ -4,7 +4,7 @@ import pytest
 from gateway_fakes import MODEL, Phases, Stack, eventually
 
 from gateway.readiness import Readiness
-from protocol.errors import DeployFailed, EngineDied, EngineNotReady, RetrieverNotReady
+from protocol.errors import DeployFailed, EngineDied, EngineNotReady, RetrieverNotReady, Unavailable
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
 
@@ -21,6 +21,7 @@ async def test_ready(served):
         ("engine_ready", EngineDied("gone"), "engine"),
         ("engine_ready", RuntimeError("no such actor"), "engine"),
         ("retriever_ready", RetrieverNotReady("loading"), "retriever"),
+        ("controller_ready", Unavailable("being restarted"), "controller"),
     ],
 )
 async def test_not_ready_says_what_is_missing(served, phase: str, error: Exception, part: str):
@@ -82,12 +83,12 @@ async def test_a_query_that_met_a_dead_engine_warns_the_next(in_process):
 async def test_the_watcher_survives_whatever_a_part_does():
     phases = Phases()
     stack = Stack()
-    stack.phases = stack.generator.phases = stack.retriever.phases = phases
-    readiness = Readiness(stack.retriever, stack.generator, interval_s=0.001, timeout_s=1)
+    stack.phases = stack.generator.phases = stack.retriever.phases = stack.controller.phases = phases
+    readiness = Readiness(stack.retriever, stack.controller, stack.generator, interval_s=0.001, timeout_s=1)
     with pytest.raises(EngineNotReady):
         readiness.engine()
     with pytest.raises(RetrieverNotReady):
-        readiness.require_retriever()
+        readiness.require_parts()
     async with readiness.watched():
         assert readiness.engine().model == MODEL
         phases.failing["engine_ready"] = ValueError("?")

@@ -179,7 +179,10 @@ def test_a_question_that_fits_to_the_token_is_taken_and_one_more_is_too_long(fol
     assert exact.lay_out([user("Why?")], [chunk("Doc.")], 10).dropped_documents == 1
     with pytest.raises(QuestionTooLong) as too_long:
         exact.lay_out([user("Why??")], [chunk("Doc.")], 10)
-    assert too_long.value.param == "query"
+    assert too_long.value.param == "max_tokens"
+    with pytest.raises(QuestionTooLong) as too_long:
+        exact.lay_out([user("Why? " * 20)], [], 1)
+    assert too_long.value.param == "messages"
     with pytest.raises(QuestionTooLong):
         exact.lay_out([user("Why?")], [], 11)
 

@@ -9,7 +9,7 @@ import pytest
 from crashing_writer import STEPS
 from retriever_cases import SMALL, TENANT, put, put_lines, running, search, settings
 
-from protocol.errors import StorageFull
+from protocol.errors import Conflict, StorageFull
 from retriever.build import build_retriever
 from retriever.index.catalog import IndexCatalog
 from retriever.store.database import Database
@@ -46,6 +46,17 @@ async def drained(folder: Path) -> None:
         with sqlite3.connect(folder / "store.sqlite3") as connection:
             while connection.execute("SELECT count(*) FROM job_items").fetchone()[0]:
                 await asyncio.sleep(0.002)
+
+
+async def test_two_retrievers_never_work_on_one_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("retriever.retriever._PREDECESSOR_S", 0.05)
+    async with running(tmp_path) as first:
+        with pytest.raises(Conflict, match="another retriever"):
+            async with running(tmp_path):
+                pass
+        await put(first, "a", "still at work")
+    async with running(tmp_path) as successor:
+        assert (await successor.get_document(TENANT, "default", "a")).text == "still at work"
 
 
 @pytest.mark.parametrize("step", STEPS)

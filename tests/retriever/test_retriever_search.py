@@ -3,6 +3,7 @@ import asyncio
 import numpy as np
 import pytest
 from retriever_cases import TENANT, ended, ids, lines, put, put_lines, running, search, settings, upload
+from tokenizers.normalizers import Replace
 
 from protocol.errors import (
     InvalidRequest,
@@ -190,6 +191,18 @@ async def test_index_answers_as_exact_search_does(tmp_path):
         for query in ("hedgehog number 7", "about", "nightingale number 299"):
             left, right = await search(approximate, query), await search(exact, query)
             np.testing.assert_allclose(left.scores, right.scores, atol=1e-5)
+
+
+async def test_a_document_that_another_embedder_cannot_read_is_kept_and_stops_nothing(tmp_path):
+    marks = ("§ " * 20_000).strip()
+    async with running(tmp_path) as retriever:
+        await put(retriever, "marks", marks)
+        await put(retriever, "words", "a lighthouse in the fog")
+    other = HashingEmbedder(HashingSettings(dimension=512))
+    other.tokenizer.normalizer = Replace("§", "")
+    async with running(tmp_path, other) as retriever:
+        assert (await retriever.get_document(TENANT, "default", "marks")).text == marks
+        assert ids(await search(retriever, "lighthouse")) == ["words"]
 
 
 async def test_another_embedder_embeds_anew(tmp_path):

@@ -1,0 +1,63 @@
+"""The command line's client asks again while a part is being restarted, and not otherwise."""
+
+import json
+
+import httpx
+import pytest
+import stamina
+
+from services.client import ConnectionBroken, RequestFailed, StackClient, StackUnreachable
+
+
+@pytest.fixture(autouse=True)
+def without_waiting():
+    with stamina.set_testing(True, attempts=3):
+        yield
+
+
+def client(*answers: httpx.Response | Exception) -> tuple[StackClient, list[httpx.Request]]:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        given = answers[len(seen)]
+        seen.append(request)
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    return StackClient("http://stack", transport=httpx.MockTransport(answer)), seen
+
+
+def refusal(status: int) -> httpx.Response:
+    return httpx.Response(status, json={"error": {"message": "no", "code": "c", "param": None}})
+
+
+def test_an_upload_outlives_the_restart_of_a_part():
+    stack, seen = client(refusal(503), httpx.ReadError("broke"), httpx.Response(202, json={"job_id": "j"}))
+    assert stack.put_batch("c", b'{"id": "a"}\n') == {"job_id": "j"}
+    assert [request.content for request in seen] == [b'{"id": "a"}\n'] * 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [(refusal(422), RequestFailed), (refusal(413), RequestFailed), (httpx.ConnectError("refused"), StackUnreachable)],
+)
+def test_what_will_not_pass_is_said_at_once(answer, error):
+    stack, seen = client(answer)
+    with pytest.raises(error):
+        stack.put_document("c", "d", b"text", "text/plain", "d.txt")
+    assert len(seen) == 1
+
+
+def test_patience_ends():
+    stack, seen = client(*[httpx.ReadError("broke")] * 3)
+    with pytest.raises(ConnectionBroken):
+        stack.job("j")
+    assert len(seen) == 3
+
+
+def test_a_deployment_that_is_given_up_is_final():
+    for code, final in (("deploy_failed", True), ("unavailable", False)):
+        body = {"error": {"message": "why", "code": code}}
+        stack, _ = client(httpx.Response(503, content=json.dumps(body)))
+        assert stack.readiness() == ("why", final)

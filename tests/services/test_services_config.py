@@ -1,0 +1,46 @@
+"""What the configuration refuses, it refuses in a sentence."""
+
+import pytest
+
+from protocol.errors import ConfigError
+from services.config import load_config
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAGTREE_CONFIG", raising=False)
+    return tmp_path
+
+
+def test_the_environment_goes_before_the_file(elsewhere, monkeypatch):
+    (elsewhere / "ragtree.yaml").write_text("server: {port: 1111}\ngateway: {default_top_k: 7}\n")
+    monkeypatch.setenv("RAGTREE_SERVER__PORT", "2222")
+    config = load_config()
+    assert (config.server.port, config.gateway.default_top_k) == (2222, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("RAGTREE_GATEWAY__API_KEYS", "[{bad", "gateway"),
+        ("RAGTREE_SERVER__PORT", "many", "server.port"),
+        ("RAGTREE_CONTROLLER__POLICY", "BEST", "controller.policy"),
+        ("RAGTREE_GATEWAY__API_KEYS", '[{"secret": "**********", "tenant": "acme"}]', "masks"),
+        ("RAGTREE_CONFIG", "/no/such/file.yaml", "/no/such/file.yaml"),
+    ],
+)
+def test_bad_values_in_the_environment(monkeypatch, name, value, said):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=said):
+        load_config()
+
+
+@pytest.mark.parametrize(
+    "content", [b"- a\n- list\n", b"just words", b"server: {port: [", b"caf\xe9: 1", b"sevrer: {port: 1}"]
+)
+def test_files_that_hold_no_options(elsewhere, content):
+    (elsewhere / "ragtree.yaml").write_bytes(content)
+    with pytest.raises(ConfigError) as refused:
+        load_config()
+    assert "ragtree.yaml" in refused.value.message or "sevrer" in refused.value.message

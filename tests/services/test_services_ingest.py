@@ -1,0 +1,91 @@
+"""What ``ragtree ingest`` makes of files, over a stack that only remembers."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.cli import ingest
+from services.cli.ingest import Ingestion
+from services.cli.output import progress_bar
+
+
+class RememberingClient:
+    """Takes everything in; a line that is no JSON fails at its place in the batch."""
+
+    def __init__(self) -> None:
+        self.documents: dict[str, bytes] = {}
+        self.batches: list[bytes] = []
+        self._jobs: dict[str, dict[str, Any]] = {}
+        self._numbers = itertools.count()
+
+    def put_document(self, _collection: str, document_id: str, content: bytes, *_: str) -> dict[str, Any]:
+        self.documents[document_id] = content
+        return self._job(stored=1, errors=[])
+
+    def put_batch(self, _collection: str, jsonl: bytes) -> dict[str, Any]:
+        self.batches.append(jsonl)
+        lines = jsonl.splitlines()
+        bad = [number for number, line in enumerate(lines, start=1) if not line.startswith(b"{")]
+        errors = [{"line": number, "document_id": None, "message": "not JSON"} for number in bad]
+        return self._job(stored=len(lines) - len(bad), errors=errors)
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        return self._jobs[job_id]
+
+    def _job(self, stored: int, errors: list[dict[str, Any]]) -> dict[str, Any]:
+        job = {"job_id": f"j{next(self._numbers)}", "status": "completed", "stored": stored, "unchanged": 0}
+        job |= {"failed_documents": len(errors), "errors": errors}
+        return self._jobs.setdefault(job["job_id"], job)
+
+
+@pytest.fixture
+def client():
+    return RememberingClient()
+
+
+@pytest.fixture
+def ingestion(client):
+    with progress_bar() as progress:
+        yield Ingestion(client, "c", progress)
+
+
+def test_two_files_of_one_id_do_not_replace_each_other(client, ingestion, tmp_path):
+    files = [tmp_path / "a" / "readme.md", tmp_path / "b" / "readme.md"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(f"This is {file.parent.name}.")
+        ingestion.send_file(file, "readme.md")
+    assert client.documents == {"readme.md": b"This is a."}
+    (failure,) = ingestion.failures
+    assert str(files[1]) in failure
+    assert str(files[0]) in failure
+    assert (ingestion.stored, ingestion.failed) == (1, 1)
+
+
+def test_a_file_that_is_named_twice_is_no_conflict(client, ingestion, tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("text")
+    for _ in range(2):
+        ingestion.send_file(file, "a.txt")
+    assert ingestion.failed == 0
+
+
+def test_batches_are_bounded_in_lines_and_in_bytes_and_lose_nothing(client, ingestion, monkeypatch):
+    monkeypatch.setattr(ingest, "BATCH_DOCUMENTS", 3)
+    monkeypatch.setattr(ingest, "BATCH_BYTES", 100)
+    lines = [json.dumps({"id": str(n), "text": "x" * (90 if n == 4 else 1)}).encode() + b"\n" for n in range(8)]
+    ingestion.send_batches(lines, "file")
+    assert b"".join(client.batches) == b"".join(lines)
+    assert all(batch.count(b"\n") <= 3 for batch in client.batches)
+    assert all(len(batch) <= 100 or batch.count(b"\n") == 1 for batch in client.batches)
+
+
+def test_a_broken_line_is_named_by_its_place_in_the_file(ingestion, tmp_path, monkeypatch):
+    monkeypatch.setattr(ingest, "BATCH_DOCUMENTS", 3)
+    file: Path = tmp_path / "many.jsonl"
+    file.write_text("\n".join(["{}"] * 4 + ["broken"] + ["{}"] * 3 + ["broken"]))
+    ingestion.send_file(file, "many.jsonl")
+    assert [failure.split(": ")[0] for failure in ingestion.failures] == [f"{file} (line 5)", f"{file} (line 9)"]
