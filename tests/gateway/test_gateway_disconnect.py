@@ -1,7 +1,9 @@
 import asyncio
+import logging
 
 import pytest
 from gateway_fakes import eventually
+from structlog.testing import capture_logs
 
 from protocol.plans import PlanOutcome
 
@@ -13,6 +15,12 @@ BODIES = {
         "/v1/chat/completions",
         {"model": "fake-model", "messages": [{"role": "user", "content": "x"}], "stream": True},
     ),
+}
+
+UPLOADS = {
+    "text": ("PUT", "/v1/collections/default/documents/d", "text/plain", b"the first half"),
+    "json": ("PUT", "/v1/collections/default/documents/d", "application/json", b'{"text": "whole"}'),
+    "batch": ("POST", "/v1/collections/default/documents:batch", "application/x-ndjson", b'{"id": "d", "text": "x"}\n'),
 }
 
 
@@ -73,3 +81,25 @@ async def test_shutdown_gives_leases_back(in_process, stack):
         await stack.phases.reached["queue"].wait()
     assert [report.outcome for report in stack.controller.reports] == [PlanOutcome.CANCELLED]
     assert (await asking).status_code == 503
+
+
+@pytest.mark.parametrize("kind", UPLOADS)
+async def test_half_an_upload_stores_nothing(live, caplog, kind: str):
+    retriever = live.stack.retriever
+    method, path, content_type, body = UPLOADS[kind]
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {content_type}\r\n"
+    host, port = live.url.removeprefix("http://").split(":")
+    with capture_logs() as logs, caplog.at_level(logging.WARNING):
+        _, writer = await asyncio.open_connection(host, int(port))
+        # What arrives would be a document by itself; only the length says that it is not whole.
+        writer.write(f"{head}Content-Length: {len(body) + 1}\r\n\r\n".encode() + body)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        await eventually(lambda: any(line["event"] == "request" for line in logs))
+        assert (retriever.uploads, retriever.batches) == ([], [])
+        whole = await live.client.request(method, path, content=body, headers={"Content-Type": content_type})
+        assert whole.status_code == 202
+    assert len(retriever.uploads) + len(retriever.batches) == 1
+    assert [(line["log_level"], line["status"]) for line in logs] == [("info", 499), ("info", 202)]
+    assert caplog.records == []

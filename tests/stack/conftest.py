@@ -1,13 +1,8 @@
 """One stack a session of each kind: real Ray, Serve, Faiss and embedder; the engine a fake, or a real vLLM."""
 
 import pytest
-from stacks import FREEDONIA, SYLVANIA, StackUnderTest
+from stacks import FAKE, FREEDONIA, SYLVANIA, StackUnderTest
 
-FAKE = {
-    "RAGTREE_GENERATOR__ENGINE": "fake",
-    "RAGTREE_GENERATOR__FAKE__DECODE_TOKENS_PER_S": "200",
-    "RAGTREE_GENERATOR__FAKE__PREFILL_TOKENS_PER_S": "20000",
-}
 VLLM = {"RAGTREE_GENERATOR__MAX_MODEL_LEN": "2048"}
 
 

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,13 @@ from services.run_state import RunningStack
 
 START_S = 300
 POLL_S = 0.05
+
+FAKE = {
+    "RAGTREE_GENERATOR__ENGINE": "fake",
+    "RAGTREE_GENERATOR__FAKE__DECODE_TOKENS_PER_S": "200",
+    "RAGTREE_GENERATOR__FAKE__PREFILL_TOKENS_PER_S": "20000",
+}
+HASHING = {"RAGTREE_RETRIEVER__EMBEDDER": '{"kind": "hashing"}'}
 
 FREEDONIA = "The capital of Freedonia is Marxville, a town of three thousand people, founded in 1932 by Rufus Firefly."
 SYLVANIA = "The capital of Sylvania is Trentino, which lies on a lake and is known for its peanuts and lemonade."
@@ -59,10 +66,22 @@ class StackUnderTest:
         with self.client() as client:
             return client.post("/query", json=body)
 
-    def events(self, **body: Any) -> list[dict[str, Any]]:
+    @contextmanager
+    def asking(self, **body: Any) -> Iterator[Iterator[dict[str, Any]]]:
+        """The events of a streamed query as they come; leaving the context leaves the query."""
         with self.client() as client, connect_sse(client, "POST", "/query", json={**body, "stream": True}) as source:
             source.response.raise_for_status()
-            return [event.json() for event in source.iter_sse()]
+            yield (event.json() for event in source.iter_sse())
+
+    def events(self, **body: Any) -> list[dict[str, Any]]:
+        with self.asking(**body) as events:
+            return list(events)
+
+    def metric(self, name: str) -> float:
+        with self.client() as client:
+            lines = client.get("/metrics").raise_for_status().text.splitlines()
+        (value,) = (line.split()[1] for line in lines if line.startswith(f"{name} "))
+        return float(value)
 
     def processes(self, named: str) -> list[psutil.Process]:
         """The stack's processes whose title or command line contains ``named``."""
@@ -76,6 +95,26 @@ class StackUnderTest:
     def is_ready(self) -> bool:
         with self.client() as client:
             return client.get("/readyz").status_code == 200
+
+
+def processes_on(folder: Path) -> list[psutil.Process]:
+    """Every process that was started for the stack of this data folder, orphans included."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if process.environ().get("RAGTREE_DATA_DIR") == str(folder):
+                found.append(process)
+    return found
+
+
+def come_to(events: Iterator[dict[str, Any]], kind: str) -> dict[str, Any]:
+    """Read on up to the next event of a kind and return it."""
+    seen = []
+    for event in events:
+        seen.append(event["type"])
+        if event["type"] == kind:
+            return event
+    raise AssertionError(f"the stream ended without {kind}: {seen}")
 
 
 def ended_job(client: httpx.Client, job_id: str) -> dict[str, Any] | None:

@@ -5,12 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import ExitStack, suppress
 
 import httpx
 import psutil
 import pytest
-from httpx_sse import connect_sse
-from stacks import comparable, until
+from stacks import FAKE, FREEDONIA, HASHING, come_to, comparable, processes_on, until
 
 from protocol.errors import Conflict
 from services.cli.ingest import BATCH_DOCUMENTS
@@ -18,6 +19,9 @@ from services.cli.ingest import BATCH_DOCUMENTS
 pytestmark = pytest.mark.ray
 
 QUESTION = {"query": "What is the capital of Freedonia?", "collection": "countries", "top_k": 2}
+
+SLOW_PREFILL_TOKENS_PER_S = 50
+LONG = {"query": "What has Ruritania?", "collection": "long", "top_k": 12}
 
 
 def command(stack, *arguments, **environment):
@@ -112,37 +116,43 @@ def test_a_wrong_configuration_is_one_clear_message(fake_stack):
     assert "Traceback" not in ran.stderr
 
 
-def test_a_lost_generator_is_replaced_and_queries_meanwhile_are_refused_or_wait(fake_stack):
-    (replica,) = fake_stack.processes("ServeReplica:generator")
-    replica.kill()
-    answers = []
+def refusals_until_replaced(stack, replica):
+    """Ask until another replica answers; the refusals meanwhile, each of which must say what is missing."""
+    refused = []
 
     def served_by_another():
-        answers.append(fake_stack.query(**QUESTION))
-        return answers[-1].status_code == 200 and fake_stack.processes("ServeReplica:generator") not in ([], [replica])
+        answer = stack.query(**QUESTION)
+        if answer.status_code != 200:
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] in ("engine_not_ready", "engine_died")
+            assert int(answer.headers["Retry-After"]) > 0
+            refused.append(answer)
+        return answer.status_code == 200 and stack.processes("ServeReplica:generator") not in ([], [replica])
 
     until(served_by_another)
-    for refused in (answer for answer in answers if answer.status_code != 200):
-        assert refused.status_code == 503
-        assert refused.json()["error"]["code"] in ("engine_not_ready", "engine_died")
-        assert int(refused.headers["Retry-After"]) > 0
+    return refused
 
 
-def test_a_generator_lost_in_mid_stream_ends_the_stream_with_an_error(start_stack):
-    slow = start_stack(
-        {"RAGTREE_GENERATOR__ENGINE": "fake", "RAGTREE_GENERATOR__FAKE__DECODE_TOKENS_PER_S": "2"}, "slow"
-    )
-    slow.ingest("countries", {"long": "One two three four five six seven eight nine ten. " * 20})
-    with slow.client() as client, connect_sse(client, "POST", "/query", json={**QUESTION, "stream": True}) as source:
-        types = []
-        for event in source.iter_sse():
-            types.append(event.json()["type"])
-            if types[-1] == "output_text.delta" and types.count("output_text.delta") == 1:
-                (replica,) = slow.processes("ServeReplica:generator")
-                replica.kill()
-    assert types[-1] == "query.failed"
-    assert types.count("query.failed") == 1
-    slow.stop()
+def test_a_generator_lost_in_mid_stream_ends_the_stream_and_queries_are_refused_until_it_is_replaced(fake_stack):
+    # Its answer takes seconds, and repeats the document.
+    fake_stack.ingest("lengthy", {"long": "One two three four five six seven eight nine ten. " * 20})
+    with fake_stack.asking(query="Count.", collection="lengthy", max_tokens=2000) as events:
+        come_to(events, "output_text.delta")
+        (replica,) = fake_stack.processes("ServeReplica:generator")
+        replica.kill()
+        *_, last = rest = list(events)
+    assert last["type"] == "query.failed"
+    assert last["error"]["code"] == "engine_died"
+    assert {event["type"] for event in rest[:-1]} <= {"output_text.delta"}
+    # That failure is news: whoever asks next is refused at once, and not left to wait for the new replica.
+    assert refusals_until_replaced(fake_stack, replica)
+
+
+def test_a_generator_lost_while_idle_is_replaced(fake_stack):
+    (replica,) = fake_stack.processes("ServeReplica:generator")
+    replica.kill()
+    # Who asks before anybody has noticed may be refused, or wait for the new replica: so there may be no refusals.
+    refusals_until_replaced(fake_stack, replica)
 
 
 def test_a_broken_line_is_named_by_its_place_in_the_file(fake_stack, tmp_path):
@@ -160,26 +170,30 @@ def test_killed_and_started_again_nothing_is_lost(start_stack):
     with stack.client() as client:
         path = "/v1/collections/many/documents:batch"
         job = client.post(path, content=lines, headers={"Content-Type": "application/x-ndjson"}).json()
-    family = psutil.Process(stack.running.pid).children(recursive=True)
+    family = stack.processes("")
+    # Ray's agents wait a minute for the rest of Ray before they end, too; a stack started meanwhile must not mind them.
+    agents = [*stack.processes("ray::DashboardAgent"), *stack.processes("ray::RuntimeEnvAgent")]
     os.kill(stack.running.pid, signal.SIGKILL)
-    psutil.wait_procs(family, timeout=30)
-    for left in family:
-        if left.is_running():
-            left.kill()
+    _, left = psutil.wait_procs([process for process in family if process not in agents], timeout=30)
+    assert left == []
     stack.start()
     with stack.client() as client:
 
-        def ended():
+        def completed():
             state = client.get(f"/v1/jobs/{job['job_id']}").raise_for_status().json()
             return state if state["status"] == "completed" else None
 
-        state = until(ended)
+        state = until(completed)
         assert state["stored"] + state["unchanged"] == 200
         collections = client.get("/v1/collections").json()["data"]
         assert [held["documents"] for held in collections if held["name"] == "many"] == [200]
     assert stack.stop()
     with pytest.raises(httpx.ConnectError), stack.client() as client:
         client.get("/healthz")
+    for agent in agents:
+        with suppress(psutil.NoSuchProcess):
+            agent.kill()
+    until(lambda: processes_on(stack.folder) == [], timeout_s=10)
 
 
 def test_behind_serves_own_ingress_the_api_is_the_same(start_stack):
@@ -192,3 +206,65 @@ def test_behind_serves_own_ingress_the_api_is_the_same(start_stack):
     assert events[-1]["type"] == "query.completed"
     assert stack.query(query="x", collection="nowhere").json()["error"]["code"] == "unknown_collection"
     stack.stop()
+
+
+@pytest.fixture(scope="module")
+def slow_prefill(start_stack):
+    """A stack that serves one query at a time, and is busy with the prompt of ``LONG`` for more than a minute."""
+    environment = {
+        **FAKE,
+        **HASHING,
+        "RAGTREE_GENERATOR__FAKE__PREFILL_TOKENS_PER_S": str(SLOW_PREFILL_TOKENS_PER_S),
+        "RAGTREE_CONTROLLER__MAX_RUNNING": "1",
+    }
+    stack = start_stack(environment, "slow-prefill")
+    stack.ingest("long", {f"part{n}": f"Part {n}. " + "castle lake valley forest " * 80 for n in range(LONG["top_k"])})
+    stack.ingest("countries", {"freedonia": FREEDONIA})
+    yield stack
+    stack.stop()
+
+
+def admitted(stack):
+    return stack.metric("ragtree_queue_wait_seconds_count")
+
+
+def ended(stack):
+    return stack.metric("ragtree_request_duration_seconds_count")
+
+
+def wait_for_prefill(stack, events, admitted_before):
+    """Return when the query is with the engine."""
+    assert len(come_to(events, "retrieval.completed")["results"]) == LONG["top_k"]
+    # The gateway counts an admission in the step in which it calls the engine.
+    until(lambda: admitted(stack) == admitted_before + 1, timeout_s=10)
+
+
+def assert_prefilled_at_once(events, free_since):
+    """Only the query's own prefill, and nobody else's, may lie between ``free_since`` and its first token."""
+    own_s = come_to(events, "cache.resolved")["prompt_tokens"] / SLOW_PREFILL_TOKENS_PER_S
+    assert 0.9 * own_s < time.monotonic() - free_since < own_s + 5
+
+
+def test_a_client_that_leaves_during_prefill_frees_the_engine(slow_prefill):
+    before = admitted(slow_prefill)
+    with slow_prefill.asking(**LONG) as leaving:
+        wait_for_prefill(slow_prefill, leaving, before)
+    left = time.monotonic()
+    with slow_prefill.asking(**QUESTION) as next_one:
+        assert_prefilled_at_once(next_one, left)
+
+
+def test_a_client_that_leaves_the_queue_gives_up_its_place(slow_prefill):
+    before = admitted(slow_prefill)
+    with ExitStack() as until_the_end:
+        with slow_prefill.asking(**LONG) as running:
+            wait_for_prefill(slow_prefill, running, before)
+            with slow_prefill.asking(**LONG) as leaving:
+                come_to(leaving, "retrieval.completed")
+                next_one = until_the_end.enter_context(slow_prefill.asking(**QUESTION))
+                come_to(next_one, "retrieval.completed")
+                assert admitted(slow_prefill) == before + 1
+                ended_before = ended(slow_prefill)
+            # The place must be gone before it is its turn.
+            until(lambda: ended(slow_prefill) == ended_before + 1, timeout_s=10)
+        assert_prefilled_at_once(next_one, time.monotonic())

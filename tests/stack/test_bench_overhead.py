@@ -1,0 +1,55 @@
+"""``ragtree bench overhead`` prints one JSON object, whose figures fit the speed that the fake engine was set to."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from stacks import FAKE
+
+pytestmark = pytest.mark.ray
+
+# Slow enough for a busy machine's own delays not to matter beside a prefill.
+PREFILL_TOKENS_PER_S = 5000
+
+
+def test_the_overhead_is_that_of_the_stack_over_its_engine(tmp_path):
+    ran = subprocess.run(
+        [sys.executable, "-m", "services.cli", "bench", "overhead", "--streams", "1,2", "--samples", "2", "--json"],
+        env={
+            **os.environ,
+            **FAKE,
+            "RAGTREE_GENERATOR__FAKE__PREFILL_TOKENS_PER_S": str(PREFILL_TOKENS_PER_S),
+            "RAGTREE_DATA_DIR": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("\n") == 1
+    result = json.loads(ran.stdout)
+    shared = {"p50_overhead_ms", "p99_overhead_ms", "p50_overhead_share"}
+    assert result.keys() == {"prompt_tokens_p50", "by_streams"} | shared
+    assert 1200 < result["prompt_tokens_p50"] < 1900
+
+    rows = result["by_streams"]
+    assert list(rows) == ["1", "2"]
+    for streams, row in rows.items():
+        sides = {f"{side}_{share}_ms" for side in ("engine", "stack") for share in ("p50", "p99")}
+        assert row.keys() == {"streams", "samples"} | sides | shared
+        # Two rounds at least, so that each side goes first once.
+        assert (row["streams"], row["samples"]) == (int(streams), 2 * int(streams))
+        # Both sides contain the same prefill.
+        assert 0.95 * row["engine_p50_ms"] < row["stack_p50_ms"] < row["engine_p50_ms"] + 1000
+        assert row["engine_p50_ms"] <= row["engine_p99_ms"]
+        assert row["stack_p50_ms"] <= row["stack_p99_ms"]
+        assert row["p50_overhead_ms"] <= row["p99_overhead_ms"]
+        assert row["p50_overhead_share"] == pytest.approx(row["p50_overhead_ms"] / row["engine_p50_ms"])
+    prefill_ms = result["prompt_tokens_p50"] / PREFILL_TOKENS_PER_S * 1000
+    assert 0.9 * prefill_ms < rows["1"]["engine_p50_ms"] < 2 * prefill_ms
+    # One prompt is prefilled after the other: of two streams, one waits for the other's.
+    assert rows["2"]["engine_p50_ms"] > 1.2 * rows["1"]["engine_p50_ms"]
+    assert {figure: result[figure] for figure in shared} == {figure: rows["1"][figure] for figure in shared}

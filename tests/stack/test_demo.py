@@ -1,0 +1,56 @@
+"""``scripts/demo`` shows the whole stack from a cold start, and leaves everything as it was."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stacks import FAKE, HASHING, processes_on
+
+pytestmark = pytest.mark.ray
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "demo"
+
+
+def demo(data_dir):
+    return subprocess.run(
+        [SCRIPT, Path(sys.executable).parent, "1"],
+        env={
+            **os.environ,
+            **FAKE,
+            **HASHING,
+            "RAGTREE_DATA_DIR": str(data_dir),
+            "RAGTREE_SERVER__PORT": "0",
+            "COLUMNS": "200",
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_the_demo_starts_ingests_answers_and_stops(tmp_path):
+    ran = demo(tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    taken_in = re.search(r"(\d+) documents taken in, 0 unchanged, 0 skipped", ran.stderr)
+    assert taken_in, ran.stderr
+    assert int(taken_in[1]) > 3000
+    _, _, shown = ran.stdout.partition("3. Asking: How do I parse a JSON string in Python?\n")
+    answer, _, after = shown.partition("Sources")
+    assert answer.strip()
+    sources, _, after = after.partition("first token after")
+    assert "json" in sources
+    assert re.search(r"curl -N http://127\.0\.0\.1:\d+/query -H 'Content-Type: application/json'", after)
+    assert processes_on(tmp_path) == []
+
+
+def test_a_stack_that_runs_already_is_not_stopped_by_the_demo(fake_stack):
+    ran = demo(fake_stack.folder)
+    assert ran.returncode != 0
+    assert "a stack already runs" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert "2. Ingesting" not in ran.stdout
+    assert fake_stack.is_ready()
