@@ -29,50 +29,45 @@ class Readiness:
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._engine: EngineInfo | None = None
-        self._engine_error: RagtreeError = EngineNotReady("The engine is starting.")
-        self._retriever_error: RagtreeError | None = RetrieverNotReady("The retriever is starting.")
-        self._controller_error: RagtreeError | None = Unavailable("The controller is starting.")
+        self._missing: dict[str, RagtreeError] = {
+            "engine": EngineNotReady("The engine is starting."),
+            "retriever": RetrieverNotReady("The retriever is starting."),
+            "controller": Unavailable("The controller is starting."),
+        }
 
     def engine(self) -> EngineInfo:
         """What the engine serves. Raises EngineNotReady or EngineDied where it cannot be asked now."""
-        if self._engine is None:
-            raise self._engine_error
+        if "engine" in self._missing:
+            raise self._missing["engine"]
+        assert self._engine is not None
         return self._engine
 
     def require_parts(self) -> None:
         """Return where the parts other than the engine can serve. Raises RetrieverNotReady or Unavailable."""
-        for error in (self._retriever_error, self._controller_error):
-            if error is not None:
+        for part, error in self._missing.items():
+            if part != "engine":
                 raise error
 
     def missing(self) -> dict[str, RagtreeError]:
-        """The parts that cannot serve, each with the reason; empty when all can."""
-        missing = {}
-        if self._engine is None:
-            missing["engine"] = self._engine_error
-        if self._retriever_error is not None:
-            missing["retriever"] = self._retriever_error
-        if self._controller_error is not None:
-            missing["controller"] = self._controller_error
-        return missing
+        """The parts that cannot serve, by name, each with the reason; empty when all can."""
+        return dict(sorted(self._missing.items()))
 
     def heard(self, error: RagtreeError) -> None:
         """Take a query's failure as news: an engine that died is not asked again before the next look finds it well."""
         if isinstance(error, EngineDied):
-            self._engine, self._engine_error = None, error
+            self._missing["engine"] = error
 
     async def look(self) -> None:
         """Ask all parts now."""
         before = self.missing()
-        engine_error, self._retriever_error, self._controller_error = await asyncio.gather(
-            self._problem(self._ask_engine(), EngineNotReady("The engine does not answer.")),
-            self._problem(self._retriever.ready(), RetrieverNotReady("The retriever does not answer.")),
-            self._problem(self._controller.ready(), Unavailable("The controller does not answer.")),
+        await asyncio.gather(
+            self._look_at("engine", self._ask_engine(), EngineNotReady("The engine does not answer.")),
+            self._look_at("retriever", self._retriever.ready(), RetrieverNotReady("The retriever does not answer.")),
+            self._look_at("controller", self._controller.ready(), Unavailable("The controller does not answer.")),
         )
-        if engine_error is not None:
-            self._engine, self._engine_error = None, engine_error
-        if self.missing().keys() != before.keys():
-            log.info("readiness", missing={part: error.message for part, error in self.missing().items()})
+        after = self.missing()
+        if after.keys() != before.keys():
+            log.info("readiness", missing={part: error.message for part, error in after.items()})
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -94,13 +89,14 @@ class Readiness:
         await self._generator.ready()
         self._engine = await self._generator.info()
 
-    async def _problem(self, asked: Awaitable[None], silent: Unavailable) -> RagtreeError | None:
+    async def _look_at(self, part: str, asked: Awaitable[None], silent: Unavailable) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await asked
         except RagtreeError as error:
-            return error
+            self._missing[part] = error
         except Exception as error:
-            log.warning("part_unreachable", part=silent.code, error=repr(error))
-            return silent
-        return None
+            log.warning("part_unreachable", part=part, error=repr(error))
+            self._missing[part] = silent
+        else:
+            self._missing.pop(part, None)

@@ -15,7 +15,6 @@ from ray.serve.config import HTTPOptions, ProxyLocation
 from protocol.errors import ConfigError
 from services.app import build_app, build_ingress, build_parts
 from services.config import Config, ServerSettings
-from services.model import generator_factory
 from services.run_state import RunState
 
 log = structlog.get_logger(__name__)
@@ -27,8 +26,8 @@ OBJECT_STORE_BYTES = 100 * 1024 * 1024
 class Stack:
     """Runs one stack in the foreground until it is told to stop.
 
-    The gateway answers as soon as the model is on this machine and Ray is up: until the model is loaded it says 503,
-    and why.
+    The gateway answers as soon as Ray is up: until the model is loaded it says 503, and why. A model that is not yet on
+    this machine is fetched before that, since prompts are laid out with its tokenizer.
     """
 
     def __init__(self, config: Config) -> None:
@@ -38,13 +37,11 @@ class Stack:
     def run(self) -> None:
         """Serve until SIGINT or SIGTERM, then stop everything that was started.
 
-        Raises Conflict when another stack owns the data folder, ConfigError when port or model cannot be had.
+        Raises Conflict when another stack owns the data folder, ConfigError when the port cannot be had.
         """
         signal.signal(signal.SIGTERM, _interrupt)
         with self._state.claimed(), _listening_socket(self._config.server) as listener:
             try:
-                # Before anything answers: a download may take longer than anybody waits for a gateway.
-                generator_factory(self._config).fetch()
                 if self._config.server.ingress == "serve":
                     self._run_behind_serve(listener)
                 else:

@@ -51,14 +51,17 @@ _UPLOAD: dict[str, Any] = {
 }
 _BATCH: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/x-ndjson": _text}}}
 _ACCEPTED = json_reply(JobReply, "The job that takes it in.", Location="Where the job can be asked for.")
+_TAKES_IN: dict[str, Any] = {
+    "status_code": 202,
+    "response_class": Response,
+    "responses": {202: _ACCEPTED, **errors(400, 401, 409, 413, 415, 422, 500, 503, 507)},
+}
 
 
 @router.put(
     "/collections/{collection}/documents/{document_id:path}",
-    status_code=202,
-    response_class=Response,
     openapi_extra=_UPLOAD,
-    responses={202: _ACCEPTED, **errors(400, 401, 409, 413, 415, 422, 500, 503, 507)},
+    **_TAKES_IN,
 )
 async def put_document(
     collection: CollectionPath,
@@ -89,10 +92,8 @@ async def put_document(
 
 @router.post(
     "/collections/{collection}/documents:batch",
-    status_code=202,
-    response_class=Response,
     openapi_extra=_BATCH,
-    responses={202: _ACCEPTED, **errors(400, 401, 409, 413, 415, 422, 500, 503, 507)},
+    **_TAKES_IN,
 )
 async def put_batch(
     collection: CollectionPath,

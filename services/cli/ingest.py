@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,6 +54,15 @@ def ingest(
         raise typer.Exit(1)
 
 
+@dataclass
+class _Job:
+    """A job as last seen, the file it came from, and how many lines of that went into jobs before it."""
+
+    state: dict[str, Any]
+    name: str
+    lines_before: int
+
+
 class Ingestion:
     """One run of the command: jobs under way, and what became of their documents."""
 
@@ -61,9 +71,7 @@ class Ingestion:
         self._collection = collection
         self._progress = progress
         self._bar = progress.add_task("ingesting", total=0)
-        self._jobs: dict[str, dict[str, Any]] = {}
-        self._names: dict[str, str] = {}
-        self._lines_before: dict[str, int] = {}
+        self._jobs: list[_Job] = []
         self._sent = 0
         self._refused: list[str] = []
         self._files: dict[str, Path] = {}
@@ -87,11 +95,11 @@ class Ingestion:
     def failures(self) -> Iterator[str]:
         """A line for each failure that is known by name."""
         yield from self._refused
-        for job_id, job in self._jobs.items():
-            for error in job["errors"]:
-                line = error.get("line") and error["line"] + self._lines_before[job_id]
+        for job in self._jobs:
+            for error in job.state["errors"]:
+                line = error.get("line") and error["line"] + job.lines_before
                 place = error.get("document_id") or (f"line {line}" if line else None)
-                yield " ".join(filter(None, [self._names[job_id], place and f"({place})"])) + f": {error['message']}"
+                yield " ".join(filter(None, [job.name, place and f"({place})"])) + f": {error['message']}"
 
     def send_file(self, file: Path, document_id: str) -> None:
         """Send one file, or the documents in it where it holds JSON lines.
@@ -127,22 +135,20 @@ class Ingestion:
 
     def wait(self) -> None:
         """Follow every job to its end."""
-        while running := [job_id for job_id, job in self._jobs.items() if job["status"] in UNFINISHED]:
-            # Jobs run one after the other, so the first that has not ended is the one to look at.
-            self._jobs[running[0]] = self._client.job(running[0])
-            self._show()
-            if self._jobs[running[0]]["status"] in UNFINISHED:
-                time.sleep(0.1)
-        self._show()
+        # Jobs run one after the other, so the first that has not ended is the one to look at.
+        for job in self._jobs:
+            while job.state["status"] in UNFINISHED:
+                job.state = self._client.job(job.state["job_id"])
+                self._show()
+                if job.state["status"] in UNFINISHED:
+                    time.sleep(0.1)
 
     def _send_batch(self, batch: Sequence[bytes], name: str, lines_before: int) -> None:
         body = b"".join(line if line.endswith(b"\n") else line + b"\n" for line in batch)
         self._follow(self._client.put_batch(self._collection, body), name, len(batch), lines_before)
 
-    def _follow(self, job: dict[str, Any], name: str, documents: int, lines_before: int = 0) -> None:
-        self._jobs[job["job_id"]] = job
-        self._names[job["job_id"]] = name
-        self._lines_before[job["job_id"]] = lines_before
+    def _follow(self, state: dict[str, Any], name: str, documents: int, lines_before: int = 0) -> None:
+        self._jobs.append(_Job(state, name, lines_before))
         self._sent += documents
         self._show()
 
@@ -150,7 +156,7 @@ class Ingestion:
         self._refused.append(f"{file}: {reason}")
 
     def _count(self, field: str) -> int:
-        return sum(job[field] for job in self._jobs.values())
+        return sum(job.state[field] for job in self._jobs)
 
     def _show(self) -> None:
         done = self._count("stored") + self._count("unchanged") + self._count("failed_documents")

@@ -23,17 +23,17 @@ def up(
 ) -> None:
     """Start the stack; Ctrl-C stops it."""
     config = load_config()
+    if not detach:
+        configure_logging()
+    # Here, where it can be watched: a download may take longer than anybody waits for a gateway.
+    generator_factory(config).fetch()
     if detach:
-        # Here, where it can be watched, and not against the clock of the wait below.
-        errors.print(f"Preparing the model {config.generator.model} ...", highlight=False)
-        generator_factory(config).fetch()
         with errors.status("starting Ray") as spinner:
             running = StackProcess(config.data_dir).start(wait_s, on_wait=spinner.update)
         errors.print(f"Ready at [bold]{running.url}[/] (process {running.pid}); `ragtree down` stops it.")
         return
     from services.stack import Stack
 
-    configure_logging()
     Stack(config).run()
 
 

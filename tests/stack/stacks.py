@@ -1,6 +1,9 @@
 """Running stacks for tests, and what tests ask of them over HTTP."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -11,8 +14,11 @@ import httpx
 import psutil
 from httpx_sse import connect_sse
 
+from protocol.documents import UNFINISHED
 from services.process import StackProcess
 from services.run_state import RunningStack
+
+Ran = subprocess.CompletedProcess[str]
 
 START_S = 300
 POLL_S = 0.05
@@ -28,6 +34,19 @@ FREEDONIA = "The capital of Freedonia is Marxville, a town of three thousand peo
 SYLVANIA = "The capital of Sylvania is Trentino, which lies on a lake and is known for its peanuts and lemonade."
 
 
+def command(*arguments: str, timeout_s: float = 120, cwd: Path | None = None, **environment: str) -> Ran:
+    """Run the command line to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "services.cli", *arguments],
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "200", **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
 class StackUnderTest:
     """One stack on a folder of its own: started, asked over HTTP, stopped."""
 
@@ -36,6 +55,10 @@ class StackUnderTest:
         self.environment = {"RAGTREE_SERVER__PORT": "0", **environment}
         self.process = StackProcess(folder, self.environment)
         self.running: RunningStack | None = None
+
+    def command(self, *arguments: str, **environment: str) -> Ran:
+        """Run the command line on this stack's folder."""
+        return command(*arguments, **{"RAGTREE_DATA_DIR": str(self.folder), **environment})
 
     def start(self) -> None:
         self.running = self.process.start(START_S)
@@ -119,7 +142,7 @@ def come_to(events: Iterator[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 def ended_job(client: httpx.Client, job_id: str) -> dict[str, Any] | None:
     job = client.get(f"/v1/jobs/{job_id}").raise_for_status().json()
-    return job if job["status"] in ("completed", "failed") else None
+    return None if job["status"] in UNFINISHED else job
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 120) -> Any:

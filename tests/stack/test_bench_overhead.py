@@ -1,12 +1,9 @@
 """``ragtree bench overhead`` prints one JSON object, whose figures fit the speed that the fake engine was set to."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-from stacks import FAKE
+from stacks import FAKE, command
 
 pytestmark = pytest.mark.ray
 
@@ -15,19 +12,13 @@ PREFILL_TOKENS_PER_S = 5000
 
 
 def test_the_overhead_is_that_of_the_stack_over_its_engine(tmp_path):
-    ran = subprocess.run(
-        [sys.executable, "-m", "services.cli", "bench", "overhead", "--streams", "1,2", "--samples", "2", "--json"],
-        env={
-            **os.environ,
-            **FAKE,
-            "RAGTREE_GENERATOR__FAKE__PREFILL_TOKENS_PER_S": str(PREFILL_TOKENS_PER_S),
-            "RAGTREE_DATA_DIR": str(tmp_path),
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    environment = {
+        **FAKE,
+        "RAGTREE_GENERATOR__FAKE__PREFILL_TOKENS_PER_S": str(PREFILL_TOKENS_PER_S),
+        "RAGTREE_DATA_DIR": str(tmp_path),
+    }
+    asked = ["bench", "overhead", "--streams", "1,2", "--samples", "2", "--json"]
+    ran = command(*asked, timeout_s=300, **environment)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("\n") == 1
     result = json.loads(ran.stdout)

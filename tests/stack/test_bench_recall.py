@@ -2,9 +2,8 @@
 
 import gzip
 import json
-import os
-import subprocess
-import sys
+
+from stacks import HASHING, command
 
 WORDS = ["amber", "basalt", "cedar", "dune", "ember", "fjord", "glade", "heath", "islet", "jetty", "knoll", "lagoon"]
 
@@ -25,20 +24,13 @@ def test_recall_is_measured_against_exact_search(tmp_path):
     # A question that nothing answers: recall must see it.
     questions.append({"qid": "lost", "question": "amber basalt", "gold_doc_ids": ["nowhere"]})
     write_lines(tmp_path / "made-up" / "questions.jsonl.gz", questions)
-    ran = subprocess.run(
-        [sys.executable, "-m", "services.cli", "bench", "recall", "--dataset", "made-up", "--data", ".", "--json"],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "RAGTREE_CACHE_DIR": str(tmp_path / "cache"),
-            "RAGTREE_RETRIEVER__EMBEDDER": '{"kind": "hashing"}',
-            "RAGTREE_RETRIEVER__INDEX__IVF_THRESHOLD": "30",
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    environment = {
+        **HASHING,
+        "RAGTREE_CACHE_DIR": str(tmp_path / "cache"),
+        "RAGTREE_RETRIEVER__INDEX__IVF_THRESHOLD": "30",
+    }
+    asked = ["bench", "recall", "--dataset", "made-up", "--data", ".", "--json"]
+    ran = command(*asked, cwd=tmp_path, **environment)
     assert ran.returncode == 0, ran.stderr
     result = json.loads(ran.stdout)
     assert (result["documents"], result["questions"]) == (len(pairs), len(pairs) + 1)

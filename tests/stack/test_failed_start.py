@@ -1,12 +1,8 @@
 """A stack that cannot start says why, and leaves nothing behind."""
 
-import os
-import subprocess
-import sys
-
 import psutil
 import pytest
-from stacks import START_S
+from stacks import START_S, command
 
 from services.process import StackProcess, StartFailed
 from services.run_state import RunState
@@ -15,14 +11,7 @@ pytestmark = pytest.mark.ray
 
 
 def test_a_model_that_does_not_exist_is_named_at_once(tmp_path):
-    ran = subprocess.run(
-        [sys.executable, "-m", "services.cli", "up", "--detach"],
-        env={**os.environ, "RAGTREE_DATA_DIR": str(tmp_path), "RAGTREE_GENERATOR__MODEL": "/no/such/model"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    ran = command("up", "--detach", RAGTREE_DATA_DIR=str(tmp_path), RAGTREE_GENERATOR__MODEL="/no/such/model")
     assert ran.returncode == 1
     assert "/no/such/model" in ran.stderr
     assert "Traceback" not in ran.stderr

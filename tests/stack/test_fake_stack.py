@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from contextlib import ExitStack, suppress
 
@@ -24,18 +22,6 @@ SLOW_PREFILL_TOKENS_PER_S = 50
 LONG = {"query": "What has Ruritania?", "collection": "long", "top_k": 12}
 
 
-def command(stack, *arguments, **environment):
-    """Run the command line against a stack."""
-    return subprocess.run(
-        [sys.executable, "-m", "services.cli", *arguments],
-        env={**os.environ, "RAGTREE_DATA_DIR": str(stack.folder), "COLUMNS": "200", **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 def test_json_and_server_sent_events_give_the_same_object(fake_stack):
     as_json = fake_stack.query(**QUESTION).json()
     events = fake_stack.events(**QUESTION)
@@ -52,26 +38,26 @@ def test_the_command_line_takes_a_folder_in_and_skips_what_is_broken(fake_stack,
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
     (tmp_path / "more.jsonl").write_text('{"id": "syldavia", "text": "The capital of Syldavia is Klow."}\nnot json\n')
-    ran = command(fake_stack, "ingest", str(tmp_path), "--collection", "folder")
+    ran = fake_stack.command("ingest", str(tmp_path), "--collection", "folder")
     assert ran.returncode == 1
     assert "2 documents taken in, 0 unchanged, 4 skipped" in ran.stderr
     for name in ("broken.pdf", "latin.txt", "picture.png", "more.jsonl"):
         assert name in ran.stderr
-    again = command(fake_stack, "ingest", str(tmp_path / "deep"), "--collection", "folder2")
+    again = fake_stack.command("ingest", str(tmp_path / "deep"), "--collection", "folder2")
     assert again.returncode == 0
-    asked = command(fake_stack, "query", "What is the capital of Borduria?", "--collection", "folder", "--json")
+    asked = fake_stack.command("query", "What is the capital of Borduria?", "--collection", "folder", "--json")
     assert json.loads(asked.stdout)["results"][0]["document_id"] == "deep/good.md"
 
 
 def test_json_lines_are_known_by_either_name(fake_stack, tmp_path):
     (tmp_path / "more.ndjson").write_text('{"id": "grand fenwick", "text": "Grand Fenwick exports wine."}\n')
-    ran = command(fake_stack, "ingest", str(tmp_path), "--collection", "lines")
+    ran = fake_stack.command("ingest", str(tmp_path), "--collection", "lines")
     assert ran.returncode == 0, ran.stderr
     assert "1 documents taken in" in ran.stderr
 
 
 def test_the_command_line_streams_with_sources_and_timings(fake_stack):
-    ran = command(fake_stack, "query", QUESTION["query"], "--collection", "countries")
+    ran = fake_stack.command("query", QUESTION["query"], "--collection", "countries")
     assert ran.returncode == 0
     assert "marxville" in ran.stdout
     assert "freedonia" in ran.stdout.split("Sources")[1]
@@ -79,17 +65,17 @@ def test_the_command_line_streams_with_sources_and_timings(fake_stack):
 
 
 def test_the_command_line_reports_errors_in_one_line(fake_stack):
-    ran = command(fake_stack, "query", "anything", "--collection", "nowhere")
+    ran = fake_stack.command("query", "anything", "--collection", "nowhere")
     assert ran.returncode == 1
     assert "unknown_collection" in ran.stderr
     assert "Traceback" not in ran.stderr
-    away = command(fake_stack, "query", "anything", "--url", "http://127.0.0.1:9")
+    away = fake_stack.command("query", "anything", "--url", "http://127.0.0.1:9")
     assert away.returncode == 1
     assert "no stack answers" in away.stderr
 
 
 def test_status_tells_what_is_there(fake_stack):
-    ran = command(fake_stack, "status", "--json")
+    ran = fake_stack.command("status", "--json")
     assert ran.returncode == 0
     status = json.loads(ran.stdout)
     assert status["ready"]
@@ -104,13 +90,13 @@ def test_a_second_stack_on_the_same_folder_is_refused(fake_stack):
 
 def test_a_taken_port_is_reported_before_anything_starts(fake_stack, tmp_path):
     port = fake_stack.url.rsplit(":", 1)[1]
-    ran = command(fake_stack, "up", RAGTREE_DATA_DIR=str(tmp_path), RAGTREE_SERVER__PORT=port)
+    ran = fake_stack.command("up", RAGTREE_DATA_DIR=str(tmp_path), RAGTREE_SERVER__PORT=port)
     assert ran.returncode == 1
     assert "cannot listen" in ran.stderr
 
 
 def test_a_wrong_configuration_is_one_clear_message(fake_stack):
-    ran = command(fake_stack, "config", "show", RAGTREE_CONTROLLER__MAX_RUNNING="many")
+    ran = fake_stack.command("config", "show", RAGTREE_CONTROLLER__MAX_RUNNING="many")
     assert ran.returncode == 1
     assert "controller.max_running" in ran.stderr
     assert "Traceback" not in ran.stderr
@@ -159,7 +145,7 @@ def test_a_broken_line_is_named_by_its_place_in_the_file(fake_stack, tmp_path):
     lines = [json.dumps({"id": f"d{number}", "text": "short"}) for number in range(BATCH_DOCUMENTS + 1)]
     file = tmp_path / "many.jsonl"
     file.write_text("\n".join([*lines, "not json"]))
-    ran = command(fake_stack, "ingest", str(file), "--collection", "lines")
+    ran = fake_stack.command("ingest", str(file), "--collection", "lines")
     assert f"many.jsonl (line {BATCH_DOCUMENTS + 2})" in ran.stderr
     assert f"{BATCH_DOCUMENTS + 1} documents taken in" in ran.stderr
 
