@@ -1,8 +1,8 @@
 """The controller's part of the configuration."""
 
-from typing import Literal
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from pydantic import BaseModel, ConfigDict, Field
+from cachectl.policies import policy_names
 
 
 class ControllerSettings(BaseModel):
@@ -10,9 +10,28 @@ class ControllerSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    policy: Literal["NONE"] = Field("NONE", description="What decides which document KV is kept; NONE keeps nothing.")
+    policy: str = Field("PGDSF", description=f"What decides which document KV stays: {', '.join(policy_names())}.")
+    gpu_tokens: int = Field(
+        0, ge=0, description="Tokens of document KV kept in each instance's GPU (on a CPU: the engine's own cache)."
+    )
+    host_tokens: int = Field(0, ge=0, description="Tokens of document KV kept in host memory; 0 for none.")
+    disk_tokens: int = Field(0, ge=0, description="Tokens of document KV kept on disk; 0 for none.")
+    frequency_window_s: float = Field(86400.0, gt=0, description="A node's frequency counts so many seconds back.")
+    reorder_window: int = Field(
+        32, ge=0, description="How often a waiting query may be overtaken by others with more cached; 0: never."
+    )
     max_running: int = Field(32, gt=0, description="Queries that an instance works on at once.")
-    max_queued: int = Field(256, ge=0, description="Queries that may wait for their turn; more are refused.")
+    max_queued: int = Field(256, ge=0, description="Queries that may wait for each instance; more are refused.")
+    max_prefill_bs: int = Field(
+        0, ge=0, description="Prefills at once up to which provisional documents start one; 0: no speculation."
+    )
     lease_s: float = Field(
         900.0, gt=0, description="A plan that was not completed after so many seconds is taken for lost."
     )
+
+    @field_validator("policy")
+    @classmethod
+    def _known(cls, policy: str) -> str:
+        if policy not in policy_names():
+            raise ValueError(f"there is no policy {policy!r}; there are {', '.join(policy_names())}")
+        return policy

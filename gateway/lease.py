@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from protocol.errors import UnknownPlan
 from protocol.parts import Controller
 from protocol.plans import CompletionReport, PrefillPlan
 
@@ -79,6 +80,9 @@ class Lease:
             await self._close(iterator)
         try:
             await self._controller.complete(report)
+        except UnknownPlan:
+            # Its wait was given up when the admission was cancelled, or it never got that far.
+            log.debug("nothing_to_release", query_id=report.query_id)
         except Exception as error:
             log.warning("lease_not_released", query_id=report.query_id, error=repr(error))
 

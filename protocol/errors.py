@@ -12,9 +12,13 @@
         UnknownDocument          the collection has no document of this id
         UnknownJob               no ingestion job has this id
         UnknownModel             the stack serves another model
+        UnknownPlan              no query holds a plan of this id: none ever did, or it was completed before
+        UnknownNode              the knowledge tree has no such node
+        UnknownInstance          no instance has this name
       Conflict                   the request contradicts the state of the stack, and will until that changes
         NoDocuments              the collection holds nothing to search yet
         IdempotencyMismatch      an Idempotency-Key was used again with another body
+        PinRefused               as much of a tier is pinned as may be
       PayloadTooLarge            the body exceeds the configured limit
       UnsupportedMediaType       no loader reads this content type
       UnreadableDocument         a document of a known type from which no text can be had
@@ -31,6 +35,7 @@
         DeadlineExceeded         the query's time was up before its answer was complete
       StorageFull                the disk has no room for what should be stored; nothing of it was kept
       ConfigError                the configuration cannot be used as it stands
+        UnknownPolicy            no replacement policy has this name
       InternalError              a defect of RAGTree; its details are in the log, not in the message
 
 An error carries a message for people, a ``code`` for programs and, where one request field is to blame, its name in
@@ -121,6 +126,24 @@ class UnknownModel(NotFound):
     code = "model_not_found"
 
 
+class UnknownPlan(NotFound):
+    """No query holds a plan of this id: none ever did, or it was completed before."""
+
+    code = "unknown_plan"
+
+
+class UnknownNode(NotFound):
+    """The knowledge tree has no such node."""
+
+    code = "unknown_node"
+
+
+class UnknownInstance(NotFound):
+    """No instance has this name."""
+
+    code = "unknown_instance"
+
+
 class Conflict(RagtreeError):
     """The request contradicts the state of the stack, and will until that changes."""
 
@@ -137,6 +160,12 @@ class IdempotencyMismatch(Conflict):
     """An ``Idempotency-Key`` was used again with another body."""
 
     code = "idempotency_mismatch"
+
+
+class PinRefused(Conflict):
+    """As much of a tier is pinned as may be."""
+
+    code = "pin_refused"
 
 
 class PayloadTooLarge(RagtreeError):
@@ -233,6 +262,12 @@ class ConfigError(RagtreeError):
     """The configuration cannot be used as it stands."""
 
     code = "config_error"
+
+
+class UnknownPolicy(ConfigError):
+    """No replacement policy has this name."""
+
+    code = "unknown_policy"
 
 
 class InternalError(RagtreeError):

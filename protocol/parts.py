@@ -84,7 +84,11 @@ class Controller(Protocol):
         """
 
     async def complete(self, report: CompletionReport) -> None:
-        """Release the lease of a plan, queued or running, and learn from it. Idempotent; unknown ids are ignored."""
+        """Release the lease of a plan, queued or running, and learn from it.
+
+        Raises UnknownPlan, and changes nothing, for a query that holds none: it was completed before, or its lease ran
+        out.
+        """
 
     async def stats(self) -> ControllerStats:
         """Counters and gauges; reads only."""

@@ -4,11 +4,16 @@ from enum import StrEnum
 
 import msgspec
 
+from protocol.cache import Move, TierStats
 from protocol.prompts import Prompt
+from protocol.tiers import Tier
 
 
 class SpeculationDecision(StrEnum):
-    """What to do about a query's provisional documents (RAGCache, Algorithm 2)."""
+    """What to do about a query's provisional documents (RAGCache, Algorithm 2).
+
+    START a generation on them, ending the one on other documents; KEEP the one that runs; DROP it; or WAIT.
+    """
 
     START = "start"
     KEEP = "keep"
@@ -24,11 +29,26 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
     prompt: Prompt
 
 
+class PlannedNode(msgspec.Struct, frozen=True):
+    """A segment of a plan's prompt as a node of the knowledge tree, ``key`` in hexadecimal.
+
+    Its KV is loaded from the tier ``source``, or computed if that is None, and kept in the tier ``kept``, if any.
+    """
+
+    key: str
+    tokens: int
+    source: Tier | None
+    kept: Tier | None
+
+
 class PrefillPlan(msgspec.Struct, frozen=True):
     """The controller's word on one query: which ``instance`` prefills which prompt, and ``queued_ms`` spent waiting.
 
+    ``nodes`` are the prompt's segments in front of the question, in order. ``moves`` are carried out first: they make
+    the room that the plan needs.
+
     A plan is a lease under its ``query_id``. It is released when it completes, fails or is cancelled, or when its
-    generator is gone; releasing it again does nothing.
+    generator is gone, and never twice.
     """
 
     query_id: str
@@ -36,6 +56,8 @@ class PrefillPlan(msgspec.Struct, frozen=True):
     namespace: str
     prompt: Prompt
     queued_ms: float = 0.0
+    nodes: tuple[PlannedNode, ...] = ()
+    moves: tuple[Move, ...] = ()
 
 
 class PlanOutcome(StrEnum):
@@ -46,10 +68,18 @@ class PlanOutcome(StrEnum):
     CANCELLED = "cancelled"
 
 
+class LostCopy(msgspec.Struct, frozen=True):
+    """A copy of a planned node that could not be loaded or saved, and is not there."""
+
+    node: str
+    tier: Tier
+
+
 class CompletionReport(msgspec.Struct, frozen=True):
     """What became true of a plan: tokens of its prompt that were ``cached`` and ``computed``, and how long that took.
 
-    All figures are 0 for a plan that ended before its first token.
+    All figures are 0 for a plan that ended before its first token: nothing of it was kept then. Otherwise all that it
+    planned is where it should be, but for ``lost``.
     """
 
     query_id: str
@@ -58,10 +88,15 @@ class CompletionReport(msgspec.Struct, frozen=True):
     computed_tokens: int = 0
     completion_tokens: int = 0
     prefill_ms: float = 0.0
+    lost: tuple[LostCopy, ...] = ()
 
 
 class ControllerStats(msgspec.Struct, frozen=True):
-    """The controller's counters since its start, and its gauges now."""
+    """The controller's counters since its start, and its gauges now.
+
+    ``planned_cached_tokens`` and ``planned_tokens`` are the prompts' tokens in front of the question as plans had them;
+    ``cached_tokens`` and ``computed_tokens`` what reports said of whole prompts.
+    """
 
     policy: str
     running: int
@@ -74,3 +109,7 @@ class ControllerStats(msgspec.Struct, frozen=True):
     expired: int
     cached_tokens: int
     computed_tokens: int
+    planned_cached_tokens: int = 0
+    planned_tokens: int = 0
+    largest_overtake: int = 0
+    tiers: tuple[TierStats, ...] = ()

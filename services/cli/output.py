@@ -1,7 +1,10 @@
 """The two streams of the command line: results on standard output, everything else on standard error."""
 
+from types import TracebackType
+
+import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 results = Console()
 errors = Console(stderr=True)
@@ -12,3 +15,31 @@ def progress_bar() -> Progress:
     return Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=errors
     )
+
+
+def print_json(result: msgspec.Struct) -> None:
+    """Print a result as one JSON object on one line."""
+    print(msgspec.json.encode(result).decode())
+
+
+class StepBars:
+    """A progress bar for each step of some work, called with (step, done, total); used as a context manager."""
+
+    def __init__(self) -> None:
+        self._progress = progress_bar()
+        self._bars: dict[str, TaskID] = {}
+
+    def __enter__(self) -> "StepBars":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, step: str, done: int, total: int | None) -> None:
+        """Show how far a step has come; None where nobody knows how far it goes."""
+        if step not in self._bars:
+            self._bars[step] = self._progress.add_task(step, total=total)
+        self._progress.update(self._bars[step], completed=done)

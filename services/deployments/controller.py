@@ -3,6 +3,7 @@
 import time
 
 from cachectl.controller import Controller
+from cachectl.cost import DeviceProfile
 from protocol.plans import (
     AdmissionRequest,
     CompletionReport,
@@ -18,7 +19,8 @@ class ControllerDeployment:
     """Holds a ``Controller`` on the machine's monotonic clock."""
 
     def __init__(self, config: Config) -> None:
-        self._controller = Controller(config.controller, instance="generator", clock=time.monotonic)
+        cost = DeviceProfile.shipped("a10g-7b").prefill_seconds
+        self._controller = Controller(config.controller, instances=["generator"], clock=time.monotonic, cost=cost)
 
     async def on_candidates(self, query_id: str, candidates: CandidateSet) -> SpeculationDecision:
         """Decide about provisional documents."""

@@ -1,4 +1,4 @@
-"""``ragtree bench``: measure, each figure beside its baseline in the same run."""
+"""``ragtree bench overhead``: what the stack adds to its engine's time to first token."""
 
 import asyncio
 import tempfile
@@ -6,20 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import httpx
-import msgspec
 import typer
-from rich.progress import TaskID
 from rich.table import Table
 
 from services.cli.connection import JsonOption
-from services.cli.output import progress_bar, results
+from services.cli.output import print_json, progress_bar, results
 from services.config import Config, load_config
 from services.process import StackProcess
 
 if TYPE_CHECKING:
     from benchmarks.overhead import OverheadResult
-
-app = typer.Typer(help="Measure the stack, each figure beside its baseline in the same run.", no_args_is_help=True)
 
 OVERHEAD_COLLECTION = "bench-overhead"
 OVERHEAD_TOP_K = 4
@@ -27,7 +23,6 @@ OVERHEAD_WORDS = 120
 """A document's words; four documents and what stands round them make a prompt of about 1,500 tokens."""
 
 
-@app.command()
 def overhead(
     streams: Annotated[
         str, typer.Option(help="How many streams at once: numbers separated by commas, a row of figures each.")
@@ -42,7 +37,7 @@ def overhead(
     counts = _counts(streams)
     result = asyncio.run(_overhead(load_config(), dict.fromkeys(counts, samples), seed))
     if as_json:
-        print(msgspec.json.encode(result).decode())
+        print_json(result)
         return
     table = Table("streams", "samples", "engine p50", "stack p50", "overhead p50", "share", "engine p99", "stack p99")
     for row in result.by_streams.values():
@@ -58,42 +53,6 @@ def overhead(
         )
     results.print(table)
     results.print(f"prompts of {result.prompt_tokens_p50:.0f} tokens (median)", highlight=False)
-
-
-@app.command()
-def recall(
-    dataset: Annotated[str, typer.Option(help="The question set: a folder below --data.")] = "squad",
-    data: Annotated[Path, typer.Option(envvar="RAGTREE_BENCH_DATA", help="Where the question sets lie.")] = Path(
-        "../shared/data"
-    ),
-    questions: Annotated[int, typer.Option(min=1, help="Questions to ask.")] = 2000,
-    seed: Annotated[int, typer.Option(help="Seed of the draw of questions.")] = 0,
-    as_json: JsonOption = False,
-) -> None:
-    """Recall of the index, against exact search with the same embeddings."""
-    from benchmarks.datasets import Dataset
-    from benchmarks.recall import RecallBenchmark
-
-    config = load_config()
-    with progress_bar() as progress:
-        bars: dict[str, TaskID] = {}
-
-        def show(step: str, done: int, total: int) -> None:
-            if step not in bars:
-                bars[step] = progress.add_task(step, total=total)
-            progress.update(bars[step], completed=done)
-
-        benchmark = RecallBenchmark(config.retriever, config.cache_dir / "bench" / "recall", show)
-        result = asyncio.run(benchmark.run(Dataset(data, dataset), questions, seed))
-    if as_json:
-        print(msgspec.json.encode(result).decode())
-        return
-    results.print(
-        f"{result.dataset}: recall@5 {result.recall_at_5:.4f}, exact {result.exact_recall_at_5:.4f} "
-        f"({result.questions} questions, {result.documents} documents); "
-        f"search {result.search_p50_ms:.1f} ms, exact {result.exact_search_p50_ms:.1f} ms (medians)",
-        highlight=False,
-    )
 
 
 async def _overhead(config: Config, samples: dict[int, int], seed: int) -> "OverheadResult":

@@ -1,0 +1,265 @@
+"""Workloads with the skew of real retrieval: the questions of a set, and what the retriever finds for them in a corpus.
+
+A question set is a folder with ``questions.jsonl.gz``, a corpus one with ``docs.jsonl.gz`` (see `benchmarks.datasets`).
+``squad`` are its questions over its own corpus, ``mmlu@squad`` the questions of mmlu over the corpus of squad: the form
+for sets without a corpus, which any two can be put together in.
+
+Corpora are ingested into the folder that `benchmarks.recall` keeps, so what either has embedded, both have. What was
+found for a question is kept too, and a workload of the same questions opens at once. Data sets are only read.
+"""
+
+import asyncio
+import os
+import random
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+from blake3 import blake3
+
+from benchmarks.datasets import Document, Question
+from benchmarks.recall import BATCH, TENANT
+from benchmarks.synthetic import DocumentLengths
+from benchmarks.traces import JsonLines
+from benchmarks.workload import TraceDocument, TraceRequest, Workload, check_rate
+from protocol.errors import ConfigError, InternalError
+from protocol.retrieval import SearchRequest
+from retriever.build import build_retriever
+from retriever.retriever import Retriever
+from retriever.settings import RetrieverSettings
+
+QUESTIONS_FILE = "questions.jsonl.gz"
+DOCUMENTS_FILE = "docs.jsonl.gz"
+TOKENS_A_WORD = 1.3
+# Chinese and Japanese have no spaces: there each character counts as a word.
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+")
+
+Progress = Callable[[str, int, int], None]
+
+
+def estimated_tokens(text: str) -> int:
+    """About how many tokens a text has, without a tokenizer: 1.3 a word, at least one."""
+    return max(1, round(TOKENS_A_WORD * sum(1 for _ in _WORD.finditer(text))))
+
+
+class FoundChunk(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk that was found for a question, and the estimated tokens of its text."""
+
+    id: str
+    tokens: int
+
+
+Found = dict[int, tuple[FoundChunk, ...]]
+"""What was found, best first, by the question's place in its set."""
+
+
+class QuestionSet:
+    """Questions and the corpus to look for their answers in. Raises ConfigError when either is not there."""
+
+    def __init__(self, data: Path, name: str) -> None:
+        asked, _, corpus = name.partition("@")
+        self.name = name
+        self.corpus = corpus or asked
+        self._files = (data / asked / QUESTIONS_FILE, data / self.corpus / DOCUMENTS_FILE)
+        for file in self._files:
+            if not file.is_file():
+                raise ConfigError(f"no question set {name!r} at {data}: {file} is missing", param="workload")
+
+    @staticmethod
+    def exists(data: Path, name: str) -> bool:
+        """Whether this names a question set below ``data``."""
+        asked, _, corpus = name.partition("@")
+        return asked in _folders_with(data, QUESTIONS_FILE) and (corpus or asked) in _folders_with(data, DOCUMENTS_FILE)
+
+    @staticmethod
+    def names(data: Path) -> list[str]:
+        """What question sets below ``data`` are called; a set without a corpus shows where to name one."""
+        corpora = _folders_with(data, DOCUMENTS_FILE)
+        asked = _folders_with(data, QUESTIONS_FILE)
+        lone = [corpus for corpus in corpora if corpus not in asked]
+        return [name if name in corpora else f"{name}@CORPUS" for name in asked] + [
+            f"QUESTIONS@{name}" for name in lone
+        ]
+
+    def questions(self) -> list[Question]:
+        """All questions, in the file's order."""
+        return [question for _, question in JsonLines(self._files[0], Question)]
+
+    def documents(self) -> Iterator[Document]:
+        """The corpus."""
+        return (document for _, document in JsonLines(self._files[1], Document))
+
+    def hash(self) -> str:
+        """What changes when questions or corpus do."""
+        digest = blake3()
+        for file in self._files:
+            digest.update(blake3().update_mmap(file).digest())
+        return digest.hexdigest()
+
+
+class QuestionRetrieval:
+    """What a retriever of these settings finds for questions, each searched for once and then kept below ``folder``.
+
+    It is kept by questions, corpus, ``top_k``, and the settings that decide what is found; one file each, which grows.
+    """
+
+    def __init__(self, settings: RetrieverSettings, folder: Path, progress: Progress) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._progress = progress
+
+    def find(self, questions: QuestionSet, asked: Sequence[tuple[int, Question]], top_k: int) -> Found:
+        """What is found for these questions, given with their places, and perhaps for others.
+
+        Must not be called inside a running event loop. Raises what the retriever raises, StorageFull among it.
+        """
+        file = self._file(questions, top_k)
+        found = _read(file)
+        missing = [(place, question) for place, question in asked if place not in found]
+        if missing:
+            try:
+                asyncio.run(self._search(questions, missing, top_k, found))
+            finally:
+                # What an interrupted search has found need not be looked for again.
+                _publish(file, found)
+        return found
+
+    def _file(self, questions: QuestionSet, top_k: int) -> Path:
+        settings = self._settings.model_dump_json(include={"embedder", "chunks", "index"})
+        key = blake3(msgspec.json.encode((questions.hash(), top_k, settings))).hexdigest(8)
+        return self._folder / "bench" / "retrieved" / f"{questions.name}-{key}.json"
+
+    async def _search(
+        self, questions: QuestionSet, asked: Sequence[tuple[int, Question]], top_k: int, found: Found
+    ) -> None:
+        retriever = build_retriever(self._settings, self._folder / "bench" / "recall")
+        await retriever.start()
+        try:
+            await self._ingest(retriever, questions)
+            for done, (place, question) in enumerate(asked, start=1):
+                request = SearchRequest(TENANT, questions.corpus, question.question, top_k)
+                async for candidates in retriever.search(request):
+                    last = candidates
+                found[place] = tuple(
+                    FoundChunk(f"{chunk.document_id}#{chunk.index}", estimated_tokens(chunk.text))
+                    for chunk in last.docs
+                )
+                self._progress("retrieving", done, len(asked))
+        finally:
+            await retriever.close()
+
+    async def _ingest(self, retriever: Retriever, questions: QuestionSet) -> None:
+        """Put the corpus in; what is there already costs seconds."""
+        lines = [
+            msgspec.json.encode({"id": document.doc_id, "title": document.title, "text": document.text})
+            for document in questions.documents()
+        ]
+        for first in range(0, len(lines), BATCH):
+            job = await retriever.put_batch(TENANT, questions.corpus, b"\n".join(lines[first : first + BATCH]))
+            while not job.ended:
+                await asyncio.sleep(0.1)
+                job = await retriever.get_job(TENANT, job.job_id)
+                self._progress("ingesting", first + job.stored + job.unchanged, len(lines))
+            if job.failed_documents:
+                raise InternalError(f"the corpus did not go in whole: {job.last_error}")
+
+
+class QuestionSetWorkload(Workload):
+    """Requests for questions in a seeded order with Poisson arrivals: each once, then any of them again and again.
+
+    A request's documents are the chunks found for its question, which are what RAGTree puts into a prompt and caches.
+    Memory goes with the number of different questions.
+    """
+
+    def __init__(
+        self, name: str, pool: Sequence[tuple[int, tuple[TraceDocument, ...]]], count: int, rate: float, seed: int
+    ) -> None:
+        self.name = name
+        self._pool = pool
+        self._count = count
+        self._rate = rate
+        self._seed = seed
+
+    @property
+    def length(self) -> int:
+        """As many as were asked for."""
+        return self._count
+
+    def requests(self) -> Iterator[TraceRequest]:
+        """The requests."""
+        draws = random.Random(f"requests {self._seed}")  # noqa: S311 - a repeatable draw
+        arrival_s = 0.0
+        for number in range(self._count):
+            arrival_s += draws.expovariate(self._rate)
+            question_tokens, documents = self._pool[
+                number if number < len(self._pool) else draws.randrange(len(self._pool))
+            ]
+            yield TraceRequest(arrival_s, documents, question_tokens)
+
+
+def open_question_set(
+    questions: QuestionSet,
+    settings: RetrieverSettings,
+    cache_dir: Path,
+    seed: int,
+    *,
+    count: int | None,
+    top_k: int,
+    rate: float,
+    mean_tokens: float | None,
+    progress: Progress,
+) -> QuestionSetWorkload:
+    """The workload of ``count`` requests, or of each question once, with what the retriever finds for each question.
+
+    Document lengths are drawn with mean ``mean_tokens``, fixed by document and seed, or with None estimated from the
+    texts. Must not be called inside a running event loop. Raises ConfigError, and what the retriever raises.
+    """
+    check_rate(rate)
+    if top_k < 1 or (count is not None and count < 1):
+        raise ConfigError(
+            "top_k and the number of requests must be at least 1", param="requests" if top_k > 0 else "top_k"
+        )
+    lengths = None if mean_tokens is None else DocumentLengths(mean_tokens, seed)
+    order = list(enumerate(questions.questions()))
+    if not order:
+        raise ConfigError(f"{questions.name} has no question", param="workload")
+    random.Random(seed).shuffle(order)  # noqa: S311 - a repeatable order
+    asked = order[:count]
+    found = QuestionRetrieval(settings, cache_dir, progress).find(questions, asked, top_k)
+    documents: dict[str, TraceDocument] = {}
+    for place, _ in asked:
+        for chunk in found[place]:
+            if chunk.id not in documents:
+                documents[chunk.id] = TraceDocument(chunk.id, lengths.of(chunk.id) if lengths else chunk.tokens)
+    pool = [
+        (estimated_tokens(question.question), tuple(documents[chunk.id] for chunk in found[place]))
+        for place, question in asked
+    ]
+    return QuestionSetWorkload(questions.name, pool, len(order) if count is None else count, rate, seed)
+
+
+def _folders_with(data: Path, file: str) -> list[str]:
+    return sorted(found.parent.name for found in data.glob(f"*/{file}"))
+
+
+def _read(file: Path) -> Found:
+    """What is kept in a file; nothing where there is none, or none that can be read."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Found)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+
+
+def _publish(file: Path, found: Found) -> None:
+    """Write a file in one step, so that a reader finds the old one or the new one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as written:
+            written.write(msgspec.json.encode(found))
+        Path(name).replace(file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

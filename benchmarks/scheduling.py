@@ -1,0 +1,183 @@
+"""What the controller's decisions on one request take, by how much the knowledge tree holds.
+
+Real scheduler, tree, policy and queue; nothing is generated. The tree is full, so what a request brings drives
+something else out, in two tiers, and other requests wait, so that there is an order to keep.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from itertools import accumulate
+from random import Random
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from benchmarks.statistics import percentile
+from cachectl import speculation
+from cachectl.lookahead import Lookahead
+from cachectl.placement import Capacities
+from cachectl.policies import create_policy
+from cachectl.scheduler import Request, Scheduler
+from cachectl.tree import KnowledgeTree, PathDocument
+from protocol.plans import SpeculationDecision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cachectl.cost import DeviceProfile
+
+TOP_K = 5
+STAGES = 4
+DOCUMENT_TOKENS = 512
+QUESTION_TOKENS = 32
+GPU_SHARE = 0.1
+RUNNING = 8
+WAITING = 32
+SKEW = 0.9
+COMPANIONS = 6
+
+
+class SchedulingRow(msgspec.Struct, frozen=True):
+    """Microseconds of processor time for one whole request's decisions over a tree of so many nodes.
+
+    The ``wall_`` figures are by the clock on the wall, other processes' turns included.
+
+    A request's decisions: one on speculation for each of 4 search stages, routing and queueing by its cached prefix,
+    choosing who is next, granting it (match, update, evict, swap out, reserve) and settling it.
+    """
+
+    nodes: int
+    requests: int
+    p50_us: float
+    p99_us: float
+    max_us: float
+    wall_p50_us: float
+    wall_p99_us: float
+    evictions: int
+    hit_rate: float
+
+
+class SchedulingResult(msgspec.Struct, frozen=True):
+    """The rows, and the figures of the largest tree by themselves; ``p50_ratio`` is its median over the smallest's."""
+
+    policy: str
+    p50_us: float
+    p99_us: float
+    p50_ratio: float
+    by_nodes: dict[str, SchedulingRow]
+
+
+class SchedulingBenchmark:
+    """Keeps one scheduler of each size busy, in turn, so that the machine's noise meets all of them alike."""
+
+    def __init__(self, policy: str, device: DeviceProfile, seed: int) -> None:
+        self._policy = policy
+        self._device = device
+        self._seed = seed
+
+    def run(self, sizes: list[int], requests: int, progress: Callable[[str, int, int], None]) -> SchedulingResult:
+        """Measure ``requests`` on a tree of each size; ``progress`` hears (step, done, total)."""
+        loads = {}
+        for nodes in sizes:
+            load = loads[nodes] = _Load(self._policy, self._device, nodes, Random(self._seed))  # noqa: S311
+            load.fill(partial(progress, f"growing a tree of {nodes:,} nodes"))
+        chunk = max(1, requests // 20)
+        for done in range(0, requests, chunk):
+            for load in loads.values():
+                load.measure(min(chunk, requests - done))
+            progress("measuring", min(done + chunk, requests), requests)
+        rows = {str(nodes): load.row() for nodes, load in loads.items()}
+        largest, smallest = rows[str(max(sizes))], rows[str(min(sizes))]
+        return SchedulingResult(
+            policy=self._policy,
+            p50_us=largest.p50_us,
+            p99_us=largest.p99_us,
+            p50_ratio=largest.p50_us / smallest.p50_us,
+            by_nodes=rows,
+        )
+
+
+class _Load:
+    """A full tree behind a scheduler that always has requests running and requests waiting."""
+
+    def __init__(self, policy: str, device: DeviceProfile, nodes: int, random: Random) -> None:
+        lookahead = Lookahead()
+        tokens = nodes * DOCUMENT_TOKENS
+        gpu = max(RUNNING * TOP_K * DOCUMENT_TOKENS * 2, int(tokens * GPU_SHARE))
+        self._tree = KnowledgeTree(
+            create_policy(policy, lookahead), Capacities(gpu, tokens - gpu), ["one"], device.prefill_seconds
+        )
+        self._scheduler = Scheduler(self._tree, lookahead, RUNNING, max_queued=WAITING + 1, window=WAITING)
+        self._nodes = nodes
+        self._requests = self._generate(random)
+        self._running: list[str] = []
+        self._times_us: list[float] = []
+        self._wall_us: list[float] = []
+        self._hits = self._documents = 0
+        self._evictions = 0
+
+    def fill(self, progress: Callable[[int, int], None]) -> None:
+        """Serve requests until the slowest tier is full."""
+        host = self._tree.placement.host
+        while host.used + DOCUMENT_TOKENS <= host.capacity:
+            self._serve(next(self._requests))
+            if not len(self._tree.nodes) % 1000:
+                progress(min(len(self._tree.nodes), self._nodes), self._nodes)
+        progress(self._nodes, self._nodes)
+
+    def measure(self, requests: int) -> None:
+        """Serve so many more, and note what each took."""
+        before = sum(place.evictions for place in self._tree.placement)
+        for _ in range(requests):
+            request = next(self._requests)
+            began, began_on_wall = time.thread_time_ns(), time.perf_counter_ns()
+            self._serve(request)
+            self._times_us.append((time.thread_time_ns() - began) / 1000)
+            self._wall_us.append((time.perf_counter_ns() - began_on_wall) / 1000)
+        self._evictions += sum(place.evictions for place in self._tree.placement) - before
+
+    def row(self) -> SchedulingRow:
+        """The figures so far."""
+        return SchedulingRow(
+            nodes=len(self._tree.nodes),
+            requests=len(self._times_us),
+            p50_us=percentile(self._times_us, 50),
+            p99_us=percentile(self._times_us, 99),
+            max_us=max(self._times_us),
+            wall_p50_us=percentile(self._wall_us, 50),
+            wall_p99_us=percentile(self._wall_us, 99),
+            evictions=self._evictions,
+            hit_rate=self._hits / self._documents if self._documents else 0.0,
+        )
+
+    def _serve(self, request: Request) -> None:
+        """Decide all there is to decide on one request; with others running and waiting, on their behalf in part."""
+        documents = [document.content for document in request.documents]
+        running = None
+        for stage in range(1, STAGES + 1):
+            # The last document is found late.
+            candidates = documents[: TOP_K - 1] if stage < STAGES // 2 else documents
+            decision = speculation.decide(candidates, running, RUNNING - 2, RUNNING, final=stage == STAGES)
+            if decision is SpeculationDecision.START:
+                running = candidates
+        grant = self._scheduler.submit(request, 0.0)
+        if grant is not None:
+            self._running.append(grant.query_id)
+        if self._scheduler.queued >= WAITING:
+            for granted in self._scheduler.complete(self._running.pop(0), 0.0, kept=True):
+                self._running.append(granted.query_id)
+                self._documents += len(granted.steps)
+                self._hits += sum(step.source is not None for step in granted.steps)
+
+    def _generate(self, random: Random) -> Iterator[Request]:
+        """Requests without end: popular first documents, and behind each one of a few companions at every place."""
+        weights = list(accumulate((rank + 1) ** -SKEW for rank in range(self._nodes)))
+        number = 0
+        while True:
+            for first in random.choices(range(self._nodes), cum_weights=weights, k=1000):
+                number += 1
+                path = [f"{first}", *(f"{first}.{place}.{random.randrange(COMPANIONS)}" for place in range(1, TOP_K))]
+                documents = tuple(PathDocument(content, DOCUMENT_TOKENS) for content in path)
+                yield Request(str(number), "bench", documents, QUESTION_TOKENS)

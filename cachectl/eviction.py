@@ -1,0 +1,182 @@
+"""The order in which copies leave a place: exact where priorities only rise, by samples where they move at will."""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from random import Random
+
+    from cachectl.place import Copy
+
+# Entries of copies that are gone may make up this share of the heap before it is swept.
+_SLACK = 2
+_SMALL = 64
+
+_DRAWS = 5
+_POOL = 12
+
+
+class EvictionOrder(ABC):
+    """The copies that may be evicted. ``Copy.ticket`` is the order's own: 0 for a copy that is not in it."""
+
+    @abstractmethod
+    def enter(self, copy: Copy) -> None:
+        """Put a copy in."""
+
+    @abstractmethod
+    def void(self, copy: Copy) -> None:
+        """Take a copy out, if it is in."""
+
+    @abstractmethod
+    def touch(self, copy: Copy) -> None:
+        """Hear that a copy's node was accessed, or that the copy is new."""
+
+    @abstractmethod
+    def reconsider(self, copy: Copy) -> None:
+        """Hear that a copy's priority may have fallen without an access."""
+
+    @abstractmethod
+    def lowest(self) -> Copy | None:
+        """The copy to go first; it stays in the order."""
+
+    @abstractmethod
+    def check_integrity(self) -> None:
+        """Assert that tickets and entries agree."""
+
+
+class PriorityOrder(EvictionOrder):
+    """Copies by priority, lowest first; among equals the one that was not used for longest.
+
+    A heap whose keys are lower bounds: priorities rise at every access, and an entry finds out when it comes to the
+    top. So an access costs nothing here, a lock costs nothing, and a copy has one entry at most. ``assess`` gives a
+    copy's priority at an access, ``current`` what it is at this moment; ``tickets`` numbers entries, and is shared by
+    orders that copies are moved between.
+    """
+
+    def __init__(
+        self, assess: Callable[[Copy], float], current: Callable[[Copy], float], tickets: Iterator[int]
+    ) -> None:
+        self._assess = assess
+        self._current = current
+        self._tickets = tickets
+        self._entries: list[tuple[float, int, int, Copy]] = []
+        self._live = 0
+
+    def enter(self, copy: Copy) -> None:
+        """Put a copy in, or into another place; an earlier entry is void."""
+        if not copy.ticket:
+            self._live += 1
+        copy.ticket = next(self._tickets)
+        copy.entered = self._current(copy)
+        heapq.heappush(self._entries, (copy.entered, copy.node.last_access, copy.ticket, copy))
+        if len(self._entries) > _SMALL + _SLACK * self._live:
+            self._entries = [entry for entry in self._entries if entry[3].ticket == entry[2]]
+            heapq.heapify(self._entries)
+
+    def void(self, copy: Copy) -> None:
+        """Take a copy out; its entry is swept later."""
+        if copy.ticket:
+            copy.ticket = 0
+            self._live -= 1
+
+    def touch(self, copy: Copy) -> None:
+        """Assess a copy anew."""
+        copy.priority = self._assess(copy)
+        self.reconsider(copy)
+
+    def reconsider(self, copy: Copy) -> None:
+        """Lower a copy's key, if it has to be: what rose the order finds out by itself."""
+        if copy.ticket and self._current(copy) < copy.entered:
+            self.enter(copy)
+
+    def lowest(self) -> Copy | None:
+        """The copy of lowest priority."""
+        entries = self._entries
+        while entries:
+            entered, accessed, ticket, copy = entries[0]
+            if copy.ticket != ticket:
+                heapq.heappop(entries)
+                continue
+            current = self._current(copy)
+            if current <= entered and copy.node.last_access <= accessed:
+                return copy
+            copy.ticket = next(self._tickets)
+            copy.entered = current
+            heapq.heapreplace(entries, (current, copy.node.last_access, copy.ticket, copy))
+        return None
+
+    def check_integrity(self) -> None:
+        """Assert that live entries are what their copies say, and that none has a key above its copy's priority."""
+        live = [entry for entry in self._entries if entry[3].ticket == entry[2]]
+        assert len(live) == self._live
+        assert len({id(entry[3]) for entry in live}) == len(live)
+        for entered, _, _, copy in live:
+            assert entered == copy.entered
+            assert entered <= self._current(copy)
+
+
+class SampledOrder(EvictionOrder):
+    """Copies in no order: the one to go is the lowest of a few drawn at random and the best candidates of draws before.
+
+    For priorities that fall by themselves as time passes, which no heap can keep. With the candidates kept, five draws
+    do what a sample several times as large would (as Redis does for its approximate LRU). A ticket is the copy's place
+    in the list, from 1.
+    """
+
+    def __init__(self, current: Callable[[Copy], float], random: Random) -> None:
+        self._current = current
+        self._random = random.random
+        self._copies: list[Copy] = []
+        self._pool: dict[Copy, float] = {}
+
+    def enter(self, copy: Copy) -> None:
+        """Put a copy in, if it is not in."""
+        if not copy.ticket:
+            self._copies.append(copy)
+            copy.ticket = len(self._copies)
+
+    def void(self, copy: Copy) -> None:
+        """Take a copy out; the last one takes its place in the list."""
+        if copy.ticket:
+            last = self._copies.pop()
+            if last is not copy:
+                self._copies[copy.ticket - 1] = last
+                last.ticket = copy.ticket
+            copy.ticket = 0
+            self._pool.pop(copy, None)
+
+    def touch(self, copy: Copy) -> None:
+        """Nothing: a priority is asked for when it matters."""
+
+    def reconsider(self, copy: Copy) -> None:
+        """Nothing, for the same reason."""
+
+    def lowest(self) -> Copy | None:
+        """The candidate of lowest priority; exact while there are few copies."""
+        copies, pool, current, random = self._copies, self._pool, self._current, self._random
+        count = len(copies)
+        if count <= _POOL:
+            return min(copies, key=current, default=None)
+        for _ in range(_DRAWS):
+            copy = copies[int(random() * count)]
+            pool[copy] = current(copy)
+        while True:
+            lowest = min(pool, key=pool.__getitem__)
+            value = current(lowest)
+            # What has risen since it became a candidate may be the lowest no longer.
+            if value <= pool[lowest]:
+                break
+            pool[lowest] = value
+        while len(pool) > _POOL:
+            del pool[max(pool, key=pool.__getitem__)]
+        return lowest
+
+    def check_integrity(self) -> None:
+        """Assert that every ticket is the copy's place in the list, and that candidates are in it."""
+        for place, copy in enumerate(self._copies, start=1):
+            assert copy.ticket == place
+        assert all(copy.ticket for copy in self._pool)

@@ -1,0 +1,218 @@
+"""A place: one tier of one instance, or a tier that instances share, with its budget."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+from cachectl.eviction import EvictionOrder
+from protocol.tiers import Tier
+
+if TYPE_CHECKING:
+    from cachectl.node import Node
+    from cachectl.policies.base import ReplacementPolicy
+
+
+PINNED_SHARE = 0.5
+"""Of a place's capacity, the share that pins may take: the rest stays for what is used."""
+
+
+class Copy:
+    """A node's KV in one place: ``held`` once it is there, before that only room for it is reserved.
+
+    ``priority`` is what the policy made of the node at its last access, where it ranks by that. ``ticket`` and
+    ``entered`` belong to the order of eviction: the copy's entry, 0 for none, and its priority when it was entered.
+    """
+
+    __slots__ = ("entered", "held", "node", "place", "priority", "ticket")
+
+    def __init__(self, node: Node, place: Place, held: bool) -> None:
+        self.node = node
+        self.place = place
+        self.priority = 0.0
+        self.held = held
+        self.ticket = 0
+        self.entered = 0.0
+
+
+class Place:
+    """A budget of ``capacity`` tokens in a ``tier``, the copies in it, and the order in which leaves leave it.
+
+    ``rank`` orders the tiers from 0, the fastest; ``slower`` is where evicted nodes are swapped to. ``clock`` is the
+    greatest priority evicted so far (RAGCache, Algorithm 1): each place ages by itself. Only leaves may go: copies
+    without a child's copy in the same place, neither locked nor pinned. ``instance`` is None for a shared place.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        capacity: int,
+        policy: ReplacementPolicy,
+        instance: str | None = None,
+        slower: Place | None = None,
+    ) -> None:
+        self.tier = tier
+        self.rank = tuple(Tier).index(tier)
+        self.instance = instance
+        self.capacity = capacity
+        self.slower = slower
+        self.used = 0
+        self.copies = 0
+        self.clock = 0.0
+        self.inserted_tokens = 0
+        self.evictions = 0
+        self.pinned_tokens = 0
+        self.used_by: dict[Node, int] = {}
+        self._policy = policy
+        self._quotas: dict[Node, int] = {}
+        self._tickets = count(1)
+        self._orders: dict[Node | None, EvictionOrder] = {None: policy.order(self._tickets)}
+
+    @property
+    def turnovers(self) -> float:
+        """How often the place was filled anew: tokens ever inserted over its capacity."""
+        return self.inserted_tokens / self.capacity if self.capacity else 0.0
+
+    def may_pin(self, tokens: int) -> bool:
+        """Whether so many tokens more may be pinned here."""
+        return not tokens or self.pinned_tokens + tokens <= PINNED_SHARE * self.capacity
+
+    def set_quota(self, root: Node, tokens: int | None) -> None:
+        """Bound what one namespace may hold here; None lifts the bound. What is there stays until it is evicted."""
+        before = self._order_of(root)
+        if tokens is None:
+            self._quotas.pop(root, None)
+            self._orders.pop(root, None)
+        else:
+            self._quotas[root] = tokens
+            self._orders.setdefault(root, self._policy.order(self._tickets))
+        after = self._order_of(root)
+        if after is not before:
+            below = list(root.children.values())
+            while below:
+                node = below.pop()
+                below += node.children.values()
+                copy = node.copies.get(self)
+                if copy is not None and copy.ticket:
+                    before.void(copy)
+                    after.enter(copy)
+
+    def add(self, node: Node, held: bool) -> Copy:
+        """Put a copy of a node here, or reserve room for it; there must be room."""
+        copy = Copy(node, self, held)
+        node.copies[self] = copy
+        self._order_of(node.root).touch(copy)
+        self.copies += 1
+        self.used += node.tokens
+        self.inserted_tokens += node.tokens
+        self.used_by[node.root] = self.used_by.get(node.root, 0) + node.tokens
+        if node.pins:
+            self.pinned_tokens += node.tokens
+        if node.parent is not None:
+            node.parent.below[self] = node.parent.below.get(self, 0) + 1
+        self.offer(copy)
+        return copy
+
+    def remove(self, copy: Copy) -> None:
+        """Take a copy out; its parent may become a leaf."""
+        node = copy.node
+        self._order_of(node.root).void(copy)
+        del node.copies[self]
+        self.copies -= 1
+        self.used -= node.tokens
+        left = self.used_by[node.root] - node.tokens
+        if left:
+            self.used_by[node.root] = left
+        else:
+            del self.used_by[node.root]
+        if node.pins:
+            self.pinned_tokens -= node.tokens
+        parent = node.parent
+        if parent is not None:
+            siblings = parent.below[self] - 1
+            if siblings:
+                parent.below[self] = siblings
+            else:
+                del parent.below[self]
+                above = parent.copies.get(self)
+                if above is not None:
+                    self.offer(above)
+
+    def touch(self, copy: Copy) -> None:
+        """Give a copy the priority that its node has now."""
+        self._order_of(copy.node.root).touch(copy)
+
+    def reconsider(self, copy: Copy) -> None:
+        """Hear that a copy's priority may have fallen without an access."""
+        self._order_of(copy.node.root).reconsider(copy)
+
+    def offer(self, copy: Copy) -> None:
+        """Let a copy be evicted if nothing speaks against it (any more)."""
+        if not copy.ticket and self._evictable(copy) and self not in copy.node.below:
+            self._order_of(copy.node.root).enter(copy)
+
+    def gather(self, newcomer: Node, priority: float) -> list[Copy] | None:
+        """The leaves to evict so that ``newcomer`` fits, children before parents; none if there is room.
+
+        None when it does not fit: too much is in use, its namespace's quota is reached, or the policy would rather keep
+        what is there. Nothing is evicted yet; the caller removes the victims before anything else touches the place.
+        """
+        root, tokens = newcomer.root, newcomer.tokens
+        over = self.used + tokens - self.capacity
+        over_quota = self.used_by.get(root, 0) + tokens - self._quotas[root] if root in self._quotas else 0
+        victims: list[Copy] = []
+        # Children among the victims, by parent: a parent whose children all go is a leaf.
+        going: dict[Node, int] = {}
+        while over > 0 or over_quota > 0:
+            victim = self._take(root if over_quota > 0 else None, going)
+            if victim is None or not self._policy.admits(priority, self._policy.current(victim)):
+                for spared in victims if victim is None else [*victims, victim]:
+                    self._order_of(spared.node.root).enter(spared)
+                return None
+            victims.append(victim)
+            over -= victim.node.tokens
+            if victim.node.root is root:
+                over_quota -= victim.node.tokens
+            parent = victim.node.parent
+            if parent is not None:
+                going[parent] = going.get(parent, 0) + 1
+                above = parent.copies.get(self)
+                if above is not None and not above.ticket and going[parent] == parent.below[self]:
+                    self._order_of(parent.root).enter(above)
+        return victims
+
+    def _take(self, root: Node | None, going: dict[Node, int]) -> Copy | None:
+        """Take the lowest leaf out of the order, of one namespace or of all."""
+        while True:
+            order, copy = self._lowest(root)
+            if order is None or copy is None:
+                return None
+            # Locks, pins and new children are not told to the order: whoever lifts them offers the copy again.
+            order.void(copy)
+            if self._evictable(copy) and copy.node.below.get(self, 0) == going.get(copy.node, 0):
+                return copy
+
+    def _lowest(self, root: Node | None) -> tuple[EvictionOrder | None, Copy | None]:
+        if root is not None or len(self._orders) == 1:
+            order = self._orders[root]
+            return order, order.lowest()
+        lowest: tuple[EvictionOrder | None, Copy | None] = (None, None)
+        for order in self._orders.values():
+            copy = order.lowest()
+            if copy is not None and (lowest[1] is None or self._policy.current(copy) < self._policy.current(lowest[1])):
+                lowest = (order, copy)
+        return lowest
+
+    def _order_of(self, root: Node) -> EvictionOrder:
+        return self._orders[root if root in self._orders else None]
+
+    def _evictable(self, copy: Copy) -> bool:
+        node = copy.node
+        return copy.held and not node.locks and not node.pins and not node.detached
+
+    def check_integrity(self) -> None:
+        """Assert the budget, the quotas, and that every copy that may be evicted stands in its order."""
+        assert 0 <= self.used <= self.capacity
+        assert sum(self.used_by.values()) == self.used
+        for order in self._orders.values():
+            order.check_integrity()

@@ -1,0 +1,237 @@
+"""Where copies lie and how they move between places: what fits, who leaves for it, and what falls with what leaves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from cachectl.place import Copy, Place
+from protocol.cache import Move
+from protocol.errors import ConfigError, UnknownInstance
+from protocol.tiers import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cachectl.node import Node
+    from cachectl.policies.base import ReplacementPolicy
+
+
+class Capacities(NamedTuple):
+    """Budgets of the tiers in tokens: the GPU's is that of each instance; 0 means that there is no such tier."""
+
+    gpu: int
+    host: int = 0
+    disk: int = 0
+
+
+class Placement:
+    """All places: a GPU for each instance, and below them one host memory and one disk that all of them share.
+
+    ``forget`` is told of a node that has lost its last copy. What has to be carried out is written down as orders:
+    into the list of the caller where an instance is about to get a plan, otherwise into an outbox
+    (``take_orders``).
+    """
+
+    def __init__(self, policy: ReplacementPolicy, capacities: Capacities, forget: Callable[[Node], None]) -> None:
+        if min(capacities) < 0:
+            raise ConfigError(f"the tiers' capacities must not be negative: {capacities}")
+        self._policy = policy
+        self._forget = forget
+        self._gpu_capacity = capacities.gpu
+        self._quotas: dict[tuple[Node, Tier], int] = {}
+        self._outbox: list[Move] = []
+        self.disk = Place(Tier.DISK, capacities.disk, policy)
+        self.host = Place(Tier.HOST, capacities.host, policy, slower=self.disk)
+        self.gpus: dict[str, Place] = {}
+
+    def __iter__(self) -> Iterator[Place]:
+        """Every place, the instances' own first."""
+        yield from self.gpus.values()
+        yield self.host
+        yield self.disk
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that all places can hold together."""
+        return self.host.capacity + self.disk.capacity + len(self.gpus) * self._gpu_capacity
+
+    def gpu(self, instance: str) -> Place:
+        """An instance's own place. Raises UnknownInstance."""
+        place = self.gpus.get(instance)
+        if place is None:
+            raise UnknownInstance(f"there is no instance {instance!r}")
+        return place
+
+    def place(self, tier: Tier, instance: str | None) -> Place:
+        """The place of a tier as an instance sees it. Raises UnknownInstance."""
+        if tier is Tier.GPU:
+            return self.gpu(instance or "")
+        return self.host if tier is Tier.HOST else self.disk
+
+    def add_instance(self, instance: str) -> None:
+        """Give an instance an empty GPU tier; one that is known keeps its own."""
+        if instance not in self.gpus:
+            place = self.gpus[instance] = Place(Tier.GPU, self._gpu_capacity, self._policy, instance, self.host)
+            for (root, tier), tokens in self._quotas.items():
+                if tier is Tier.GPU:
+                    place.set_quota(root, tokens)
+
+    def remove_instance(self, instance: str) -> None:
+        """Forget an instance whose place was emptied."""
+        assert not self.gpu(instance).copies
+        self._outbox = [order for order in self._outbox if order.instance != instance]
+        del self.gpus[instance]
+
+    def set_quota(self, root: Node, tier: Tier, tokens: int | None) -> None:
+        """Bound what a namespace holds in each place of a tier; None lifts the bound."""
+        if tokens is None:
+            self._quotas.pop((root, tier), None)
+        else:
+            self._quotas[root, tier] = tokens
+        for place in self:
+            if place.tier is tier:
+                place.set_quota(root, tokens)
+
+    def keep(self, node: Node, instance: str, cached: bool, moves: list[Move], reserved: list[Copy]) -> Tier | None:
+        """Reserve room for a node in the fastest place that takes it; the fastest tier that has it or will have it.
+
+        What is ``cached`` in a slower tier already is offered a place in the GPU alone. ``reserved`` lists the copies
+        that the caller reserved for the nodes above, and receives the new one. None: no place takes it.
+        """
+        gpu = self.gpu(instance)
+        place: Place | None = gpu
+        while place is not None:
+            copy = node.copies.get(place)
+            if copy is not None and copy.held:
+                return place.tier
+            if copy is None and not (cached and place is not gpu) and self._room_for(node, place, reserved, moves):
+                reserved.append(place.add(node, held=False))
+                return place.tier
+            place = place.slower
+        return None
+
+    def replicate(self, node: Node, instance: str, moves: list[Move]) -> None:
+        """Copy a node from an instance's GPU to host memory ahead of its eviction, if there is room."""
+        copy = node.copies.get(self.gpu(instance))
+        if (
+            copy is not None
+            and copy.held
+            and self.host not in node.copies
+            and self._room_for(node, self.host, [], moves)
+        ):
+            self.host.add(node, held=True)
+            moves.append(Move(node.key.hex(), node.tokens, Tier.GPU, Tier.HOST, instance, evict=False))
+
+    def discard(self, copy: Copy) -> None:
+        """Take a copy out at once, locked or not, with all that only it supports; orders go to the outbox."""
+        pending = [copy]
+        while pending:
+            going = pending.pop()
+            node, place = going.node, going.place
+            if node.copies.get(place) is not going:
+                continue
+            place.remove(going)
+            if going.held:
+                self._outbox.append(_drop(going))
+            pending += self._unsupported(node)
+            if not node.copies:
+                self._forget(node)
+
+    def insert(self, node: Node, place: Place) -> bool:
+        """Take note of a copy that is there already; False where it may not lie, or where it does not fit."""
+        copy = node.copies.get(place)
+        if copy is not None:
+            return copy.held
+        if place.used + node.tokens > place.capacity or not _supported(node.parent, place, []):
+            return False
+        place.add(node, held=True)
+        return True
+
+    def bury(self, copy: Copy, silently: bool) -> None:
+        """Take out a copy of a node that was deleted; ``silently`` without an order to drop its KV."""
+        copy.place.remove(copy)
+        if copy.held and not silently:
+            self._outbox.append(_drop(copy))
+
+    def take_orders(self, instance: str) -> list[Move]:
+        """Empty the outbox of all that this instance can carry out."""
+        if not self._outbox:
+            return []
+        taken = [order for order in self._outbox if order.instance in (None, instance)]
+        self._outbox = [order for order in self._outbox if order.instance not in (None, instance)]
+        return taken
+
+    def _room_for(self, node: Node, place: Place, reserved: list[Copy], moves: list[Move]) -> bool:
+        """Make room for a node in a place that may hold it, evicting what is worth less."""
+        if not place.capacity or not _supported(node.parent, place, reserved):
+            return False
+        if node.pins and not place.may_pin(node.tokens):
+            return False
+        victims = place.gather(node, self._policy.priority(node, place))
+        if victims is None:
+            return False
+        for victim in victims:
+            self._evict(victim, moves)
+        return True
+
+    def _evict(self, copy: Copy, moves: list[Move]) -> None:
+        """Evict a leaf: swapped to a slower place unless that has it already, and gone if none takes it."""
+        node, place = copy.node, copy.place
+        place.clock = max(place.clock, copy.priority)
+        place.evictions += 1
+        target = self._swap_out(node, place.slower, moves)
+        place.remove(copy)
+        moves.append(Move(node.key.hex(), node.tokens, place.tier, target.tier if target else None, place.instance))
+        for orphan in self._unsupported(node):
+            self.discard(orphan)
+        if not node.copies:
+            self._forget(node)
+
+    def _swap_out(self, node: Node, place: Place | None, moves: list[Move]) -> Place | None:
+        """The place that a node was newly copied to; None if it has a slower copy, or no slower place takes it."""
+        parent = node.parent
+        assert parent is not None
+        # What the node stands on must not be evicted to make room for it.
+        parent.locks += 1
+        try:
+            while place is not None:
+                if place in node.copies:
+                    return None
+                if self._room_for(node, place, [], moves):
+                    place.add(node, held=True)
+                    return place
+                place = place.slower
+            return None
+        finally:
+            parent.locks -= 1
+            if not parent.locks:
+                for copy in parent.copies.values():
+                    copy.place.offer(copy)
+
+    def _unsupported(self, node: Node) -> list[Copy]:
+        """The copies of a node's children that lie where, after a loss, the node supports nothing any more."""
+        if node.parent is None:
+            return []
+        orphans = []
+        for place in node.below:
+            if any(_supports(copy, place) and copy.held for copy in node.copies.values()):
+                continue
+            below = [child.copies[place] for child in node.children.values() if place in child.copies]
+            supports = any(_supports(copy, place) for copy in node.copies.values())
+            orphans += [copy for copy in below if copy.held or not supports]
+        return orphans
+
+
+def _supports(copy: Copy, place: Place) -> bool:
+    """Whether a node's copy lets its children lie in a place: it is there, or in a faster tier of a shared one."""
+    return copy.place is place or (place.instance is None and copy.place.rank < place.rank)
+
+
+def _supported(parent: Node | None, place: Place, reserved: list[Copy]) -> bool:
+    if parent is None or parent.parent is None:
+        return True
+    return any((copy.held or copy in reserved) and _supports(copy, place) for copy in parent.copies.values())
+
+
+def _drop(copy: Copy) -> Move:
+    return Move(copy.node.key.hex(), copy.node.tokens, copy.place.tier, None, copy.place.instance)

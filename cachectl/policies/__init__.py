@@ -1,0 +1,39 @@
+"""The replacement policies, one formula a file, chosen by their declared names."""
+
+from cachectl.lookahead import Lookahead
+from cachectl.policies.base import ReplacementPolicy
+from cachectl.policies.foresight import Foresight
+from cachectl.policies.gdsf import GreedyDualSizeFrequency
+from cachectl.policies.hybrid import FrequencyRecency
+from cachectl.policies.lacr import LookaheadAware
+from cachectl.policies.lfu import LeastFrequentlyUsed
+from cachectl.policies.lru import LeastRecentlyUsed
+from cachectl.policies.none import NoCache
+from cachectl.policies.pgdsf import PrefixAwareGreedyDual
+from protocol.errors import UnknownPolicy
+
+_POLICIES: dict[str, type[ReplacementPolicy]] = {
+    policy.name: policy
+    for policy in (
+        NoCache,
+        LeastRecentlyUsed,
+        LeastFrequentlyUsed,
+        GreedyDualSizeFrequency,
+        PrefixAwareGreedyDual,
+        FrequencyRecency,
+        LookaheadAware,
+        Foresight,
+    )
+}
+
+
+def policy_names() -> list[str]:
+    """The names of all policies, the baseline first."""
+    return list(_POLICIES)
+
+
+def create_policy(name: str, lookahead: Lookahead) -> ReplacementPolicy:
+    """Make the policy of this name. Raises UnknownPolicy."""
+    if name not in _POLICIES:
+        raise UnknownPolicy(f"there is no policy {name!r}; there are {', '.join(_POLICIES)}", param="policy")
+    return _POLICIES[name](lookahead)

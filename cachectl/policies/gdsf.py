@@ -1,0 +1,25 @@
+"""GDSF: Greedy-Dual-Size-Frequency with a recomputation cost that is proportional to size.
+
+Cherkasova, "Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency Caching Policy", HP Labs 1998; RAGCache
+compares itself with it in section 7.3.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from cachectl.policies.base import ReplacementPolicy
+
+if TYPE_CHECKING:
+    from cachectl.node import Node
+    from cachectl.place import Place
+
+
+class GreedyDualSizeFrequency(ReplacementPolicy):
+    """Priority = Clock + Frequency · Cost / Size, and Cost / Size is the same for every token, so 1."""
+
+    name: ClassVar[str] = "GDSF"
+
+    def priority(self, node: Node, place: Place) -> float:
+        """Clock + Frequency."""
+        return place.clock + node.frequency

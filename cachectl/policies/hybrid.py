@@ -1,0 +1,29 @@
+"""HYBRID: a frequency-recency score, as three-tier document caches use it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from cachectl.policies.base import ReplacementPolicy
+
+if TYPE_CHECKING:
+    from cachectl.node import Node
+    from cachectl.place import Place
+
+ALPHA = 0.6
+"""The weight of frequency; recency has the rest."""
+
+
+class FrequencyRecency(ReplacementPolicy):
+    """Priority = α · frequency + (1 − α) · recency, α = 0.6.
+
+    Recency is the place's age at the last access, in turnovers (tokens ever inserted over its capacity): a node loses
+    one point while the place is filled once. Differences between nodes do not change as time passes, so a priority
+    holds until the next access.
+    """
+
+    name: ClassVar[str] = "HYBRID"
+
+    def priority(self, node: Node, place: Place) -> float:
+        """α · frequency + (1 − α) · turnovers."""
+        return ALPHA * node.frequency + (1 - ALPHA) * place.turnovers

@@ -1,0 +1,32 @@
+"""LACR: lookahead-aware cache replacement (DepCache, eq. 6)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from cachectl.policies.base import ReplacementPolicy
+
+if TYPE_CHECKING:
+    from cachectl.node import Node
+    from cachectl.place import Copy, Place
+
+ALPHA = 0.2
+"""The weight of past frequency; what the queue needs has the rest."""
+
+
+class LookaheadAware(ReplacementPolicy):
+    """Priority = α · frequency + (1 − α) · Σ 1/(1 + d) over the waiting requests that need the node, α = 0.2.
+
+    d counts the requests in front of the one that needs it: nearer requests weigh more.
+    """
+
+    name: ClassVar[str] = "LACR"
+
+    def priority(self, node: Node, place: Place) -> float:  # noqa: ARG002
+        """The part that only accesses change."""
+        return ALPHA * node.frequency
+
+    def current(self, copy: Copy) -> float:
+        """That part and what the queue needs at this moment."""
+        distances = self.lookahead.distances(copy.node.key)
+        return copy.priority + (1 - ALPHA) * sum(1 / (1 + distance) for distance in distances)

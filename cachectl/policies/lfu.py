@@ -1,0 +1,21 @@
+"""LFU: the least frequently used leaves first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from cachectl.policies.base import ReplacementPolicy
+
+if TYPE_CHECKING:
+    from cachectl.node import Node
+    from cachectl.place import Place
+
+
+class LeastFrequentlyUsed(ReplacementPolicy):
+    """Priority = the node's frequency; among equals the least recently used goes first."""
+
+    name: ClassVar[str] = "LFU"
+
+    def priority(self, node: Node, place: Place) -> float:  # noqa: ARG002
+        """The node's frequency."""
+        return node.frequency

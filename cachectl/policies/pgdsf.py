@@ -1,0 +1,26 @@
+"""PGDSF: prefix-aware Greedy-Dual-Size-Frequency (RAGCache, section 5.1, eq. 1-3 and Algorithm 1)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from cachectl.policies.base import ReplacementPolicy
+
+if TYPE_CHECKING:
+    from cachectl.node import Node
+    from cachectl.place import Place
+
+
+class PrefixAwareGreedyDual(ReplacementPolicy):
+    """Priority = Clock + AvgCost · Frequency.
+
+    AvgCost = 1/m · Σ T(αᵢ, βᵢ)/βᵢ over the m requests that did not find the node cached, each with αᵢ cached and βᵢ
+    computed tokens: what Cost/Size of eq. 1 is where the cost of a document depends on what stands in front of it. The
+    Clock is the place's own, the greatest priority that it has evicted.
+    """
+
+    name: ClassVar[str] = "PGDSF"
+
+    def priority(self, node: Node, place: Place) -> float:
+        """Clock + AvgCost · Frequency."""
+        return place.clock + node.average_cost * node.frequency

@@ -1,0 +1,1 @@
+"""The chance that a path is used again, learnt from the traffic itself."""

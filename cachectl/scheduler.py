@@ -1,0 +1,240 @@
+"""The scheduler: whose turn it is, where, and what of the knowledge tree it gets.
+
+    submit ─► route to an instance ─► wait in its cache-aware queue ─► Grant ─► complete
+
+Synchronous and without a clock: the live controller and a simulator drive the same object.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from cachectl.node import path_keys
+from cachectl.queue import CacheAwareQueue
+from cachectl.routing import Candidate, route
+from protocol.errors import InvalidRequest, Overloaded, UnknownPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from cachectl.lookahead import Lookahead
+    from cachectl.node import Node
+    from cachectl.tree import Grant, KnowledgeTree, PathDocument
+    from protocol.tiers import Tier
+
+
+class Request(NamedTuple):
+    """A request for a prefill: documents in prompt order, and ``question_tokens`` behind them.
+
+    The first ``pinned`` documents are pinned: the system prompt.
+    """
+
+    query_id: str
+    namespace: str
+    documents: tuple[PathDocument, ...]
+    question_tokens: int
+    pinned: int = 0
+
+
+class _Work:
+    """A request in the scheduler's hands."""
+
+    __slots__ = ("grant", "instance", "keys", "request", "seconds")
+
+    def __init__(self, request: Request, keys: Sequence[bytes], instance: str, seconds: float) -> None:
+        self.request = request
+        self.keys = keys
+        self.instance = instance
+        self.seconds = seconds
+        self.grant: Grant | None = None
+
+
+class _Line:
+    """What an instance works on and what waits for it."""
+
+    __slots__ = ("backlog_s", "queue", "running")
+
+    def __init__(self, queue: CacheAwareQueue) -> None:
+        self.queue = queue
+        self.running = 0
+        self.backlog_s = 0.0
+
+
+class Scheduler:
+    """Lets at most ``max_running`` requests run on each instance, and at most ``max_queued`` wait for it.
+
+    Those that wait go by OrderPriority (RAGCache, section 5.2), overtaken ``window`` times at most.
+    """
+
+    def __init__(
+        self, tree: KnowledgeTree, lookahead: Lookahead, max_running: int, max_queued: int, window: int
+    ) -> None:
+        self.tree = tree
+        self._lookahead = lookahead
+        self._max_running = max_running
+        self._max_queued = max_queued
+        self._window = window
+        self._work: dict[str, _Work] = {}
+        self._lines: dict[str, _Line] = {}
+        for instance in tree.placement.gpus:
+            self._lines[instance] = _Line(CacheAwareQueue(max_queued, window, self._progress))
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a grant."""
+        return sum(line.running for line in self._lines.values())
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return sum(len(line.queue) for line in self._lines.values())
+
+    @property
+    def largest_overtake(self) -> int:
+        """The greatest number of times that a request was overtaken so far."""
+        return max((line.queue.largest_overtake for line in self._lines.values()), default=0)
+
+    @property
+    def idle(self) -> list[str]:
+        """Instances on which nothing runs or waits."""
+        return [name for name, line in self._lines.items() if not line.running and not line.queue]
+
+    def cached(self, request: Request) -> bool:
+        """Whether some instance has all of a request's documents."""
+        documents = sum(document.tokens for document in request.documents)
+        return any(self._lengths(request, instance)[0] == documents for instance in self._lines)
+
+    def submit(self, request: Request, now: float) -> Grant | None:
+        """Take a request on: its grant if it may run at once, None if it has to wait.
+
+        Raises InvalidRequest for a query that is known already, Overloaded when no more may wait, and Unavailable when
+        there is no instance; then nothing has changed.
+        """
+        if request.query_id in self._work:
+            raise InvalidRequest(f"query {request.query_id} was submitted before")
+        if request.question_tokens < 0 or any(document.tokens <= 0 for document in request.documents):
+            raise InvalidRequest("documents have at least one token, and questions not less than none")
+        instance, seconds = self._route(request)
+        work = _Work(
+            request, path_keys(request.namespace, [one.content for one in request.documents]), instance, seconds
+        )
+        line = self._lines[instance]
+        if line.running >= self._max_running:
+            line.queue.push(request.query_id, *self._lengths(request, instance))
+            self._lookahead.enter(request.query_id, work.keys)
+        self._work[request.query_id] = work
+        line.backlog_s += seconds
+        return self._start(work, now) if line.running < self._max_running else None
+
+    def prefilled(self, query_id: str, lost: Collection[tuple[bytes, Tier]] = ()) -> None:
+        """Hear that a running request has its first token: what it computed serves others from now on.
+
+        Raises UnknownPlan for a query that does not run, and UnknownNode; then nothing has changed.
+        """
+        work = self._work.get(query_id)
+        if work is None or work.grant is None:
+            raise UnknownPlan(f"query {query_id!r} does not run")
+        self._gained(self.tree.commit(work.grant, lost))
+
+    def complete(self, query_id: str, now: float, kept: bool, lost: Collection[tuple[bytes, Tier]] = ()) -> list[Grant]:
+        """End a request, running or waiting; the grants of those whose turn that makes it.
+
+        ``kept`` and ``lost`` are ``KnowledgeTree.settle``'s. Raises UnknownPlan for a query that is not in hand and
+        UnknownNode for a lost copy that is not of its plan; then nothing has changed.
+        """
+        work = self._work.get(query_id)
+        if work is None:
+            raise UnknownPlan(f"query {query_id!r} holds no plan and waits for none")
+        line = self._lines[work.instance]
+        if work.grant is None:
+            line.queue.remove(query_id)
+            self.tree.reconsider(self._lookahead.leave(query_id))
+        else:
+            self._gained(self.tree.settle(work.grant, kept, lost))
+            line.running -= 1
+        del self._work[query_id]
+        line.backlog_s = line.backlog_s - work.seconds if line.running or line.queue else 0.0
+        return self._next(work.instance, now)
+
+    def add_instance(self, instance: str) -> None:
+        """Let a new instance take requests; one that is known goes on."""
+        self.tree.add_instance(instance)
+        if instance not in self._lines:
+            self._lines[instance] = _Line(CacheAwareQueue(self._max_queued, self._window, self._progress))
+
+    def remove_instance(self, instance: str) -> list[Request]:
+        """Forget an instance that is gone; the requests that ran on it or waited for it, to be submitted anew.
+
+        Raises UnknownInstance.
+        """
+        self.tree.remove_instance(instance)
+        lost = [work for work in self._work.values() if work.instance == instance]
+        for work in lost:
+            del self._work[work.request.query_id]
+            if work.grant is None:
+                self.tree.reconsider(self._lookahead.leave(work.request.query_id))
+        del self._lines[instance]
+        return [work.request for work in lost]
+
+    def check_integrity(self) -> None:
+        """Assert that places, queues, lookahead and grants agree."""
+        granted = {query_id for query_id, work in self._work.items() if work.grant is not None}
+        assert granted == set(self.tree.grants)
+        assert self._work.keys() - granted == {query_id for line in self._lines.values() for query_id in line.queue}
+        assert len(self._lookahead) == self.queued
+        for instance, line in self._lines.items():
+            line.queue.check_integrity()
+            assert line.running == sum(1 for query_id in granted if self._work[query_id].instance == instance)
+            assert line.running <= self._max_running
+            assert not line.queue or line.running == self._max_running, "a request waits beside a free place"
+
+    def _route(self, request: Request) -> tuple[str, float]:
+        candidates = [
+            Candidate(instance, line.backlog_s, self.tree.prefill_seconds(*self._lengths(request, instance)))
+            for instance, line in self._lines.items()
+            if line.running < self._max_running or len(line.queue) < self._max_queued
+        ]
+        if self._lines and not candidates:
+            raise Overloaded(f"{self.running} queries are running and {self.queued} waiting; try again later")
+        chosen = route(candidates)
+        return chosen, next(candidate.prefill_s for candidate in candidates if candidate.instance == chosen)
+
+    def _lengths(self, request: Request, instance: str) -> tuple[int, int]:
+        """Cached and computed tokens of a request on an instance as the tree is now."""
+        contents = [document.content for document in request.documents]
+        cached = sum(copy.node.tokens for copy in self.tree.match(request.namespace, contents, instance))
+        total = sum(document.tokens for document in request.documents) + request.question_tokens
+        return cached, total - cached
+
+    def _progress(self, query_id: str) -> tuple[int, int]:
+        work = self._work[query_id]
+        return self._lengths(work.request, work.instance)
+
+    def _start(self, work: _Work, now: float) -> Grant:
+        request = work.request
+        work.grant = self.tree.grant(
+            request.query_id,
+            request.namespace,
+            request.documents,
+            work.keys,
+            request.question_tokens,
+            work.instance,
+            now,
+            request.pinned,
+        )
+        self._lines[work.instance].running += 1
+        return work.grant
+
+    def _next(self, instance: str, now: float) -> list[Grant]:
+        line = self._lines[instance]
+        grants = []
+        while line.running < self._max_running and (query_id := line.queue.pop()) is not None:
+            self._lookahead.leave(query_id)
+            grants.append(self._start(self._work[query_id], now))
+        return grants
+
+    def _gained(self, uppermost: Node | None) -> None:
+        """Tell the queues of what the tree has gained: whoever needs any of it needs its uppermost node."""
+        if uppermost is not None:
+            for query_id in self._lookahead.waiting_for(uppermost.key):
+                self._lines[self._work[query_id].instance].queue.reprioritise(query_id, *self._progress(query_id))

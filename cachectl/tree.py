@@ -1,0 +1,452 @@
+"""The knowledge tree: which documents' KV is kept, behind which documents, and in which places.
+
+    root (tenant, model) ── system prompt ─┬─ D1 ─┬─ D2
+                                           │      └─ D3        a node = one document behind one path
+                                           └─ D2 ─── D1        the same document elsewhere is another node
+
+The tree is bookkeeping alone: it decides, reserves and writes orders (``Move``); others carry the bytes. RAGCache,
+sections 4.1 and 5.1. All of it is synchronous and knows no clock but the time that requests bring along.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from cachectl.node import Node, child_key, root_key
+from cachectl.place import PINNED_SHARE
+from cachectl.placement import Capacities, Placement
+from cachectl.policies.base import Arrival
+from protocol.errors import ConfigError, InvalidRequest, PinRefused, UnknownNode, UnknownPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from cachectl.place import Copy
+    from cachectl.policies.base import ReplacementPolicy
+    from protocol.cache import Move
+    from protocol.tiers import Tier
+
+
+class PathDocument(NamedTuple):
+    """A document on a path: the content hash that names it, and its length in tokens."""
+
+    content: str
+    tokens: int
+
+
+class Step(NamedTuple):
+    """A document of a grant: where its KV is loaded from (None: computed), and the fastest tier where it is kept."""
+
+    key: bytes
+    tokens: int
+    source: Tier | None
+    kept: Tier | None
+
+
+class Grant:
+    """What one plan holds of the tree until it is settled: locks on its path, and room reserved for what it brings.
+
+    ``moves`` are the orders that come with the plan, to be carried out before its own loads.
+    """
+
+    __slots__ = ("instance", "locked", "moves", "query_id", "reserved", "settled", "steps")
+
+    def __init__(self, query_id: str, instance: str) -> None:
+        self.query_id = query_id
+        self.instance = instance
+        self.steps: list[Step] = []
+        self.moves: list[Move] = []
+        self.locked: list[Node] = []
+        self.reserved: list[Copy] = []
+        self.settled = False
+
+
+class KnowledgeTree:
+    """The tree and its places. ``cost(cached, new)`` gives the seconds of a prefill; frequencies count ``window_s``.
+
+    Invariants, asserted by ``cachectl.integrity``: a place holds no node whose parent is neither there nor in a faster
+    tier; no budget is exceeded; what is locked or pinned stays; every node has a copy somewhere.
+    """
+
+    def __init__(
+        self,
+        policy: ReplacementPolicy,
+        capacities: Capacities,
+        instances: Iterable[str],
+        cost: Callable[[int, int], float],
+        window_s: float | None = None,
+    ) -> None:
+        if window_s is not None and window_s <= 0:
+            raise ConfigError(f"the frequency window must be longer than {window_s} s")
+        self.policy = policy
+        self.placement = Placement(policy, capacities if policy.keeps else Capacities(0), self._forget)
+        self.tick = 0
+        self.roots: dict[str, Node] = {}
+        self.nodes: dict[bytes, Node] = {}
+        self.detached: set[Node] = set()
+        self.grants: dict[str, Grant] = {}
+        self._cost = cost
+        self._window_s = window_s
+        self._with_quota: set[Node] = set()
+        self.by_content: dict[str, set[Node]] = {}
+        for instance in instances:
+            self.placement.add_instance(instance)
+
+    # Lookup
+
+    def match(self, namespace: str, contents: Iterable[str], instance: str) -> list[Copy]:
+        """The longest cached prefix that an instance can use: each document's fastest copy. O(depth), reads only."""
+        gpu, host, disk = self.placement.gpu(instance), self.placement.host, self.placement.disk
+        found: list[Copy] = []
+        node = self.roots.get(namespace)
+        if node is None:
+            return found
+        for content in contents:
+            node = node.children.get(content)
+            if node is None:
+                break
+            copies = node.copies
+            copy = copies.get(gpu)
+            if copy is None or not copy.held:
+                copy = copies.get(host)
+                if copy is None or not copy.held:
+                    copy = copies.get(disk)
+                    if copy is None or not copy.held:
+                        break
+            found.append(copy)
+        return found
+
+    def prefill_seconds(self, cached_tokens: int, new_tokens: int) -> float:
+        """What a prefill of so many new tokens behind so many cached ones takes, by the cost model."""
+        return self._cost(cached_tokens, new_tokens)
+
+    def reconsider(self, keys: Iterable[bytes]) -> None:
+        """Hear that nodes are needed less than was thought: a request that waited for them has left."""
+        for key in keys:
+            node = self.nodes.get(key)
+            if node is not None:
+                for copy in node.copies.values():
+                    copy.place.reconsider(copy)
+
+    # The life of a grant
+
+    def grant(
+        self,
+        query_id: str,
+        namespace: str,
+        documents: Sequence[PathDocument],
+        keys: Sequence[bytes],
+        question_tokens: int,
+        instance: str,
+        now: float,
+        pinned: int = 0,
+    ) -> Grant:
+        """Lock what a request can load, count its accesses, and reserve room for what it will compute.
+
+        ``keys`` are the path's (``path_keys``), ``now`` is in seconds. The first ``pinned`` documents are pinned: the
+        system prompt. Raises UnknownInstance, and InvalidRequest for a second grant of one query.
+        """
+        if query_id in self.grants:
+            raise InvalidRequest(f"query {query_id} has a plan already")
+        hits = self.match(namespace, [document.content for document in documents], instance)
+        for document, copy in zip(documents, hits, strict=False):
+            if document.tokens != copy.node.tokens:
+                raise InvalidRequest(
+                    f"document {document.content} has {copy.node.tokens} tokens in the tree, not {document.tokens}"
+                )
+        cached = sum(copy.node.tokens for copy in hits)
+        computed = sum(document.tokens for document in documents) - cached + question_tokens
+        seconds_per_token = self._cost(cached, computed) / computed if computed else 0.0
+
+        self.tick += 1
+        missed = computed - question_tokens
+        contents = [document.content for document in documents]
+        self.policy.begin(Arrival(self.tick, keys, contents, missed, self.placement.capacity))
+        grant = Grant(query_id, instance)
+        grant.moves += self.placement.take_orders(instance)
+        root = self._root(namespace)
+        self._lock(root, documents, grant)
+        parent: Node | None = root
+        for index, (document, key) in enumerate(zip(documents, keys, strict=True)):
+            hit = index < len(hits)
+            kept: Tier | None = None
+            if parent is not None:
+                node = grant.locked[index] if index < len(grant.locked) else Node(key, *document, parent)
+                node.count_access(self.tick, now, self._window_s)
+                if not hit:
+                    node.count_computation(seconds_per_token)
+                for copy in node.copies.values():
+                    copy.place.touch(copy)
+                kept = self.placement.keep(node, instance, hit, grant.moves, grant.reserved)
+                if node.copies and index == len(grant.locked):
+                    self._attach(node)
+                    node.locks += 1
+                    grant.locked.append(node)
+                if node.copies and index < pinned:
+                    self._pin_if_room(node)
+                if node.pins:
+                    self.placement.replicate(node, instance, grant.moves)
+                parent = node if node.copies else None
+            grant.steps.append(Step(key, document.tokens, hits[index].place.tier if hit else None, kept))
+        self._keep_root(root)
+        self.grants[query_id] = grant
+        return grant
+
+    def commit(self, grant: Grant, lost: Collection[tuple[bytes, Tier]] = ()) -> Node | None:
+        """Hear that a grant's prefill is done: what it reserved can be found from now on, though its locks stay.
+
+        ``lost`` names copies that could not be loaded or saved. Returns the uppermost node that is new somewhere.
+        Raises UnknownPlan for a grant that was settled and UnknownNode for a lost copy that is not of its plan; then
+        nothing has changed.
+        """
+        self._check(grant, lost)
+        reserved = self._still_reserved(grant)
+        grant.reserved = []
+        for copy in reserved:
+            copy.held = True
+        for key, tier in lost:
+            node = self.nodes.get(key)
+            broken = node.copies.get(self.placement.place(tier, grant.instance)) if node is not None else None
+            if broken is not None:
+                self.placement.discard(broken)
+        return reserved[0].node if reserved else None
+
+    def settle(self, grant: Grant, kept: bool, lost: Collection[tuple[bytes, Tier]] = ()) -> Node | None:
+        """End a grant: committed if ``kept``, otherwise what it still has reserved is given up; its locks are lifted.
+
+        Returns and raises what ``commit`` does.
+        """
+        self._check(grant, lost)
+        gained = None
+        if kept:
+            gained = self.commit(grant, lost)
+        else:
+            for copy in self._still_reserved(grant):
+                self.placement.discard(copy)
+        grant.settled = True
+        del self.grants[grant.query_id]
+        for node in grant.locked:
+            node.locks -= 1
+        for node in grant.locked:
+            if node.detached and not node.locks:
+                self._bury(node)
+            for copy in node.copies.values():
+                copy.place.offer(copy)
+        return gained
+
+    def _check(self, grant: Grant, lost: Collection[tuple[bytes, Tier]]) -> None:
+        if grant.settled:
+            raise UnknownPlan(f"the plan of query {grant.query_id} was completed before")
+        own = {step.key for step in grant.steps}
+        for key, _ in lost:
+            if key not in own:
+                raise UnknownNode(f"node {key.hex()} is not in the plan of query {grant.query_id}")
+
+    def _still_reserved(self, grant: Grant) -> list[Copy]:
+        """What a grant reserved, less what went meanwhile with a document, an instance or a parent's copy."""
+        return [copy for copy in grant.reserved if copy.node.copies.get(copy.place) is copy]
+
+    # Instances
+
+    def add_instance(self, instance: str) -> None:
+        """Give an instance an empty GPU tier; one that is known keeps its own."""
+        self.placement.add_instance(instance)
+
+    def remove_instance(self, instance: str) -> list[str]:
+        """Forget an instance that is gone, with its GPU's copies and its grants; the queries of those grants.
+
+        Raises UnknownInstance.
+        """
+        place = self.placement.gpu(instance)
+        lost = [grant for grant in self.grants.values() if grant.instance == instance]
+        for grant in lost:
+            self.settle(grant, kept=False)
+        for node in [*self.nodes.values(), *self.detached]:
+            copy = node.copies.get(place)
+            if copy is not None:
+                self.placement.discard(copy)
+        self.placement.remove_instance(instance)
+        return [grant.query_id for grant in lost]
+
+    # What operators do
+
+    def pin(self, namespace: str, contents: Sequence[str]) -> None:
+        """Keep a path until it is unpinned. Raises UnknownNode unless all of it is in the tree, and PinRefused."""
+        nodes = self._path(namespace, contents)
+        for place in self.placement:
+            tokens = sum(node.tokens for node in nodes if not node.pins and place in node.copies)
+            if not place.may_pin(tokens):
+                raise PinRefused(
+                    f"pins may take {PINNED_SHARE:.0%} of the {place.tier} tier's {place.capacity} tokens; "
+                    f"{place.pinned_tokens} are pinned and these are {tokens} more"
+                )
+        for node in nodes:
+            _add_pin(node)
+
+    def unpin(self, namespace: str, contents: Sequence[str]) -> None:
+        """Take a pin back. Raises UnknownNode if the path is not in the tree, or not pinned."""
+        nodes = self._path(namespace, contents)
+        if not all(node.pins for node in nodes):
+            raise UnknownNode("this path is not pinned")
+        for node in nodes:
+            node.pins -= 1
+            for copy in node.copies.values():
+                if not node.pins:
+                    copy.place.pinned_tokens -= node.tokens
+                copy.place.offer(copy)
+
+    def set_quota(self, namespace: str, tier: Tier, tokens: int | None) -> None:
+        """Bound what a namespace may hold in a tier, in each instance's for the GPU; None lifts the bound.
+
+        What it holds already goes as it is evicted. Raises ConfigError for a negative quota.
+        """
+        if tokens is not None and tokens < 0:
+            raise ConfigError(f"a quota must not be negative: {tokens}")
+        root = self._root(namespace)
+        self._with_quota.add(root)
+        self.placement.set_quota(root, tier, tokens)
+
+    def delete(self, content: str, namespace: str | None = None) -> int:
+        """Drop a document everywhere it stands, with all that stands behind it, in one namespace or in all.
+
+        Returns how many nodes went. What a plan still uses cannot be found any more, and goes when the plan is settled.
+        """
+        root = None if namespace is None else self.roots.get(namespace)
+        gone = 0
+        for node in list(self.by_content.get(content, ())):
+            if not node.detached and (namespace is None or node.root is root):
+                gone += self._delete(node)
+        return gone
+
+    def clear(self) -> int:
+        """Drop everything, pins too; how many nodes went."""
+        return sum(self._delete(child) for root in list(self.roots.values()) for child in list(root.children.values()))
+
+    def insert(self, namespace: str, contents: Sequence[str], tokens: int, tier: Tier, instance: str | None) -> bool:
+        """Take note of a node that a place holds by its own account (``restore``); whether the tree has it now.
+
+        It has not when the place is full, or when the node's parent is not where it must be.
+        """
+        place = self.placement.place(tier, instance)
+        root = self._root(namespace)
+        try:
+            parent = root
+            for content in contents[:-1]:
+                above = parent.children.get(content)
+                if above is None:
+                    return False
+                parent = above
+            node = parent.children.get(contents[-1])
+            if node is None:
+                node = Node(child_key(parent.key, contents[-1]), contents[-1], tokens, parent)
+            if not self.placement.insert(node, place):
+                return False
+            if node.key not in self.nodes:
+                self._attach(node)
+            return True
+        finally:
+            self._keep_root(root)
+
+    # Nodes come and go
+
+    def _root(self, namespace: str) -> Node:
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = Node(root_key(namespace), namespace, 0, None)
+        return root
+
+    def _keep_root(self, root: Node) -> None:
+        """Hold on to a namespace while it has nodes or a quota, and no longer."""
+        if root.children or root in self._with_quota:
+            self.roots[root.content] = root
+        else:
+            self.roots.pop(root.content, None)
+
+    def _lock(self, root: Node, documents: Sequence[PathDocument], grant: Grant) -> None:
+        """Lock the whole path at once: whoever makes room further down must not take what the path stands on."""
+        node = root
+        for document in documents:
+            child = node.children.get(document.content)
+            if child is None:
+                break
+            child.locks += 1
+            grant.locked.append(child)
+            node = child
+
+    def _attach(self, node: Node) -> None:
+        assert node.parent is not None
+        node.parent.children[node.content] = node
+        self.nodes[node.key] = node
+        self.by_content.setdefault(node.content, set()).add(node)
+        self.policy.entered(node)
+
+    def _detach(self, node: Node) -> None:
+        node.detached = True
+        assert node.parent is not None
+        del node.parent.children[node.content]
+        del self.nodes[node.key]
+        namesakes = self.by_content[node.content]
+        namesakes.discard(node)
+        if not namesakes:
+            del self.by_content[node.content]
+        self.policy.left(node)
+
+    def _forget(self, node: Node) -> None:
+        """Let go of a node that has no copy left."""
+        if node.detached:
+            self.detached.discard(node)
+            return
+        self._detach(node)
+        self._keep_root(node.root)
+
+    def _delete(self, top: Node) -> int:
+        subtree = [top]
+        for node in subtree:
+            subtree += node.children.values()
+        for node in top.path[:-1]:
+            node.pins -= top.pins
+            for copy in node.copies.values():
+                if top.pins and not node.pins:
+                    copy.place.pinned_tokens -= node.tokens
+                copy.place.offer(copy)
+        for node in reversed(subtree):
+            self._detach(node)
+            if node.locks:
+                self.detached.add(node)
+            else:
+                self._bury(node)
+        self._keep_root(top.root)
+        return len(subtree)
+
+    def _bury(self, node: Node) -> None:
+        """Take all copies of a deleted node out."""
+        reborn = self.nodes.get(node.key)
+        for copy in list(node.copies.values()):
+            # The same document may have come back meanwhile, under the same key: its KV must not be dropped.
+            self.placement.bury(copy, silently=reborn is not None and copy.place in reborn.copies)
+        self.detached.discard(node)
+
+    def _path(self, namespace: str, contents: Sequence[str]) -> list[Node]:
+        """The nodes of a path. Raises UnknownNode unless all of it is there."""
+        nodes: list[Node] = []
+        node = self.roots.get(namespace)
+        for content in contents:
+            node = node.children.get(content) if node is not None else None
+            if node is None:
+                raise UnknownNode(f"document {content!r} is not in the knowledge tree behind {len(nodes)} others")
+            nodes.append(node)
+        if not nodes:
+            raise UnknownNode("a path has at least one document")
+        return nodes
+
+    def _pin_if_room(self, node: Node) -> None:
+        if not node.pins and all(place.may_pin(node.tokens) for place in node.copies):
+            for above in node.path:
+                _add_pin(above)
+
+
+def _add_pin(node: Node) -> None:
+    node.pins += 1
+    if node.pins == 1:
+        for copy in node.copies.values():
+            copy.place.pinned_tokens += node.tokens

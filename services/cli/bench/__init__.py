@@ -1,0 +1,12 @@
+"""``ragtree bench``: one module a benchmark."""
+
+import typer
+
+from services.cli.bench.overhead import overhead
+from services.cli.bench.policies import policies
+from services.cli.bench.recall import recall
+from services.cli.bench.scheduling import scheduling
+
+app = typer.Typer(help="Measure the stack, each figure beside its baseline in the same run.", no_args_is_help=True)
+for command in (overhead, recall, policies, scheduling):
+    app.command()(command)

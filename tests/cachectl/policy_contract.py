@@ -1,0 +1,201 @@
+"""What every replacement policy promises (cachectl/policies/base.py), as tests that each one runs."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cachectl.integrity import check_integrity
+from cachectl.lookahead import Lookahead
+from cachectl.node import path_keys
+from cachectl.place import Copy
+from cachectl.placement import Capacities
+from cachectl.policies.base import ReplacementPolicy
+from cachectl.tree import Grant, KnowledgeTree, PathDocument
+from protocol.tiers import Tier
+
+PolicyFactory = Callable[[Lookahead], ReplacementPolicy]
+
+NAMESPACE = "tenant"
+TOKENS = {"a": 1, "b": 2, "c": 3, "d": 5, "e": 8}
+"""Documents that a trace is made of; all others have one token."""
+
+ROOM = 10_000
+"""More than any trace here needs."""
+
+paths = st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=4, unique=True).map("".join)
+traces = st.lists(paths, min_size=1, max_size=30)
+budgets = st.builds(Capacities, st.integers(0, 20), st.integers(0, 20), st.integers(0, 20))
+
+examples = settings(max_examples=60, deadline=None)
+
+
+def tree_of(policy: ReplacementPolicy, capacities: Capacities) -> KnowledgeTree:
+    """A tree of one instance; what stands deeper costs more for each token."""
+    return KnowledgeTree(policy, capacities, ["one"], lambda cached, new: 0.01 + new * (1 + cached / 10))
+
+
+def grant_of(tree: KnowledgeTree, path: str) -> Grant:
+    documents = [PathDocument(content, TOKENS.get(content, 1)) for content in path]
+    return tree.grant(str(tree.tick), NAMESPACE, documents, path_keys(NAMESPACE, path), 0, "one", float(tree.tick))
+
+
+def serve(tree: KnowledgeTree, trace: Sequence[str], waiting: int = 3) -> Iterator[Grant]:
+    """Serve requests in order, so many of the next ones waiting meanwhile; yields the grants, settled."""
+    lookahead = tree.policy.lookahead
+    entered = 0
+    for number, path in enumerate(trace):
+        for later in trace[entered : number + 1 + waiting]:
+            lookahead.enter(f"waiting {entered}", path_keys(NAMESPACE, later))
+            entered += 1
+        lookahead.leave(f"waiting {number}")
+        grant = grant_of(tree, path)
+        tree.settle(grant, kept=True)
+        yield grant
+
+
+def decisions(tree: KnowledgeTree, trace: Sequence[str]) -> list[tuple]:
+    return [(grant.steps, grant.moves) for grant in serve(tree, trace)]
+
+
+def hits(grant: Grant) -> int:
+    return sum(step.source is not None for step in grant.steps)
+
+
+def cached(tree: KnowledgeTree, path: str) -> list[Tier]:
+    return [copy.place.tier for copy in tree.match(NAMESPACE, path, "one")]
+
+
+def leaves(tree: KnowledgeTree, place: object) -> list[Copy]:
+    """The copies that may leave a place now, by the rule and not by the place's own books."""
+    here = [node.copies[place] for node in tree.nodes.values() if place in node.copies]
+    parents = {copy.node.parent for copy in here}
+    return [
+        copy for copy in here if copy.held and not copy.node.locks and not copy.node.pins and copy.node not in parents
+    ]
+
+
+def watch_evictions(tree: KnowledgeTree, look: Callable[[Copy], None]) -> None:
+    """Have ``look`` called with each copy that is about to be evicted."""
+    evict = tree.placement._evict
+
+    def watched(copy: Copy, moves: list) -> None:
+        look(copy)
+        evict(copy, moves)
+
+    tree.placement._evict = watched
+
+
+class PolicyContract:
+    """Needs a fixture ``make_policy`` of scope "class": what makes the policy, given the lookahead."""
+
+    @given(traces, budgets)
+    @examples
+    def test_no_place_ever_holds_more_than_its_capacity(self, make_policy: PolicyFactory, trace, capacities):
+        tree = tree_of(make_policy(Lookahead()), capacities)
+        for _ in serve(tree, trace):
+            for place, capacity in zip(tree.placement, capacities, strict=True):
+                held = sum(node.tokens for node in tree.nodes.values() if place in node.copies)
+                assert held == place.used <= capacity
+
+    @given(traces, budgets)
+    @examples
+    def test_three_tiers_hold_together_after_each_request(self, make_policy: PolicyFactory, trace, capacities):
+        tree = tree_of(make_policy(Lookahead()), capacities)
+        for _ in serve(tree, trace):
+            check_integrity(tree)
+
+    @given(traces, budgets)
+    @examples
+    def test_a_request_whose_documents_all_lie_in_the_gpu_moves_nothing(
+        self, make_policy: PolicyFactory, trace, capacities
+    ):
+        tree = tree_of(make_policy(Lookahead()), capacities)
+        for _ in serve(tree, trace):
+            for path in dict.fromkeys(trace):
+                if cached(tree, path) == [Tier.GPU] * len(path):
+                    before = {key: list(node.copies) for key, node in tree.nodes.items()}
+                    evictions = [place.evictions for place in tree.placement]
+                    grant = grant_of(tree, path)
+                    assert not grant.reserved
+                    tree.settle(grant, kept=True)
+                    assert {key: list(node.copies) for key, node in tree.nodes.items()} == before
+                    assert [place.evictions for place in tree.placement] == evictions
+
+    @given(traces, budgets)
+    @examples
+    def test_only_leaves_are_evicted_lowest_priority_first_and_the_longest_unused_among_equals(
+        self, make_policy: PolicyFactory, trace, capacities
+    ):
+        policy = make_policy(Lookahead())
+        tree = tree_of(policy, capacities)
+
+        def goes_next(victim: Copy) -> None:
+            candidates = leaves(tree, victim.place)
+            assert victim in candidates
+            assert (policy.current(victim), victim.node.last_access) == min(
+                (policy.current(copy), copy.node.last_access) for copy in candidates
+            )
+
+        watch_evictions(tree, goes_next)
+        for _ in serve(tree, trace):
+            pass
+
+    @given(traces, budgets, st.data())
+    @examples
+    def test_a_priority_never_falls_below_what_it_was_entered_with(
+        self, make_policy: PolicyFactory, trace, capacities, data
+    ):
+        """Not even when requests give up waiting, once the tree has heard of it."""
+        lookahead = Lookahead()
+        policy = make_policy(lookahead)
+        tree = tree_of(policy, capacities)
+        for number, _ in enumerate(serve(tree, trace)):
+            lookahead.enter(f"gives up {number}", path_keys(NAMESPACE, data.draw(paths)))
+            if data.draw(st.booleans()):
+                tree.reconsider(lookahead.leave(f"gives up {number}"))
+            for node in tree.nodes.values():
+                for copy in node.copies.values():
+                    assert not copy.ticket or copy.entered <= policy.current(copy)
+
+    @given(traces, st.integers(4, 8))
+    @examples
+    def test_locked_and_pinned_nodes_stay(self, make_policy: PolicyFactory, trace, capacity):
+        tree = tree_of(make_policy(Lookahead()), Capacities(capacity))
+        for path in ("ab", "x"):
+            tree.settle(grant_of(tree, path), kept=True)
+        locked, pinned = cached(tree, "ab"), cached(tree, "x")
+        running = grant_of(tree, "ab")
+        if pinned:
+            tree.pin(NAMESPACE, "x")
+        for _ in serve(tree, trace):
+            assert cached(tree, "ab")[: len(locked)] == locked
+            assert cached(tree, "x")[: len(pinned)] == pinned
+        tree.settle(running, kept=True)
+        check_integrity(tree)
+
+    @given(traces, budgets)
+    @examples
+    def test_the_same_trace_leads_to_the_same_decisions(self, make_policy: PolicyFactory, trace, capacities):
+        once, again = (decisions(tree_of(make_policy(Lookahead()), capacities), trace) for _ in range(2))
+        assert once == again
+
+    @given(traces)
+    @examples
+    def test_with_room_for_everything_everything_is_kept(self, make_policy: PolicyFactory, trace):
+        policy = make_policy(Lookahead())
+        tree = tree_of(policy, Capacities(ROOM, ROOM, ROOM))
+        for path, grant in zip(trace, serve(tree, trace), strict=True):
+            assert not grant.moves
+            assert cached(tree, path) == ([Tier.GPU] * len(path) if policy.keeps else [])
+        for path in trace:
+            assert len(cached(tree, path)) == (len(path) if policy.keeps else 0)
+
+    @pytest.mark.parametrize("capacities", [Capacities(1), Capacities(0, 1), Capacities(0, 0, 1)])
+    def test_a_document_that_is_asked_for_n_times_is_found_n_minus_one_times(
+        self, make_policy: PolicyFactory, capacities
+    ):
+        policy = make_policy(Lookahead())
+        found = [hits(grant) for grant in serve(tree_of(policy, capacities), ["a"] * 20)]
+        assert sum(found) == (19 if policy.keeps else 0)
