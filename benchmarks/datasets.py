@@ -1,15 +1,15 @@
 """Question sets on disk, as gzipped JSON lines: docs (doc_id, title, text) and questions (question, gold_doc_ids)."""
 
-import gzip
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
+from benchmarks.traces import JsonLines
 from protocol.errors import ConfigError
 
-T = TypeVar("T")
+QUESTIONS_FILE = "questions.jsonl.gz"
+DOCUMENTS_FILE = "docs.jsonl.gz"
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -29,24 +29,23 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Dataset:
-    """One folder of a collection of question sets. Raises ConfigError when it is not there or not whole."""
+    """The questions of one folder of a collection of question sets, and its corpus or that of the folder ``corpus``.
 
-    def __init__(self, root: Path, name: str) -> None:
+    Raises ConfigError when a file is not there; reading raises it for a broken line.
+    """
+
+    def __init__(self, root: Path, name: str, corpus: str = "") -> None:
         self.name = name
-        self._folder = root / name
-        for file in ("docs.jsonl.gz", "questions.jsonl.gz"):
-            if not (self._folder / file).is_file():
-                raise ConfigError(f"no data set {name!r} at {root}: {self._folder / file} is missing", param="data")
+        self.corpus = corpus or name
+        self.files = (root / name / QUESTIONS_FILE, root / self.corpus / DOCUMENTS_FILE)
+        for file in self.files:
+            if not file.is_file():
+                raise ConfigError(f"no data set {name!r} at {root}: {file} is missing", param="data")
 
     def documents(self) -> Iterator[Document]:
         """The corpus."""
-        yield from self._read("docs.jsonl.gz", msgspec.json.Decoder(Document))
+        return (document for _, document in JsonLines(self.files[1], Document))
 
     def questions(self) -> Iterator[Question]:
         """The questions, in the file's order."""
-        yield from self._read("questions.jsonl.gz", msgspec.json.Decoder(Question))
-
-    def _read(self, file: str, decoder: msgspec.json.Decoder[T]) -> Iterator[T]:
-        with gzip.open(self._folder / file, "rb") as lines:
-            for line in lines:
-                yield decoder.decode(line)
+        return (question for _, question in JsonLines(self.files[0], Question))

@@ -1,8 +1,8 @@
 """Workloads with the skew of real retrieval: the questions of a set, and what the retriever finds for them in a corpus.
 
-A question set is a folder with ``questions.jsonl.gz``, a corpus one with ``docs.jsonl.gz`` (see `benchmarks.datasets`).
-``squad`` are its questions over its own corpus, ``mmlu@squad`` the questions of mmlu over the corpus of squad: the form
-for sets without a corpus, which any two can be put together in.
+Sets are folders with questions, documents or both (see `benchmarks.datasets`). ``squad`` are its questions over its own
+corpus, ``mmlu@squad`` the questions of mmlu over the corpus of squad: the form for sets without a corpus, which any two
+can be put together in.
 
 Corpora are ingested into the folder that `benchmarks.recall` keeps, so what either has embedded, both have. What was
 found for a question is kept too, and a workload of the same questions opens at once. Data sets are only read.
@@ -13,30 +13,24 @@ import os
 import random
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 from blake3 import blake3
 
-from benchmarks.datasets import Document, Question
-from benchmarks.recall import BATCH, TENANT
+from benchmarks.corpus_store import TENANT, Progress, ingest_corpus
+from benchmarks.datasets import DOCUMENTS_FILE, QUESTIONS_FILE, Dataset, Question
 from benchmarks.synthetic import DocumentLengths
-from benchmarks.traces import JsonLines
 from benchmarks.workload import TraceDocument, TraceRequest, Workload, check_rate
-from protocol.errors import ConfigError, InternalError
+from protocol.errors import ConfigError
 from protocol.retrieval import SearchRequest
 from retriever.build import build_retriever
-from retriever.retriever import Retriever
 from retriever.settings import RetrieverSettings
 
-QUESTIONS_FILE = "questions.jsonl.gz"
-DOCUMENTS_FILE = "docs.jsonl.gz"
 TOKENS_A_WORD = 1.3
 # Chinese and Japanese have no spaces: there each character counts as a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+")
-
-Progress = Callable[[str, int, int], None]
 
 
 def estimated_tokens(text: str) -> int:
@@ -55,17 +49,13 @@ Found = dict[int, tuple[FoundChunk, ...]]
 """What was found, best first, by the question's place in its set."""
 
 
-class QuestionSet:
-    """Questions and the corpus to look for their answers in. Raises ConfigError when either is not there."""
+class QuestionSet(Dataset):
+    """A data set whose name may end with the name of another one's corpus, as in ``mmlu@squad``."""
 
     def __init__(self, data: Path, name: str) -> None:
         asked, _, corpus = name.partition("@")
+        super().__init__(data, asked, corpus)
         self.name = name
-        self.corpus = corpus or asked
-        self._files = (data / asked / QUESTIONS_FILE, data / self.corpus / DOCUMENTS_FILE)
-        for file in self._files:
-            if not file.is_file():
-                raise ConfigError(f"no question set {name!r} at {data}: {file} is missing", param="workload")
 
     @staticmethod
     def exists(data: Path, name: str) -> bool:
@@ -83,18 +73,10 @@ class QuestionSet:
             f"QUESTIONS@{name}" for name in lone
         ]
 
-    def questions(self) -> list[Question]:
-        """All questions, in the file's order."""
-        return [question for _, question in JsonLines(self._files[0], Question)]
-
-    def documents(self) -> Iterator[Document]:
-        """The corpus."""
-        return (document for _, document in JsonLines(self._files[1], Document))
-
     def hash(self) -> str:
         """What changes when questions or corpus do."""
         digest = blake3()
-        for file in self._files:
+        for file in self.files:
             digest.update(blake3().update_mmap(file).digest())
         return digest.hexdigest()
 
@@ -137,7 +119,7 @@ class QuestionRetrieval:
         retriever = build_retriever(self._settings, self._folder / "bench" / "recall")
         await retriever.start()
         try:
-            await self._ingest(retriever, questions)
+            await ingest_corpus(retriever, questions, self._progress)
             for done, (place, question) in enumerate(asked, start=1):
                 request = SearchRequest(TENANT, questions.corpus, question.question, top_k)
                 async for candidates in retriever.search(request):
@@ -149,21 +131,6 @@ class QuestionRetrieval:
                 self._progress("retrieving", done, len(asked))
         finally:
             await retriever.close()
-
-    async def _ingest(self, retriever: Retriever, questions: QuestionSet) -> None:
-        """Put the corpus in; what is there already costs seconds."""
-        lines = [
-            msgspec.json.encode({"id": document.doc_id, "title": document.title, "text": document.text})
-            for document in questions.documents()
-        ]
-        for first in range(0, len(lines), BATCH):
-            job = await retriever.put_batch(TENANT, questions.corpus, b"\n".join(lines[first : first + BATCH]))
-            while not job.ended:
-                await asyncio.sleep(0.1)
-                job = await retriever.get_job(TENANT, job.job_id)
-                self._progress("ingesting", first + job.stored + job.unchanged, len(lines))
-            if job.failed_documents:
-                raise InternalError(f"the corpus did not go in whole: {job.last_error}")
 
 
 class QuestionSetWorkload(Workload):

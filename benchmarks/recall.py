@@ -1,29 +1,32 @@
 """What the index costs in recall: the shipped retriever against exact search with the same embeddings.
 
 The corpus is ingested once into a folder that is kept, so a later run embeds nothing anew. Every question is then asked
-twice through the same code, with the configured index and with one that compares every vector.
+twice: the retriever with its configured index, and a search that compares every stored embedding.
 """
 
-import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from benchmarks.corpus_store import TENANT, Progress, ingest_corpus
 from benchmarks.datasets import Dataset, Question
+from benchmarks.exact_search import ExactSearch
 from benchmarks.statistics import percentile
-from protocol.errors import ConfigError, InternalError
+from protocol.errors import ConfigError
 from protocol.retrieval import SearchRequest
 from retriever.build import build_retriever
+from retriever.retriever import Retriever
 from retriever.settings import RetrieverSettings
 
-TENANT = "bench"
-BATCH = 2000
-"""Documents of one ingestion job."""
-EXACT_BELOW = 2**62
-"""A threshold of vectors that no collection reaches."""
+TOP_K = 5
+
+Search = Callable[[str], Awaitable[set[str]]]
+"""From a question to the documents of the chunks that are found for it."""
 
 
 class RecallResult(msgspec.Struct, frozen=True):
@@ -44,7 +47,7 @@ class RecallResult(msgspec.Struct, frozen=True):
 class RecallBenchmark:
     """Runs one data set through a retriever of its own in ``folder``. ``progress`` hears (done, total) of each step."""
 
-    def __init__(self, settings: RetrieverSettings, folder: Path, progress: Callable[[str, int, int], None]) -> None:
+    def __init__(self, settings: RetrieverSettings, folder: Path, progress: Progress) -> None:
         self._settings = settings
         self._folder = folder
         self._progress = progress
@@ -56,12 +59,16 @@ class RecallBenchmark:
             asked = random.Random(seed).sample(asked, sample)  # noqa: S311 - a repeatable draw
         if not asked:
             raise ConfigError(f"no question of {dataset.name!r} names the documents that hold its answer")
-        documents = await self._ingest(dataset)
-        recall, times = await self._ask("searching", self._settings, dataset.name, asked)
-        exact = self._settings.model_copy(
-            update={"index": self._settings.index.model_copy(update={"ivf_threshold": EXACT_BELOW})}
-        )
-        exact_recall, exact_times = await self._ask("searching exactly", exact, dataset.name, asked)
+        retriever = build_retriever(self._settings, self._folder)
+        await retriever.start()
+        try:
+            documents = await ingest_corpus(retriever, dataset, self._progress)
+            # The folder stays the retriever's until both have searched, so nobody changes the store in between.
+            with closing(ExactSearch(self._settings, self._folder, dataset.corpus)) as exact:
+                searches = (_search_of(retriever, dataset.corpus), partial(exact.search, top_k=TOP_K))
+                (recall, times), (exact_recall, exact_times) = await self._ask(asked, searches)
+        finally:
+            await retriever.close()
         return RecallResult(
             dataset=dataset.name,
             documents=documents,
@@ -72,45 +79,27 @@ class RecallBenchmark:
             exact_search_p50_ms=percentile(exact_times, 50),
         )
 
-    async def _ingest(self, dataset: Dataset) -> int:
-        lines = [
-            msgspec.json.encode({"id": document.doc_id, "title": document.title, "text": document.text})
-            for document in dataset.documents()
-        ]
-        retriever = build_retriever(self._settings, self._folder)
-        await retriever.start()
-        try:
-            done = 0
-            for first in range(0, len(lines), BATCH):
-                batch = lines[first : first + BATCH]
-                job = await retriever.put_batch(TENANT, dataset.name, b"\n".join(batch))
-                while not job.ended:
-                    await asyncio.sleep(0.1)
-                    job = await retriever.get_job(TENANT, job.job_id)
-                    self._progress("ingesting", done + job.stored + job.unchanged, len(lines))
-                if job.failed_documents:
-                    raise InternalError(f"the corpus did not go in whole: {job.last_error}")
-                done += len(batch)
-        finally:
-            await retriever.close()
-        return len(lines)
+    async def _ask(self, questions: Sequence[Question], searches: Sequence[Search]) -> list[tuple[float, list[float]]]:
+        """For each search the share of questions it answers, and the milliseconds of each.
 
-    async def _ask(
-        self, step: str, settings: RetrieverSettings, collection: str, questions: Sequence[Question]
-    ) -> tuple[float, list[float]]:
-        """The share of questions answered and the milliseconds of each search."""
-        retriever = build_retriever(settings, self._folder)
-        await retriever.start()
-        try:
-            found = 0
-            times = []
-            for done, question in enumerate(questions, start=1):
+        They take turns, so that whatever else the machine does slows all of them alike.
+        """
+        found = [0] * len(searches)
+        times: list[list[float]] = [[] for _ in searches]
+        for done, question in enumerate(questions, start=1):
+            for number, search in enumerate(searches):
                 began = time.perf_counter()
-                async for candidates in retriever.search(SearchRequest(TENANT, collection, question.question, top_k=5)):
-                    last = candidates
-                times.append((time.perf_counter() - began) * 1000)
-                found += any(chunk.document_id in question.gold_doc_ids for chunk in last.docs)
-                self._progress(step, done, len(questions))
-        finally:
-            await retriever.close()
-        return found / len(questions), times
+                documents = await search(question.question)
+                times[number].append((time.perf_counter() - began) * 1000)
+                found[number] += not documents.isdisjoint(question.gold_doc_ids)
+            self._progress("searching", done, len(questions))
+        return [(count / len(questions), taken) for count, taken in zip(found, times, strict=True)]
+
+
+def _search_of(retriever: Retriever, collection: str) -> Search:
+    async def search(question: str) -> set[str]:
+        async for candidates in retriever.search(SearchRequest(TENANT, collection, question, TOP_K)):
+            last = candidates
+        return {chunk.document_id for chunk in last.docs}
+
+    return search

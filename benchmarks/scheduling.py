@@ -16,6 +16,7 @@ import msgspec
 
 from benchmarks.statistics import percentile
 from cachectl import speculation
+from cachectl.collector import spare_full_collections
 from cachectl.lookahead import Lookahead
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from cachectl.cost import DeviceProfile
 
-TOP_K = 5
+TOP_K = 2
 STAGES = 4
 DOCUMENT_TOKENS = 512
 QUESTION_TOKENS = 32
@@ -70,7 +71,10 @@ class SchedulingResult(msgspec.Struct, frozen=True):
 
 
 class SchedulingBenchmark:
-    """Keeps one scheduler of each size busy, in turn, so that the machine's noise meets all of them alike."""
+    """Keeps one scheduler of each size busy, in turn, so that the machine's noise meets all of them alike.
+
+    The garbage collector is set as in the controller's process.
+    """
 
     def __init__(self, policy: str, device: DeviceProfile, seed: int) -> None:
         self._policy = policy
@@ -79,6 +83,7 @@ class SchedulingBenchmark:
 
     def run(self, sizes: list[int], requests: int, progress: Callable[[str, int, int], None]) -> SchedulingResult:
         """Measure ``requests`` on a tree of each size; ``progress`` hears (step, done, total)."""
+        spare_full_collections()
         loads = {}
         for nodes in sizes:
             load = loads[nodes] = _Load(self._policy, self._device, nodes, Random(self._seed))  # noqa: S311

@@ -183,6 +183,11 @@ class Controller:
     async def ready(self) -> None:
         """Return at once: a controller that is there can admit."""
 
+    @property
+    def idle(self) -> bool:
+        """Whether no query runs or waits."""
+        return not self._scheduler.running and not self._scheduler.queued
+
     # Leases
 
     def expire_leases(self) -> None:

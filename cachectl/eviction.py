@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _SLACK = 2
 _SMALL = 64
 
-_DRAWS = 5
-_POOL = 12
+_DRAWS = 6
+_POOL = 8
 
 
 class EvictionOrder(ABC):
@@ -40,8 +40,8 @@ class EvictionOrder(ABC):
         """Hear that a copy's priority may have fallen without an access."""
 
     @abstractmethod
-    def lowest(self) -> Copy | None:
-        """The copy to go first; it stays in the order."""
+    def lowest(self) -> tuple[Copy, float] | None:
+        """The copy to go first, and its priority now; it stays in the order."""
 
     @abstractmethod
     def check_integrity(self) -> None:
@@ -93,7 +93,7 @@ class PriorityOrder(EvictionOrder):
         if copy.ticket and self._current(copy) < copy.entered:
             self.enter(copy)
 
-    def lowest(self) -> Copy | None:
+    def lowest(self) -> tuple[Copy, float] | None:
         """The copy of lowest priority."""
         entries = self._entries
         while entries:
@@ -103,7 +103,7 @@ class PriorityOrder(EvictionOrder):
                 continue
             current = self._current(copy)
             if current <= entered and copy.node.last_access <= accessed:
-                return copy
+                return copy, current
             copy.ticket = next(self._tickets)
             copy.entered = current
             heapq.heapreplace(entries, (current, copy.node.last_access, copy.ticket, copy))
@@ -122,7 +122,7 @@ class PriorityOrder(EvictionOrder):
 class SampledOrder(EvictionOrder):
     """Copies in no order: the one to go is the lowest of a few drawn at random and the best candidates of draws before.
 
-    For priorities that fall by themselves as time passes, which no heap can keep. With the candidates kept, five draws
+    For priorities that fall by themselves as time passes, which no heap can keep. With the candidates kept, six draws
     do what a sample several times as large would (as Redis does for its approximate LRU). A ticket is the copy's place
     in the list, from 1.
     """
@@ -155,25 +155,26 @@ class SampledOrder(EvictionOrder):
     def reconsider(self, copy: Copy) -> None:
         """Nothing, for the same reason."""
 
-    def lowest(self) -> Copy | None:
+    def lowest(self) -> tuple[Copy, float] | None:
         """The candidate of lowest priority; exact while there are few copies."""
         copies, pool, current, random = self._copies, self._pool, self._current, self._random
         count = len(copies)
         if count <= _POOL:
-            return min(copies, key=current, default=None)
+            ranked = [(current(copy), copy.ticket, copy) for copy in copies]
+            return (min(ranked)[2], min(ranked)[0]) if ranked else None
+        if len(pool) >= 2 * _POOL:
+            best = sorted(pool, key=pool.__getitem__)[:_POOL]
+            self._pool = pool = {copy: pool[copy] for copy in best}
         for _ in range(_DRAWS):
             copy = copies[int(random() * count)]
             pool[copy] = current(copy)
         while True:
             lowest = min(pool, key=pool.__getitem__)
-            value = current(lowest)
             # What has risen since it became a candidate may be the lowest no longer.
+            value = current(lowest)
             if value <= pool[lowest]:
-                break
+                return lowest, value
             pool[lowest] = value
-        while len(pool) > _POOL:
-            del pool[max(pool, key=pool.__getitem__)]
-        return lowest
 
     def check_integrity(self) -> None:
         """Assert that every ticket is the copy's place in the list, and that candidates are in it."""

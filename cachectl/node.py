@@ -45,12 +45,12 @@ class Node:
 
     __slots__ = (
         "accesses",
+        "average_cost",
         "below",
         "children",
         "computations",
         "content",
         "copies",
-        "cost",
         "detached",
         "frequency",
         "history",
@@ -85,13 +85,8 @@ class Node:
         self.previous_accesses = 0
         self.window = 0
         self.last_access = 0
-        self.cost = 0.0
+        self.average_cost = 0.0
         self.computations = 0
-
-    @property
-    def average_cost(self) -> float:
-        """Seconds of prefill per non-cached token, the mean over the requests that missed it (RAGCache, eq. 3)."""
-        return self.cost / self.computations if self.computations else 0.0
 
     def child(self, content: str) -> Node | None:
         """The document behind this one, if its KV is in any place."""
@@ -137,6 +132,6 @@ class Node:
         self.frequency = self.accesses + self.previous_accesses * (1 - into / window_s)
 
     def count_computation(self, seconds_per_token: float) -> None:
-        """Count a request that had to compute the node."""
-        self.cost += seconds_per_token
+        """Count a request that had to compute the node: ``average_cost`` is the mean over these (RAGCache, eq. 3)."""
         self.computations += 1
+        self.average_cost += (seconds_per_token - self.average_cost) / self.computations

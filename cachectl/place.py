@@ -66,7 +66,9 @@ class Place:
         self._policy = policy
         self._quotas: dict[Node, int] = {}
         self._tickets = count(1)
-        self._orders: dict[Node | None, EvictionOrder] = {None: policy.order(self._tickets)}
+        # A namespace with a quota has an order of its own; None is everyone else's.
+        self._shared_order = policy.order(self._tickets)
+        self._orders: dict[Node | None, EvictionOrder] = {None: self._shared_order}
 
     @property
     def turnovers(self) -> float:
@@ -163,48 +165,48 @@ class Place:
         victims: list[Copy] = []
         # Children among the victims, by parent: a parent whose children all go is a leaf.
         going: dict[Node, int] = {}
+        policy = self._policy
         while over > 0 or over_quota > 0:
-            victim = self._take(root if over_quota > 0 else None, going)
-            if victim is None or not self._policy.admits(priority, self._policy.current(victim)):
-                for spared in victims if victim is None else [*victims, victim]:
+            taken = self._take(root if over_quota > 0 else None, going)
+            if taken is None or not policy.admits(priority, taken[1]):
+                for spared in victims if taken is None else [*victims, taken[0]]:
                     self._order_of(spared.node.root).enter(spared)
                 return None
+            victim = taken[0]
             victims.append(victim)
-            over -= victim.node.tokens
-            if victim.node.root is root:
-                over_quota -= victim.node.tokens
-            parent = victim.node.parent
-            if parent is not None:
+            node = victim.node
+            over -= node.tokens
+            if over_quota > 0 and node.root is root:
+                over_quota -= node.tokens
+            parent = node.parent
+            if parent is not None and (over > 0 or over_quota > 0):
                 going[parent] = going.get(parent, 0) + 1
                 above = parent.copies.get(self)
                 if above is not None and not above.ticket and going[parent] == parent.below[self]:
                     self._order_of(parent.root).enter(above)
         return victims
 
-    def _take(self, root: Node | None, going: dict[Node, int]) -> Copy | None:
-        """Take the lowest leaf out of the order, of one namespace or of all."""
+    def _take(self, root: Node | None, going: dict[Node, int]) -> tuple[Copy, float] | None:
+        """Take the lowest leaf out of the order, of one namespace or of all, with its priority."""
         while True:
-            order, copy = self._lowest(root)
-            if order is None or copy is None:
+            lowest = self._lowest(root)
+            if lowest is None:
                 return None
+            copy = lowest[0]
+            node = copy.node
             # Locks, pins and new children are not told to the order: whoever lifts them offers the copy again.
-            order.void(copy)
-            if self._evictable(copy) and copy.node.below.get(self, 0) == going.get(copy.node, 0):
-                return copy
+            self._order_of(node.root).void(copy)
+            if self._evictable(copy) and node.below.get(self, 0) == going.get(node, 0):
+                return lowest
 
-    def _lowest(self, root: Node | None) -> tuple[EvictionOrder | None, Copy | None]:
-        if root is not None or len(self._orders) == 1:
-            order = self._orders[root]
-            return order, order.lowest()
-        lowest: tuple[EvictionOrder | None, Copy | None] = (None, None)
-        for order in self._orders.values():
-            copy = order.lowest()
-            if copy is not None and (lowest[1] is None or self._policy.current(copy) < self._policy.current(lowest[1])):
-                lowest = (order, copy)
-        return lowest
+    def _lowest(self, root: Node | None) -> tuple[Copy, float] | None:
+        if root is not None or not self._quotas:
+            return self._orders[root].lowest()
+        found = [lowest for order in self._orders.values() if (lowest := order.lowest()) is not None]
+        return min(found, key=lambda lowest: lowest[1], default=None)
 
     def _order_of(self, root: Node) -> EvictionOrder:
-        return self._orders[root if root in self._orders else None]
+        return self._orders.get(root, self._shared_order) if self._quotas else self._shared_order
 
     def _evictable(self, copy: Copy) -> bool:
         node = copy.node

@@ -10,7 +10,7 @@ from protocol.errors import ConfigError, UnknownInstance
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from cachectl.node import Node
     from cachectl.policies.base import ReplacementPolicy
@@ -117,7 +117,7 @@ class Placement:
             copy is not None
             and copy.held
             and self.host not in node.copies
-            and self._room_for(node, self.host, [], moves)
+            and self._room_for(node, self.host, (), moves)
         ):
             self.host.add(node, held=True)
             moves.append(Move(node.key.hex(), node.tokens, Tier.GPU, Tier.HOST, instance, evict=False))
@@ -161,7 +161,7 @@ class Placement:
         self._outbox = [order for order in self._outbox if order.instance not in (None, instance)]
         return taken
 
-    def _room_for(self, node: Node, place: Place, reserved: list[Copy], moves: list[Move]) -> bool:
+    def _room_for(self, node: Node, place: Place, reserved: Sequence[Copy], moves: list[Move]) -> bool:
         """Make room for a node in a place that may hold it, evicting what is worth less."""
         if not place.capacity or not _supported(node.parent, place, reserved):
             return False
@@ -182,8 +182,9 @@ class Placement:
         target = self._swap_out(node, place.slower, moves)
         place.remove(copy)
         moves.append(Move(node.key.hex(), node.tokens, place.tier, target.tier if target else None, place.instance))
-        for orphan in self._unsupported(node):
-            self.discard(orphan)
+        if node.below:
+            for orphan in self._unsupported(node):
+                self.discard(orphan)
         if not node.copies:
             self._forget(node)
 
@@ -193,24 +194,22 @@ class Placement:
         assert parent is not None
         # What the node stands on must not be evicted to make room for it.
         parent.locks += 1
-        try:
-            while place is not None:
-                if place in node.copies:
-                    return None
-                if self._room_for(node, place, [], moves):
-                    place.add(node, held=True)
-                    return place
-                place = place.slower
-            return None
-        finally:
-            parent.locks -= 1
-            if not parent.locks:
-                for copy in parent.copies.values():
-                    copy.place.offer(copy)
+        while place is not None and place not in node.copies:
+            if self._room_for(node, place, (), moves):
+                place.add(node, held=True)
+                break
+            place = place.slower
+        else:
+            place = None
+        parent.locks -= 1
+        for copy in parent.copies.values():
+            if not copy.ticket:
+                copy.place.offer(copy)
+        return place
 
     def _unsupported(self, node: Node) -> list[Copy]:
         """The copies of a node's children that lie where, after a loss, the node supports nothing any more."""
-        if node.parent is None:
+        if not node.below or node.parent is None:
             return []
         orphans = []
         for place in node.below:
@@ -227,8 +226,11 @@ def _supports(copy: Copy, place: Place) -> bool:
     return copy.place is place or (place.instance is None and copy.place.rank < place.rank)
 
 
-def _supported(parent: Node | None, place: Place, reserved: list[Copy]) -> bool:
+def _supported(parent: Node | None, place: Place, reserved: Sequence[Copy]) -> bool:
     if parent is None or parent.parent is None:
+        return True
+    there = parent.copies.get(place)
+    if there is not None and there.held:
         return True
     return any((copy.held or copy in reserved) and _supports(copy, place) for copy in parent.copies.values())
 

@@ -21,12 +21,12 @@ class Candidate(NamedTuple):
     prefill_s: float
 
 
-def route(candidates: Iterable[Candidate]) -> str:
-    """The instance that has the request's first token soonest; among equals the one that is named first.
+def route(candidates: Iterable[Candidate]) -> Candidate:
+    """The one that has the request's first token soonest; among equals the one that is named first.
 
     Raises Unavailable when there is no instance.
     """
     best = min(candidates, key=lambda candidate: candidate.backlog_s + candidate.prefill_s, default=None)
     if best is None:
         raise Unavailable("no instance of the generator is there")
-    return best.instance
+    return best

@@ -15,7 +15,7 @@ from cachectl.routing import Candidate, route
 from protocol.errors import InvalidRequest, Overloaded, UnknownPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from cachectl.lookahead import Lookahead
     from cachectl.node import Node
@@ -37,15 +37,17 @@ class Request(NamedTuple):
 
 
 class _Work:
-    """A request in the scheduler's hands."""
+    """A request in the scheduler's hands: ``tokens`` its whole prompt has, ``seconds`` its prefill may take."""
 
-    __slots__ = ("grant", "instance", "keys", "request", "seconds")
+    __slots__ = ("contents", "grant", "instance", "keys", "request", "seconds", "tokens")
 
-    def __init__(self, request: Request, keys: Sequence[bytes], instance: str, seconds: float) -> None:
+    def __init__(self, request: Request) -> None:
         self.request = request
-        self.keys = keys
-        self.instance = instance
-        self.seconds = seconds
+        self.contents = [document.content for document in request.documents]
+        self.keys = path_keys(request.namespace, self.contents)
+        self.tokens = request.question_tokens + sum([document.tokens for document in request.documents])
+        self.instance = ""
+        self.seconds = 0.0
         self.grant: Grant | None = None
 
 
@@ -101,8 +103,9 @@ class Scheduler:
 
     def cached(self, request: Request) -> bool:
         """Whether some instance has all of a request's documents."""
-        documents = sum(document.tokens for document in request.documents)
-        return any(self._lengths(request, instance)[0] == documents for instance in self._lines)
+        work = _Work(request)
+        documents = work.tokens - request.question_tokens
+        return any(self._cached(work, instance) == documents for instance in self._lines)
 
     def submit(self, request: Request, now: float) -> Grant | None:
         """Take a request on: its grant if it may run at once, None if it has to wait.
@@ -114,16 +117,14 @@ class Scheduler:
             raise InvalidRequest(f"query {request.query_id} was submitted before")
         if request.question_tokens < 0 or any(document.tokens <= 0 for document in request.documents):
             raise InvalidRequest("documents have at least one token, and questions not less than none")
-        instance, seconds = self._route(request)
-        work = _Work(
-            request, path_keys(request.namespace, [one.content for one in request.documents]), instance, seconds
-        )
-        line = self._lines[instance]
+        work = _Work(request)
+        cached = self._route(work)
+        line = self._lines[work.instance]
         if line.running >= self._max_running:
-            line.queue.push(request.query_id, *self._lengths(request, instance))
+            line.queue.push(request.query_id, cached, work.tokens - cached)
             self._lookahead.enter(request.query_id, work.keys)
         self._work[request.query_id] = work
-        line.backlog_s += seconds
+        line.backlog_s += work.seconds
         return self._start(work, now) if line.running < self._max_running else None
 
     def prefilled(self, query_id: str, lost: Collection[tuple[bytes, Tier]] = ()) -> None:
@@ -188,27 +189,34 @@ class Scheduler:
             assert line.running <= self._max_running
             assert not line.queue or line.running == self._max_running, "a request waits beside a free place"
 
-    def _route(self, request: Request) -> tuple[str, float]:
-        candidates = [
-            Candidate(instance, line.backlog_s, self.tree.prefill_seconds(*self._lengths(request, instance)))
+    def _route(self, work: _Work) -> int:
+        """Choose the instance for a request; the tokens that it finds cached there."""
+        cached = {
+            instance: self._cached(work, instance)
             for instance, line in self._lines.items()
             if line.running < self._max_running or len(line.queue) < self._max_queued
-        ]
-        if self._lines and not candidates:
+        }
+        if self._lines and not cached:
             raise Overloaded(f"{self.running} queries are running and {self.queued} waiting; try again later")
+        candidates = [
+            Candidate(
+                instance, self._lines[instance].backlog_s, self.tree.prefill_seconds(tokens, work.tokens - tokens)
+            )
+            for instance, tokens in cached.items()
+        ]
         chosen = route(candidates)
-        return chosen, next(candidate.prefill_s for candidate in candidates if candidate.instance == chosen)
+        work.instance, work.seconds = chosen.instance, chosen.prefill_s
+        return cached[chosen.instance]
 
-    def _lengths(self, request: Request, instance: str) -> tuple[int, int]:
-        """Cached and computed tokens of a request on an instance as the tree is now."""
-        contents = [document.content for document in request.documents]
-        cached = sum(copy.node.tokens for copy in self.tree.match(request.namespace, contents, instance))
-        total = sum(document.tokens for document in request.documents) + request.question_tokens
-        return cached, total - cached
+    def _cached(self, work: _Work, instance: str) -> int:
+        """Cached tokens of a request on an instance as the tree is now."""
+        return sum([copy.node.tokens for copy in self.tree.match(work.request.namespace, work.contents, instance)])
 
     def _progress(self, query_id: str) -> tuple[int, int]:
+        """Cached and computed tokens of a waiting request as the tree is now."""
         work = self._work[query_id]
-        return self._lengths(work.request, work.instance)
+        cached = self._cached(work, work.instance)
+        return cached, work.tokens - cached
 
     def _start(self, work: _Work, now: float) -> Grant:
         request = work.request

@@ -10,7 +10,7 @@ class ControllerSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    policy: str = Field("PGDSF", description=f"What decides which document KV stays: {', '.join(policy_names())}.")
+    policy: str = Field("FORESIGHT", description=f"What decides which document KV stays: {', '.join(policy_names())}.")
     gpu_tokens: int = Field(
         0, ge=0, description="Tokens of document KV kept in each instance's GPU (on a CPU: the engine's own cache)."
     )

@@ -26,8 +26,9 @@ _SHORTEST_HORIZON = 32.0
 # Above every logit: what a waiting request needs is certain.
 _CERTAIN = 1e6
 _NEVER_COMPUTED = 1e-6
-_DRAWN = 2
-_LEARNT_PATHS = 0.25
+_BENEFIT_OF_DOUBT = log(2)
+_DRAWN = 1
+_LEARNT_PATHS = 0.125
 
 
 class Foresight(ReplacementPolicy):
@@ -35,10 +36,10 @@ class Foresight(ReplacementPolicy):
 
     It joins four things. PGDSF's cost: AvgCost, seconds per non-cached token. The queue's lookahead: a node that a
     waiting request needs is worth more than any other, the sooner the more. An admission filter: a newcomer that is
-    worth no more than its victim is not kept, so documents that are used once do not flush the tree. And a history of
-    each path that outlives its eviction, from which a logistic regression learns what reuse looks like in this traffic
-    (RAGTree's own; docs/policies.md has the derivation and the figures). Chances of reuse fall as time passes, so
-    places rank their leaves by samples. Random numbers are seeded: the same requests give the same decisions.
+    worth less than half of its victim is not kept, so documents that are used once do not flush the tree. And a history
+    of each path that outlives its eviction, from which a logistic regression learns what reuse looks like in this
+    traffic (RAGTree's own; docs/policies.md has the derivation and the figures). Chances of reuse fall as time passes,
+    so places rank their leaves by samples. Random numbers are seeded: the same requests give the same decisions.
     """
 
     name: ClassVar[str] = "FORESIGHT"
@@ -66,13 +67,15 @@ class Foresight(ReplacementPolicy):
                 self._model.learn(history.example, used=tick - history.example.tick <= self._horizon)
                 history.example = None
             history.use(tick)
+            history.last_in_request = depth == len(arrival.keys) - 1
             if random() < _LEARNT_PATHS:
                 self._expect(history)
         for _ in range(_DRAWN):
             drawn = self._histories.drawn()
             if drawn is not None:
                 self._expect(drawn)
-        self._give_up_waiting()
+        # Twice as many as come on the mean: when the horizon shrinks, more are due at once than a request has time for.
+        self._give_up_waiting(2 + len(arrival.keys) // 3)
         self._histories.forget_oldest()
 
     def entered(self, node: Node) -> None:
@@ -88,28 +91,28 @@ class Foresight(ReplacementPolicy):
 
     def priority(self, node: Node, place: Place) -> float:  # noqa: ARG002
         """What the node is worth at this moment, in every place alike."""
-        distance = self.lookahead.next_use(node.key)
-        if distance is not None:
-            return _CERTAIN - distance
-        history = node.history
-        if not isinstance(history, History):
-            found = self._histories.get(node.key)
-            if found is None:
-                return -_CERTAIN
-            history = found
-        return self._model.logit(history, self._tick) + log(node.average_cost or _NEVER_COMPUTED)
+        return self._worth(node)
 
     def current(self, copy: Copy) -> float:
         """What the node is worth at this moment."""
-        return self.priority(copy.node, copy.place)
+        return self._worth(copy.node)
 
     def admits(self, newcomer: float, victim: float) -> bool:
-        """Whether the newcomer is worth more."""
-        return newcomer > victim
+        """Whether the newcomer is worth at least about half as much: nothing is known of it yet, and it may gain."""
+        return newcomer > victim - _BENEFIT_OF_DOUBT
 
     def order(self, tickets: Iterator[int]) -> EvictionOrder:  # noqa: ARG002
         """An order by samples."""
         return SampledOrder(self.current, self._random)
+
+    def _worth(self, node: Node) -> float:
+        distance = self.lookahead.next_use(node.key) if self.lookahead else None
+        if distance is not None:
+            return _CERTAIN - distance
+        history = node.history or self._histories.get(node.key)
+        if not isinstance(history, History):
+            return -_CERTAIN
+        return self._model.logit(history, self._tick) + log(node.average_cost or _NEVER_COMPUTED)
 
     def _expect(self, history: History) -> None:
         """Remember what a path looks like, to learn from whether it is used within the horizon."""
@@ -117,9 +120,11 @@ class Foresight(ReplacementPolicy):
             history.example = self._model.example(history, self._tick)
             self._waiting.append(history.example)
 
-    def _give_up_waiting(self) -> None:
-        """Learn from examples whose time is up that their paths were not used."""
-        while self._waiting and self._waiting[0].tick < self._tick - self._horizon:
+    def _give_up_waiting(self, most: int) -> None:
+        """Learn from examples whose time is up that their paths were not used: so many at once, the oldest first."""
+        for _ in range(most):
+            if not self._waiting or self._waiting[0].tick >= self._tick - self._horizon:
+                return
             example = self._waiting.popleft()
             if example.history.example is example:
                 self._model.learn(example, used=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from math import log2
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,15 @@ if TYPE_CHECKING:
 HALF_LIVES = (64.0, 1024.0, 16384.0)
 """Requests in which a decayed count halves: a fixed geometric grid, among which the model's weights choose."""
 
-# Counts of uses in classes: 1, 2, 3, 4-5, 6-9, 10-19, 20-49, 50 and more.
-_CLASSES = bytes([0, 0, 1, 2, 3, 3, *[4] * 4, *[5] * 10, *[6] * 30, 7])
+BANDS = ("first", "second", "third and fourth", "deeper")
+"""Where on its path a document stands."""
+CLASSES = ("1", "2", "3", "4-5", "6-9", "10-19", "20-49", "50 and more")
+"""Uses of a path, in classes."""
+
+_BANDS = (0, 1, 2, 2, 3)
+_CLASS_OF = bytes([0, 0, 1, 2, 3, 3, *[4] * 4, *[5] * 10, *[6] * 30, 7])
 _GHOSTS = 2
 _FEWEST = 500
-# The oldest of so many drawn at random is forgotten, which is nearly the oldest of all.
-_FORGET_DRAWS = 6
 
 
 def counted(decayed: float, age: float, half_life: float) -> float:
@@ -41,22 +45,37 @@ class Popularity:
 class History:
     """A path's past: uses, and log2 of its count decayed by each of ``HALF_LIVES``, as of its last use.
 
-    ``row`` numbers its class of depth and uses; ``resident`` says whether the tree has it; ``example`` is what the
-    model waits to learn from it.
+    ``band`` is where it stands and ``row`` numbers its band and its class of uses; ``last_in_request`` says whether its
+    latest request had nothing behind it, ``resident`` whether the tree has it; ``example`` is what the model waits to
+    learn from it. ``at`` is its place in the table.
     """
 
-    __slots__ = ("at", "content", "decayed", "depth", "document", "example", "key", "last", "resident", "row", "uses")
+    __slots__ = (
+        "at",
+        "band",
+        "content",
+        "decayed",
+        "document",
+        "example",
+        "key",
+        "last",
+        "last_in_request",
+        "resident",
+        "row",
+        "uses",
+    )
 
     def __init__(self, key: bytes, depth: int, content: str, document: Popularity) -> None:
         self.key = key
-        self.depth = min(depth, 2)
+        self.band = _BANDS[min(depth, 4)]
         self.content = content
         self.document = document
         self.uses = 0
         self.last = 0
         self.decayed = (0.0, 0.0, 0.0)
-        self.row = self.depth * 8
+        self.row = self.band * len(CLASSES)
         self.resident = False
+        self.last_in_request = False
         self.example: Example | None = None
         self.at = 0
 
@@ -72,7 +91,7 @@ class History:
             )
         self.uses += 1
         self.last = tick
-        self.row = self.depth * 8 + _CLASSES[min(self.uses, 50)]
+        self.row = self.band * len(CLASSES) + _CLASS_OF[min(self.uses, 50)]
         document = self.document
         document.count = counted(document.count, tick - document.last, HALF_LIVES[2]) if document.last else 0.0
         document.last = tick
@@ -84,9 +103,11 @@ class Histories:
     def __init__(self, random: Random) -> None:
         self._random = random.random
         self._by_key: dict[bytes, History] = {}
+        # For draws: a history knows its place here.
         self._table: list[History] = []
+        # Those that the tree does not have, by their last use or their eviction, oldest first.
+        self._ghosts: OrderedDict[History, None] = OrderedDict()
         self._documents: dict[str, Popularity] = {}
-        self._residents = 0
 
     def __len__(self) -> int:
         return len(self._table)
@@ -96,7 +117,10 @@ class Histories:
         return self._by_key.get(key)
 
     def of(self, key: bytes, depth: int, content: str) -> History:
-        """A path's history; a new one for a path that nobody remembers. ``depth`` counts documents above, from 0."""
+        """A path's history, as young as any; a new one for a path that nobody remembers.
+
+        ``depth`` counts documents above, from 0.
+        """
         history = self._by_key.get(key)
         if history is None:
             document = self._documents.get(content)
@@ -106,6 +130,9 @@ class Histories:
             history = self._by_key[key] = History(key, depth, content, document)
             history.at = len(self._table)
             self._table.append(history)
+            self._ghosts[history] = None
+        elif not history.resident:
+            self._ghosts.move_to_end(history)
         return history
 
     def drawn(self) -> History | None:
@@ -114,21 +141,17 @@ class Histories:
 
     def set_resident(self, history: History, resident: bool) -> None:
         """Note that the tree has the path, or no longer."""
-        self._residents += resident - history.resident
         history.resident = resident
+        if resident:
+            del self._ghosts[history]
+        else:
+            self._ghosts[history] = None
 
     def forget_oldest(self) -> None:
-        """Forget ghosts beyond the bound, some at a time."""
-        for _ in range(8):
-            if len(self._table) <= max(_FEWEST, (1 + _GHOSTS) * self._residents):
-                return
-            oldest: History | None = None
-            for _ in range(_FORGET_DRAWS):
-                history = self._table[int(self._random() * len(self._table))]
-                if not history.resident and (oldest is None or history.last < oldest.last):
-                    oldest = history
-            if oldest is not None:
-                self._forget(oldest)
+        """Forget the ghosts beyond the bound."""
+        while len(self._ghosts) > max(_FEWEST, _GHOSTS * (len(self._table) - len(self._ghosts))):
+            oldest, _ = self._ghosts.popitem(last=False)
+            self._forget(oldest)
 
     def _forget(self, history: History) -> None:
         last = self._table.pop()

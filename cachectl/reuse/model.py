@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import exp, log2, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
-from cachectl.reuse.history import HALF_LIVES
+from cachectl.reuse.history import BANDS, CLASSES, HALF_LIVES
 
 if TYPE_CHECKING:
     from cachectl.reuse.history import History
@@ -16,7 +16,7 @@ _FADING = 0.9999
 # Decayed counts below this (log2) are as good as none.
 _FLOOR = -5.0
 _AGES = 16
-_ROWS = 3 * 8
+_ROWS = len(BANDS) * len(CLASSES)
 _SHORT, _MIDDLE, _LONG = (1 / half_life for half_life in HALF_LIVES)
 
 
@@ -33,16 +33,16 @@ class ReuseModel:
     """P(used within the next W requests) = sigmoid(w·f + t[cell]); its logit ranks paths.
 
     The features f of a path with age a (requests since its last use): a constant; log2(1 + a); log2 of its uses,
-    decayed with half-lives of 64, 1,024 and 16,384 requests; whether it stands behind one document, or behind more;
-    log2 of the decayed uses of its document, wherever that stands; whether it was used once only. The weights slide
-    between recency (short half-lives) and frequency (long ones), and find out what depth means to this traffic. ``t``
-    corrects by cell, a class of depth, of uses and of age. Gradient steps are AdaGrad's (Duchi et al. 2011), with
-    fading memory.
+    decayed with half-lives of 64, 1,024 and 16,384 requests; whether it stands behind one document at least, two, or
+    four; log2 of the decayed uses of its document, wherever that stands; whether it was used once only; and whether it
+    was the last of its latest request. The weights slide between recency (short half-lives) and frequency (long ones),
+    and find out what depth means to this traffic. ``t`` corrects by cell: a band of depth, a class of uses and one of
+    age. Gradient steps are AdaGrad's (Duchi et al. 2011), with fading memory.
     """
 
     def __init__(self) -> None:
         # Where learning starts: the younger, the more often and the nearer to the root, the likelier.
-        self._weights = [-2.0, -1.0, 0.4, 0.4, 0.4, -0.5, 0.0, 0.0, -0.5]
+        self._weights = [-2.0, -1.0, 0.4, 0.4, 0.4, -0.5, 0.0, 0.0, 0.0, -0.5, 0.0]
         self._squares = [1.0] * len(self._weights)
         self._corrections = [0.0] * (_ROWS * _AGES)
         self._correction_squares = [1.0] * (_ROWS * _AGES)
@@ -67,14 +67,18 @@ class ReuseModel:
                 + weights[3] * (middle if middle > _FLOOR else _FLOOR)
                 + weights[4] * (long if long > _FLOOR else _FLOOR)
             )
-            + 0.25 * weights[7] * (popularity if popularity > _FLOOR else _FLOOR)
+            + 0.25 * weights[8] * (popularity if popularity > _FLOOR else _FLOOR)
             + self._corrections[history.row * _AGES + min(_AGES, (age + 1).bit_length()) - 1]
         )
-        if history.depth:
+        if history.band:
             logit += weights[5]
-            if history.depth > 1:
+            if history.band > 1:
                 logit += weights[6]
-        return logit + weights[8] if history.uses <= 1 else logit
+                if history.band > 2:
+                    logit += weights[7]
+        if history.last_in_request:
+            logit += weights[10]
+        return logit + weights[9] if history.uses <= 1 else logit
 
     def example(self, history: History, tick: int) -> Example:
         """What the path looks like now."""
@@ -87,10 +91,12 @@ class ReuseModel:
             0.5 * max(_FLOOR, short - age * _SHORT),
             0.5 * max(_FLOOR, middle - age * _MIDDLE),
             0.5 * max(_FLOOR, long - age * _LONG),
-            1.0 if history.depth else 0.0,
-            1.0 if history.depth > 1 else 0.0,
+            1.0 if history.band > 0 else 0.0,
+            1.0 if history.band > 1 else 0.0,
+            1.0 if history.band > 2 else 0.0,
             0.25 * max(_FLOOR, document.count - (tick - document.last) * _LONG),
             1.0 if history.uses <= 1 else 0.0,
+            1.0 if history.last_in_request else 0.0,
         )
         return Example(tick, history, features, history.row * _AGES + min(_AGES, (age + 1).bit_length()) - 1)
 

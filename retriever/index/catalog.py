@@ -108,10 +108,11 @@ class IndexCatalog:
     def _open(self, collection: int) -> None:
         with self._database.read() as transaction:
             live = self._chunks.ids(transaction, collection)
-            index = self._loaded(collection)
+            # What was saved under another threshold may be of another kind than is asked for now.
+            flat = len(live) < self._settings.ivf_threshold
+            index = None if flat else self._loaded(collection)
             if index is None:
                 ids, vectors = self._vectors(live, transaction)
-                flat = len(ids) < self._settings.ivf_threshold
                 index = FlatIndex(self._dimension) if flat else IVFIndex.train(ids, vectors, self._settings)
                 if flat:
                     index.add(ids, vectors)

@@ -28,6 +28,7 @@ class StepBars:
     def __init__(self) -> None:
         self._progress = progress_bar()
         self._bars: dict[str, TaskID] = {}
+        self._done: dict[str, int] = {}
 
     def __enter__(self) -> "StepBars":
         self._progress.start()
@@ -43,3 +44,9 @@ class StepBars:
         if step not in self._bars:
             self._bars[step] = self._progress.add_task(step, total=total)
         self._progress.update(self._bars[step], completed=done)
+
+    def advance(self, step: str, count: int, total: int | None) -> None:
+        """Show so much more of a step done; one that was done begins anew."""
+        done = self._done.get(step, 0)
+        self._done[step] = count if done == total else done + count
+        self(step, self._done[step], total)

@@ -2,6 +2,7 @@
 
 import time
 
+from cachectl.collector import collect_while_idle, spare_full_collections
 from cachectl.controller import Controller
 from cachectl.cost import DeviceProfile
 from protocol.plans import (
@@ -14,12 +15,16 @@ from protocol.plans import (
 from protocol.retrieval import CandidateSet
 from services.config import Config
 
+IDLE_CHECKS = 5
+
 
 class ControllerDeployment:
     """Holds a ``Controller`` on the machine's monotonic clock."""
 
     def __init__(self, config: Config) -> None:
         cost = DeviceProfile.shipped("a10g-7b").prefill_seconds
+        spare_full_collections()
+        self._idle_checks = 0
         self._controller = Controller(config.controller, instances=["generator"], clock=time.monotonic, cost=cost)
 
     async def on_candidates(self, query_id: str, candidates: CandidateSet) -> SpeculationDecision:
@@ -48,3 +53,7 @@ class ControllerDeployment:
         A coroutine, for Serve runs plain functions in a thread, and the controller belongs to one event loop.
         """
         self._controller.expire_leases()
+        # Five calls in a row, seconds apart, without anything to do: nobody will notice a pause.
+        self._idle_checks = self._idle_checks + 1 if self._controller.idle else 0
+        if self._idle_checks == IDLE_CHECKS:
+            collect_while_idle()

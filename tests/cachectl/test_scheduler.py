@@ -25,8 +25,8 @@ def ask(query_id: str, documents: str = "", question: int = 1, pinned: int = 0) 
 
 
 def a_second_a_token(cached: int, new: int) -> float:
-    assert cached >= 0
-    assert new >= 0
+    if cached < 0 or new < 0:
+        raise InvalidRequest("tokens must not be negative")
     return float(new)
 
 
@@ -94,10 +94,10 @@ def build():
     """Makes schedulers, and checks each when the test is over."""
     built = []
 
-    def build(*instances: str, gpu: int = 1000, host: int = 0, **bounds: int) -> Scheduler:
+    def build(*instances: str, policy: str = "PGDSF", gpu: int = 1000, host: int = 0, **bounds: int) -> Scheduler:
         lookahead = Lookahead()
         tree = KnowledgeTree(
-            create_policy("PGDSF", lookahead), Capacities(gpu, host), instances or ["one"], a_second_a_token
+            create_policy(policy, lookahead), Capacities(gpu, host), instances or ["one"], a_second_a_token
         )
         scheduler = Scheduler(tree, lookahead, **{"max_running": 1, "max_queued": 9, "window": 9} | bounds)
         built.append(scheduler)
@@ -242,6 +242,24 @@ def test_what_cannot_be_is_refused_and_changes_nothing(scheduler, refused, error
     assert state(scheduler) == before
 
 
+@pytest.mark.parametrize("tokens", [2, 12])
+def test_a_document_whose_length_contradicts_the_tree_is_refused_and_changes_nothing(scheduler, tokens):
+    fill(scheduler, "a")
+    before = state(scheduler)
+    with pytest.raises(InvalidRequest):
+        scheduler.submit(Request("contradicts", "tenant", (PathDocument("a", tokens),), 1), 0.0)
+    assert state(scheduler) == before
+    scheduler.check_integrity()
+    run(scheduler, ask("contradicts", "a"))
+
+
+@pytest.mark.parametrize("tokens", [2, 12])
+def test_two_who_wait_and_contradict_each_other_in_a_documents_length_harm_nobody_else(scheduler, tokens):
+    run(scheduler, ask("runs"))
+    wait(scheduler, ask("first", "a"), Request("second", "tenant", (PathDocument("a", tokens),), 1), ask("patient"))
+    assert {"first", "patient"} <= set(serve_all(scheduler, "runs"))
+
+
 # The order of turns
 
 
@@ -305,7 +323,11 @@ def test_nobody_is_overtaken_more_often_than_the_window_allows(build):
     assert scheduler.largest_overtake == 3
 
 
-def test_whose_documents_are_deleted_falls_back(scheduler):
+@pytest.mark.parametrize("late", [False, True], ids=["from the start", "added later"])
+def test_whose_documents_are_deleted_falls_back(scheduler, late):
+    if late:
+        scheduler.remove_instance("one")
+        scheduler.add_instance("one")
     fill(scheduler, "a", "xy")
     run(scheduler, ask("runs"))
     wait(scheduler, ask("some", "abc"), ask("most", "xyz"))
@@ -335,12 +357,6 @@ def test_whose_documents_come_into_shared_memory_from_another_instance_overtakes
     assert end(scheduler, "on two") == ["younger"]
 
 
-def test_a_document_whose_length_contradicts_the_tree_harms_nobody_else(scheduler):
-    run(scheduler, ask("computes", "a"))
-    wait(scheduler, Request("contradicts", "tenant", (PathDocument("a", 2),), 1), ask("patient", "b"))
-    assert serve_all(scheduler, "computes") == ["contradicts", "patient"]
-
-
 def test_who_gives_up_makes_no_room_to_run_but_room_to_wait(build):
     scheduler = build(max_queued=1)
     run(scheduler, ask("runs"))
@@ -349,6 +365,26 @@ def test_who_gives_up_makes_no_room_to_run_but_room_to_wait(build):
     assert (scheduler.running, scheduler.queued) == (1, 0)
     wait(scheduler, ask("patient", "a"))
     assert end(scheduler, "runs") == ["patient"]
+
+
+@pytest.mark.parametrize(
+    "gives_up",
+    [lambda scheduler: end(scheduler, "waits", kept=False), lambda scheduler: scheduler.remove_instance("two")],
+    ids=["query", "instance"],
+)
+def test_what_only_a_lost_wait_needed_is_worth_no_more_than_before(build, gives_up):
+    # LACR: what the queue needs is worth more than what was used in the past.
+    scheduler = build("one", "two", policy="LACR", gpu=20)
+    fill(scheduler, "a", "b", "b")
+    run(scheduler, ask("on one", question=100))
+    assert run(scheduler, ask("on two")).instance == "two"
+    wait(scheduler, ask("waits", "a"))
+    end(scheduler, "on one")
+    fill(scheduler, "c")
+    assert set(scheduler.tree.nodes) == {key("a"), key("c")}
+    gives_up(scheduler)
+    fill(scheduler, "d")
+    assert set(scheduler.tree.nodes) == {key("c"), key("d")}
 
 
 def test_a_query_may_come_again_when_it_has_ended(scheduler):
@@ -480,7 +516,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.queries = 0
         self.now = 0.0
 
-    @rule(paths=st.lists(st.sampled_from(PATHS), min_size=1, max_size=4), other=st.booleans(), question=st.integers(0, 3))
+    @rule(
+        paths=st.lists(st.sampled_from(PATHS), min_size=1, max_size=4), other=st.booleans(), question=st.integers(0, 3)
+    )
     def submit(self, paths, other, question):
         for path in paths:
             self.queries += 1

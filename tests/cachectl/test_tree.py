@@ -1,4 +1,4 @@
-"""The knowledge tree: what it finds, keeps, evicts, pins and drops, and that its orders make the tiers what it believes.
+"""The knowledge tree: what it finds, keeps, evicts, pins and drops, and that its orders make tiers what it believes.
 
 Documents are letters here and paths are words. A small letter has one token, a capital has two.
 """
@@ -7,9 +7,8 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cachectl.integrity import check_integrity
 from cachectl.lookahead import Lookahead
@@ -71,6 +70,11 @@ def orders(tree, instance="one") -> list[Move]:
     return ask(tree, "", instance).moves
 
 
+def saves(grant) -> set[tuple[bytes, Tier]]:
+    """What a plan has to save, and where."""
+    return {(step.key, step.kept) for step in grant.steps if step.kept is not None and step.kept is not step.source}
+
+
 def dump(tree) -> dict:
     """All that a tree knows, as plain data."""
     places = {place: (place.tier, place.instance) for place in tree.placement}
@@ -85,7 +89,7 @@ def dump(tree) -> dict:
             "children": sorted(node.children),
             "below": {places[place]: count for place, count in node.below.items()},
             **{name: getattr(node, name) for name in ("content", "tokens", "locks", "pins", "frequency", "accesses")},
-            **{name: getattr(node, name) for name in ("last_access", "cost", "computations", "prefix_tokens")},
+            **{name: getattr(node, name) for name in ("last_access", "average_cost", "computations", "prefix_tokens")},
         }
     return {
         "tick": tree.tick,
@@ -319,6 +323,44 @@ def test_a_path_is_locked_whole_before_room_is_made_for_its_end():
     assert found(tree, "d") == [GPU]
 
 
+def test_a_plan_saves_only_where_room_was_reserved_for_it():
+    # Instance one has a and, behind it, b in host. Two finds neither, for a is in one's GPU; it computes both, and its
+    # own GPU has no room. Host gets a; b's copy there is held already, and another plan might be loading it.
+    tree = tree_of(1, 2)
+    ask(tree, "ab", "one")
+    blocking = begin(tree, "c", "two")
+    grant = begin(tree, "ab", "two")
+    assert [step.source for step in grant.steps] == [None, None]
+    assert saves(grant) == {(copy.node.key, copy.place.tier) for copy in grant.reserved}
+    for running in (blocking, grant):
+        tree.settle(running, kept=True)
+    check_integrity(tree)
+    assert found(tree, "ab", "two") == [HOST, HOST]
+
+
+def test_a_committed_plan_is_found_while_its_locks_stay():
+    tree = tree_of(2)
+    running = begin(tree, "ab")
+    assert tree.commit(running) is tree.nodes[key("a")]
+    check_integrity(tree)
+    assert found(tree, "ab") == [GPU, GPU]
+    assert [step.kept for step in ask(tree, "C").steps] == [None]
+    assert tree.commit(running) is None
+    # Whatever becomes of the answer, the prefill stays.
+    assert tree.settle(running, kept=False) is None
+    check_integrity(tree)
+    assert found(tree, "ab") == [GPU, GPU]
+    assert [step.kept for step in ask(tree, "C").steps] == [GPU]
+
+
+def test_settling_commits_what_was_not_committed():
+    tree = tree_of(4)
+    ask(tree, "a")
+    running = begin(tree, "abc")
+    assert tree.settle(running, kept=True) is tree.nodes[key("ab")]
+    assert found(tree, "abc") == [GPU] * 3
+
+
 # What cannot be changes nothing
 
 
@@ -327,9 +369,9 @@ def test_a_plan_is_settled_once():
     grant = ask(tree, "ab")
     begin(tree, "a")
     before = dump(tree)
-    for kept in (True, False):
+    for end in (tree.commit, lambda grant: tree.settle(grant, True), lambda grant: tree.settle(grant, False)):
         with pytest.raises(UnknownPlan, match="query 0"):
-            tree.settle(grant, kept)
+            end(grant)
     assert dump(tree) == before
 
 
@@ -338,8 +380,10 @@ def test_a_plan_cannot_lose_what_is_not_on_its_path():
     ask(tree, "b")
     grant = begin(tree, "ac")
     before = dump(tree)
-    with pytest.raises(UnknownNode, match=key("b").hex()):
-        tree.settle(grant, kept=True, lost=[(key("a"), GPU), (key("b"), GPU)])
+    lost = [(key("a"), GPU), (key("b"), GPU)]
+    for end in (tree.commit, lambda *told: tree.settle(told[0], True, told[1])):
+        with pytest.raises(UnknownNode, match=key("b").hex()):
+            end(grant, lost)
     assert dump(tree) == before
     tree.settle(grant, kept=True)
     check_integrity(tree)
@@ -352,6 +396,18 @@ def test_a_query_holds_one_plan_at_a_time():
     before = dump(tree)
     with pytest.raises(InvalidRequest, match="q has a plan already"):
         tree.grant("q", TENANT, documents, keys, 0, "one", 0.0)
+    assert dump(tree) == before
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_document_has_one_length(settled):
+    tree = tree_of(4)
+    running = begin(tree, "a")
+    if settled:
+        tree.settle(running, kept=True)
+    before = dump(tree)
+    with pytest.raises(InvalidRequest, match="1 tokens in the tree, not 3"):
+        tree.grant("q", TENANT, [PathDocument("a", 3)], path_keys(TENANT, "a"), 0, "one", 0.0)
     assert dump(tree) == before
 
 
@@ -535,6 +591,14 @@ def test_a_report_of_a_lost_copy_does_not_take_the_room_that_another_plan_reserv
     tree.settle(anew, kept=True)
     assert (found(tree, "a") == [GPU]) == (anew.steps[0].kept is GPU)
     check_integrity(tree)
+
+
+def test_a_plan_that_failed_tells_what_it_could_not_load_all_the_same():
+    tree = tree_of(4)
+    ask(tree, "ab")
+    tree.settle(begin(tree, "ab"), kept=False, lost=[(key("ab"), GPU)])
+    check_integrity(tree)
+    assert found(tree, "ab") == [GPU]
 
 
 def test_what_a_running_plan_loads_is_not_dropped_because_another_lost_its_parent():
@@ -911,6 +975,20 @@ def test_a_document_that_came_back_and_failed_is_dropped_after_all():
     assert orders(tree) == [move("a", GPU, None, "one")]
 
 
+def test_what_could_not_be_saved_of_a_deleted_document_says_nothing_of_the_one_that_came_back():
+    tree = tree_of(2)
+    old = begin(tree, "a")
+    tree.delete("a")
+    ask(tree, "a")
+    running = begin(tree, "a")
+    assert running.steps[0].source is GPU
+    tree.settle(old, kept=True, lost=[(key("a"), GPU)])
+    assert move("a", GPU, None, "one") not in orders(tree)
+    tree.settle(running, kept=True)
+    check_integrity(tree)
+    assert (move("a", GPU, None, "one") in orders(tree)) != (found(tree, "a") == [GPU])
+
+
 def test_what_a_running_plan_loads_is_not_dropped_when_its_document_came_back_and_is_evicted():
     tree = tree_of(2)
     ask(tree, "a")
@@ -1032,112 +1110,133 @@ class DataPlane:
         return sum(self.tokens[key] for key in keys)
 
 
-class DataPlaneMachine(RuleBasedStateMachine):
-    """A tree, and the tiers as its orders make them.
+class Traffic:
+    """Plans that come and go on a tree, and the tiers as its orders make them.
 
-    A plan's orders are carried out when it is granted, and what it keeps is saved when it is settled, unless it fails.
-    At every moment the tiers have what the tree believes and what running plans load, and room for what these save.
-    At the end, when nothing runs and no order is left, they have just what the tree believes.
+    A plan's orders are carried out when it is granted, and what it keeps is saved when it is committed, or settled as
+    kept. At every moment the tiers have what the tree believes and what running plans use, and room for what these
+    will save.
     """
 
-    @initialize(
-        policy=st.sampled_from(policy_names()), gpu=st.integers(0, 8), host=st.integers(0, 8), disk=st.integers(0, 8)
-    )
-    def build(self, policy, gpu, host, disk):
-        self.tree = tree_of(gpu, host, disk, policy)
+    def __init__(self, tree: KnowledgeTree) -> None:
+        self.tree = tree
         self.plane = DataPlane()
         self.plans: list[SimpleNamespace] = []
 
-    @rule(
-        path=st.lists(st.sampled_from("abcDE"), min_size=1, max_size=4).map("".join),
-        namespace=st.sampled_from("xy"),
-        index=st.integers(0, 1),
-        system=st.booleans(),
-    )
-    def admit(self, path, namespace, index, system):
-        instances = list(self.tree.placement.gpus)
-        instance = instances[index % len(instances)]
+    def admit(self, path: str, namespace: str, first: bool, system: bool) -> None:
+        instance = (list(self.tree.placement.gpus) * 2)[not first]
         grant = begin(self.tree, "s" + path if system else path, instance, namespace, pinned=int(system))
+        assert saves(grant) == {(copy.node.key, copy.place.tier) for copy in grant.reserved}
         self.plane.tokens |= {step.key.hex(): step.tokens for step in grant.steps}
         self.plane.carry_out(grant.moves)
-        self.plans.append(
-            SimpleNamespace(
-                grant=grant,
-                loads={(step.key, step.source) for step in grant.steps if step.source},
-                saves={(step.key, step.kept) for step in grant.steps if step.kept and step.kept is not step.source},
-                broken=set(),
-            )
-        )
+        loads = {(step.key, step.source) for step in grant.steps if step.source is not None}
+        self.plans.append(SimpleNamespace(grant=grant, loads=loads, saves=saves(grant), broken=set()))
 
-    @precondition(lambda self: self.plans)
-    @rule(data=st.data(), kept=st.booleans(), loses=st.booleans())
-    def settle(self, data, kept, loses):
-        plan = self.plans.pop(data.draw(st.integers(0, len(self.plans) - 1), label="plan"))
-        candidates = sorted(plan.loads | plan.saves)
-        lost = set(data.draw(st.lists(st.sampled_from(candidates), max_size=2), label="lost")) if candidates else set()
-        self.end(plan, kept, lost if loses else set())
+    def commit(self, plan: int, lost: list[int]) -> None:
+        if self.plans:
+            committed = self.plans[plan % len(self.plans)]
+            self.tree.commit(committed.grant, self.execute(committed, True, lost))
+            # What it loaded it goes on using until it is settled.
+            committed.saves = set()
 
-    def end(self, plan, kept, lost=frozenset()):
+    def settle(self, plan: int, kept: bool, lost: list[int]) -> None:
+        if self.plans:
+            settled = self.plans.pop(plan % len(self.plans))
+            self.tree.settle(settled.grant, kept, self.execute(settled, kept, lost))
+
+    def execute(self, plan: SimpleNamespace, kept: bool, lost: list[int]) -> list[tuple[bytes, Tier]]:
+        """What a plan does to the tiers: some of what it should load is gone, and some cannot be saved; both of it."""
         instance = plan.grant.instance
-        for key, tier in lost & plan.loads:
+        candidates = sorted(plan.loads | plan.saves)
+        gone = {candidates[index % len(candidates)] for index in lost if candidates}
+        for key, tier in gone & plan.loads:
             self.plane.at(tier, instance).discard(key.hex())
             for other in self.plans:
                 if (key, tier) in other.loads and (tier is not GPU or other.grant.instance == instance):
                     other.loads.remove((key, tier))
                     other.broken.add((key, tier))
-        for key, tier in plan.saves - lost if kept else ():
+        for key, tier in plan.saves - gone if kept else ():
             self.plane.at(tier, instance).add(key.hex())
-        self.tree.settle(plan.grant, kept, sorted(lost | plan.broken))
+        plan.loads -= gone
+        gone |= plan.broken
+        plan.broken = set()
+        return sorted(gone)
 
-    @rule(content=st.sampled_from("sabcDE"), namespace=st.sampled_from([None, "x", "y"]))
-    def delete(self, content, namespace):
+    def delete(self, content: str, namespace: str | None) -> None:
         self.tree.delete(content, namespace)
 
-    @rule(namespace=st.sampled_from("xy"), tier=st.sampled_from(Tier), tokens=st.none() | st.integers(0, 5))
-    def limit(self, namespace, tier, tokens):
+    def limit(self, namespace: str, tier: Tier, tokens: int | None) -> None:
         self.tree.set_quota(namespace, tier, tokens)
 
-    @precondition(lambda self: len(self.tree.placement.gpus) > 1)
-    @rule()
-    def lose_instance(self):
+    def replace_instance(self) -> None:
+        """Lose the second instance with its plans, or have it back."""
+        if "two" not in self.tree.placement.gpus:
+            self.tree.add_instance("two")
+            return
         self.tree.remove_instance("two")
         self.plane.places.pop((GPU, "two"), None)
         self.plans = [plan for plan in self.plans if plan.grant.instance != "two"]
 
-    @rule()
-    def gain_instance(self):
-        self.tree.add_instance("two")
-
-    @invariant()
-    def agrees(self):
-        if not hasattr(self, "tree"):
-            return
+    def check(self) -> None:
         check_integrity(self.tree)
         for place in self.tree.placement:
             there = self.plane.at(place.tier, place.instance)
             assert self.believed(place) <= there, "the tree believes in a copy that is not there"
             plans = [plan for plan in self.plans if place.instance in (None, plan.grant.instance)]
-            loads = {key.hex() for plan in plans for key, tier in plan.loads if tier is place.tier}
-            assert loads <= there, "a copy is gone that a running plan loads"
-            saves = {key.hex() for plan in plans for key, tier in plan.saves if tier is place.tier}
-            assert self.plane.used(there | saves) <= place.capacity, "there is no room for what running plans save"
+            used = {key.hex() for plan in plans for key, tier in plan.loads if tier is place.tier}
+            assert used <= there, "a copy is gone that a running plan uses"
+            coming = {key.hex() for plan in plans for key, tier in plan.saves if tier is place.tier}
+            assert self.plane.used(there | coming) <= place.capacity, "there is no room for what running plans save"
 
-    def believed(self, place) -> set[str]:
-        return {
-            node.key.hex() for node in self.tree.nodes.values() if place in node.copies and node.copies[place].held
-        }
-
-    def teardown(self):
-        if not hasattr(self, "tree"):
-            return
+    def end(self) -> None:
+        """When nothing runs and no order is left, the tiers have just what the tree believes."""
         while self.plans:
-            self.end(self.plans.pop(), kept=True)
-            self.agrees()
+            self.settle(0, kept=True, lost=[])
+            self.check()
         for instance in self.tree.placement.gpus:
             self.plane.carry_out(begin(self.tree, "", instance).moves)
         for place in self.tree.placement:
             assert self.plane.at(place.tier, place.instance) == self.believed(place)
 
+    def believed(self, place) -> set[str]:
+        return {node.key.hex() for node in self.tree.nodes.values() if place in node.copies and node.copies[place].held}
 
-TestDataPlane = DataPlaneMachine.TestCase
-TestDataPlane.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
+
+def event(name: str, **arguments: st.SearchStrategy) -> st.SearchStrategy:
+    return st.tuples(st.just(name), st.fixed_dictionaries(arguments))
+
+
+lost = st.just([]) | st.just([]) | st.lists(st.integers(0, 7), min_size=1, max_size=2)
+admissions = event(
+    "admit",
+    path=st.lists(st.sampled_from("abD"), min_size=1, max_size=3).map("".join),
+    namespace=st.sampled_from("xxy"),
+    first=st.booleans(),
+    system=st.booleans(),
+)
+settlements = event("settle", plan=st.integers(0, 7), kept=st.sampled_from([True, True, True, False]), lost=lost)
+incidents = [
+    event("commit", plan=st.integers(0, 7), lost=lost),
+    event("delete", content=st.sampled_from("sabD"), namespace=st.sampled_from([None, "x", "y"])),
+    event("limit", namespace=st.sampled_from("xy"), tier=st.sampled_from(Tier), tokens=st.none() | st.integers(0, 5)),
+    event("replace_instance"),
+]
+# Most of what happens is that plans come and go. A list of lists, for one list alone is mostly a short one.
+events = st.sampled_from([*[admissions] * 6, *[settlements] * 4, *incidents]).flatmap(lambda kind: kind)
+histories = st.tuples(*[st.lists(events, max_size=12)] * 5).map(
+    lambda parts: [event for part in parts for event in part]
+)
+
+
+@given(
+    st.sampled_from(policy_names()),
+    st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 8)),
+    histories,
+)
+@settings(max_examples=400, deadline=None, report_multiple_bugs=False, phases=set(Phase) - {Phase.explain})
+def test_orders_loads_and_saves_make_the_tiers_what_the_tree_believes(policy, capacities, history):
+    traffic = Traffic(tree_of(*capacities, policy=policy))
+    for name, arguments in history:
+        getattr(traffic, name)(**arguments)
+        traffic.check()
+    traffic.end()

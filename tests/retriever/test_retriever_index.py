@@ -2,6 +2,7 @@ import threading
 
 import numpy as np
 import pytest
+from retriever_cases import put_lines, running
 
 from retriever.index.files import IndexFiles, SavedIndex
 from retriever.index.flat import FlatIndex
@@ -163,3 +164,23 @@ def test_failed_save_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch)
         files.save(1, "print", SAVED._replace(trained_on=1))
     assert files.load(1, "print") == SAVED
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def catalogued(retriever):
+    (entry,) = retriever._catalog._entries.values()
+    return entry.vectors
+
+
+async def test_a_saved_index_is_loaded_only_where_the_settings_ask_for_its_kind(tmp_path):
+    low, high = IndexSettings(ivf_threshold=64), IndexSettings(ivf_threshold=1000)
+    async with running(tmp_path, index=low) as retriever:
+        await put_lines(retriever, [{"id": f"d{number}", "text": f"tale {number}"} for number in range(100)])
+        trained_on = catalogued(retriever).trained_on
+    (file,) = (tmp_path / "indexes").iterdir()
+    async with running(tmp_path, index=high) as retriever:
+        assert (catalogued(retriever).kind, catalogued(retriever).size) == ("flat", 100)
+        await put_lines(retriever, [{"id": "d100", "text": "tale 100"}])
+    assert file.exists()
+    async with running(tmp_path, index=low) as retriever:
+        loaded = catalogued(retriever)
+        assert (loaded.kind, loaded.trained_on, loaded.size) == ("ivf", trained_on, 101)

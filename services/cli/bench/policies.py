@@ -9,6 +9,7 @@ from rich.table import Table
 from cachectl.cost import DeviceProfile
 from cachectl.ordering import DocumentOrder
 from cachectl.placement import Capacities
+from cachectl.settings import ControllerSettings
 from services.cli.bench.options import DEFAULT_DATA, DEFAULT_DEVICE, DataOption
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
@@ -16,9 +17,10 @@ from services.config import load_config
 
 if TYPE_CHECKING:
     from benchmarks.policies import PoliciesResult
-    from benchmarks.workload import Workload
+    from benchmarks.simulator import SimulatedService
 
 MISTRAL_7B_KV_BYTES = 131_072
+TABLE2_REQUESTS = 8000
 
 
 def policies(
@@ -30,8 +32,12 @@ def policies(
         ),
     ] = "zipf",
     policies: Annotated[str, typer.Option(help="Names separated by commas, or all.")] = "all",
-    gpu_tokens: Annotated[int, typer.Option(min=0, help="Tokens of KV kept in each instance's GPU.")] = 50_000,
-    host_tokens: Annotated[int, typer.Option(min=0, help="Tokens of KV kept in host memory.")] = 500_000,
+    gpu_tokens: Annotated[int, typer.Option(min=0, help="Tokens of KV kept in each instance's GPU.")] = 40_960,
+    host_tokens: Annotated[int, typer.Option(min=0, help="Tokens of KV kept in host memory.")] = 524_288,
+    at_lru: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Choose --host-tokens so that LRU hits so many of the tokens."),
+    ] = None,
     disk_tokens: Annotated[int, typer.Option(min=0, help="Tokens of KV kept on disk.")] = 0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Documents of each request; a trace has its own.")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Requests to serve; a trace has its own.")] = None,
@@ -49,22 +55,28 @@ def policies(
     ),
     seed: Annotated[int, typer.Option(help="Seed of whatever is drawn.")] = 0,
     paper_table2: Annotated[
-        bool, typer.Option("--paper-table2", help="Policies by host memory on two workloads, as RAGCache's Table 2.")
+        bool, typer.Option("--paper-table2", help="RAGCache's Table 2 instead: its policies by host memory.")
     ] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Also simulate a range of cache sizes, and draw hit rates into this PNG.")
+        Path | None,
+        typer.Option(help="Simulate six cache sizes round the given one, and draw hit rates into this PNG."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Hit rates and times to first token of replacement policies, in a simulation of the shipped scheduler."""
     from benchmarks.policies import PolicyBenchmark, simulated_policies
     from benchmarks.simulator import SimulatedService
+    from benchmarks.sweep import draw, size_where_lru_hits, sweep
     from benchmarks.workload import open_workload
 
     profile = _device(device).with_kv_bytes(kv_bytes)
-    names = simulated_policies() if policies == "all" else policies.split(",")
     service = SimulatedService(instances, max_running, reorder_window=window, order=order)
-    with StepBars() as show:
+    if paper_table2:
+        _table2(profile, service, requests or TABLE2_REQUESTS, seed, as_json)
+        return
+    names = simulated_policies() if policies == "all" else policies.split(",")
+    capacities = Capacities(gpu_tokens, host_tokens, disk_tokens)
+    with StepBars() as bars:
         config = load_config()
         workload = open_workload(
             trace,
@@ -75,14 +87,29 @@ def policies(
             top_k=top_k,
             retriever=config.retriever,
             cache_dir=config.cache_dir,
-            progress=show,
+            progress=bars,
         )
-        benchmark = PolicyBenchmark(profile, Capacities(gpu_tokens, host_tokens, disk_tokens), service)
-        result = benchmark.run(workload, names, show)
-    if as_json:
-        print_json(result)
+        total = workload.length
+
+        def served(policy: str, count: int) -> None:
+            bars.advance(policy, count, total)
+
+        if at_lru is not None:
+            capacities = size_where_lru_hits(at_lru, profile, capacities, service, workload, served)
+        if plot is None:
+            result = PolicyBenchmark(profile, capacities, service).run(workload, names, served)
+        else:
+            swept = sweep(profile, capacities, service, workload, names, served)
+            draw(swept, plot)
+    if plot is None:
+        print_json(result) if as_json else _print(result)
         return
-    _print(result)
+    if as_json:
+        print_json(swept)
+        return
+    for size in swept.sizes:
+        _print(size)
+    results.print(f"drawn into {plot}", highlight=False)
 
 
 def _device(name: str) -> DeviceProfile:
@@ -90,8 +117,44 @@ def _device(name: str) -> DeviceProfile:
     return DeviceProfile.load(file) if file.suffix == ".json" else DeviceProfile.shipped(name)
 
 
+def _table2(device: DeviceProfile, service: "SimulatedService", requests: int, seed: int, as_json: bool) -> None:
+    from benchmarks.belady import Belady
+    from benchmarks.table2 import HOST_GIB, Table2
+
+    with StepBars() as bars:
+        result = Table2(device, service, requests, seed).run([ControllerSettings().policy, Belady.name], bars)
+    if as_json:
+        print_json(result)
+        return
+    for name, rows in result.workloads.items():
+        table = Table("policy", *(f"{gib} GiB" for gib in HOST_GIB), title=f"{name}: hit rate (mean TTFT)")
+        for policy, cells in rows.items():
+            table.add_row(policy, *(f"{cell.doc_hit_rate:.3f} ({cell.mean_ttft_s:.2f} s)" for cell in cells.values()))
+        results.print(table)
+    compared = Table("PGDSF's hit rate over", "here", "published")
+    for policy, ratio in result.pgdsf_over.items():
+        compared.add_row(
+            policy,
+            f"{ratio.least:.2f}-{ratio.most:.2f}",
+            f"{ratio.published_least:.2f}-{ratio.published_most:.2f}",
+        )
+    results.print(compared)
+    results.print(
+        f"PGDSF has the best hit rate of the paper's policies in {result.pgdsf_first} of {result.columns} columns",
+        highlight=False,
+    )
+
+
 def _print(result: "PoliciesResult") -> None:
-    table = Table("policy", "hit documents", "hit tokens", "mean TTFT", "p99 TTFT", "evictions")
+    table = Table(
+        "policy",
+        "hit documents",
+        "hit tokens",
+        "mean TTFT",
+        "p99 TTFT",
+        "evictions",
+        title=f"{result.trace}: {result.gpu_tokens:,} tokens in GPU, {result.host_tokens:,} in host memory",
+    )
     for name, row in result.policies.items():
         table.add_row(
             name,

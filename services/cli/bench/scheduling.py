@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from cachectl.settings import ControllerSettings
 from cachectl.cost import DeviceProfile
+from cachectl.settings import ControllerSettings
 from services.cli.bench.options import DEFAULT_DEVICE
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results

@@ -1,0 +1,37 @@
+"""The corpora of data sets in a retriever whose folder is kept, so that a later run embeds nothing anew."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from benchmarks.datasets import Dataset
+from protocol.errors import InternalError
+from retriever.retriever import Retriever
+
+TENANT = "bench"
+BATCH = 2000
+"""Documents of one ingestion job."""
+
+Progress = Callable[[str, int, int], None]
+"""Hears (step, done, total)."""
+
+
+async def ingest_corpus(retriever: Retriever, dataset: Dataset, progress: Progress) -> int:
+    """Put the corpus in, as a collection of its name, and count its documents; what is there already costs seconds.
+
+    Raises what the retriever raises, and InternalError when a document is refused.
+    """
+    lines = [
+        msgspec.json.encode({"id": document.doc_id, "title": document.title, "text": document.text})
+        for document in dataset.documents()
+    ]
+    for first in range(0, len(lines), BATCH):
+        job = await retriever.put_batch(TENANT, dataset.corpus, b"\n".join(lines[first : first + BATCH]))
+        while not job.ended:
+            await asyncio.sleep(0.1)
+            job = await retriever.get_job(TENANT, job.job_id)
+            progress("ingesting", first + job.stored + job.unchanged, len(lines))
+        if job.failed_documents:
+            raise InternalError(f"the corpus did not go in whole: {job.last_error}")
+    return len(lines)

@@ -1,0 +1,77 @@
+"""What the index costs in recall is measured against the truth, whatever index the retriever has saved."""
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+from workload_files import write_lines
+
+from benchmarks.datasets import Dataset
+from benchmarks.recall import RecallBenchmark
+from protocol.errors import ConfigError
+from retriever.embedding.hashing import HashingEmbedder
+from retriever.settings import HashingSettings, IndexSettings, IngestSettings, RetrieverSettings
+
+EMBEDDER = HashingSettings(dimension=64)
+# One list of a hundred: most neighbours are missed.
+POOR = IndexSettings(ivf_threshold=64, probe_share=0.01, min_probes=1)
+SETTINGS = RetrieverSettings(embedder=EMBEDDER, index=POOR, ingest=IngestSettings(retry_first_s=0.01))
+WORDS = [f"word{number}" for number in range(300)]
+
+
+@pytest.fixture(scope="module")
+def tales(tmp_path_factory):
+    """Texts of random words, and questions of three words of a text, which is not always the nearest to them.
+
+    The words of a text stand there unequally often, so that no two texts are equally near to a question.
+    """
+    draws = random.Random(0)
+    texts = {
+        f"d{number}": [word for word in draws.sample(WORDS, 8) for _ in range(draws.randint(1, 20))]
+        for number in range(800)
+    }
+    documents = [{"doc_id": key, "text": " ".join(words)} for key, words in texts.items()]
+    questions = [
+        {"qid": key, "question": " ".join(draws.sample(sorted(set(texts[key])), 3)), "gold_doc_ids": [key]}
+        for key in draws.sample(sorted(texts), 200)
+    ]
+    root = tmp_path_factory.mktemp("data")
+    write_lines(root / "tales" / "docs.jsonl.gz", documents)
+    write_lines(root / "tales" / "questions.jsonl.gz", questions)
+    return Dataset(root, "tales")
+
+
+def recall(dataset, folder, progress=lambda *step: None, sample=10_000):
+    return asyncio.run(RecallBenchmark(SETTINGS, folder, progress).run(dataset, sample, seed=0))
+
+
+def test_exact_recall_is_that_of_every_inner_product_though_an_index_is_saved(tales, tmp_path):
+    embedder = HashingEmbedder(EMBEDDER)
+    documents, questions = list(tales.documents()), list(tales.questions())
+    vectors = embedder.embed_documents([document.text for document in documents])
+    found = 0
+    for question in questions:
+        nearest = np.argsort(-(vectors @ embedder.embed_query(question.question)))[:5]
+        found += any(documents[place].doc_id in question.gold_doc_ids for place in nearest)
+    truth = found / len(questions)
+
+    for result in (recall(tales, tmp_path), recall(tales, tmp_path)):
+        assert (result.documents, result.questions) == (len(documents), len(questions))
+        assert result.exact_recall_at_5 == truth
+        assert result.recall_at_5 < truth - 0.1
+        assert list((tmp_path / "indexes").iterdir())
+
+
+def test_a_drawn_sample_is_asked_of_both_and_progress_hears_each_step(tales, tmp_path):
+    heard = {}
+    result = recall(tales, tmp_path, lambda step, done, total: heard.update({step: (done, total)}), sample=20)
+    assert result.questions == 20
+    assert heard == {"ingesting": (800, 800), "searching": (20, 20)}
+
+
+def test_a_set_that_names_no_answers_has_no_recall(tales, tmp_path):
+    write_lines(tmp_path / "lone" / "docs.jsonl.gz", [{"doc_id": "1", "text": "Much is told."}])
+    write_lines(tmp_path / "lone" / "questions.jsonl.gz", [{"qid": "1", "question": "What is told?"}])
+    with pytest.raises(ConfigError, match="names the documents"):
+        recall(Dataset(tmp_path, "lone"), tmp_path / "cache")

@@ -1,0 +1,138 @@
+"""The benchmark of the controller's decisions measures a full tree that evicts, and reports what it says."""
+
+import gc
+from random import Random
+
+import msgspec
+import pytest
+
+from benchmarks.scheduling import (
+    DOCUMENT_TOKENS,
+    RUNNING,
+    TOP_K,
+    WAITING,
+    SchedulingBenchmark,
+    SchedulingResult,
+    SchedulingRow,
+    _Load,
+)
+from cachectl.cost import DeviceProfile
+from cachectl.integrity import check_integrity
+from cachectl.policies import policy_names
+
+DEVICE = DeviceProfile.shipped("a10g-7b")
+
+
+@pytest.fixture(autouse=True)
+def thresholds():
+    """What the benchmark does to the collector ends with the test."""
+    before = gc.get_threshold()
+    yield before
+    gc.set_threshold(*before)
+
+
+def silent(step: str, done: int, total: int) -> None:
+    pass
+
+
+def loaded(policy: str, nodes: int = 120, seed: int = 0) -> _Load:
+    load = _Load(policy, DEVICE, nodes, Random(seed))
+    load.fill(lambda done, total: None)
+    return load
+
+
+def test_a_row_has_the_figures_of_a_tree_of_its_size():
+    result = SchedulingBenchmark("PGDSF", DEVICE, seed=0).run([100, 200], 60, silent)
+    assert isinstance(result, SchedulingResult)
+    assert result.policy == "PGDSF"
+    assert list(result.by_nodes) == ["100", "200"]
+    for size, row in result.by_nodes.items():
+        # A node may have a copy in both tiers, so there are a few less.
+        assert 0.7 * int(size) <= row.nodes <= int(size)
+        assert row.requests == 60
+        assert 0 < row.p50_us <= row.p99_us <= row.max_us
+        assert 0 < row.wall_p50_us <= row.wall_p99_us
+        assert row.evictions > 0
+        assert 0 < row.hit_rate < 1
+    assert result.by_nodes["200"].nodes > result.by_nodes["100"].nodes
+
+
+def test_the_largest_tree_is_compared_with_the_smallest_in_whatever_order_they_come():
+    result = SchedulingBenchmark("LRU", DEVICE, seed=0).run([150, 60, 100], 20, silent)
+    largest, smallest = result.by_nodes["150"], result.by_nodes["60"]
+    assert (result.p50_us, result.p99_us) == (largest.p50_us, largest.p99_us)
+    assert result.p50_ratio == pytest.approx(largest.p50_us / smallest.p50_us)
+
+
+def test_progress_is_told_from_growing_to_the_last_measurement():
+    heard: dict[str, list[tuple[int, int]]] = {}
+    SchedulingBenchmark("LRU", DEVICE, seed=0).run(
+        [60, 100], 45, lambda step, done, total: heard.setdefault(step, []).append((done, total))
+    )
+    assert list(heard) == ["growing a tree of 60 nodes", "growing a tree of 100 nodes", "measuring"]
+    for steps in heard.values():
+        assert steps == sorted(steps)
+        assert steps[-1][0] == steps[-1][1]
+    assert heard["measuring"][-1] == (45, 45)
+
+
+@pytest.mark.parametrize("requests", [1, 7, 45])
+def test_as_many_requests_are_measured_as_were_asked_for(requests):
+    result = SchedulingBenchmark("LRU", DEVICE, seed=0).run([60], requests, silent)
+    assert result.by_nodes["60"].requests == requests
+    assert result.p50_ratio == 1
+
+
+@pytest.mark.parametrize("policy", [name for name in policy_names() if name != "NONE"])
+def test_the_tree_is_full_and_stays_so(policy):
+    load = loaded(policy)
+    for _ in range(3):
+        gpu = load._tree.placement.gpu("one")
+        assert load._tree.placement.host.used + DOCUMENT_TOKENS > load._tree.placement.host.capacity
+        # What runs has its room reserved, so the GPU is nearly full at least.
+        assert gpu.used + RUNNING * TOP_K * DOCUMENT_TOKENS >= gpu.capacity
+        load.measure(40)
+        check_integrity(load._tree)
+        load._scheduler.check_integrity()
+    assert load.row().evictions > 0
+
+
+def test_others_run_and_wait_while_a_request_is_decided_on():
+    load = loaded("PGDSF")
+    for _ in range(20):
+        load.measure(1)
+        assert (load._scheduler.running, load._scheduler.queued) == (RUNNING, WAITING - 1)
+        assert sorted(load._running) == sorted(load._tree.grants)
+
+
+def test_evictions_of_growing_are_not_counted_among_those_measured():
+    load = loaded("LRU")
+    assert sum(place.evictions for place in load._tree.placement) > 0
+    before = sum(place.evictions for place in load._tree.placement)
+    load.measure(30)
+    after = sum(place.evictions for place in load._tree.placement)
+    assert load.row().evictions == after - before > 0
+
+
+def test_a_seed_decides_on_everything_but_time():
+    def decisions(seed: int) -> tuple[int, int, float]:
+        load = loaded("FORESIGHT", seed=seed)
+        load.measure(100)
+        row = load.row()
+        return row.nodes, row.evictions, row.hit_rate
+
+    assert decisions(1) == decisions(1)
+    assert decisions(1) != decisions(2)
+
+
+def test_the_collector_is_set_as_in_the_controllers_process(thresholds):
+    SchedulingBenchmark("LRU", DEVICE, seed=0).run([60], 1, silent)
+    young, _, old = gc.get_threshold()
+    assert young > thresholds[0]
+    assert old > thresholds[2]
+
+
+def test_figures_survive_being_written_down():
+    result = SchedulingBenchmark("LRU", DEVICE, seed=0).run([60], 5, silent)
+    assert msgspec.json.decode(msgspec.json.encode(result), type=SchedulingResult) == result
+    assert isinstance(result.by_nodes["60"], SchedulingRow)

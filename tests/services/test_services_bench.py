@@ -1,0 +1,96 @@
+"""``ragtree bench policies`` and ``bench scheduling``: what they print, draw and refuse."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cachectl.policies import policy_names
+from protocol.errors import ConfigError, UnknownPolicy
+from services.cli import app
+
+PNG = b"\x89PNG\r\n"
+
+
+def bench(*arguments: str) -> str:
+    ran = CliRunner().invoke(app, ["bench", *arguments], catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    return ran.stdout
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    """Five popular documents behind one another, and now and then one that nobody asks for again."""
+    file = tmp_path / "trace.jsonl"
+    lines = []
+    for number in range(60):
+        names = [f"popular {number % 5}", f"behind {number % 5}"] if number % 3 else [f"once {number}"]
+        docs = [{"id": name, "tokens": 100} for name in names]
+        lines.append(json.dumps({"t": float(number), "docs": docs, "question_tokens": 10}))
+    file.write_text("\n".join(lines))
+    return str(file)
+
+
+def test_every_policy_is_measured_on_the_same_requests(trace):
+    room = ("--gpu-tokens", "300", "--host-tokens", "700")
+    result = json.loads(bench("policies", "--trace", trace, *room, "--policies", "all", "--json"))
+    assert list(result["policies"]) == [*policy_names(), "BELADY"]
+    for row in result["policies"].values():
+        assert {"doc_hit_rate", "token_hit_rate", "mean_ttft_s", "p99_ttft_s", "evictions"} <= row.keys()
+        assert row["requests"] == 60
+        assert row["documents"] == 100
+    assert result["policies"]["NONE"]["doc_hit_rate"] == 0
+    assert result["policies"]["BELADY"]["doc_hit_rate"] >= result["policies"]["LRU"]["doc_hit_rate"] > 0
+
+
+def test_top_k_cuts_the_requests(trace):
+    result = json.loads(bench("policies", "--trace", trace, "--policies", "LRU", "--top-k", "1", "--json"))
+    assert result["policies"]["LRU"]["documents"] == 60
+
+
+def test_without_json_there_is_a_table(trace):
+    printed = bench("policies", "--trace", trace, "--policies", "LRU,PGDSF")
+    assert "PGDSF" in printed
+    assert "{" not in printed
+
+
+def test_a_picture_is_drawn_of_hit_rates_by_size(trace, tmp_path):
+    picture = tmp_path / "hits.png"
+    bench("policies", "--trace", trace, "--policies", "LRU,PGDSF", "--host-tokens", "400", "--plot", str(picture))
+    assert picture.read_bytes().startswith(PNG)
+
+
+def test_the_size_can_be_chosen_by_what_lru_hits(trace):
+    arguments = ("policies", "--trace", trace, "--policies", "LRU", "--gpu-tokens", "0", "--json")
+    result = json.loads(bench(*arguments, "--at-lru", "0.5"))
+    assert result["policies"]["LRU"]["token_hit_rate"] >= 0.5
+    smaller = str(result["host_tokens"] // 2)
+    assert json.loads(bench(*arguments, "--host-tokens", smaller))["policies"]["LRU"]["token_hit_rate"] < 0.5
+
+
+def test_the_papers_table_stands_beside_the_published_ranges():
+    result = json.loads(bench("policies", "--paper-table2", "--requests", "60", "--json"))
+    assert list(result["workloads"]) == ["mmlu-like", "nq-like"]
+    for table in result["workloads"].values():
+        assert {"PGDSF", "GDSF", "LRU", "LFU"} <= table.keys()
+        assert list(table["PGDSF"]) == ["8", "16", "32", "64", "128"]
+    assert result["pgdsf_over"]["LRU"]["published_most"] == 1.62
+    assert result["columns"] == 10
+
+
+def test_an_unknown_policy_is_refused_before_anything_runs(trace):
+    with pytest.raises(UnknownPolicy, match="there is no policy 'BEST'; there are NONE, LRU"):
+        bench("policies", "--trace", trace, "--policies", "LRU,BEST")
+
+
+def test_an_unknown_trace_is_refused_with_the_names_there_are():
+    with pytest.raises(ConfigError, match="ragpulse"):
+        bench("policies", "--trace", "no-such-trace")
+
+
+def test_scheduling_is_measured_on_a_large_tree_and_a_small_one():
+    result = json.loads(bench("scheduling", "--nodes", "4000", "--requests", "200", "--json"))
+    assert list(result["by_nodes"]) == ["3000", "4000"]
+    assert 0 < result["p50_us"] <= result["p99_us"]
+    assert result["by_nodes"]["4000"]["evictions"] > 0
