@@ -111,7 +111,8 @@ class Controller:
         """Release the query's plan or its wait, and learn what became true of it.
 
         Raises UnknownPlan for a query that has neither, so for a plan completed twice, and UnknownNode for a lost copy
-        that is not of this plan; then nothing has changed.
+        that is not of this plan; then no lease and nothing in the tree has changed. Speculation on the query ends in
+        any case.
         """
         self._speculating.pop(report.query_id, None)
         prefilled = report.cached_tokens + report.computed_tokens > 0
@@ -129,11 +130,13 @@ class Controller:
         """
         self.expire_leases()
         asked = _request(request)
-        if not self._scheduler.idle or self._scheduler.cached(asked):
+        idle = self._scheduler.idle
+        if not idle or self._scheduler.cached(asked):
             return None
         now = self._clock()
-        grant = self._scheduler.submit(asked, now)
-        return None if grant is None else self._plan(request, grant, now)
+        grant = self._scheduler.submit(asked, now, among=idle)
+        assert grant is not None, "an idle instance made a request wait"
+        return self._plan(request, grant, now)
 
     async def pin(self, path: CachePath, pinned: bool = True) -> None:
         """Keep a path of the tree whatever comes, or no longer. Raises UnknownNode or PinRefused."""
@@ -152,7 +155,9 @@ class Controller:
 
     async def restore(self, reports: Sequence[ResidencyReport]) -> RestoreResult:
         """Rebuild the tree from what tiers hold by their own account. Raises UnknownInstance or InvalidRequest."""
-        return restore(self._tree, reports)
+        result = restore(self._tree, reports)
+        self._scheduler.reprioritise()
+        return result
 
     async def stats(self) -> ControllerStats:
         """Counters and gauges."""
@@ -214,8 +219,8 @@ class Controller:
             # Shielded, so that a turn which comes between the cancelling and this task's hearing of it can be given.
             grant = await asyncio.shield(turn)
         except asyncio.CancelledError:
-            # A wait that was ended from outside is released already, and the query may have come again since.
-            if not turn.cancelled():
+            # A wait or a turn that was ended from outside is released already, and the query may have come again since.
+            if not turn.cancelled() and not (turn.done() and turn.result().settled):
                 self._release(query_id, kept=False)
             raise
         if grant.settled:

@@ -132,7 +132,7 @@ class Placement:
                 continue
             place.remove(going)
             if going.held:
-                self._outbox.append(_drop(going))
+                self.order_drop(node.key, node.tokens, place)
             pending += self._unsupported(node)
             if not node.copies:
                 self._forget(node)
@@ -151,7 +151,11 @@ class Placement:
         """Take out a copy of a node that was deleted; ``silently`` without an order to drop its KV."""
         copy.place.remove(copy)
         if copy.held and not silently:
-            self._outbox.append(_drop(copy))
+            self.order_drop(copy.node.key, copy.node.tokens, copy.place)
+
+    def order_drop(self, key: bytes, tokens: int, place: Place) -> None:
+        """Order KV to be dropped that lies in a place without the tree's knowledge."""
+        self._outbox.append(Move(key.hex(), tokens, place.tier, None, place.instance))
 
     def take_orders(self, instance: str) -> list[Move]:
         """Empty the outbox of all that this instance can carry out."""
@@ -233,7 +237,3 @@ def _supported(parent: Node | None, place: Place, reserved: Sequence[Copy]) -> b
     if there is not None and there.held:
         return True
     return any((copy.held or copy in reserved) and _supports(copy, place) for copy in parent.copies.values())
-
-
-def _drop(copy: Copy) -> Move:
-    return Move(copy.node.key.hex(), copy.node.tokens, copy.place.tier, None, copy.place.instance)

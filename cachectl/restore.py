@@ -34,6 +34,7 @@ def restore(tree: KnowledgeTree, reports: Sequence[ResidencyReport]) -> RestoreR
                 restored += 1
             else:
                 refused += 1
+                tree.refuse(held.namespace, held.path, held.tokens, report.tier, report.instance)
     return RestoreResult(restored, refused)
 
 

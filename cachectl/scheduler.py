@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from cachectl.node import path_keys
 from cachectl.queue import CacheAwareQueue
 from cachectl.routing import Candidate, route
-from protocol.errors import InvalidRequest, Overloaded, UnknownPlan
+from protocol.errors import InvalidRequest, Overloaded, UnknownNode, UnknownPlan
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from cachectl.lookahead import Lookahead
-    from cachectl.node import Node
     from cachectl.tree import Grant, KnowledgeTree, PathDocument
     from protocol.tiers import Tier
 
@@ -107,10 +106,11 @@ class Scheduler:
         documents = work.tokens - request.question_tokens
         return any(self._cached(work, instance) == documents for instance in self._lines)
 
-    def submit(self, request: Request, now: float) -> Grant | None:
-        """Take a request on: its grant if it may run at once, None if it has to wait.
+    def submit(self, request: Request, now: float, among: Collection[str] | None = None) -> Grant | None:
+        """Take a request on, for one of the instances ``among`` if any are named.
 
-        Raises InvalidRequest for a query that is known already, Overloaded when no more may wait, and Unavailable when
+        Returns its grant if it may run at once, None if it has to wait. Raises InvalidRequest for a query that is known
+        already and for a document whose length is another one than the tree knows, Overloaded when no more may wait, and Unavailable when
         there is no instance; then nothing has changed.
         """
         if request.query_id in self._work:
@@ -118,7 +118,13 @@ class Scheduler:
         if request.question_tokens < 0 or any(document.tokens <= 0 for document in request.documents):
             raise InvalidRequest("documents have at least one token, and questions not less than none")
         work = _Work(request)
-        cached = self._route(work)
+        for document, key in zip(request.documents, work.keys, strict=True):
+            node = self.tree.nodes.get(key)
+            if node is not None and node.tokens != document.tokens:
+                raise InvalidRequest(
+                    f"document {document.content} has {node.tokens} tokens in the tree, not {document.tokens}"
+                )
+        cached = self._route(work, among)
         line = self._lines[work.instance]
         if line.running >= self._max_running:
             line.queue.push(request.query_id, cached, work.tokens - cached)
@@ -148,6 +154,8 @@ class Scheduler:
             raise UnknownPlan(f"query {query_id!r} holds no plan and waits for none")
         line = self._lines[work.instance]
         if work.grant is None:
+            if lost:
+                raise UnknownNode(f"query {query_id!r} waits for its plan, which can have lost nothing")
             line.queue.remove(query_id)
             self.tree.reconsider(self._lookahead.leave(query_id))
         else:
@@ -156,6 +164,12 @@ class Scheduler:
         del self._work[query_id]
         line.backlog_s = line.backlog_s - work.seconds if line.running or line.queue else 0.0
         return self._next(work.instance, now)
+
+    def reprioritise(self) -> None:
+        """Look at every waiting request anew: the tree has changed as a whole."""
+        for line in self._lines.values():
+            for query_id in line.queue:
+                line.queue.reprioritise(query_id, *self._progress(query_id))
 
     def add_instance(self, instance: str) -> None:
         """Let a new instance take requests; one that is known goes on."""
@@ -189,12 +203,13 @@ class Scheduler:
             assert line.running <= self._max_running
             assert not line.queue or line.running == self._max_running, "a request waits beside a free place"
 
-    def _route(self, work: _Work) -> int:
+    def _route(self, work: _Work, among: Collection[str] | None) -> int:
         """Choose the instance for a request; the tokens that it finds cached there."""
         cached = {
             instance: self._cached(work, instance)
             for instance, line in self._lines.items()
-            if line.running < self._max_running or len(line.queue) < self._max_queued
+            if (among is None or instance in among)
+            and (line.running < self._max_running or len(line.queue) < self._max_queued)
         }
         if self._lines and not cached:
             raise Overloaded(f"{self.running} queries are running and {self.queued} waiting; try again later")
@@ -210,7 +225,8 @@ class Scheduler:
 
     def _cached(self, work: _Work, instance: str) -> int:
         """Cached tokens of a request on an instance as the tree is now."""
-        return sum([copy.node.tokens for copy in self.tree.match(work.request.namespace, work.contents, instance)])
+        hits = self.tree.hits(work.request.namespace, work.request.documents, instance)
+        return sum([copy.node.tokens for copy in hits])
 
     def _progress(self, query_id: str) -> tuple[int, int]:
         """Cached and computed tokens of a waiting request as the tree is now."""
@@ -231,18 +247,23 @@ class Scheduler:
             request.pinned,
         )
         self._lines[work.instance].running += 1
+        if len(self._lines) > 1 and self._lookahead:
+            # What went to a shared tier can be used by requests that wait for other instances.
+            for move in work.grant.moves:
+                if move.target is not None:
+                    self._gained(bytes.fromhex(move.node))
         return work.grant
 
     def _next(self, instance: str, now: float) -> list[Grant]:
         line = self._lines[instance]
         grants = []
-        while line.running < self._max_running and (query_id := line.queue.pop()) is not None:
+        if line.running < self._max_running and (query_id := line.queue.pop()) is not None:
             self._lookahead.leave(query_id)
             grants.append(self._start(self._work[query_id], now))
         return grants
 
-    def _gained(self, uppermost: Node | None) -> None:
-        """Tell the queues of what the tree has gained: whoever needs any of it needs its uppermost node."""
+    def _gained(self, uppermost: bytes | None) -> None:
+        """Tell the queues of what the tree has gained: whoever needs any of it needs its uppermost node, by its key."""
         if uppermost is not None:
-            for query_id in self._lookahead.waiting_for(uppermost.key):
+            for query_id in self._lookahead.waiting_for(uppermost):
                 self._lines[self._work[query_id].instance].queue.reprioritise(query_id, *self._progress(query_id))

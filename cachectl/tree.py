@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cachectl.node import Node, child_key, root_key
+from cachectl.node import Node, child_key, path_keys, root_key
 from cachectl.place import PINNED_SHARE
 from cachectl.placement import Capacities, Placement
 from cachectl.policies.base import Arrival
@@ -116,6 +116,14 @@ class KnowledgeTree:
             found.append(copy)
         return found
 
+    def hits(self, namespace: str, documents: Sequence[PathDocument], instance: str) -> list[Copy]:
+        """What ``match`` finds, up to the first document whose length is another one than the tree knows."""
+        found = self.match(namespace, [document.content for document in documents], instance)
+        for index, copy in enumerate(found):
+            if copy.node.tokens != documents[index].tokens:
+                return found[:index]
+        return found
+
     def prefill_seconds(self, cached_tokens: int, new_tokens: int) -> float:
         """What a prefill of so many new tokens behind so many cached ones takes, by the cost model."""
         return self._cost(cached_tokens, new_tokens)
@@ -148,12 +156,7 @@ class KnowledgeTree:
         """
         if query_id in self.grants:
             raise InvalidRequest(f"query {query_id} has a plan already")
-        hits = self.match(namespace, [document.content for document in documents], instance)
-        for document, copy in zip(documents, hits, strict=False):
-            if document.tokens != copy.node.tokens:
-                raise InvalidRequest(
-                    f"document {document.content} has {copy.node.tokens} tokens in the tree, not {document.tokens}"
-                )
+        hits = self.hits(namespace, documents, instance)
         cached = sum(copy.node.tokens for copy in hits)
         computed = sum(document.tokens for document in documents) - cached + question_tokens
         seconds_per_token = self._cost(cached, computed) / computed if computed else 0.0
@@ -170,6 +173,9 @@ class KnowledgeTree:
         for index, (document, key) in enumerate(zip(documents, keys, strict=True)):
             hit = index < len(hits)
             kept: Tier | None = None
+            if parent is not None and index >= len(grant.locked) and document.content in parent.children:
+                # The tree knows it with another length: what is computed of it here has no place there.
+                parent = None
             if parent is not None:
                 node = grant.locked[index] if index < len(grant.locked) else Node(key, *document, parent)
                 node.count_access(self.tick, now, self._window_s)
@@ -192,26 +198,22 @@ class KnowledgeTree:
         self.grants[query_id] = grant
         return grant
 
-    def commit(self, grant: Grant, lost: Collection[tuple[bytes, Tier]] = ()) -> Node | None:
+    def commit(self, grant: Grant, lost: Collection[tuple[bytes, Tier]] = ()) -> bytes | None:
         """Hear that a grant's prefill is done: what it reserved can be found from now on, though its locks stay.
 
-        ``lost`` names copies that could not be loaded or saved. Returns the uppermost node that is new somewhere.
-        Raises UnknownPlan for a grant that was settled and UnknownNode for a lost copy that is not of its plan; then
-        nothing has changed.
+        ``lost`` names copies that could not be loaded or saved. Returns the key of the uppermost node that is new
+        somewhere. Raises UnknownPlan for a grant that was settled and UnknownNode for a lost copy that is not of its
+        plan; then nothing has changed.
         """
         self._check(grant, lost)
         reserved = self._still_reserved(grant)
         grant.reserved = []
         for copy in reserved:
             copy.held = True
-        for key, tier in lost:
-            node = self.nodes.get(key)
-            broken = node.copies.get(self.placement.place(tier, grant.instance)) if node is not None else None
-            if broken is not None:
-                self.placement.discard(broken)
-        return reserved[0].node if reserved else None
+        self._lose(grant, lost)
+        return reserved[0].node.key if reserved else None
 
-    def settle(self, grant: Grant, kept: bool, lost: Collection[tuple[bytes, Tier]] = ()) -> Node | None:
+    def settle(self, grant: Grant, kept: bool, lost: Collection[tuple[bytes, Tier]] = ()) -> bytes | None:
         """End a grant: committed if ``kept``, otherwise what it still has reserved is given up; its locks are lifted.
 
         Returns and raises what ``commit`` does.
@@ -223,6 +225,7 @@ class KnowledgeTree:
         else:
             for copy in self._still_reserved(grant):
                 self.placement.discard(copy)
+            self._lose(grant, lost)
         grant.settled = True
         del self.grants[grant.query_id]
         for node in grant.locked:
@@ -233,6 +236,13 @@ class KnowledgeTree:
             for copy in node.copies.values():
                 copy.place.offer(copy)
         return gained
+
+    def _lose(self, grant: Grant, lost: Collection[tuple[bytes, Tier]]) -> None:
+        for key, tier in lost:
+            node = self.nodes.get(key)
+            broken = node.copies.get(self.placement.place(tier, grant.instance)) if node is not None else None
+            if broken is not None:
+                self.placement.discard(broken)
 
     def _check(self, grant: Grant, lost: Collection[tuple[bytes, Tier]]) -> None:
         if grant.settled:
@@ -347,6 +357,10 @@ class KnowledgeTree:
         finally:
             self._keep_root(root)
 
+    def refuse(self, namespace: str, contents: Sequence[str], tokens: int, tier: Tier, instance: str | None) -> None:
+        """Order a copy to be dropped that a place holds and the tree does not take note of."""
+        self.placement.order_drop(path_keys(namespace, contents)[-1], tokens, self.placement.place(tier, instance))
+
     # Nodes come and go
 
     def _root(self, namespace: str) -> Node:
@@ -367,7 +381,7 @@ class KnowledgeTree:
         node = root
         for document in documents:
             child = node.children.get(document.content)
-            if child is None:
+            if child is None or child.tokens != document.tokens:
                 break
             child.locks += 1
             grant.locked.append(child)
@@ -396,6 +410,8 @@ class KnowledgeTree:
         if node.detached:
             self.detached.discard(node)
             return
+        self._unpin_above(node)
+        node.pins = 0
         self._detach(node)
         self._keep_root(node.root)
 
@@ -403,12 +419,7 @@ class KnowledgeTree:
         subtree = [top]
         for node in subtree:
             subtree += node.children.values()
-        for node in top.path[:-1]:
-            node.pins -= top.pins
-            for copy in node.copies.values():
-                if top.pins and not node.pins:
-                    copy.place.pinned_tokens -= node.tokens
-                copy.place.offer(copy)
+        self._unpin_above(top)
         for node in reversed(subtree):
             self._detach(node)
             if node.locks:
@@ -417,6 +428,15 @@ class KnowledgeTree:
                 self._bury(node)
         self._keep_root(top.root)
         return len(subtree)
+
+    def _unpin_above(self, node: Node) -> None:
+        """Take a node's pins off what stands above it: they go with it."""
+        for above in node.path[:-1]:
+            above.pins -= node.pins
+            for copy in above.copies.values():
+                if node.pins and not above.pins:
+                    copy.place.pinned_tokens -= above.tokens
+                copy.place.offer(copy)
 
     def _bury(self, node: Node) -> None:
         """Take all copies of a deleted node out."""
