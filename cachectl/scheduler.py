@@ -110,8 +110,8 @@ class Scheduler:
         """Take a request on, for one of the instances ``among`` if any are named.
 
         Returns its grant if it may run at once, None if it has to wait. Raises InvalidRequest for a query that is known
-        already and for a document whose length is another one than the tree knows, Overloaded when no more may wait, and Unavailable when
-        there is no instance; then nothing has changed.
+        already and for a document whose length is another one than the tree knows, Overloaded when no more may wait,
+        and Unavailable when there is no instance; then nothing has changed.
         """
         if request.query_id in self._work:
             raise InvalidRequest(f"query {request.query_id} was submitted before")

@@ -359,7 +359,11 @@ class KnowledgeTree:
 
     def refuse(self, namespace: str, contents: Sequence[str], tokens: int, tier: Tier, instance: str | None) -> None:
         """Order a copy to be dropped that a place holds and the tree does not take note of."""
-        self.placement.order_drop(path_keys(namespace, contents)[-1], tokens, self.placement.place(tier, instance))
+        key, place = path_keys(namespace, contents)[-1], self.placement.place(tier, instance)
+        node = self.nodes.get(key)
+        # A plan that is about to put the same KV there must not find it dropped.
+        if node is None or place not in node.copies:
+            self.placement.order_drop(key, tokens, place)
 
     # Nodes come and go
 
