@@ -59,11 +59,13 @@ class PolicyBenchmark:
     def run(self, workload: Workload, policies: Sequence[str], progress: Callable[[str, int], None]) -> PoliciesResult:
         """Every policy's figures; ``progress`` hears of the policy and of requests that arrived under it.
 
-        Raises UnknownPolicy, before anything runs.
+        Raises UnknownPolicy, and ConfigError for BELADY where paths are not known ahead, before anything runs.
         """
         for name in policies:
             if name != Belady.name:
                 create_policy(name, Lookahead())
+            elif self._service.order is DocumentOrder.CACHED_FIRST:
+                raise ConfigError("BELADY needs to know every path ahead, and the order cached-first decides late")
         return PoliciesResult(
             trace=workload.name,
             device=self._device.name,
@@ -90,8 +92,6 @@ class PolicyBenchmark:
     def _policy(self, name: str, lookahead: Lookahead, workload: Workload) -> ReplacementPolicy:
         if name != Belady.name:
             return create_policy(name, lookahead)
-        if self._service.order is DocumentOrder.CACHED_FIRST:
-            raise ConfigError("BELADY needs to know every path ahead, which the order cached-first decides only then")
         return Belady(lookahead, self._paths(workload))
 
     def _paths(self, workload: Workload) -> Iterator[list[bytes]]:

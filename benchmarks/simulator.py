@@ -48,7 +48,7 @@ class SimulationResult(msgspec.Struct, frozen=True):
 
     ``doc_hit_rate`` is hit documents over retrieved ones and ``token_hit_rate`` the same by tokens: a document is hit
     when it and all in front of it come from some tier. Times are of the virtual clock, TTFT from arrival to the
-    end of prefill. ``evictions`` counts nodes that left a tier, by tier too.
+    end of prefill. ``evictions`` counts nodes that made room for others in a tier, by tier too.
     """
 
     doc_hit_rate: float
@@ -160,7 +160,7 @@ class Simulator:
         # The last token is always computed: it is what the first token of the answer comes from.
         computed = max(1, running.total_tokens - cached)
         begin = max(now, self._engine_free_s[grant.instance])
-        end = begin + load_s + self._device.prefill_seconds(running.total_tokens - computed, computed)
+        end = begin + load_s + self._device.prefill_seconds(max(0, running.total_tokens - computed), computed)
         self._engine_free_s[grant.instance] = end
         self._at(end, 0, grant.query_id)
 

@@ -122,8 +122,8 @@ class PriorityOrder(EvictionOrder):
 class SampledOrder(EvictionOrder):
     """Copies in no order: the one to go is the lowest of a few drawn at random and the best candidates of draws before.
 
-    For priorities that fall by themselves as time passes, which no heap can keep. With the candidates kept, six draws
-    do what a sample several times as large would (as Redis does for its approximate LRU). A ticket is the copy's place
+    For priorities that fall by themselves as time passes, which no heap can keep. Candidates kept make a draw worth
+    nearly two of a blind sample's (Redis keeps some for its approximate LRU). A ticket is the copy's place
     in the list, from 1.
     """
 

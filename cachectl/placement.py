@@ -39,7 +39,8 @@ class Placement:
         self._forget = forget
         self._gpu_capacity = capacities.gpu
         self._quotas: dict[tuple[Node, Tier], int] = {}
-        self._outbox: list[Move] = []
+        # Orders to drop, by what they drop.
+        self._outbox: dict[tuple[str, Place], Move] = {}
         self.disk = Place(Tier.DISK, capacities.disk, policy)
         self.host = Place(Tier.HOST, capacities.host, policy, slower=self.disk)
         self.gpus: dict[str, Place] = {}
@@ -79,7 +80,7 @@ class Placement:
     def remove_instance(self, instance: str) -> None:
         """Forget an instance whose place was emptied."""
         assert not self.gpu(instance).copies
-        self._outbox = [order for order in self._outbox if order.instance != instance]
+        self._outbox = {what: order for what, order in self._outbox.items() if order.instance != instance}
         del self.gpus[instance]
 
     def set_quota(self, root: Node, tier: Tier, tokens: int | None) -> None:
@@ -138,11 +139,12 @@ class Placement:
                 self._forget(node)
 
     def insert(self, node: Node, place: Place) -> bool:
-        """Take note of a copy that is there already; False where it may not lie, or where it does not fit."""
+        """Take note of a copy that is there already; False where it may not lie, does not fit, or is to be dropped."""
         copy = node.copies.get(place)
         if copy is not None:
             return copy.held
-        if place.used + node.tokens > place.capacity or not _supported(node.parent, place, []):
+        dropped = (node.key.hex(), place) in self._outbox
+        if dropped or place.used + node.tokens > place.capacity or not _supported(node.parent, place, []):
             return False
         place.add(node, held=True)
         return True
@@ -155,15 +157,16 @@ class Placement:
 
     def order_drop(self, key: bytes, tokens: int, place: Place) -> None:
         """Order KV to be dropped that lies in a place without the tree's knowledge."""
-        self._outbox.append(Move(key.hex(), tokens, place.tier, None, place.instance))
+        self._outbox[key.hex(), place] = Move(key.hex(), tokens, place.tier, None, place.instance)
 
     def take_orders(self, instance: str) -> list[Move]:
         """Empty the outbox of all that this instance can carry out."""
         if not self._outbox:
             return []
-        taken = [order for order in self._outbox if order.instance in (None, instance)]
-        self._outbox = [order for order in self._outbox if order.instance not in (None, instance)]
-        return taken
+        taken = {what: order for what, order in self._outbox.items() if order.instance in (None, instance)}
+        for what in taken:
+            del self._outbox[what]
+        return list(taken.values())
 
     def _room_for(self, node: Node, place: Place, reserved: Sequence[Copy], moves: list[Move]) -> bool:
         """Make room for a node in a place that may hold it, evicting what is worth less."""

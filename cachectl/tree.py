@@ -349,6 +349,8 @@ class KnowledgeTree:
             node = parent.children.get(contents[-1])
             if node is None:
                 node = Node(child_key(parent.key, contents[-1]), contents[-1], tokens, parent)
+                # Nobody knows what it did cost; what it would cost now stands in for that.
+                node.count_computation(self._cost(node.prefix_tokens, tokens) / tokens)
             if not self.placement.insert(node, place):
                 return False
             if node.key not in self.nodes:

@@ -29,6 +29,7 @@ _NEVER_COMPUTED = 1e-6
 _BENEFIT_OF_DOUBT = log(2)
 _DRAWN = 1
 _LEARNT_PATHS = 0.125
+_SLACK = 64
 
 
 class Foresight(ReplacementPolicy):
@@ -122,6 +123,11 @@ class Foresight(ReplacementPolicy):
 
     def _give_up_waiting(self, most: int) -> None:
         """Learn from examples whose time is up that their paths were not used: so many at once, the oldest first."""
+        while len(self._waiting) > _SLACK + 2 * len(self._histories):
+            # Where nothing is missed the horizon grows without end: nothing is due, and what is used is learnt from.
+            example = self._waiting.popleft()
+            if example.history.example is example:
+                example.history.example = None
         for _ in range(most):
             if not self._waiting or self._waiting[0].tick >= self._tick - self._horizon:
                 return

@@ -369,18 +369,19 @@ def test_candidates_that_are_kept_beat_blind_draws():
 
 
 def test_what_goes_is_among_the_lowest_few_percent():
-    assert sum(sum(ranks_of_evicted(seed)) for seed in range(5)) / 1000 < 0.08
+    assert sum(sum(ranks_of_evicted(seed)) for seed in range(5)) / 1000 < 0.09
 
 
-def test_a_candidate_that_has_risen_is_passed_over():
-    order, table = sampled(0, [float(number) for number in range(100)])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_candidate_that_has_risen_is_passed_over(seed):
+    order, table = sampled(seed, [float(number) for number in range(100)])
+    lowest = None
     for _ in range(50):
-        order.lowest()
-    lowest, _ = order.lowest()
+        lowest, _ = order.lowest()
     table[lowest] = 1000.0
     copy, value = order.lowest()
     assert copy is not lowest
-    assert value < 100
+    assert value == table[copy] < 100
 
 
 def test_a_candidate_that_has_fallen_goes_with_what_it_is_worth_now():
