@@ -23,10 +23,10 @@ def check_integrity(tree: KnowledgeTree) -> None:
         assert node.prefix_tokens == node.parent.prefix_tokens + node.parent.tokens
         assert not node.detached
         assert node.copies, "a node without a copy is kept"
-    for node in tree.detached:
+    for node in tree.detached.values():
         assert node.detached
         assert node.locks, "a deleted node outlived its plans"
-    everyone = [*attached, *tree.detached]
+    everyone = [*attached, *tree.detached.values()]
     _check_copies(tree, everyone)
     _check_locks(tree, everyone)
     _check_pins(attached)
@@ -58,7 +58,8 @@ def _check_copies(tree: KnowledgeTree, nodes: list[Node]) -> None:
             used_by[copy.node.root] += copy.node.tokens
             assert copy.node.parent is not None
             below[copy.node.parent] += 1
-            assert copy.held or id(copy) in reserved, "room is reserved for nobody"
+            assert copy.held or copy.condemned or id(copy) in reserved, "room is reserved for nobody"
+            assert not copy.condemned or (copy.node.locks and not copy.held), "a copy outlived the plans that used it"
             _check_support(copy)
         assert place.used_by == dict(used_by)
         for node in nodes:
@@ -74,7 +75,7 @@ def _check_support(copy: Copy) -> None:
     """A tier holds no node whose parent it lacks in that or a faster tier."""
     node, parent = copy.node, copy.node.parent
     assert parent is not None
-    if parent.parent is None or node.detached:
+    if parent.parent is None or node.detached or copy.condemned:
         return
     assert any(
         (above.held or not copy.held)
@@ -98,7 +99,7 @@ def _check_pins(nodes: list[Node]) -> None:
 
 
 def _check_contents(tree: KnowledgeTree, nodes: list[Node]) -> None:
-    by_content: dict[str, set[Node]] = {}
+    by_content: dict[str, dict[Node, None]] = {}
     for node in nodes:
-        by_content.setdefault(node.content, set()).add(node)
+        by_content.setdefault(node.content, {})[node] = None
     assert by_content == tree.by_content

@@ -20,17 +20,21 @@ PINNED_SHARE = 0.5
 class Copy:
     """A node's KV in one place: ``held`` once it is there, before that only room for it is reserved.
 
+    A ``condemned`` copy is not to be used any more, and goes with the last plan that uses it: until then its room is
+    taken.
+
     ``priority`` is what the policy made of the node at its last access, where it ranks by that. ``ticket`` and
     ``entered`` belong to the order of eviction: the copy's entry, 0 for none, and its priority when it was entered.
     """
 
-    __slots__ = ("entered", "held", "node", "place", "priority", "ticket")
+    __slots__ = ("condemned", "entered", "held", "node", "place", "priority", "ticket")
 
     def __init__(self, node: Node, place: Place, held: bool) -> None:
         self.node = node
         self.place = place
         self.priority = 0.0
         self.held = held
+        self.condemned = False
         self.ticket = 0
         self.entered = 0.0
 
@@ -153,6 +157,10 @@ class Place:
         if not copy.ticket and self._evictable(copy) and self not in copy.node.below:
             self._order_of(copy.node.root).enter(copy)
 
+    def withdraw(self, copy: Copy) -> None:
+        """Let a copy not be evicted: it goes another way."""
+        self._order_of(copy.node.root).void(copy)
+
     def gather(self, newcomer: Node, priority: float) -> list[Copy] | None:
         """The leaves to evict so that ``newcomer`` fits, children before parents; none if there is room.
 
@@ -203,7 +211,7 @@ class Place:
         if root is not None or not self._quotas:
             return self._orders[root].lowest()
         found = [lowest for order in self._orders.values() if (lowest := order.lowest()) is not None]
-        return min(found, key=lambda lowest: lowest[1], default=None)
+        return min(found, key=lambda lowest: (lowest[1], lowest[0].node.last_access), default=None)
 
     def _order_of(self, root: Node) -> EvictionOrder:
         return self._orders.get(root, self._shared_order) if self._quotas else self._shared_order

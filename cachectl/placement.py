@@ -35,6 +35,8 @@ class Placement:
     def __init__(self, policy: ReplacementPolicy, capacities: Capacities, forget: Callable[[Node], None]) -> None:
         if min(capacities) < 0:
             raise ConfigError(f"the tiers' capacities must not be negative: {capacities}")
+        if not policy.keeps:
+            capacities = Capacities(0)
         self._policy = policy
         self._forget = forget
         self._gpu_capacity = capacities.gpu
@@ -93,6 +95,14 @@ class Placement:
             if place.tier is tier:
                 place.set_quota(root, tokens)
 
+    def has_quota(self, root: Node) -> bool:
+        """Whether a namespace is bounded in any tier."""
+        return any(bounded is root for bounded, _ in self._quotas)
+
+    def supported(self, copy: Copy) -> bool:
+        """Whether a copy stands on a copy of its parent that is there."""
+        return _supported(copy.node.parent, copy.place, ())
+
     def keep(self, node: Node, instance: str, cached: bool, moves: list[Move], reserved: list[Copy]) -> Tier | None:
         """Reserve room for a node in the fastest place that takes it; the fastest tier that has it or will have it.
 
@@ -104,7 +114,8 @@ class Placement:
         while place is not None:
             copy = node.copies.get(place)
             if copy is not None and copy.held:
-                return place.tier
+                # Held, but out of this instance's reach: what it computes has no room of its own.
+                return place.tier if cached else None
             if copy is None and not (cached and place is not gpu) and self._room_for(node, place, reserved, moves):
                 reserved.append(place.add(node, held=False))
                 return place.tier
@@ -123,20 +134,42 @@ class Placement:
             self.host.add(node, held=True)
             moves.append(Move(node.key.hex(), node.tokens, Tier.GPU, Tier.HOST, instance, evict=False))
 
-    def discard(self, copy: Copy) -> None:
-        """Take a copy out at once, locked or not, with all that only it supports; orders go to the outbox."""
+    def discard(self, copy: Copy, moves: list[Move] | None = None, place_is_gone: bool = False) -> None:
+        """Take a copy out with all that only it supports; orders go to ``moves``, or to the outbox.
+
+        A copy that a plan uses is condemned: it cannot be found any more, and is taken out when the plan is settled. In
+        a place that is gone nothing is used any more.
+        """
         pending = [copy]
         while pending:
             going = pending.pop()
-            node, place = going.node, going.place
-            if node.copies.get(place) is not going:
+            node = going.node
+            gone = place_is_gone and going.place is copy.place
+            if node.copies.get(going.place) is not going or (going.condemned and not gone):
                 continue
-            place.remove(going)
-            if going.held:
-                self.order_drop(node.key, node.tokens, place)
+            if node.locks and not gone:
+                going.place.withdraw(going)
+                going.condemned = True
+                going.held = False
+            else:
+                self._take_out(going, going.held, moves)
             pending += self._unsupported(node)
             if not node.copies:
                 self._forget(node)
+
+    def bury(self, copy: Copy) -> None:
+        """Take out a copy that was condemned, or whose node was deleted: no plan uses it any more."""
+        # Whether its KV was ever there, only the plans know: an order to drop what is not there does no harm.
+        self._take_out(copy, True, None)
+        if not copy.node.copies:
+            self._forget(copy.node)
+
+    def _take_out(self, copy: Copy, there: bool, moves: list[Move] | None) -> None:
+        copy.place.remove(copy)
+        if there and moves is None:
+            self.order_drop(copy.node.key, copy.node.tokens, copy.place)
+        elif there and moves is not None:
+            moves.append(_drop(copy.node.key, copy.node.tokens, copy.place))
 
     def insert(self, node: Node, place: Place) -> bool:
         """Take note of a copy that is there already; False where it may not lie, does not fit, or is to be dropped."""
@@ -149,15 +182,9 @@ class Placement:
         place.add(node, held=True)
         return True
 
-    def bury(self, copy: Copy, silently: bool) -> None:
-        """Take out a copy of a node that was deleted; ``silently`` without an order to drop its KV."""
-        copy.place.remove(copy)
-        if copy.held and not silently:
-            self.order_drop(copy.node.key, copy.node.tokens, copy.place)
-
     def order_drop(self, key: bytes, tokens: int, place: Place) -> None:
         """Order KV to be dropped that lies in a place without the tree's knowledge."""
-        self._outbox[key.hex(), place] = Move(key.hex(), tokens, place.tier, None, place.instance)
+        self._outbox[key.hex(), place] = _drop(key, tokens, place)
 
     def take_orders(self, instance: str) -> list[Move]:
         """Empty the outbox of all that this instance can carry out."""
@@ -191,7 +218,7 @@ class Placement:
         moves.append(Move(node.key.hex(), node.tokens, place.tier, target.tier if target else None, place.instance))
         if node.below:
             for orphan in self._unsupported(node):
-                self.discard(orphan)
+                self.discard(orphan, moves)
         if not node.copies:
             self._forget(node)
 
@@ -223,8 +250,8 @@ class Placement:
             if any(_supports(copy, place) and copy.held for copy in node.copies.values()):
                 continue
             below = [child.copies[place] for child in node.children.values() if place in child.copies]
-            supports = any(_supports(copy, place) for copy in node.copies.values())
-            orphans += [copy for copy in below if copy.held or not supports]
+            supports = any(_supports(copy, place) and not copy.condemned for copy in node.copies.values())
+            orphans += [copy for copy in below if not copy.condemned and (copy.held or not supports)]
         return orphans
 
 
@@ -240,3 +267,7 @@ def _supported(parent: Node | None, place: Place, reserved: Sequence[Copy]) -> b
     if there is not None and there.held:
         return True
     return any((copy.held or copy in reserved) and _supports(copy, place) for copy in parent.copies.values())
+
+
+def _drop(key: bytes, tokens: int, place: Place) -> Move:
+    return Move(key.hex(), tokens, place.tier, None, place.instance)

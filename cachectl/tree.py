@@ -19,9 +19,9 @@ from cachectl.policies.base import Arrival
 from protocol.errors import ConfigError, InvalidRequest, PinRefused, UnknownNode, UnknownPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from cachectl.place import Copy
+    from cachectl.place import Copy, Place
     from cachectl.policies.base import ReplacementPolicy
     from protocol.cache import Move
     from protocol.tiers import Tier
@@ -79,16 +79,17 @@ class KnowledgeTree:
         if window_s is not None and window_s <= 0:
             raise ConfigError(f"the frequency window must be longer than {window_s} s")
         self.policy = policy
-        self.placement = Placement(policy, capacities if policy.keeps else Capacities(0), self._forget)
+        self.placement = Placement(policy, capacities, self._forget)
         self.tick = 0
         self.roots: dict[str, Node] = {}
         self.nodes: dict[bytes, Node] = {}
-        self.detached: set[Node] = set()
+        # Deleted nodes that plans still use, by their keys.
+        self.detached: dict[bytes, Node] = {}
         self.grants: dict[str, Grant] = {}
         self._cost = cost
         self._window_s = window_s
         self._with_quota: set[Node] = set()
-        self.by_content: dict[str, set[Node]] = {}
+        self.by_content: dict[str, dict[Node, None]] = {}
         for instance in instances:
             self.placement.add_instance(instance)
 
@@ -173,8 +174,7 @@ class KnowledgeTree:
         for index, (document, key) in enumerate(zip(documents, keys, strict=True)):
             hit = index < len(hits)
             kept: Tier | None = None
-            if parent is not None and index >= len(grant.locked) and document.content in parent.children:
-                # The tree knows it with another length: what is computed of it here has no place there.
+            if parent is not None and index >= len(grant.locked) and self._in_the_way(parent, document, key):
                 parent = None
             if parent is not None:
                 node = grant.locked[index] if index < len(grant.locked) else Node(key, *document, parent)
@@ -209,7 +209,11 @@ class KnowledgeTree:
         reserved = self._still_reserved(grant)
         grant.reserved = []
         for copy in reserved:
-            copy.held = True
+            # What it was to stand on may have been lost meanwhile.
+            if self.placement.supported(copy):
+                copy.held = True
+            else:
+                self.placement.discard(copy)
         self._lose(grant, lost)
         return reserved[0].node.key if reserved else None
 
@@ -230,9 +234,11 @@ class KnowledgeTree:
         del self.grants[grant.query_id]
         for node in grant.locked:
             node.locks -= 1
-        for node in grant.locked:
-            if node.detached and not node.locks:
-                self._bury(node)
+        # Children before parents, for what is taken out must not stand on anything's shoulders.
+        for node in reversed(grant.locked):
+            if not node.locks:
+                for copy in [copy for copy in node.copies.values() if node.detached or copy.condemned]:
+                    self.placement.bury(copy)
             for copy in node.copies.values():
                 copy.place.offer(copy)
         return gained
@@ -253,8 +259,8 @@ class KnowledgeTree:
                 raise UnknownNode(f"node {key.hex()} is not in the plan of query {grant.query_id}")
 
     def _still_reserved(self, grant: Grant) -> list[Copy]:
-        """What a grant reserved, less what went meanwhile with a document, an instance or a parent's copy."""
-        return [copy for copy in grant.reserved if copy.node.copies.get(copy.place) is copy]
+        """What a grant reserved, less what was condemned meanwhile, or went with an instance."""
+        return [copy for copy in grant.reserved if copy.node.copies.get(copy.place) is copy and not copy.condemned]
 
     # Instances
 
@@ -271,10 +277,10 @@ class KnowledgeTree:
         lost = [grant for grant in self.grants.values() if grant.instance == instance]
         for grant in lost:
             self.settle(grant, kept=False)
-        for node in [*self.nodes.values(), *self.detached]:
+        for node in [*self.nodes.values(), *self.detached.values()]:
             copy = node.copies.get(place)
             if copy is not None:
-                self.placement.discard(copy)
+                self.placement.discard(copy, place_is_gone=True)
         self.placement.remove_instance(instance)
         return [grant.query_id for grant in lost]
 
@@ -283,8 +289,7 @@ class KnowledgeTree:
     def pin(self, namespace: str, contents: Sequence[str]) -> None:
         """Keep a path until it is unpinned. Raises UnknownNode unless all of it is in the tree, and PinRefused."""
         nodes = self._path(namespace, contents)
-        for place in self.placement:
-            tokens = sum(node.tokens for node in nodes if not node.pins and place in node.copies)
+        for place, tokens in self._pins_to_come(nodes):
             if not place.may_pin(tokens):
                 raise PinRefused(
                     f"pins may take {PINNED_SHARE:.0%} of the {place.tier} tier's {place.capacity} tokens; "
@@ -296,7 +301,8 @@ class KnowledgeTree:
     def unpin(self, namespace: str, contents: Sequence[str]) -> None:
         """Take a pin back. Raises UnknownNode if the path is not in the tree, or not pinned."""
         nodes = self._path(namespace, contents)
-        if not all(node.pins for node in nodes):
+        # Pins of nodes further down count here too, and are not this path's.
+        if nodes[-1].pins <= sum(child.pins for child in nodes[-1].children.values()):
             raise UnknownNode("this path is not pinned")
         for node in nodes:
             node.pins -= 1
@@ -313,8 +319,12 @@ class KnowledgeTree:
         if tokens is not None and tokens < 0:
             raise ConfigError(f"a quota must not be negative: {tokens}")
         root = self._root(namespace)
-        self._with_quota.add(root)
         self.placement.set_quota(root, tier, tokens)
+        if self.placement.has_quota(root):
+            self._with_quota.add(root)
+        else:
+            self._with_quota.discard(root)
+        self._keep_root(root)
 
     def delete(self, content: str, namespace: str | None = None) -> int:
         """Drop a document everywhere it stands, with all that stands behind it, in one namespace or in all.
@@ -397,7 +407,7 @@ class KnowledgeTree:
         assert node.parent is not None
         node.parent.children[node.content] = node
         self.nodes[node.key] = node
-        self.by_content.setdefault(node.content, set()).add(node)
+        self.by_content.setdefault(node.content, {})[node] = None
         self.policy.entered(node)
 
     def _detach(self, node: Node) -> None:
@@ -406,7 +416,7 @@ class KnowledgeTree:
         del node.parent.children[node.content]
         del self.nodes[node.key]
         namesakes = self.by_content[node.content]
-        namesakes.discard(node)
+        del namesakes[node]
         if not namesakes:
             del self.by_content[node.content]
         self.policy.left(node)
@@ -414,7 +424,7 @@ class KnowledgeTree:
     def _forget(self, node: Node) -> None:
         """Let go of a node that has no copy left."""
         if node.detached:
-            self.detached.discard(node)
+            self.detached.pop(node.key, None)
             return
         self._unpin_above(node)
         node.pins = 0
@@ -429,28 +439,38 @@ class KnowledgeTree:
         for node in reversed(subtree):
             self._detach(node)
             if node.locks:
-                self.detached.add(node)
-            else:
-                self._bury(node)
+                self.detached[node.key] = node
+            for copy in list(node.copies.values()):
+                if node.locks:
+                    copy.place.withdraw(copy)
+                else:
+                    self.placement.bury(copy)
         self._keep_root(top.root)
         return len(subtree)
 
     def _unpin_above(self, node: Node) -> None:
         """Take a node's pins off what stands above it: they go with it."""
-        for above in node.path[:-1]:
+        for above in reversed(node.path[:-1]):
+            if above.detached:
+                # It took all pins off what stands above it, this one's too, when it went.
+                return
             above.pins -= node.pins
             for copy in above.copies.values():
                 if node.pins and not above.pins:
                     copy.place.pinned_tokens -= above.tokens
                 copy.place.offer(copy)
 
-    def _bury(self, node: Node) -> None:
-        """Take all copies of a deleted node out."""
-        reborn = self.nodes.get(node.key)
-        for copy in list(node.copies.values()):
-            # The same document may have come back meanwhile, under the same key: its KV must not be dropped.
-            self.placement.bury(copy, silently=reborn is not None and copy.place in reborn.copies)
-        self.detached.discard(node)
+    def _in_the_way(self, parent: Node, document: PathDocument, key: bytes) -> bool:
+        """Whether a document cannot be kept behind a node now.
+
+        The tree may know it with another length; or it was deleted, and a plan still uses what was kept under this key.
+        """
+        return document.content in parent.children or key in self.detached
+
+    def _pins_to_come(self, nodes: Sequence[Node]) -> Iterator[tuple[Place, int]]:
+        """The tokens that pinning a path would pin in each place, those that are pinned already left out."""
+        for place in self.placement:
+            yield place, sum(node.tokens for node in nodes if not node.pins and place in node.copies)
 
     def _path(self, namespace: str, contents: Sequence[str]) -> list[Node]:
         """The nodes of a path. Raises UnknownNode unless all of it is there."""
@@ -466,7 +486,7 @@ class KnowledgeTree:
         return nodes
 
     def _pin_if_room(self, node: Node) -> None:
-        if not node.pins and all(place.may_pin(node.tokens) for place in node.copies):
+        if not node.pins and all(place.may_pin(tokens) for place, tokens in self._pins_to_come(node.path)):
             for above in node.path:
                 _add_pin(above)
 

@@ -1,6 +1,5 @@
 """Every policy keeps the contract, and each one's formula decides as it does on paper."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ DOCUMENTATION = Path(__file__).parents[2] / "docs" / "policies.md"
 class TestEveryPolicy(PolicyContract):
     @pytest.fixture(scope="class", params=policy_names())
     def make_policy(self, request):
-        return partial(create_policy, request.param)
+        return lambda lookahead, _: create_policy(request.param, lookahead)
 
 
 # Names
