@@ -59,7 +59,8 @@ def _check_copies(tree: KnowledgeTree, nodes: list[Node]) -> None:
             assert copy.node.parent is not None
             below[copy.node.parent] += 1
             assert copy.held or copy.condemned or id(copy) in reserved, "room is reserved for nobody"
-            assert not copy.condemned or (copy.node.locks and not copy.held), "a copy outlived the plans that used it"
+            assert not copy.condemned or (0 < copy.users <= copy.node.locks), "a copy outlived the plans that used it"
+            assert not (copy.condemned and copy.held)
             _check_support(copy)
         assert place.used_by == dict(used_by)
         for node in nodes:

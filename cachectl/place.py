@@ -20,21 +20,23 @@ PINNED_SHARE = 0.5
 class Copy:
     """A node's KV in one place: ``held`` once it is there, before that only room for it is reserved.
 
-    A ``condemned`` copy is not to be used any more, and goes with the last plan that uses it: until then its room is
-    taken.
+    A ``condemned`` copy is not to be found any more, and goes with the last of the plans that may use it still: until
+    then its room is taken. ``condemned`` is the number of the last request that may be one of them, and ``users`` how
+    many of them have not ended.
 
     ``priority`` is what the policy made of the node at its last access, where it ranks by that. ``ticket`` and
     ``entered`` belong to the order of eviction: the copy's entry, 0 for none, and its priority when it was entered.
     """
 
-    __slots__ = ("condemned", "entered", "held", "node", "place", "priority", "ticket")
+    __slots__ = ("condemned", "entered", "held", "node", "place", "priority", "ticket", "users")
 
     def __init__(self, node: Node, place: Place, held: bool) -> None:
         self.node = node
         self.place = place
         self.priority = 0.0
         self.held = held
-        self.condemned = False
+        self.condemned = 0
+        self.users = 0
         self.ticket = 0
         self.entered = 0.0
 

@@ -134,22 +134,23 @@ class Placement:
             self.host.add(node, held=True)
             moves.append(Move(node.key.hex(), node.tokens, Tier.GPU, Tier.HOST, instance, evict=False))
 
-    def discard(self, copy: Copy, moves: list[Move] | None = None, place_is_gone: bool = False) -> None:
+    def discard(self, copy: Copy, tick: int, moves: list[Move] | None = None, unused: bool = False) -> None:
         """Take a copy out with all that only it supports; orders go to ``moves``, or to the outbox.
 
-        A copy that a plan uses is condemned: it cannot be found any more, and is taken out when the plan is settled. In
-        a place that is gone nothing is used any more.
+        A copy that a plan uses is condemned: it cannot be found any more after request number ``tick``, and is taken
+        out when the plans up to that one are settled. ``unused`` says that no plan uses it, whatever locks its node.
         """
         pending = [copy]
         while pending:
             going = pending.pop()
             node = going.node
-            gone = place_is_gone and going.place is copy.place
-            if node.copies.get(going.place) is not going or (going.condemned and not gone):
+            free = not node.locks or (unused and going.place is copy.place)
+            if node.copies.get(going.place) is not going or (going.condemned and not free):
                 continue
-            if node.locks and not gone:
+            if not free:
                 going.place.withdraw(going)
-                going.condemned = True
+                going.condemned = tick
+                going.users = node.locks
                 going.held = False
             else:
                 self._take_out(going, going.held, moves)
@@ -218,7 +219,7 @@ class Placement:
         moves.append(Move(node.key.hex(), node.tokens, place.tier, target.tier if target else None, place.instance))
         if node.below:
             for orphan in self._unsupported(node):
-                self.discard(orphan, moves)
+                self.discard(orphan, 0, moves)
         if not node.copies:
             self._forget(node)
 

@@ -49,11 +49,12 @@ class Grant:
     ``moves`` are the orders that come with the plan, to be carried out before its own loads.
     """
 
-    __slots__ = ("instance", "locked", "moves", "query_id", "reserved", "settled", "steps")
+    __slots__ = ("instance", "locked", "moves", "query_id", "reserved", "settled", "steps", "tick")
 
-    def __init__(self, query_id: str, instance: str) -> None:
+    def __init__(self, query_id: str, instance: str, tick: int) -> None:
         self.query_id = query_id
         self.instance = instance
+        self.tick = tick
         self.steps: list[Step] = []
         self.moves: list[Move] = []
         self.locked: list[Node] = []
@@ -166,7 +167,7 @@ class KnowledgeTree:
         missed = computed - question_tokens
         contents = [document.content for document in documents]
         self.policy.begin(Arrival(self.tick, keys, contents, missed, self.placement.capacity))
-        grant = Grant(query_id, instance)
+        grant = Grant(query_id, instance, self.tick)
         grant.moves += self.placement.take_orders(instance)
         root = self._root(namespace)
         self._lock(root, documents, grant)
@@ -213,7 +214,7 @@ class KnowledgeTree:
             if self.placement.supported(copy):
                 copy.held = True
             else:
-                self.placement.discard(copy)
+                self.placement.discard(copy, self.tick)
         self._lose(grant, lost)
         return reserved[0].node.key if reserved else None
 
@@ -228,27 +229,35 @@ class KnowledgeTree:
             gained = self.commit(grant, lost)
         else:
             for copy in self._still_reserved(grant):
-                self.placement.discard(copy)
+                self.placement.discard(copy, self.tick, unused=True)
             self._lose(grant, lost)
         grant.settled = True
         del self.grants[grant.query_id]
         for node in grant.locked:
             node.locks -= 1
-        # Children before parents, for what is taken out must not stand on anything's shoulders.
+        # Children before parents: what is taken out must not stand under anything.
         for node in reversed(grant.locked):
-            if not node.locks:
-                for copy in [copy for copy in node.copies.values() if node.detached or copy.condemned]:
-                    self.placement.bury(copy)
-            for copy in node.copies.values():
-                copy.place.offer(copy)
+            self._let_go(node, grant)
         return gained
+
+    def _let_go(self, node: Node, grant: Grant) -> None:
+        """Take out what a settled grant was the last to use of a node; what it leaves may be evicted."""
+        for copy in list(node.copies.values()):
+            if copy.condemned and grant.tick <= copy.condemned:
+                copy.users -= 1
+            if (copy.condemned and not copy.users) or (node.detached and not node.locks):
+                self.placement.bury(copy)
+            else:
+                copy.place.offer(copy)
+        if not node.locks:
+            self._see_off(node)
 
     def _lose(self, grant: Grant, lost: Collection[tuple[bytes, Tier]]) -> None:
         for key, tier in lost:
             node = self.nodes.get(key)
             broken = node.copies.get(self.placement.place(tier, grant.instance)) if node is not None else None
             if broken is not None:
-                self.placement.discard(broken)
+                self.placement.discard(broken, self.tick)
 
     def _check(self, grant: Grant, lost: Collection[tuple[bytes, Tier]]) -> None:
         if grant.settled:
@@ -280,7 +289,7 @@ class KnowledgeTree:
         for node in [*self.nodes.values(), *self.detached.values()]:
             copy = node.copies.get(place)
             if copy is not None:
-                self.placement.discard(copy, place_is_gone=True)
+                self.placement.discard(copy, self.tick, unused=True)
         self.placement.remove_instance(instance)
         return [grant.query_id for grant in lost]
 
@@ -345,7 +354,8 @@ class KnowledgeTree:
     def insert(self, namespace: str, contents: Sequence[str], tokens: int, tier: Tier, instance: str | None) -> bool:
         """Take note of a node that a place holds by its own account (``restore``); whether the tree has it now.
 
-        It has not when the place is full, or when the node's parent is not where it must be.
+        It has not when the place is full, when the node's parent is not where it must be, or when it was deleted and is
+        still to be dropped.
         """
         place = self.placement.place(tier, instance)
         root = self._root(namespace)
@@ -358,7 +368,10 @@ class KnowledgeTree:
                 parent = above
             node = parent.children.get(contents[-1])
             if node is None:
-                node = Node(child_key(parent.key, contents[-1]), contents[-1], tokens, parent)
+                key = child_key(parent.key, contents[-1])
+                if key in self.detached:
+                    return False
+                node = Node(key, contents[-1], tokens, parent)
                 # Nobody knows what it did cost; what it would cost now stands in for that.
                 node.count_computation(self._cost(node.prefix_tokens, tokens) / tokens)
             if not self.placement.insert(node, place):
@@ -373,8 +386,8 @@ class KnowledgeTree:
         """Order a copy to be dropped that a place holds and the tree does not take note of."""
         key, place = path_keys(namespace, contents)[-1], self.placement.place(tier, instance)
         node = self.nodes.get(key)
-        # A plan that is about to put the same KV there must not find it dropped.
-        if node is None or place not in node.copies:
+        # What a plan is about to put there, or still uses there, must not be dropped under it.
+        if key not in self.detached and (node is None or place not in node.copies):
             self.placement.order_drop(key, tokens, place)
 
     # Nodes come and go
@@ -424,12 +437,21 @@ class KnowledgeTree:
     def _forget(self, node: Node) -> None:
         """Let go of a node that has no copy left."""
         if node.detached:
-            self.detached.pop(node.key, None)
+            self._see_off(node)
+            return
+        if node.children:
+            # Plans use what is left below, and nobody will find it from here any more.
+            self._delete(node)
             return
         self._unpin_above(node)
         node.pins = 0
         self._detach(node)
         self._keep_root(node.root)
+
+    def _see_off(self, node: Node) -> None:
+        """Stop waiting for the end of a deleted node; another one of its key may have come and gone since."""
+        if self.detached.get(node.key) is node:
+            del self.detached[node.key]
 
     def _delete(self, top: Node) -> int:
         subtree = [top]

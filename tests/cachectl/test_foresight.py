@@ -339,13 +339,15 @@ def test_a_document_that_was_deleted_in_use_and_came_back_is_resident_once():
     old = begin(tree, ["a"])
     tree.delete("a")
     ask(tree, "a")
+    assert not kept(tree, "a")
     tree.settle(old, kept=True)
+    ask(tree, "a")
     history = policy_of(tree)._histories.get(path_keys(NAMESPACE, ["a"])[0])
     assert history.resident
     assert kept(tree, "a")
     tree.clear()
     assert not history.resident
-    assert (history.uses, len(policy_of(tree)._histories)) == (3, 1)
+    assert (history.uses, len(policy_of(tree)._histories)) == (4, 1)
     check_integrity(tree)
 
 

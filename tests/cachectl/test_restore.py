@@ -215,6 +215,18 @@ def test_a_copy_that_is_about_to_be_dropped_is_not_restored():
     assert (found(tree, "a") == [HOST]) != (drop("a", HOST) in orders(tree))
 
 
+def test_a_deleted_document_that_a_plan_still_uses_is_not_restored_and_not_dropped_under_it():
+    tree = tree_of()
+    ask(tree, "a")
+    running = begin(tree, "a")
+    tree.delete("a")
+    assert restore(tree, [report(GPU, "a", instance="one")]) == RestoreResult(0, 1)
+    assert orders(tree) == Counter()
+    tree.settle(running, kept=True)
+    check_integrity(tree)
+    assert orders(tree) == Counter([drop("a", GPU, "one")])
+
+
 def test_a_restored_document_that_is_in_demand_is_worth_keeping():
     # a is used five times and b once, for a second a token each.
     tree = tree_of(gpu=2, host=0, disk=0, policy="PGDSF")

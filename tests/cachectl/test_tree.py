@@ -15,8 +15,9 @@ from cachectl.lookahead import Lookahead
 from cachectl.node import child_key, path_keys, root_key
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy, policy_names
+from cachectl.restore import restore
 from cachectl.tree import Grant, KnowledgeTree, PathDocument
-from protocol.cache import Move
+from protocol.cache import HeldNode, Move, ResidencyReport
 from protocol.errors import ConfigError, InvalidRequest, PinRefused, UnknownInstance, UnknownNode, UnknownPlan
 from protocol.tiers import Tier
 
@@ -606,6 +607,35 @@ def test_a_plan_that_failed_tells_what_it_could_not_load_all_the_same():
     assert found(tree, "ab") == [GPU]
 
 
+def served_without_a_pause(tree, running, plans=5) -> Grant:
+    """Plans for the document s, each granted before the last one is settled; the last, still running."""
+    for _ in range(plans):
+        following = begin(tree, "s")
+        tree.settle(running, kept=True)
+        check_integrity(tree)
+        running = following
+    return running
+
+
+def test_a_lost_copy_is_replaced_though_plans_for_it_never_cease():
+    tree = tree_of(4)
+    ask(tree, "s")
+    running = begin(tree, "s")
+    tree.settle(begin(tree, "s"), kept=True, lost=[(key("s"), GPU)])
+    assert found(tree, "s") == []
+    served_without_a_pause(tree, running)
+    assert found(tree, "s") == [GPU]
+
+
+def test_room_that_a_failed_plan_gave_up_is_used_though_plans_for_the_document_never_cease():
+    tree = tree_of(4)
+    failing, running = begin(tree, "s"), begin(tree, "s")
+    assert running.steps[0].kept is None
+    tree.settle(failing, kept=False)
+    served_without_a_pause(tree, running)
+    assert found(tree, "s") == [GPU]
+
+
 def test_what_a_running_plan_loads_is_not_dropped_because_another_lost_its_parent():
     # b lies in host behind a, which lies in the GPU of one (and cannot be had from there any more) and on disk.
     tree = tree_of(1, 1, 2)
@@ -1052,6 +1082,20 @@ def test_an_instance_that_is_gone_takes_its_gpu_and_its_plans_with_it():
     check_integrity(tree)
 
 
+def test_what_stood_on_a_gone_instance_alone_goes_with_it_though_a_plan_elsewhere_names_it():
+    # Two was to compute a into its GPU and b into host; one's plan for both of them uses neither.
+    tree = tree_of(1, 1)
+    begin(tree, "ab", "two")
+    begin(tree, "c", "one")
+    naming = begin(tree, "ab", "one")
+    assert [(step.source, step.kept) for step in naming.steps] == [(None, None), (None, None)]
+    tree.remove_instance("two")
+    check_integrity(tree)
+    tree.settle(naming, kept=True)
+    check_integrity(tree)
+    assert tree.placement.host.used == 0
+
+
 def test_an_instance_that_comes_back_starts_empty_and_hears_no_old_orders():
     tree = tree_of(2)
     ask(tree, "a", "two")
@@ -1096,7 +1140,7 @@ class DataPlane:
 
     def __init__(self) -> None:
         self.places: dict[tuple[Tier, str | None], set[str]] = {}
-        self.tokens: dict[str, int] = {}
+        self.names: dict[str, HeldNode] = {}
 
     def at(self, tier: Tier, instance: str | None) -> set[str]:
         return self.places.setdefault((tier, instance if tier is GPU else None), set())
@@ -1111,7 +1155,18 @@ class DataPlane:
                 source.discard(order.node)
 
     def used(self, keys: set[str]) -> int:
-        return sum(self.tokens[key] for key in keys)
+        return sum(self.names[key].tokens for key in keys)
+
+    def name(self, namespace: str, path: str) -> None:
+        """Remember what a path's keys stand for."""
+        for depth, key in enumerate(path_keys(namespace, path), start=1):
+            self.names[key.hex()] = HeldNode(namespace, tuple(path[:depth]), tokens_of(path[depth - 1]))
+
+    def report(self) -> list[ResidencyReport]:
+        return [
+            ResidencyReport(tier, tuple(self.names[key] for key in sorted(keys)), instance)
+            for (tier, instance), keys in self.places.items()
+        ]
 
 
 class Traffic:
@@ -1131,7 +1186,7 @@ class Traffic:
         instance = (list(self.tree.placement.gpus) * 2)[not first]
         grant = begin(self.tree, "s" + path if system else path, instance, namespace, pinned=int(system))
         assert saves(grant) == {(copy.node.key, copy.place.tier) for copy in grant.reserved}
-        self.plane.tokens |= {step.key.hex(): step.tokens for step in grant.steps}
+        self.plane.name(namespace, "s" + path if system else path)
         self.plane.carry_out(grant.moves)
         loads = {(step.key, step.source) for step in grant.steps if step.source is not None}
         self.plans.append(SimpleNamespace(grant=grant, loads=loads, saves=saves(grant), broken=set()))
@@ -1171,6 +1226,10 @@ class Traffic:
 
     def limit(self, namespace: str, tier: Tier, tokens: int | None) -> None:
         self.tree.set_quota(namespace, tier, tokens)
+
+    def restore(self) -> None:
+        """Tell the tree what is there, whatever it knows of it."""
+        restore(self.tree, self.plane.report())
 
     def replace_instance(self) -> None:
         """Lose the second instance with its plans, or have it back."""
@@ -1224,6 +1283,7 @@ incidents = [
     event("delete", content=st.sampled_from("sabD"), namespace=st.sampled_from([None, "x", "y"])),
     event("limit", namespace=st.sampled_from("xy"), tier=st.sampled_from(Tier), tokens=st.none() | st.integers(0, 5)),
     event("replace_instance"),
+    event("restore"),
 ]
 # Most of what happens is that plans come and go. A list of lists, for one list alone is mostly a short one.
 events = st.sampled_from([*[admissions] * 6, *[settlements] * 4, *incidents]).flatmap(lambda kind: kind)
