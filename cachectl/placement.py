@@ -141,6 +141,7 @@ class Placement:
         out when the plans up to that one are settled. ``unused`` says that no plan uses it, whatever locks its node.
         """
         pending = [copy]
+        emptied: list[Node] = []
         while pending:
             going = pending.pop()
             node = going.node
@@ -156,7 +157,10 @@ class Placement:
                 self._take_out(going, going.held, moves)
             pending += self._unsupported(node)
             if not node.copies:
-                self._forget(node)
+                emptied.append(node)
+        # Below first: what a node is forgotten with should be what plans still use.
+        for node in reversed(emptied):
+            self._forget(node)
 
     def bury(self, copy: Copy) -> None:
         """Take out a copy that was condemned, or whose node was deleted: no plan uses it any more."""

@@ -518,13 +518,15 @@ def test_a_parent_that_leaves_takes_the_children_that_it_alone_supported():
     assert tree.placement.host.used == 0
 
 
-def test_the_children_of_a_parent_that_leaves_are_dropped_before_their_room_is_used():
-    # As above, but the plan that drives A out of the GPU also wants host's room, where b's KV still lies.
-    tree = tree_of(2, 1)
-    ask(tree, "Ab")
-    grant = begin(tree, "Cd")
-    assert [step.kept for step in grant.steps] == [GPU, HOST]
-    assert move("Ab", HOST, None) in grant.moves
+def test_all_that_stood_on_a_parent_that_leaves_is_dropped_before_its_room_is_used():
+    # As above, with c on disk behind b, but the plan that drives A out of the GPU also wants the room of both.
+    tree = tree_of(2, 1, 1)
+    ask(tree, "Abc")
+    grant = begin(tree, "Cde")
+    assert [step.kept for step in grant.steps] == [GPU, HOST, DISK]
+    assert {move("Ab", HOST, None), move("Abc", DISK, None)} <= set(grant.moves)
+    tree.settle(grant, kept=True)
+    assert orders(tree) == []
 
 
 def test_a_parent_that_leaves_one_gpu_spares_children_that_another_gpu_supports():
