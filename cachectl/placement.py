@@ -138,14 +138,14 @@ class Placement:
         """Take a copy out with all that only it supports; orders go to ``moves``, or to the outbox.
 
         A copy that a plan uses is condemned: it cannot be found any more after request number ``tick``, and is taken
-        out when the plans up to that one are settled. ``unused`` says that no plan uses it, whatever locks its node.
+        out when the plans up to that one are settled. ``unused`` says that none uses this one, whatever locks its node.
         """
         pending = [copy]
         emptied: list[Node] = []
         while pending:
             going = pending.pop()
             node = going.node
-            free = not node.locks or (unused and going.place is copy.place)
+            free = not node.locks or (unused and going is copy)
             if node.copies.get(going.place) is not going or (going.condemned and not free):
                 continue
             if not free:

@@ -661,6 +661,27 @@ def test_room_that_a_running_plan_reserved_is_not_given_away_when_another_lost_i
     assert [step.kept for step in begin(tree, "C").steps] == [None]
 
 
+def test_a_failed_plan_gives_its_own_room_back_and_no_other_plans():
+    # b is to be saved on disk on the strength of s in host. That copy is lost, and the promise of s on disk fails.
+    tree = tree_of(0, 1, 2)
+    first, failing = begin(tree, "s"), begin(tree, "s")
+    assert [grant.steps[0].kept for grant in (first, failing)] == [HOST, DISK]
+    tree.settle(first, kept=True)
+    running = begin(tree, "sb")
+    assert [(step.source, step.kept) for step in running.steps] == [(HOST, HOST), (None, DISK)]
+    tree.settle(begin(tree, "s"), kept=True, lost=[(key("s"), HOST)])
+    tree.settle(failing, kept=False)
+    check_integrity(tree)
+    # Of disk's two tokens one is still b's.
+    other = begin(tree, "cd")
+    assert [step.kept for step in other.steps] == [DISK, None]
+    for grant in (running, other):
+        tree.settle(grant, kept=True)
+        check_integrity(tree)
+    assert found(tree, "sb") == []
+    assert move("sb", DISK, None) in orders(tree)
+
+
 def test_what_a_plan_saved_in_vain_is_dropped():
     # b's room in the GPU went with a, whose copy there another plan found to be gone; b is saved there all the same.
     tree = tree_of(2)
