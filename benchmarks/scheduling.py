@@ -17,11 +17,12 @@ import msgspec
 from benchmarks.statistics import percentile
 from cachectl import speculation
 from cachectl.collector import spare_full_collections
+from cachectl.grant import PathDocument
 from cachectl.lookahead import Lookahead
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy
 from cachectl.scheduler import Request, Scheduler
-from cachectl.tree import KnowledgeTree, PathDocument
+from cachectl.tree import KnowledgeTree
 from protocol.plans import SpeculationDecision
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from benchmarks.statistics import TimeHistogram
+from cachectl.grant import PathDocument
 from cachectl.ordering import DocumentOrder, OrderStrategy, order_by_name
 from cachectl.scheduler import Request, Scheduler
-from cachectl.tree import PathDocument
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from benchmarks.workload import TraceRequest, Workload
     from cachectl.cost import DeviceProfile
+    from cachectl.grant import Grant
     from cachectl.node import Node
-    from cachectl.tree import Grant
 
 
 class SimulatedService(NamedTuple):

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from cachectl import speculation
+from cachectl.grant import Grant, PathDocument
 from cachectl.integrity import check_integrity
 from cachectl.lookahead import Lookahead
 from cachectl.placement import Capacities
@@ -14,7 +15,7 @@ from cachectl.policies import create_policy
 from cachectl.restore import restore
 from cachectl.scheduler import Request, Scheduler
 from cachectl.settings import ControllerSettings
-from cachectl.tree import Grant, KnowledgeTree, PathDocument
+from cachectl.tree import KnowledgeTree
 from cachectl.view import tier_stats, tree_view
 from protocol.cache import CachePath, DocumentDeletion, ResidencyReport, RestoreResult, TreeView
 from protocol.errors import InvalidRequest, Overloaded, UnknownNode

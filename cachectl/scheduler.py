@@ -17,8 +17,9 @@ from protocol.errors import InvalidRequest, Overloaded, UnknownNode, UnknownPlan
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from cachectl.grant import Grant, PathDocument
     from cachectl.lookahead import Lookahead
-    from cachectl.tree import Grant, KnowledgeTree, PathDocument
+    from cachectl.tree import KnowledgeTree
     from protocol.tiers import Tier
 
 

@@ -10,8 +10,9 @@ sections 4.1 and 5.1. All of it is synchronous and knows no clock but the time t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from cachectl.grant import Grant, Step
 from cachectl.node import Node, child_key, path_keys, root_key
 from cachectl.place import PINNED_SHARE
 from cachectl.placement import Capacities, Placement
@@ -21,45 +22,10 @@ from protocol.errors import ConfigError, InvalidRequest, PinRefused, UnknownNode
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+    from cachectl.grant import PathDocument
     from cachectl.place import Copy, Place
     from cachectl.policies.base import ReplacementPolicy
-    from protocol.cache import Move
     from protocol.tiers import Tier
-
-
-class PathDocument(NamedTuple):
-    """A document on a path: the content hash that names it, and its length in tokens."""
-
-    content: str
-    tokens: int
-
-
-class Step(NamedTuple):
-    """A document of a grant: where its KV is loaded from (None: computed), and the fastest tier where it is kept."""
-
-    key: bytes
-    tokens: int
-    source: Tier | None
-    kept: Tier | None
-
-
-class Grant:
-    """What one plan holds of the tree until it is settled: locks on its path, and room reserved for what it brings.
-
-    ``moves`` are the orders that come with the plan, to be carried out before its own loads.
-    """
-
-    __slots__ = ("instance", "locked", "moves", "query_id", "reserved", "settled", "steps", "tick")
-
-    def __init__(self, query_id: str, instance: str, tick: int) -> None:
-        self.query_id = query_id
-        self.instance = instance
-        self.tick = tick
-        self.steps: list[Step] = []
-        self.moves: list[Move] = []
-        self.locked: list[Node] = []
-        self.reserved: list[Copy] = []
-        self.settled = False
 
 
 class KnowledgeTree:

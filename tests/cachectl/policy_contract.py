@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cachectl.grant import Grant, PathDocument
 from cachectl.integrity import check_integrity
 from cachectl.lookahead import Lookahead
 from cachectl.node import path_keys
 from cachectl.place import Copy
 from cachectl.placement import Capacities
 from cachectl.policies.base import ReplacementPolicy
-from cachectl.tree import Grant, KnowledgeTree, PathDocument
+from cachectl.tree import KnowledgeTree
 from protocol.tiers import Tier
 
 PolicyFactory = Callable[[Lookahead, Sequence[Sequence[bytes]]], ReplacementPolicy]

@@ -10,13 +10,14 @@ from benchmarks.policies import PolicyBenchmark
 from benchmarks.simulator import SimulatedService
 from benchmarks.synthetic import SyntheticSettings, SyntheticWorkload
 from cachectl.cost import DeviceProfile
+from cachectl.grant import Grant, PathDocument
 from cachectl.integrity import check_integrity
 from cachectl.lookahead import Lookahead
 from cachectl.node import path_keys
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy
 from cachectl.policies.foresight import Foresight
-from cachectl.tree import Grant, KnowledgeTree, PathDocument
+from cachectl.tree import KnowledgeTree
 from protocol.tiers import Tier
 
 NAMESPACE = "tenant"

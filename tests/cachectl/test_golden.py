@@ -2,13 +2,14 @@
 
 import pytest
 
+from cachectl.grant import Grant, PathDocument
 from cachectl.lookahead import Lookahead
 from cachectl.node import path_keys
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy
 from cachectl.queue import CacheAwareQueue
 from cachectl.scheduler import Request, Scheduler
-from cachectl.tree import Grant, KnowledgeTree, PathDocument
+from cachectl.tree import KnowledgeTree
 
 TENANT = "tenant"
 

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 from policy_contract import NAMESPACE, PolicyContract
 
+from cachectl.grant import Grant, PathDocument
 from cachectl.lookahead import Lookahead
 from cachectl.node import path_keys
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy, policy_names
-from cachectl.tree import Grant, KnowledgeTree, PathDocument
+from cachectl.tree import KnowledgeTree
 from protocol.cache import Move
 from protocol.errors import UnknownPolicy
 from protocol.tiers import Tier

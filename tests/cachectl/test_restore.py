@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cachectl.grant import Grant, PathDocument
 from cachectl.integrity import check_integrity
 from cachectl.lookahead import Lookahead
 from cachectl.node import path_keys
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy, policy_names
 from cachectl.restore import restore
-from cachectl.tree import Grant, KnowledgeTree, PathDocument
+from cachectl.tree import KnowledgeTree
 from cachectl.view import tree_view
 from protocol.cache import HeldNode, Move, ResidencyReport, RestoreResult, TierStats, TreeNode, TreeView
 from protocol.errors import InvalidRequest, UnknownInstance

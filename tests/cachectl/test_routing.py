@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachectl.grant import Grant, PathDocument
 from cachectl.lookahead import Lookahead
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy
 from cachectl.routing import Candidate, route
 from cachectl.scheduler import Request, Scheduler
-from cachectl.tree import Grant, KnowledgeTree, PathDocument
+from cachectl.tree import KnowledgeTree
 from protocol.errors import Unavailable
 
 seconds = st.integers(0, 5).map(float)

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from cachectl.grant import Grant, PathDocument
 from cachectl.integrity import check_integrity
 from cachectl.lookahead import Lookahead
 from cachectl.node import child_key, path_keys, root_key
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy, policy_names
 from cachectl.restore import restore
-from cachectl.tree import Grant, KnowledgeTree, PathDocument
+from cachectl.tree import KnowledgeTree
 from protocol.cache import HeldNode, Move, ResidencyReport
 from protocol.errors import ConfigError, InvalidRequest, PinRefused, UnknownInstance, UnknownNode, UnknownPlan
 from protocol.tiers import Tier

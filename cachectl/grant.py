@@ -1,0 +1,46 @@
+"""A grant: what one plan holds of the knowledge tree, from the moment it is made until it is settled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from cachectl.node import Node
+    from cachectl.place import Copy
+    from protocol.cache import Move
+    from protocol.tiers import Tier
+
+
+class PathDocument(NamedTuple):
+    """A document on a path: the content hash that names it, and its length in tokens."""
+
+    content: str
+    tokens: int
+
+
+class Step(NamedTuple):
+    """A document of a grant: where its KV is loaded from (None: computed), and the fastest tier where it is kept."""
+
+    key: bytes
+    tokens: int
+    source: Tier | None
+    kept: Tier | None
+
+
+class Grant:
+    """What one plan holds of the tree until it is settled: locks on its path, and room reserved for what it brings.
+
+    ``moves`` are the orders that come with the plan, to be carried out before its own loads.
+    """
+
+    __slots__ = ("instance", "locked", "moves", "query_id", "reserved", "settled", "steps", "tick")
+
+    def __init__(self, query_id: str, instance: str, tick: int) -> None:
+        self.query_id = query_id
+        self.instance = instance
+        self.tick = tick
+        self.steps: list[Step] = []
+        self.moves: list[Move] = []
+        self.locked: list[Node] = []
+        self.reserved: list[Copy] = []
+        self.settled = False
