@@ -171,9 +171,11 @@ class Placement:
 
     def _take_out(self, copy: Copy, there: bool, moves: list[Move] | None) -> None:
         copy.place.remove(copy)
-        if there and moves is None:
+        if not there:
+            return
+        if moves is None:
             self.order_drop(copy.node.key, copy.node.tokens, copy.place)
-        elif there and moves is not None:
+        else:
             moves.append(_drop(copy.node.key, copy.node.tokens, copy.place))
 
     def insert(self, node: Node, place: Place) -> bool:

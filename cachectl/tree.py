@@ -438,13 +438,15 @@ class KnowledgeTree:
 
     def _unpin_above(self, node: Node) -> None:
         """Take a node's pins off what stands above it: they go with it."""
+        if not node.pins:
+            return
         for above in reversed(node.path[:-1]):
             if above.detached:
                 # It took all pins off what stands above it, this one's too, when it went.
                 return
             above.pins -= node.pins
             for copy in above.copies.values():
-                if node.pins and not above.pins:
+                if not above.pins:
                     copy.place.pinned_tokens -= above.tokens
                 copy.place.offer(copy)
 
