@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 _SLACK = 2
 _SMALL = 64
 
-_DRAWS = 6
-_POOL = 8
+# Candidates that are kept; with fewer than the fewest there is no choice, and more are drawn at once.
+_CANDIDATES = 8
+_FEWEST = 3
+# A touch makes one draw, and this part of what is owed beyond it.
+_INSTALMENTS = 16
 
 
 class EvictionOrder(ABC):
@@ -120,18 +123,22 @@ class PriorityOrder(EvictionOrder):
 
 
 class SampledOrder(EvictionOrder):
-    """Copies in no order: the one to go is the lowest of a few drawn at random and the best candidates of draws before.
+    """Copies in no order: the one to go is the lowest of some candidates, the best of those drawn at random so far.
 
     For priorities that fall by themselves as time passes, which no heap can keep. Candidates kept make a draw worth
-    nearly two of a blind sample's (Redis keeps some for its approximate LRU). A ticket is the copy's place
-    in the list, from 1.
+    nearly two of a blind sample's (Redis keeps some for its approximate LRU). Each one that leaves is worth ``draws``
+    draws, which are made a few at a time as copies are touched: a request that evicts many copies takes them from the
+    candidates at hand, and requests that evict none look for more. A ticket is the copy's place in the list, from 1.
     """
 
-    def __init__(self, current: Callable[[Copy], float], random: Random) -> None:
+    def __init__(self, current: Callable[[Copy], float], random: Random, draws: int) -> None:
         self._current = current
         self._random = random.random
+        self._draws = draws
         self._copies: list[Copy] = []
-        self._pool: dict[Copy, float] = {}
+        # Each with its priority as it was last looked at.
+        self._candidates: dict[Copy, float] = {}
+        self._owed = 0
 
     def enter(self, copy: Copy) -> None:
         """Put a copy in, if it is not in."""
@@ -147,37 +154,49 @@ class SampledOrder(EvictionOrder):
                 self._copies[copy.ticket - 1] = last
                 last.ticket = copy.ticket
             copy.ticket = 0
-            self._pool.pop(copy, None)
+            if self._candidates.pop(copy, None) is not None:
+                self._owed += self._draws
 
-    def touch(self, copy: Copy) -> None:
-        """Nothing: a priority is asked for when it matters."""
+    def touch(self, copy: Copy) -> None:  # noqa: ARG002
+        """Draw some of what is owed; the copy's own priority is asked for when it matters."""
+        if self._owed and self._copies:
+            draws = 1 + self._owed // _INSTALMENTS
+            self._owed -= draws
+            self._draw(draws)
 
     def reconsider(self, copy: Copy) -> None:
-        """Nothing, for the same reason."""
+        """Nothing: a priority is asked for when it matters."""
 
     def lowest(self) -> tuple[Copy, float] | None:
         """The candidate of lowest priority; exact while there are few copies."""
-        copies, pool, current, random = self._copies, self._pool, self._current, self._random
-        count = len(copies)
-        if count <= _POOL:
-            ranked = [(current(copy), copy.ticket, copy) for copy in copies]
-            return (min(ranked)[2], min(ranked)[0]) if ranked else None
-        if len(pool) >= 2 * _POOL:
-            best = sorted(pool, key=pool.__getitem__)[:_POOL]
-            self._pool = pool = {copy: pool[copy] for copy in best}
-        for _ in range(_DRAWS):
-            copy = copies[int(random() * count)]
-            pool[copy] = current(copy)
+        copies, current = self._copies, self._current
+        if len(copies) <= _CANDIDATES:
+            value, _, copy = min(((current(copy), copy.ticket, copy) for copy in copies), default=(0.0, 0, None))
+            return (copy, value) if copy is not None else None
+        if len(self._candidates) < _FEWEST:
+            self._owed = max(0, self._owed - self._draws)
+            self._draw(self._draws)
+        candidates = self._candidates
         while True:
-            lowest = min(pool, key=pool.__getitem__)
+            lowest = min(candidates, key=candidates.__getitem__)
             # What has risen since it became a candidate may be the lowest no longer.
             value = current(lowest)
-            if value <= pool[lowest]:
+            if value <= candidates[lowest]:
                 return lowest, value
-            pool[lowest] = value
+            candidates[lowest] = value
+
+    def _draw(self, draws: int) -> None:
+        """Make candidates of copies drawn at random; the best candidates stay."""
+        copies, candidates, current, random = self._copies, self._candidates, self._current, self._random
+        if len(candidates) >= 2 * _CANDIDATES:
+            best = sorted(candidates, key=candidates.__getitem__)[:_CANDIDATES]
+            self._candidates = candidates = {copy: candidates[copy] for copy in best}
+        for _ in range(draws):
+            copy = copies[int(random() * len(copies))]
+            candidates[copy] = current(copy)
 
     def check_integrity(self) -> None:
         """Assert that every ticket is the copy's place in the list, and that candidates are in it."""
         for place, copy in enumerate(self._copies, start=1):
             assert copy.ticket == place
-        assert all(copy.ticket for copy in self._pool)
+        assert all(copy.ticket for copy in self._candidates)

@@ -73,7 +73,7 @@ class Place:
         self._quotas: dict[Node, int] = {}
         self._tickets = count(1)
         # A namespace with a quota has an order of its own; None is everyone else's.
-        self._shared_order = policy.order(self._tickets)
+        self._shared_order = self._new_order()
         self._orders: dict[Node | None, EvictionOrder] = {None: self._shared_order}
 
     @property
@@ -93,7 +93,8 @@ class Place:
             self._orders.pop(root, None)
         else:
             self._quotas[root] = tokens
-            self._orders.setdefault(root, self._policy.order(self._tickets))
+            if root not in self._orders:
+                self._orders[root] = self._new_order()
         after = self._order_of(root)
         if after is not before:
             below = list(root.children.values())
@@ -177,14 +178,15 @@ class Place:
         going: dict[Node, int] = {}
         policy = self._policy
         while over > 0 or over_quota > 0:
-            taken = self._take(root if over_quota > 0 else None, going)
-            if taken is None or not policy.admits(priority, taken[1]):
-                for spared in victims if taken is None else [*victims, taken[0]]:
+            lowest = self._lowest(root if over_quota > 0 else None, going)
+            if lowest is None or not policy.admits(priority, lowest[1]):
+                for spared in victims:
                     self._order_of(spared.node.root).enter(spared)
                 return None
-            victim = taken[0]
+            victim = lowest[0]
             victims.append(victim)
             node = victim.node
+            self._order_of(node.root).void(victim)
             over -= node.tokens
             if over_quota > 0 and node.root is root:
                 over_quota -= node.tokens
@@ -196,24 +198,30 @@ class Place:
                     self._order_of(parent.root).enter(above)
         return victims
 
-    def _take(self, root: Node | None, going: dict[Node, int]) -> tuple[Copy, float] | None:
-        """Take the lowest leaf out of the order, of one namespace or of all, with its priority."""
+    def _lowest(self, root: Node | None, going: dict[Node, int]) -> tuple[Copy, float] | None:
+        """The lowest leaf, of one namespace or of all, with its priority; it stays in its order."""
         while True:
-            lowest = self._lowest(root)
+            lowest = self._first(root)
             if lowest is None:
                 return None
             copy = lowest[0]
             node = copy.node
-            # Locks, pins and new children are not told to the order: whoever lifts them offers the copy again.
-            self._order_of(node.root).void(copy)
             if self._evictable(copy) and node.below.get(self, 0) == going.get(node, 0):
                 return lowest
+            # Locks, pins and new children are not told to the order: whoever lifts them offers the copy again.
+            self._order_of(node.root).void(copy)
 
-    def _lowest(self, root: Node | None) -> tuple[Copy, float] | None:
+    def _first(self, root: Node | None) -> tuple[Copy, float] | None:
         if root is not None or not self._quotas:
             return self._orders[root].lowest()
         found = [lowest for order in self._orders.values() if (lowest := order.lowest()) is not None]
         return min(found, key=lambda lowest: (lowest[1], lowest[0].node.last_access), default=None)
+
+    def _new_order(self) -> EvictionOrder:
+        slower = self.slower
+        while slower is not None and not slower.capacity:
+            slower = slower.slower
+        return self._policy.order(self._tickets, final=slower is None)
 
     def _order_of(self, root: Node) -> EvictionOrder:
         return self._orders.get(root, self._shared_order) if self._quotas else self._shared_order

@@ -99,6 +99,16 @@ class Placement:
         """Whether a namespace is bounded in any tier."""
         return any(bounded is root for bounded, _ in self._quotas)
 
+    def fastest(self, node: Node, gpu: Place) -> Copy | None:
+        """The fastest copy of a node that is there, for an instance of this GPU."""
+        place: Place | None = gpu
+        while place is not None:
+            copy = node.copies.get(place)
+            if copy is not None and copy.held:
+                return copy
+            place = place.slower
+        return None
+
     def supported(self, copy: Copy) -> bool:
         """Whether a copy stands on a copy of its parent that is there."""
         return _supported(copy.node.parent, copy.place, ())

@@ -64,32 +64,30 @@ class KnowledgeTree:
 
     def match(self, namespace: str, contents: Iterable[str], instance: str) -> list[Copy]:
         """The longest cached prefix that an instance can use: each document's fastest copy. O(depth), reads only."""
-        gpu, host, disk = self.placement.gpu(instance), self.placement.host, self.placement.disk
+        gpu = self.placement.gpu(instance)
         found: list[Copy] = []
         node = self.roots.get(namespace)
         if node is None:
             return found
         for content in contents:
             node = node.children.get(content)
-            if node is None:
+            if node is None or (copy := self.placement.fastest(node, gpu)) is None:
                 break
-            copies = node.copies
-            copy = copies.get(gpu)
-            if copy is None or not copy.held:
-                copy = copies.get(host)
-                if copy is None or not copy.held:
-                    copy = copies.get(disk)
-                    if copy is None or not copy.held:
-                        break
             found.append(copy)
         return found
 
     def hits(self, namespace: str, documents: Sequence[PathDocument], instance: str) -> list[Copy]:
         """What ``match`` finds, up to the first document whose length is another one than the tree knows."""
-        found = self.match(namespace, [document.content for document in documents], instance)
-        for index, copy in enumerate(found):
-            if copy.node.tokens != documents[index].tokens:
-                return found[:index]
+        gpu = self.placement.gpu(instance)
+        found: list[Copy] = []
+        node = self.roots.get(namespace)
+        if node is None:
+            return found
+        for content, tokens in documents:
+            node = node.children.get(content)
+            if node is None or node.tokens != tokens or (copy := self.placement.fastest(node, gpu)) is None:
+                break
+            found.append(copy)
         return found
 
     def prefill_seconds(self, cached_tokens: int, new_tokens: int) -> float:
@@ -125,14 +123,13 @@ class KnowledgeTree:
         if query_id in self.grants:
             raise InvalidRequest(f"query {query_id} has a plan already")
         hits = self.hits(namespace, documents, instance)
-        cached = sum(copy.node.tokens for copy in hits)
-        computed = sum(document.tokens for document in documents) - cached + question_tokens
+        cached = sum([copy.node.tokens for copy in hits])
+        missed = sum([document.tokens for document in documents]) - cached
+        computed = missed + question_tokens
         seconds_per_token = self._cost(cached, computed) / computed if computed else 0.0
 
         self.tick += 1
-        missed = computed - question_tokens
-        contents = [document.content for document in documents]
-        self.policy.begin(Arrival(self.tick, keys, contents, missed, self.placement.capacity))
+        self.policy.begin(Arrival(self.tick, keys, documents, missed, self.placement.capacity))
         grant = Grant(query_id, instance, self.tick)
         grant.moves += self.placement.take_orders(instance)
         root = self._root(namespace)

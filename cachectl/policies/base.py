@@ -14,20 +14,21 @@ from cachectl.eviction import EvictionOrder, PriorityOrder
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from cachectl.grant import PathDocument
     from cachectl.lookahead import Lookahead
     from cachectl.node import Node
     from cachectl.place import Copy, Place
 
 
 class Arrival(NamedTuple):
-    """A request as it is served: number ``tick``, its path by node keys and by content hashes, and what it misses.
+    """A request as it is served: number ``tick``, its documents, their nodes' keys, and what it misses.
 
     ``missed_tokens`` are its documents' tokens that have to be computed; ``capacity`` is that of all places together.
     """
 
     tick: int
     keys: Sequence[bytes]
-    contents: Sequence[str]
+    documents: Sequence[PathDocument]
     missed_tokens: int
     capacity: int
 
@@ -67,6 +68,6 @@ class ReplacementPolicy(ABC):
         """Whether a newcomer of one priority may drive out a copy of another."""
         return True
 
-    def order(self, tickets: Iterator[int]) -> EvictionOrder:
-        """A new order of eviction for a place under this policy."""
+    def order(self, tickets: Iterator[int], final: bool) -> EvictionOrder:  # noqa: ARG002
+        """A new order of eviction for a place under this policy; ``final``: what leaves it goes to no slower one."""
         return PriorityOrder(lambda copy: self.priority(copy.node, copy.place), self.current, tickets)

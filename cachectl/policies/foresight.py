@@ -29,6 +29,8 @@ _NEVER_COMPUTED = 1e-6
 _BENEFIT_OF_DOUBT = log(2)
 _DRAWN = 1
 _LEARNT_PATHS = 0.125
+# Copies looked at for each that is evicted. The slower place that is offered it looks again, so fewer will do before.
+_DRAWS, _FINAL_DRAWS = 3, 8
 _SLACK = 64
 
 
@@ -62,8 +64,8 @@ class Foresight(ReplacementPolicy):
         if tick > 50:
             self._horizon = max(_SHORTEST_HORIZON, HORIZON * arrival.capacity * tick / max(1, self._missed_tokens))
         random = self._random.random
-        for depth, (key, content) in enumerate(zip(arrival.keys, arrival.contents, strict=True)):
-            history = self._histories.of(key, depth, content)
+        for depth, (key, document) in enumerate(zip(arrival.keys, arrival.documents, strict=True)):
+            history = self._histories.of(key, depth, document.content)
             if history.example is not None:
                 self._model.learn(history.example, used=tick - history.example.tick <= self._horizon)
                 history.example = None
@@ -102,12 +104,12 @@ class Foresight(ReplacementPolicy):
         """Whether the newcomer is worth at least about half as much: nothing is known of it yet, and it may gain."""
         return newcomer > victim - _BENEFIT_OF_DOUBT
 
-    def order(self, tickets: Iterator[int]) -> EvictionOrder:  # noqa: ARG002
+    def order(self, tickets: Iterator[int], final: bool) -> EvictionOrder:  # noqa: ARG002
         """An order by samples."""
-        return SampledOrder(self.current, self._random)
+        return SampledOrder(self.current, self._random, _FINAL_DRAWS if final else _DRAWS)
 
     def _worth(self, node: Node) -> float:
-        distance = self.lookahead.next_use(node.key) if self.lookahead else None
+        distance = self.lookahead.next_use(node.key)
         if distance is not None:
             return _CERTAIN - distance
         history = node.history or self._histories.get(node.key)

@@ -49,36 +49,38 @@ class ReuseModel:
 
     def logit(self, history: History, tick: int) -> float:
         """The logit of a path's chance of reuse as of request ``tick``."""
-        # The same as `learn` computes from `example`, written out: this runs for every candidate of every eviction.
-        age = tick - history.last
+        # The same as `learn` computes from `example`, written out: this runs for every candidate for eviction.
+        constant, by_age, by_short, by_middle, by_long, deep, deeper, deepest, by_document, once, ending = self._weights
+        last = history.last
+        age = tick - last
         short, middle, long = history.decayed
         short -= age * _SHORT
         middle -= age * _MIDDLE
         long -= age * _LONG
         document = history.document
         popularity = document.count - (tick - document.last) * _LONG
-        weights = self._weights
+        classes = (age + 1).bit_length()
         logit = (
-            weights[0]
-            + weights[1] * (log2(1.0 + age) * 0.25 - 1.5)
+            constant
+            + by_age * (log2(1.0 + age) * 0.25 - 1.5)
             + 0.5
             * (
-                weights[2] * (short if short > _FLOOR else _FLOOR)
-                + weights[3] * (middle if middle > _FLOOR else _FLOOR)
-                + weights[4] * (long if long > _FLOOR else _FLOOR)
+                by_short * (short if short > _FLOOR else _FLOOR)
+                + by_middle * (middle if middle > _FLOOR else _FLOOR)
+                + by_long * (long if long > _FLOOR else _FLOOR)
             )
-            + 0.25 * weights[8] * (popularity if popularity > _FLOOR else _FLOOR)
-            + self._corrections[history.row * _AGES + min(_AGES, (age + 1).bit_length()) - 1]
+            + 0.25 * by_document * (popularity if popularity > _FLOOR else _FLOOR)
+            + self._corrections[history.row * _AGES + (classes if classes < _AGES else _AGES) - 1]
         )
         if history.band:
-            logit += weights[5]
+            logit += deep
             if history.band > 1:
-                logit += weights[6]
+                logit += deeper
                 if history.band > 2:
-                    logit += weights[7]
+                    logit += deepest
         if history.last_in_request:
-            logit += weights[10]
-        return logit + weights[9] if history.uses <= 1 else logit
+            logit += ending
+        return logit + once if history.uses <= 1 else logit
 
     def example(self, history: History, tick: int) -> Example:
         """What the path looks like now."""

@@ -14,8 +14,9 @@ from cachectl.eviction import EvictionOrder, PriorityOrder, SampledOrder
 from cachectl.node import Node
 from cachectl.place import Copy
 
-FEW = eviction._POOL
+FEW = eviction._CANDIDATES
 """Among so many copies the samples are everyone."""
+DRAWS = 6
 
 values = st.integers(-20, 20).map(float)
 
@@ -151,7 +152,7 @@ TestPriorityOrder.settings = settings(max_examples=60, stateful_step_count=40, d
 
 def test_an_empty_order_has_no_lowest():
     assert Worth().priority_order().lowest() is None
-    assert SampledOrder(lambda copy: 0.0, Random(0)).lowest() is None
+    assert SampledOrder(lambda copy: 0.0, Random(0), DRAWS).lowest() is None
 
 
 def test_of_equals_the_one_that_was_not_used_for_longest_goes_first():
@@ -243,7 +244,7 @@ class SampledMachine(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 9), copies=st.integers(0, 3 * FEW))
     def build(self, seed, copies):
-        self.order = SampledOrder(self.values.__getitem__, Random(seed))
+        self.order = SampledOrder(self.values.__getitem__, Random(seed), DRAWS)
         for number in range(copies):
             self.add(float(number))
 
@@ -299,8 +300,8 @@ class SampledMachine(RuleBasedStateMachine):
         assert sorted(copy.ticket for copy in self.entered) == list(range(1, len(self.entered) + 1))
         assert not any(copy.ticket for copy in self.values if copy not in self.entered)
         assert set(self.order._copies) == self.entered
-        assert set(self.order._pool) <= self.entered
-        assert len(self.order._pool) <= 3 * FEW
+        assert set(self.order._candidates) <= self.entered
+        assert len(self.order._candidates) <= 3 * FEW
 
     def teardown(self):
         if self.entered:
@@ -314,20 +315,22 @@ TestSampledOrder.settings = settings(max_examples=60, stateful_step_count=40, de
 def sampled(seed: int, worth: list[float]) -> tuple[SampledOrder, dict[Copy, float]]:
     """An order of copies of these values."""
     table = {copy_of(number): value for number, value in enumerate(worth)}
-    order = SampledOrder(table.__getitem__, Random(seed))
+    order = SampledOrder(table.__getitem__, Random(seed), DRAWS)
     for copy in table:
         order.enter(copy)
     return order, table
 
 
 def evictions(seed: int, worth: list[float], many: int) -> list[float]:
-    """The values of what goes, one after the other."""
+    """The values of what goes, one after the other; copies are touched in between."""
     order, table = sampled(seed, worth)
     gone = []
     for _ in range(many):
         copy, value = order.lowest()
         assert value == table[copy]
         order.void(copy)
+        for _ in range(2):
+            order.touch(copy)
         gone.append(value)
     return gone
 
@@ -362,10 +365,9 @@ def test_candidates_that_are_kept_beat_blind_draws():
     mean = sum(map(sum, ranks)) / 1000
     # The lowest of n draws stands above 1 / (n + 1) of all on average. Of n draws for each eviction one is taken in the
     # long run: at best all of the lowest 1 / n, which stand above 1 / (2 n) on average.
-    draws = eviction._DRAWS
-    assert mean < 1.2 / (2 * draws) < 0.8 / (draws + 1)
+    assert mean < 1.2 / (2 * DRAWS) < 0.8 / (DRAWS + 1)
     # The first draws are blind; then hardly anything goes that stands above twice the share that has to go.
-    assert sum(rank > 2 / draws for seen in ranks for rank in seen[20:]) < 0.02 * 900
+    assert sum(rank > 2 / DRAWS for seen in ranks for rank in seen[20:]) < 0.02 * 900
 
 
 def test_what_goes_is_among_the_lowest_few_percent():
@@ -401,7 +403,33 @@ def test_all_that_fall_alike_keep_the_order_working():
         copy, value = order.lowest()
         assert value == table[copy]
         order.void(copy)
+        for _ in range(2):
+            order.touch(copy)
         gone.append(int(copy.node.content))
     assert len(set(gone)) == 100
     # The hundred lowest of two hundred by themselves would be 49.5 on average.
     assert sum(gone) / 100 < 65
+
+
+def test_a_burst_of_evictions_is_paid_for_by_the_touches_after_it():
+    order, table = sampled(0, [float(number) for number in range(1000)])
+    looked_at: list[Copy] = []
+
+    def look(copy: Copy) -> float:
+        looked_at.append(copy)
+        return table[copy]
+
+    order._current = look
+    order.lowest()
+    before = len(looked_at)
+    for _ in range(4):
+        copy, _ = order.lowest()
+        order.void(copy)
+    # Nothing has risen, so each eviction looks at the one that goes and at nothing else.
+    assert len(looked_at) - before == 4
+    touches = 0
+    while order._owed:
+        order.touch(copy)
+        touches += 1
+    assert len(looked_at) - before == 4 + 4 * DRAWS
+    assert touches > 2 * DRAWS
