@@ -39,6 +39,7 @@ RUNNING = 8
 WAITING = 32
 SKEW = 0.9
 COMPANIONS = 6
+_YARDSTICK_STEPS = 2000
 
 
 class SchedulingRow(msgspec.Struct, frozen=True):
@@ -62,12 +63,17 @@ class SchedulingRow(msgspec.Struct, frozen=True):
 
 
 class SchedulingResult(msgspec.Struct, frozen=True):
-    """The rows, and the figures of the largest tree by themselves; ``p50_ratio`` is its median over the smallest's."""
+    """The rows, and the figures of the largest tree by themselves; ``p50_ratio`` is its median over the smallest's.
+
+    ``machine_p99_over_p50`` is what the machine makes of work that is always the same, measured in between: requests
+    cannot be spread less than that.
+    """
 
     policy: str
     p50_us: float
     p99_us: float
     p50_ratio: float
+    machine_p99_over_p50: float
     by_nodes: dict[str, SchedulingRow]
 
 
@@ -90,9 +96,11 @@ class SchedulingBenchmark:
             load = loads[nodes] = _Load(self._policy, self._device, nodes, Random(self._seed))  # noqa: S311
             load.fill(partial(progress, f"growing a tree of {nodes:,} nodes"))
         chunk = max(1, requests // 20)
+        yardstick: list[float] = []
         for done in range(0, requests, chunk):
             for load in loads.values():
                 load.measure(min(chunk, requests - done))
+            yardstick += [_always_the_same_us() for _ in range(min(chunk, requests - done))]
             progress("measuring", min(done + chunk, requests), requests)
         rows = {str(nodes): load.row() for nodes, load in loads.items()}
         largest, smallest = rows[str(max(sizes))], rows[str(min(sizes))]
@@ -101,8 +109,18 @@ class SchedulingBenchmark:
             p50_us=largest.p50_us,
             p99_us=largest.p99_us,
             p50_ratio=largest.p50_us / smallest.p50_us,
+            machine_p99_over_p50=percentile(yardstick, 99) / percentile(yardstick, 50),
             by_nodes=rows,
         )
+
+
+def _always_the_same_us() -> float:
+    """Microseconds of processor time for a piece of work about as long as a request's decisions."""
+    began = time.thread_time_ns()
+    total = 0
+    for number in range(_YARDSTICK_STEPS):
+        total += number * number % 7
+    return (time.thread_time_ns() - began) / 1000
 
 
 class _Load:

@@ -55,6 +55,7 @@ def test_a_row_has_the_figures_of_a_tree_of_its_size():
         assert row.evictions > 0
         assert 0 < row.hit_rate < 1
     assert result.by_nodes["200"].nodes > result.by_nodes["100"].nodes
+    assert 1 <= result.machine_p99_over_p50 < 100
 
 
 def test_the_largest_tree_is_compared_with_the_smallest_in_whatever_order_they_come():
@@ -127,9 +128,7 @@ def test_a_seed_decides_on_everything_but_time():
 
 def test_the_collector_is_set_as_in_the_controllers_process(thresholds):
     SchedulingBenchmark("LRU", DEVICE, seed=0).run([60], 1, silent)
-    young, _, old = gc.get_threshold()
-    assert young > thresholds[0]
-    assert old > thresholds[2]
+    assert gc.get_threshold()[2] > thresholds[2]
 
 
 def test_figures_survive_being_written_down():
