@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 from cachectl.grant import Grant, Step
 from cachectl.node import Node, child_key, path_keys, root_key
-from cachectl.place import PINNED_SHARE
+from cachectl.pins import Pins
 from cachectl.placement import Capacities, Placement
 from cachectl.policies.base import Arrival
-from protocol.errors import ConfigError, InvalidRequest, PinRefused, UnknownNode, UnknownPlan
+from protocol.errors import ConfigError, InvalidRequest, UnknownNode, UnknownPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from cachectl.grant import PathDocument
-    from cachectl.place import Copy, Place
+    from cachectl.place import Copy
     from cachectl.policies.base import ReplacementPolicy
     from protocol.tiers import Tier
 
@@ -47,6 +47,7 @@ class KnowledgeTree:
             raise ConfigError(f"the frequency window must be longer than {window_s} s")
         self.policy = policy
         self.placement = Placement(policy, capacities, self._forget)
+        self._pins = Pins(self.placement)
         self.tick = 0
         self.roots: dict[str, Node] = {}
         self.nodes: dict[bytes, Node] = {}
@@ -153,7 +154,7 @@ class KnowledgeTree:
                     node.locks += 1
                     grant.locked.append(node)
                 if node.copies and index < pinned:
-                    self._pin_if_room(node)
+                    self._pins.pin_if_room(node)
                 if node.pins:
                     self.placement.replicate(node, instance, grant.moves)
                 parent = node if node.copies else None
@@ -260,28 +261,11 @@ class KnowledgeTree:
 
     def pin(self, namespace: str, contents: Sequence[str]) -> None:
         """Keep a path until it is unpinned. Raises UnknownNode unless all of it is in the tree, and PinRefused."""
-        nodes = self._path(namespace, contents)
-        for place, tokens in self._pins_to_come(nodes):
-            if not place.may_pin(tokens):
-                raise PinRefused(
-                    f"pins may take {PINNED_SHARE:.0%} of the {place.tier} tier's {place.capacity} tokens; "
-                    f"{place.pinned_tokens} are pinned and these are {tokens} more"
-                )
-        for node in nodes:
-            _add_pin(node)
+        self._pins.pin(self._path(namespace, contents))
 
     def unpin(self, namespace: str, contents: Sequence[str]) -> None:
         """Take a pin back. Raises UnknownNode if the path is not in the tree, or not pinned."""
-        nodes = self._path(namespace, contents)
-        # Pins of nodes further down count here too, and are not this path's.
-        if nodes[-1].pins <= sum(child.pins for child in nodes[-1].children.values()):
-            raise UnknownNode("this path is not pinned")
-        for node in nodes:
-            node.pins -= 1
-            for copy in node.copies.values():
-                if not node.pins:
-                    copy.place.pinned_tokens -= node.tokens
-                copy.place.offer(copy)
+        self._pins.unpin(self._path(namespace, contents))
 
     def set_quota(self, namespace: str, tier: Tier, tokens: int | None) -> None:
         """Bound what a namespace may hold in a tier, in each instance's for the GPU; None lifts the bound.
@@ -406,7 +390,7 @@ class KnowledgeTree:
             # Plans use what is left below, and nobody will find it from here any more.
             self._delete(node)
             return
-        self._unpin_above(node)
+        self._pins.take_off_above(node)
         node.pins = 0
         self._detach(node)
         self._keep_root(node.root)
@@ -420,7 +404,7 @@ class KnowledgeTree:
         subtree = [top]
         for node in subtree:
             subtree += node.children.values()
-        self._unpin_above(top)
+        self._pins.take_off_above(top)
         for node in reversed(subtree):
             self._detach(node)
             if node.locks:
@@ -433,31 +417,12 @@ class KnowledgeTree:
         self._keep_root(top.root)
         return len(subtree)
 
-    def _unpin_above(self, node: Node) -> None:
-        """Take a node's pins off what stands above it: they go with it."""
-        if not node.pins:
-            return
-        for above in reversed(node.path[:-1]):
-            if above.detached:
-                # It took all pins off what stands above it, this one's too, when it went.
-                return
-            above.pins -= node.pins
-            for copy in above.copies.values():
-                if not above.pins:
-                    copy.place.pinned_tokens -= above.tokens
-                copy.place.offer(copy)
-
     def _in_the_way(self, parent: Node, document: PathDocument, key: bytes) -> bool:
         """Whether a document cannot be kept behind a node now.
 
         The tree may know it with another length; or it was deleted, and a plan still uses what was kept under this key.
         """
         return document.content in parent.children or key in self.detached
-
-    def _pins_to_come(self, nodes: Sequence[Node]) -> Iterator[tuple[Place, int]]:
-        """The tokens that pinning a path would pin in each place, those that are pinned already left out."""
-        for place in self.placement:
-            yield place, sum(node.tokens for node in nodes if not node.pins and place in node.copies)
 
     def _path(self, namespace: str, contents: Sequence[str]) -> list[Node]:
         """The nodes of a path. Raises UnknownNode unless all of it is there."""
@@ -471,15 +436,3 @@ class KnowledgeTree:
         if not nodes:
             raise UnknownNode("a path has at least one document")
         return nodes
-
-    def _pin_if_room(self, node: Node) -> None:
-        if not node.pins and all(place.may_pin(tokens) for place, tokens in self._pins_to_come(node.path)):
-            for above in node.path:
-                _add_pin(above)
-
-
-def _add_pin(node: Node) -> None:
-    node.pins += 1
-    if node.pins == 1:
-        for copy in node.copies.values():
-            copy.place.pinned_tokens += node.tokens

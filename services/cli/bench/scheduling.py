@@ -43,4 +43,4 @@ def scheduling(
             f"{row.hit_rate:.2f}",
         )
     results.print(table)
-    results.print(f"this machine's own p99 over p50, of work that is always the same: {result.machine_p99_over_p50:.2f}")
+    results.print(f"p99 over p50 of work that is always the same, here: {result.machine_p99_over_p50:.2f}")
