@@ -30,7 +30,7 @@ _BENEFIT_OF_DOUBT = log(2)
 _DRAWN = 1
 _LEARNT_PATHS = 0.125
 # Copies looked at for each that is evicted. The slower place that is offered it looks again, so fewer will do before.
-_DRAWS, _FINAL_DRAWS = 3, 8
+_DRAWS, _FINAL_DRAWS = 3, 12
 _SLACK = 64
 
 
