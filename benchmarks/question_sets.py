@@ -45,8 +45,17 @@ class FoundChunk(msgspec.Struct, frozen=True, array_like=True):
     tokens: int
 
 
-Found = dict[int, tuple[FoundChunk, ...]]
-"""What was found, best first, by the question's place in its set."""
+class Finding(msgspec.Struct, frozen=True, array_like=True):
+    """What was found for a question when ``top_k`` chunks were asked for, best first."""
+
+    top_k: int
+    chunks: tuple[FoundChunk, ...]
+
+
+Found = dict[int, Finding]
+"""What was found, by the question's place in its set."""
+
+_KEPT_EVERY = 1000
 
 
 class QuestionSet(Dataset):
@@ -84,7 +93,8 @@ class QuestionSet(Dataset):
 class QuestionRetrieval:
     """What a retriever of these settings finds for questions, each searched for once and then kept below ``folder``.
 
-    It is kept by questions, corpus, ``top_k``, and the settings that decide what is found; one file each, which grows.
+    It is kept by questions, corpus, and the settings that decide what is found; one file each, which grows. The first
+    of many chunks are what a search for few would find, so only a search for more is made anew.
     """
 
     def __init__(self, settings: RetrieverSettings, folder: Path, progress: Progress) -> None:
@@ -92,29 +102,31 @@ class QuestionRetrieval:
         self._folder = folder
         self._progress = progress
 
-    def find(self, questions: QuestionSet, asked: Sequence[tuple[int, Question]], top_k: int) -> Found:
-        """What is found for these questions, given with their places, and perhaps for others.
+    def find(
+        self, questions: QuestionSet, asked: Sequence[tuple[int, Question]], top_k: int
+    ) -> dict[int, tuple[FoundChunk, ...]]:
+        """What is found for these questions, given with their places: by place, best first.
 
         Must not be called inside a running event loop. Raises what the retriever raises, StorageFull among it.
         """
-        file = self._file(questions, top_k)
+        file = self._file(questions)
         found = _read(file)
-        missing = [(place, question) for place, question in asked if place not in found]
+        missing = [asking for asking in asked if asking[0] not in found or found[asking[0]].top_k < top_k]
         if missing:
             try:
-                asyncio.run(self._search(questions, missing, top_k, found))
+                asyncio.run(self._search(questions, missing, top_k, found, file))
             finally:
                 # What an interrupted search has found need not be looked for again.
                 _publish(file, found)
-        return found
+        return {place: found[place].chunks[:top_k] for place, _ in asked}
 
-    def _file(self, questions: QuestionSet, top_k: int) -> Path:
+    def _file(self, questions: QuestionSet) -> Path:
         settings = self._settings.model_dump_json(include={"embedder", "chunks", "index"})
-        key = blake3(msgspec.json.encode((questions.hash(), top_k, settings))).hexdigest(8)
+        key = blake3(msgspec.json.encode((questions.hash(), settings))).hexdigest(8)
         return self._folder / "bench" / "retrieved" / f"{questions.name}-{key}.json"
 
     async def _search(
-        self, questions: QuestionSet, asked: Sequence[tuple[int, Question]], top_k: int, found: Found
+        self, questions: QuestionSet, asked: Sequence[tuple[int, Question]], top_k: int, found: Found, file: Path
     ) -> None:
         retriever = build_retriever(self._settings, self._folder / "bench" / "recall")
         await retriever.start()
@@ -124,11 +136,14 @@ class QuestionRetrieval:
                 request = SearchRequest(TENANT, questions.corpus, question.question, top_k)
                 async for candidates in retriever.search(request):
                     last = candidates
-                found[place] = tuple(
+                chunks = [
                     FoundChunk(f"{chunk.document_id}#{chunk.index}", estimated_tokens(chunk.text))
                     for chunk in last.docs
-                )
+                ]
+                found[place] = Finding(top_k, tuple(chunks))
                 self._progress("retrieving", done, len(asked))
+                if not done % _KEPT_EVERY:
+                    _publish(file, found)
         finally:
             await retriever.close()
 

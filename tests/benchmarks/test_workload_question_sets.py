@@ -106,7 +106,7 @@ def test_what_changes_what_is_found_is_searched_anew(opened, data, searches, cha
     opened()
     options = {}
     if change == "top_k":
-        options = {"top_k": 2}
+        options = {"top_k": 4}
     elif change == "embedder":
         options = {"retriever": HASHING.model_copy(update={"embedder": HashingSettings(dimension=64)})}
     elif change == "questions":
@@ -115,6 +115,13 @@ def test_what_changes_what_is_found_is_searched_anew(opened, data, searches, cha
         write_lines(data / "tales" / "docs.jsonl.gz", [{"doc_id": "new", "text": "What about ebony?"}])
     opened(**options)
     assert len(searches) == 2
+
+
+def test_a_search_for_fewer_is_not_made_again(opened, searches):
+    many = list(opened(top_k=3).requests())
+    few = list(opened(top_k=2).requests())
+    assert len(searches) == 1
+    assert [request.documents for request in few] == [request.documents[:2] for request in many]
 
 
 def test_a_damaged_cache_is_searched_anew(opened, tmp_path, searches):
