@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from cachectl.policies.base import ReplacementPolicy
     from protocol.tiers import Tier
 
+REPLICATED_USES = 32
+"""At every so many uses, a document at the top of the tree gets its copy in host memory, if it has none."""
+
 
 class KnowledgeTree:
     """The tree and its places. ``cost(cached, new)`` gives the seconds of a prefill; frequencies count ``window_s``.
@@ -155,7 +158,7 @@ class KnowledgeTree:
                     grant.locked.append(node)
                 if node.copies and index < pinned:
                     self._pins.pin_if_room(node)
-                if node.pins:
+                if node.pins or (node.accesses % REPLICATED_USES == 0 and _at_the_top(node)):
                     self.placement.replicate(node, instance, grant.moves)
                 parent = node if node.copies else None
             grant.steps.append(Step(key, document.tokens, hits[index].place.tier if hit else None, kept))
@@ -436,3 +439,12 @@ class KnowledgeTree:
         if not nodes:
             raise UnknownNode("a path has at least one document")
         return nodes
+
+
+def _at_the_top(node: Node) -> bool:
+    """Whether a node stands right behind the root, or behind what is pinned: the system prompt.
+
+    What is used much there is worth a second copy before it is evicted: when an instance is lost, it need not be
+    computed anew (RAGCache, section 6).
+    """
+    return node.parent is not None and (node.parent.parent is None or node.parent.pins > 0)

@@ -17,7 +17,7 @@ from cachectl.node import child_key, path_keys, root_key
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy, policy_names
 from cachectl.restore import restore
-from cachectl.tree import KnowledgeTree
+from cachectl.tree import REPLICATED_USES, KnowledgeTree
 from protocol.cache import HeldNode, Move, ResidencyReport
 from protocol.errors import ConfigError, InvalidRequest, PinRefused, UnknownInstance, UnknownNode, UnknownPlan
 from protocol.tiers import Tier
@@ -728,6 +728,24 @@ def test_the_system_prompt_is_pinned_and_copied_to_host():
     assert found(tree, "s", "one") == [GPU]
     assert found(tree, "s", "two") == [HOST]
     assert [place.pinned_tokens for place in tree.placement] == [1, 0, 1, 0]
+
+
+def test_what_is_used_much_at_the_top_outlives_its_instance():
+    tree = tree_of(4, host=4)
+    moves = [ask(tree, "ab").moves for _ in range(REPLICATED_USES)]
+    assert [made for made in moves if made] == [[move("a", GPU, HOST, "one", evict=False)]]
+    assert moves[-1]
+    tree.remove_instance("one")
+    check_integrity(tree)
+    assert found(tree, "ab", "two") == [HOST]
+
+
+def test_what_is_used_much_behind_a_system_prompt_outlives_its_instance():
+    tree = tree_of(6, host=6)
+    for _ in range(REPLICATED_USES):
+        ask(tree, "sab", pinned=1)
+    tree.remove_instance("one")
+    assert found(tree, "sab", "two") == [HOST, HOST]
 
 
 def test_a_pinned_path_is_kept_until_it_is_unpinned():
