@@ -7,8 +7,8 @@ reference count. So only young objects are collected on the way, and the rest wh
 import gc
 
 # Python counts objects made less objects freed, and a full tree frees about as many as it makes: many times this number
-# are young when a collection comes. At 10,000 it stops one request in some thousands for 40 ms; at 500 it stops more than
-# one in a thousand for 3 ms.
+# are young when a collection comes. At 10,000 it stops one request in some thousands for 40 ms; at 500, more than one
+# in a thousand for 3 ms.
 _YOUNG, _MIDDLE, _NEVER = 5_000, 5, 1_000_000
 
 
