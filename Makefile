@@ -11,7 +11,7 @@ help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
 setup: ## build .venv from the locks in requirements/
-	@scripts/setup "$(PYTHON)" "$(VENV)"
+	@scripts/setup "$(PYTHON)" "$(VENV)" && scripts/compile "$(VENV)"
 
 demo: setup ## start the stack, ingest the standard library, ask a question (ONESHOT=1 stops after the answer)
 	@scripts/demo "$(BIN)" "$(ONESHOT)"
@@ -32,4 +32,5 @@ lock: ## resolve pyproject.toml anew into requirements/*.lock
 	@scripts/lock
 
 clean: ## remove .venv and caches
+	find cachectl -name '*.so' -delete
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info

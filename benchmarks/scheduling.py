@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from benchmarks.statistics import percentile
-from cachectl import speculation
+from cachectl import speculation, tree
 from cachectl.collector import spare_full_collections
 from cachectl.grant import PathDocument
 from cachectl.lookahead import Lookahead
@@ -65,11 +65,12 @@ class SchedulingRow(msgspec.Struct, frozen=True):
 class SchedulingResult(msgspec.Struct, frozen=True):
     """The rows, and the figures of the largest tree by themselves; ``p50_ratio`` is its median over the smallest's.
 
-    ``machine_p99_over_p50`` is what the machine makes of work that is always the same, measured in between: requests
-    cannot be spread less than that.
+    ``compiled``: whether the decisions ran compiled (scripts/compile) or as plain Python. ``machine_p99_over_p50`` is
+    what the machine makes of work that is always the same, measured in between: requests cannot be spread less.
     """
 
     policy: str
+    compiled: bool
     p50_us: float
     p99_us: float
     p50_ratio: float
@@ -106,6 +107,7 @@ class SchedulingBenchmark:
         largest, smallest = rows[str(max(sizes))], rows[str(min(sizes))]
         return SchedulingResult(
             policy=self._policy,
+            compiled=not tree.__file__.endswith(".py"),
             p50_us=largest.p50_us,
             p99_us=largest.p99_us,
             p50_ratio=largest.p50_us / smallest.p50_us,

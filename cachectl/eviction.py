@@ -6,6 +6,8 @@ import heapq
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from mypy_extensions import mypyc_attr
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from random import Random
@@ -23,6 +25,8 @@ _FEWEST = 3
 _INSTALMENTS = 16
 
 
+# Compiled (scripts/compile), it can be derived from all the same.
+@mypyc_attr(allow_interpreted_subclasses=True)
 class EvictionOrder(ABC):
     """The copies that may be evicted. ``Copy.ticket`` is the order's own: 0 for a copy that is not in it."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from protocol.tiers import Tier
+
 if TYPE_CHECKING:
     from cachectl.node import Node
     from cachectl.place import Copy
     from protocol.cache import Move
-    from protocol.tiers import Tier
 
 
 class PathDocument(NamedTuple):

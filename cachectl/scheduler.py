@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from cachectl.grant import PathDocument
 from cachectl.node import path_keys
 from cachectl.queue import CacheAwareQueue
 from cachectl.routing import Candidate, route
@@ -17,7 +18,7 @@ from protocol.errors import InvalidRequest, Overloaded, UnknownNode, UnknownPlan
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from cachectl.grant import Grant, PathDocument
+    from cachectl.grant import Grant
     from cachectl.lookahead import Lookahead
     from cachectl.tree import KnowledgeTree
     from protocol.tiers import Tier

@@ -4,9 +4,20 @@
 """
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+import cachectl
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None)
 settings.load_profile("search" if os.environ.get("RAGTREE_TEST_SEARCH") else "repeatable")
+
+
+def pytest_sessionstart() -> None:
+    for compiled in Path(cachectl.__path__[0]).rglob("*.so"):
+        source = compiled.with_name(f"{compiled.name.partition('.')[0]}.py")
+        if not source.exists() or source.stat().st_mtime > compiled.stat().st_mtime:
+            pytest.exit(f"{compiled.name} was compiled before its source changed: run `make setup`", returncode=2)

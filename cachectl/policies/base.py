@@ -7,14 +7,17 @@ formula: what a copy is worth, and whether a newcomer is worth its victims.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 from cachectl.eviction import EvictionOrder, PriorityOrder
+from cachectl.grant import PathDocument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from cachectl.grant import PathDocument
     from cachectl.lookahead import Lookahead
     from cachectl.node import Node
     from cachectl.place import Copy, Place
@@ -33,6 +36,8 @@ class Arrival(NamedTuple):
     capacity: int
 
 
+# Compiled (scripts/compile), it can be derived from all the same.
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ReplacementPolicy(ABC):
     """Ranks the copies of a place: the leaf of lowest priority leaves first.
 

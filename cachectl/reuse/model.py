@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from math import exp, log2, sqrt
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from cachectl.reuse.history import BANDS, CLASSES, HALF_LIVES
-
-if TYPE_CHECKING:
-    from cachectl.reuse.history import History
+from cachectl.reuse.history import BANDS, CLASSES, HALF_LIVES, History
 
 _RATE = 0.25
 # What AdaGrad remembers of earlier gradients fades, so that the model follows traffic that changes.

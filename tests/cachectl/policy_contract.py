@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cachectl.eviction import EvictionOrder
 from cachectl.grant import Grant, PathDocument
 from cachectl.integrity import check_integrity
 from cachectl.lookahead import Lookahead
 from cachectl.node import path_keys
-from cachectl.place import Copy
+from cachectl.place import Copy, Place
 from cachectl.placement import Capacities
 from cachectl.policies.base import ReplacementPolicy
 from cachectl.tree import KnowledgeTree
@@ -71,15 +72,42 @@ def leaves(tree: KnowledgeTree, place: object) -> list[Copy]:
     ]
 
 
+class WatchedOrder(EvictionOrder):
+    """A place's order, which has ``look`` called with each copy that is about to be evicted."""
+
+    def __init__(self, place: Place, look: Callable[[Copy], None]) -> None:
+        self._place = place
+        self._look = look
+        self._seen = place.evictions
+        self._order = place._shared_order
+
+    def enter(self, copy: Copy) -> None:
+        self._order.enter(copy)
+
+    def void(self, copy: Copy) -> None:
+        # An eviction is counted, and then the copy is taken out.
+        if self._place.evictions > self._seen:
+            self._seen = self._place.evictions
+            self._look(copy)
+        self._order.void(copy)
+
+    def touch(self, copy: Copy) -> None:
+        self._order.touch(copy)
+
+    def reconsider(self, copy: Copy) -> None:
+        self._order.reconsider(copy)
+
+    def lowest(self) -> tuple[Copy, float] | None:
+        return self._order.lowest()
+
+    def check_integrity(self) -> None:
+        self._order.check_integrity()
+
+
 def watch_evictions(tree: KnowledgeTree, look: Callable[[Copy], None]) -> None:
     """Have ``look`` called with each copy that is about to be evicted."""
-    evict = tree.placement._evict
-
-    def watched(copy: Copy, moves: list) -> None:
-        look(copy)
-        evict(copy, moves)
-
-    tree.placement._evict = watched
+    for place in tree.placement:
+        place._shared_order = place._orders[None] = WatchedOrder(place, look)
 
 
 class PolicyContract:
@@ -129,7 +157,11 @@ class PolicyContract:
         tree = tree_for(make_policy, trace, capacities)
         policy = tree.policy
 
+        evicted = 0
+
         def goes_next(victim: Copy) -> None:
+            nonlocal evicted
+            evicted += 1
             candidates = leaves(tree, victim.place)
             assert victim in candidates
             assert policy.current(victim) == min(policy.current(copy) for copy in candidates)
@@ -137,6 +169,7 @@ class PolicyContract:
         watch_evictions(tree, goes_next)
         for _ in serve(tree, trace):
             pass
+        assert evicted == sum(place.evictions for place in tree.placement)
 
     @given(traces, budgets, st.data())
     @examples

@@ -11,18 +11,22 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cachectl import eviction
 from cachectl.eviction import EvictionOrder, PriorityOrder, SampledOrder
+from cachectl.lookahead import Lookahead
 from cachectl.node import Node
-from cachectl.place import Copy
+from cachectl.place import Copy, Place
+from cachectl.policies import create_policy
+from protocol.tiers import Tier
 
 FEW = eviction._CANDIDATES
 """Among so many copies the samples are everyone."""
 DRAWS = 6
+SOMEWHERE = Place(Tier.GPU, 1, create_policy("LRU", Lookahead()))
 
 values = st.integers(-20, 20).map(float)
 
 
 def copy_of(name: object) -> Copy:
-    return Copy(Node(b"", str(name), 1, None), None, held=True)
+    return Copy(Node(b"", str(name), 1, None), SOMEWHERE, held=True)
 
 
 class Worth:

@@ -43,4 +43,6 @@ def scheduling(
             f"{row.hit_rate:.2f}",
         )
     results.print(table)
+    if not result.compiled:
+        results.print("the decisions run as plain Python: `make setup` compiles them where there is a C compiler")
     results.print(f"p99 over p50 of work that is always the same, here: {result.machine_p99_over_p50:.2f}")
