@@ -82,16 +82,10 @@ class KnowledgeTree:
 
     def hits(self, namespace: str, documents: Sequence[PathDocument], instance: str) -> list[Copy]:
         """What ``match`` finds, up to the first document whose length is another one than the tree knows."""
-        gpu = self.placement.gpu(instance)
-        found: list[Copy] = []
-        node = self.roots.get(namespace)
-        if node is None:
-            return found
-        for content, tokens in documents:
-            node = node.children.get(content)
-            if node is None or node.tokens != tokens or (copy := self.placement.fastest(node, gpu)) is None:
-                break
-            found.append(copy)
+        found = self.match(namespace, [document.content for document in documents], instance)
+        for index, copy in enumerate(found):
+            if copy.node.tokens != documents[index].tokens:
+                return found[:index]
         return found
 
     def prefill_seconds(self, cached_tokens: int, new_tokens: int) -> float:

@@ -48,8 +48,7 @@ class ReuseModel:
         """The logit of a path's chance of reuse as of request ``tick``."""
         # The same as `learn` computes from `example`, written out: this runs for every candidate for eviction.
         constant, by_age, by_short, by_middle, by_long, deep, deeper, deepest, by_document, once, ending = self._weights
-        last = history.last
-        age = tick - last
+        age = tick - history.last
         short, middle, long = history.decayed
         short -= age * _SHORT
         middle -= age * _MIDDLE
