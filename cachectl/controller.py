@@ -17,13 +17,13 @@ from cachectl.scheduler import Request, Scheduler
 from cachectl.settings import ControllerSettings
 from cachectl.tree import KnowledgeTree
 from cachectl.view import tier_stats, tree_view
-from protocol.cache import CachePath, DocumentDeletion, ResidencyReport, RestoreResult, TreeView
+from protocol.cache import CachePath, DocumentDeletion, RestoreResult, TreeView
 from protocol.errors import InvalidRequest, Overloaded, UnknownNode
+from protocol.kv import LostCopy, ResidencyReport
 from protocol.plans import (
     AdmissionRequest,
     CompletionReport,
     ControllerStats,
-    LostCopy,
     PlannedNode,
     PlanOutcome,
     PrefillPlan,

@@ -9,7 +9,7 @@ from protocol.tiers import Tier
 if TYPE_CHECKING:
     from cachectl.node import Node
     from cachectl.place import Copy
-    from protocol.cache import Move
+    from protocol.kv import Move
 
 
 class PathDocument(NamedTuple):

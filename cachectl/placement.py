@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl.place import Copy, Place
-from protocol.cache import Move
 from protocol.errors import ConfigError, UnknownInstance
+from protocol.kv import Move
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:

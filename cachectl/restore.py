@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocol.cache import HeldNode, ResidencyReport, RestoreResult
+from protocol.cache import RestoreResult
 from protocol.errors import InvalidRequest
+from protocol.kv import HeldNode, ResidencyReport
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:

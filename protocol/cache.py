@@ -1,38 +1,8 @@
-"""What lies in the knowledge tree, as its controller, its instances and its operators tell each other."""
+"""What lies in the knowledge tree, as its controller tells its operators, and what they ask of it."""
 
 import msgspec
 
 from protocol.tiers import Tier
-
-
-class Move(msgspec.Struct, frozen=True):
-    """An order about one node's KV: copy it from ``source`` to ``target``, if there is one; ``evict`` frees the source.
-
-    ``node`` is its key in hexadecimal. ``instance`` has the GPU tier that is meant; None where only shared tiers are.
-    """
-
-    node: str
-    tokens: int
-    source: Tier
-    target: Tier | None
-    instance: str | None = None
-    evict: bool = True
-
-
-class HeldNode(msgspec.Struct, frozen=True):
-    """A node that a tier holds. ``path`` lists content hashes from the first document down to the node's own."""
-
-    namespace: str
-    path: tuple[str, ...]
-    tokens: int
-
-
-class ResidencyReport(msgspec.Struct, frozen=True):
-    """What a tier holds by its own account: an instance's GPU, or a shared tier, whose ``instance`` is None."""
-
-    tier: Tier
-    nodes: tuple[HeldNode, ...]
-    instance: str | None = None
 
 
 class TierStats(msgspec.Struct, frozen=True):

@@ -4,6 +4,9 @@ from typing import Literal
 
 import msgspec
 
+from protocol.kv import KvMemory, LostCopy
+from protocol.tiers import Tier
+
 FinishReason = Literal["stop", "length"]
 
 
@@ -18,13 +21,19 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class PrefillResult(msgspec.Struct, frozen=True):
-    """What the prefill of a plan came to: where its prompt's tokens came from, and milliseconds by phase."""
+    """What the prefill of a plan came to: where its prompt's tokens came from, and milliseconds by phase.
+
+    ``loaded`` splits ``cached_tokens`` by the tier that they came from. ``lost`` are copies, of the plan's nodes or of
+    others, that the engine found missing, could not write, or had to let go since the last result.
+    """
 
     prompt_tokens: int
     cached_tokens: int
     prefill_ms: float
     kv_load_ms: float = 0.0
     composed_tokens: int = 0
+    loaded: dict[Tier, int] = {}
+    lost: tuple[LostCopy, ...] = ()
 
 
 class GenerationStep(msgspec.Struct, frozen=True):
@@ -40,11 +49,15 @@ class GenerationStep(msgspec.Struct, frozen=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What an engine serves: ``model`` as users name it, and the longest prompt plus answer, in tokens."""
+    """What an engine serves: ``model`` as users name it, and the longest prompt plus answer, in tokens.
+
+    ``kv`` is None where no KV is kept outside the engine's own cache.
+    """
 
     model: str
     engine: str
     max_model_len: int
+    kv: KvMemory | None = None
 
 
 class PrefillCost(msgspec.Struct, frozen=True):

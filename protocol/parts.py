@@ -7,6 +7,7 @@ A plain object and a Ray Serve handle both fulfil them. Which calls change state
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
+from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.documents import (
     CollectionInfo,
     DocumentPage,
@@ -15,13 +16,8 @@ from protocol.documents import (
     StoredDocument,
 )
 from protocol.generation import EngineInfo, GenerationStep, Sampling
-from protocol.plans import (
-    AdmissionRequest,
-    CompletionReport,
-    ControllerStats,
-    PrefillPlan,
-    SpeculationDecision,
-)
+from protocol.kv import LostCopy, Orders, ResidencyReport
+from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
 from protocol.prompts import ChatMessage, Prompt
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
 
@@ -83,12 +79,36 @@ class Controller(Protocol):
         Cancelling the call gives up the place. Raises Overloaded at once when the queue is full.
         """
 
+    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = ()) -> None:
+        """Hear that a plan has its first token: what it computed serves others from now on. Raises UnknownPlan."""
+
     async def complete(self, report: CompletionReport) -> None:
         """Release the lease of a plan, queued or running, and learn from it.
 
         Raises UnknownPlan, and changes nothing, for a query that holds none: it was completed before, or its lease ran
         out.
         """
+
+    async def warm(self, request: AdmissionRequest) -> PrefillPlan | None:
+        """Lease a plan that brings a prompt's documents into the tree; None unless an instance has nothing else to do.
+
+        None also where nothing of it is missing.
+        """
+
+    async def pin(self, path: CachePath, pinned: bool = True) -> None:
+        """Keep a path of the tree whatever comes, or no longer. Raises UnknownNode or PinRefused."""
+
+    async def delete_document(self, deletion: DocumentDeletion) -> int:
+        """Drop documents from every tier; how many nodes of the tree went.
+
+        Returns when nothing of them is left anywhere. Raises DeadlineExceeded when plans that use them take too long.
+        """
+
+    async def clear(self) -> int:
+        """Drop everything that no plan uses; how many nodes went."""
+
+    async def tree(self, depth: int) -> TreeView:
+        """The knowledge tree down to ``depth`` documents; reads only. Raises InvalidRequest for a negative depth."""
 
     async def stats(self) -> ControllerStats:
         """Counters and gauges; reads only."""
@@ -105,6 +125,15 @@ class Generator(Protocol):
 
         Raises EngineNotReady before the first step, EngineDied at any.
         """
+
+    async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
+        """Carry out orders outside of any plan, to their end; copies that should be there now and are not.
+
+        Raises EngineNotReady or EngineDied.
+        """
+
+    async def residency(self) -> tuple[ResidencyReport, ...]:
+        """What the tiers hold by their own account; reads only. Raises EngineNotReady or EngineDied."""
 
     async def info(self) -> EngineInfo:
         """What is served; reads only."""

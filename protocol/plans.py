@@ -4,7 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
-from protocol.cache import Move, TierStats
+from protocol.cache import TierStats
+from protocol.kv import LostCopy, Move, Pages
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
 
@@ -33,19 +34,22 @@ class PlannedNode(msgspec.Struct, frozen=True):
     """A segment of a plan's prompt as a node of the knowledge tree, ``key`` in hexadecimal.
 
     Its KV is loaded from the tier ``source``, or computed if that is None, and kept in the tier ``kept``, if any.
+    ``pages`` are those that it has in host memory, or is to have, where one of the two is that.
     """
 
     key: str
     tokens: int
     source: Tier | None
     kept: Tier | None
+    pages: Pages | None = None
 
 
 class PrefillPlan(msgspec.Struct, frozen=True):
     """The controller's word on one query: which ``instance`` prefills which prompt, and ``queued_ms`` spent waiting.
 
     ``nodes`` are the prompt's segments in front of the question, in order. ``moves`` are carried out first: they make
-    the room that the plan needs.
+    the room that the plan needs. ``spare`` are keys of what the instance's GPU can do without best, first first: should
+    requests run short of blocks, these go.
 
     A plan is a lease under its ``query_id``. It is released when it completes, fails or is cancelled, or when its
     generator is gone, and never twice.
@@ -58,6 +62,7 @@ class PrefillPlan(msgspec.Struct, frozen=True):
     queued_ms: float = 0.0
     nodes: tuple[PlannedNode, ...] = ()
     moves: tuple[Move, ...] = ()
+    spare: tuple[str, ...] = ()
 
 
 class PlanOutcome(StrEnum):
@@ -68,18 +73,12 @@ class PlanOutcome(StrEnum):
     CANCELLED = "cancelled"
 
 
-class LostCopy(msgspec.Struct, frozen=True):
-    """A copy of a planned node that could not be loaded or saved, and is not there."""
-
-    node: str
-    tier: Tier
-
-
 class CompletionReport(msgspec.Struct, frozen=True):
     """What became true of a plan: tokens of its prompt that were ``cached`` and ``computed``, and how long that took.
 
     All figures are 0 for a plan that ended before its first token: nothing of it was kept then. Otherwise all that it
-    planned is where it should be, but for ``lost``.
+    planned is where it should be, but for ``lost``: copies of its nodes or of others that the instance found missing,
+    could not write, or had to let go.
     """
 
     query_id: str

@@ -22,13 +22,7 @@ from protocol.errors import (
     Unavailable,
 )
 from protocol.generation import EngineInfo, GenerationStep, PrefillCost, Sampling
-from protocol.plans import (
-    AdmissionRequest,
-    CompletionReport,
-    ControllerStats,
-    PrefillPlan,
-    SpeculationDecision,
-)
+from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
 from protocol.retrieval import CandidateSet, SearchRequest
 from services.absence import absence
 

@@ -5,13 +5,7 @@ import time
 from cachectl.collector import collect_while_idle, spare_full_collections
 from cachectl.controller import Controller
 from cachectl.cost import DeviceProfile
-from protocol.plans import (
-    AdmissionRequest,
-    CompletionReport,
-    ControllerStats,
-    PrefillPlan,
-    SpeculationDecision,
-)
+from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
 from protocol.retrieval import CandidateSet
 from services.config import Config
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from cachectl.controller import Controller
 from cachectl.node import path_keys
 from cachectl.settings import ControllerSettings
-from protocol.cache import CachePath, DocumentDeletion, HeldNode, Move, ResidencyReport, RestoreResult, TierStats
+from protocol.cache import CachePath, DocumentDeletion, RestoreResult, TierStats
 from protocol.errors import (
     ConfigError,
     InvalidRequest,
@@ -18,10 +18,10 @@ from protocol.errors import (
     UnknownNode,
     UnknownPlan,
 )
+from protocol.kv import HeldNode, LostCopy, Move, ResidencyReport
 from protocol.plans import (
     AdmissionRequest,
     CompletionReport,
-    LostCopy,
     PlannedNode,
     PlanOutcome,
     PrefillPlan,

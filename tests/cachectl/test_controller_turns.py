@@ -12,7 +12,8 @@ from cachectl.policies import policy_names
 from cachectl.settings import ControllerSettings
 from protocol.cache import DocumentDeletion
 from protocol.errors import InvalidRequest, Overloaded, UnknownPlan
-from protocol.plans import AdmissionRequest, CompletionReport, LostCopy, PlanOutcome, PrefillPlan
+from protocol.kv import LostCopy
+from protocol.plans import AdmissionRequest, CompletionReport, PlanOutcome, PrefillPlan
 from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.tiers import Tier
 

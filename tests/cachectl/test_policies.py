@@ -11,8 +11,8 @@ from cachectl.node import path_keys
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy, policy_names
 from cachectl.tree import KnowledgeTree
-from protocol.cache import Move
 from protocol.errors import UnknownPolicy
+from protocol.kv import Move
 from protocol.tiers import Tier
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "policies.md"

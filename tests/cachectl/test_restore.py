@@ -18,8 +18,9 @@ from cachectl.policies import create_policy, policy_names
 from cachectl.restore import restore
 from cachectl.tree import KnowledgeTree
 from cachectl.view import tree_view
-from protocol.cache import HeldNode, Move, ResidencyReport, RestoreResult, TierStats, TreeNode, TreeView
+from protocol.cache import RestoreResult, TierStats, TreeNode, TreeView
 from protocol.errors import InvalidRequest, UnknownInstance
+from protocol.kv import HeldNode, Move, ResidencyReport
 from protocol.tiers import Tier
 
 TENANT = "tenant"

@@ -18,8 +18,8 @@ from cachectl.placement import Capacities
 from cachectl.policies import create_policy, policy_names
 from cachectl.restore import restore
 from cachectl.tree import REPLICATED_USES, KnowledgeTree
-from protocol.cache import HeldNode, Move, ResidencyReport
 from protocol.errors import ConfigError, InvalidRequest, PinRefused, UnknownInstance, UnknownNode, UnknownPlan
+from protocol.kv import HeldNode, Move, ResidencyReport
 from protocol.tiers import Tier
 
 TENANT = "tenant"
