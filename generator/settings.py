@@ -1,5 +1,6 @@
 """The generator's part of the configuration."""
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,6 +13,22 @@ class FakeEngineSettings(BaseModel):
 
     prefill_tokens_per_s: float = Field(4000.0, gt=0, description="Prompt tokens prefilled per second, one at a time.")
     decode_tokens_per_s: float = Field(30.0, gt=0, description="Answer tokens per second of each stream.")
+
+
+class KvSettings(BaseModel):
+    """Where documents' KV may be kept, and how much of it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: bool = Field(True, description="Keep documents' KV at all; false: only vLLM's own prefix cache.")
+    gpu_share: float = Field(
+        0.5, ge=0, lt=1, description="Share of the engine's KV cache that documents may hold; requests need the rest."
+    )
+    host_gib: float = Field(2.0, ge=0, description="KV in host memory, shared by the instances of a machine, in GiB.")
+    host_dir: Path = Field(Path("/dev/shm"), description="Where that memory is mapped from: a tmpfs.")  # noqa: S108
+    disk_gib: float = Field(8.0, ge=0, description="KV on disk, in GiB; survives restarts.")
+    disk_dir: Path | None = Field(None, description="Folder of the KV on disk; by default `kv` in the data folder.")
+    loader_threads: int = Field(2, gt=0, description="Loads from disk at once.")
 
 
 class GeneratorSettings(BaseModel):
@@ -41,4 +58,5 @@ class GeneratorSettings(BaseModel):
         "If the documents do not hold the answer, say that you do not know.",
         description="Stands before the documents of every prompt.",
     )
+    kv: KvSettings = Field(KvSettings(), description="Where documents' KV is kept.")
     fake: FakeEngineSettings = Field(FakeEngineSettings(), description="Speeds of the fake engine.")

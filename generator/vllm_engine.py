@@ -1,18 +1,22 @@
 """vLLM behind the engine interface: the same code on CUDA and on a CPU."""
 
+import asyncio
 import contextlib
 import os
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
+import msgspec
 import structlog
 
+from generator.connector.orders import RequestOrders
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError, EngineDied, EngineNotReady, InvalidRequest
 from protocol.generation import EngineInfo, FinishReason, GenerationStep, PrefillCost, PrefillResult, Sampling
+from protocol.kv import LostCopy, Orders, ResidencyReport
 from protocol.plans import PrefillPlan
 
 if TYPE_CHECKING:
@@ -20,17 +24,29 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from generator.connector.reports import EngineReports
+
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+_CONNECTOR = "generator.connector.connector"
+_ANSWER_CHECK_S = 1.0
 
 
 class VllmEngine:
-    """One vLLM ``AsyncLLM`` and the model it holds; its own prefix cache is on, salted with the plan's namespace."""
+    """One vLLM ``AsyncLLM`` and the model it holds; its own prefix cache is on, salted with the plan's namespace.
 
-    def __init__(self, settings: GeneratorSettings, folder: Path) -> None:
+    ``instance`` is its name in plans. Where KV is kept, RAGTree's connector executes the plans inside of vLLM.
+    """
+
+    def __init__(self, settings: GeneratorSettings, folder: Path, instance: str = "generator") -> None:
         self._settings = settings
         self._folder = folder
+        self._instance = instance
         self._info = EngineInfo(model=settings.model, engine="vllm", max_model_len=settings.max_model_len)
         self._llm: AsyncLLM | None = None
+        self._reports: EngineReports | None = None
         self._running: set[str] = set()
 
     async def start(self) -> None:
@@ -39,14 +55,22 @@ class VllmEngine:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        arguments = self._arguments()
+        loggers = []
+        if self._keeps_kv(arguments):
+            from generator.connector.reports import EngineReports
+
+            self._reports = EngineReports()
+            loggers.append(self._reports.logger)
         try:
-            arguments = AsyncEngineArgs(**self._arguments())
             # On the event loop, not in a thread: vLLM ties its sockets to the loop it is made in.
-            self._llm = AsyncLLM.from_engine_args(arguments)
+            self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=loggers)
         except (ValueError, TypeError, RuntimeError) as error:
             raise ConfigError(f"vLLM cannot run {self._settings.model!r}: {error}", param="generator") from error
         # The first prefill pays for lazily made kernels; better now than in somebody's time to first token.
         await self.probe_prefill(cached_tokens=0, new_tokens=64)
+        if self._reports is not None:
+            self._info = msgspec.structs.replace(self._info, kv=await self._reports.memory())
 
     async def close(self) -> None:
         """Abort what runs, which ends its streams with EngineDied, and end the engine's process."""
@@ -55,6 +79,8 @@ class VllmEngine:
             # vLLM's own shutdown would leave them waiting for ever.
             await llm.abort(list(self._running))
             llm.shutdown()
+            if self._reports is not None:
+                self._reports.fail()
 
     async def ready(self) -> None:
         """Raise EngineNotReady before ``start``, EngineDied once the engine's process is gone."""
@@ -67,8 +93,11 @@ class VllmEngine:
 
     async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         """Prefill the plan's prompt and stream the answer; closing the iterator aborts the request in vLLM."""
+        parameters = _sampling_params(sampling)
+        if self._reports is not None:
+            parameters.extra_args = {"kv_transfer_params": RequestOrders.of_plan(plan).as_parameters()}
         async with contextlib.aclosing(
-            self._generate(plan.query_id, plan.prompt.token_ids, plan.namespace, _sampling_params(sampling))
+            self._generate(plan.query_id, plan.prompt.token_ids, plan.namespace, parameters)
         ) as outputs:
             first = True
             async for output in outputs:
@@ -78,10 +107,38 @@ class VllmEngine:
                 yield GenerationStep(
                     text=completion.text,
                     tokens=len(completion.token_ids),
-                    prefill=_prefill_result(output, plan.prompt.token_count) if first else None,
+                    prefill=await self._prefill_result(output, plan) if first else None,
                     finish_reason=_finish_reason(completion.finish_reason) if output.finished else None,
                 )
                 first = False
+
+    async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
+        """Carry out orders that come with no plan, to their end."""
+        if self._reports is None:
+            self._engine()
+            return ()
+        name = f"orders-{uuid4().hex}"
+        return await self._ask(RequestOrders.outside_plans(name, orders), self._reports.carried_out(name))
+
+    async def residency(self) -> tuple[ResidencyReport, ...]:
+        """What the tiers hold by their own account."""
+        if self._reports is None:
+            self._engine()
+            return ()
+        name = f"inquiry-{uuid4().hex}"
+        return await self._ask(RequestOrders.outside_plans(name, Orders(), inquire=True), self._reports.held(name))
+
+    async def _ask(self, orders: RequestOrders, answer: "asyncio.Future[T]") -> T:
+        """Send orders with the shortest of requests, the only way into vLLM's scheduler; what becomes of them."""
+        parameters = _sampling_params(Sampling(max_tokens=1))
+        parameters.extra_args = {"kv_transfer_params": orders.as_parameters()}
+        async for _ in self._generate(orders.name, [0], orders.name, parameters):
+            pass
+        while not answer.done():
+            # The engine's process may go away without a word to those who wait for no request.
+            await self.ready()
+            await asyncio.wait({answer}, timeout=_ANSWER_CHECK_S)
+        return answer.result()
 
     async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
         """Time one token's generation behind a prompt of which vLLM caches the first ``cached_tokens``.
@@ -128,6 +185,30 @@ class VllmEngine:
         finally:
             self._running.discard(request_id)
 
+    async def _prefill_result(self, output: "RequestOutput", plan: PrefillPlan) -> PrefillResult:
+        metrics = output.metrics
+        scheduled = metrics.first_token_ts - metrics.scheduled_ts if metrics is not None else 0.0
+        result = PrefillResult(
+            prompt_tokens=plan.prompt.token_count,
+            cached_tokens=output.num_cached_tokens or 0,
+            prefill_ms=scheduled * 1000,
+        )
+        if self._reports is None:
+            return result
+        # It comes with the same message as the token, and is handed out right behind it.
+        await asyncio.sleep(0)
+        resolved = self._reports.resolved(plan.query_id)
+        if resolved is None:
+            log.warning("prefill_not_reported", query_id=plan.query_id)
+            return result
+        return msgspec.structs.replace(
+            result,
+            cached_tokens=sum(resolved.loaded.values()),
+            kv_load_ms=resolved.load_ms,
+            loaded=resolved.loaded,
+            lost=self._reports.take_lost(),
+        )
+
     def _engine(self) -> "AsyncLLM":
         if self._llm is None:
             raise EngineNotReady("the engine is not started")
@@ -145,8 +226,25 @@ class VllmEngine:
             "distributed_executor_backend": "uni",
             "enable_log_requests": False,
             **_device_arguments(),
+            **(self._connector_arguments() if self._settings.kv.enabled else {}),
             **self._settings.engine_args,
         }
+
+    def _connector_arguments(self) -> dict[str, Any]:
+        kv = self._settings.kv.model_dump(mode="json", exclude={"enabled"})
+        return {
+            "kv_transfer_config": {
+                "kv_connector": "RagtreeConnector",
+                "kv_connector_module_path": _CONNECTOR,
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {"instance": self._instance, **kv},
+            }
+        }
+
+    def _keeps_kv(self, arguments: dict[str, Any]) -> bool:
+        """Whether it is RAGTree's connector that the engine runs with, not another of the user's."""
+        return (arguments.get("kv_transfer_config") or {}).get("kv_connector_module_path") == _CONNECTOR
 
 
 def _prepare_environment(settings: GeneratorSettings) -> None:
@@ -182,7 +280,8 @@ def _device_arguments() -> dict[str, Any]:
         return {}
     # Tracing the model for compilation takes a minute and a half of every start and gains nothing measurable on two
     # cores; the start also runs one full batch, which a CPU feels.
-    return {"enforce_eager": True, "max_num_batched_tokens": 2048}
+    # Blocks of 32 tokens, the smallest that the attention kernels take: less of each document is cut off at its ends.
+    return {"enforce_eager": True, "max_num_batched_tokens": 2048, "block_size": 32}
 
 
 def _sampling_params(sampling: Sampling) -> "SamplingParams":
@@ -196,16 +295,6 @@ def _sampling_params(sampling: Sampling) -> "SamplingParams":
         seed=sampling.seed,
         stop=list(sampling.stop) or None,
         output_kind=RequestOutputKind.DELTA,
-    )
-
-
-def _prefill_result(output: "RequestOutput", prompt_tokens: int) -> PrefillResult:
-    metrics = output.metrics
-    scheduled = metrics.first_token_ts - metrics.scheduled_ts if metrics is not None else 0.0
-    return PrefillResult(
-        prompt_tokens=prompt_tokens,
-        cached_tokens=output.num_cached_tokens or 0,
-        prefill_ms=scheduled * 1000,
     )
 
 

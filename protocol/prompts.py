@@ -1,6 +1,7 @@
 """The prompt as everyone but the tokenizer sees it: segments of token ids, in order."""
 
 from enum import StrEnum
+from itertools import takewhile
 
 import msgspec
 
@@ -42,6 +43,12 @@ class Prompt(msgspec.Struct, frozen=True):
     def token_ids(self) -> list[int]:
         """The ids of all segments, concatenated."""
         return [token for segment in self.segments for token in segment.token_ids]
+
+    @property
+    def prefix(self) -> tuple[Segment, ...]:
+        """The segments in front of the first question that have any tokens: the path of nodes whose KV can be kept."""
+        in_front = takewhile(lambda segment: segment.kind is not SegmentKind.QUESTION, self.segments)
+        return tuple(segment for segment in in_front if segment.token_ids)
 
     @property
     def documents(self) -> tuple[Segment, ...]:

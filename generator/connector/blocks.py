@@ -1,0 +1,174 @@
+"""An engine's paged KV cache as a row of pages: which bytes of which layers are one block.
+
+A page is a block's bytes of all layers, one layer after the other, as the attention backend laid them out. So pages
+move at the speed of memory, on any backend; only what is said of single tokens needs to know where in a block they lie,
+and that is learnt from the backend itself.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from generator.tiers.base import Page
+from protocol.errors import ConfigError
+
+WriteTokens = Callable[[str, torch.Tensor, int], None]
+"""Puts as many marked tokens as a block has, from slot 0 on, into a layer's cache: ``marks`` says how they look."""
+
+
+class PagedBlocks:
+    """The blocks of an engine's KV cache, read and written as pages of ``page_bytes`` bytes.
+
+    ``kv_caches`` are the layers' tensors by name, each with one dimension of ``num_blocks``; ``write_tokens`` is the
+    backend's own way to put tokens into one. Raises ConfigError for a cache whose layout cannot be told.
+    """
+
+    def __init__(
+        self,
+        kv_caches: Mapping[str, torch.Tensor],
+        num_blocks: int,
+        page_tokens: int,
+        write_tokens: WriteTokens,
+    ) -> None:
+        self.page_tokens = page_tokens
+        self._rows = [_by_block(name, cache, num_blocks) for name, cache in kv_caches.items()]
+        self._dtype = self._rows[0].dtype
+        if any(row.dtype != self._dtype for row in self._rows):
+            raise ConfigError("the layers keep their KV in different types, which RAGTree cannot page")
+        sizes = [row[0].numel() * row.element_size() for row in self._rows]
+        ends = np.cumsum(sizes).tolist()
+        self._spans = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        self.page_bytes: int = ends[-1]
+        self._device = self._rows[0].device
+        # Plain memory: numpy copies a slab in a fraction of what a torch call costs.
+        self._flat = [_flat_bytes(row) for row in self._rows] if self._device.type == "cpu" else None
+        self._streams = threading.local()
+        self._token_of = np.concatenate(
+            [
+                _token_map(name, cache, row, page_tokens, write_tokens)
+                for (name, cache), row in zip(kv_caches.items(), self._rows, strict=True)
+            ]
+        )
+
+    @property
+    def layout(self) -> str:
+        """What two engines' pages must agree in to be the same bytes."""
+        shapes = [tuple(row.shape[1:]) for row in self._rows]
+        return f"{self._dtype} {self.page_tokens} {shapes} {hash_of(self._token_of)}"
+
+    def read(self, block: int, page: Page, tokens: int) -> None:
+        """Copy a block into ``page``; what lies behind its first ``tokens`` tokens becomes zeros."""
+        if self._flat is not None:
+            for flat, span in zip(self._flat, self._spans, strict=True):
+                page[span] = flat[block]
+        else:
+            for row, span in zip(self._rows, self._spans, strict=True):
+                _shaped(page[span], row).copy_(row[block])
+        if tokens < self.page_tokens:
+            element = self._rows[0].element_size()
+            page.view(f"u{element}")[self._token_of >= tokens] = 0
+
+    def write(self, page: Page, block: int) -> None:
+        """Copy a page into a block."""
+        if self._flat is not None:
+            for flat, span in zip(self._flat, self._spans, strict=True):
+                flat[block] = page[span]
+        else:
+            for row, span in zip(self._rows, self._spans, strict=True):
+                row[block].copy_(_shaped(page[span], row))
+
+    def fence(self) -> "Callable[[], None]":
+        """A wait, for another thread to call, until what the engine was told to compute so far is in its blocks.
+
+        On CUDA that thread copies on a stream of its own from then on.
+        """
+        if self._device.type != "cuda":
+            return _nothing
+        computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        computed.record()
+
+        def wait() -> None:
+            torch.cuda.set_stream(self._own_stream())
+            torch.cuda.current_stream().wait_event(computed)
+
+        return wait
+
+    def finish(self) -> None:
+        """Return when all that this thread has copied is there."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
+    def _own_stream(self) -> torch.cuda.Stream:
+        if not hasattr(self._streams, "stream"):
+            self._streams.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream: torch.cuda.Stream = self._streams.stream
+        return stream
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy one block onto another."""
+        for row in self._rows:
+            row[target] = row[source]
+
+
+def _nothing() -> None:
+    """Nothing has to be waited for where the engine computes in its own thread."""
+
+
+def hash_of(array: NDArray[Any]) -> str:
+    """A short digest of an array's bytes."""
+    return blake3(np.ascontiguousarray(array).tobytes()).hexdigest(8)
+
+
+def _shaped(part: Page, row: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(part).view(row.dtype).view(row.shape[1:])
+
+
+def _by_block(name: str, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
+    """The cache with its blocks as the first dimension."""
+    dims = [dim for dim, size in enumerate(cache.shape) if size == num_blocks]
+    if not dims:
+        raise ConfigError(f"the KV cache of layer {name} has shape {tuple(cache.shape)}, and {num_blocks} blocks")
+    # Backends put the blocks first, or second behind a pair of K and V.
+    return cache.movedim(dims[0], 0)
+
+
+def _flat_bytes(row: torch.Tensor) -> NDArray[np.uint8]:
+    if not row[0].is_contiguous():
+        raise ConfigError(f"a block of a KV cache of shape {tuple(row.shape)} is not one stretch of memory")
+    stride = row.stride(0) * row.element_size()
+    size = row[0].numel() * row.element_size()
+    base = row.untyped_storage()
+    flat = torch.tensor([], dtype=torch.uint8).set_(base)
+    return np.lib.stride_tricks.as_strided(
+        flat.numpy()[row.storage_offset() * row.element_size() :], (row.shape[0], size), (stride, 1)
+    )
+
+
+def _token_map(
+    name: str,
+    cache: torch.Tensor,
+    row: torch.Tensor,
+    page_tokens: int,
+    write_tokens: WriteTokens,
+) -> NDArray[np.uint16]:
+    """Which token of a block each element of it belongs to: token t is written as the number t + 1, and looked for."""
+    dim = next(dim for dim, size in enumerate(cache.shape) if size == row.shape[0])
+    shape = [*cache.shape]
+    shape[dim] = 1
+    scratch = torch.zeros(shape, dtype=cache.dtype, device=cache.device)
+    write_tokens(name, scratch, page_tokens)
+    marks = scratch.movedim(dim, 0)[0].reshape(-1).float().cpu().numpy()
+    if not np.array_equal(np.unique(marks), np.arange(1, page_tokens + 1)):
+        raise ConfigError(f"the attention backend of layer {name} does not show where it keeps a token")
+    return (marks - 1).astype(np.uint16)
+
+
+def marks(tokens: int, heads: int, dim: int, like: torch.Tensor) -> torch.Tensor:
+    """Keys or values that name their tokens: shape [tokens, heads, dim], token t filled with t + 1."""
+    numbers = torch.arange(1, tokens + 1, dtype=torch.float32, device=like.device).to(like.dtype)
+    return numbers.view(-1, 1, 1).expand(tokens, heads, dim).contiguous()

@@ -1,0 +1,103 @@
+"""What an instance keeps KV in: its tiers, opened as configured, and how fast they are."""
+
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import structlog
+from blake3 import blake3
+
+from generator.connector.blocks import PagedBlocks
+from generator.settings import KvSettings
+from generator.tiers.arena import HostArena
+from generator.tiers.base import KvTier, TierError
+from generator.tiers.disk import DiskTier
+from generator.tiers.null import NullTier
+from protocol.kv import KvMemory, KvNode
+from protocol.tiers import Tier
+
+log = structlog.get_logger(__name__)
+
+_PROBE_BYTES = 32 << 20
+# What a file on disk takes besides its pages, at most.
+_FILE_BYTES = 16 << 10
+
+
+def open_tiers(settings: KvSettings, fingerprint: str, page_tokens: int, page_bytes: int) -> dict[Tier, KvTier]:
+    """The tiers below the GPU. Raises ConfigError where one of them cannot be had as configured."""
+    host_pages = pages_of(settings.host_gib, page_bytes)
+    host: KvTier = NullTier(Tier.HOST)
+    if host_pages:
+        host = HostArena(host_file(settings), fingerprint, page_tokens, page_bytes, host_pages)
+    disk: KvTier = NullTier(Tier.DISK)
+    if pages_of(settings.disk_gib, page_bytes) and settings.disk_dir is not None:
+        disk = DiskTier(settings.disk_dir, fingerprint, page_tokens, page_bytes, int(settings.disk_gib * (1 << 30)))
+    return {Tier.HOST: host, Tier.DISK: disk}
+
+
+def describe(
+    settings: KvSettings, fingerprint: str, blocks: PagedBlocks, num_blocks: int, tiers: dict[Tier, KvTier]
+) -> KvMemory:
+    """An instance's memory for KV, with its rates as measured now."""
+    size = blocks.page_bytes
+    host = pages_of(settings.host_gib, size)
+    disk = pages_of(settings.disk_gib, size + _FILE_BYTES) if settings.disk_dir is not None else 0
+    count = max(1, min(_PROBE_BYTES // size, num_blocks - 1))
+    host_rate = _host_rate(blocks, count)
+    return KvMemory(
+        fingerprint=fingerprint,
+        boot=uuid4().hex,
+        page_tokens=blocks.page_tokens,
+        page_bytes=size,
+        gpu_pages=int(num_blocks * settings.gpu_share),
+        host_pages=host,
+        disk_pages=disk,
+        host_bytes_per_s=host_rate,
+        disk_bytes_per_s=_disk_rate(tiers[Tier.DISK], blocks, count) or host_rate,
+    )
+
+
+def pages_of(gib: float, page_bytes: int) -> int:
+    """How many whole pages fit."""
+    return int(gib * (1 << 30)) // page_bytes
+
+
+def host_file(settings: KvSettings) -> Path:
+    """The file that host memory is mapped from: one for each folder of KV on disk, whoever opens it."""
+    folder = str(settings.disk_dir.resolve()) if settings.disk_dir else "none"
+    return settings.host_dir / f"ragtree-{blake3(folder.encode()).hexdigest(6)}.kv"
+
+
+def _host_rate(blocks: PagedBlocks, count: int) -> float:
+    """Bytes a second from host memory into the engine's blocks, nobody using them yet."""
+    pages = np.ones((count, blocks.page_bytes), np.uint8)
+    blocks.write(pages[0], 1)
+    began = time.perf_counter()
+    for index, page in enumerate(pages, start=1):
+        blocks.write(page, index)
+    blocks.finish()
+    seconds = time.perf_counter() - began
+    pages[:] = 0
+    for index, page in enumerate(pages, start=1):
+        blocks.write(page, index)
+    return pages.nbytes / seconds
+
+
+def _disk_rate(disk: KvTier, blocks: PagedBlocks, count: int) -> float | None:
+    """Bytes a second from a file that was just written; None where none can be."""
+    node = KvNode(f"probe-{uuid4().hex}", "", ("probe",), 0, count * blocks.page_tokens)
+    try:
+        with disk.writing(node, None) as writer:
+            for index in range(count):
+                writer.page(index)[:] = index % 251
+        began = time.perf_counter()
+        with disk.reading(node.key, None) as reader:
+            for index in range(count):
+                reader.page(index)
+        seconds = time.perf_counter() - began
+        disk.drop(node.key, None)
+    except TierError as error:
+        log.warning("disk_not_measured", error=str(error))
+        return None
+    return count * blocks.page_bytes / seconds

@@ -1,0 +1,101 @@
+"""What passes between the connector's halves: jobs down with each step, results up.
+
+Plain data, for the halves may live in different processes.
+"""
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+
+from protocol.kv import KvMemory, KvNode, Pages, ResidencyReport
+from protocol.tiers import Tier
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of a node's pages on its way into an engine's blocks.
+
+    The node's pages ``first``, ``first`` + 1, ... go into ``blocks``. From the GPU tier they are copied out of
+    ``held``, the engine's own blocks; ``pages`` are the host memory's.
+    """
+
+    key: str
+    tier: Tier
+    first: int
+    blocks: tuple[int, ...]
+    pages: Pages | None = None
+    held: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one request loads. In the ``background`` it may take several steps, in which others go on."""
+
+    request_id: str
+    pieces: tuple[Piece, ...]
+    background: bool
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A node on its way from one tier to a slower one, or out (``target`` None); ``evict`` frees the source.
+
+    ``blocks`` hold it where the source is the GPU. None of them and no ``node``: the engine has it no more, so it was
+    brought there before or never will be. ``pages`` are the host memory's.
+    """
+
+    number: int
+    key: str
+    source: Tier
+    target: Tier | None
+    node: KvNode | None = None
+    blocks: tuple[int, ...] = ()
+    pages: Pages | None = None
+    evict: bool = True
+
+
+@dataclass
+class StepJobs(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is untyped here
+    """Jobs of one step: ``loads`` before its forward pass, ``transfers`` after it, in their order.
+
+    ``inquiries`` are names under which somebody asks what the tiers hold. An ``idle`` step computes nothing.
+    """
+
+    loads: list[Load] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
+    inquiries: list[str] = field(default_factory=list)
+    idle: bool = False
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """What a load came to: ``seconds`` it took, and the keys of nodes whose copies in a tier were not to be had."""
+
+    seconds: float
+    lost: tuple[tuple[str, Tier], ...] = ()
+
+
+@dataclass
+class StepResults(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What ended since the last step: ``loads`` by request, ``transfers`` by number (False: it was not carried out).
+
+    ``held`` answers inquiries, by name.
+    """
+
+    loads: dict[str, LoadResult] = field(default_factory=dict)
+    transfers: dict[int, bool] = field(default_factory=dict)
+    held: dict[str, tuple[ResidencyReport, ...]] = field(default_factory=dict)
+    memory: KvMemory | None = None
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepResults":
+        """Results of two workers as those of one: what failed on any has failed."""
+        assert isinstance(other, StepResults)
+        loads = dict(self.loads)
+        for request_id, result in other.loads.items():
+            mine = loads.get(request_id, LoadResult(0.0))
+            loads[request_id] = LoadResult(max(mine.seconds, result.seconds), (*mine.lost, *result.lost))
+        transfers = {
+            number: self.transfers.get(number, True) and other.transfers.get(number, True)
+            for number in self.transfers.keys() | other.transfers.keys()
+        }
+        return StepResults(loads, transfers, self.held | other.held, self.memory or other.memory)

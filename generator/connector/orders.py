@@ -1,0 +1,75 @@
+"""What the scheduler half is told with a request, and what it tells back."""
+
+from typing import Any
+
+import msgspec
+
+from protocol.kv import KvMemory, LostCopy, Move, Orders, ResidencyReport
+from protocol.plans import PlannedNode, PrefillPlan
+from protocol.tiers import Tier
+
+PARAMETER = "ragtree"
+"""The entry of a request's ``kv_transfer_params`` that is RAGTree's."""
+
+
+class RequestOrders(msgspec.Struct, frozen=True):
+    """What one request brings along: a plan, or orders outside of any plan (``forget``, ``inquire``), or both.
+
+    ``name`` names the request in reports. ``path`` lists the content hashes of ``nodes``, which begin the prompt.
+    ``inquire`` asks what all tiers hold.
+    """
+
+    name: str
+    namespace: str = ""
+    path: tuple[str, ...] = ()
+    nodes: tuple[PlannedNode, ...] = ()
+    moves: tuple[Move, ...] = ()
+    spare: tuple[str, ...] = ()
+    forget: tuple[tuple[str, str], ...] = ()
+    inquire: bool = False
+
+    @classmethod
+    def of_plan(cls, plan: PrefillPlan) -> "RequestOrders":
+        """A plan, as far as the engine is concerned."""
+        path = tuple(segment.key for segment in plan.prompt.prefix)
+        return cls(plan.query_id, plan.namespace, path, plan.nodes, plan.moves, plan.spare)
+
+    @classmethod
+    def outside_plans(cls, name: str, orders: Orders, inquire: bool = False) -> "RequestOrders":
+        """Orders that come with no plan."""
+        return cls(name, moves=orders.moves, forget=orders.forget, inquire=inquire)
+
+    def as_parameters(self) -> dict[str, Any]:
+        """The ``kv_transfer_params`` that carry this to the engine."""
+        return {PARAMETER: msgspec.to_builtins(self)}
+
+    @classmethod
+    def from_parameters(cls, parameters: dict[str, Any] | None) -> "RequestOrders | None":
+        """What a request brought along, None for nothing. Raises msgspec.ValidationError for what is malformed."""
+        carried = (parameters or {}).get(PARAMETER)
+        return None if carried is None else msgspec.convert(carried, cls)
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """Where a prompt's tokens came from by the time of its first token: ``loaded`` by tier, the others were computed.
+
+    ``load_ms`` were spent on loading.
+    """
+
+    loaded: dict[Tier, int]
+    load_ms: float
+
+
+class EngineReport(msgspec.Struct, frozen=True):
+    """What the connector has to say after a step.
+
+    ``resolved`` by the names of requests; ``carried_out``: orders outside of plans that are done to their end, by name,
+    with the copies that should be there now and are not. ``lost`` are such copies of any node. ``held`` answers
+    inquiries by name.
+    """
+
+    resolved: dict[str, Resolved] = {}
+    carried_out: dict[str, tuple[LostCopy, ...]] = {}
+    lost: tuple[LostCopy, ...] = ()
+    held: dict[str, tuple[ResidencyReport, ...]] = {}
+    memory: KvMemory | None = None

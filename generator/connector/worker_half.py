@@ -1,0 +1,194 @@
+"""The connector's worker half: moves pages between the engine's blocks and the tiers.
+
+Worker-side calls of vLLM's contract end up here. Loads from host memory are done before the step that needs them; loads
+from disk, and everything that leaves the blocks, in threads beside the engine's own.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import structlog
+
+from generator.connector.blocks import PagedBlocks
+from generator.connector.metadata import Load, LoadResult, Piece, StepJobs, StepResults, Transfer
+from generator.tiers.base import KvTier, TierError
+from protocol.kv import KvMemory, KvNode, ResidencyReport, pages_spanned
+from protocol.tiers import Tier
+
+log = structlog.get_logger(__name__)
+
+_IDLE_WAIT_S = 0.005
+
+
+class WorkerHalf:
+    """Carries jobs out over an engine's ``blocks`` and the ``tiers`` below the GPU.
+
+    Transfers go one after the other in the order in which they were given, so what one makes room for another may use.
+    ``memory`` is told with the first results.
+    """
+
+    def __init__(self, blocks: PagedBlocks, tiers: dict[Tier, KvTier], memory: KvMemory, loader_threads: int) -> None:
+        self._blocks = blocks
+        self._tiers = tiers
+        self._loaders = ThreadPoolExecutor(loader_threads, thread_name_prefix="kv-load")
+        self._mover = ThreadPoolExecutor(1, thread_name_prefix="kv-move")
+        # Filled by the threads too; the condition guards them and says when there is something new.
+        self._news = threading.Condition()
+        self._results = StepResults(memory=memory)
+        self._loaded: set[str] = set()
+        self._failed: set[int] = set()
+
+    def load(self, jobs: StepJobs) -> None:
+        """Have everything in place that the step's forward pass needs, and begin what may take longer."""
+        for load in jobs.loads:
+            if load.background:
+                self._begin(self._loaders, self._load_in_background, load)
+            else:
+                result, failed = self._load(load)
+                with self._news:
+                    self._results.loads[load.request_id] = result
+                    self._failed |= failed
+
+    def transfer(self, jobs: StepJobs) -> None:
+        """Begin the step's transfers; its forward pass is over."""
+        fence = self._blocks.fence()
+        for transfer in jobs.transfers:
+            self._begin(self._mover, self._transfer, transfer, fence)
+        for name in jobs.inquiries:
+            # Behind all that is under way, so that the answer has it.
+            self._begin(self._mover, self._answer, name)
+
+    def pause(self, jobs: StepJobs) -> None:
+        """Wait a moment for news in a step that computes nothing: the engine has nothing to do but ask again."""
+        with self._news:
+            if jobs.idle and not (self._results.transfers or self._results.held or self._loaded):
+                self._news.wait(_IDLE_WAIT_S)
+
+    def take_loaded(self) -> set[str]:
+        """Requests whose load in the background is over since the last call, well or not."""
+        with self._news:
+            loaded, self._loaded = self._loaded, set()
+        return loaded
+
+    def take_failed(self) -> set[int]:
+        """Blocks that should have been loaded since the last call, and were not."""
+        with self._news:
+            failed, self._failed = self._failed, set()
+        return failed
+
+    def take_results(self) -> StepResults | None:
+        """What else ended since the last call; None for nothing."""
+        with self._news:
+            results, self._results = self._results, StepResults()
+        return results if results != StepResults() else None
+
+    def close(self) -> None:
+        """End what is under way, and let go of the tiers."""
+        self._loaders.shutdown(wait=True, cancel_futures=True)
+        self._mover.shutdown(wait=True, cancel_futures=True)
+        for tier in self._tiers.values():
+            tier.close()
+
+    def _begin(self, threads: ThreadPoolExecutor, work: Callable[..., None], *arguments: object) -> None:
+        threads.submit(work, *arguments).add_done_callback(_log_defect)
+
+    # Loads
+
+    def _load_in_background(self, load: Load) -> None:
+        result, failed = self._load(load)
+        with self._news:
+            self._results.loads[load.request_id] = result
+            self._failed |= failed
+            self._loaded.add(load.request_id)
+            self._news.notify_all()
+
+    def _load(self, load: Load) -> tuple[LoadResult, set[int]]:
+        began = time.perf_counter()
+        lost: list[tuple[str, Tier]] = []
+        failed: set[int] = set()
+        for piece in load.pieces:
+            try:
+                self._fill(piece)
+            except (TierError, OSError) as error:
+                log.warning("kv_not_loaded", node=piece.key, tier=piece.tier, error=str(error))
+                lost.append((piece.key, piece.tier))
+                failed.update(piece.blocks)
+        self._blocks.finish()
+        return LoadResult(time.perf_counter() - began, tuple(lost)), failed
+
+    def _fill(self, piece: Piece) -> None:
+        if piece.tier is Tier.GPU:
+            for held, block in zip(piece.held, piece.blocks, strict=True):
+                self._blocks.copy(held, block)
+            return
+        with self._tiers[piece.tier].reading(piece.key, piece.pages) as reader:
+            for index, block in enumerate(piece.blocks, start=piece.first):
+                self._blocks.write(reader.page(index), block)
+
+    # Transfers
+
+    def _transfer(self, transfer: Transfer, fence: Callable[[], None]) -> None:
+        done = False
+        try:
+            fence()
+            self._carry_out(transfer)
+            done = True
+        except (TierError, OSError) as error:
+            log.warning(
+                "kv_not_moved",
+                node=transfer.key,
+                source=transfer.source,
+                target=transfer.target,
+                error=f"{type(error).__name__}: {error}",
+            )
+        finally:
+            with self._news:
+                self._results.transfers[transfer.number] = done
+                self._news.notify_all()
+
+    def _answer(self, name: str) -> None:
+        reports = tuple(
+            ResidencyReport(tier, tuple(stored.held for stored in kept.nodes())) for tier, kept in self._tiers.items()
+        )
+        with self._news:
+            self._results.held[name] = reports
+            self._news.notify_all()
+
+    def _carry_out(self, transfer: Transfer) -> None:
+        source = self._tiers.get(transfer.source)
+        if transfer.target is not None:
+            target = self._tiers[transfer.target]
+            if not target.has(transfer.key, transfer.pages):
+                if source is not None:
+                    self._copy(source, target, transfer)
+                elif transfer.node is not None:
+                    self._save(transfer.node, transfer.blocks, target, transfer)
+                else:
+                    raise TierError("the engine has it no more")
+        if source is not None and transfer.evict:
+            source.drop(transfer.key, transfer.pages)
+
+    def _save(self, node: KvNode, blocks: Sequence[int], target: KvTier, transfer: Transfer) -> None:
+        page_tokens = self._blocks.page_tokens
+        end = node.prefix_tokens + node.tokens
+        first = node.prefix_tokens // page_tokens
+        with target.writing(node, transfer.pages) as writer:
+            for index, block in enumerate(blocks):
+                self._blocks.read(block, writer.page(index), min(page_tokens, end - (first + index) * page_tokens))
+
+    def _copy(self, source: KvTier, target: KvTier, transfer: Transfer) -> None:
+        with (
+            source.reading(transfer.key, transfer.pages) as reader,
+            target.writing(reader.node, transfer.pages) as writer,
+        ):
+            node = reader.node
+            for index in range(len(pages_spanned(node.prefix_tokens, node.tokens, self._blocks.page_tokens))):
+                writer.page(index)[:] = reader.page(index)
+
+
+def _log_defect(work: "Future[None]") -> None:
+    """Tell of what no tier should raise: nobody waits for these threads."""
+    if not work.cancelled() and (error := work.exception()) is not None:
+        log.error("kv_thread_failed", exc_info=error)
