@@ -1,0 +1,242 @@
+"""The tier in host memory: an arena of pages that all instances of a machine share."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from enum import IntEnum
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from generator.tiers.arena_file import PAGE_HEADER, ArenaFile, ByteLocks, Geometry
+from generator.tiers.base import (
+    Damage,
+    KvBroken,
+    KvMissing,
+    Page,
+    PageReader,
+    PagesTaken,
+    PageWriter,
+    StoredNode,
+    TierFull,
+)
+from generator.tiers.writers import DiscardingWriter, OrderedWriter
+from protocol.kv import KvNode, Pages, pages_spanned
+from protocol.tiers import Tier
+
+_NODE_BYTES = PAGE_HEADER["node"].itemsize
+_HEADERS = 0
+"""The byte whose lock is held while page headers are changed; byte n + 1 is held while page n is written."""
+
+
+class State(IntEnum):
+    """What a page is good for."""
+
+    FREE = 0
+    WRITING = 1
+    READY = 2
+
+
+class HostArena:
+    """A ``KvTier`` of pages in the file at ``path``, whose room is reserved: one for each stack on a machine.
+
+    It allocates nothing: the controller hands out pages with stamps, and a page belongs to the highest stamp that it
+    was ever written under. A writer holds locks on its pages, so another gets them only when it is done or dead.
+    Readers hold none: they look at the headers before and after.
+
+    There is no checksum over the pages, as it would cost more than the copy: memory is trusted, unlike a disk. What was
+    being written by a process that was killed is free again once somebody attaches.
+
+    Headers change under a lock and KV is written between two holds of it, so the system calls keep both in order; a
+    reader's loads are kept in order by x86.
+    """
+
+    tier = Tier.HOST
+
+    def __init__(self, path: Path, fingerprint: str, page_tokens: int, page_bytes: int, page_count: int) -> None:
+        self._geometry = Geometry(fingerprint, page_tokens, page_bytes, page_count)
+        self._file = ArenaFile(path, self._geometry)
+        with self._file.locks() as locks, locks.waiting(_HEADERS):
+            self._recover(locks)
+
+    @property
+    def highest_stamp(self) -> int:
+        """The highest stamp that any page was ever written under; 0 where none was. A new controller goes on above."""
+        return int(self._stamps.max(initial=0))
+
+    def has(self, key: str, pages: Pages | None) -> bool:
+        """Whether all these pages are the node's, under this stamp."""
+        return pages is not None and self._node_in(pages, key) is not None
+
+    @contextmanager
+    def reading(self, key: str, pages: Pages | None) -> Iterator[PageReader]:
+        """The pages where they lie, without a copy."""
+        node = self._node_in(pages, key) if pages is not None else None
+        if pages is None or node is None:
+            raise KvMissing(f"{key} is not in the arena as {pages}")
+        yield _ArenaReader(node, self._file.pages, pages)
+        if self._node_in(pages, key) is None:
+            raise KvBroken(Damage.CHANGED, f"{key} was dropped or overwritten while it was read")
+
+    @contextmanager
+    def writing(self, node: KvNode, pages: Pages | None) -> Iterator[PageWriter]:
+        """The pages where they lie, without a copy, marked as being written."""
+        count = len(pages_spanned(node.prefix_tokens, node.tokens, self._geometry.page_tokens))
+        if pages is None or not count or len(pages.numbers) != count or not self._exist(pages):
+            raise TierFull(f"{node.key} has {count} pages, and in the arena it was given {pages}")
+        with self._file.locks() as locks:
+            if not self._claim(node, pages, locks):
+                discarding = DiscardingWriter(count, self._geometry.page_bytes)
+                yield discarding
+                discarding.finish()
+                return
+            try:
+                writer = _ArenaWriter(self._file.pages, pages)
+                yield writer
+                writer.finish()
+            except BaseException:
+                self._set(pages.numbers, State.FREE, locks)
+                raise
+            # The first page is the last, so that there is never a node with a page missing.
+            self._set(pages.numbers[::-1], State.READY, locks)
+
+    def drop(self, key: str, pages: Pages | None) -> None:  # noqa: ARG002 - a stamp is one node's
+        """Free the pages that are still under this stamp. A writer at work in them publishes them nevertheless."""
+        if pages is None or not self._exist(pages):
+            return
+        with self._file.locks() as locks, locks.waiting(_HEADERS):
+            for number in pages.numbers:
+                if self._stamps[number] == pages.stamp:
+                    self._states[number] = State.FREE
+
+    def nodes(self) -> list[StoredNode]:
+        """The nodes all of whose pages are there, in the order of their stamps."""
+        ready = np.flatnonzero(self._states == State.READY)
+        order = ready[np.lexsort((self._field("index")[ready], self._stamps[ready]))]
+        found = []
+        for group in np.split(order, np.flatnonzero(np.diff(self._stamps[order])) + 1):
+            pages = Pages(tuple(group.tolist()), int(self._stamps[group].max(initial=0)))
+            node = self._node_in(pages, None)
+            if node is not None:
+                found.append(StoredNode(node, pages))
+        return found
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes of the pages of whole nodes."""
+        return sum(len(stored.pages.numbers) for stored in self.nodes() if stored.pages) * self._geometry.page_bytes
+
+    def check_integrity(self) -> None:
+        """Assert that every page is free or part of a whole node, as they are while nobody writes."""
+        whole = {number for stored in self.nodes() if stored.pages for number in stored.pages.numbers}
+        for number, state in enumerate(self._states.tolist()):
+            assert state == (State.READY if number in whole else State.FREE), f"page {number} is {State(state).name}"
+
+    def close(self) -> None:
+        """Detach from the arena, whose file stays."""
+        self._file.close()
+
+    def remove(self) -> None:
+        """Detach from the arena, and give its memory back if nobody else is attached: for an orderly stop."""
+        self._file.remove()
+
+    @property
+    def _states(self) -> NDArray[np.uint64]:
+        return self._field("state")
+
+    @property
+    def _stamps(self) -> NDArray[np.uint64]:
+        return self._field("stamp")
+
+    def _field(self, name: str) -> NDArray[np.uint64]:
+        field: NDArray[np.uint64] = self._file.headers[name]
+        return field
+
+    def _exist(self, pages: Pages) -> bool:
+        return all(0 <= number < self._geometry.page_count for number in pages.numbers)
+
+    def _node_in(self, pages: Pages, key: str | None) -> KvNode | None:
+        """The node that is published in just these pages, if any is and, where a key is given, has it."""
+        if not pages.numbers or not self._exist(pages):
+            return None
+        headers, numbers, count = self._file.headers, list(pages.numbers), len(pages.numbers)
+        if (
+            (self._states[numbers] != State.READY).any()
+            or (self._stamps[numbers] != pages.stamp).any()
+            or (headers["index"][numbers] != np.arange(count)).any()
+            or (headers["count"][numbers] != count).any()
+        ):
+            return None
+        first = headers[numbers[0]]
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            node = msgspec.json.decode(first["node"][: int(first["node_bytes"])].tobytes(), type=KvNode)
+            return node if key in (None, node.key) else None
+        return None
+
+    def _claim(self, node: KvNode, pages: Pages, locks: ByteLocks) -> bool:
+        """Mark the pages as being written, and hold them; False where the node is in them already.
+
+        Raises PagesTaken, TierFull.
+        """
+        encoded = np.frombuffer(msgspec.json.encode(node), np.uint8)
+        if encoded.size > _NODE_BYTES:
+            raise TierFull(
+                f"{node.key} stands behind a path of {len(node.path)} segments, too long for a page's header"
+            )
+        headers, numbers = self._file.headers, list(pages.numbers)
+        with locks.waiting(_HEADERS):
+            if (self._stamps[numbers] > pages.stamp).any():
+                raise PagesTaken(f"the pages for {node.key} were handed out again, after {pages.stamp}")
+            if self._node_in(pages, node.key) is not None:
+                return False
+            if not all(locks.take(number + 1) for number in numbers):
+                raise PagesTaken(f"somebody still writes into the pages for {node.key}")
+            self._states[numbers] = State.WRITING
+            self._stamps[numbers] = pages.stamp
+            headers["index"][numbers] = np.arange(len(numbers))
+            headers["count"][numbers] = len(numbers)
+            headers["node_bytes"][numbers[0]] = encoded.size
+            headers["node"][numbers[0], : encoded.size] = encoded
+        return True
+
+    def _set(self, numbers: Sequence[int], state: State, locks: ByteLocks) -> None:
+        with locks.waiting(_HEADERS):
+            for number in numbers:
+                self._states[number] = state
+
+    def _recover(self, locks: ByteLocks) -> None:
+        """Free what dead writers left, and what is left of nodes of which pages were handed out again."""
+        whole = {number for stored in self.nodes() if stored.pages for number in stored.pages.numbers}
+        for number in np.flatnonzero(self._states != State.FREE).tolist():
+            if number not in whole and locks.take(number + 1):
+                self._states[number] = State.FREE
+
+
+class _ArenaReader:
+    """A ``PageReader`` of pages of the arena."""
+
+    def __init__(self, node: KvNode, pages: Page, of: Pages) -> None:
+        self.node = node
+        self._pages = pages
+        self._numbers = of.numbers
+
+    def page(self, index: int) -> Page:
+        """Page ``index``, where it lies. Raises IndexError."""
+        if not 0 <= index < len(self._numbers):
+            raise IndexError(f"page {index} of {len(self._numbers)}")
+        page: Page = self._pages[self._numbers[index]]
+        return page
+
+
+class _ArenaWriter(OrderedWriter):
+    """A ``PageWriter`` into pages of the arena."""
+
+    def __init__(self, pages: Page, of: Pages) -> None:
+        super().__init__(len(of.numbers))
+        self._pages = pages
+        self._numbers = of.numbers
+
+    def _buffer(self, index: int) -> Page:
+        page: Page = self._pages[self._numbers[index]]
+        return page

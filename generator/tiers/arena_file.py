@@ -1,0 +1,188 @@
+"""The file behind the host memory's arena: its layout, how processes come to share it, and the locks on its bytes.
+
+    [what the arena is, 4 KiB] [page headers, 4 KiB each] [pages, each begins at a multiple of 4 KiB]
+
+The file lies in memory (/dev/shm) and is mapped by every process. Its room is reserved when it is made, so that a
+memory that is too small is an error at the start and not a SIGBUS later, and mapped with all its pages present.
+"""
+
+import fcntl
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from generator.tiers.base import Page
+from protocol.errors import ConfigError
+
+_BLOCK = 4096
+_MAGIC = b"RAGTREE1"
+
+PAGE_HEADER = np.dtype(
+    [
+        ("state", "<u8"),
+        ("stamp", "<u8"),
+        ("index", "<u4"),
+        ("count", "<u4"),
+        ("node_bytes", "<u8"),
+        ("node", "u1", (_BLOCK - 32,)),
+    ]
+)
+"""State, the stamp it got it under, which of how many pages of its node it is and, on the first, the node as JSON."""
+
+
+class Geometry(msgspec.Struct, frozen=True):
+    """What an arena is made for: two processes share one only if they agree on all of it."""
+
+    fingerprint: str
+    page_tokens: int
+    page_bytes: int
+    page_count: int
+
+    @property
+    def stride(self) -> int:
+        """The bytes from one page to the next."""
+        return -(-self.page_bytes // _BLOCK) * _BLOCK
+
+    @property
+    def file_bytes(self) -> int:
+        """How long the file is."""
+        return _BLOCK + self.page_count * (_BLOCK + self.stride)
+
+    def encode(self) -> bytes:
+        """The file's first bytes."""
+        return (_MAGIC + msgspec.json.encode(self)).ljust(_BLOCK, b"\0")
+
+
+class ByteLocks:
+    """Locks on single bytes of an open file, each held by one such object at a time, in whatever thread or process.
+
+    The kernel lets go of them with the process, however that ends.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        # A descriptor of its own, as these locks belong to what was opened, not to the process.
+        self._descriptor = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+
+    @contextmanager
+    def waiting(self, byte: int) -> Iterator[None]:
+        """Hold one byte for the block, once nobody else does."""
+        self._call(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, byte)
+        try:
+            yield
+        finally:
+            self.release(byte)
+
+    def take(self, byte: int) -> bool:
+        """Hold one byte from now on; False where another does."""
+        try:
+            self._call(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, byte)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def release(self, byte: int) -> None:
+        """Let go of one byte."""
+        self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, byte)
+
+    def close(self) -> None:
+        """Let go of all."""
+        os.close(self._descriptor)
+
+    def _call(self, command: int, kind: int, byte: int) -> None:
+        # struct flock of 64-bit Linux: type, whence, start, length, and a process that must be 0.
+        fcntl.fcntl(self._descriptor, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))
+
+
+class ArenaFile:
+    """The mapped file at ``path``, attached to until ``close``.
+
+    It is made if there is none, and made anew if the one there is of another geometry; processes that still have that
+    one mapped keep it to themselves. Raises ConfigError where it cannot be had.
+    """
+
+    def __init__(self, path: Path, geometry: Geometry) -> None:
+        self._path = path
+        self._geometry = geometry
+        # Held while the file is made, attached to or removed; its own file stays, as one may wait for it.
+        self._door = FileLock(f"{path}.lock")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with self._door:
+                self._descriptor = self._attach()
+            memory = mmap.mmap(self._descriptor, geometry.file_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except OSError as error:
+            raise ConfigError(
+                f"{geometry.file_bytes} bytes of host memory cannot be had in {path.parent}: {error.strerror}. "
+                "Lower generator.host_gib, or give it more room (in a container, with docker run --shm-size)",
+                param="generator.host_gib",
+            ) from error
+        count, headers_end = geometry.page_count, _BLOCK * (1 + geometry.page_count)
+        self.headers: NDArray[np.void] = np.ndarray(count, PAGE_HEADER, memory, _BLOCK)
+        self.pages: Page = np.ndarray((count, geometry.page_bytes), np.uint8, memory, headers_end, (geometry.stride, 1))
+
+    @contextmanager
+    def locks(self) -> Iterator[ByteLocks]:
+        """Locks on the file's bytes, let go at the end of the block."""
+        locks = ByteLocks(self._descriptor)
+        try:
+            yield locks
+        finally:
+            locks.close()
+
+    def close(self) -> None:
+        """Detach. The memory is unmapped once the last view of a page is gone. Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            del self.headers, self.pages
+
+    def remove(self) -> None:
+        """Detach, and delete the file if nobody else is attached to it."""
+        with self._door:
+            with suppress(OSError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(self._descriptor), self._path.stat()):
+                    self._path.unlink()
+            self.close()
+
+    def _attach(self) -> int:
+        """An open file as it should be, with a shared lock that says that it is in use."""
+        descriptor = self._open()
+        try:
+            if not self._fits(descriptor):
+                self._path.unlink()
+                os.close(descriptor)
+                descriptor = self._open()
+                self._make(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def _fits(self, descriptor: int) -> bool:
+        encoded = self._geometry.encode()
+        return (
+            os.fstat(descriptor).st_size == self._geometry.file_bytes
+            and os.pread(descriptor, len(encoded), 0) == encoded
+        )
+
+    def _make(self, descriptor: int) -> None:
+        """Reserve the room, and say what the file is when that is done: a file half made fits nobody."""
+        try:
+            os.posix_fallocate(descriptor, 0, self._geometry.file_bytes)
+            os.pwrite(descriptor, self._geometry.encode(), 0)
+        except OSError:
+            self._path.unlink()
+            raise

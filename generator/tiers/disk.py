@@ -1,0 +1,239 @@
+"""The tier on disk: one checksummed file a node, bounded in bytes."""
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+
+from generator.tiers.base import Damage, KvBroken, KvMissing, Page, PageReader, PageWriter, StoredNode, TierFull
+from generator.tiers.disk_folder import FingerprintFolder, folders_beside
+from generator.tiers.node_file import NodeFileReader, NodeFileWriter, NodeFormat, NodeHeader
+from generator.tiers.writers import DiscardingWriter
+from protocol.kv import KvNode, Pages
+from protocol.tiers import Tier
+
+log = structlog.get_logger(__name__)
+
+
+class _Entry(NamedTuple):
+    node: KvNode
+    bytes: int
+
+
+class DiskTier:
+    """A ``KvTier`` of files under ``folder``, which processes may share: each finds what the others publish.
+
+    Nothing is written that would make all files together exceed ``max_bytes``, headers and other fingerprints included;
+    what other processes write is counted from the next ``nodes`` on. Folders of other fingerprints are deleted where
+    room is short, the oldest first. ``broken`` counts the copies that were found to be no good, and deleted.
+
+    A folder that cannot be written to gets one warning, at the start; what is there is read, and writing is refused.
+    """
+
+    tier = Tier.DISK
+
+    def __init__(self, folder: Path, fingerprint: str, page_tokens: int, page_bytes: int, max_bytes: int) -> None:
+        self.broken: Counter[Damage] = Counter()
+        self._format = NodeFormat(fingerprint, page_tokens, page_bytes)
+        self._folder = FingerprintFolder(folder / fingerprint)
+        self._max_bytes = max_bytes
+        self._index: dict[str, _Entry] = {}
+        self._reserved = 0
+        # Guards the index, the reservations and what publishes or deletes files; never held while KV passes.
+        self._lock = threading.Lock()
+        self._spare_buffers: list[Page] = []
+        try:
+            self._folder.prepare()
+        except OSError as error:
+            log.warning("the disk tier is read-only", folder=str(folder), error=error.strerror)
+        self._folder.sweep()
+        self._refresh()
+        self._others = folders_beside(folder, fingerprint)
+        self._reclaim(0)
+
+    def has(self, key: str, pages: Pages | None) -> bool:  # noqa: ARG002
+        """Whether a file is there, whoever wrote it."""
+        return self._folder.has(key)
+
+    @contextmanager
+    def reading(self, key: str, pages: Pages | None) -> Iterator[PageReader]:  # noqa: ARG002
+        """The file's pages. What is read stays good even if the file is deleted or replaced meanwhile."""
+        descriptor = self._open(key)
+        try:
+            header = self._header(key, descriptor)
+            with self._buffer() as buffer:
+                reader = NodeFileReader(descriptor, header, buffer)
+                try:
+                    yield reader
+                finally:
+                    # Not by the exception: the block may read from another tier, whose copy is the broken one.
+                    if reader.damage is not None:
+                        self._discard(key, descriptor, reader.damage)
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def writing(self, node: KvNode, pages: Pages | None) -> Iterator[PageWriter]:
+        """A temporary file that is given its name when it is whole."""
+        if self.has(node.key, pages):
+            discarding = DiscardingWriter(self._format.pages(node), self._format.page_bytes)
+            yield discarding
+            discarding.finish()
+            return
+        size = self._format.file_bytes(node)
+        with self._room(size), self._temporary(node.key) as (descriptor, temporary):
+            with self._buffer() as buffer:
+                writer = NodeFileWriter(descriptor, self._format, node, buffer)
+                yield writer
+                writer.finish()
+            with self._lock:
+                try:
+                    self._folder.publish(temporary, node.key)
+                except OSError as error:
+                    raise TierFull(f"{node.key} cannot be published: {error.strerror}") from error
+                self._index[node.key] = _Entry(node, size)
+
+    def drop(self, key: str, pages: Pages | None) -> None:  # noqa: ARG002
+        """Delete the file. One that cannot be deleted is still held, and a warning says so."""
+        with self._lock:
+            try:
+                self._folder.file(key).unlink()
+            except (FileNotFoundError, NotADirectoryError):
+                pass  # as dropped as can be
+            except OSError as error:
+                log.warning("a file of the disk tier cannot be deleted", key=key, error=error.strerror)
+                return
+            self._index.pop(key, None)
+
+    def nodes(self) -> list[StoredNode]:
+        """What is there now, in the order of keys, by whomever it was written."""
+        self._refresh()
+        with self._lock:
+            return [StoredNode(self._index[key].node) for key in sorted(self._index)]
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes of the files of this fingerprint."""
+        with self._lock:
+            return self._used()
+
+    def check_integrity(self) -> None:
+        """Assert that every node of the index lies whole in its file, and that nobody holds room for nothing."""
+        with self._lock:
+            assert not self._reserved, "room is reserved for nobody"
+            for key, (node, size) in self._index.items():
+                assert key == node.key
+                assert size == self._format.file_bytes(node) == self._folder.file(key).stat().st_size
+
+    def close(self) -> None:
+        """Give back the memory for pages."""
+        self._spare_buffers.clear()
+
+    def _refresh(self) -> None:
+        """Take in the files that others published, and forget those that others deleted."""
+        there = set(self._folder.keys())
+        for key in there - self._index.keys():
+            with suppress(KvMissing, KvBroken):
+                descriptor = self._open(key)
+                try:
+                    node = self._header(key, descriptor).node
+                    size = os.fstat(descriptor).st_size
+                    with self._lock:
+                        if self._folder.has(key):
+                            self._index[key] = _Entry(node, size)
+                finally:
+                    os.close(descriptor)
+        with self._lock:
+            for key in self._index.keys() - there:
+                if not self._folder.has(key):
+                    del self._index[key]
+
+    def _open(self, key: str) -> int:
+        try:
+            return os.open(self._folder.file(key), os.O_RDONLY)
+        except OSError as error:
+            with self._lock:
+                if not self._folder.has(key):
+                    self._index.pop(key, None)
+            raise KvMissing(f"{key} cannot be opened: {error.strerror}") from error
+
+    def _header(self, key: str, descriptor: int) -> NodeHeader:
+        """What the file says of itself. Raises KvBroken, and then the file is gone."""
+        try:
+            header = self._format.decode(descriptor)
+            if header.node.key != key:
+                raise KvBroken(Damage.FOREIGN, f"the file of {key} has the node {header.node.key}")
+        except OSError as error:
+            self._discard(key, descriptor, Damage.UNREADABLE)
+            raise KvBroken(Damage.UNREADABLE, f"{key} cannot be read: {error.strerror}") from error
+        except KvBroken as broken:
+            self._discard(key, descriptor, broken.damage)
+            raise
+        return header
+
+    def _discard(self, key: str, descriptor: int, damage: Damage) -> None:
+        """Count a broken file and delete it, unless another has taken its name meanwhile."""
+        path = self._folder.file(key)
+        with self._lock:
+            self.broken[damage] += 1
+            log.warning("a copy on disk is broken", key=key, damage=damage.value)
+            with suppress(OSError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    self._index.pop(key, None)
+                    path.unlink()
+
+    @contextmanager
+    def _temporary(self, key: str) -> Iterator[tuple[int, Path]]:
+        """A temporary file that is gone at the end, unless it was given its name. Raises TierFull."""
+        try:
+            descriptor, temporary = self._folder.create(key)
+        except OSError as error:
+            raise TierFull(f"{key} cannot be written: {error.strerror}") from error
+        try:
+            yield descriptor, temporary
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            os.close(descriptor)
+
+    @contextmanager
+    def _room(self, size: int) -> Iterator[None]:
+        """``size`` bytes set aside until the file is published. Raises TierFull."""
+        with self._lock:
+            if not self._reclaim(size):
+                raise TierFull(
+                    f"{size} bytes do not fit: {self._used() + self._reserved} of {self._max_bytes} are used"
+                )
+            self._reserved += size
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reserved -= size
+
+    def _reclaim(self, size: int) -> bool:
+        """Delete what other fingerprints left until ``size`` more bytes fit, oldest first; whether they do."""
+        wanted = self._used() + self._reserved + size
+        while self._others and wanted + sum(other.bytes for other in self._others) > self._max_bytes:
+            self._others.pop().folder.remove()
+        return wanted <= self._max_bytes
+
+    def _used(self) -> int:
+        return sum(entry.bytes for entry in self._index.values())
+
+    @contextmanager
+    def _buffer(self) -> Iterator[Page]:
+        try:
+            buffer = self._spare_buffers.pop()
+        except IndexError:
+            buffer = np.empty(self._format.page_bytes, np.uint8)
+        try:
+            yield buffer
+        finally:
+            self._spare_buffers.append(buffer)

@@ -1,0 +1,192 @@
+"""One node's KV in a safetensors file: a tensor of bytes, one row a page, each row with a checksum in the header.
+
+The header's length depends on the node alone, so pages are written behind it as they come, and it is written last.
+"""
+
+import os
+from collections.abc import Sequence
+
+import msgspec
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
+
+from generator.tiers.base import Damage, KvBroken, Page, TierFull
+from generator.tiers.writers import OrderedWriter
+from protocol.kv import KvNode, pages_spanned
+
+_FORMAT = "ragtree-kv-1"
+_LENGTH_BYTES = 8
+_ALIGNMENT = 4096
+_TENSOR = "kv"
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    """All strings, as safetensors wants them. ``checksum`` is of all the others."""
+
+    format: str
+    fingerprint: str
+    node: str
+    page_checksums: str
+    checksum: str = ""
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[int, int]
+    data_offsets: tuple[int, int]
+
+
+class _Header(msgspec.Struct, frozen=True):
+    metadata: _Metadata = msgspec.field(name="__metadata__")
+    kv: _Tensor = msgspec.field(name=_TENSOR)
+
+
+class NodeHeader(msgspec.Struct, frozen=True):
+    """What a file says of itself: its node, the checksums of the pages, and the byte that the first one begins at."""
+
+    node: KvNode
+    checksums: tuple[int, ...]
+    data_at: int
+
+
+class NodeFormat:
+    """The files of one ``fingerprint``, whose pages have ``page_tokens`` tokens and ``page_bytes`` bytes."""
+
+    def __init__(self, fingerprint: str, page_tokens: int, page_bytes: int) -> None:
+        self._fingerprint = fingerprint
+        self._page_tokens = page_tokens
+        self.page_bytes = page_bytes
+
+    def pages(self, node: KvNode) -> int:
+        """How many pages the node has."""
+        return len(pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens))
+
+    def file_bytes(self, node: KvNode) -> int:
+        """How long the node's file is."""
+        pages = self.pages(node)
+        return len(self.encode(node, [0] * pages)) + pages * self.page_bytes
+
+    def encode(self, node: KvNode, checksums: Sequence[int]) -> bytes:
+        """Everything in front of the pages. Padded with spaces, as the format allows, so that they begin aligned."""
+        rows = len(checksums)
+        metadata = _Metadata(
+            _FORMAT,
+            self._fingerprint,
+            msgspec.json.encode(node).decode(),
+            "".join(f"{checksum:016x}" for checksum in checksums),
+        )
+        sealed = msgspec.structs.replace(metadata, checksum=xxh3_64_hexdigest(msgspec.json.encode(metadata)))
+        tensor = _Tensor("U8", (rows, self.page_bytes), (0, rows * self.page_bytes))
+        body = msgspec.json.encode(_Header(sealed, tensor))
+        length = -(-(_LENGTH_BYTES + len(body)) // _ALIGNMENT) * _ALIGNMENT - _LENGTH_BYTES
+        return length.to_bytes(_LENGTH_BYTES, "little") + body.ljust(length)
+
+    def decode(self, descriptor: int) -> NodeHeader:
+        """The header of an open file, for which its length is right as well. Raises KvBroken; OSError."""
+        size = os.fstat(descriptor).st_size
+        prefix = os.pread(descriptor, _LENGTH_BYTES, 0)
+        length = int.from_bytes(prefix, "little")
+        if len(prefix) < _LENGTH_BYTES or length > size - _LENGTH_BYTES:
+            raise KvBroken(Damage.SIZE, "the file ends before its header does")
+        raw = os.pread(descriptor, length, _LENGTH_BYTES)
+        try:
+            metadata = msgspec.json.decode(raw, type=_Header).metadata
+            node = msgspec.json.decode(metadata.node, type=KvNode)
+            digits = metadata.page_checksums
+            checksums = tuple(int(digits[at : at + 16], 16) for at in range(0, len(digits), 16))
+        except (msgspec.DecodeError, ValueError) as error:
+            raise KvBroken(Damage.HEADER, f"the header does not parse: {error}") from error
+        if (metadata.format, metadata.fingerprint) != (_FORMAT, self._fingerprint):
+            raise KvBroken(Damage.FOREIGN, f"the file is of {metadata.fingerprint!r}, in format {metadata.format!r}")
+        # What is written anew from what was read is equal only if every byte of the header is as it was written.
+        if len(checksums) != self.pages(node) or prefix + raw != self.encode(node, checksums):
+            raise KvBroken(Damage.HEADER, "the header is not what its checksum says")
+        data_at = len(prefix) + len(raw)
+        if size != data_at + len(checksums) * self.page_bytes:
+            raise KvBroken(Damage.SIZE, f"the file has {size} bytes, not what its header says")
+        return NodeHeader(node, checksums, data_at)
+
+
+class NodeFileReader:
+    """A ``PageReader`` of an open file, which reads into one ``buffer`` over and over: it stays in the CPU's cache.
+
+    The file is not mapped, because one that is truncated under its map would kill the process. ``damage`` is what was
+    found to be wrong, if anything.
+    """
+
+    def __init__(self, descriptor: int, header: NodeHeader, buffer: Page) -> None:
+        self._descriptor = descriptor
+        self.node = header.node
+        self._header = header
+        self._buffer = buffer
+        self.damage: Damage | None = None
+
+    def page(self, index: int) -> Page:
+        """Page ``index``, its checksum verified. Raises KvBroken, IndexError."""
+        if not 0 <= index < len(self._header.checksums):
+            raise IndexError(f"page {index} of {len(self._header.checksums)}")
+        self.damage = self._read(index)
+        if self.damage is not None:
+            raise KvBroken(self.damage, f"page {index} of {self._header.node.key} is not what was written")
+        return self._buffer
+
+    def _read(self, index: int) -> Damage | None:
+        room = self._buffer.data
+        at = self._header.data_at + index * len(room)
+        try:
+            while room:
+                got = os.preadv(self._descriptor, [room], at)
+                if not got:
+                    return Damage.SIZE
+                room, at = room[got:], at + got
+        except OSError:
+            return Damage.UNREADABLE
+        return None if xxh3_64_intdigest(self._buffer.data) == self._header.checksums[index] else Damage.CHECKSUM
+
+
+class NodeFileWriter(OrderedWriter):
+    """A writer into an open file through one ``buffer``: each page goes out when the next is asked for.
+
+    Raises TierFull where the disk takes no more. The file is whole once ``finish`` has returned.
+    """
+
+    def __init__(self, descriptor: int, layout: NodeFormat, node: KvNode, buffer: Page) -> None:
+        super().__init__(layout.pages(node))
+        self._descriptor = descriptor
+        self._layout = layout
+        self._node = node
+        self._page = buffer
+        self._checksums: list[int] = []
+        self._at = layout.file_bytes(node) - self._count * layout.page_bytes
+
+    def finish(self) -> None:
+        """Write the last page and the header, and have the disk keep them. Raises ValueError, TierFull."""
+        super().finish()
+        if self._count:
+            self._flush()
+        self._write(self._layout.encode(self._node, self._checksums), 0)
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def _buffer(self, index: int) -> Page:
+        if index:
+            self._flush()
+        return self._page
+
+    def _flush(self) -> None:
+        self._checksums.append(xxh3_64_intdigest(self._page.data))
+        self._write(self._page.data, self._at)
+        self._at += self._page.size
+
+    def _write(self, data: bytes | memoryview, at: int) -> None:
+        room = memoryview(data)
+        try:
+            while room:
+                written = os.pwrite(self._descriptor, room, at)
+                room, at = room[written:], at + written
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: OSError) -> TierFull:
+        return TierFull(f"{self._node.key} cannot be written: {error.strerror}")

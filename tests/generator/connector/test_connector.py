@@ -1,0 +1,333 @@
+"""The connector inside a real vLLM: where a document's KV comes from never changes an answer, nor does a fault."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path as FilePath
+from uuid import uuid4
+
+import psutil
+import pytest
+import pytest_asyncio
+from platformdirs import user_cache_path
+from plans import DISK, GPU, HOST, Path, ask, held, segment
+
+from generator.connector.memory import host_file
+from generator.models import ModelStore
+from generator.settings import GeneratorSettings, KvSettings
+from generator.vllm_engine import VllmEngine
+from protocol.errors import EngineDied
+from protocol.generation import Sampling
+from protocol.kv import LostCopy, Orders
+from protocol.prompts import SegmentKind
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+
+# Memory for about five prompts of these tests: what does not fit has to be let go.
+BLOCKS = 120
+SYSTEM = segment("system", 27, SegmentKind.SYSTEM)
+FIRST, SECOND, THIRD = segment("first", 330), segment("second", 217), segment("third", 96)
+
+
+def settings(folder: FilePath) -> GeneratorSettings:
+    kv = KvSettings(disk_dir=folder / "kv", host_gib=0.25, disk_gib=0.1, host_dir=folder)
+    return GeneratorSettings(
+        max_model_len=1024, max_num_seqs=4, dtype="float32", kv=kv, engine_args={"num_gpu_blocks_override": BLOCKS}
+    )
+
+
+@pytest.fixture(scope="session")
+def model() -> FilePath:
+    return ModelStore(user_cache_path("ragtree")).resolve("smollm2-135m-instruct")
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def engine(model, tmp_path_factory):
+    engine = VllmEngine(settings(tmp_path_factory.mktemp("connector")), model)
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture(scope="session")
+def disk_dir(engine) -> FilePath:
+    (folder,) = engine._settings.kv.disk_dir.iterdir()
+    return folder
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def path(engine):
+    """A path that nobody knows yet; afterwards nothing of it is left anywhere."""
+    made = Path((SYSTEM, FIRST, SECOND))
+    yield made
+    for tier in (GPU, HOST, DISK):
+        await engine.carry_out(Orders(made.moves(tier, None)))
+    await engine.carry_out(Orders(forget=((made.namespace, "system"),)))
+
+
+async def forget_in_engine(engine, path: Path) -> None:
+    assert await engine.carry_out(Orders(forget=((path.namespace, "system"),))) == ()
+
+
+async def truth(engine, path: Path, question: str) -> str:
+    """The answer without any cache: under a namespace that has none."""
+    return (await ask(engine, Path(path.segments).plan(question, None, None))).text
+
+
+async def put(engine, path: Path, tier) -> None:
+    """Have the path's KV in one tier and nowhere else."""
+    await ask(engine, path.plan("to compute it", None, GPU), max_tokens=1)
+    if tier is not GPU:
+        assert await engine.carry_out(Orders(path.moves(GPU, HOST))) == ()
+    if tier is DISK:
+        assert await engine.carry_out(Orders(path.moves(HOST, DISK))) == ()
+    if tier is not GPU:
+        await forget_in_engine(engine, path)
+
+
+def file_of(disk_dir: FilePath, key: str) -> FilePath:
+    (file,) = disk_dir.rglob(f"{key}*")
+    return file
+
+
+class TestTiers:
+    @pytest.mark.parametrize("tier", [GPU, HOST, DISK])
+    async def test_an_answer_is_the_same_from_every_tier(self, engine, path, tier):
+        await put(engine, path, tier)
+        answer = await ask(engine, path.plan("why?", tier, GPU))
+        assert answer.prefill.loaded == {tier: path.tokens}
+        assert answer.prefill.cached_tokens == path.tokens
+        assert answer.prefill.prompt_tokens == path.tokens + 21
+        assert answer.prefill.lost == ()
+        assert answer.text == await truth(engine, path, "why?")
+
+    async def test_a_path_may_lie_in_all_tiers_at_once(self, engine, path):
+        longer = Path((*path.segments, THIRD), path.namespace)
+        await ask(engine, longer.plan("to compute it", None, GPU), max_tokens=1)
+        third, second, *_ = longer.moves(GPU, HOST)
+        assert await engine.carry_out(Orders((third, second))) == ()
+        assert await engine.carry_out(Orders((longer.moves(HOST, DISK)[0],))) == ()
+        # Out of the engine's own cache, but for what the GPU tier holds.
+        await engine.carry_out(Orders(forget=((path.namespace, "second"),)))
+        answer = await ask(engine, longer.plan("why?", [GPU, GPU, HOST, DISK], GPU))
+        assert answer.prefill.loaded == {GPU: 27 + 330, HOST: 217, DISK: 96}
+        assert answer.text == await truth(engine, longer, "why?")
+
+    async def test_what_has_no_room_in_the_gpu_is_saved_straight_to_host_memory(self, engine, path):
+        await ask(engine, path.plan("to compute it", None, HOST), max_tokens=1)
+        assert len(await held(engine, HOST)) == 3
+        assert await held(engine, GPU) == set()
+        await forget_in_engine(engine, path)
+        answer = await ask(engine, path.plan("why?", HOST, HOST))
+        assert answer.prefill.loaded == {HOST: path.tokens}
+        assert answer.text == await truth(engine, path, "why?")
+
+    async def test_orders_that_come_twice_do_no_harm(self, engine, path):
+        await put(engine, path, GPU)
+        for _ in range(2):
+            assert await engine.carry_out(Orders(path.moves(GPU, HOST))) == ()
+        for _ in range(2):
+            assert await engine.carry_out(Orders(path.moves(HOST, DISK))) == ()
+        assert await held(engine, HOST) == set()
+        assert len(await held(engine, DISK)) == 3
+
+    async def test_moves_come_with_a_plan_and_are_over_before_what_needs_them(self, engine, path):
+        await put(engine, path, GPU)
+        other = Path((SYSTEM, THIRD))
+        await ask(engine, other.plan("else", None, GPU, moves=path.moves(GPU, HOST)), max_tokens=1)
+        # Asked at once: what is still being written is waited for.
+        answer = await ask(engine, path.plan("why?", HOST, GPU))
+        assert answer.prefill.lost == ()
+        assert answer.text == await truth(engine, path, "why?")
+        await engine.carry_out(Orders(other.moves(GPU, None)))
+
+    async def test_a_copy_to_host_memory_may_leave_the_one_in_the_gpu(self, engine, path):
+        await put(engine, path, GPU)
+        assert await engine.carry_out(Orders(path.moves(GPU, HOST, evict=False))) == ()
+        assert await held(engine, GPU) == await held(engine, HOST) != set()
+
+
+class TestTenants:
+    async def test_two_tenants_with_the_same_documents_share_no_kv(self, engine, path):
+        await put(engine, path, GPU)
+        stranger = Path(path.segments)
+        answer = await ask(engine, stranger.plan("why?", GPU, None))
+        assert answer.prefill.cached_tokens == 0
+        assert answer.text == await truth(engine, path, "why?")
+
+    async def test_pages_of_one_tenant_cannot_be_had_under_anothers_key(self, engine, path):
+        await put(engine, path, HOST)
+        thief = Path(path.segments)
+        thief.pages = path.pages
+        answer = await ask(engine, thief.plan("why?", HOST, None))
+        assert answer.prefill.cached_tokens == 0
+        assert answer.text == await truth(engine, path, "why?")
+
+    async def test_a_deleted_document_is_in_no_block_any_more(self, engine, path):
+        """Not even in blocks that vLLM's own cache would find, of a request that kept nothing."""
+        await ask(engine, path.plan("to compute it", None, [GPU, None, None]), max_tokens=1)
+        await engine.carry_out(Orders(forget=((path.namespace, "second"),)))
+        answer = await ask(engine, path.plan("why?", [GPU, None, None], None), max_tokens=1)
+        # Whole blocks in front of it are still there, those that it lies in are not.
+        assert answer.prefill.cached_tokens == (27 + 330) // 32 * 32
+        await engine.carry_out(Orders(forget=((path.namespace, "first"),)))
+        assert await held(engine, GPU) == {(path.namespace, ("system",))}
+
+
+class TestFaults:
+    @pytest.mark.parametrize("fault", ["bit flip", "truncated", "deleted", "another node's", "no file of ours"])
+    async def test_a_bad_file_is_computed_anew_and_told(self, engine, path, disk_dir, fault):
+        await put(engine, path, DISK)
+        file = file_of(disk_dir, path.keys[1])
+        content = bytearray(file.read_bytes())
+        if fault == "bit flip":
+            content[len(content) // 2] ^= 4
+            file.write_bytes(content)
+        elif fault == "truncated":
+            os.truncate(file, len(content) // 2)
+        elif fault == "deleted":
+            file.unlink()
+        elif fault == "another node's":
+            file.write_bytes(file_of(disk_dir, path.keys[2]).read_bytes())
+        else:
+            file.write_bytes(b"{}" * 5000)
+        answer = await ask(engine, path.plan("why?", DISK, GPU))
+        assert LostCopy(path.keys[1], DISK) in answer.prefill.lost
+        # What stands in front of it was loaded; what stands behind it is of no use, and still there.
+        assert answer.prefill.loaded.get(DISK, 0) <= 27
+        assert answer.text == await truth(engine, path, "why?")
+        assert not list(disk_dir.rglob(f"{path.keys[1]}*"))
+        assert file_of(disk_dir, path.keys[2])
+        again = await ask(engine, path.plan("and?", GPU, GPU))
+        assert again.prefill.cached_tokens == path.tokens
+
+    async def test_a_plan_that_names_pages_of_others_is_computed(self, engine, path):
+        """They were handed out again meanwhile: the stamp is another one."""
+        await put(engine, path, HOST)
+        usurper = Path((SYSTEM, THIRD), first_page=path.pages[1].numbers[0], stamp=100)
+        await ask(engine, usurper.plan("to compute it", None, HOST), max_tokens=1)
+        answer = await ask(engine, path.plan("why?", HOST, None))
+        assert LostCopy(path.keys[1], HOST) in answer.prefill.lost
+        assert answer.text == await truth(engine, path, "why?")
+        # A late order for the old stamp must not touch what lies there now.
+        await engine.carry_out(Orders(path.moves(HOST, None)))
+        await forget_in_engine(engine, usurper)
+        other = await ask(engine, usurper.plan("why?", HOST, None))
+        assert other.prefill.loaded == {HOST: usurper.tokens}
+        assert other.text == await truth(engine, usurper, "why?")
+        await engine.carry_out(Orders(usurper.moves(HOST, None)))
+
+    async def test_a_full_disk_refuses_and_the_copy_in_host_memory_stays(self, engine, path):
+        big = Path((SYSTEM, *(segment(f"big {number}", 400) for number in range(2))))
+        fill = [Path((segment(f"fill {number}", 512),), first_page=100) for number in range(5)]
+        try:
+            refused = []
+            for one in (*fill, big):
+                await ask(engine, one.plan("to compute it", None, GPU), max_tokens=1)
+                assert await engine.carry_out(Orders(one.moves(GPU, HOST))) == ()
+                refused += await engine.carry_out(Orders(one.moves(HOST, DISK)))
+            assert refused
+            assert {copy.tier for copy in refused} == {DISK}
+            assert big.namespace in {namespace for namespace, _ in await held(engine, HOST)}
+            assert (await ask(engine, big.plan("why?", HOST, None))).text == await truth(engine, big, "why?")
+        finally:
+            for one in (*fill, big):
+                for tier in (GPU, HOST, DISK):
+                    await engine.carry_out(Orders(one.moves(tier, None)))
+
+    async def test_a_request_given_up_while_it_loads_leaves_nothing_behind(self, engine, path):
+        await put(engine, path, DISK)
+        for _ in range(3):
+            stream = engine.stream(path.plan("why?", DISK, GPU), Sampling(max_tokens=4))
+            step = asyncio.create_task(anext(stream))
+            await asyncio.sleep(0)
+            step.cancel()
+            await asyncio.wait({step})
+            await stream.aclose()
+        answer = await ask(engine, path.plan("why?", DISK, GPU))
+        assert answer.text == await truth(engine, path, "why?")
+        # All blocks can still be had: a prompt of nearly all of them runs.
+        whole = Path([segment(f"part {number}", 240) for number in range(4)])
+        assert (await ask(engine, whole.plan("fits?", None, None), max_tokens=2)).text
+
+    async def test_held_blocks_go_before_a_request_starves(self, engine):
+        """Five paths are held, four long prompts come at once: they run, and what went is told."""
+        held_paths = [Path((SYSTEM, segment(f"held {number}", 500))) for number in range(5)]
+        for one in held_paths:
+            await ask(engine, one.plan("to compute it", None, GPU), max_tokens=1)
+        rush = [Path((SYSTEM, segment(f"rush {number}", 880))) for number in range(4)]
+        answers = await asyncio.gather(*(ask(engine, one.plan("now", None, None), max_tokens=60) for one in rush))
+        lost = {copy for answer in answers for copy in answer.prefill.lost}
+        last = await ask(engine, held_paths[0].plan("why?", GPU, GPU))
+        lost |= set(last.prefill.lost)
+        assert lost
+        assert all(copy.tier is GPU for copy in lost)
+        for one, answer in zip(rush, answers, strict=True):
+            alone = await ask(engine, Path(one.segments).plan("now", None, None), max_tokens=60)
+            assert answer.text == alone.text
+        assert last.text == await truth(engine, held_paths[0], "why?")
+        for one in held_paths:
+            await engine.carry_out(Orders(one.moves(GPU, None)))
+
+
+async def test_a_killed_engine_leaves_only_whole_nodes(model, tmp_path):
+    """SIGKILL in the middle of a save; the next engine serves what was published, and nothing else."""
+    before = set(psutil.Process().children(recursive=True))
+    first = VllmEngine(settings(tmp_path), model)
+    await first.start()
+    (core,) = [
+        child for child in set(psutil.Process().children(recursive=True)) - before if "EngineCore" in child.name()
+    ] or [max(set(psutil.Process().children(recursive=True)) - before, key=lambda child: child.memory_info().rss)]
+    saved = Path((SYSTEM, THIRD), namespace="saved")
+    await put(first, saved, HOST)
+    assert await first.carry_out(Orders(saved.moves(HOST, DISK, evict=False))) == ()
+    lost = Path((SYSTEM, FIRST, SECOND), namespace="lost", first_page=50, stamp=50)
+    await ask(first, lost.plan("to compute it", None, GPU), max_tokens=1)
+    await first.carry_out(Orders(lost.moves(GPU, HOST)))
+    saving = asyncio.create_task(first.carry_out(Orders(lost.moves(HOST, DISK))))
+    (folder,) = (tmp_path / "kv").iterdir()
+    while not [file for file in folder.rglob("*") if file.is_file() and file.suffix != ".safetensors"]:
+        assert not saving.done(), "it was saved before it could be killed"
+        await asyncio.sleep(0)
+    os.kill(core.pid, signal.SIGKILL)
+    with pytest.raises(EngineDied):
+        await saving
+    await first.close()
+
+    second = VllmEngine(settings(tmp_path), model)
+    await second.start()
+    try:
+        assert host_file(second._settings.kv).exists()
+        for tier in (HOST, DISK):
+            assert {("saved", ("system",)), ("saved", ("system", "third"))} <= await held(second, tier)
+        assert await held(second, GPU) == set()
+        for tier in (HOST, DISK):
+            answer = await ask(second, saved.plan(f"from {tier}?", tier, None))
+            assert answer.prefill.loaded == {tier: saved.tokens}
+            assert answer.text == await truth(second, saved, f"from {tier}?")
+            await forget_in_engine(second, saved)
+        whole = {path for namespace, path in await held(second, DISK) if namespace == "lost"}
+        answer = await ask(second, lost.plan("why?", DISK, None))
+        depth = next((n for n in range(3) if tuple(s.key for s in lost.segments[: n + 1]) not in whole), 3)
+        assert answer.prefill.cached_tokens == sum(len(s.token_ids) for s in lost.segments[:depth])
+        assert answer.text == await truth(second, lost, "why?")
+        assert not [file for file in folder.rglob("*") if file.is_file() and file.suffix != ".safetensors"]
+    finally:
+        await second.close()
+
+
+async def test_a_folder_that_cannot_be_written_costs_the_disk_tier_alone(model, tmp_path):
+    made = settings(tmp_path)
+    made.kv.disk_dir.write_text("a file stands where the folder should be")
+    engine = VllmEngine(made, model)
+    await engine.start()
+    try:
+        path = Path((SYSTEM, THIRD), namespace=uuid4().hex)
+        await put(engine, path, HOST)
+        refused = await engine.carry_out(Orders(path.moves(HOST, DISK)))
+        assert {copy.tier for copy in refused} == {DISK}
+        answer = await ask(engine, path.plan("why?", HOST, GPU))
+        assert answer.prefill.loaded == {HOST: path.tokens}
+        assert answer.text == await truth(engine, path, "why?")
+    finally:
+        await engine.close()

@@ -1,0 +1,90 @@
+"""Which pages go into which blocks: any token that a plan loads comes from a page that holds it."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("vllm")
+
+from generator.connector.execution import Execution, Offer
+from generator.connector.orders import RequestOrders, Resolved
+from protocol.kv import pages_spanned
+from protocol.plans import PlannedNode
+from protocol.tiers import Tier
+
+PAGE = 4
+LENGTHS = st.lists(st.integers(1, 14), min_size=1, max_size=6)
+TIERS = [Tier.GPU, Tier.HOST, Tier.DISK]
+
+
+def execution(lengths, sources) -> Execution:
+    nodes = tuple(
+        PlannedNode(f"k{index}", tokens, source, Tier.GPU)
+        for index, (tokens, source) in enumerate(zip(lengths, sources, strict=True))
+    )
+    path = tuple(f"c{index}" for index in range(len(lengths)))
+    total = sum(lengths) + 3
+    request = SimpleNamespace(num_tokens=total)
+    made = Execution(request, RequestOrders("q", "n", path, nodes), PAGE)
+    made.blocks = [100 + block for block in range(-(-total // PAGE))]
+    return made
+
+
+@given(LENGTHS, st.data())
+def test_every_token_that_is_loaded_lies_in_the_page_that_its_block_comes_from(lengths, data):
+    cached = data.draw(st.integers(1, len(lengths)))
+    sources = [data.draw(st.sampled_from(TIERS)) if index < cached else None for index in range(len(lengths))]
+    made = execution(lengths, sources)
+    end = sum(lengths[:cached]) - data.draw(st.integers(0, 1))
+    local = data.draw(st.integers(0, max(0, end - 1) // PAGE)) * PAGE
+    made.offer = Offer(local, end, made.loadable(local))
+    held = {
+        node.key: tuple(1000 + page for page in pages_spanned(node.prefix_tokens, node.tokens, PAGE))
+        for node in made.nodes
+    }
+    comes_from = {}
+    for piece in made.pieces(held):
+        node = next(node for node in made.nodes if node.key == piece.key)
+        for offset, block in enumerate(piece.blocks):
+            page = pages_spanned(node.prefix_tokens, node.tokens, PAGE).start + piece.first + offset
+            assert block not in comes_from, "a block is filled twice"
+            assert made.blocks[page] == block, "a page belongs into the block of its own tokens"
+            comes_from[block] = node
+            if piece.tier is Tier.GPU:
+                assert piece.held[offset] == 1000 + page
+    for token in range(local, end):
+        node = comes_from[made.blocks[token // PAGE]]
+        assert token < node.prefix_tokens + node.tokens, "the page ends before this token"
+
+
+@given(LENGTHS)
+def test_a_missing_copy_ends_what_can_be_loaded(lengths):
+    made = execution(lengths, [Tier.HOST] * len(lengths))
+    assert made.loadable(0) == list(range(len(lengths)))
+    made.missing.add((f"k{len(lengths) // 2}", Tier.HOST))
+    assert made.loadable(0) == list(range(len(lengths) // 2))
+
+
+def test_what_the_engine_found_by_itself_need_not_be_loaded():
+    made = execution([5, 7, 3], [Tier.HOST, Tier.DISK, None])
+    assert made.loadable(4) == [0, 1]
+    assert made.loadable(8) == [1]
+    assert made.loadable(12) == []
+
+
+def test_tokens_are_counted_by_where_they_came_from():
+    made = execution([6, 7, 5], [Tier.HOST, Tier.DISK, None])
+    made.local, made.cached = 4, 13
+    assert made.resolved() == Resolved({Tier.GPU: 4, Tier.HOST: 2, Tier.DISK: 7}, 0.0)
+    made.fall_back(8)
+    assert made.resolved().loaded == {Tier.GPU: 4, Tier.HOST: 2, Tier.DISK: 2}
+
+
+def test_falling_back_lets_nodes_be_kept_again():
+    made = execution([6, 7, 5], [Tier.HOST, Tier.DISK, None])
+    made.settled = 3
+    made.fall_back(8)
+    assert made.reached(13) == [1]
+    assert made.reached(18) == [1, 2]

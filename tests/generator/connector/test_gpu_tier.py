@@ -1,0 +1,101 @@
+"""Held blocks stay out of the engine's hands until they are let go; over vLLM's own pool of blocks."""
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.v1.core.block_pool import BlockPool
+
+from generator.connector.gpu_tier import GpuTier
+from protocol.kv import KvNode
+
+PAGE = 4
+BLOCKS = 17  # of which the pool keeps one for itself
+
+
+@pytest.fixture
+def pool() -> BlockPool:
+    return BlockPool(num_gpu_blocks=BLOCKS, enable_caching=True, hash_block_size=PAGE)
+
+
+@pytest.fixture
+def tier(pool) -> GpuTier:
+    tier = GpuTier(PAGE)
+    tier.bind(pool)
+    return tier
+
+
+class Chain:
+    """Nodes behind each other in one prompt, whose blocks the engine gave and takes back."""
+
+    def __init__(self, tier, pool, *tokens, name="n"):
+        self.blocks = [block.block_id for block in pool.get_new_blocks(-(-sum(tokens) // PAGE))]
+        parent, position, path = None, 0, ()
+        self.keys = []
+        for number, count in enumerate(tokens):
+            path = (*path, f"{name}{number}")
+            node = KvNode(f"{name}-{number}", "tenant", path, position, count)
+            tier.hold(node, parent, self.blocks)
+            parent, position = node.key, position + count
+            self.keys.append(node.key)
+        pool.free_blocks([pool.blocks[block] for block in reversed(self.blocks)])
+
+
+def test_a_held_node_keeps_its_blocks_and_no_others(tier, pool):
+    chain = Chain(tier, pool, 6, 5)
+    assert pool.get_num_free_blocks() == BLOCKS - 1 - 3
+    assert tier.blocks(chain.keys[1]) == tuple(chain.blocks[1:3])
+    tier.release(chain.keys[1])
+    assert pool.get_num_free_blocks() == BLOCKS - 1 - 2
+    assert tier.release(chain.keys[0]) == [chain.keys[0]]
+    assert pool.get_num_free_blocks() == BLOCKS - 1
+
+
+def test_what_stands_behind_a_node_goes_with_it(tier, pool):
+    chain = Chain(tier, pool, 6, 5, 4)
+    assert sorted(tier.release(chain.keys[1])) == chain.keys[1:]
+    assert chain.keys[0] in tier
+    assert tier.release("unknown") == []
+
+
+def test_holding_twice_is_holding_once(tier, pool):
+    chain = Chain(tier, pool, 6)
+    free = pool.get_num_free_blocks()
+    tier.hold(tier.node(chain.keys[0]), None, chain.blocks)
+    assert pool.get_num_free_blocks() == free
+
+
+def test_retained_blocks_outlive_the_node(tier, pool):
+    chain = Chain(tier, pool, 8)
+    blocks = tier.blocks(chain.keys[0])
+    tier.retain(blocks)
+    tier.release(chain.keys[0])
+    assert pool.get_num_free_blocks() == BLOCKS - 1 - 2
+    tier.give_back(blocks)
+    assert pool.get_num_free_blocks() == BLOCKS - 1
+
+
+def test_relief_takes_what_can_be_spared_first_and_what_is_in_use_last(tier, pool):
+    old, spare, used = (Chain(tier, pool, 8, name=name) for name in ("old", "spare", "used"))
+    everything = BLOCKS - 1
+    assert tier.relieve(everything - 6, spare.keys, used.keys) == []
+    assert tier.relieve(everything - 4, spare.keys, used.keys) == spare.keys
+    assert tier.relieve(everything - 2, spare.keys, used.keys) == old.keys
+    assert tier.relieve(everything, spare.keys, used.keys) == used.keys
+    assert tier.relieve(everything + 1, spare.keys, used.keys) == []
+
+
+def test_relief_takes_leaves_first(tier, pool):
+    chain = Chain(tier, pool, 8, 8)
+    assert tier.relieve(pool.get_num_free_blocks() + 1, (), ()) == [chain.keys[1]]
+
+
+def test_nodes_are_found_by_block_and_by_document(tier, pool):
+    chain = Chain(tier, pool, 6, 5)
+    other = Chain(tier, pool, 6, name="o")
+    assert tier.with_blocks([chain.blocks[1]]) == chain.keys
+    assert tier.with_blocks([chain.blocks[2]]) == chain.keys[1:]
+    assert tier.with_content("tenant", "n0") == chain.keys
+    assert tier.with_content("tenant", "o0") == other.keys
+    assert tier.with_content("stranger", "n0") == []
+    assert [node.path for node in tier.nodes()] == [("n0",), ("n0", "n1"), ("o0",)]

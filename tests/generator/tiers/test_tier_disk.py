@@ -1,0 +1,386 @@
+import errno
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from structlog.testing import capture_logs
+from tier_contract import (
+    FINGERPRINT,
+    PAGE_BYTES,
+    KeepingTierContract,
+    check_against_a_dictionary,
+    content_of,
+    held,
+    make_node,
+    read,
+    steps_of_tiers,
+    write,
+)
+from tiers_under_test import ROOT, open_disk, writing_process
+
+from generator.tiers.base import KvBroken, KvMissing, TierFull
+
+NODE = make_node(0)
+FILE_BYTES = 4096 + 3 * PAGE_BYTES
+
+
+class TestDiskTier(KeepingTierContract):
+    def open_tier(self, folder):
+        return open_disk(folder)
+
+
+@given(steps=steps_of_tiers)
+@settings(max_examples=25)
+def test_it_holds_what_a_dictionary_would(steps):
+    check_against_a_dictionary(open_disk, steps)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    disk = open_disk(tmp_path)
+    yield disk
+    disk.check_integrity()
+    disk.close()
+
+
+def file_of(folder: Path, node=NODE, fingerprint=FINGERPRINT) -> Path:
+    return folder / fingerprint / node.key[:2] / f"{node.key}.safetensors"
+
+
+def files_under(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def flip(path: Path, at: int, bit: int = 0) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ (1 << bit)]))
+
+
+def assert_broken(disk, folder: Path, damage: str) -> None:
+    """Reading finds the damage; then the copy is gone and counted."""
+    with pytest.raises(KvBroken) as broken:
+        read(disk, NODE)
+    assert broken.value.damage == damage
+    assert not file_of(folder).exists()
+    assert disk.broken == {damage: 1}
+    assert not disk.has(NODE.key, None)
+    assert disk.nodes() == []
+    with pytest.raises(KvMissing):
+        read(disk, NODE)
+
+
+def test_a_file_is_what_the_safetensors_library_reads(disk, tmp_path):
+    write(disk, NODE)
+    tensors = load_file(file_of(tmp_path))
+    assert list(tensors) == ["kv"]
+    assert (tensors["kv"] == content_of(NODE)).all()
+    assert tensors["kv"].dtype == "uint8"
+
+
+def test_its_pages_begin_aligned(disk, tmp_path):
+    write(disk, NODE)
+    data = file_of(tmp_path).read_bytes()
+    assert (8 + int.from_bytes(data[:8], "little")) % 4096 == 0
+    assert len(data) == FILE_BYTES == disk.used_bytes
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.integers(0, FILE_BYTES - 1), bit=st.integers(0, 7))
+def test_no_flipped_bit_goes_unseen(tmp_path, at, bit):
+    disk = open_disk(tmp_path)
+    write(disk, NODE)
+    flip(file_of(tmp_path), at, bit)
+    with pytest.raises(KvBroken):
+        read(disk, NODE)
+    assert not file_of(tmp_path).exists()
+    assert disk.broken.total() == 1
+
+
+@pytest.mark.parametrize(("at", "damage"), [(7, "size"), (1, "header"), (60, "header"), (4095, "header")])
+def test_a_flipped_bit_in_the_header_is_found_at_once(disk, tmp_path, at, damage):
+    write(disk, NODE)
+    flip(file_of(tmp_path), at)
+    assert_broken(disk, tmp_path, damage)
+
+
+def test_one_in_a_page_is_found_where_that_page_is_read(disk, tmp_path):
+    write(disk, NODE)
+    flip(file_of(tmp_path), 4096 + PAGE_BYTES)
+    assert (read(disk, NODE, indexes=[0, 2]) == content_of(NODE)[[0, 2]]).all()
+    assert_broken(disk, tmp_path, "checksum")
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 500, 4096, FILE_BYTES - 1, FILE_BYTES + 1])
+def test_a_file_of_another_length_is_broken(disk, tmp_path, size):
+    write(disk, NODE)
+    os.truncate(file_of(tmp_path), size)
+    assert_broken(disk, tmp_path, "size")
+
+
+def test_so_is_one_that_is_cut_while_it_is_read(disk, tmp_path):
+    write(disk, NODE)
+    with disk.reading(NODE.key, None) as reader:
+        assert (reader.page(0) == content_of(NODE)[0]).all()
+        os.truncate(file_of(tmp_path), 4096 + PAGE_BYTES + 10)
+        with pytest.raises(KvBroken) as broken:
+            reader.page(1)
+    assert broken.value.damage == "size"
+    assert not file_of(tmp_path).exists()
+
+
+def test_one_that_was_deleted_is_missing(disk, tmp_path):
+    write(disk, NODE)
+    file_of(tmp_path).unlink()
+    assert not disk.has(NODE.key, None)
+    with pytest.raises(KvMissing):
+        read(disk, NODE)
+    assert disk.used_bytes == 0
+    assert disk.broken == {}
+    write(disk, NODE)
+    assert (read(disk, NODE) == content_of(NODE)).all()
+
+
+def test_one_of_another_fingerprint_is_never_read(disk, tmp_path):
+    write(disk, NODE)
+    write(open_disk(tmp_path / "other", "weights-2"), NODE)
+    shutil.copy(file_of(tmp_path / "other", fingerprint="weights-2"), file_of(tmp_path))
+    assert_broken(disk, tmp_path, "foreign")
+
+
+def test_nor_is_one_that_has_another_nodes_name(disk, tmp_path):
+    write(disk, NODE)
+    write(disk, make_node(1))
+    shutil.copy(file_of(tmp_path, make_node(1)), file_of(tmp_path))
+    with pytest.raises(KvBroken) as broken:
+        read(disk, NODE)
+    assert broken.value.damage == "foreign"
+    assert held(disk) == {make_node(1).key}
+
+
+def test_the_error_of_another_tier_does_not_condemn_a_good_file(disk, tmp_path):
+    write(disk, NODE)
+    write(disk, make_node(1))
+    flip(file_of(tmp_path, make_node(1)), 4096)
+    with pytest.raises(KvBroken), disk.reading(NODE.key, None):
+        read(disk, make_node(1))
+    assert held(disk) == {NODE.key}
+
+
+def test_a_good_file_that_took_a_broken_ones_name_stays(disk, tmp_path):
+    write(disk, NODE)
+    good = shutil.copy(file_of(tmp_path), tmp_path / "good")
+    flip(file_of(tmp_path), 4096)
+    with disk.reading(NODE.key, None) as reader:
+        Path(good).replace(file_of(tmp_path))
+        with pytest.raises(KvBroken):
+            reader.page(0)
+    assert (read(disk, NODE) == content_of(NODE)).all()
+
+
+def test_what_is_being_read_stays_good_when_it_is_dropped_and_written_anew(disk):
+    write(disk, NODE)
+    with disk.reading(NODE.key, None) as reader:
+        disk.drop(NODE.key, None)
+        write(disk, NODE, content=content_of(NODE, version=1))
+        assert (reader.page(2) == content_of(NODE)[2]).all()
+    assert (read(disk, NODE) == content_of(NODE, version=1)).all()
+
+
+def test_at_its_start_broken_files_are_counted_and_deleted(tmp_path):
+    disk = open_disk(tmp_path)
+    for number in range(5):
+        write(disk, make_node(number))
+    os.truncate(file_of(tmp_path, make_node(0)), 100)
+    flip(file_of(tmp_path, make_node(1)), 60)
+    file_of(tmp_path, make_node(2)).write_bytes(os.urandom(9000))
+    shutil.copy(file_of(tmp_path, make_node(4)), file_of(tmp_path, make_node(3)))
+    again = open_disk(tmp_path)
+    assert held(again) == {make_node(4).key}
+    assert again.broken.total() == 4
+    assert files_under(tmp_path) == {file_of(tmp_path, make_node(4)).relative_to(tmp_path).as_posix()}
+    again.check_integrity()
+
+
+def test_the_bound_is_exact(tmp_path):
+    disk = open_disk(tmp_path, max_bytes=2 * FILE_BYTES)
+    write(disk, NODE)
+    write(disk, make_node(1))
+    with pytest.raises(TierFull, match="do not fit"):
+        write(disk, make_node(2, 0, 1))
+    assert held(disk) == {NODE.key, make_node(1).key}
+    disk.drop(NODE.key, None)
+    write(disk, make_node(2))
+    disk.check_integrity()
+    assert open_disk(tmp_path, max_bytes=2 * FILE_BYTES).used_bytes == 2 * FILE_BYTES
+
+
+def test_what_is_being_written_counts(tmp_path):
+    disk = open_disk(tmp_path, max_bytes=2 * FILE_BYTES - 1)
+    with pytest.raises(ValueError, match="0 of 3"), disk.writing(NODE, None), pytest.raises(TierFull):
+        write(disk, make_node(1))
+    write(disk, make_node(1))
+    disk.check_integrity()
+
+
+@contextmanager
+def largest_file(size: int):
+    """A limit of the kernel on files of this process: a real error in the middle of a write, without a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [0, 4096 + 10, FILE_BYTES - 1])
+def test_a_write_that_the_kernel_refuses_leaves_nothing(disk, tmp_path, size):
+    with largest_file(size), pytest.raises(TierFull, match=os.strerror(errno.EFBIG)):
+        write(disk, NODE)
+    assert files_under(tmp_path) == set()
+    write(disk, NODE)
+    assert (read(disk, NODE) == content_of(NODE)).all()
+
+
+IN_A_SMALL_DISK = """
+import os, subprocess, sys
+from pathlib import Path
+import pytest
+from tier_contract import *
+from tiers_under_test import open_disk
+from generator.tiers.base import TierFull
+
+folder = Path(sys.argv[1])
+def mount(*options):
+    subprocess.run(["mount", "-t", "tmpfs", *options, "none", folder], check=True)
+mount("-o", "size=64k")
+disk = open_disk(folder)
+write(disk, make_node(0))
+write(disk, make_node(1))
+with pytest.raises(TierFull, match="No space left"):
+    for number in range(2, 9):
+        write(disk, make_node(number))
+assert not list(folder.rglob("*.tmp"))
+disk.drop(make_node(0).key, None)
+write(disk, make_node(number))
+disk.check_integrity()
+
+mount("-o", "remount,ro")
+for again in (disk, open_disk(folder)):
+    assert (read(again, make_node(1)) == content_of(make_node(1))).all()
+    with pytest.raises(TierFull, match="Read-only file system"):
+        write(again, make_node(0))
+    again.drop(make_node(1).key, None)
+    assert make_node(1).key in held(again)
+    again.check_integrity()
+print("passed")
+"""
+
+
+def test_a_full_disk_and_then_a_read_only_one(tmp_path):
+    """A real file system of 64 KiB, in a namespace of a process's own: that needs no privilege where it is allowed."""
+    apart = ["unshare", "--user", "--map-root-user", "--mount"]
+    if not shutil.which("unshare") or subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine allows no mounts in a namespace of one's own")
+    search = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    done = subprocess.run(
+        [*apart, sys.executable, "-c", IN_A_SMALL_DISK, tmp_path],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": search},
+    )
+    assert done.stdout.endswith("passed\n"), done.stderr
+    assert "the disk tier is read-only" in done.stdout
+
+
+def test_a_place_where_no_folder_can_be_gets_one_warning_and_no_files(tmp_path):
+    """A file in its place: what root cannot write to either."""
+    (tmp_path / "file").touch()
+    with capture_logs() as logs:
+        disk = open_disk(tmp_path / "file")
+        assert not disk.has(NODE.key, None)
+        with pytest.raises(KvMissing):
+            read(disk, NODE)
+        with pytest.raises(TierFull):
+            write(disk, NODE)
+        disk.drop(NODE.key, None)
+        assert disk.nodes() == []
+    disk.check_integrity()
+    assert [entry["event"] for entry in logs] == ["the disk tier is read-only"]
+
+
+def test_other_fingerprints_make_room_the_oldest_first(tmp_path):
+    for age, name in ((30, "weights-c"), (20, "weights-a"), (10, "weights-b")):
+        write(open_disk(tmp_path, name), NODE)
+        os.utime(file_of(tmp_path, fingerprint=name), (10**9 - age, 10**9 - age))
+    assert others(open_disk(tmp_path, max_bytes=3 * FILE_BYTES), tmp_path) == {"weights-a", "weights-b", "weights-c"}
+    disk = open_disk(tmp_path, max_bytes=3 * FILE_BYTES - 1)
+    assert others(disk, tmp_path) == {"weights-a", "weights-b"}
+    write(disk, NODE)
+    assert others(disk, tmp_path) == {"weights-b"}
+    write(disk, make_node(1))
+    assert others(disk, tmp_path) == set()
+    with pytest.raises(TierFull):
+        write(disk, make_node(2))
+
+
+def others(_disk, folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {FINGERPRINT}
+
+
+def test_nothing_else_is_ever_deleted(tmp_path):
+    mine = ["notes.txt", "weights-2/readme", "models/v2/model.safetensors", "weights-2/ab/other.safetensors"]
+    for name in mine:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(5000))
+    write(open_disk(tmp_path, "weights-2"), NODE)
+    open_disk(tmp_path, max_bytes=0)
+    assert files_under(tmp_path) == set(mine)
+
+
+def test_processes_find_what_each_of_them_publishes(disk, tmp_path):
+    with writing_process("disk", tmp_path) as other:
+        assert not disk.has(NODE.key, None)
+        other.publish()
+        assert disk.has(NODE.key, None)
+        assert (read(disk, NODE) == content_of(NODE)).all()
+        assert held(disk) == {NODE.key}
+        assert disk.used_bytes == FILE_BYTES
+
+
+def test_one_that_starts_leaves_the_files_that_others_write_alone(tmp_path):
+    with writing_process("disk", tmp_path) as other:
+        disk = open_disk(tmp_path)
+        assert disk.nodes() == []
+        other.publish()
+        assert (read(disk, NODE) == content_of(NODE)).all()
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path):
+    with writing_process("disk", tmp_path) as other:
+        other.kill()
+    assert len(files_under(tmp_path)) == 1
+    disk = open_disk(tmp_path)
+    assert files_under(tmp_path) == set()
+    assert disk.nodes() == []
+    assert disk.broken == {}
+
+
+def test_what_another_dropped_is_forgotten(disk, tmp_path):
+    other = open_disk(tmp_path)
+    write(disk, NODE)
+    other.drop(NODE.key, None)
+    assert disk.nodes() == []
+    assert disk.used_bytes == 0

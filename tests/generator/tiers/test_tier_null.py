@@ -1,0 +1,15 @@
+import pytest
+from tier_contract import TierContract, make_node
+
+from generator.tiers.base import TierFull
+from generator.tiers.null import NullTier
+from protocol.tiers import Tier
+
+
+class TestNullTier(TierContract):
+    def open_tier(self, folder):
+        return NullTier(Tier.DISK)
+
+    def test_it_takes_nothing(self, tier):
+        with pytest.raises(TierFull, match="no disk tier"), tier.writing(make_node(0), None):
+            pass

@@ -1,0 +1,293 @@
+"""What every tier promises (generator/tiers/base.py), as tests that each implementation runs."""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from generator.tiers.base import KvBroken, KvMissing, KvTier, TierError
+from protocol.kv import HeldNode, KvNode, Pages, pages_spanned
+
+FINGERPRINT = "weights-1"
+PAGE_TOKENS = 16
+PAGE_BYTES = 5000
+"""Not a multiple of anything that a tier aligns to."""
+NODES = 12
+
+
+def make_node(number: int, prefix_tokens: int = 20, tokens: int = 40) -> KvNode:
+    """Three pages, by default: the first and the last of them shared with neighbours."""
+    return KvNode(f"{number * 37 % 256:02x}{number:062x}", "tenant", ("system", f"doc{number}"), prefix_tokens, tokens)
+
+
+def page_count(node: KvNode) -> int:
+    return len(pages_spanned(node.prefix_tokens, node.tokens, PAGE_TOKENS))
+
+
+def content_of(node: KvNode, version: int = 0) -> np.ndarray:
+    seed = [int(node.key[2:], 16), version]
+    return np.random.default_rng(seed).integers(0, 256, (page_count(node), PAGE_BYTES), dtype=np.uint8)
+
+
+def hand_out(node: KvNode, stamp: int | None = None) -> Pages:
+    """Pages of an arena that no other node of these tests has, in an order that is not theirs, under its own stamp."""
+    number = int(node.key[2:], 16)
+    numbers = range(4 * number + page_count(node) - 1, 4 * number - 1, -1)
+    return Pages(tuple(numbers), number + 1 if stamp is None else stamp)
+
+
+ARENA_PAGES = 4 * NODES
+
+
+def write(tier: KvTier, node: KvNode, pages: Pages | None = None, content: np.ndarray | None = None) -> None:
+    content = content_of(node) if content is None else content
+    with tier.writing(node, pages or hand_out(node)) as writer:
+        for index, page in enumerate(content):
+            writer.page(index)[:] = page
+
+
+def write_some(
+    tier: KvTier, node: KvNode, indexes: list[int], error: BaseException | None = None, pages: Pages | None = None
+) -> None:
+    """Fill these pages with what nobody should ever see; then raise the error, if one is given."""
+    with tier.writing(node, pages or hand_out(node)) as writer:
+        for index in indexes:
+            writer.page(index)[:] = 7
+        if error is not None:
+            raise error
+
+
+def read(tier: KvTier, node: KvNode, pages: Pages | None = None, indexes=None) -> np.ndarray:
+    with tier.reading(node.key, pages or hand_out(node)) as reader:
+        wanted = range(page_count(node)) if indexes is None else indexes
+        return np.array([reader.page(index).copy() for index in wanted])
+
+
+def held(tier: KvTier) -> set[str]:
+    return {stored.node.key for stored in tier.nodes()}
+
+
+class TierContract:
+    """Needs ``open_tier``: the tier over what earlier ones left in a folder."""
+
+    def open_tier(self, folder: Path) -> KvTier:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def tier(self, tmp_path):
+        tier = self.open_tier(tmp_path)
+        yield tier
+        tier.check_integrity()
+        tier.close()
+
+    def test_what_was_never_written_is_not_there(self, tier):
+        node = make_node(0)
+        assert not tier.has(node.key, hand_out(node))
+        assert not tier.has(node.key, None)
+        with pytest.raises(KvMissing), tier.reading(node.key, hand_out(node)):
+            pass
+        assert tier.nodes() == []
+        assert tier.used_bytes == 0
+
+    def test_what_is_not_there_can_be_dropped(self, tier):
+        tier.drop(make_node(0).key, hand_out(make_node(0)))
+        tier.drop(make_node(0).key, None)
+
+    def test_it_can_be_closed_twice(self, tmp_path):
+        tier = self.open_tier(tmp_path)
+        tier.close()
+        tier.close()
+
+    def test_a_copy_is_there_if_and_only_if_writing_it_did_not_fail(self, tier):
+        try:
+            write(tier, make_node(0))
+        except TierError:
+            assert not tier.has(make_node(0).key, hand_out(make_node(0)))
+        else:
+            assert tier.has(make_node(0).key, hand_out(make_node(0)))
+
+
+class KeepingTierContract(TierContract):
+    """For the tiers that have room."""
+
+    @pytest.mark.parametrize(
+        ("prefix", "tokens", "pages"), [(0, 16, 1), (0, 17, 2), (15, 2, 2), (16, 1, 1), (20, 40, 3)]
+    )
+    def test_every_page_comes_back_as_it_was_written(self, tier, prefix, tokens, pages):
+        node = make_node(0, prefix, tokens)
+        write(tier, node)
+        assert page_count(node) == pages
+        assert (read(tier, node) == content_of(node)).all()
+
+    def test_pages_are_read_in_any_order_and_only_those_asked_for(self, tier):
+        node = make_node(0)
+        write(tier, node)
+        for indexes in ([2], [2, 0], [1, 1]):
+            assert (read(tier, node, indexes=indexes) == content_of(node)[indexes]).all()
+
+    @pytest.mark.parametrize("index", [-1, 3])
+    def test_there_is_no_page_beyond_the_last(self, tier, index):
+        write(tier, make_node(0))
+        with pytest.raises(IndexError):
+            read(tier, make_node(0), indexes=[index])
+
+    def test_its_account_names_what_is_published(self, tier):
+        nodes = [make_node(number) for number in range(3)]
+        for node in nodes:
+            write(tier, node)
+        assert {stored.node for stored in tier.nodes()} == set(nodes)
+        assert tier.used_bytes >= 9 * PAGE_BYTES
+        stored = next(stored for stored in tier.nodes() if stored.node == nodes[1])
+        assert stored.held == HeldNode("tenant", ("system", "doc1"), 40, stored.pages)
+        assert (read(tier, nodes[1], stored.pages) == content_of(nodes[1])).all()
+
+    def test_nothing_is_published_before_the_end(self, tier):
+        node = make_node(0)
+        with tier.writing(node, hand_out(node)) as writer:
+            for index, page in enumerate(content_of(node)):
+                writer.page(index)[:] = page
+            assert not tier.has(node.key, hand_out(node))
+            assert tier.nodes() == []
+            with pytest.raises(KvMissing), tier.reading(node.key, hand_out(node)):
+                pass
+        assert tier.has(node.key, hand_out(node))
+
+    def test_a_block_that_raises_leaves_nothing_and_its_error_comes_through(self, tier):
+        node = make_node(0)
+        for error in (OSError("the caller's own"), KeyboardInterrupt()):
+            with pytest.raises(type(error)):
+                write_some(tier, node, [0, 1], error)
+            assert not tier.has(node.key, hand_out(node))
+            assert tier.used_bytes == 0
+        write(tier, node)
+        assert (read(tier, node) == content_of(node)).all()
+
+    def test_so_does_one_that_leaves_pages_out(self, tier):
+        node = make_node(0)
+        with pytest.raises(ValueError, match="2 of 3 pages"):
+            write_some(tier, node, [0, 1])
+        assert not tier.has(node.key, hand_out(node))
+
+    @pytest.mark.parametrize("indexes", [[1], [0, 0], [0, 2], [0, 1, 2, 3], [-1]])
+    def test_pages_are_written_in_their_order(self, tier, indexes):
+        node = make_node(0)
+        with pytest.raises(ValueError, match="is next"):
+            write_some(tier, node, indexes)
+        assert not tier.has(node.key, hand_out(node))
+
+    def test_writing_a_copy_again_changes_nothing(self, tier):
+        node = make_node(0)
+        write(tier, node)
+        with tier.reading(node.key, hand_out(node)) as reader:
+            assert reader.node == node
+            first = reader.page(0).copy()
+            write(tier, node, content=content_of(node, version=1))
+            with pytest.raises(OSError, match="midway"):
+                write_some(tier, node, [0], OSError("midway"))
+            assert (reader.page(0) == first).all()
+        assert (read(tier, node) == content_of(node)).all()
+        assert held(tier) == {node.key}
+
+    def test_a_dropped_copy_is_gone_and_the_others_stay(self, tier):
+        gone, stays = make_node(0), make_node(1)
+        write(tier, gone)
+        write(tier, stays)
+        before = tier.used_bytes
+        for _ in range(2):
+            tier.drop(gone.key, hand_out(gone))
+            assert not tier.has(gone.key, hand_out(gone))
+            assert held(tier) == {stays.key}
+            assert tier.used_bytes == before / 2
+        assert (read(tier, stays) == content_of(stays)).all()
+
+    def test_a_reader_of_a_dropped_copy_gets_what_was_written_or_hears_of_it(self, tier):
+        node = make_node(0)
+        write(tier, node)
+        with suppress(KvBroken), tier.reading(node.key, hand_out(node)) as reader:
+            tier.drop(node.key, hand_out(node))
+            pages = np.array([reader.page(index).copy() for index in range(3)])
+            assert (pages == content_of(node)).all()
+
+    def test_another_life_of_it_has_what_was_published_and_nothing_else(self, tier, tmp_path):
+        done, dropped, failed = (make_node(number) for number in range(3))
+        write(tier, done)
+        write(tier, dropped)
+        tier.drop(dropped.key, hand_out(dropped))
+        with suppress(OSError):
+            write_some(tier, failed, [0], OSError())
+        again = self.open_tier(tmp_path)
+        assert [stored.node for stored in again.nodes()] == [done]
+        assert (read(again, done) == content_of(done)).all()
+        again.check_integrity()
+        again.close()
+
+    def test_threads_read_while_one_writes(self, tier):
+        stop, wrong = threading.Event(), []
+        write(tier, make_node(0))
+
+        def keep_reading():
+            while not stop.is_set():
+                for number in range(NODES):
+                    with suppress(KvMissing):
+                        if not (read(tier, make_node(number)) == content_of(make_node(number))).all():
+                            wrong.append(number)
+
+        threads = [threading.Thread(target=keep_reading) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            for number in range(1, NODES):
+                write(tier, make_node(number))
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert wrong == []
+        assert len(held(tier)) == NODES
+
+
+steps_of_tiers = st.lists(
+    st.tuples(st.sampled_from(["write", "fail", "drop", "reopen"]), st.integers(0, 3)), max_size=14
+)
+
+
+def check_against_a_dictionary(open_tier: Callable[[Path], KvTier], steps: list[tuple[str, int]]) -> None:
+    """Take steps on a tier and on a dictionary, and compare after each.
+
+    A write that is not a repetition is a new handing out, under a stamp and with bytes of its own.
+    """
+    with TemporaryDirectory() as folder:
+        tier = open_tier(Path(folder))
+        model: dict[int, tuple[Pages, int]] = {}
+        for stamp, (step, number) in enumerate(steps, start=1):
+            node, there = make_node(number), number in model
+            if step == "write":
+                pages, version = model.setdefault(number, (hand_out(node, stamp), stamp))
+                write(tier, node, pages, content_of(node, version))
+            elif step == "fail" and not there:
+                with suppress(OSError):
+                    write_some(tier, node, [0], OSError(), hand_out(node, stamp))
+            elif step == "drop":
+                pages, _ = model.pop(number, (hand_out(node, stamp), 0))
+                tier.drop(node.key, pages)
+            elif step == "reopen":
+                tier.close()
+                tier = open_tier(Path(folder))
+            _compare(tier, model)
+        tier.close()
+
+
+def _compare(tier: KvTier, model: dict[int, tuple[Pages, int]]) -> None:
+    tier.check_integrity()
+    assert held(tier) == {make_node(number).key for number in model}
+    for number in range(4):
+        node = make_node(number)
+        pages, version = model.get(number, (hand_out(node), 0))
+        assert tier.has(node.key, pages) == (number in model)
+        if number in model:
+            assert (read(tier, node, pages) == content_of(node, version)).all()

@@ -1,0 +1,30 @@
+"""A process that shares a tier with a test, and writes node 0 into it: ``tier_process.py arena|disk FOLDER STAMP``.
+
+It says "begun" when pages are out and the node is not whole, waits for a line, says "published", and waits for its end.
+"""
+
+import sys
+from pathlib import Path
+
+from tier_contract import content_of, hand_out, make_node
+from tiers_under_test import open_arena, open_disk
+
+
+def main(kind: str, folder: str, stamp: str) -> None:
+    node = make_node(0)
+    tier = {"arena": open_arena, "disk": open_disk}[kind](Path(folder))
+    with tier.writing(node, hand_out(node, int(stamp))) as writer:
+        for index, page in enumerate(content_of(node)):
+            writer.page(index)[:] = page
+            if index == 1:
+                say_and_wait("begun")
+    say_and_wait("published")
+
+
+def say_and_wait(word: str) -> None:
+    print(word, flush=True)
+    sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,61 @@
+"""The tiers as their tests, and the processes that these start, have them."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tier_contract import ARENA_PAGES, FINGERPRINT, PAGE_BYTES, PAGE_TOKENS
+
+from generator.tiers.arena import HostArena
+from generator.tiers.disk import DiskTier
+
+ROOT = Path(__file__).parents[3]
+
+
+def open_arena(folder: Path, fingerprint=FINGERPRINT, page_bytes=PAGE_BYTES, page_count=ARENA_PAGES) -> HostArena:
+    return HostArena(folder / "kv.arena", fingerprint, PAGE_TOKENS, page_bytes, page_count)
+
+
+def open_disk(folder: Path, fingerprint=FINGERPRINT, max_bytes=10**7) -> DiskTier:
+    return DiskTier(folder, fingerprint, PAGE_TOKENS, PAGE_BYTES, max_bytes)
+
+
+class WritingProcess:
+    """Another process in the middle of writing node 0."""
+
+    def __init__(self, kind: str, folder: Path, stamp: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("tier_process.py"), kind, folder, str(stamp)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={"PYTHONPATH": str(ROOT)},
+        )
+        self._hear("begun")
+
+    def publish(self) -> None:
+        """Let it go on until the node is published."""
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        self._hear("published")
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+    def _hear(self, word: str) -> None:
+        assert self._process.stdout.readline() == f"{word}\n"
+
+
+@contextmanager
+def writing_process(kind: str, folder: Path, stamp: int = 1) -> Iterator[WritingProcess]:
+    process = WritingProcess(kind, folder, stamp)
+    try:
+        yield process
+    finally:
+        process.kill()
