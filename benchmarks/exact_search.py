@@ -11,6 +11,7 @@ from retriever.settings import RetrieverSettings
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database
 from retriever.store.documents import Documents
+from retriever.store.orphans import Orphans
 from retriever.threads import stay_single
 
 
@@ -28,7 +29,7 @@ class ExactSearch:
         # As the retriever's searches: a thread beside the event loop, on one core.
         self._pool = ThreadPoolExecutor(1, initializer=stay_single)
         with self._database.read() as transaction:
-            key = Documents().collection(transaction, TENANT, collection)
+            key = Documents(Orphans()).collection(transaction, TENANT, collection)
             assert key is not None, "only the default collection may be without a key"
             self._collection = key
             stored = self._chunks.ids(transaction, key)

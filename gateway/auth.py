@@ -5,6 +5,8 @@ import hmac
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from pydantic import SecretStr
+
 from gateway.settings import ApiKey, GatewaySettings
 from protocol.errors import ConfigError, PermissionDenied, Unauthenticated
 
@@ -19,50 +21,86 @@ class Caller(NamedTuple):
 
     @property
     def namespace(self) -> str:
-        """What keeps the tenant's KV apart from others'; a digest, so it may stand in keys and file names."""
-        return hashlib.sha256(f"ragtree-namespace:{self.tenant}".encode()).hexdigest()[:32]
+        """What keeps the tenant's KV apart from others'."""
+        return namespace_of(self.tenant)
 
 
 class Keyring:
-    """The issued keys by digest. Raises ConfigError for a digest that is none, or a key issued twice."""
+    """The issued keys by digest: API keys, and the administrator's own, which opens the admin routes and no others.
 
-    def __init__(self, keys: Sequence[ApiKey], default_tenant: str) -> None:
+    Raises ConfigError for a digest that is none, or a key issued twice.
+    """
+
+    def __init__(self, keys: Sequence[ApiKey], default_tenant: str, admin_key: SecretStr | None = None) -> None:
         self._callers: dict[bytes, Caller] = {}
-        self._open = None if keys else Caller(default_tenant, admin=True)
+        self._open = None if keys else Caller(default_tenant, admin=admin_key is None)
         for key in keys:
-            digest = _digest_of(key)
+            digest = _digest_of(key.secret, f"The key of tenant {key.tenant!r}", "api_keys")
             if digest in self._callers:
                 raise ConfigError(f"An API key of tenant {key.tenant!r} was issued twice.", "api_keys")
             self._callers[digest] = Caller(key.tenant, key.admin)
+        self._administrators = {digest: caller for digest, caller in self._callers.items() if caller.admin}
+        if admin_key is not None:
+            digest = _digest_of(admin_key, "The administrator's key", "admin_key")
+            if digest in self._callers:
+                raise ConfigError("The administrator's key is an API key also.", "admin_key")
+            self._administrators[digest] = Caller(default_tenant, admin=True)
 
     @classmethod
     def from_settings(cls, settings: GatewaySettings) -> "Keyring":
         """The keyring that the settings describe; open where they hold no keys."""
-        return cls(settings.api_keys, settings.default_tenant)
+        return cls(settings.api_keys, settings.default_tenant, settings.admin_key)
+
+    @property
+    def asks(self) -> bool:
+        """Whether a request needs an API key."""
+        return self._open is None
+
+    @property
+    def asks_administrators(self) -> bool:
+        """Whether an admin request needs a key."""
+        return self._open is None or not self._open.admin
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
         """The caller whom an ``Authorization: Bearer`` header names. Raises Unauthenticated."""
         if self._open is not None:
             return self._open
+        return self._found(headers, self._callers)
+
+    def administrator(self, headers: Mapping[str, str]) -> Caller:
+        """The administrator whom the header names; anyone where no key is configured at all.
+
+        Raises Unauthenticated for no key or an unknown one, and PermissionDenied for a key of another kind, or where
+        API keys are issued but none for administrators.
+        """
+        if self._open is not None and self._open.admin:
+            return self._open
+        if not self._administrators:
+            raise PermissionDenied("No administrator's key is configured: set gateway.admin_key.")
+        caller = self._found(headers, {**self._callers, **self._administrators})
+        if not caller.admin:
+            raise PermissionDenied("This needs an administrator's key.")
+        return caller
+
+    def _found(self, headers: Mapping[str, str], callers: Mapping[bytes, Caller]) -> Caller:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise Unauthenticated("Give an API key: 'Authorization: Bearer <key>'.")
         given = hashlib.sha256(key.strip().encode()).digest()
         # Digests are compared, each in constant time, so no timing tells how much of a key was right.
-        found = [caller for digest, caller in self._callers.items() if hmac.compare_digest(digest, given)]
+        found = [caller for digest, caller in callers.items() if hmac.compare_digest(digest, given)]
         if not found:
             raise Unauthenticated("This API key was not issued here.")
         return found[0]
 
 
-def require_admin(caller: Caller) -> None:
-    """Let administrators pass. Raises PermissionDenied."""
-    if not caller.admin:
-        raise PermissionDenied("This needs an administrator's key.")
+def namespace_of(tenant: str) -> str:
+    """What keeps a tenant's KV apart from others'; a digest, so it may stand in keys and file names."""
+    return hashlib.sha256(f"ragtree-namespace:{tenant}".encode()).hexdigest()[:32]
 
 
-def _digest_of(key: ApiKey) -> bytes:
-    secret = key.secret.get_secret_value()
+def _digest_of(key: SecretStr, whose: str, setting: str) -> bytes:
+    secret = key.get_secret_value()
     if not secret.startswith(_DIGEST_PREFIX):
         return hashlib.sha256(secret.encode()).digest()
     try:
@@ -70,5 +108,5 @@ def _digest_of(key: ApiKey) -> bytes:
     except ValueError:
         digest = b""
     if len(digest) != hashlib.sha256().digest_size:
-        raise ConfigError(f"The key of tenant {key.tenant!r} is no SHA-256 digest.", "api_keys")
+        raise ConfigError(f"{whose} is no SHA-256 digest.", setting)
     return digest

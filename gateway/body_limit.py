@@ -11,7 +11,8 @@ from gateway.metrics import GatewayMetrics
 from gateway.settings import GatewaySettings
 from protocol.errors import PayloadTooLarge
 
-_DOCUMENTS = re.compile(r"/v1/collections/[^/]+/documents")
+_MANY = re.compile(r"/v1/collections/[^/]+/documents|/v1/admin/cache/warm")
+"""Where documents or whole logs of queries come in."""
 
 
 class BodyLimit:
@@ -48,7 +49,7 @@ class BodyLimit:
         await self._app(scope, counted, send)
 
     def _limit(self, path: str) -> int:
-        return self._settings.max_document_bytes if _DOCUMENTS.match(path) else self._settings.max_query_bytes
+        return self._settings.max_document_bytes if _MANY.match(path) else self._settings.max_query_bytes
 
 
 def _message(limit: int) -> str:

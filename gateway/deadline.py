@@ -13,11 +13,12 @@ class Deadline:
     """A point in time, ``seconds`` from now, that bounds every await it is given.
 
     It bounds single awaits rather than a block, because a generator that yields inside ``asyncio.timeout`` would cancel
-    whichever task happened to start it. Everything here raises DeadlineExceeded when time is up.
+    whichever task happened to start it. Everything here raises DeadlineExceeded when time is up: ``what`` was not done.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, what: str = "The query was not answered") -> None:
         self._seconds = seconds
+        self._what = what
         self._at = asyncio.get_running_loop().time() + seconds
 
     async def wait(self, awaitable: Awaitable[T], within_s: float | None = None) -> T:
@@ -32,7 +33,7 @@ class Deadline:
         except TimeoutError:
             if not timeout.expired():
                 raise
-            raise DeadlineExceeded(f"The query was not answered in time (limit {self._seconds:g} s).") from None
+            raise DeadlineExceeded(f"{self._what} in time (limit {self._seconds:g} s).") from None
 
     async def each(self, source: AsyncIterator[T], first_within_s: float | None = None) -> AsyncGenerator[T]:
         """The items of ``source``; closing ``source`` stays with its owner."""

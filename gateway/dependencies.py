@@ -7,12 +7,16 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
 from gateway.auth import Caller, Keyring
+from gateway.cache_metrics import CacheMetrics
+from gateway.forgetting import Forgetting
 from gateway.metrics import GatewayMetrics
+from gateway.openapi import ADMIN_KEY, API_KEY
 from gateway.readiness import Readiness
 from gateway.runs import QueryRuns
 from gateway.settings import GatewaySettings
+from gateway.warmup import WarmUps
 from protocol.errors import UnsupportedMediaType
-from protocol.parts import Retriever
+from protocol.parts import Controller, PromptLayout, Retriever
 
 
 @dataclass(frozen=True)
@@ -20,10 +24,15 @@ class Gateway:
     """The parts that routes work with, built once by ``create_app``."""
 
     retriever: Retriever
+    controller: Controller
+    layout: PromptLayout
     runs: QueryRuns
+    forgetting: Forgetting
+    warm_ups: WarmUps
     readiness: Readiness
     keyring: Keyring
     metrics: GatewayMetrics
+    cache_metrics: CacheMetrics
     settings: GatewaySettings
 
 
@@ -37,7 +46,8 @@ def gateway_of(request: Request) -> Gateway:
 GatewayDep = Annotated[Gateway, Depends(gateway_of)]
 
 # auto_error is off because the keyring answers, in the error shape; here it only puts the scheme into /docs.
-_bearer = HTTPBearer(auto_error=False)
+_bearer = HTTPBearer(scheme_name=API_KEY, auto_error=False)
+_admin_bearer = HTTPBearer(scheme_name=ADMIN_KEY, auto_error=False)
 
 
 def authenticated(request: Request, gateway: GatewayDep, _scheme: Annotated[object, Security(_bearer)]) -> Caller:
@@ -46,6 +56,14 @@ def authenticated(request: Request, gateway: GatewayDep, _scheme: Annotated[obje
 
 
 CallerDep = Annotated[Caller, Depends(authenticated)]
+
+
+def administrator(request: Request, gateway: GatewayDep, _scheme: Annotated[object, Security(_admin_bearer)]) -> Caller:
+    """The administrator named by the key. Raises Unauthenticated or PermissionDenied."""
+    return gateway.keyring.administrator(request.headers)
+
+
+AdminDep = Annotated[Caller, Depends(administrator)]
 
 
 def media_type(request: Request) -> str:

@@ -51,5 +51,12 @@ class CompoundFilter(BaseModel):
         return protocol_filters.Compound(self.type, tuple(inner.to_protocol() for inner in self.filters))
 
 
+def as_requested(given: protocol_filters.Filter) -> dict[str, object]:
+    """A filter of the protocol as a request would spell it, fit for JSON."""
+    if isinstance(given, protocol_filters.Compound):
+        return {"type": given.op, "filters": [as_requested(inner) for inner in given.filters]}
+    return {"key": given.key, "type": given.op, "value": given.value}
+
+
 RequestFilter = Annotated[ComparisonFilter | MembershipFilter | CompoundFilter, Field(discriminator="type")]
 CompoundFilter.model_rebuild()

@@ -1,24 +1,28 @@
 """What a query holds of the other parts, and the one place where it gives all of that back."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from types import TracebackType
 from typing import Any, TypeVar
 
 import structlog
 
-from protocol.errors import UnknownPlan
+from gateway.deadline import Deadline
+from protocol.errors import EngineDied, UnknownPlan
+from protocol.generation import GenerationStep, PrefillResult
 from protocol.parts import Controller
-from protocol.plans import CompletionReport, PrefillPlan
+from protocol.plans import CompletionReport, PlanOutcome
 
 T = TypeVar("T")
 
 _CLOSE_TIMEOUT_S = 5.0
+_NO_PREFILL = PrefillResult(prompt_tokens=0, cached_tokens=0, prefill_ms=0.0)
 
 log = structlog.get_logger(__name__)
 
 
 class Releases:
-    """The tasks that give leases back, held here so that they outlive the requests that started them.
+    """The tasks that tell the controller of leases, held here so that they outlive the requests that started them.
 
     An ``await`` on a remote call in the ``finally`` of a cancelled request never runs to its end, so no request awaits
     its own release.
@@ -30,61 +34,128 @@ class Releases:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def start(self, release: Coroutine[Any, Any, None]) -> None:
-        """Run a release to its end, whatever becomes of the caller."""
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something to its end, whatever becomes of the caller."""
         # The loop itself holds tasks weakly.
-        task = asyncio.create_task(release)
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait for the releases under way, ``timeout_s`` seconds at most."""
+        """Wait for what is under way, ``timeout_s`` seconds at most."""
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=timeout_s)
 
 
 class Lease:
-    """One query's hold on the parts: iterators to close, a place in the queue to give up, a plan to release."""
+    """One query's hold on the parts: iterators to close, a place in the queue to give up, a plan to release.
 
-    def __init__(self, controller: Controller, releases: Releases) -> None:
+    A context manager. However its block ends, all is given back in the background, and the controller hears of the end
+    exactly once: failed after an error, cancelled otherwise, unless ``completed`` was called.
+    """
+
+    def __init__(self, query_id: str, controller: Controller, releases: Releases) -> None:
+        self._query_id = query_id
         self._controller = controller
         self._releases = releases
         self._iterators: list[AsyncIterator[Any]] = []
-        self._admission: asyncio.Task[PrefillPlan] | None = None
-        self._released = False
+        self._admission: asyncio.Task[Any] | None = None
+        self._notice: asyncio.Task[None] | None = None
+        self._prefill = _NO_PREFILL
+        self._completion_tokens = 0
+        self._completed = False
+        self._told = False
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        outcome = PlanOutcome.FAILED if isinstance(error, Exception) else PlanOutcome.CANCELLED
+        self._releases.start(self._release(PlanOutcome.COMPLETED if self._completed else outcome))
+
+    def completed(self) -> None:
+        """Note that the plan came to its end, whatever becomes of the block from here on."""
+        self._completed = True
 
     def closing(self, iterator: AsyncIterator[T]) -> AsyncIterator[T]:
         """The same iterator, to be closed at release: closing is what stops the work behind it."""
         self._iterators.append(iterator)
         return iterator
 
-    def admission(self, admit: Coroutine[Any, Any, PrefillPlan]) -> asyncio.Task[PrefillPlan]:
-        """The query's wait for its turn, given up at release."""
-        self._admission = asyncio.create_task(admit)
-        return self._admission
+    def admission(self, admit: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """The wait for a plan, given up at release; there is nothing to release where it comes to None."""
+        admission = asyncio.create_task(admit)
+        self._admission = admission
+        return admission
 
-    def release(self, report: CompletionReport) -> None:
-        """Give everything back, in the background and once; later calls do nothing."""
-        if not self._released:
-            self._released = True
-            self._releases.start(self._release(report))
+    async def steps(
+        self, stream: AsyncIterator[GenerationStep], deadline: Deadline, first_within_s: float
+    ) -> AsyncGenerator[GenerationStep]:
+        """The steps of the plan's stream, closed at release; the controller hears of the first token meanwhile.
 
-    async def _release(self, report: CompletionReport) -> None:
+        Raises what the stream and the deadline raise, and EngineDied for a stream that ends without a reason.
+        """
+        finished = False
+        async for step in deadline.each(self.closing(stream), first_within_s):
+            if step.prefill is not None:
+                self._prefill = step.prefill
+                self._notice = self._releases.start(self._tell_prefilled(step.prefill))
+            self._completion_tokens += step.tokens
+            finished = step.finish_reason is not None
+            yield step
+        if not finished:
+            raise EngineDied("The engine's stream ended in the middle of the answer.")
+
+    def _report(self, outcome: PlanOutcome) -> CompletionReport:
+        return CompletionReport(
+            query_id=self._query_id,
+            outcome=outcome,
+            cached_tokens=self._prefill.cached_tokens,
+            computed_tokens=self._prefill.prompt_tokens - self._prefill.cached_tokens,
+            completion_tokens=self._completion_tokens,
+            prefill_ms=self._prefill.prefill_ms,
+            lost=() if self._told else self._prefill.lost,
+        )
+
+    async def _tell_prefilled(self, prefill: PrefillResult) -> None:
+        try:
+            await self._controller.prefilled(self._query_id, prefill.lost)
+            self._told = True
+        except UnknownPlan:
+            log.debug("nothing_to_commit", query_id=self._query_id)
+        except Exception as error:
+            log.warning("prefill_not_told", query_id=self._query_id, error=repr(error))
+
+    async def _release(self, outcome: PlanOutcome) -> None:
         if self._admission is not None:
             # Settled before complete(), or a plan granted late would find its release already behind it.
             self._admission.cancel()
             await asyncio.wait({self._admission}, timeout=_CLOSE_TIMEOUT_S)
-            if self._admission.done() and not self._admission.cancelled():
-                self._admission.exception()
         for iterator in reversed(self._iterators):
             await self._close(iterator)
+        if self._notice is not None:
+            # The controller hears of the beginning before it hears of the end.
+            await asyncio.wait({self._notice}, timeout=_CLOSE_TIMEOUT_S)
+        if self._nothing_granted():
+            return
         try:
-            await self._controller.complete(report)
+            # What is lost is told once: another plan may have brought it back since.
+            await self._controller.complete(self._report(outcome))
         except UnknownPlan:
             # Its wait was given up when the admission was cancelled, or it never got that far.
-            log.debug("nothing_to_release", query_id=report.query_id)
+            log.debug("nothing_to_release", query_id=self._query_id)
         except Exception as error:
-            log.warning("lease_not_released", query_id=report.query_id, error=repr(error))
+            log.warning("lease_not_released", query_id=self._query_id, error=repr(error))
+
+    def _nothing_granted(self) -> bool:
+        """Whether the admission came to None; one that failed or was cancelled may have come to a plan over there."""
+        if self._admission is None or not self._admission.done() or self._admission.cancelled():
+            return False
+        # Asked for its error in any case, or the loop complains that nobody did.
+        return self._admission.exception() is None and self._admission.result() is None
 
     async def _close(self, iterator: AsyncIterator[Any]) -> None:
         aclose = getattr(iterator, "aclose", None)

@@ -2,7 +2,10 @@
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from gateway.hits import found_in
 from protocol.generation import PrefillResult
+from protocol.plans import PrefillPlan
+from protocol.tiers import Tier
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _STAGE_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -38,6 +41,15 @@ class GatewayMetrics:
         self._cache_tokens = Counter(
             "ragtree_cache_tokens_total", "Prompt tokens by where their KV came from.", ["source"], registry=registry
         )
+        self._lookups = Counter(
+            "ragtree_cache_lookups_total",
+            "Documents looked for in a tier: in one after the other, the fastest first, until found.",
+            ["tier"],
+            registry=registry,
+        )
+        self._hits = Counter(
+            "ragtree_cache_hits_total", "Documents found in a tier, whole.", ["tier"], registry=registry
+        )
         self._rejected = Counter(
             "ragtree_requests_rejected_total", "Requests refused, by error code.", ["reason"], registry=registry
         )
@@ -50,12 +62,22 @@ class GatewayMetrics:
         """Record a query that left the queue."""
         self._queue_wait.observe(queued_s)
 
-    def prefilled(self, prefill: PrefillResult) -> None:
-        """Record where a prompt's tokens came from; so far the engine's own cache is all there is, in GPU terms."""
+    def prefilled(self, plan: PrefillPlan, prefill: PrefillResult) -> None:
+        """Record where a prompt's tokens came from, and in which tiers its documents were looked for and found."""
+        for tier, tokens in prefill.loaded.items():
+            self._cache_tokens.labels(tier.value).inc(tokens)
+        for found in found_in(plan, prefill):
+            self._looked_up(found)
         computed = prefill.prompt_tokens - prefill.cached_tokens - prefill.composed_tokens
-        self._cache_tokens.labels("gpu").inc(prefill.cached_tokens)
         self._cache_tokens.labels("composed").inc(prefill.composed_tokens)
         self._cache_tokens.labels("computed").inc(max(0, computed))
+
+    def _looked_up(self, found: Tier | None) -> None:
+        for tier in Tier:
+            self._lookups.labels(tier.value).inc()
+            if tier is found:
+                self._hits.labels(tier.value).inc()
+                return
 
     def ended(self, seconds: float, first_token_s: float | None) -> None:
         """Record a query's whole duration and, if it came that far, its time to first token."""

@@ -1,15 +1,23 @@
 """What /docs says beyond what FastAPI can read off the routes: the shapes of replies, which are msgspec structs."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from gateway import events, reply
+from gateway.cache import CacheStats, CacheTree, Dropped, Pinned, WarmUpReply
 from gateway.chat import ChatCompletion, Model, ModelList
 from gateway.documents import CollectionList, Deleted, DocumentList, DocumentReply, JobReply
 from gateway.errors import ErrorReply
 from gateway.health import Health
+from gateway.schemas import WarmBody
+
+API_KEY, ADMIN_KEY = "api_key", "admin_key"
+"""The names of the two kinds of keys that a route may ask for."""
 
 _REFERENCE = "#/components/schemas/{name}"
 _TYPES = (
@@ -32,22 +40,34 @@ _TYPES = (
     DocumentList,
     DocumentReply,
     JobReply,
+    CacheStats,
+    CacheTree,
+    Dropped,
+    Pinned,
+    WarmUpReply,
     Health,
 )
+_BODIES: tuple[type[BaseModel], ...] = (WarmBody,)
+"""The bodies that a route reads itself, so that FastAPI does not know them."""
 
 Responses = dict[int | str, dict[str, Any]]
 
 
 def json_reply(kind: type, description: str, **headers: str) -> dict[str, Any]:
     """The description of a JSON reply, its headers by name with a word on each."""
-    schema = {"$ref": _REFERENCE.format(name=kind.__name__)}
-    described: dict[str, Any] = {"description": description, "content": {"application/json": {"schema": schema}}}
+    content = {"application/json": {"schema": reference(kind)}}
+    described: dict[str, Any] = {"description": description, "content": content}
     if headers:
         described["headers"] = {
             name.replace("_", "-"): {"description": text, "schema": {"type": "string"}}
             for name, text in headers.items()
         }
     return described
+
+
+def reference(kind: type) -> dict[str, str]:
+    """The place in the document where a reply or a body is described."""
+    return {"$ref": _REFERENCE.format(name=kind.__name__)}
 
 
 def errors(*statuses: int) -> Responses:
@@ -58,6 +78,7 @@ def errors(*statuses: int) -> Responses:
 _MEANING = {
     400: "The request can never succeed as it stands.",
     401: "No API key, or one that nobody issued.",
+    403: "The key is not an administrator's.",
     404: "What the request names does not exist.",
     409: "The request contradicts the state of the stack.",
     413: "The body is too large.",
@@ -69,8 +90,11 @@ _MEANING = {
 }
 
 
-def describe(app: FastAPI, keyed: bool) -> None:
-    """Make the app's OpenAPI document name the shapes of its replies, and ask for a key only where one is needed."""
+def describe(app: FastAPI, asked_for: Mapping[str, bool]) -> None:
+    """Make the app's OpenAPI document name the shapes of its replies, and ask for a key only where one is needed.
+
+    ``asked_for`` says of each kind of key whether requests need it.
+    """
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -80,17 +104,29 @@ def describe(app: FastAPI, keyed: bool) -> None:
             for unused in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(unused, None)
             schemas.update(msgspec.json.schema_components(_TYPES, ref_template=_REFERENCE)[1])
-            if not keyed:
-                _open(document)
+            schemas.update(_body_schemas())
+            _open(document, {kind for kind, asked in asked_for.items() if not asked})
         assert app.openapi_schema is not None
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _open(document: dict[str, Any]) -> None:
-    del document["components"]["securitySchemes"]
+def _body_schemas() -> dict[str, Any]:
+    _, described = models_json_schema(
+        [(body, "validation") for body in _BODIES], ref_template=_REFERENCE.format(name="{model}")
+    )
+    schemas: dict[str, Any] = described["$defs"]
+    return schemas
+
+
+def _open(document: dict[str, Any], kinds: set[str]) -> None:
+    """Take out that keys of these kinds are asked for."""
+    for kind in kinds:
+        del document["components"]["securitySchemes"][kind]
     for path in document["paths"].values():
         for operation in path.values():
-            operation.pop("security", None)
-            operation["responses"].pop("401", None)
+            if any(kind in needed for needed in operation.get("security", ()) for kind in kinds):
+                del operation["security"]
+                operation["responses"].pop("401", None)
+                operation["responses"].pop("403", None)

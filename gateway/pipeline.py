@@ -1,18 +1,20 @@
 """The core of the product: search, decide, lay out, admit, stream, complete."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 
 from gateway.deadline import Deadline
 from gateway.events import Event
 from gateway.lease import Lease, Releases
 from gateway.metrics import GatewayMetrics
 from gateway.query import Query
+from gateway.query_log import QueryLog
 from gateway.settings import GatewaySettings
 from gateway.transcript import Transcript
-from protocol.errors import EngineDied, InternalError, NoDocuments, QuestionTooLong, UnknownCollection
+from protocol.errors import InternalError, NoDocuments, QuestionTooLong, UnknownCollection
 from protocol.parts import Controller, Generator, PromptLayout, Retriever
-from protocol.plans import AdmissionRequest, PlanOutcome
+from protocol.plans import AdmissionRequest
 from protocol.prompts import Prompt
 from protocol.retrieval import CandidateSet
 
@@ -31,6 +33,7 @@ class QueryPipeline:
         layout: PromptLayout,
         metrics: GatewayMetrics,
         releases: Releases,
+        query_log: QueryLog,
         settings: GatewaySettings,
     ) -> None:
         self._retriever = retriever
@@ -39,6 +42,7 @@ class QueryPipeline:
         self._layout = layout
         self._metrics = metrics
         self._releases = releases
+        self._query_log = query_log
         self._settings = settings
 
     async def run(self, transcript: Transcript) -> AsyncGenerator[Event]:
@@ -48,9 +52,7 @@ class QueryPipeline:
         """
         query = transcript.query
         deadline = Deadline(self._settings.query_timeout_s)
-        lease = Lease(self._controller, self._releases)
-        outcome = PlanOutcome.CANCELLED
-        try:
+        with self._timed(transcript), Lease(query.query_id, self._controller, self._releases) as lease:
             yield transcript.created()
 
             found: CandidateSet | None = None
@@ -62,6 +64,7 @@ class QueryPipeline:
 
             prompt = self._lay_out(query, found)
             transcript.place(found, prompt)
+            self._note(query, found)
 
             admission = lease.admission(
                 self._controller.admit(AdmissionRequest(query.query_id, query.namespace, prompt))
@@ -77,23 +80,22 @@ class QueryPipeline:
             self._metrics.admitted(plan.queued_ms / 1000)
 
             # Tokens leave from here on, which is after the final documents; speculation will have to wait here, too.
-            stream = lease.closing(self._generator.stream(plan, query.sampling))
-            async for step in deadline.each(stream, self._settings.first_step_timeout_s):
+            stream = self._generator.stream(plan, query.sampling)
+            async for step in lease.steps(stream, deadline, self._settings.first_step_timeout_s):
                 if step.prefill is not None:
-                    self._metrics.prefilled(step.prefill)
+                    self._metrics.prefilled(plan, step.prefill)
                 for event in transcript.step(plan, step):
                     yield event
-            if not transcript.finished:
-                raise EngineDied("The engine's stream ended in the middle of the answer.")
 
             completed = transcript.completed()
-            outcome = PlanOutcome.COMPLETED
+            lease.completed()
             yield completed
-        except Exception:
-            outcome = PlanOutcome.FAILED
-            raise
+
+    @contextmanager
+    def _timed(self, transcript: Transcript) -> Iterator[None]:
+        try:
+            yield
         finally:
-            lease.release(transcript.report(outcome))
             self._metrics.ended(transcript.elapsed_s, transcript.first_token_s)
 
     async def _search(self, query: Query, deadline: Deadline, lease: Lease) -> AsyncGenerator[CandidateSet]:
@@ -110,6 +112,11 @@ class QueryPipeline:
             if not query.documents_optional:
                 raise
             yield _NOTHING_FOUND
+
+    def _note(self, query: Query, found: CandidateSet) -> None:
+        # Documents behind a system prompt of the caller's own stand on another path than those that are warmed up.
+        if found.docs and query.messages[0].role != "system":
+            self._query_log.note(query.search)
 
     def _lay_out(self, query: Query, found: CandidateSet) -> Prompt:
         try:

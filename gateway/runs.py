@@ -91,6 +91,9 @@ class QueryRuns:
         self._on_error = on_error
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
+        self._busy = asyncio.Event()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -100,8 +103,18 @@ class QueryRuns:
         transcript = Transcript(query, self._clock)
         run = QueryRun(self._pipeline.run(transcript), transcript)
         self._tasks.add(run.task)
+        self._busy.set()
+        self._quiet.clear()
         run.task.add_done_callback(lambda task: self._ended(task, run))
         return run
+
+    async def arrival(self) -> None:
+        """Return as soon as a query is under way."""
+        await self._busy.wait()
+
+    async def lull(self) -> None:
+        """Return as soon as no query is under way."""
+        await self._quiet.wait()
 
     async def shutdown(self) -> None:
         """Cancel what is still under way and wait until it has let go."""
@@ -112,5 +125,8 @@ class QueryRuns:
 
     def _ended(self, task: asyncio.Task[None], run: QueryRun) -> None:
         self._tasks.discard(task)
+        if not self._tasks:
+            self._busy.clear()
+            self._quiet.set()
         if run.error is not None:
             self._on_error(run.error)

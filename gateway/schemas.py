@@ -5,7 +5,7 @@ Tenants and namespaces are never read from a body; they come with the key.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictStr, model_validator
 
 from gateway.filters import RequestFilter
 from gateway.settings import GatewaySettings
@@ -30,6 +30,7 @@ def _whole_characters(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_whole_characters)]
 CollectionName = Annotated[str, Field(pattern=COLLECTION)]
+TenantName = Annotated[Text, Field(min_length=1, max_length=256)]
 TopK = Annotated[int, Field(ge=1, le=MAX_TOP_K)]
 MaxTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
@@ -61,11 +62,14 @@ class SearchBody(BaseModel):
         )
 
 
+Question = Annotated[Text, Field(min_length=1, pattern=r"\S")]
+
+
 class QueryBody(SearchBody):
     """A question to a collection. Without ``temperature`` the answer is greedy, so it can be had again."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-    query: Text = Field(min_length=1, pattern=r"\S", examples=["How do I read a file line by line?"])
+    query: Question = Field(examples=["How do I read a file line by line?"])
     stream: bool = False
     max_tokens: MaxTokens | None = None
     temperature: Temperature = 0.0
@@ -137,6 +141,52 @@ class ChatBody(SearchBody):
     seed: Seed | None = None
     stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
     n: Literal[1] | None = None
+
+
+class WarmQuery(SearchBody):
+    """A past query: a line of the query log, or of a log of the caller's own. ``time`` is seconds since the epoch.
+
+    A string is a query that says no more.
+    """
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    time: float | None = None
+    tenant: TenantName | None = None
+    query: Question
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, given: object) -> object:
+        return {"query": given} if isinstance(given, str) else given
+
+
+class WarmBody(BaseModel):
+    """Queries whose documents are to be in the cache, or ``log`` for those that the stack itself has noted.
+
+    ``collection`` and ``tenant`` are those of the queries that name none.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    queries: list[WarmQuery] = []
+    collection: CollectionName | None = None
+    tenant: TenantName | None = None
+    log: bool = False
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "WarmBody":
+        if self.log == bool(self.queries):
+            raise ValueError("give either queries or log")
+        return self
+
+
+class PinBody(BaseModel):
+    """A document to keep in the cache whatever comes, or with ``pinned`` false no longer."""
+
+    model_config = ConfigDict(extra="forbid")
+    document_id: str = Field(pattern=DOCUMENT_ID)
+    collection: CollectionName | None = None
+    tenant: TenantName | None = None
+    pinned: bool = True
 
 
 class DocumentBody(BaseModel):

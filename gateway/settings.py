@@ -13,14 +13,15 @@ def _no_mask(secret: SecretStr) -> SecretStr:
     return secret
 
 
+Secret = Annotated[SecretStr, AfterValidator(_no_mask)]
+
+
 class ApiKey(BaseModel):
     """One issued key: the tenant it names and whether it may administer the stack."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    secret: Annotated[SecretStr, AfterValidator(_no_mask)] = Field(
-        description="The key, or `sha256:` and its hexadecimal digest, to keep it out of files."
-    )
+    secret: Secret = Field(description="The key, or `sha256:` and its hexadecimal digest, to keep it out of files.")
     tenant: str = Field(description="Whose documents and KV the key reaches.")
     admin: bool = Field(False, description="Whether the key may administer the stack.")
 
@@ -33,6 +34,11 @@ class GatewaySettings(BaseModel):
     api_keys: tuple[ApiKey, ...] = Field(
         (), description="Issued keys. Without any the gateway is open, which is meant for one's own machine."
     )
+    admin_key: Secret | None = Field(
+        None,
+        description="The key of the admin routes, or its `sha256:` digest. Without one they take API keys marked "
+        "`admin`, and everyone where no API keys are issued.",
+    )
     default_tenant: str = Field("default", description="Who everyone is while no keys are issued.")
     default_top_k: int = Field(4, gt=0, description="Chunks to answer from where the request does not say.")
     default_max_tokens: int = Field(256, gt=0, description="Longest answer where the request does not say, in tokens.")
@@ -41,6 +47,12 @@ class GatewaySettings(BaseModel):
     max_document_bytes: int = Field(32 * MIB, gt=0, description="Largest body of a document or of a batch of them.")
     query_timeout_s: float = Field(300.0, gt=0, description="From a query's arrival to its last token.")
     first_step_timeout_s: float = Field(180.0, gt=0, description="From admission to the engine's first step.")
+    query_log_mib: int = Field(
+        16,
+        ge=0,
+        description="How much of past queries is kept on disk, for warming up the cache; once more for older ones. "
+        "0: nothing.",
+    )
     hold_back_s: float = Field(
         1.0,
         ge=0,

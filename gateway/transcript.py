@@ -6,6 +6,7 @@ from typing import TypedDict
 
 from gateway import events
 from gateway.errors import error_body
+from gateway.hits import found_in
 from gateway.query import Query
 from gateway.reply import (
     Citation,
@@ -19,8 +20,8 @@ from gateway.reply import (
 )
 from protocol.errors import DeadlineExceeded, InternalError, RagtreeError
 from protocol.generation import FinishReason, GenerationStep, PrefillResult
-from protocol.plans import CompletionReport, PlanOutcome, PrefillPlan
-from protocol.prompts import Prompt, SegmentKind
+from protocol.plans import PrefillPlan
+from protocol.prompts import Prompt
 from protocol.retrieval import CandidateSet
 
 _NO_PREFILL = PrefillResult(prompt_tokens=0, cached_tokens=0, prefill_ms=0.0)
@@ -64,11 +65,6 @@ class Transcript:
         """Seconds from the query's arrival to its first token, None before that."""
         return None if self._ttft_ms is None else self._ttft_ms / 1000
 
-    @property
-    def finished(self) -> bool:
-        """Whether the engine said that the answer ends here."""
-        return self._finish_reason is not None
-
     def created(self) -> events.QueryCreated:
         """The query's first event."""
         return events.QueryCreated(**self._stamp(), model=self.query.model, created_at=self._created_at)
@@ -100,7 +96,7 @@ class Transcript:
         """The events of one step of the engine."""
         if step.prefill is not None:
             self._prefill = step.prefill
-            yield self._resolved(plan.prompt, step.prefill)
+            yield self._resolved(plan, step.prefill)
             for cited in self._citations:
                 yield events.AnnotationAdded(**self._stamp(), annotation=cited)
         if step.tokens and self._ttft_ms is None:
@@ -122,25 +118,14 @@ class Transcript:
             return events.QueryIncomplete(**self._stamp(), reason="timeout")
         return events.QueryFailed(**self._stamp(), error=error_body(error))
 
-    def report(self, outcome: PlanOutcome) -> CompletionReport:
-        """What the controller is told of the query's end."""
-        return CompletionReport(
-            query_id=self.query.query_id,
-            outcome=outcome,
-            cached_tokens=self._prefill.cached_tokens,
-            computed_tokens=self._prefill.prompt_tokens - self._prefill.cached_tokens,
-            completion_tokens=self._completion_tokens,
-            prefill_ms=self._prefill.prefill_ms,
-        )
-
-    def _resolved(self, prompt: Prompt, prefill: PrefillResult) -> events.CacheResolved:
+    def _resolved(self, plan: PrefillPlan, prefill: PrefillResult) -> events.CacheResolved:
         return events.CacheResolved(
             **self._stamp(),
             prompt_tokens=prefill.prompt_tokens,
             cached_tokens=prefill.cached_tokens,
             composed_tokens=prefill.composed_tokens,
-            hit_docs=_documents_within(prompt, prefill.cached_tokens),
-            tiers={"gpu": prefill.cached_tokens} if prefill.cached_tokens else {},
+            hit_docs=sum(tier is not None for tier in found_in(plan, prefill)),
+            tiers={tier.value: tokens for tier, tokens in prefill.loaded.items() if tokens},
         )
 
     def _reply(self) -> Reply:
@@ -182,12 +167,3 @@ class Transcript:
         number = self._sequence
         self._sequence += 1
         return {"sequence_number": number, "query_id": self.query.query_id}
-
-
-def _documents_within(prompt: Prompt, cached_tokens: int) -> int:
-    """How many of the prompt's documents lie wholly in its first ``cached_tokens``."""
-    end, hits = 0, 0
-    for segment in prompt.segments:
-        end += len(segment.token_ids)
-        hits += segment.kind is SegmentKind.DOCUMENT and end <= cached_tokens
-    return hits

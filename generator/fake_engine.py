@@ -11,6 +11,7 @@ from generator.settings import FakeEngineSettings
 from generator.tokenizer import ModelTokenizer
 from protocol.errors import EngineDied, EngineNotReady
 from protocol.generation import EngineInfo, FinishReason, GenerationStep, PrefillCost, PrefillResult, Sampling
+from protocol.kv import LostCopy, Orders, ResidencyReport
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
 
@@ -71,6 +72,16 @@ class FakeEngine:
                 raise EngineDied("the fake engine was closed")
             yield GenerationStep(text, 1, prefill, reason if position == len(texts) else None)
             prefill = None
+
+    async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:  # noqa: ARG002 - nothing lies where they point
+        """Do nothing: whatever is to be gone is not here, and nobody is told that anything is."""
+        await self.ready()
+        return ()
+
+    async def residency(self) -> tuple[ResidencyReport, ...]:
+        """No reports: there are no tiers."""
+        await self.ready()
+        return ()
 
     async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
         """Measure a wait of the set length; what is said to be cached costs nothing."""

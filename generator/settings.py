@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
+from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -24,11 +25,17 @@ class KvSettings(BaseModel):
     gpu_share: float = Field(
         0.5, ge=0, lt=1, description="Share of the engine's KV cache that documents may hold; requests need the rest."
     )
-    host_gib: float = Field(2.0, ge=0, description="KV in host memory, shared by the instances of a machine, in GiB.")
+    host_gib: float = Field(1.0, ge=0, description="KV in host memory, shared by the instances of a machine, in GiB.")
     host_dir: Path = Field(Path("/dev/shm"), description="Where that memory is mapped from: a tmpfs.")  # noqa: S108
     disk_gib: float = Field(8.0, ge=0, description="KV on disk, in GiB; survives restarts.")
     disk_dir: Path | None = Field(None, description="Folder of the KV on disk; by default `kv` in the data folder.")
     loader_threads: int = Field(2, gt=0, description="Loads from disk at once.")
+
+    @property
+    def host_file(self) -> Path:
+        """The file that host memory is mapped from: one for each folder of KV on disk, whoever opens it."""
+        folder = str(self.disk_dir.resolve()) if self.disk_dir else "none"
+        return self.host_dir / f"ragtree-{blake3(folder.encode()).hexdigest(6)}.kv"
 
 
 class GeneratorSettings(BaseModel):

@@ -18,6 +18,7 @@ from protocol.errors import ConfigError, EngineDied, EngineNotReady, InvalidRequ
 from protocol.generation import EngineInfo, FinishReason, GenerationStep, PrefillCost, PrefillResult, Sampling
 from protocol.kv import LostCopy, Orders, ResidencyReport
 from protocol.plans import PrefillPlan
+from protocol.tiers import Tier
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -194,7 +195,7 @@ class VllmEngine:
             prefill_ms=scheduled * 1000,
         )
         if self._reports is None:
-            return result
+            return msgspec.structs.replace(result, loaded={Tier.GPU: result.cached_tokens})
         # It comes with the same message as the token, and is handed out right behind it.
         await asyncio.sleep(0)
         resolved = self._reports.resolved(plan.query_id)

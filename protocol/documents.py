@@ -50,6 +50,17 @@ class DocumentPage(msgspec.Struct, frozen=True):
     next_cursor: str | None
 
 
+class Orphan(msgspec.Struct, frozen=True):
+    """A chunk's content that no document of its tenant has any more; what was made of it is still to be dropped.
+
+    ``number`` is never given twice: a content that comes back and goes again is another orphan.
+    """
+
+    number: int
+    tenant: str
+    content_hash: str
+
+
 class CollectionInfo(msgspec.Struct, frozen=True):
     """A tenant's collection and how much it holds."""
 

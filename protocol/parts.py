@@ -13,6 +13,7 @@ from protocol.documents import (
     DocumentPage,
     DocumentUpload,
     IngestJob,
+    Orphan,
     StoredDocument,
 )
 from protocol.generation import EngineInfo, GenerationStep, Sampling
@@ -49,10 +50,16 @@ class Retriever(Protocol):
         """
 
     async def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
-        """Remove a document and all its chunks in one step. Raises UnknownCollection or UnknownDocument."""
+        """Remove a document and all its chunks in one step. Raises UnknownCollection or UnknownDocument.
+
+        What it alone had is among the orphans from then on.
+        """
 
     async def get_document(self, tenant: str, collection: str, document_id: str) -> StoredDocument:
         """Read a document back. Raises UnknownCollection or UnknownDocument."""
+
+    async def chunks(self, tenant: str, collection: str, document_id: str) -> Sequence[Chunk]:
+        """The chunks of a document in their order; reads only. Raises UnknownCollection or UnknownDocument."""
 
     async def list_documents(self, tenant: str, collection: str, limit: int, after: str | None = None) -> DocumentPage:
         """List a page of documents behind the cursor ``after``. Raises UnknownCollection or InvalidRequest."""
@@ -62,6 +69,15 @@ class Retriever(Protocol):
 
     async def get_job(self, tenant: str, job_id: str) -> IngestJob:
         """The job's state now. Raises UnknownJob."""
+
+    async def orphans_of(self, tenant: str, collection: str, document_id: str) -> Sequence[Orphan]:
+        """Contents that went with a deleted document, or with what it was replaced by, and are orphans; reads only."""
+
+    async def orphans(self, older_than_s: float, limit: int) -> Sequence[Orphan]:
+        """The oldest contents of all tenants that are orphans for so many seconds; reads only."""
+
+    async def forget_orphans(self, orphans: Sequence[Orphan]) -> None:
+        """Hear that nothing made of these contents is left. Doing so twice does no harm. Raises StorageFull."""
 
     async def ready(self) -> None:
         """Return when searches can be served; raises RetrieverNotReady."""

@@ -94,7 +94,8 @@ class ControllerStats(msgspec.Struct, frozen=True):
     """The controller's counters since its start, and its gauges now.
 
     ``planned_cached_tokens`` and ``planned_tokens`` are the prompts' tokens in front of the question as plans had them;
-    ``cached_tokens`` and ``computed_tokens`` what reports said of whole prompts.
+    ``cached_tokens`` and ``computed_tokens`` what reports said of whole prompts. ``planned_from`` splits
+    ``planned_cached_tokens`` by tier.
     """
 
     policy: str
@@ -112,3 +113,4 @@ class ControllerStats(msgspec.Struct, frozen=True):
     planned_tokens: int = 0
     largest_overtake: int = 0
     tiers: tuple[TierStats, ...] = ()
+    planned_from: dict[Tier, int] = {}

@@ -23,6 +23,7 @@ from retriever.store.chunks import Chunks
 from retriever.store.database import Database
 from retriever.store.documents import Documents
 from retriever.store.jobs import Jobs
+from retriever.store.orphans import Orphans
 from retriever.threads import work_in_background
 
 
@@ -36,7 +37,8 @@ def build_retriever(
     """
     embedder = embedder or build_embedder(settings.embedder)
     database = database or Database(data_dir / "store.sqlite3", settings.max_database_bytes)
-    documents, chunks, jobs = Documents(), Chunks(), Jobs()
+    orphans = Orphans()
+    documents, chunks, jobs = Documents(orphans), Chunks(), Jobs()
     chunker = Chunker(embedder.tokenizer, embedder.max_tokens, settings.chunks)
     preparer = Preparer(chunker, embedder)
     files = IndexFiles(data_dir / "indexes")
@@ -48,6 +50,7 @@ def build_retriever(
         documents=documents,
         chunks=chunks,
         jobs=jobs,
+        orphans=orphans,
         preparer=preparer,
         catalog=catalog,
         searcher=Searcher(database, documents, chunks, catalog, embedder, switching),

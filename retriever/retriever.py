@@ -8,9 +8,9 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from filelock import FileLock, Timeout
 
-from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, StoredDocument
-from protocol.errors import Conflict, InvalidRequest, RetrieverNotReady
-from protocol.retrieval import CandidateSet, SearchRequest
+from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, Orphan, StoredDocument
+from protocol.errors import Conflict, InvalidRequest, RetrieverNotReady, UnknownDocument
+from protocol.retrieval import CandidateSet, Chunk, SearchRequest
 from retriever.accepting import Acceptor
 from retriever.index.catalog import IndexCatalog
 from retriever.ingest_thread import IngestThread
@@ -21,6 +21,7 @@ from retriever.store.chunks import Chunks
 from retriever.store.database import Database, Transaction
 from retriever.store.documents import Documents
 from retriever.store.jobs import Jobs
+from retriever.store.orphans import Orphans
 from retriever.threads import stay_single
 
 _LONGEST_PAGE = 1000
@@ -43,6 +44,7 @@ class Retriever:
         documents: Documents,
         chunks: Chunks,
         jobs: Jobs,
+        orphans: Orphans,
         preparer: Preparer,
         catalog: IndexCatalog,
         searcher: Searcher,
@@ -55,6 +57,7 @@ class Retriever:
         self._documents = documents
         self._chunks = chunks
         self._jobs = jobs
+        self._orphans = orphans
         self._preparer = preparer
         self._catalog = catalog
         self._searcher = searcher
@@ -119,6 +122,10 @@ class Retriever:
         """Read a document back. Raises UnknownCollection or UnknownDocument."""
         return await self._read(self._documents.get, tenant, collection, document_id)
 
+    async def chunks(self, tenant: str, collection: str, document_id: str) -> Sequence[Chunk]:
+        """The chunks of a document in their order. Raises UnknownCollection or UnknownDocument."""
+        return await self._read(self._chunks_of, tenant, collection, document_id)
+
     async def list_documents(self, tenant: str, collection: str, limit: int, after: str | None = None) -> DocumentPage:
         """List a page of documents behind the id ``after``. Raises UnknownCollection or InvalidRequest."""
         if not 1 <= limit <= _LONGEST_PAGE:
@@ -132,6 +139,18 @@ class Retriever:
     async def get_job(self, tenant: str, job_id: str) -> IngestJob:
         """The job's state now. Raises UnknownJob."""
         return await self._read(self._jobs.get, tenant, job_id)
+
+    async def orphans_of(self, tenant: str, collection: str, document_id: str) -> Sequence[Orphan]:
+        """The orphans that went with a document, or with what it was replaced by."""
+        return await self._read(self._orphans.of_document, tenant, collection, document_id)
+
+    async def orphans(self, older_than_s: float, limit: int) -> Sequence[Orphan]:
+        """The oldest of those that are orphans for so many seconds."""
+        return await self._read(self._orphans.older_than, older_than_s, limit)
+
+    async def forget_orphans(self, orphans: Sequence[Orphan]) -> None:
+        """Take orphans off the list. Raises StorageFull."""
+        await self._store(self._forget, orphans)
 
     def _check_ready(self) -> None:
         if not self._ready:
@@ -148,6 +167,16 @@ class Retriever:
 
         self._check_ready()
         return await asyncio.get_running_loop().run_in_executor(self._search_pool, read)
+
+    def _chunks_of(self, transaction: Transaction, tenant: str, collection: str, document_id: str) -> list[Chunk]:
+        held_in = self._documents.collection(transaction, tenant, collection)
+        if held_in is None or self._documents.content_hash(transaction, held_in, document_id) is None:
+            raise UnknownDocument(f"there is no document {document_id!r} in {collection!r}", param="document_id")
+        return self._chunks.of_document(transaction, held_in, document_id)
+
+    def _forget(self, orphans: Sequence[Orphan]) -> None:
+        with self._database.write() as transaction:
+            self._orphans.forget(transaction, orphans)
 
     def _open(self) -> None:
         # Two would give out the same chunk ids. A predecessor that is being replaced gets time to end.

@@ -12,6 +12,7 @@ from httpx_sse import connect_sse
 from protocol.errors import DeployFailed, RagtreeError
 
 _UNAVAILABLE = 503
+_CACHE = "/v1/admin/cache"
 
 
 class RequestFailed(RagtreeError):
@@ -109,6 +110,31 @@ class StackClient:
         """The collections and how much they hold."""
         data: list[dict[str, Any]] = self._call("GET", "/v1/collections")["data"]
         return data
+
+    def cache_stats(self) -> dict[str, Any]:
+        """What the cache's tiers hold."""
+        return self._call("GET", f"{_CACHE}/stats")
+
+    def cache_tree(self, depth: int) -> dict[str, Any]:
+        """The knowledge tree down to a depth, in documents."""
+        return self._call("GET", f"{_CACHE}/tree", params={"depth": depth})
+
+    def warm_cache(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Begin to bring past queries' documents into the cache; the job that does it."""
+        return self._call("POST", f"{_CACHE}/warm", json=body)
+
+    @_patient
+    def warm_up(self, job_id: str) -> dict[str, Any]:
+        """A warming up as it is now."""
+        return self._call("GET", f"{_CACHE}/warm/{job_id}")
+
+    def pin(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Keep a document in the cache, or no longer."""
+        return self._call("POST", f"{_CACHE}/pin", json=body)
+
+    def clear_cache(self) -> dict[str, Any]:
+        """Drop everything from the cache."""
+        return self._call("POST", f"{_CACHE}/clear")
 
     def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:  # noqa: ANN401 - httpx's own
         with _reported(self.url):

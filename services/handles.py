@@ -12,7 +12,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError, 
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, StoredDocument
+from protocol.cache import CachePath, DocumentDeletion, TreeView
+from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, Orphan, StoredDocument
 from protocol.errors import (
     EngineDied,
     InternalError,
@@ -22,8 +23,9 @@ from protocol.errors import (
     Unavailable,
 )
 from protocol.generation import EngineInfo, GenerationStep, PrefillCost, Sampling
+from protocol.kv import LostCopy, Orders, ResidencyReport
 from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
-from protocol.retrieval import CandidateSet, SearchRequest
+from protocol.retrieval import CandidateSet, Chunk, SearchRequest
 from services.absence import absence
 
 PATIENCE_S = 1.0
@@ -134,6 +136,11 @@ class RetrieverHandle:
         document: StoredDocument = await self._part.call("get_document", tenant, collection, document_id)
         return document
 
+    async def chunks(self, tenant: str, collection: str, document_id: str) -> Sequence[Chunk]:
+        """The chunks of a document."""
+        chunks: Sequence[Chunk] = await self._part.call("chunks", tenant, collection, document_id)
+        return chunks
+
     async def list_documents(self, tenant: str, collection: str, limit: int, after: str | None = None) -> DocumentPage:
         """List a page of documents."""
         page: DocumentPage = await self._part.call("list_documents", tenant, collection, limit, after)
@@ -148,6 +155,20 @@ class RetrieverHandle:
         """The job's state now."""
         job: IngestJob = await self._part.call("get_job", tenant, job_id)
         return job
+
+    async def orphans_of(self, tenant: str, collection: str, document_id: str) -> Sequence[Orphan]:
+        """The orphans of a document."""
+        orphans: Sequence[Orphan] = await self._part.call("orphans_of", tenant, collection, document_id)
+        return orphans
+
+    async def orphans(self, older_than_s: float, limit: int) -> Sequence[Orphan]:
+        """The oldest orphans."""
+        orphans: Sequence[Orphan] = await self._part.call("orphans", older_than_s, limit)
+        return orphans
+
+    async def forget_orphans(self, orphans: Sequence[Orphan]) -> None:
+        """Hear that nothing made of them is left."""
+        await self._part.call("forget_orphans", orphans)
 
     async def ready(self) -> None:
         """Return when searches can be served."""
@@ -170,9 +191,37 @@ class ControllerHandle:
         plan: PrefillPlan = await self._part.call("admit", request)
         return plan
 
+    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = ()) -> None:
+        """Hear of a plan's first token."""
+        await self._part.call("prefilled", query_id, lost)
+
     async def complete(self, report: CompletionReport) -> None:
         """Release a lease."""
         await self._part.call("complete", report)
+
+    async def warm(self, request: AdmissionRequest) -> PrefillPlan | None:
+        """Lease a plan to an instance that has nothing else to do."""
+        plan: PrefillPlan | None = await self._part.call("warm", request)
+        return plan
+
+    async def pin(self, path: CachePath, pinned: bool = True) -> None:
+        """Keep a path, or no longer."""
+        await self._part.call("pin", path, pinned)
+
+    async def delete_document(self, deletion: DocumentDeletion) -> int:
+        """Drop documents from every tier."""
+        dropped: int = await self._part.call("delete_document", deletion)
+        return dropped
+
+    async def clear(self) -> int:
+        """Drop everything."""
+        dropped: int = await self._part.call("clear")
+        return dropped
+
+    async def tree(self, depth: int) -> TreeView:
+        """The knowledge tree."""
+        view: TreeView = await self._part.call("tree", depth)
+        return view
 
     async def stats(self) -> ControllerStats:
         """Counters and gauges."""
@@ -193,6 +242,16 @@ class GeneratorHandle:
     def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         """Generate for a plan."""
         return self._part.stream("stream", plan, sampling)
+
+    async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
+        """Carry out orders outside of any plan."""
+        lost: tuple[LostCopy, ...] = await self._part.call("carry_out", orders)
+        return lost
+
+    async def residency(self) -> tuple[ResidencyReport, ...]:
+        """What the tiers hold."""
+        reports: tuple[ResidencyReport, ...] = await self._part.call("residency")
+        return reports
 
     async def info(self) -> EngineInfo:
         """What is served."""

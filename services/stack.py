@@ -15,6 +15,7 @@ from ray.serve.config import HTTPOptions, ProxyLocation
 from protocol.errors import ConfigError
 from services.app import build_app, build_ingress, build_parts
 from services.config import Config, ServerSettings
+from services.model import kv_settings
 from services.run_state import RunState
 
 log = structlog.get_logger(__name__)
@@ -51,6 +52,8 @@ class Stack:
             finally:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 _stop_ray()
+                # Memory, though it looks like a file: a stack that stops in order leaves none of it behind.
+                kv_settings(self._config).host_file.unlink(missing_ok=True)
 
     def _run_beside_serve(self, listener: socket.socket) -> None:
         self._start_ray()

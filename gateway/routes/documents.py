@@ -1,15 +1,13 @@
 """Documents into collections, out of them, and what is in them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Header, Path, Query, Request
-from fastapi.exceptions import RequestValidationError
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from starlette.responses import Response
 
+from gateway.bodies import JSON_LINES, blaming
 from gateway.dependencies import CallerDep, GatewayDep, media_type
 from gateway.documents import CollectionList, Deleted, DocumentList, DocumentReply, JobReply
 from gateway.openapi import errors, json_reply
@@ -83,7 +81,7 @@ async def put_document(
     if media_type(request) == "application/json":
         upload = _from_json(document_id, body)
     else:
-        with _blaming("query", "attributes"):
+        with blaming("query", "attributes"):
             parsed = _attributes.validate_json(attributes)
         upload = DocumentUpload(document_id, body, media_type(request), filename, title, parsed)
     job = await gateway.retriever.put_document(caller.tenant, collection, upload, idempotency_key)
@@ -103,7 +101,7 @@ async def put_batch(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Take in one document a line: ``{"id", "text", "filename"?, "title"?, "attributes"?}``."""
-    if media_type(request) not in ("application/x-ndjson", "application/jsonl"):
+    if media_type(request) not in JSON_LINES:
         raise UnsupportedMediaType("Send JSON lines as application/x-ndjson.")
     job = await gateway.retriever.put_batch(caller.tenant, collection, await request.body(), idempotency_key)
     return _accepted(job)
@@ -127,8 +125,13 @@ async def get_document(
 async def delete_document(
     collection: CollectionPath, document_id: DocumentPath, caller: CallerDep, gateway: GatewayDep
 ) -> Response:
-    """Remove a document and everything made of it."""
-    await gateway.retriever.delete_document(caller.tenant, collection, document_id)
+    """Remove a document and everything made of it: when this is confirmed, its KV is gone from every tier.
+
+    After a 503 it may be sent again; a 404 says as well that nothing of it is left.
+    """
+    # A part that is known to be away would let this wait in silence.
+    gateway.readiness.require_parts()
+    await gateway.forgetting.delete_document(caller.tenant, collection, document_id)
     return json_response(Deleted(document_id=document_id))
 
 
@@ -170,16 +173,6 @@ def _from_json(document_id: str, body: bytes) -> DocumentUpload:
         body.decode()
     except UnicodeDecodeError as error:
         raise InvalidEncoding(f"The body is not UTF-8: {error.reason} at byte {error.start}.") from None
-    with _blaming("body"):
+    with blaming("body"):
         given = DocumentBody.model_validate_json(body)
     return DocumentUpload(document_id, given.text.encode(), "text/plain", given.filename, given.title, given.attributes)
-
-
-@contextmanager
-def _blaming(*where: str) -> Iterator[None]:
-    """Report what does not fit as FastAPI would, which does not read these bodies itself."""
-    try:
-        yield
-    except ValidationError as error:
-        problems = [{**problem, "loc": (*where, *problem["loc"])} for problem in error.errors(include_url=False)]
-        raise RequestValidationError(problems) from None

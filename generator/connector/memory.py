@@ -1,12 +1,10 @@
 """What an instance keeps KV in: its tiers, opened as configured, and how fast they are."""
 
 import time
-from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
 import structlog
-from blake3 import blake3
 
 from generator.connector.blocks import PagedBlocks
 from generator.settings import KvSettings
@@ -29,7 +27,7 @@ def open_tiers(settings: KvSettings, fingerprint: str, page_tokens: int, page_by
     host_pages = pages_of(settings.host_gib, page_bytes)
     host: KvTier = NullTier(Tier.HOST)
     if host_pages:
-        host = HostArena(host_file(settings), fingerprint, page_tokens, page_bytes, host_pages)
+        host = HostArena(settings.host_file, fingerprint, page_tokens, page_bytes, host_pages)
     disk: KvTier = NullTier(Tier.DISK)
     if pages_of(settings.disk_gib, page_bytes) and settings.disk_dir is not None:
         disk = DiskTier(settings.disk_dir, fingerprint, page_tokens, page_bytes, int(settings.disk_gib * (1 << 30)))
@@ -61,12 +59,6 @@ def describe(
 def pages_of(gib: float, page_bytes: int) -> int:
     """How many whole pages fit."""
     return int(gib * (1 << 30)) // page_bytes
-
-
-def host_file(settings: KvSettings) -> Path:
-    """The file that host memory is mapped from: one for each folder of KV on disk, whoever opens it."""
-    folder = str(settings.disk_dir.resolve()) if settings.disk_dir else "none"
-    return settings.host_dir / f"ragtree-{blake3(folder.encode()).hexdigest(6)}.kv"
 
 
 def _host_rate(blocks: PagedBlocks, count: int) -> float:

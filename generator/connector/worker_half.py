@@ -7,7 +7,7 @@ from disk, and everything that leaves the blocks, in threads beside the engine's
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
@@ -44,7 +44,7 @@ class WorkerHalf:
         """Have everything in place that the step's forward pass needs, and begin what may take longer."""
         for load in jobs.loads:
             if load.background:
-                self._begin(self._loaders, self._load_in_background, load)
+                self._loaders.submit(self._load_in_background, load)
             else:
                 result, failed = self._load(load)
                 with self._news:
@@ -55,10 +55,10 @@ class WorkerHalf:
         """Begin the step's transfers; its forward pass is over."""
         fence = self._blocks.fence()
         for transfer in jobs.transfers:
-            self._begin(self._mover, self._transfer, transfer, fence)
+            self._mover.submit(self._transfer, transfer, fence)
         for name in jobs.inquiries:
             # Behind all that is under way, so that the answer has it.
-            self._begin(self._mover, self._answer, name)
+            self._mover.submit(self._answer, name)
 
     def pause(self, jobs: StepJobs) -> None:
         """Wait a moment for news in a step that computes nothing: the engine has nothing to do but ask again."""
@@ -91,9 +91,6 @@ class WorkerHalf:
         for tier in self._tiers.values():
             tier.close()
 
-    def _begin(self, threads: ThreadPoolExecutor, work: Callable[..., None], *arguments: object) -> None:
-        threads.submit(work, *arguments).add_done_callback(_log_defect)
-
     # Loads
 
     def _load_in_background(self, load: Load) -> None:
@@ -111,8 +108,9 @@ class WorkerHalf:
         for piece in load.pieces:
             try:
                 self._fill(piece)
-            except (TierError, OSError) as error:
-                log.warning("kv_not_loaded", node=piece.key, tier=piece.tier, error=str(error))
+            except Exception as error:
+                # Whatever it was, the request must go on, and computes what is missing.
+                _tell("kv_not_loaded", error, node=piece.key, tier=piece.tier)
                 lost.append((piece.key, piece.tier))
                 failed.update(piece.blocks)
         self._blocks.finish()
@@ -135,26 +133,24 @@ class WorkerHalf:
             fence()
             self._carry_out(transfer)
             done = True
-        except (TierError, OSError) as error:
-            log.warning(
-                "kv_not_moved",
-                node=transfer.key,
-                source=transfer.source,
-                target=transfer.target,
-                error=f"{type(error).__name__}: {error}",
-            )
+        except Exception as error:
+            _tell("kv_not_moved", error, node=transfer.key, source=transfer.source, target=transfer.target)
         finally:
             with self._news:
                 self._results.transfers[transfer.number] = done
                 self._news.notify_all()
 
     def _answer(self, name: str) -> None:
-        reports = tuple(
-            ResidencyReport(tier, tuple(stored.held for stored in kept.nodes())) for tier, kept in self._tiers.items()
-        )
-        with self._news:
-            self._results.held[name] = reports
-            self._news.notify_all()
+        reports: list[ResidencyReport] = []
+        try:
+            for tier, kept in self._tiers.items():
+                reports.append(ResidencyReport(tier, tuple(stored.held for stored in kept.nodes())))
+        except Exception as error:
+            _tell("tier_not_listed", error)
+        finally:
+            with self._news:
+                self._results.held[name] = tuple(reports)
+                self._news.notify_all()
 
     def _carry_out(self, transfer: Transfer) -> None:
         source = self._tiers.get(transfer.source)
@@ -188,7 +184,7 @@ class WorkerHalf:
                 writer.page(index)[:] = reader.page(index)
 
 
-def _log_defect(work: "Future[None]") -> None:
-    """Tell of what no tier should raise: nobody waits for these threads."""
-    if not work.cancelled() and (error := work.exception()) is not None:
-        log.error("kv_thread_failed", exc_info=error)
+def _tell(event: str, error: Exception, **facts: object) -> None:
+    """Log what went wrong: what tiers raise in a line, what is a defect with its traceback."""
+    expected = isinstance(error, (TierError, OSError))
+    log.warning(event, error=f"{type(error).__name__}: {error}", exc_info=None if expected else error, **facts)

@@ -1,1 +1,1 @@
-"""The store: documents, chunks, embeddings, jobs and idempotency keys in one SQLite file, the truth of all else."""
+"""The store, the truth of all else: documents, chunks, jobs, idempotency keys and orphans in one SQLite file."""

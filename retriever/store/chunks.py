@@ -34,6 +34,16 @@ class Chunks:
         )
         return {row["id"]: _chunk(row) for row in rows}
 
+    def of_document(self, transaction: Transaction, collection: int, document_id: str) -> list[Chunk]:
+        """The chunks of a document in their order; none for a document that is not there."""
+        rows = transaction.execute(
+            """SELECT c.id, c.position, c.text, c.content_hash, d.document_id, d.filename, d.attributes
+               FROM documents d JOIN chunks c ON c.document = d.id
+               WHERE d.collection = ? AND d.document_id = ? ORDER BY c.position""",
+            (collection, document_id),
+        )
+        return [_chunk(row) for row in rows]
+
     def count(self, transaction: Transaction, collection: int) -> int:
         """How many chunks of a collection are live."""
         return int(transaction.execute("SELECT count(*) FROM chunks WHERE collection = ?", (collection,)).fetchone()[0])

@@ -9,7 +9,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from protocol.errors import ConfigError, StorageFull
-from retriever.store.schema import SCHEMA, SCHEMA_VERSION
+from retriever.store.schema import VERSIONS
 
 Transaction = sqlite3.Connection
 """A connection inside a transaction; it must not outlive the ``with`` block that gave it."""
@@ -19,8 +19,8 @@ class Database:
     """The store's SQLite file in WAL mode.
 
     ``synchronous`` is FULL: in WAL mode NORMAL may lose the last commits with the power, and a job that was accepted
-    must not be lost. It costs one fsync a commit, which groups of documents share. Raises ConfigError for a file that
-    is no store of this version.
+    must not be lost. It costs one fsync a commit, which groups of documents share. A store of an older version is
+    brought up to this one. Raises ConfigError for a newer one, and for a file that is no store.
     """
 
     def __init__(self, path: Path, max_bytes: int | None = None) -> None:
@@ -95,11 +95,11 @@ class Database:
 
     def _create_schema(self) -> None:
         version = self._writer.execute("PRAGMA user_version").fetchone()[0]
-        if version == SCHEMA_VERSION:
-            return
-        if version != 0:
-            raise ConfigError(f"{self._path} is a store of version {version}, this is version {SCHEMA_VERSION}")
-        self._writer.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        if version > len(VERSIONS):
+            raise ConfigError(f"{self._path} is a store of version {version}, this is version {len(VERSIONS)}")
+        missing = " ".join(VERSIONS[version:])
+        if missing:
+            self._writer.executescript(f"BEGIN IMMEDIATE; {missing} PRAGMA user_version = {len(VERSIONS)}; COMMIT;")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,6 +15,7 @@ from retriever.embedding.base import Vector
 from retriever.filters import kind_of
 from retriever.store.database import Transaction
 from retriever.store.incoming import IncomingDocument
+from retriever.store.orphans import Orphans
 
 _INFO = """SELECT d.document_id, d.filename, d.title, d.content_hash, d.bytes, d.attributes, d.created_at, d.updated_at,
                   (SELECT count(*) FROM chunks WHERE document = d.id) AS chunks FROM documents d """
@@ -29,9 +30,13 @@ class PreparedChunk(NamedTuple):
 
 
 class Documents:
-    """The documents, chunks and attributes of all collections; each call works inside the transaction it is given."""
+    """The documents, chunks and attributes of all collections; each call works inside the transaction it is given.
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    ``orphans`` hears of every content that comes or goes.
+    """
+
+    def __init__(self, orphans: Orphans, clock: Callable[[], float] = time.time) -> None:
+        self._orphans = orphans
         self._clock = clock
 
     def collection(self, transaction: Transaction, tenant: str, name: str) -> int | None:
@@ -121,10 +126,10 @@ class Documents:
         return displaced
 
     def replace_chunks(
-        self, transaction: Transaction, collection: int, document: int, chunks: Iterable[PreparedChunk]
+        self, transaction: Transaction, collection: int, document: int, chunks: Sequence[PreparedChunk]
     ) -> list[int]:
         """Store a document's chunks in the place of those it has, and return the ids of these."""
-        displaced = transaction.execute("DELETE FROM chunks WHERE document = ? RETURNING id", (document,)).fetchall()
+        displaced = self._remove_chunks(transaction, document)
         transaction.executemany(
             """INSERT INTO chunks (id, document, collection, position, text, content_hash, embedding)
                VALUES (?, ?, ?, ?, ?, ?, ?)""",
@@ -141,7 +146,9 @@ class Documents:
                 for position, one in enumerate(chunks)
             ],
         )
-        return [row["id"] for row in displaced]
+        self._orphans.adopt(transaction, collection, (one.chunk.content_hash for one in chunks))
+        self._orphans.note(transaction, document, displaced.values())
+        return list(displaced)
 
     def delete(self, transaction: Transaction, collection: int, document_id: str) -> list[int] | None:
         """Remove a document and return the ids of its chunks; None if there was no such document."""
@@ -149,9 +156,15 @@ class Documents:
         row = transaction.execute(where, (collection, document_id)).fetchone()
         if row is None:
             return None
-        removed = transaction.execute("DELETE FROM chunks WHERE document = ? RETURNING id", (row["id"],)).fetchall()
+        removed = self._remove_chunks(transaction, row["id"])
+        self._orphans.note(transaction, row["id"], removed.values())
         transaction.execute("DELETE FROM documents WHERE id = ?", (row["id"],))
-        return [chunk["id"] for chunk in removed]
+        return list(removed)
+
+    def _remove_chunks(self, transaction: Transaction, document: int) -> dict[int, str]:
+        """Remove a document's chunks, and return their content hashes by id."""
+        rows = transaction.execute("DELETE FROM chunks WHERE document = ? RETURNING id, content_hash", (document,))
+        return {row["id"]: row["content_hash"] for row in rows.fetchall()}
 
 
 def _info(row: sqlite3.Row, collection: str) -> DocumentInfo:

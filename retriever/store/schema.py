@@ -1,8 +1,6 @@
-"""The tables of the store."""
+"""The tables of the store, and how they came about."""
 
-SCHEMA_VERSION = 1
-
-SCHEMA = """
+_FIRST = """
 CREATE TABLE collections (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant TEXT NOT NULL,
@@ -83,3 +81,21 @@ CREATE TABLE idempotency_keys (
 ) WITHOUT ROWID;
 CREATE INDEX idempotency_keys_by_job ON idempotency_keys (job);
 """
+
+_ORPHANS = """
+-- A content that no chunk of the tenant has any more. The number of one that is gone is never given to another.
+CREATE TABLE orphans (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    tenant TEXT NOT NULL,
+    content_hash TEXT NOT NULL,
+    collection TEXT NOT NULL,
+    document_id TEXT NOT NULL,
+    since REAL NOT NULL,
+    UNIQUE (tenant, content_hash)
+);
+CREATE INDEX orphans_by_document ON orphans (tenant, collection, document_id);
+CREATE INDEX chunks_by_content ON chunks (content_hash);
+"""
+
+VERSIONS = (_FIRST, _ORPHANS)
+"""The statements that make a store of each version out of one of the version before, from an empty file on."""

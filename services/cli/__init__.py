@@ -6,7 +6,7 @@ import sys
 import typer
 
 from protocol.errors import RagtreeError
-from services.cli import bench, config, ingest, query, stack
+from services.cli import bench, cache, config, ingest, query, stack
 from services.cli.output import errors
 from services.logs import configure_logging
 
@@ -22,6 +22,7 @@ app.command()(stack.status)
 app.command()(ingest.ingest)
 app.command()(query.query)
 app.add_typer(bench.app, name="bench")
+app.add_typer(cache.app, name="cache")
 app.add_typer(config.app, name="config")
 
 

@@ -6,6 +6,7 @@ from contextlib import aclosing
 
 from protocol.errors import EngineDied
 from protocol.generation import EngineInfo, GenerationStep, PrefillCost, Sampling
+from protocol.kv import LostCopy, Orders, ResidencyReport
 from protocol.plans import PrefillPlan
 from services.config import Config
 from services.logs import configure_logging
@@ -25,6 +26,14 @@ class GeneratorDeployment:
         async with aclosing(self._engine.stream(plan, sampling)) as steps:
             async for step in steps:
                 yield step
+
+    async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
+        """Carry out orders outside of any plan."""
+        return await self._engine.carry_out(orders)
+
+    async def residency(self) -> tuple[ResidencyReport, ...]:
+        """What the tiers hold."""
+        return await self._engine.residency()
 
     async def info(self) -> EngineInfo:
         """What is served."""

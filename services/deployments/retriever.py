@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, StoredDocument
-from protocol.retrieval import CandidateSet, SearchRequest
+from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, Orphan, StoredDocument
+from protocol.retrieval import CandidateSet, Chunk, SearchRequest
 from retriever.build import build_retriever
 from services.config import Config
 from services.logs import configure_logging
@@ -44,6 +44,10 @@ class RetrieverDeployment:
         """Read a document back."""
         return await self._retriever.get_document(tenant, collection, document_id)
 
+    async def chunks(self, tenant: str, collection: str, document_id: str) -> Sequence[Chunk]:
+        """The chunks of a document."""
+        return await self._retriever.chunks(tenant, collection, document_id)
+
     async def list_documents(self, tenant: str, collection: str, limit: int, after: str | None = None) -> DocumentPage:
         """List a page of documents."""
         return await self._retriever.list_documents(tenant, collection, limit, after)
@@ -55,6 +59,18 @@ class RetrieverDeployment:
     async def get_job(self, tenant: str, job_id: str) -> IngestJob:
         """The job's state now."""
         return await self._retriever.get_job(tenant, job_id)
+
+    async def orphans_of(self, tenant: str, collection: str, document_id: str) -> Sequence[Orphan]:
+        """The orphans of a document."""
+        return await self._retriever.orphans_of(tenant, collection, document_id)
+
+    async def orphans(self, older_than_s: float, limit: int) -> Sequence[Orphan]:
+        """The oldest orphans."""
+        return await self._retriever.orphans(older_than_s, limit)
+
+    async def forget_orphans(self, orphans: Sequence[Orphan]) -> None:
+        """Hear that nothing made of them is left."""
+        await self._retriever.forget_orphans(orphans)
 
     async def ready(self) -> None:
         """Return when searches can be served."""

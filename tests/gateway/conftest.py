@@ -3,6 +3,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
@@ -35,8 +36,8 @@ def stack() -> Stack:
 
 
 @contextlib.asynccontextmanager
-async def _in_process(stack: Stack, settings: GatewaySettings) -> AsyncIterator[Served]:
-    app = create_app(stack.retriever, stack.controller, stack.generator, stack.layout, settings)
+async def _in_process(stack: Stack, settings: GatewaySettings, data_dir: Path | None = None) -> AsyncIterator[Served]:
+    app = create_app(stack.retriever, stack.controller, stack.generator, stack.layout, settings, data_dir=data_dir)
     async with LifespanManager(app):
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
@@ -65,7 +66,7 @@ Serving = Callable[..., contextlib.AbstractAsyncContextManager[Served]]
 
 @pytest.fixture
 def in_process(stack: Stack) -> Serving:
-    return lambda **settings: _in_process(stack, GatewaySettings(**settings))
+    return lambda data_dir=None, **settings: _in_process(stack, GatewaySettings(**settings), data_dir)
 
 
 @pytest.fixture

@@ -5,6 +5,9 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 
+import msgspec
+
+from protocol.cache import CachePath, DocumentDeletion, TierStats, TreeNode, TreeView
 from protocol.documents import (
     CollectionInfo,
     DocumentInfo,
@@ -12,6 +15,7 @@ from protocol.documents import (
     DocumentUpload,
     IngestJob,
     JobError,
+    Orphan,
     StoredDocument,
 )
 from protocol.errors import (
@@ -19,18 +23,29 @@ from protocol.errors import (
     InvalidEncoding,
     InvalidRequest,
     NoDocuments,
+    PinRefused,
     QuestionTooLong,
     UnknownCollection,
     UnknownDocument,
     UnknownFilterKey,
     UnknownJob,
+    UnknownNode,
     UnsupportedMediaType,
 )
 from protocol.filters import Comparison
 from protocol.generation import EngineInfo, GenerationStep, PrefillResult, Sampling
-from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
+from protocol.kv import KvMemory, LostCopy, Orders, ResidencyReport
+from protocol.plans import (
+    AdmissionRequest,
+    CompletionReport,
+    ControllerStats,
+    PlannedNode,
+    PrefillPlan,
+    SpeculationDecision,
+)
 from protocol.prompts import ChatMessage, Prompt, Segment, SegmentKind
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
+from protocol.tiers import Tier
 
 ANSWER = ("Paris ", "is ", "the ", "capital ", "of ", "France.")
 MODEL = "fake-model"
@@ -49,6 +64,7 @@ class Phases:
 
     def __init__(self) -> None:
         self.held: set[str] = set()
+        self.waiting = Counter[str]()
         self.failing: dict[str, Exception] = {}
         self.reached: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self.released: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
@@ -57,7 +73,11 @@ class Phases:
         self.reached[name].set()
         await asyncio.sleep(0)
         if name in self.held:
-            await self.released[name].wait()
+            self.waiting[name] += 1
+            try:
+                await self.released[name].wait()
+            finally:
+                self.waiting[name] -= 1
         if name in self.failing:
             raise self.failing[name]
 
@@ -76,6 +96,8 @@ class FakeRetriever:
         self.requests: list[SearchRequest] = []
         self.uploads: list[tuple[str, str, DocumentUpload, str | None]] = []
         self.batches: list[bytes] = []
+        self.deleted: dict[tuple[str, str, str], Orphan] = {}
+        self.orphaned: list[Orphan] = []
         self.open = 0
 
     def _size(self, tenant: str, collection: str) -> int:
@@ -127,7 +149,25 @@ class FakeRetriever:
         return self._job(collection)
 
     async def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
+        (only,) = await self.chunks(tenant, collection, document_id)
+        orphan = Orphan(len(self.deleted), tenant, only.content_hash)
+        self.deleted[tenant, collection, document_id] = orphan
+        self.orphaned.append(orphan)
+
+    async def chunks(self, tenant: str, collection: str, document_id: str) -> Sequence[Chunk]:
         await self.get_document(tenant, collection, document_id)
+        return [chunk(int(document_id.removeprefix("d")))]
+
+    async def orphans_of(self, tenant: str, collection: str, document_id: str) -> Sequence[Orphan]:
+        orphan = self.deleted.get((tenant, collection, document_id))
+        return [orphan] if orphan in self.orphaned else []
+
+    async def orphans(self, older_than_s: float, limit: int) -> Sequence[Orphan]:
+        await self.phases.enter("orphans")
+        return self.orphaned[:limit]
+
+    async def forget_orphans(self, orphans: Sequence[Orphan]) -> None:
+        self.orphaned = [orphan for orphan in self.orphaned if orphan not in orphans]
 
     def _info(self, collection: str, rank: int) -> DocumentInfo:
         return DocumentInfo(f"d{rank}", collection, f"d{rank}.txt", None, "h", 10, 1, {}, 1.0, 1.0)
@@ -135,7 +175,7 @@ class FakeRetriever:
     async def get_document(self, tenant: str, collection: str, document_id: str) -> StoredDocument:
         size = self._size(tenant, collection)
         for rank in range(size):
-            if document_id == f"d{rank}":
+            if document_id == f"d{rank}" and (tenant, collection, document_id) not in self.deleted:
                 return StoredDocument(self._info(collection, rank), chunk(rank).text)
         raise UnknownDocument(f"There is no document {document_id!r}.", "document_id")
 
@@ -160,13 +200,28 @@ class FakeRetriever:
 
 
 class FakeController:
-    """Admits at once; remembers who was told what."""
+    """Admits at once; remembers who was told what.
+
+    Its tree is the paths in ``nodes``; ``sources`` are the tiers that its plans load from. While ``busy`` it warms
+    nothing up, and it has the prompts in ``present`` already.
+    """
 
     def __init__(self, phases: Phases) -> None:
         self.phases = phases
         self.candidates: list[CandidateSet] = []
         self.admitted: list[AdmissionRequest] = []
         self.reports: list[CompletionReport] = []
+        self.told: list[tuple[str, object]] = []
+        self.warmed: list[AdmissionRequest] = []
+        self.present: set[tuple[str, ...]] = set()
+        self._warming: dict[str, tuple[str, ...]] = {}
+        self.busy = False
+        self.sources: tuple[Tier | None, ...] = ()
+        self.nodes: set[CachePath] = set()
+        self.pins = Counter[CachePath]()
+        self.most_pins = 100
+        self.deletions: list[DocumentDeletion] = []
+        self.tiers: tuple[TierStats, ...] = (TierStats(Tier.GPU, "engine-0", 1000, 250, 50, 3, 7),)
         self.waiting = 0
 
     async def on_candidates(self, query_id: str, candidates: CandidateSet) -> SpeculationDecision:
@@ -182,26 +237,72 @@ class FakeController:
             self.waiting -= 1
         assert not any(report.query_id == request.query_id for report in self.reports), "a plan after its release"
         self.admitted.append(request)
-        return PrefillPlan(request.query_id, "engine-0", request.namespace, request.prompt, queued_ms=4.0)
+        return self._plan(request)
+
+    def _plan(self, request: AdmissionRequest) -> PrefillPlan:
+        nodes = tuple(PlannedNode("00", 1, source, None) for source in self.sources)
+        return PrefillPlan(request.query_id, "engine-0", request.namespace, request.prompt, queued_ms=4.0, nodes=nodes)
+
+    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = ()) -> None:
+        await self.phases.enter("prefilled")
+        if query_id in self._warming:
+            self.present.add(self._warming[query_id])
+        self.told.append((query_id, lost))
 
     async def complete(self, report: CompletionReport) -> None:
         await self.phases.enter("complete")
         self.reports.append(report)
+        self.told.append((report.query_id, report.outcome))
+
+    async def warm(self, request: AdmissionRequest) -> PrefillPlan | None:
+        await self.phases.enter("warm")
+        documents = tuple(document.key for document in request.prompt.documents)
+        if self.busy or documents in self.present:
+            return None
+        self._warming[request.query_id] = documents
+        self.warmed.append(request)
+        return self._plan(request)
+
+    async def pin(self, path: CachePath, pinned: bool = True) -> None:
+        if path not in self.nodes or (not pinned and not self.pins[path]):
+            raise UnknownNode("There is no such node.")
+        if pinned and self.pins.total() >= self.most_pins:
+            raise PinRefused("Too much is pinned.")
+        self.pins[path] += 1 if pinned else -1
+
+    async def delete_document(self, deletion: DocumentDeletion) -> int:
+        await self.phases.enter("drop")
+        self.deletions.append(deletion)
+        return len(deletion.contents)
+
+    async def clear(self) -> int:
+        return len(self.nodes)
+
+    async def tree(self, depth: int) -> TreeView:
+        leaf = TreeNode("01", "hash0", 3, ("gpu@engine-0", "host"), 2.0, 1, False, True, (), 1)
+        top = TreeNode("00", "hash-system", 2, ("gpu@engine-0",), 5.0, 0, True, True, (leaf,), 0)
+        return TreeView({"n" * 32: (top,) if depth else ()}, 2, self.tiers)
 
     async def stats(self) -> ControllerStats:
-        raise NotImplementedError
+        await self.phases.enter("stats")
+        admitted = len(self.admitted) + len(self.warmed)
+        stats = ControllerStats("LRU", int(self.busy), self.waiting, admitted, 0, 0, 0, 0, 0, 0, 0, 40, 100)
+        return msgspec.structs.replace(stats, tiers=self.tiers)
 
     async def ready(self) -> None:
         await self.phases.enter("controller_ready")
 
 
 class FakeGenerator:
-    """Says ``words``, one token a word; the first ``cached`` prompt tokens come from the cache."""
+    """Says ``words``, one token a word; the first ``cached`` prompt tokens are loaded as ``loaded`` says."""
 
     def __init__(self, phases: Phases, words: Sequence[str] = ANSWER) -> None:
         self.phases = phases
         self.words = words
         self.cached = 3
+        self.loaded: dict[Tier, int] | None = None
+        self.lost: tuple[LostCopy, ...] = ()
+        self.kv: KvMemory | None = None
         self.samplings: list[Sampling] = []
         self.calls = Counter[str]()
         self.open = 0
@@ -212,7 +313,10 @@ class FakeGenerator:
         self.calls["opened"] += 1
         try:
             await self.phases.enter("prefill")
-            prefill: PrefillResult | None = PrefillResult(plan.prompt.token_count, self.cached, 7.0)
+            loaded = {Tier.GPU: self.cached} if self.loaded is None else self.loaded
+            prefill: PrefillResult | None = PrefillResult(
+                plan.prompt.token_count, self.cached, 7.0, loaded=loaded, lost=self.lost
+            )
             words = self.words[: sampling.max_tokens]
             for number, word in enumerate(words, start=1):
                 last = number == len(words)
@@ -226,8 +330,14 @@ class FakeGenerator:
             await asyncio.sleep(0)
             self.calls["closed"] += 1
 
+    async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
+        return ()
+
+    async def residency(self) -> tuple[ResidencyReport, ...]:
+        return ()
+
     async def info(self) -> EngineInfo:
-        return EngineInfo(MODEL, "fake", 100)
+        return EngineInfo(MODEL, "fake", 100, self.kv)
 
     async def ready(self) -> None:
         await self.phases.enter("engine_ready")
@@ -251,10 +361,10 @@ class FakeLayout:
             kept.pop()
 
     def _prompt(self, question: str, documents: Sequence[Chunk], dropped: int) -> Prompt:
-        texts = [(SegmentKind.SYSTEM, "be brief")]
-        texts += [(SegmentKind.DOCUMENT, document.text) for document in documents]
-        texts += [(SegmentKind.QUESTION, question)]
-        segments = tuple(Segment(kind, text, tuple(range(len(text.split())))) for kind, text in texts)
+        texts = [(SegmentKind.SYSTEM, "system", "be brief")]
+        texts += [(SegmentKind.DOCUMENT, document.content_hash, document.text) for document in documents]
+        texts += [(SegmentKind.QUESTION, question, question)]
+        segments = tuple(Segment(kind, key, tuple(range(len(text.split())))) for kind, key, text in texts)
         return Prompt(segments, dropped)
 
 

@@ -10,6 +10,7 @@ from gateway.lease import Releases
 from gateway.metrics import GatewayMetrics
 from gateway.pipeline import QueryPipeline
 from gateway.query import Query, new_query_id
+from gateway.query_log import QueryLog
 from gateway.settings import GatewaySettings
 from gateway.transcript import Transcript
 from protocol.errors import (
@@ -41,6 +42,7 @@ class Bench:
             layout=stack.layout,
             metrics=GatewayMetrics(self.registry),
             releases=self.releases,
+            query_log=QueryLog(None, 0),
             settings=GatewaySettings(**settings),
         )
 

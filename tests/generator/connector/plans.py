@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 from contextlib import aclosing
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -18,6 +18,8 @@ from protocol.tiers import Tier
 GPU, HOST, DISK = Tier.GPU, Tier.HOST, Tier.DISK
 PAGE_TOKENS = 32
 INSTANCE = "generator"
+# Stamps rise, whoever hands pages out.
+_STAMPS = count(1)
 
 
 def segment(key: str, tokens: int, kind: SegmentKind = SegmentKind.DOCUMENT) -> Segment:
@@ -34,16 +36,16 @@ class Answer(NamedTuple):
 class Path:
     """Segments behind each other in one tenant's namespace, and the pages of host memory that they are given."""
 
-    def __init__(self, segments: Sequence[Segment], namespace: str | None = None, first_page: int = 0, stamp: int = 1):
+    def __init__(self, segments: Sequence[Segment], namespace: str | None = None, first_page: int = 0):
         self.segments = tuple(segments)
         self.namespace = namespace or uuid4().hex
         self.keys = [key.hex() for key in path_keys(self.namespace, [segment.key for segment in segments])]
         self.pages = []
         begins = [0, *accumulate(len(segment.token_ids) for segment in segments)]
-        for number, (begin, segment_) in enumerate(zip(begins, segments, strict=False)):
-            count = len(pages_spanned(begin, len(segment_.token_ids), PAGE_TOKENS))
-            self.pages.append(Pages(tuple(range(first_page, first_page + count)), stamp + number))
-            first_page += count
+        for begin, segment_ in zip(begins, segments, strict=False):
+            span = len(pages_spanned(begin, len(segment_.token_ids), PAGE_TOKENS))
+            self.pages.append(Pages(tuple(range(first_page, first_page + span)), next(_STAMPS)))
+            first_page += span
 
     @property
     def tokens(self) -> int:

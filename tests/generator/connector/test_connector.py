@@ -12,7 +12,6 @@ import pytest_asyncio
 from platformdirs import user_cache_path
 from plans import DISK, GPU, HOST, Path, ask, held, segment
 
-from generator.connector.memory import host_file
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings, KvSettings
 from generator.vllm_engine import VllmEngine
@@ -21,7 +20,7 @@ from protocol.generation import Sampling
 from protocol.kv import LostCopy, Orders
 from protocol.prompts import SegmentKind
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(150)]
 
 # Memory for about five prompts of these tests: what does not fit has to be let go.
 BLOCKS = 120
@@ -112,6 +111,7 @@ class TestTiers:
         answer = await ask(engine, longer.plan("why?", [GPU, GPU, HOST, DISK], GPU))
         assert answer.prefill.loaded == {GPU: 27 + 330, HOST: 217, DISK: 96}
         assert answer.text == await truth(engine, longer, "why?")
+        await engine.carry_out(Orders(longer.moves(DISK, None)))
 
     async def test_what_has_no_room_in_the_gpu_is_saved_straight_to_host_memory(self, engine, path):
         await ask(engine, path.plan("to compute it", None, HOST), max_tokens=1)
@@ -204,7 +204,7 @@ class TestFaults:
     async def test_a_plan_that_names_pages_of_others_is_computed(self, engine, path):
         """They were handed out again meanwhile: the stamp is another one."""
         await put(engine, path, HOST)
-        usurper = Path((SYSTEM, THIRD), first_page=path.pages[1].numbers[0], stamp=100)
+        usurper = Path((SYSTEM, THIRD), first_page=path.pages[1].numbers[0])
         await ask(engine, usurper.plan("to compute it", None, HOST), max_tokens=1)
         answer = await ask(engine, path.plan("why?", HOST, None))
         assert LostCopy(path.keys[1], HOST) in answer.prefill.lost
@@ -281,7 +281,7 @@ async def test_a_killed_engine_leaves_only_whole_nodes(model, tmp_path):
     saved = Path((SYSTEM, THIRD), namespace="saved")
     await put(first, saved, HOST)
     assert await first.carry_out(Orders(saved.moves(HOST, DISK, evict=False))) == ()
-    lost = Path((SYSTEM, FIRST, SECOND), namespace="lost", first_page=50, stamp=50)
+    lost = Path((SYSTEM, FIRST, SECOND), namespace="lost", first_page=50)
     await ask(first, lost.plan("to compute it", None, GPU), max_tokens=1)
     await first.carry_out(Orders(lost.moves(GPU, HOST)))
     saving = asyncio.create_task(first.carry_out(Orders(lost.moves(HOST, DISK))))
@@ -297,7 +297,7 @@ async def test_a_killed_engine_leaves_only_whole_nodes(model, tmp_path):
     second = VllmEngine(settings(tmp_path), model)
     await second.start()
     try:
-        assert host_file(second._settings.kv).exists()
+        assert second._settings.kv.host_file.exists()
         for tier in (HOST, DISK):
             assert {("saved", ("system",)), ("saved", ("system", "third"))} <= await held(second, tier)
         assert await held(second, GPU) == set()

@@ -1,0 +1,60 @@
+"""Pins by name: a document's place in the knowledge tree, found through the prompt layout."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from protocol.cache import CachePath
+from protocol.errors import PinRefused, UnknownNode
+from protocol.parts import Controller, PromptLayout
+from protocol.prompts import ChatMessage, SegmentKind
+from protocol.retrieval import Chunk
+
+
+async def pin_document(
+    controller: Controller, layout: PromptLayout, namespace: str, chunks: Sequence[Chunk], pinned: bool
+) -> int:
+    """Keep those of a document's chunks that stand first behind the system prompt, or no longer; how many these are.
+
+    Raises UnknownNode where there is none to pin or to unpin, and PinRefused; then nothing has changed.
+    """
+    above = _system_prompt(layout)
+    paths = [CachePath(namespace, (*above, content)) for content in dict.fromkeys(c.content_hash for c in chunks)]
+    held = await (_pin if pinned else _unpin)(controller, paths)
+    if not held:
+        missing = "stands behind the system prompt: warm the document up first" if pinned else "is pinned"
+        raise UnknownNode(f"No chunk of this document {missing}.", "document_id")
+    return held
+
+
+async def _pin(controller: Controller, paths: Sequence[CachePath]) -> int:
+    done: list[CachePath] = []
+    for path in paths:
+        try:
+            await controller.pin(path)
+            done.append(path)
+        except UnknownNode:
+            continue
+        except PinRefused:
+            for pinned in done:
+                await controller.pin(pinned, pinned=False)
+            raise
+    return len(done)
+
+
+async def _unpin(controller: Controller, paths: Sequence[CachePath]) -> int:
+    held = 0
+    for path in paths:
+        # Pins add up, and whoever takes one back means all of them.
+        taken = 0
+        with suppress(UnknownNode):
+            while True:
+                await controller.pin(path, pinned=False)
+                taken += 1
+        held += taken > 0
+    return held
+
+
+def _system_prompt(layout: PromptLayout) -> tuple[str, ...]:
+    """What every prompt begins with; an empty system prompt is no node."""
+    prompt = layout.lay_out((ChatMessage("user", "?"),), (), max_tokens=1)
+    return tuple(s.key for s in prompt.segments if s.kind is SegmentKind.SYSTEM and s.token_ids)

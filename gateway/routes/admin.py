@@ -1,0 +1,143 @@
+"""The KV cache for its administrators: what it holds, what is to be in it, what stays, and what goes.
+
+Documents are named as everywhere; ``tenant`` says whose, by default the administrator's own.
+"""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
+
+from gateway.auth import namespace_of
+from gateway.bodies import JSON_LINES, blaming
+from gateway.cache import CacheStats, CacheTree, Dropped, Pinned, WarmUpReply, token_bytes
+from gateway.dependencies import AdminDep, GatewayDep, json_only, media_type
+from gateway.openapi import errors, json_reply, reference
+from gateway.pinning import pin_document
+from gateway.responses import json_response
+from gateway.routes.documents import DocumentPath
+from gateway.schemas import COLLECTION, PinBody, TenantName, WarmBody, WarmQuery
+from protocol.cache import DocumentDeletion
+from protocol.documents import DEFAULT_COLLECTION
+from protocol.errors import UnsupportedMediaType
+
+router = APIRouter(prefix="/v1/admin/cache", tags=["admin"])
+
+DEEPEST = 128
+
+TenantQuery = Annotated[TenantName | None, Query(description="Whose documents; by default the administrator's own.")]
+_WARM: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": reference(WarmBody)},
+            "application/x-ndjson": {"schema": {"type": "string", "minLength": 1}},
+        },
+    }
+}
+
+
+@router.get("/stats", responses={200: json_reply(CacheStats, "The cache now."), **errors(401, 403, 500, 503)})
+async def cache_stats(_administrator: AdminDep, gateway: GatewayDep) -> Response:
+    """What the cache's tiers hold, and what the controller has under way."""
+    stats = await gateway.controller.stats()
+    return json_response(CacheStats.of(stats, token_bytes(gateway.readiness)))
+
+
+@router.get("/tree", responses={200: json_reply(CacheTree, "The tree now."), **errors(401, 403, 422, 500, 503)})
+async def cache_tree(
+    _administrator: AdminDep,
+    gateway: GatewayDep,
+    depth: Annotated[int, Query(ge=0, le=DEEPEST, description="How many documents deep.")] = 2,
+) -> Response:
+    """The knowledge tree by namespace, the most used documents first."""
+    return json_response(CacheTree.of(await gateway.controller.tree(depth)))
+
+
+@router.post(
+    "/warm",
+    status_code=202,
+    response_class=Response,
+    openapi_extra=_WARM,
+    responses={
+        202: json_reply(WarmUpReply, "The job that does it.", Location="Where the job can be asked for."),
+        **errors(400, 401, 403, 409, 413, 415, 422, 500),
+    },
+)
+async def warm_cache(request: Request, administrator: AdminDep, gateway: GatewayDep) -> Response:
+    """Bring the documents of past queries into the cache, those that came together most often first.
+
+    It only uses what is idle, and gives way to queries. Queries may also come as JSON lines, each an object like those
+    of ``queries``, or a string.
+    """
+    body = await _warm_body(request)
+    job = gateway.warm_ups.start(body, administrator.tenant)
+    return json_response(WarmUpReply.of(job), 202, {"Location": f"/v1/admin/cache/warm/{job.job_id}"})
+
+
+@router.get(
+    "/warm/{job_id}",
+    responses={200: json_reply(WarmUpReply, "The job."), **errors(401, 403, 404, 422, 500)},
+)
+async def get_warm_up(job_id: str, _administrator: AdminDep, gateway: GatewayDep) -> Response:
+    """Tell how far the last warming up has come; others are forgotten."""
+    return json_response(WarmUpReply.of(gateway.warm_ups.get(job_id)))
+
+
+@router.post(
+    "/pin",
+    responses={200: json_reply(Pinned, "Done."), **errors(400, 401, 403, 404, 409, 413, 415, 422, 500, 503)},
+    dependencies=[Depends(json_only)],
+)
+async def pin(body: PinBody, administrator: AdminDep, gateway: GatewayDep) -> Response:
+    """Keep a document's KV where it stands first behind the system prompt, or with ``pinned: false`` no longer.
+
+    A 404 with `unknown_node` says that none of its chunks stands there: warm it up, then pin it.
+    """
+    tenant = body.tenant or administrator.tenant
+    chunks = await gateway.retriever.chunks(tenant, body.collection or DEFAULT_COLLECTION, body.document_id)
+    held = await pin_document(gateway.controller, gateway.layout, namespace_of(tenant), chunks, body.pinned)
+    receipt = Pinned(document_id=body.document_id, pinned=body.pinned, chunks=len(chunks), held=held)
+    return json_response(receipt)
+
+
+@router.delete(
+    "/documents/{document_id:path}",
+    responses={200: json_reply(Dropped, "It is gone."), **errors(401, 403, 404, 422, 500, 503)},
+)
+async def drop_document(
+    document_id: DocumentPath,
+    administrator: AdminDep,
+    gateway: GatewayDep,
+    collection: Annotated[str, Query(pattern=COLLECTION)] = DEFAULT_COLLECTION,
+    tenant: TenantQuery = None,
+) -> Response:
+    """Drop a document's KV from every tier; the document itself stays, and is computed anew when it is found again."""
+    owner = tenant or administrator.tenant
+    chunks = await gateway.retriever.chunks(owner, collection, document_id)
+    contents = tuple(dict.fromkeys(chunk.content_hash for chunk in chunks))
+    nodes = await gateway.controller.delete_document(DocumentDeletion(contents, namespace_of(owner)))
+    return json_response(Dropped(nodes=nodes))
+
+
+@router.post("/clear", responses={200: json_reply(Dropped, "It is empty."), **errors(401, 403, 500, 503)})
+async def clear_cache(_administrator: AdminDep, gateway: GatewayDep) -> Response:
+    """Drop everything that no query uses at this moment, of all tenants."""
+    return json_response(Dropped(nodes=await gateway.controller.clear()))
+
+
+async def _warm_body(request: Request) -> WarmBody:
+    kind = media_type(request)
+    if kind not in ("application/json", *JSON_LINES):
+        raise UnsupportedMediaType("Send application/json, or JSON lines as application/x-ndjson.")
+    content = await request.body()
+    if kind == "application/json":
+        with blaming("body"):
+            return WarmBody.model_validate_json(content)
+    lines: list[WarmQuery] = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        if line.strip():
+            with blaming("body", f"line {number}"):
+                lines.append(WarmQuery.model_validate_json(line))
+    with blaming("body"):
+        return WarmBody.model_validate({"queries": lines})

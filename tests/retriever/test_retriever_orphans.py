@@ -1,0 +1,128 @@
+"""Contents that no document has any more are noted with the commit that made them so, until they are forgotten."""
+
+import sqlite3
+
+import pytest
+from retriever_cases import SMALL, TENANT, put, put_lines, running, upload
+
+from protocol.errors import ConfigError, UnknownCollection, UnknownDocument
+from retriever.store.database import Database
+from retriever.store.schema import VERSIONS
+
+
+async def contents(retriever, document_id: str, collection: str = "default") -> set[str]:
+    return {chunk.content_hash for chunk in await retriever.chunks(TENANT, collection, document_id)}
+
+
+async def orphans(retriever, older_than_s: float = 0.0, limit: int = 100) -> set[str]:
+    return {orphan.content_hash for orphan in await retriever.orphans(older_than_s, limit)}
+
+
+async def test_the_chunks_of_a_document_in_order(tmp_path):
+    async with running(tmp_path, **SMALL) as retriever:
+        await put(retriever, "a", " ".join(f"word{number}" for number in range(60)))
+        chunks = await retriever.chunks(TENANT, "default", "a")
+        assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+        assert len(chunks) > 2
+        assert {chunk.document_id for chunk in chunks} == {"a"}
+        with pytest.raises(UnknownDocument):
+            await retriever.chunks(TENANT, "default", "b")
+        with pytest.raises(UnknownCollection):
+            await retriever.chunks(TENANT, "nowhere", "a")
+
+
+async def test_a_deleted_documents_contents_are_orphans_until_forgotten(tmp_path):
+    async with running(tmp_path) as retriever:
+        await put(retriever, "a", "elephant")
+        gone = await contents(retriever, "a")
+        assert await orphans(retriever) == set()
+        await retriever.delete_document(TENANT, "default", "a")
+    async with running(tmp_path) as retriever:
+        assert await orphans(retriever) == gone
+        assert await orphans(retriever, older_than_s=3600) == set()
+        noted = await retriever.orphans_of(TENANT, "default", "a")
+        assert [(orphan.tenant, {orphan.content_hash}) for orphan in noted] == [(TENANT, gone)]
+        assert await retriever.orphans_of(TENANT, "default", "b") == []
+        for _ in range(2):
+            await retriever.forget_orphans(noted)
+            assert await orphans(retriever) == set()
+
+
+async def test_a_replaced_documents_old_contents_are_orphans(tmp_path):
+    async with running(tmp_path, **SMALL) as retriever:
+        same = " ".join(["same"] * 16)
+        await put(retriever, "a", f"{same} {' '.join(['old'] * 16)}")
+        before = await contents(retriever, "a")
+        await put(retriever, "a", f"{same} {' '.join(['new'] * 16)}")
+        after = await contents(retriever, "a")
+        assert before & after
+        assert await orphans(retriever) == before - after
+        assert {o.content_hash for o in await retriever.orphans_of(TENANT, "default", "a")} == before - after
+
+
+async def test_what_another_document_of_the_tenant_still_has_is_none(tmp_path):
+    async with running(tmp_path) as retriever:
+        await put(retriever, "a", "elephant")
+        await put(retriever, "b", "elephant", collection="zoo")
+        shared = await contents(retriever, "a")
+        await retriever.delete_document(TENANT, "default", "a")
+        assert await orphans(retriever) == set()
+        await retriever.delete_document(TENANT, "zoo", "b")
+        assert await orphans(retriever) == shared
+
+
+async def test_another_tenants_document_does_not_count(tmp_path):
+    async with running(tmp_path) as retriever:
+        await put(retriever, "a", "elephant")
+        job = await retriever.put_document("other", "default", upload("a", "elephant"))
+        while not job.ended:
+            job = await retriever.get_job("other", job.job_id)
+        mine = await contents(retriever, "a")
+        await retriever.delete_document(TENANT, "default", "a")
+        assert [(o.tenant, {o.content_hash}) for o in await retriever.orphans(0, 9)] == [(TENANT, mine)]
+
+
+async def test_a_content_that_comes_back_is_no_orphan(tmp_path):
+    async with running(tmp_path) as retriever:
+        await put_lines(retriever, [{"id": "a", "text": "elephant"}, {"id": "b", "text": "giraffe"}])
+        await retriever.delete_document(TENANT, "default", "a")
+        (first,) = await retriever.orphans(0, 9)
+        await put(retriever, "c", "elephant")
+        assert await orphans(retriever) == set()
+        await retriever.delete_document(TENANT, "default", "c")
+        (again,) = await retriever.orphans(0, 9)
+        assert again.content_hash == first.content_hash
+        await retriever.forget_orphans([first])
+        assert await retriever.orphans(0, 9) == [again]
+
+
+async def test_the_oldest_come_first_and_not_too_many(tmp_path):
+    async with running(tmp_path) as retriever:
+        for animal in ("elephant", "giraffe", "zebra"):
+            await put(retriever, animal, animal)
+            await retriever.delete_document(TENANT, "default", animal)
+        numbers = [orphan.number for orphan in await retriever.orphans(0, 2)]
+        assert numbers == sorted(numbers)
+        assert numbers == [orphan.number for orphan in await retriever.orphans(0, 9)][:2]
+
+
+def test_a_store_of_the_first_version_is_brought_up(tmp_path):
+    path = tmp_path / "store.sqlite3"
+    old = sqlite3.connect(path)
+    old.executescript(f"{VERSIONS[0]} PRAGMA user_version = 1; INSERT INTO collections VALUES (7, 't', 'c', 0);")
+    old.close()
+    for _ in range(2):
+        database = Database(path)
+        with database.read() as transaction:
+            assert transaction.execute("SELECT id FROM collections").fetchone()["id"] == 7
+            assert transaction.execute("SELECT count(*) FROM orphans").fetchone()[0] == 0
+        database.close()
+
+
+def test_a_store_of_a_later_version_is_refused(tmp_path):
+    path = tmp_path / "store.sqlite3"
+    newer = sqlite3.connect(path)
+    newer.executescript(f"PRAGMA user_version = {len(VERSIONS) + 1}")
+    newer.close()
+    with pytest.raises(ConfigError):
+        Database(path)

@@ -1,0 +1,35 @@
+"""Between a caller and a part lie a handle and a deployment, and both pass on every call of the part's contract."""
+
+import inspect
+
+import pytest
+
+from protocol import parts
+from services.deployments.controller import ControllerDeployment
+from services.deployments.generator import GeneratorDeployment
+from services.deployments.retriever import RetrieverDeployment
+from services.handles import ControllerHandle, GeneratorHandle, RetrieverHandle
+
+
+def calls(contract: type) -> dict[str, list[str]]:
+    """The parameters of a contract's calls by name."""
+    found = inspect.getmembers(contract, inspect.isfunction)
+    return {name: list(inspect.signature(call).parameters) for name, call in found if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    ("contract", "passing"),
+    [
+        (parts.Retriever, RetrieverHandle),
+        (parts.Retriever, RetrieverDeployment),
+        (parts.Controller, ControllerHandle),
+        (parts.Controller, ControllerDeployment),
+        (parts.Generator, GeneratorHandle),
+        (parts.Generator, GeneratorDeployment),
+    ],
+)
+def test_every_call_is_passed_on_with_what_it_takes(contract: type, passing: type):
+    promised = calls(contract)
+    assert promised
+    passed = calls(passing)
+    assert {name: passed.get(name) for name in promised} == promised
