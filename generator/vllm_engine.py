@@ -15,14 +15,22 @@ import structlog
 from generator.connector.orders import RequestOrders
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError, EngineDied, EngineNotReady, InvalidRequest
-from protocol.generation import EngineInfo, FinishReason, GenerationStep, PrefillCost, PrefillResult, Sampling
+from protocol.generation import (
+    EngineInfo,
+    FinishReason,
+    GenerationStep,
+    PrefillCost,
+    PrefillResult,
+    Sampling,
+    TokenLogprob,
+)
 from protocol.kv import LostCopy, Orders, ResidencyReport
 from protocol.plans import PrefillPlan
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
-    from vllm.outputs import RequestOutput
+    from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from generator.connector.reports import EngineReports
@@ -110,6 +118,7 @@ class VllmEngine:
                     tokens=len(completion.token_ids),
                     prefill=await self._prefill_result(output, plan) if first else None,
                     finish_reason=_finish_reason(completion.finish_reason) if output.finished else None,
+                    logprobs=_logprobs(completion) if sampling.logprobs else (),
                 )
                 first = False
 
@@ -295,7 +304,16 @@ def _sampling_params(sampling: Sampling) -> "SamplingParams":
         top_p=sampling.top_p,
         seed=sampling.seed,
         stop=list(sampling.stop) or None,
+        logprobs=0 if sampling.logprobs else None,
         output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _logprobs(completion: "CompletionOutput") -> tuple[TokenLogprob, ...]:
+    """Asked for none beside the chosen ones, vLLM gives those of the chosen."""
+    return tuple(
+        TokenLogprob(token_id, ranked[token_id].logprob)
+        for token_id, ranked in zip(completion.token_ids, completion.logprobs or [], strict=True)
     )
 
 

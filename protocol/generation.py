@@ -11,13 +11,24 @@ FinishReason = Literal["stop", "length"]
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How to choose tokens: greedy at temperature 0. ``max_tokens`` bounds the answer, ``stop`` strings end it."""
+    """How to choose tokens: greedy at temperature 0. ``max_tokens`` bounds the answer, ``stop`` strings end it.
+
+    ``logprobs`` asks for the tokens' ids and their natural logarithms of probability.
+    """
 
     max_tokens: int
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    logprobs: bool = False
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A token that was chosen, and the natural logarithm of its probability."""
+
+    token_id: int
+    logprob: float
 
 
 class PrefillResult(msgspec.Struct, frozen=True):
@@ -39,13 +50,15 @@ class PrefillResult(msgspec.Struct, frozen=True):
 class GenerationStep(msgspec.Struct, frozen=True):
     """One step of a stream: new ``text`` (empty while a character is incomplete) and ``tokens``, how many it took.
 
-    The first step of a stream carries ``prefill``, the last one ``finish_reason``; one step may be both.
+    The first step of a stream carries ``prefill``, the last one ``finish_reason``; one step may be both. ``logprobs``
+    has an entry for each token where they were asked for, by an engine that knows them.
     """
 
     text: str
     tokens: int
     prefill: PrefillResult | None = None
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class EngineInfo(msgspec.Struct, frozen=True):

@@ -45,7 +45,7 @@ class SchedulerHalf:
         # Orders outside of plans: the transfers that they wait for, and what failed of them.
         self._open_orders: dict[str, tuple[set[int], list[LostCopy]]] = {}
         self._spare: deque[str] = deque(maxlen=64)
-        self._ended: list[Execution] = []
+        self._ended: dict[str, Execution] = {}
         self._lost: dict[tuple[str, Tier], None] = {}
         self._inquiries: list[str] = []
         self._held: dict[str, tuple[ResidencyReport, ...]] = {}
@@ -153,7 +153,8 @@ class SchedulerHalf:
                 self._held[name] = (own, *reports)
             for request_id, load in results.loads.items():
                 self._lost.update(dict.fromkeys(load.lost))
-                execution = self._executions.get(request_id)
+                # A request may end in the very step that it loaded for.
+                execution = self._executions.get(request_id) or self._ended.get(request_id)
                 if execution is not None:
                     execution.load_seconds += load.seconds
                     execution.missing.update(load.lost)
@@ -173,7 +174,7 @@ class SchedulerHalf:
         else:
             self._owners.update({block: (execution, index) for index, block in enumerate(blocks)})
         if not execution.told:
-            self._ended.append(execution)
+            self._ended[request.request_id] = execution
 
     # What is told upwards
 
@@ -185,7 +186,7 @@ class SchedulerHalf:
     def report(self) -> EngineReport | None:
         """What there is to say since the last call."""
         resolved = {}
-        for execution in (*self._executions.values(), *self._ended):
+        for execution in (*self._executions.values(), *self._ended.values()):
             if not execution.told and execution.request.num_output_tokens:
                 resolved[execution.orders.name] = execution.resolved()
                 execution.told = True

@@ -9,8 +9,8 @@ from uuid import uuid4
 import psutil
 import pytest
 import pytest_asyncio
-from platformdirs import user_cache_path
 from plans import DISK, GPU, HOST, Path, ask, held, segment
+from platformdirs import user_cache_path
 
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings, KvSettings

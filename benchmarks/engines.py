@@ -1,0 +1,81 @@
+"""Engines to measure side by side: the stack's own with its connector, and plain vLLM with equal flags and memory."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from generator.models import ModelStore
+from generator.settings import GeneratorSettings, KvSettings
+from generator.vllm_engine import VllmEngine
+from protocol.errors import EngineDied
+from protocol.generation import PrefillResult, Sampling, TokenLogprob
+from protocol.plans import PrefillPlan
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """What came of one plan: milliseconds to the first token as its caller saw them, the prefill, and the answer."""
+
+    ttft_ms: float
+    prefill: PrefillResult
+    text: str
+    logprobs: tuple[TokenLogprob, ...]
+
+
+async def generate(engine: VllmEngine, plan: PrefillPlan, max_tokens: int, logprobs: bool = False) -> Generation:
+    """Run a plan to its end, greedily. Raises what the engine raises."""
+    began = time.perf_counter()
+    first_s: float | None = None
+    prefill: PrefillResult | None = None
+    text = ""
+    tokens: list[TokenLogprob] = []
+    sampling = Sampling(max_tokens=max_tokens, logprobs=logprobs)
+    async with aclosing(engine.stream(plan, sampling)) as steps:
+        async for step in steps:
+            if first_s is None:
+                first_s = time.perf_counter() - began
+                prefill = step.prefill
+            text += step.text
+            tokens += step.logprobs
+    if first_s is None or prefill is None:
+        raise EngineDied("the stream ended without a token")
+    return Generation(first_s * 1000, prefill, text, tuple(tokens))
+
+
+class EngineMaker:
+    """Makes engines of one model with one set of flags, each with its own way to keep KV."""
+
+    def __init__(self, settings: GeneratorSettings, models: ModelStore) -> None:
+        self._settings = settings
+        self._models = models
+
+    @asynccontextmanager
+    async def plain(self, prefix_caching: bool = True) -> AsyncGenerator[VllmEngine]:
+        """VLLM without the connector, with its own prefix cache or without."""
+        async with self._running(KvSettings(enabled=False), {"enable_prefix_caching": prefix_caching}) as engine:
+            yield engine
+
+    @asynccontextmanager
+    async def caching(self, folder: Path, **kv: Any) -> AsyncGenerator[VllmEngine]:  # noqa: ANN401
+        """The stack's engine; its KV on disk goes into ``folder``, ``kv`` are ``KvSettings`` to be other than usual."""
+        settings = self._settings.kv.model_copy(update={"disk_dir": folder, **kv})
+        try:
+            async with self._running(settings, {}) as engine:
+                yield engine
+        finally:
+            settings.host_file.unlink(missing_ok=True)
+
+    @asynccontextmanager
+    async def _running(self, kv: KvSettings, arguments: dict[str, Any]) -> AsyncGenerator[VllmEngine]:
+        settings = self._settings.model_copy(
+            update={"kv": kv, "engine_args": {**self._settings.engine_args, **arguments}}
+        )
+        engine = VllmEngine(settings, self._models.resolve(settings.model))
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.close()

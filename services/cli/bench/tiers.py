@@ -1,0 +1,47 @@
+"""``ragtree bench tiers``: time to first token with a prompt's KV in each tier, against plain vLLM."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from services.cli.connection import JsonOption
+from services.cli.output import StepBars, print_json, results
+from services.config import load_config
+
+
+def tiers(
+    documents: Annotated[int, typer.Option(min=1, help="Documents of a prompt.")] = 2,
+    document_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each document.")] = 1000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, each with documents of its own.")] = 10,
+    as_json: JsonOption = False,
+) -> None:
+    """Time to first token with KV in GPU, host memory and on disk, against vLLM's own cache and none."""
+    from benchmarks.engines import EngineMaker
+    from benchmarks.tiers import TiersBenchmark
+    from generator.models import ModelStore
+
+    config = load_config()
+    engines = EngineMaker(config.generator, ModelStore(config.cache_dir))
+    with StepBars() as show:
+        result = asyncio.run(TiersBenchmark(engines, documents, document_tokens, rounds).run(show))
+    if as_json:
+        print_json(result)
+        return
+    table = Table("prompt's KV", "TTFT p50", "TTFT p90", "against")
+    against = {
+        "gpu": f"{result.gpu_over_floor:.2f} x floor",
+        "host": f"{result.host_over_floor:.2f} x floor",
+        "disk": f"{result.disk_over_floor:.2f} x floor",
+        "miss": f"{result.miss_over_plain:.2f} x plain",
+    }
+    for case, time_ms in result.ttft_ms.items():
+        table.add_row(case, f"{time_ms:.1f} ms", f"{result.ttft_p90_ms[case]:.1f} ms", against.get(case, ""))
+    results.print(table)
+    results.print(
+        f"{result.prefix_tokens} tokens, {result.prefix_bytes / 1e6:.0f} MB of KV: "
+        f"from host memory {result.host_bytes_per_s / 1e9:.1f} GB/s, {result.host_share_of_copy:.2f} of a plain copy; "
+        f"from disk {result.disk_bytes_per_s / 1e9:.1f} GB/s, {result.disk_share_of_read:.2f} of a plain file read",
+        highlight=False,
+    )
