@@ -59,14 +59,18 @@ class EngineMaker:
             yield engine
 
     @asynccontextmanager
-    async def caching(self, folder: Path, **kv: Any) -> AsyncGenerator[VllmEngine]:  # noqa: ANN401
-        """The stack's engine; its KV on disk goes into ``folder``, ``kv`` are ``KvSettings`` to be other than usual."""
+    async def caching(self, folder: Path, *, keep_host: bool = False, **kv: Any) -> AsyncGenerator[VllmEngine]:  # noqa: ANN401
+        """The stack's engine; its KV on disk goes into ``folder``, ``kv`` are ``KvSettings`` to be other than usual.
+
+        ``keep_host`` leaves host memory for the next engine of this folder.
+        """
         settings = self._settings.kv.model_copy(update={"disk_dir": folder, **kv})
         try:
             async with self._running(settings, {}) as engine:
                 yield engine
         finally:
-            settings.host_file.unlink(missing_ok=True)
+            if not keep_host:
+                settings.discard_host_memory()
 
     @asynccontextmanager
     async def _running(self, kv: KvSettings, arguments: dict[str, Any]) -> AsyncGenerator[VllmEngine]:

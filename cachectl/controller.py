@@ -1,24 +1,32 @@
 """The controller's public face: typed messages in, decisions out, leases kept.
 
-on_candidates ─► speculation        admit ─► Scheduler ─► Grant ─► PrefillPlan ─► complete
+on_candidates ─► speculation        admit ─► Scheduler ─► Grant ─► PrefillPlan ─► prefilled ─► complete
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from cachectl import speculation
-from cachectl.grant import Grant, PathDocument
+from cachectl.cost import Costs
+from cachectl.deletion import Deletion
+from cachectl.deliveries import Deliveries
+from cachectl.grant import Grant
+from cachectl.hands import Hands
 from cachectl.integrity import check_integrity
+from cachectl.leases import Leases
 from cachectl.lookahead import Lookahead
+from cachectl.messages import lost_copies, request_of
+from cachectl.pages import PageAllocator
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy
 from cachectl.restore import restore
 from cachectl.scheduler import Request, Scheduler
-from cachectl.settings import ControllerSettings
+from cachectl.settings import ControllerSettings, Swap
 from cachectl.tree import KnowledgeTree
 from cachectl.view import tier_stats, tree_view
 from protocol.cache import CachePath, DocumentDeletion, RestoreResult, TreeView
-from protocol.errors import InvalidRequest, Overloaded, UnknownNode
+from protocol.errors import InvalidRequest, Overloaded
 from protocol.kv import LostCopy, ResidencyReport
 from protocol.plans import (
     AdmissionRequest,
@@ -29,17 +37,22 @@ from protocol.plans import (
     PrefillPlan,
     SpeculationDecision,
 )
-from protocol.prompts import SegmentKind
 from protocol.retrieval import CandidateSet
 from protocol.tiers import Tier
+
+SPARE = 16
+"""Nodes that a plan names as those that its instance's GPU can do without best."""
 
 
 class Controller:
     """Leases plans over one knowledge tree; implements ``protocol.parts.Controller``.
 
-    ``clock`` gives seconds on any monotonic scale, ``cost(cached, new)`` the seconds of a prefill of so many tokens. A
-    lease ends with ``complete``, or ``lease_s`` after it was granted when its holder was lost; never twice. Belongs to
-    one event loop.
+    Of its instances it knows what room they have (``capacities``, in whole pages of ``page_tokens`` tokens), what
+    prefills and loads cost there, and the ``fingerprint`` of their KV, which becomes part of every node's key. The
+    pages of host memory are handed out under stamps from ``first_stamp`` on. ``hands`` carry out what no plan takes
+    along; without them it waits for the next plan.
+
+    ``clock`` gives seconds on any monotonic scale. Belongs to one event loop.
     """
 
     def __init__(
@@ -47,29 +60,43 @@ class Controller:
         settings: ControllerSettings,
         instances: Sequence[str],
         clock: Callable[[], float],
-        cost: Callable[[int, int], float],
+        costs: Costs,
+        capacities: Capacities,
+        page_tokens: int = 1,
+        fingerprint: str = "",
+        first_stamp: int = 1,
+        hands: Hands | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
+        self._prefix = f"{fingerprint}/" if fingerprint else ""
         lookahead = Lookahead()
         self._tree = KnowledgeTree(
             create_policy(settings.policy, lookahead),
-            Capacities(settings.gpu_tokens, settings.host_tokens, settings.disk_tokens),
+            capacities,
             instances,
-            cost,
+            costs.prefill_seconds,
             settings.frequency_window_s,
+            load_seconds=costs.load_seconds,
+            page_tokens=page_tokens,
+            arena=PageAllocator(capacities.host // page_tokens, page_tokens, first_stamp),
+            write_through=settings.swap is Swap.WRITE_THROUGH,
         )
         self._scheduler = Scheduler(
             self._tree, lookahead, settings.max_running, settings.max_queued, settings.reorder_window
         )
-        self._turns: dict[str, asyncio.Future[Grant]] = {}
-        self._deadlines: dict[str, float] = {}
+        self._leases = Leases(self._scheduler, clock, settings.lease_s)
+        self._deliveries = Deliveries(self._tree, hands)
+        self._deletion = Deletion(self._scheduler, self._leases, self._deliveries, settings.delete_timeout_s)
         # What each query's speculation runs on, as far as decisions went, and when its caller is taken for lost.
         self._speculating: dict[str, tuple[tuple[str, ...], float]] = {}
-        self._admitted = self._rejected = self._expired = 0
+        # Every namespace that had a plan or was restored: an engine's own cache may have something of it.
+        self._namespaces: set[str] = set()
+        self._admitted = self._rejected = 0
         self._ended = dict.fromkeys(PlanOutcome, 0)
         self._cached_tokens = self._computed_tokens = 0
-        self._planned_cached_tokens = self._planned_tokens = 0
+        self._planned_tokens = 0
+        self._planned_from = dict.fromkeys(Tier, 0)
 
     # The path of a query
 
@@ -94,30 +121,39 @@ class Controller:
     async def admit(self, request: AdmissionRequest) -> PrefillPlan:
         """Wait for the query's turn and lease it a plan; cancelling gives the turn up.
 
-        Raises Overloaded at once when no more may wait, and InvalidRequest for a query that waits or runs already.
+        Raises Overloaded at once when no more may wait, InvalidRequest for a query that waits or runs already, and
+        EngineDied when its instance is lost as its turn comes.
         """
         self.expire_leases()
         self._speculating.pop(request.query_id, None)
         arrived = self._clock()
         try:
-            grant = self._scheduler.submit(_request(request), arrived)
+            grant = await self._leases.acquire(self._request(request))
         except Overloaded:
             self._rejected += 1
             raise
-        if grant is None:
-            grant = await self._turn(request.query_id)
         return self._plan(request, grant, arrived)
+
+    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = ()) -> None:
+        """Hear that a plan has its first token: what it computed serves others from now on.
+
+        ``lost`` are copies of any nodes. Raises UnknownPlan for a query that holds no plan, and UnknownNode for a key
+        that is none; then nothing has changed.
+        """
+        self._scheduler.prefilled(query_id, lost_copies(lost))
+        self._deliveries.start()
 
     async def complete(self, report: CompletionReport) -> None:
         """Release the query's plan or its wait, and learn what became true of it.
 
-        Raises UnknownPlan for a query that has neither, so for a plan completed twice, and UnknownNode for a lost copy
-        that is not of this plan; then no lease and nothing in the tree has changed. Speculation on the query ends in
-        any case.
+        Raises UnknownPlan for a query that has neither, so for a plan completed twice, and UnknownNode for the key of a
+        lost copy that is none; then no lease and nothing in the tree has changed. Speculation on the query ends in any
+        case. The orders of a plan that ended before its first token are carried out all the same, by others.
         """
         self._speculating.pop(report.query_id, None)
         prefilled = report.cached_tokens + report.computed_tokens > 0
-        self._release(report.query_id, prefilled, [_lost(copy) for copy in report.lost])
+        self._leases.release(report.query_id, prefilled, lost_copies(report.lost))
+        self._deliveries.start()
         self._ended[report.outcome] += 1
         self._cached_tokens += report.cached_tokens
         self._computed_tokens += report.computed_tokens
@@ -130,35 +166,57 @@ class Controller:
         None unless an instance is idle and something is missing: warming up must never make a query wait.
         """
         self.expire_leases()
-        asked = _request(request)
+        asked = self._request(request)
         idle = self._scheduler.idle
         if not idle or self._scheduler.cached(asked):
             return None
-        now = self._clock()
-        grant = self._scheduler.submit(asked, now, among=idle)
-        assert grant is not None, "an idle instance made a request wait"
-        return self._plan(request, grant, now)
+        return self._plan(request, self._leases.take(asked, among=idle), self._clock())
 
     async def pin(self, path: CachePath, pinned: bool = True) -> None:
         """Keep a path of the tree whatever comes, or no longer. Raises UnknownNode or PinRefused."""
         if pinned:
-            self._tree.pin(path.namespace, path.contents)
+            self._tree.pin(self._prefix + path.namespace, path.contents)
         else:
-            self._tree.unpin(path.namespace, path.contents)
+            self._tree.unpin(self._prefix + path.namespace, path.contents)
 
     async def delete_document(self, deletion: DocumentDeletion) -> int:
-        """Drop a document's chunks from every tier, with all that stands behind them; how many nodes went."""
-        return sum(self._tree.delete(content, deletion.namespace) for content in deletion.contents)
+        """Drop a document's chunks from every tier, with all that stands behind them; how many nodes went.
+
+        They are not found from the first moment. Returns when the queries that have them now have ended and nothing is
+        left; without hands, at once. Where no namespace is named, engines forget them in every one that this controller
+        has heard of. Raises DeadlineExceeded after ``delete_timeout_s``, and Unavailable where an instance cannot be
+        told: then a second call goes on.
+        """
+        namespace = None if deletion.namespace is None else self._prefix + deletion.namespace
+        within = sorted(self._namespaces) if deletion.namespace is None else [deletion.namespace]
+        forget = [(plain, content) for plain in within for content in deletion.contents]
+        return await self._deletion.delete(deletion.contents, namespace, forget)
 
     async def clear(self) -> int:
-        """Drop everything; how many nodes went."""
-        return self._tree.clear()
+        """Drop everything, what plans use as they end; how many nodes went. Raises Unavailable as deletion does."""
+        gone = self._tree.clear()
+        await self._deliveries.everywhere()
+        return gone
 
     async def restore(self, reports: Sequence[ResidencyReport]) -> RestoreResult:
         """Rebuild the tree from what tiers hold by their own account. Raises UnknownInstance or InvalidRequest."""
-        result = restore(self._tree, reports)
-        self._scheduler.reprioritise()
+        result = self._restore(reports)
+        self._deliveries.start()
         return result
+
+    async def restart_instance(self, instance: str, reports: Sequence[ResidencyReport]) -> RestoreResult:
+        """Hear that an instance's engine came up anew, and what its tiers hold: its GPU nothing but what is reported.
+
+        The plans that ran there have failed, and their leases end; queries that wait go on waiting. Raises
+        UnknownInstance, and InvalidRequest as ``restore``, when the instance is new and empty all the same.
+        """
+        failed, waiting = self._leases.restart(instance)
+        self._ended[PlanOutcome.FAILED] += failed
+        try:
+            return self._restore(reports)
+        finally:
+            self._leases.wait_again(waiting)
+            self._deliveries.start()
 
     async def stats(self) -> ControllerStats:
         """Counters and gauges."""
@@ -170,12 +228,13 @@ class Controller:
             rejected=self._rejected,
             completed=self._ended[PlanOutcome.COMPLETED],
             failed=self._ended[PlanOutcome.FAILED],
-            cancelled=self._ended[PlanOutcome.CANCELLED],
-            expired=self._expired,
+            cancelled=self._ended[PlanOutcome.CANCELLED] + self._leases.cancelled,
+            expired=self._leases.expired,
             cached_tokens=self._cached_tokens,
             computed_tokens=self._computed_tokens,
-            planned_cached_tokens=self._planned_cached_tokens,
+            planned_cached_tokens=sum(self._planned_from.values()),
             planned_tokens=self._planned_tokens,
+            planned_from=dict(self._planned_from),
             largest_overtake=self._scheduler.largest_overtake,
             tiers=tier_stats(self._tree),
         )
@@ -184,7 +243,9 @@ class Controller:
         """The knowledge tree down to ``depth`` documents. Raises InvalidRequest for a negative depth."""
         if depth < 0:
             raise InvalidRequest(f"a depth is not negative: {depth}", param="depth")
-        return tree_view(self._tree, depth)
+        view = tree_view(self._tree, depth)
+        plain = {namespace.removeprefix(self._prefix): nodes for namespace, nodes in view.namespaces.items()}
+        return msgspec.structs.replace(view, namespaces=plain)
 
     async def ready(self) -> None:
         """Return at once: a controller that is there can admit."""
@@ -194,87 +255,51 @@ class Controller:
         """Whether no query runs or waits."""
         return not self._scheduler.running and not self._scheduler.queued
 
-    # Leases
-
     def expire_leases(self) -> None:
-        """Release what was leased too long ago: its holder is gone, or it would have completed."""
+        """Release what was leased too long ago, and try again to deliver orders that wait."""
+        self._leases.expire()
         now = self._clock()
-        for query_id in [query_id for query_id, deadline in self._deadlines.items() if deadline <= now]:
-            self._release(query_id, kept=False)
-            self._expired += 1
         for query_id in [query_id for query_id, (_, deadline) in self._speculating.items() if deadline <= now]:
             del self._speculating[query_id]
+        self._deliveries.start()
 
     def check_integrity(self) -> None:
         """Assert that leases, turns, places and the tree agree."""
         check_integrity(self._tree)
         self._scheduler.check_integrity()
-        assert self._deadlines.keys() <= self._tree.grants.keys()
-        assert len(self._turns) == self._scheduler.queued
-        assert not any(turn.done() for turn in self._turns.values())
+        self._leases.check_integrity()
 
-    async def _turn(self, query_id: str) -> Grant:
-        turn: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        self._turns[query_id] = turn
-        try:
-            # Shielded, so that a turn which comes between the cancelling and this task's hearing of it can be given.
-            grant = await asyncio.shield(turn)
-        except asyncio.CancelledError:
-            # A wait or a turn that was ended from outside is released already, and the query may have come again since.
-            if not turn.cancelled() and not (turn.done() and turn.result().settled):
-                self._release(query_id, kept=False)
-            raise
-        if grant.settled:
-            # Completed between its turn and this task's hearing of it.
-            raise asyncio.CancelledError
-        return grant
+    def _request(self, admission: AdmissionRequest) -> Request:
+        self._namespaces.add(admission.namespace)
+        return request_of(admission, self._prefix + admission.namespace)
 
-    def _release(self, query_id: str, kept: bool, lost: Sequence[tuple[bytes, Tier]] = ()) -> None:
-        now = self._clock()
-        granted = self._scheduler.complete(query_id, now, kept, lost)
-        self._deadlines.pop(query_id, None)
-        turn = self._turns.pop(query_id, None)
-        if turn is not None:
-            turn.cancel()
-        for grant in granted:
-            self._turns.pop(grant.query_id).set_result(grant)
-            self._deadlines[grant.query_id] = now + self._settings.lease_s
+    def _restore(self, reports: Sequence[ResidencyReport]) -> RestoreResult:
+        inside = []
+        for report in reports:
+            self._namespaces.update(held.namespace for held in report.nodes)
+            nodes = [msgspec.structs.replace(held, namespace=self._prefix + held.namespace) for held in report.nodes]
+            inside.append(msgspec.structs.replace(report, nodes=tuple(nodes)))
+        result = restore(self._tree, inside)
+        self._scheduler.reprioritise()
+        return result
 
     def _plan(self, request: AdmissionRequest, grant: Grant, arrived: float) -> PrefillPlan:
-        granted = self._clock()
-        self._deadlines[grant.query_id] = granted + self._settings.lease_s
         self._admitted += 1
         for step in grant.steps:
             self._planned_tokens += step.tokens
-            self._planned_cached_tokens += step.tokens if step.source is not None else 0
+            if step.source is not None:
+                self._planned_from[step.source] += step.tokens
+        # What other instances are to do, and this plan does not take along.
+        self._deliveries.start()
         return PrefillPlan(
             query_id=request.query_id,
             instance=grant.instance,
             namespace=request.namespace,
             prompt=request.prompt,
-            queued_ms=(granted - arrived) * 1000,
-            nodes=tuple(PlannedNode(step.key.hex(), step.tokens, step.source, step.kept) for step in grant.steps),
+            queued_ms=(self._clock() - arrived) * 1000,
+            nodes=tuple(
+                PlannedNode(step.key.hex(), step.tokens, step.source, step.kept, step.pages) for step in grant.steps
+            ),
             moves=tuple(grant.moves),
+            spare=tuple(copy.node.key.hex() for copy in self._tree.placement.gpu(grant.instance).spare(SPARE)),
         )
-
-
-def _request(admission: AdmissionRequest) -> Request:
-    """The segments in front of the first question are the path; what stands behind is computed anew each time."""
-    documents: list[PathDocument] = []
-    question_tokens = 0
-    pinned = 0
-    for segment in admission.prompt.segments:
-        tokens = len(segment.token_ids)
-        if question_tokens or segment.kind is SegmentKind.QUESTION:
-            question_tokens += tokens
-        elif tokens:
-            pinned += segment.kind is SegmentKind.SYSTEM and pinned == len(documents)
-            documents.append(PathDocument(segment.key, tokens))
-    return Request(admission.query_id, admission.namespace, tuple(documents), question_tokens, pinned)
-
-
-def _lost(copy: LostCopy) -> tuple[bytes, Tier]:
-    try:
-        return bytes.fromhex(copy.node), copy.tier
-    except ValueError:
-        raise UnknownNode(f"{copy.node!r} is not the key of a node") from None

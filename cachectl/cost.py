@@ -24,24 +24,17 @@ import json
 import math
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any, Protocol, Self
 from uuid import uuid4
 
 import msgspec
 
 from protocol.errors import ConfigError, InvalidRequest
-from protocol.generation import PrefillCost
 from protocol.tiers import Tier
-
-# Shorter prompts than this cost what a pass costs, whatever is in them.
-_SHORTEST_PROBE = 32
-# Engines cache whole blocks; a cached length that is a multiple of the usual block is really cached as a whole.
-_BLOCK_TOKENS = 16
 
 
 class CostGrid:
@@ -68,8 +61,8 @@ class CostGrid:
     """
 
     def __init__(self, cached: Sequence[int], new: Sequence[int], seconds: Sequence[Sequence[float]]) -> None:
-        _check_axis("cached", cached)
-        _check_axis("new", new)
+        check_axis("cached", cached)
+        check_axis("new", new)
         if len(seconds) != len(cached) or any(len(row) != len(new) for row in seconds):
             raise ConfigError(f"a grid of {len(cached)} cached by {len(new)} new points needs a time for each pair")
         if not all(math.isfinite(time) and time > 0 for row in seconds for time in row):
@@ -124,6 +117,16 @@ class CostGrid:
 
     def __repr__(self) -> str:
         return f"CostGrid(cached={self._cached}, new={self._new}, seconds={self._points})"
+
+
+class Costs(Protocol):
+    """What prefills and loads cost on an instance, in seconds."""
+
+    def prefill_seconds(self, cached_tokens: int, new_tokens: int) -> float:
+        """Seconds to prefill ``new_tokens`` behind ``cached_tokens``."""
+
+    def load_seconds(self, tokens: int, tier: Tier) -> float:
+        """Seconds until the KV of ``tokens`` in ``tier`` lies on the device."""
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -218,121 +221,6 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"the device profile {file} is broken: {error}") from error
 
 
-class PrefillProbe(Protocol):
-    """The part of an engine that can be profiled: it measures one prefill at a time."""
-
-    async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
-        """Measure one prefill on arbitrary tokens. Raises InvalidRequest where both together exceed the context."""
-
-
-async def profile(
-    engine: PrefillProbe,
-    cached: Sequence[int],
-    new: Sequence[int],
-    repeats: int,
-    progress: Callable[[int, int], None],
-) -> CostGrid:
-    """The grid of an engine, each point the median of ``repeats`` probes; the engine should have nothing else to do.
-
-    Pairs are probed one at a time, shorter prompts first, and all of them before any is probed again, so a passing
-    disturbance spoils few probes of many points rather than all of one. At the first prompt that the engine refuses as
-    too long, it and the pairs behind it are given up. Their points continue the differences of their measured
-    neighbours: no request can reach them, but the cells that end there need a corner. A length refused even in its
-    shortest pair is left out of the grid.
-
-    Medians that fall with more tokens are noise. Each time becomes the mean of the most measured for no more and the
-    least for no fewer tokens of either kind. That is the isotonic regression in the maximum norm: no other repair has a
-    smaller greatest change, and where nothing fell nothing changes.
-
-    ``progress`` hears probes done and to do after each probe; the latter shrink where pairs are given up. Cancelling
-    cancels the probe that runs, and nothing is left behind. Raises ConfigError for axes as ``CostGrid`` does, for
-    ``new`` that begins at 0, for no repeats, and where fewer than two lengths of a kind fit the context. Else raises
-    what the engine raises.
-    """
-    _check_axis("cached", cached)
-    _check_axis("new", new)
-    if new[0] == 0:
-        raise ConfigError("a prefill of no new tokens cannot be measured", "new")
-    if repeats < 1:
-        raise ConfigError(f"a point takes one probe or more, not {repeats}", "repeats")
-    pairs = sorted(product(cached, new), key=sum)
-    times: dict[tuple[int, int], list[float]] = {}
-    done = 0
-    for pair in pairs:
-        try:
-            cost = await engine.probe_prefill(*pair)
-        except InvalidRequest as refusal:
-            if min(len({lengths[i] for lengths in times}) for i in range(2)) < 2:
-                tokens = f"{pair[0]} cached and {pair[1]} new tokens"
-                raise ConfigError(f"too few lengths fit the engine, which refuses {tokens}: {refusal}") from refusal
-            progress(done, repeats * len(times))
-            break
-        times[pair] = [cost.seconds]
-        done += 1
-        progress(done, repeats * len(pairs))
-    for _ in range(repeats - 1):
-        for pair, measured in times.items():
-            measured.append((await engine.probe_prefill(*pair)).seconds)
-            done += 1
-            progress(done, repeats * len(times))
-    return _completed(_isotonic({pair: median(measured) for pair, measured in times.items()}))
-
-
-def default_axes(max_model_len: int, ratio: float = 2.0) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The cached and new tokens to profile a model at: geometric points up to the longest prompt it can answer.
-
-    ``max_model_len`` counts prompt and answer; each point is ``ratio`` times the one before, rounded to whole blocks of
-    KV. Pairs that exceed the context together are among them; ``profile`` knows how to do without. Raises ConfigError
-    for a context too short to profile, and for a ratio that does not exceed 1.
-    """
-    if max_model_len <= 2 * _SHORTEST_PROBE:
-        raise ConfigError(f"a context of {max_model_len} tokens is too short to profile", "max_model_len")
-    if not ratio > 1:
-        raise ConfigError(f"the ratio between points must exceed 1, not be {ratio}", "ratio")
-    longest = max_model_len - 1
-    most_cached = (longest - _SHORTEST_PROBE) // _BLOCK_TOKENS * _BLOCK_TOKENS
-    return (0, *_geometric(_SHORTEST_PROBE, most_cached, ratio)), _geometric(_SHORTEST_PROBE, longest, ratio)
-
-
-def _geometric(first: int, last: int, ratio: float) -> tuple[int, ...]:
-    points = {first, last}
-    point = first * ratio
-    # The last gap may be wider or narrower than the others by half of one, but never a sliver.
-    while point * math.sqrt(ratio) <= last:
-        points.add(round(point / _BLOCK_TOKENS) * _BLOCK_TOKENS)
-        point *= ratio
-    return tuple(sorted(points))
-
-
-def _isotonic(times: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    """Times that never fall with more tokens: halfway between the least rising bounds above and below."""
-    return {
-        (cached, new): (
-            max(time for (fewer, less), time in times.items() if fewer <= cached and less <= new)
-            + min(time for (more, longer), time in times.items() if more >= cached and longer >= new)
-        )
-        / 2
-        for cached, new in times
-    }
-
-
-def _completed(times: Mapping[tuple[int, int], float]) -> CostGrid:
-    """The grid over times of which those of the longest prompts may be missing."""
-    cached = sorted({pair[0] for pair in times})
-    new = sorted({pair[1] for pair in times})
-    table: list[list[float]] = []
-    for i, row in enumerate(cached):
-        table.append([])
-        for j, column in enumerate(new):
-            time = times.get((row, column))
-            if time is None:
-                # The first row and column are complete: each length was measured in its shortest pair.
-                beside, below, before = table[i][j - 1], table[i - 1][j], table[i - 1][j - 1]
-                time = max(beside, below + (beside - before))
-            table[i].append(time)
-    return CostGrid(cached, new, table)
-
-
 def _cells_of(
     cached: Sequence[int], new: Sequence[int], points: Sequence[Sequence[float]]
 ) -> tuple[list[int], list[int], list[list[tuple[float, float, float, float]]]]:
@@ -376,7 +264,8 @@ def _cells_of(
     return rows, columns, cells
 
 
-def _check_axis(name: str, points: Sequence[int]) -> None:
+def check_axis(name: str, points: Sequence[int]) -> None:
+    """Raises ConfigError unless there are two points or more, strictly increasing from 0 or above."""
     if len(points) < 2:
         raise ConfigError(f"the {name} axis needs two points or more, not {len(points)}", name)
     if points[0] < 0:

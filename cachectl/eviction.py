@@ -21,6 +21,8 @@ _SMALL = 64
 # Candidates that are kept; with fewer than the fewest there is no choice, and more are drawn at once.
 _CANDIDATES = 8
 _FEWEST = 3
+# Entries looked at for each of the few lowest that are asked for.
+_LOOKS = 4
 # A touch makes one draw, and this part of what is owed beyond it.
 _INSTALMENTS = 16
 
@@ -49,6 +51,10 @@ class EvictionOrder(ABC):
     @abstractmethod
     def lowest(self) -> tuple[Copy, float] | None:
         """The copy to go first, and its priority now; it stays in the order."""
+
+    @abstractmethod
+    def lowest_few(self, count: int) -> list[Copy]:
+        """About the ``count`` copies to go first, lowest first, as cheaply as may be; they stay in the order."""
 
     @abstractmethod
     def check_integrity(self) -> None:
@@ -115,6 +121,24 @@ class PriorityOrder(EvictionOrder):
             copy.entered = current
             heapq.heapreplace(entries, (current, copy.node.last_access, copy.ticket, copy))
         return None
+
+    def lowest_few(self, count: int) -> list[Copy]:
+        """The copies with the lowest keys: those of lowest priority, but for what rose since it was last on top."""
+        entries = self._entries
+        found: list[Copy] = []
+        # The heap from its top down, without taking anything out; void entries may be many, so not without end.
+        frontier = [(entries[0], 0)] if entries else []
+        for _ in range(_LOOKS * count):
+            if not frontier or len(found) == count:
+                break
+            (_, _, ticket, copy), index = heapq.heappop(frontier)
+            if copy.ticket == ticket:
+                found.append(copy)
+            for below in (2 * index + 1, 2 * index + 2):
+                if below < len(entries):
+                    heapq.heappush(frontier, (entries[below], below))
+        found.sort(key=lambda copy: (self._current(copy), copy.node.last_access))
+        return found
 
     def check_integrity(self) -> None:
         """Assert that live entries are what their copies say, and that none has a key above its copy's priority."""
@@ -188,6 +212,14 @@ class SampledOrder(EvictionOrder):
             if value <= candidates[lowest]:
                 return lowest, value
             candidates[lowest] = value
+
+    def lowest_few(self, count: int) -> list[Copy]:
+        """The candidates, and where they are too few others from all over the list; nothing is drawn for them."""
+        copies = self._copies
+        few = dict.fromkeys(self._candidates)
+        if len(few) < count:
+            few.update(dict.fromkeys(copies[:: max(1, len(copies) // count)][:count]))
+        return sorted(few, key=self._current)[:count]
 
     def _draw(self, draws: int) -> None:
         """Make candidates of copies drawn at random; the best candidates stay."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from protocol.kv import Pages
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
@@ -20,21 +21,37 @@ class PathDocument(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A document of a grant: where its KV is loaded from (None: computed), and the fastest tier where it is kept."""
+    """A document of a grant: where its KV is loaded from (None: computed), and the fastest tier where it is kept.
+
+    ``pages`` are those in host memory, where one of the two is that.
+    """
 
     key: bytes
     tokens: int
     source: Tier | None
     kept: Tier | None
+    pages: Pages | None = None
 
 
 class Grant:
     """What one plan holds of the tree until it is settled: locks on its path, and room reserved for what it brings.
 
-    ``moves`` are the orders that come with the plan, to be carried out before its own loads.
+    ``moves`` are the orders that come with the plan, to be carried out before its own loads: they were, once it is
+    ``committed``. A grant is ``revoked`` when it was settled because its instance is gone.
     """
 
-    __slots__ = ("instance", "locked", "moves", "query_id", "reserved", "settled", "steps", "tick")
+    __slots__ = (
+        "committed",
+        "instance",
+        "locked",
+        "moves",
+        "query_id",
+        "reserved",
+        "revoked",
+        "settled",
+        "steps",
+        "tick",
+    )
 
     def __init__(self, query_id: str, instance: str, tick: int) -> None:
         self.query_id = query_id
@@ -44,4 +61,6 @@ class Grant:
         self.moves: list[Move] = []
         self.locked: list[Node] = []
         self.reserved: list[Copy] = []
+        self.committed = False
         self.settled = False
+        self.revoked = False

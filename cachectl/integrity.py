@@ -6,10 +6,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from cachectl.node import child_key
+from protocol.kv import pages_spanned
 
 if TYPE_CHECKING:
     from cachectl.node import Node
-    from cachectl.place import Copy
+    from cachectl.place import Copy, Place
     from cachectl.tree import KnowledgeTree
 
 
@@ -21,6 +22,8 @@ def check_integrity(tree: KnowledgeTree) -> None:
         assert node.parent is not None
         assert node.key == child_key(node.parent.key, node.content)
         assert node.prefix_tokens == node.parent.prefix_tokens + node.parent.tokens
+        pages = pages_spanned(node.prefix_tokens, node.tokens, tree.page_tokens)
+        assert node.room == len(pages) * tree.page_tokens
         assert not node.detached
         assert node.copies, "a node without a copy is kept"
     for node in tree.detached.values():
@@ -49,13 +52,13 @@ def _check_copies(tree: KnowledgeTree, nodes: list[Node]) -> None:
     reserved = {id(copy) for grant in tree.grants.values() for copy in grant.reserved}
     for place in tree.placement:
         copies = [node.copies[place] for node in nodes if place in node.copies]
-        assert place.used == sum(copy.node.tokens for copy in copies)
+        assert place.used == sum(copy.node.room for copy in copies)
         assert place.copies == len(copies)
-        assert place.pinned_tokens == sum(copy.node.tokens for copy in copies if copy.node.pins)
+        assert place.pinned_tokens == sum(copy.node.room for copy in copies if copy.node.pins)
         used_by: Counter[Node] = Counter()
         below: Counter[Node] = Counter()
         for copy in copies:
-            used_by[copy.node.root] += copy.node.tokens
+            used_by[copy.node.root] += copy.node.room
             assert copy.node.parent is not None
             below[copy.node.parent] += 1
             assert copy.held or copy.condemned or id(copy) in reserved, "room is reserved for nobody"
@@ -66,10 +69,25 @@ def _check_copies(tree: KnowledgeTree, nodes: list[Node]) -> None:
         for node in nodes:
             assert node.below.get(place, 0) == below[node]
         place.check_integrity()
+        _check_pages(place, copies)
         for copy in copies:
             node = copy.node
             free = copy.held and not (node.locks or node.pins or node.detached or below[node])
             assert copy.ticket or not free, "a leaf that may be evicted is not in the order of eviction"
+
+
+def _check_pages(place: Place, copies: list[Copy]) -> None:
+    handed_out = [copy.pages for copy in copies if copy.pages is not None]
+    if place.allocator is None:
+        assert not handed_out
+        return
+    assert len(handed_out) == len(copies), "a copy has no pages"
+    assert all(
+        len(copy.pages.numbers) * place.allocator.page_tokens == copy.node.room
+        for copy in copies
+        if copy.pages is not None
+    )
+    place.allocator.check_integrity(handed_out)
 
 
 def _check_support(copy: Copy) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from protocol.kv import pages_spanned
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -37,7 +39,8 @@ class Node:
     """One document in one path, with its copies, its locks and what replacement policies learn of it.
 
     ``content`` is the document's content hash, ``tokens`` its length, ``prefix_tokens`` that of everything in front of
-    it. ``copies`` has an entry for each place that holds its KV or keeps room for it; ``below`` counts the copies of
+    it. ``room`` is what it takes up in a place: whole pages of ``page_tokens`` tokens, cut where the prompt's are.
+    ``copies`` has an entry for each place that holds its KV or keeps room for it; ``below`` counts the copies of
     its children by place. ``locks`` counts plans that use the node and ``pins`` its own pins and those of its
     descendants: neither may be evicted. ``history`` is the policy's own. A ``detached`` node is in the tree no longer,
     though a plan may still use it. A root has no document, no tokens and no copies, and is thought to lie everywhere.
@@ -61,18 +64,22 @@ class Node:
         "pins",
         "prefix_tokens",
         "previous_accesses",
+        "room",
         "root",
         "tokens",
         "window",
     )
 
-    def __init__(self, key: bytes, content: str, tokens: int, parent: Node | None) -> None:
+    def __init__(self, key: bytes, content: str, tokens: int, parent: Node | None, page_tokens: int = 1) -> None:
         self.key = key
         self.content = content
         self.tokens = tokens
         self.parent = parent
         self.root: Node = self if parent is None else parent.root
         self.prefix_tokens: int = 0 if parent is None else parent.prefix_tokens + parent.tokens
+        self.room: int = tokens
+        if page_tokens > 1:
+            self.room = len(pages_spanned(self.prefix_tokens, tokens, page_tokens)) * page_tokens
         self.children: dict[str, Node] = {}
         self.copies: dict[Place, Copy] = {}
         self.below: dict[Place, int] = {}

@@ -61,19 +61,19 @@ class Pins:
     def _to_come(self, path: Sequence[Node]) -> Iterator[tuple[Place, int]]:
         """The tokens that pinning a path would pin in each place, those that are pinned already left out."""
         for place in self._places:
-            yield place, sum(node.tokens for node in path if not node.pins and place in node.copies)
+            yield place, sum(node.room for node in path if not node.pins and place in node.copies)
 
 
 def _add(node: Node) -> None:
     node.pins += 1
     if node.pins == 1:
         for copy in node.copies.values():
-            copy.place.pinned_tokens += node.tokens
+            copy.place.pinned_tokens += node.room
 
 
 def _take(node: Node, pins: int) -> None:
     node.pins -= pins
     for copy in node.copies.values():
         if not node.pins:
-            copy.place.pinned_tokens -= node.tokens
+            copy.place.pinned_tokens -= node.room
         copy.place.offer(copy)

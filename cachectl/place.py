@@ -10,7 +10,9 @@ from protocol.tiers import Tier
 
 if TYPE_CHECKING:
     from cachectl.node import Node
+    from cachectl.pages import PageAllocator
     from cachectl.policies.base import ReplacementPolicy
+    from protocol.kv import Pages
 
 
 PINNED_SHARE = 0.5
@@ -20,6 +22,8 @@ PINNED_SHARE = 0.5
 class Copy:
     """A node's KV in one place: ``held`` once it is there, before that only room for it is reserved.
 
+    ``pages`` are its own in a place that has numbered ones, and None elsewhere.
+
     A ``condemned`` copy is not to be found any more, and goes with the last of the plans that may use it still: until
     then its room is taken. ``condemned`` is the number of the last request that may be one of them, and ``users`` how
     many of them have not ended.
@@ -28,11 +32,12 @@ class Copy:
     ``entered`` belong to the order of eviction: the copy's entry, 0 for none, and its priority when it was entered.
     """
 
-    __slots__ = ("condemned", "entered", "held", "node", "place", "priority", "ticket", "users")
+    __slots__ = ("condemned", "entered", "held", "node", "pages", "place", "priority", "ticket", "users")
 
-    def __init__(self, node: Node, place: Place, held: bool) -> None:
+    def __init__(self, node: Node, place: Place, held: bool, pages: Pages | None = None) -> None:
         self.node = node
         self.place = place
+        self.pages = pages
         self.priority = 0.0
         self.held = held
         self.condemned = 0
@@ -47,6 +52,7 @@ class Place:
     ``rank`` orders the tiers from 0, the fastest; ``slower`` is where evicted nodes are swapped to. ``clock`` is the
     greatest priority evicted so far (RAGCache, Algorithm 1): each place ages by itself. Only leaves may go: copies
     without a child's copy in the same place, neither locked nor pinned. ``instance`` is None for a shared place.
+    ``allocator`` hands out its pages, where they have numbers: as many as the budget has.
     """
 
     def __init__(
@@ -56,12 +62,14 @@ class Place:
         policy: ReplacementPolicy,
         instance: str | None = None,
         slower: Place | None = None,
+        allocator: PageAllocator | None = None,
     ) -> None:
         self.tier = tier
         self.rank = tuple(Tier).index(tier)
         self.instance = instance
         self.capacity = capacity
         self.slower = slower
+        self.allocator = allocator
         self.used = 0
         self.copies = 0
         self.clock = 0.0
@@ -106,17 +114,19 @@ class Place:
                     before.void(copy)
                     after.enter(copy)
 
-    def add(self, node: Node, held: bool) -> Copy:
-        """Put a copy of a node here, or reserve room for it; there must be room."""
-        copy = Copy(node, self, held)
+    def add(self, node: Node, held: bool, pages: Pages | None = None) -> Copy:
+        """Put a copy of a node here, or reserve room for it; there must be room. ``pages`` it may have already."""
+        if pages is None and self.allocator is not None:
+            pages = self.allocator.hand_out(node.room)
+        copy = Copy(node, self, held, pages)
         node.copies[self] = copy
         self._order_of(node.root).touch(copy)
         self.copies += 1
-        self.used += node.tokens
-        self.inserted_tokens += node.tokens
-        self.used_by[node.root] = self.used_by.get(node.root, 0) + node.tokens
+        self.used += node.room
+        self.inserted_tokens += node.room
+        self.used_by[node.root] = self.used_by.get(node.root, 0) + node.room
         if node.pins:
-            self.pinned_tokens += node.tokens
+            self.pinned_tokens += node.room
         if node.parent is not None:
             node.parent.below[self] = node.parent.below.get(self, 0) + 1
         self.offer(copy)
@@ -128,14 +138,16 @@ class Place:
         self._order_of(node.root).void(copy)
         del node.copies[self]
         self.copies -= 1
-        self.used -= node.tokens
-        left = self.used_by[node.root] - node.tokens
+        self.used -= node.room
+        left = self.used_by[node.root] - node.room
         if left:
             self.used_by[node.root] = left
         else:
             del self.used_by[node.root]
         if node.pins:
-            self.pinned_tokens -= node.tokens
+            self.pinned_tokens -= node.room
+        if self.allocator is not None and copy.pages is not None:
+            self.allocator.give_back(copy.pages)
         parent = node.parent
         if parent is not None:
             siblings = parent.below[self] - 1
@@ -170,9 +182,9 @@ class Place:
         None when it does not fit: too much is in use, its namespace's quota is reached, or the policy would rather keep
         what is there. Nothing is evicted yet; the caller removes the victims before anything else touches the place.
         """
-        root, tokens = newcomer.root, newcomer.tokens
-        over = self.used + tokens - self.capacity
-        over_quota = self.used_by.get(root, 0) + tokens - self._quotas[root] if root in self._quotas else 0
+        root, room = newcomer.root, newcomer.room
+        over = self.used + room - self.capacity
+        over_quota = self.used_by.get(root, 0) + room - self._quotas[root] if root in self._quotas else 0
         victims: list[Copy] = []
         # Children among the victims, by parent: a parent whose children all go is a leaf.
         going: dict[Node, int] = {}
@@ -187,9 +199,9 @@ class Place:
             victims.append(victim)
             node = victim.node
             self._order_of(node.root).void(victim)
-            over -= node.tokens
+            over -= node.room
             if over_quota > 0 and node.root is root:
-                over_quota -= node.tokens
+                over_quota -= node.room
             parent = node.parent
             if parent is not None and (over > 0 or over_quota > 0):
                 going[parent] = going.get(parent, 0) + 1
@@ -197,6 +209,13 @@ class Place:
                 if above is not None and not above.ticket and going[parent] == parent.below[self]:
                     self._order_of(parent.root).enter(above)
         return victims
+
+    def spare(self, count: int) -> list[Copy]:
+        """So many leaves, or about as many, that the place can do without best, the lowest first; all of them stay."""
+        leaves = [copy for order in self._orders.values() for copy in order.lowest_few(count)]
+        leaves = [copy for copy in leaves if self._evictable(copy) and self not in copy.node.below]
+        leaves.sort(key=self._policy.current)
+        return leaves[:count]
 
     def _lowest(self, root: Node | None, going: dict[Node, int]) -> tuple[Copy, float] | None:
         """The lowest leaf, of one namespace or of all, with its priority; it stays in its order."""

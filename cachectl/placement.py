@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from cachectl.outbox import Outbox
 from cachectl.place import Copy, Place
 from protocol.errors import ConfigError, UnknownInstance
 from protocol.kv import Move
@@ -13,7 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from cachectl.node import Node
+    from cachectl.pages import PageAllocator
     from cachectl.policies.base import ReplacementPolicy
+    from protocol.kv import Pages
+
+
+REPLICATED_USES = 32
+"""At every so many uses, a document at the top of the tree gets its copy in host memory, if it has none."""
 
 
 class Capacities(NamedTuple):
@@ -27,24 +34,33 @@ class Capacities(NamedTuple):
 class Placement:
     """All places: a GPU for each instance, and below them one host memory and one disk that all of them share.
 
-    ``forget`` is told of a node that has lost its last copy. What has to be carried out is written down as orders:
-    into the list of the caller where an instance is about to get a plan, otherwise into an outbox
-    (``take_orders``).
+    ``forget`` is told of a node that has lost its last copy, and ``find`` knows nodes by their keys. ``arena`` are the
+    host memory's pages, if they have numbers. What has to be carried out is written down as orders: into the list of
+    the caller where an instance is about to get a plan, otherwise into an outbox (``take_orders``).
     """
 
-    def __init__(self, policy: ReplacementPolicy, capacities: Capacities, forget: Callable[[Node], None]) -> None:
+    def __init__(
+        self,
+        policy: ReplacementPolicy,
+        capacities: Capacities,
+        forget: Callable[[Node], None],
+        find: Callable[[bytes], Node | None],
+        arena: PageAllocator | None = None,
+    ) -> None:
         if min(capacities) < 0:
             raise ConfigError(f"the tiers' capacities must not be negative: {capacities}")
+        if arena is not None and arena.capacity != capacities.host:
+            raise ConfigError(f"host memory has pages for {arena.capacity} tokens, not for {capacities.host}")
         if not policy.keeps:
             capacities = Capacities(0)
         self._policy = policy
         self._forget = forget
+        self._find = find
         self._gpu_capacity = capacities.gpu
         self._quotas: dict[tuple[Node, Tier], int] = {}
-        # Orders to drop, by what they drop.
-        self._outbox: dict[tuple[str, Place], Move] = {}
+        self.outbox = Outbox(self._copy_at)
         self.disk = Place(Tier.DISK, capacities.disk, policy)
-        self.host = Place(Tier.HOST, capacities.host, policy, slower=self.disk)
+        self.host = Place(Tier.HOST, capacities.host, policy, slower=self.disk, allocator=arena)
         self.gpus: dict[str, Place] = {}
 
     def __iter__(self) -> Iterator[Place]:
@@ -79,10 +95,13 @@ class Placement:
                 if tier is Tier.GPU:
                     place.set_quota(root, tokens)
 
-    def remove_instance(self, instance: str) -> None:
-        """Forget an instance whose place was emptied."""
+    def remove_instance(self, instance: str, tick: int) -> None:
+        """Forget an instance whose place was emptied; what was perhaps never copied from there is dropped."""
         assert not self.gpu(instance).copies
-        self._outbox = {what: order for what, order in self._outbox.items() if order.instance != instance}
+        for order in self.outbox.lose(instance):
+            copy = self.outbox.target(order)
+            if copy is not None:
+                self.discard(copy, tick)
         del self.gpus[instance]
 
     def set_quota(self, root: Node, tier: Tier, tokens: int | None) -> None:
@@ -133,22 +152,37 @@ class Placement:
         return None
 
     def replicate(self, node: Node, instance: str, moves: list[Move]) -> None:
-        """Copy a node from an instance's GPU to host memory ahead of its eviction, if there is room."""
-        copy = node.copies.get(self.gpu(instance))
-        if (
-            copy is not None
-            and copy.held
-            and self.host not in node.copies
-            and self._room_for(node, self.host, (), moves)
-        ):
-            self.host.add(node, held=True)
-            moves.append(Move(node.key.hex(), node.tokens, Tier.GPU, Tier.HOST, instance, evict=False))
+        """Copy a node that is pinned, or used much at the top of the tree, from an instance's GPU to host memory.
 
-    def discard(self, copy: Copy, tick: int, moves: list[Move] | None = None, unused: bool = False) -> None:
+        Ahead of its eviction, if there is room: when an instance is lost, it need not be computed anew (RAGCache,
+        section 6).
+        """
+        if node.pins or (node.accesses % REPLICATED_USES == 0 and _at_the_top(node)):
+            self._copy_down(node, instance, self.host, moves)
+
+    def write_through(self, nodes: Sequence[Node], instance: str) -> None:
+        """Copy nodes from an instance's GPU to every slower tier that has room for them; the orders wait for it."""
+        moves: list[Move] = []
+        for node in nodes:
+            for place in (self.host, self.disk):
+                self._copy_down(node, instance, place, moves)
+        for move in moves:
+            self.outbox.add(move, instance)
+
+    def _copy_down(self, node: Node, instance: str, place: Place, moves: list[Move]) -> None:
+        copy = node.copies.get(self.gpu(instance))
+        if copy is not None and copy.held and place not in node.copies and self._room_for(node, place, (), moves):
+            pages = place.add(node, held=True).pages
+            moves.append(Move(node.key.hex(), node.tokens, Tier.GPU, place.tier, instance, evict=False, pages=pages))
+
+    def discard(
+        self, copy: Copy, tick: int, moves: list[Move] | None = None, unused: bool = False, gone: bool = False
+    ) -> None:
         """Take a copy out with all that only it supports; orders go to ``moves``, or to the outbox.
 
         A copy that a plan uses is condemned: it cannot be found any more after request number ``tick``, and is taken
-        out when the plans up to that one are settled. ``unused`` says that none uses this one, whatever locks its node.
+        out when the plans up to that one are settled. ``unused`` says that none uses this one, whatever locks its node,
+        and ``gone`` that its KV is not there, so that nobody need drop it.
         """
         pending = [copy]
         emptied: list[Node] = []
@@ -164,7 +198,7 @@ class Placement:
                 going.users = node.locks
                 going.held = False
             else:
-                self._take_out(going, going.held, moves)
+                self._take_out(going, going.held and not (gone and going is copy), moves)
             pending += self._unsupported(node)
             if not node.copies:
                 emptied.append(node)
@@ -180,43 +214,64 @@ class Placement:
             self._forget(copy.node)
 
     def _take_out(self, copy: Copy, there: bool, moves: list[Move] | None) -> None:
+        pages = copy.pages
         copy.place.remove(copy)
         if not there:
             return
         if moves is None:
-            self.order_drop(copy.node.key, copy.node.tokens, copy.place)
+            self.order_drop(copy.node.key, copy.node.tokens, copy.place, pages)
         else:
-            moves.append(_drop(copy.node.key, copy.node.tokens, copy.place))
+            moves.append(_drop(copy.node.key, copy.node.tokens, copy.place, pages))
 
-    def insert(self, node: Node, place: Place) -> bool:
-        """Take note of a copy that is there already; False where it may not lie, does not fit, or is to be dropped."""
+    def insert(self, node: Node, place: Place, pages: Pages | None) -> bool:
+        """Take note of a copy that is there already; False where it may not lie, does not fit, or is to be dropped.
+
+        ``pages`` are those that it has in host memory: they must be free. Elsewhere they mean nothing.
+        """
+        if place.allocator is None:
+            pages = None
         copy = node.copies.get(place)
         if copy is not None:
-            return copy.held
-        dropped = (node.key.hex(), place) in self._outbox
-        if dropped or place.used + node.tokens > place.capacity or not _supported(node.parent, place, []):
+            return copy.held and copy.pages == pages
+        if (
+            self.outbox.frees(node.key.hex(), place.tier, place.instance)
+            or place.used + node.room > place.capacity
+            or not _supported(node.parent, place, [])
+        ):
             return False
-        place.add(node, held=True)
+        if place.allocator is not None and (pages is None or not place.allocator.take_over(pages, node.room)):
+            return False
+        place.add(node, held=True, pages=pages)
         return True
 
-    def order_drop(self, key: bytes, tokens: int, place: Place) -> None:
-        """Order KV to be dropped that lies in a place without the tree's knowledge."""
-        self._outbox[key.hex(), place] = _drop(key, tokens, place)
+    # Orders that wait
+
+    def order_drop(self, key: bytes, tokens: int, place: Place, pages: Pages | None) -> None:
+        """Order KV to be dropped that lies in a place without the tree's knowledge, or has been taken out of it."""
+        self.outbox.add(_drop(key, tokens, place, pages), place.instance)
 
     def take_orders(self, instance: str) -> list[Move]:
         """Empty the outbox of all that this instance can carry out."""
-        if not self._outbox:
-            return []
-        taken = {what: order for what, order in self._outbox.items() if order.instance in (None, instance)}
-        for what in taken:
-            del self._outbox[what]
-        return list(taken.values())
+        return self.outbox.take(instance) if self.outbox else []
+
+    def return_orders(self, moves: Sequence[Move], instance: str, tick: float) -> None:
+        """Let orders wait again that were taken along: they may not have been carried out (``Outbox.give_back``)."""
+        if instance in self.gpus:
+            self.outbox.give_back(moves, instance, tick)
+            return
+        for move in moves:
+            if move.instance is None:
+                self.outbox.add(move, None)
+
+    def _copy_at(self, key: str, tier: Tier, instance: str | None) -> Copy | None:
+        node = self._find(bytes.fromhex(key))
+        return node.copies.get(self.place(tier, instance)) if node is not None else None
 
     def _room_for(self, node: Node, place: Place, reserved: Sequence[Copy], moves: list[Move]) -> bool:
         """Make room for a node in a place that may hold it, evicting what is worth less."""
         if not place.capacity or not _supported(node.parent, place, reserved):
             return False
-        if node.pins and not place.may_pin(node.tokens):
+        if node.pins and not place.may_pin(node.room):
             return False
         victims = place.gather(node, self._policy.priority(node, place))
         if victims is None:
@@ -231,32 +286,34 @@ class Placement:
         place.clock = max(place.clock, copy.priority)
         place.evictions += 1
         target = self._swap_out(node, place.slower, moves)
+        # Of two tiers one at most is host memory.
+        pages = target.pages if target is not None and target.pages is not None else copy.pages
         place.remove(copy)
-        moves.append(Move(node.key.hex(), node.tokens, place.tier, target.tier if target else None, place.instance))
+        tier = target.place.tier if target is not None else None
+        moves.append(Move(node.key.hex(), node.tokens, place.tier, tier, place.instance, pages=pages))
         if node.below:
             for orphan in self._unsupported(node):
                 self.discard(orphan, 0, moves)
         if not node.copies:
             self._forget(node)
 
-    def _swap_out(self, node: Node, place: Place | None, moves: list[Move]) -> Place | None:
-        """The place that a node was newly copied to; None if it has a slower copy, or no slower place takes it."""
+    def _swap_out(self, node: Node, place: Place | None, moves: list[Move]) -> Copy | None:
+        """The new copy of a node in a slower place; None if it has a slower copy, or no slower place takes it."""
         parent = node.parent
         assert parent is not None
+        made: Copy | None = None
         # What the node stands on must not be evicted to make room for it.
         parent.locks += 1
         while place is not None and place not in node.copies:
             if self._room_for(node, place, (), moves):
-                place.add(node, held=True)
+                made = place.add(node, held=True)
                 break
             place = place.slower
-        else:
-            place = None
         parent.locks -= 1
         for copy in parent.copies.values():
             if not copy.ticket:
                 copy.place.offer(copy)
-        return place
+        return made
 
     def _unsupported(self, node: Node) -> list[Copy]:
         """The copies of a node's children that lie where, after a loss, the node supports nothing any more."""
@@ -270,6 +327,11 @@ class Placement:
             supports = any(_supports(copy, place) and not copy.condemned for copy in node.copies.values())
             orphans += [copy for copy in below if not copy.condemned and (copy.held or not supports)]
         return orphans
+
+
+def _at_the_top(node: Node) -> bool:
+    """Whether a node stands right behind the root, or behind what is pinned: the system prompt."""
+    return node.parent is not None and (node.parent.parent is None or node.parent.pins > 0)
 
 
 def _supports(copy: Copy, place: Place) -> bool:
@@ -286,5 +348,5 @@ def _supported(parent: Node | None, place: Place, reserved: Sequence[Copy]) -> b
     return any((copy.held or copy in reserved) and _supports(copy, place) for copy in parent.copies.values())
 
 
-def _drop(key: bytes, tokens: int, place: Place) -> Move:
-    return Move(key.hex(), tokens, place.tier, None, place.instance)
+def _drop(key: bytes, tokens: int, place: Place, pages: Pages | None) -> Move:
+    return Move(key.hex(), tokens, place.tier, None, place.instance, pages=pages)

@@ -31,11 +31,11 @@ def restore(tree: KnowledgeTree, reports: Sequence[ResidencyReport]) -> RestoreR
     restored = refused = 0
     for report in sorted(reports, key=lambda report: speed[report.tier]):
         for held in sorted(report.nodes, key=lambda held: len(held.path)):
-            if tree.insert(held.namespace, held.path, held.tokens, report.tier, report.instance):
+            if tree.insert(held, report.tier, report.instance):
                 restored += 1
             else:
                 refused += 1
-                tree.refuse(held.namespace, held.path, held.tokens, report.tier, report.instance)
+                tree.refuse(held, report.tier, report.instance)
     return RestoreResult(restored, refused)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Candidate(NamedTuple):
     """An instance that could take a request: prefill seconds of all that it has taken on, and of the request there.
 
-    ``prefill_s`` is the shorter the more of the request's documents the instance finds cached.
+    ``prefill_s``, what is loaded first included, is the shorter the more of the request's documents the instance finds.
     """
 
     instance: str

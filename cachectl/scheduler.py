@@ -13,12 +13,13 @@ from cachectl.grant import PathDocument
 from cachectl.node import path_keys
 from cachectl.queue import CacheAwareQueue
 from cachectl.routing import Candidate, route
-from protocol.errors import InvalidRequest, Overloaded, UnknownNode, UnknownPlan
+from protocol.errors import ConfigError, InvalidRequest, Overloaded, UnknownPlan
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from cachectl.grant import Grant
+    from cachectl.loading import Loading
     from cachectl.lookahead import Lookahead
     from cachectl.tree import KnowledgeTree
     from protocol.tiers import Tier
@@ -66,12 +67,15 @@ class _Line:
 class Scheduler:
     """Lets at most ``max_running`` requests run on each instance, and at most ``max_queued`` wait for it.
 
-    Those that wait go by OrderPriority (RAGCache, section 5.2), overtaken ``window`` times at most.
+    Those that wait go by OrderPriority (RAGCache, section 5.2), overtaken ``window`` times at most. Raises ConfigError
+    where nothing could ever run.
     """
 
     def __init__(
         self, tree: KnowledgeTree, lookahead: Lookahead, max_running: int, max_queued: int, window: int
     ) -> None:
+        if max_running < 1:
+            raise ConfigError(f"an instance works on one request at least, not on {max_running}")
         self.tree = tree
         self._lookahead = lookahead
         self._max_running = max_running
@@ -104,9 +108,10 @@ class Scheduler:
 
     def cached(self, request: Request) -> bool:
         """Whether some instance has all of a request's documents."""
-        work = _Work(request)
-        documents = work.tokens - request.question_tokens
-        return any(self._cached(work, instance) == documents for instance in self._lines)
+        return any(
+            len(self.tree.hits(request.namespace, request.documents, instance)) == len(request.documents)
+            for instance in self._lines
+        )
 
     def submit(self, request: Request, now: float, among: Collection[str] | None = None) -> Grant | None:
         """Take a request on, for one of the instances ``among`` if any are named.
@@ -138,7 +143,7 @@ class Scheduler:
     def prefilled(self, query_id: str, lost: Collection[tuple[bytes, Tier]] = ()) -> None:
         """Hear that a running request has its first token: what it computed serves others from now on.
 
-        Raises UnknownPlan for a query that does not run, and UnknownNode; then nothing has changed.
+        ``lost`` is ``KnowledgeTree.lose``'s. Raises UnknownPlan for a query that does not run; nothing changes.
         """
         work = self._work.get(query_id)
         if work is None or work.grant is None:
@@ -148,16 +153,14 @@ class Scheduler:
     def complete(self, query_id: str, now: float, kept: bool, lost: Collection[tuple[bytes, Tier]] = ()) -> list[Grant]:
         """End a request, running or waiting; the grants of those whose turn that makes it.
 
-        ``kept`` and ``lost`` are ``KnowledgeTree.settle``'s. Raises UnknownPlan for a query that is not in hand and
-        UnknownNode for a lost copy that is not of its plan; then nothing has changed.
+        ``kept`` and ``lost`` are ``KnowledgeTree.settle``'s; a request that waits has no plan that could have lost
+        anything. Raises UnknownPlan for a query that is not in hand; then nothing has changed.
         """
         work = self._work.get(query_id)
         if work is None:
             raise UnknownPlan(f"query {query_id!r} holds no plan and waits for none")
         line = self._lines[work.instance]
         if work.grant is None:
-            if lost:
-                raise UnknownNode(f"query {query_id!r} waits for its plan, which can have lost nothing")
             line.queue.remove(query_id)
             self.tree.reconsider(self._lookahead.leave(query_id))
         else:
@@ -166,6 +169,15 @@ class Scheduler:
         del self._work[query_id]
         line.backlog_s = line.backlog_s - work.seconds if line.running or line.queue else 0.0
         return self._next(work.instance, now)
+
+    def naming(self, contents: Collection[str], namespace: str | None) -> set[str]:
+        """The queries, running or waiting, with any of these documents; of one namespace or, if None, of all."""
+        return {
+            query_id
+            for query_id, work in self._work.items()
+            if (namespace is None or work.request.namespace == namespace)
+            and any(content in contents for content in work.contents)
+        }
 
     def reprioritise(self) -> None:
         """Look at every waiting request anew: the tree has changed as a whole."""
@@ -207,33 +219,34 @@ class Scheduler:
 
     def _route(self, work: _Work, among: Collection[str] | None) -> int:
         """Choose the instance for a request; the tokens that it finds cached there."""
-        cached = {
-            instance: self._cached(work, instance)
+        loadings = {
+            instance: self._loading(work, instance)
             for instance, line in self._lines.items()
             if (among is None or instance in among)
             and (line.running < self._max_running or len(line.queue) < self._max_queued)
         }
-        if self._lines and not cached:
+        if self._lines and not loadings:
             raise Overloaded(f"{self.running} queries are running and {self.queued} waiting; try again later")
         candidates = [
             Candidate(
-                instance, self._lines[instance].backlog_s, self.tree.prefill_seconds(tokens, work.tokens - tokens)
+                instance,
+                self._lines[instance].backlog_s,
+                loading.seconds + self.tree.prefill_seconds(loading.tokens, work.tokens - loading.tokens),
             )
-            for instance, tokens in cached.items()
+            for instance, loading in loadings.items()
         ]
         chosen = route(candidates)
         work.instance, work.seconds = chosen.instance, chosen.prefill_s
-        return cached[chosen.instance]
+        return loadings[chosen.instance].tokens
 
-    def _cached(self, work: _Work, instance: str) -> int:
-        """Cached tokens of a request on an instance as the tree is now."""
-        hits = self.tree.hits(work.request.namespace, work.request.documents, instance)
-        return sum([copy.node.tokens for copy in hits])
+    def _loading(self, work: _Work, instance: str) -> Loading:
+        """What a request would load on an instance as the tree is now."""
+        return self.tree.loading(self.tree.hits(work.request.namespace, work.request.documents, instance), work.tokens)
 
     def _progress(self, query_id: str) -> tuple[int, int]:
         """Cached and computed tokens of a waiting request as the tree is now."""
         work = self._work[query_id]
-        cached = self._cached(work, work.instance)
+        cached = self._loading(work, work.instance).tokens
         return cached, work.tokens - cached
 
     def _start(self, work: _Work, now: float) -> Grant:

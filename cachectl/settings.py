@@ -1,8 +1,17 @@
 """The controller's part of the configuration."""
 
+from enum import StrEnum
+
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from cachectl.policies import policy_names
+
+
+class Swap(StrEnum):
+    """When KV is copied to slower tiers: once, before it first leaves the GPU, or as soon as it was computed."""
+
+    ONCE = "once"
+    WRITE_THROUGH = "write_through"
 
 
 class ControllerSettings(BaseModel):
@@ -11,11 +20,10 @@ class ControllerSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     policy: str = Field("FORESIGHT", description=f"What decides which document KV stays: {', '.join(policy_names())}.")
-    gpu_tokens: int = Field(
-        0, ge=0, description="Tokens of document KV kept in each instance's GPU (on a CPU: the engine's own cache)."
+    swap: Swap = Field(
+        Swap.ONCE,
+        description="When KV is copied to host memory and disk: once, as it leaves the GPU, or write_through, at once.",
     )
-    host_tokens: int = Field(0, ge=0, description="Tokens of document KV kept in host memory; 0 for none.")
-    disk_tokens: int = Field(0, ge=0, description="Tokens of document KV kept on disk; 0 for none.")
     frequency_window_s: float = Field(86400.0, gt=0, description="A node's frequency counts so many seconds back.")
     reorder_window: int = Field(
         32, ge=0, description="How often a waiting query may be overtaken by others with more cached; 0: never."
@@ -27,6 +35,9 @@ class ControllerSettings(BaseModel):
     )
     lease_s: float = Field(
         900.0, gt=0, description="A plan that was not completed after so many seconds is taken for lost."
+    )
+    delete_timeout_s: float = Field(
+        30.0, gt=0, description="How long the deletion of a document waits for queries that use it."
     )
 
     @field_validator("policy")

@@ -13,26 +13,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cachectl.grant import Grant, Step
+from cachectl.loading import Loading, LoadOrRecompute
 from cachectl.node import Node, child_key, path_keys, root_key
 from cachectl.pins import Pins
 from cachectl.placement import Capacities, Placement
 from cachectl.policies.base import Arrival
 from protocol.errors import ConfigError, InvalidRequest, UnknownNode, UnknownPlan
+from protocol.tiers import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from cachectl.grant import PathDocument
+    from cachectl.pages import PageAllocator
     from cachectl.place import Copy
     from cachectl.policies.base import ReplacementPolicy
-    from protocol.tiers import Tier
-
-REPLICATED_USES = 32
-"""At every so many uses, a document at the top of the tree gets its copy in host memory, if it has none."""
+    from protocol.kv import HeldNode
 
 
 class KnowledgeTree:
     """The tree and its places. ``cost(cached, new)`` gives the seconds of a prefill; frequencies count ``window_s``.
+
+    What a plan finds is loaded where that takes less than to compute it, by ``load_seconds(tokens, tier)``, and always
+    where that is None. Nodes take up whole pages of ``page_tokens`` tokens; ``arena`` hands out the host memory's, if
+    they have numbers. ``write_through``: what is computed is copied to the slower tiers at once, and not when it is
+    evicted.
 
     Invariants, asserted by ``cachectl.integrity``: a place holds no node whose parent is neither there nor in a faster
     tier; no budget is exceeded; what is locked or pinned stays; every node has a copy somewhere.
@@ -45,11 +50,16 @@ class KnowledgeTree:
         instances: Iterable[str],
         cost: Callable[[int, int], float],
         window_s: float | None = None,
+        *,
+        load_seconds: Callable[[int, Tier], float] | None = None,
+        page_tokens: int = 1,
+        arena: PageAllocator | None = None,
+        write_through: bool = False,
     ) -> None:
         if window_s is not None and window_s <= 0:
             raise ConfigError(f"the frequency window must be longer than {window_s} s")
         self.policy = policy
-        self.placement = Placement(policy, capacities, self._forget)
+        self.placement = Placement(policy, capacities, self._forget, self._find, arena)
         self._pins = Pins(self.placement)
         self.tick = 0
         self.roots: dict[str, Node] = {}
@@ -57,8 +67,13 @@ class KnowledgeTree:
         # Deleted nodes that plans still use, by their keys.
         self.detached: dict[bytes, Node] = {}
         self.grants: dict[str, Grant] = {}
+        self.page_tokens = page_tokens
         self._cost = cost
+        self._loading = LoadOrRecompute(cost, load_seconds)
         self._window_s = window_s
+        self._write_through = write_through
+        # Documents that are being deleted, by namespace (None: all), and how often.
+        self._unwanted: dict[tuple[str | None, str], int] = {}
         self._with_quota: set[Node] = set()
         self.by_content: dict[str, dict[Node, None]] = {}
         for instance in instances:
@@ -88,6 +103,10 @@ class KnowledgeTree:
                 return found[:index]
         return found
 
+    def loading(self, hits: Sequence[Copy], prompt_tokens: int) -> Loading:
+        """How much of its ``hits`` a prompt of so many tokens should load."""
+        return self._loading.choose(hits, prompt_tokens)
+
     def prefill_seconds(self, cached_tokens: int, new_tokens: int) -> float:
         """What a prefill of so many new tokens behind so many cached ones takes, by the cost model."""
         return self._cost(cached_tokens, new_tokens)
@@ -113,33 +132,36 @@ class KnowledgeTree:
         now: float,
         pinned: int = 0,
     ) -> Grant:
-        """Lock what a request can load, count its accesses, and reserve room for what it will compute.
+        """Lock what a request finds, count its accesses, and reserve room for what it loads or will compute.
 
         ``keys`` are the path's (``path_keys``), ``now`` is in seconds. The first ``pinned`` documents are pinned: the
         system prompt. Raises UnknownInstance, and InvalidRequest for a second grant of one query.
         """
         if query_id in self.grants:
             raise InvalidRequest(f"query {query_id} has a plan already")
+        tokens = question_tokens + sum([document.tokens for document in documents])
         hits = self.hits(namespace, documents, instance)
-        cached = sum([copy.node.tokens for copy in hits])
-        missed = sum([document.tokens for document in documents]) - cached
-        computed = missed + question_tokens
+        loaded, cached, _ = self._loading.choose(hits, tokens)
+        computed = tokens - cached
         seconds_per_token = self._cost(cached, computed) / computed if computed else 0.0
 
         self.tick += 1
-        self.policy.begin(Arrival(self.tick, keys, documents, missed, self.placement.capacity))
+        self.policy.begin(Arrival(self.tick, keys, documents, computed - question_tokens, self.placement.capacity))
         grant = Grant(query_id, instance, self.tick)
         grant.moves += self.placement.take_orders(instance)
         root = self._root(namespace)
         self._lock(root, documents, grant)
         parent: Node | None = root
         for index, (document, key) in enumerate(zip(documents, keys, strict=True)):
-            hit = index < len(hits)
+            hit = index < loaded
             kept: Tier | None = None
-            if parent is not None and index >= len(grant.locked) and self._in_the_way(parent, document, key):
+            if parent is not None and index >= len(grant.locked) and self._in_the_way(parent, document.content, key):
                 parent = None
             if parent is not None:
-                node = grant.locked[index] if index < len(grant.locked) else Node(key, *document, parent)
+                if index < len(grant.locked):
+                    node = grant.locked[index]
+                else:
+                    node = Node(key, *document, parent, self.page_tokens)
                 node.count_access(self.tick, now, self._window_s)
                 if not hit:
                     node.count_computation(seconds_per_token)
@@ -152,10 +174,14 @@ class KnowledgeTree:
                     grant.locked.append(node)
                 if node.copies and index < pinned:
                     self._pins.pin_if_room(node)
-                if node.pins or (node.accesses % REPLICATED_USES == 0 and _at_the_top(node)):
-                    self.placement.replicate(node, instance, grant.moves)
+                self.placement.replicate(node, instance, grant.moves)
                 parent = node if node.copies else None
-            grant.steps.append(Step(key, document.tokens, hits[index].place.tier if hit else None, kept))
+            source = hits[index] if hit else None
+            pages = source.pages if source is not None else None
+            if source is None and kept is Tier.HOST and parent is not None:
+                pages = parent.copies[self.placement.host].pages
+            tier = source.place.tier if source is not None else None
+            grant.steps.append(Step(key, document.tokens, tier, kept, pages))
         self._keep_root(root)
         self.grants[query_id] = grant
         return grant
@@ -163,35 +189,42 @@ class KnowledgeTree:
     def commit(self, grant: Grant, lost: Collection[tuple[bytes, Tier]] = ()) -> bytes | None:
         """Hear that a grant's prefill is done: what it reserved can be found from now on, though its locks stay.
 
-        ``lost`` names copies that could not be loaded or saved. Returns the key of the uppermost node that is new
-        somewhere. Raises UnknownPlan for a grant that was settled and UnknownNode for a lost copy that is not of its
-        plan; then nothing has changed.
+        ``lost`` is what ``lose`` takes. Returns the key of the uppermost node that is new somewhere. Raises UnknownPlan
+        for a grant that was settled; then nothing has changed.
         """
-        self._check(grant, lost)
-        reserved = self._still_reserved(grant)
-        grant.reserved = []
+        reserved = self._claim(grant)
         for copy in reserved:
             # What it was to stand on may have been lost meanwhile.
             if self.placement.supported(copy):
                 copy.held = True
             else:
                 self.placement.discard(copy, self.tick)
-        self._lose(grant, lost)
+        grant.committed = True
+        self.lose(grant.instance, lost)
+        if self._write_through:
+            gpu = self.placement.gpu(grant.instance)
+            computed = {step.key for step in grant.steps if step.source is None}
+            new = [copy.node for copy in reserved if copy.place is gpu and copy.node.key in computed]
+            self.placement.write_through([node for node in new if not node.detached], grant.instance)
         return reserved[0].node.key if reserved else None
 
     def settle(self, grant: Grant, kept: bool, lost: Collection[tuple[bytes, Tier]] = ()) -> bytes | None:
         """End a grant: committed if ``kept``, otherwise what it still has reserved is given up; its locks are lifted.
 
-        Returns and raises what ``commit`` does.
+        The orders of a grant that was never committed wait to be carried out again. Returns and raises what ``commit``
+        does.
         """
-        self._check(grant, lost)
         gained = None
         if kept:
             gained = self.commit(grant, lost)
         else:
-            for copy in self._still_reserved(grant):
+            for copy in self._claim(grant):
                 self.placement.discard(copy, self.tick, unused=True)
-            self._lose(grant, lost)
+            self.lose(grant.instance, lost)
+            if not grant.committed:
+                # With its instance the rest was carried out or not: who looks for a copy finds out.
+                moves = [move for move in grant.moves if not grant.revoked or move.instance is None]
+                self.placement.return_orders(moves, grant.instance, grant.tick)
         grant.settled = True
         del self.grants[grant.query_id]
         for node in grant.locked:
@@ -200,6 +233,18 @@ class KnowledgeTree:
         for node in reversed(grant.locked):
             self._let_go(node, grant)
         return gained
+
+    def lose(self, instance: str, lost: Iterable[tuple[bytes, Tier]]) -> None:
+        """Hear that copies of an instance, or of a shared tier, are not there, by node and tier.
+
+        What only they support goes with them. Those that the tree knows nothing of (any more) are none of its concern.
+        """
+        for key, tier in lost:
+            node = self.nodes.get(key)
+            broken = node.copies.get(self.placement.place(tier, instance)) if node is not None else None
+            if broken is not None:
+                # Pages of host memory may name it still.
+                self.placement.discard(broken, self.tick, gone=tier is not Tier.HOST)
 
     def _let_go(self, node: Node, grant: Grant) -> None:
         """Take out what a settled grant was the last to use of a node; what it leaves may be evicted."""
@@ -213,24 +258,12 @@ class KnowledgeTree:
         if not node.locks:
             self._see_off(node)
 
-    def _lose(self, grant: Grant, lost: Collection[tuple[bytes, Tier]]) -> None:
-        for key, tier in lost:
-            node = self.nodes.get(key)
-            broken = node.copies.get(self.placement.place(tier, grant.instance)) if node is not None else None
-            if broken is not None:
-                self.placement.discard(broken, self.tick)
-
-    def _check(self, grant: Grant, lost: Collection[tuple[bytes, Tier]]) -> None:
+    def _claim(self, grant: Grant) -> list[Copy]:
+        """What a grant has reserved, less what was condemned meanwhile, or went with an instance; once."""
         if grant.settled:
             raise UnknownPlan(f"the plan of query {grant.query_id} was completed before")
-        own = {step.key for step in grant.steps}
-        for key, _ in lost:
-            if key not in own:
-                raise UnknownNode(f"node {key.hex()} is not in the plan of query {grant.query_id}")
-
-    def _still_reserved(self, grant: Grant) -> list[Copy]:
-        """What a grant reserved, less what was condemned meanwhile, or went with an instance."""
-        return [copy for copy in grant.reserved if copy.node.copies.get(copy.place) is copy and not copy.condemned]
+        reserved, grant.reserved = grant.reserved, []
+        return [copy for copy in reserved if copy.node.copies.get(copy.place) is copy and not copy.condemned]
 
     # Instances
 
@@ -246,12 +279,13 @@ class KnowledgeTree:
         place = self.placement.gpu(instance)
         lost = [grant for grant in self.grants.values() if grant.instance == instance]
         for grant in lost:
+            grant.revoked = True
             self.settle(grant, kept=False)
         for node in [*self.nodes.values(), *self.detached.values()]:
             copy = node.copies.get(place)
             if copy is not None:
                 self.placement.discard(copy, self.tick, unused=True)
-        self.placement.remove_instance(instance)
+        self.placement.remove_instance(instance, self.tick)
         return [grant.query_id for grant in lost]
 
     # What operators do
@@ -291,18 +325,26 @@ class KnowledgeTree:
                 gone += self._delete(node)
         return gone
 
+    def shun(self, content: str, namespace: str | None, shunned: bool = True) -> None:
+        """Keep nothing of a document, in one namespace or in all, until that is taken back as often as it was said."""
+        what = namespace, content
+        count = self._unwanted.pop(what, 0) + (1 if shunned else -1)
+        if count:
+            self._unwanted[what] = count
+
     def clear(self) -> int:
         """Drop everything, pins too; how many nodes went."""
         return sum(self._delete(child) for root in list(self.roots.values()) for child in list(root.children.values()))
 
-    def insert(self, namespace: str, contents: Sequence[str], tokens: int, tier: Tier, instance: str | None) -> bool:
+    def insert(self, held: HeldNode, tier: Tier, instance: str | None) -> bool:
         """Take note of a node that a place holds by its own account (``restore``); whether the tree has it now.
 
-        It has not when the place is full, when the node's parent is not where it must be, or when it was deleted and is
-        still to be dropped.
+        It has not when the place is full, when the node's parent is not where it must be, when it is (being) deleted
+        and still to be dropped, or when the tree has other use for its pages.
         """
+        contents, tokens = held.path, held.tokens
         place = self.placement.place(tier, instance)
-        root = self._root(namespace)
+        root = self._root(held.namespace)
         try:
             parent = root
             for content in contents[:-1]:
@@ -313,12 +355,12 @@ class KnowledgeTree:
             node = parent.children.get(contents[-1])
             if node is None:
                 key = child_key(parent.key, contents[-1])
-                if key in self.detached:
+                if self._in_the_way(parent, contents[-1], key):
                     return False
-                node = Node(key, contents[-1], tokens, parent)
+                node = Node(key, contents[-1], tokens, parent, self.page_tokens)
                 # Nobody knows what it did cost; what it would cost now stands in for that.
                 node.count_computation(self._cost(node.prefix_tokens, tokens) / tokens)
-            if not self.placement.insert(node, place):
+            if not self.placement.insert(node, place, held.pages):
                 return False
             if node.key not in self.nodes:
                 self._attach(node)
@@ -326,15 +368,22 @@ class KnowledgeTree:
         finally:
             self._keep_root(root)
 
-    def refuse(self, namespace: str, contents: Sequence[str], tokens: int, tier: Tier, instance: str | None) -> None:
+    def refuse(self, held: HeldNode, tier: Tier, instance: str | None) -> None:
         """Order a copy to be dropped that a place holds and the tree does not take note of."""
-        key, place = path_keys(namespace, contents)[-1], self.placement.place(tier, instance)
+        key, place = path_keys(held.namespace, held.path)[-1], self.placement.place(tier, instance)
         node = self.nodes.get(key)
         # What a plan is about to put there, or still uses there, must not be dropped under it.
+        pages = held.pages if place.allocator is not None else None
         if key not in self.detached and (node is None or place not in node.copies):
-            self.placement.order_drop(key, tokens, place)
+            self.placement.order_drop(key, held.tokens, place, pages)
+        if pages is not None and place.allocator is not None:
+            place.allocator.see(pages.stamp)
 
     # Nodes come and go
+
+    def _find(self, key: bytes) -> Node | None:
+        """A node of the tree, or one that was deleted and is still in use."""
+        return self.nodes.get(key) or self.detached.get(key)
 
     def _root(self, namespace: str) -> Node:
         root = self.roots.get(namespace)
@@ -414,12 +463,20 @@ class KnowledgeTree:
         self._keep_root(top.root)
         return len(subtree)
 
-    def _in_the_way(self, parent: Node, document: PathDocument, key: bytes) -> bool:
+    def _in_the_way(self, parent: Node, content: str, key: bytes) -> bool:
         """Whether a document cannot be kept behind a node now.
 
-        The tree may know it with another length; or it was deleted, and a plan still uses what was kept under this key.
+        The tree may know it with another length; it was deleted, and a plan still uses what was kept under this key; or
+        it is being deleted.
         """
-        return document.content in parent.children or key in self.detached
+        return (
+            content in parent.children
+            or key in self.detached
+            or (
+                bool(self._unwanted)
+                and ((None, content) in self._unwanted or (parent.root.content, content) in self._unwanted)
+            )
+        )
 
     def _path(self, namespace: str, contents: Sequence[str]) -> list[Node]:
         """The nodes of a path. Raises UnknownNode unless all of it is there."""
@@ -433,12 +490,3 @@ class KnowledgeTree:
         if not nodes:
             raise UnknownNode("a path has at least one document")
         return nodes
-
-
-def _at_the_top(node: Node) -> bool:
-    """Whether a node stands right behind the root, or behind what is pinned: the system prompt.
-
-    What is used much there is worth a second copy before it is evicted: when an instance is lost, it need not be
-    computed anew (RAGCache, section 6).
-    """
-    return node.parent is not None and (node.parent.parent is None or node.parent.pins > 0)

@@ -31,14 +31,15 @@ class GeneratorFactory:
         """The configured engine, not started."""
         settings = self._settings
         if settings.engine == "fake":
-            return FakeEngine("fake", self._tokenizer(), settings.max_model_len, settings.fake)
+            return FakeEngine("fake", self.tokenizer(), settings.max_model_len, settings.fake)
         return VllmEngine(settings, self._model_folder())
 
     def layout(self) -> SegmentLayout:
         """The prompt layout for the configured model."""
-        return SegmentLayout(self._tokenizer(), self._settings.system_prompt, self._settings.max_model_len)
+        return SegmentLayout(self.tokenizer(), self._settings.system_prompt, self._settings.max_model_len)
 
-    def _tokenizer(self) -> ModelTokenizer:
+    def tokenizer(self) -> ModelTokenizer:
+        """The configured model's tokenizer."""
         return ModelTokenizer(self._model_folder())
 
     def _model_folder(self) -> Path:

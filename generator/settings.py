@@ -37,6 +37,11 @@ class KvSettings(BaseModel):
         folder = str(self.disk_dir.resolve()) if self.disk_dir else "none"
         return self.host_dir / f"ragtree-{blake3(folder.encode()).hexdigest(6)}.kv"
 
+    def discard_host_memory(self) -> None:
+        """Give the memory back that ``host_file`` is, once no engine uses it any more."""
+        for file in (self.host_file, self.host_file.with_name(f"{self.host_file.name}.lock")):
+            file.unlink(missing_ok=True)
+
 
 class GeneratorSettings(BaseModel):
     """Which engine runs which model, and with what of the machine."""

@@ -30,7 +30,7 @@ def build_parts(config: Config) -> list[serve.RunTarget]:
     """The Serve applications of the three parts behind the gateway."""
     return [
         _target(serve.deployment(RetrieverDeployment), RETRIEVER, config),
-        _target(serve.deployment(ControllerDeployment), CONTROLLER, config),
+        _target(serve.deployment(ControllerDeployment), CONTROLLER, config, GENERATOR),
         _target(serve.deployment(GeneratorDeployment), GENERATOR, config),
     ]
 

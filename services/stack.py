@@ -53,7 +53,7 @@ class Stack:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 _stop_ray()
                 # Memory, though it looks like a file: a stack that stops in order leaves none of it behind.
-                kv_settings(self._config).host_file.unlink(missing_ok=True)
+                kv_settings(self._config).discard_host_memory()
 
     def _run_beside_serve(self, listener: socket.socket) -> None:
         self._start_ray()

@@ -127,13 +127,18 @@ class Foresight(ReplacementPolicy):
         """Learn from examples whose time is up that their paths were not used: so many at once, the oldest first."""
         while len(self._waiting) > _SLACK + 2 * len(self._histories):
             # Where nothing is missed the horizon grows without end: nothing is due, and what is used is learnt from.
-            example = self._waiting.popleft()
-            if example.history.example is example:
-                example.history.example = None
+            self._oldest_waiting()
         for _ in range(most):
             if not self._waiting or self._waiting[0].tick >= self._tick - self._horizon:
                 return
-            example = self._waiting.popleft()
-            if example.history.example is example:
+            example = self._oldest_waiting()
+            if example is not None:
                 self._model.learn(example, used=False)
-                example.history.example = None
+
+    def _oldest_waiting(self) -> Example | None:
+        """Take the oldest example out; None if its path was used, or forgotten, meanwhile."""
+        example = self._waiting.popleft()
+        if example.history.example is not example:
+            return None
+        example.history.example = None
+        return example

@@ -1,25 +1,46 @@
 """The controller as a Ray Serve deployment: one replica, the single writer."""
 
+import asyncio
 import time
+from collections.abc import Sequence
+
+import structlog
+from ray import serve
 
 from cachectl.collector import collect_while_idle, spare_full_collections
-from cachectl.controller import Controller
-from cachectl.cost import DeviceProfile
+from cachectl.live import LiveController
+from protocol.cache import CachePath, DocumentDeletion, TreeView
+from protocol.errors import Unavailable
+from protocol.kv import LostCopy
 from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
 from protocol.retrieval import CandidateSet
 from services.config import Config
+from services.handles import GeneratorHandle
+from services.logs import configure_logging
+
+log = structlog.get_logger(__name__)
 
 IDLE_CHECKS = 5
+FOLLOW_S = 1.0
+INSTANCE = "generator"
+"""The name that the one generator has in plans."""
 
 
 class ControllerDeployment:
-    """Holds a ``Controller`` on the machine's monotonic clock."""
+    """Holds a ``Controller`` on the machine's monotonic clock, and keeps it true to the generator."""
 
-    def __init__(self, config: Config) -> None:
-        cost = DeviceProfile.shipped("a10g-7b").prefill_seconds
+    async def __init__(self, config: Config, generator: str) -> None:  # type: ignore[misc]  # Serve awaits it
+        configure_logging()
         spare_full_collections()
         self._idle_checks = 0
-        self._controller = Controller(config.controller, instances=["generator"], clock=time.monotonic, cost=cost)
+        engine = GeneratorHandle(serve.get_deployment_handle(generator, app_name=generator))
+        await _ready(engine)
+        self._live = LiveController(
+            config.controller, INSTANCE, engine, config.cache_dir / "profiles", time.monotonic, time.time
+        )
+        await self._live.start(_log_progress)
+        self._controller = self._live.controller
+        self._following = asyncio.create_task(self._follow())
 
     async def on_candidates(self, query_id: str, candidates: CandidateSet) -> SpeculationDecision:
         """Decide about provisional documents."""
@@ -29,9 +50,33 @@ class ControllerDeployment:
         """Wait for the query's turn."""
         return await self._controller.admit(request)
 
+    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = ()) -> None:
+        """Hear of a plan's first token."""
+        await self._controller.prefilled(query_id, lost)
+
     async def complete(self, report: CompletionReport) -> None:
         """Release a lease."""
         await self._controller.complete(report)
+
+    async def warm(self, request: AdmissionRequest) -> PrefillPlan | None:
+        """Lease a plan to an instance that has nothing else to do."""
+        return await self._controller.warm(request)
+
+    async def pin(self, path: CachePath, pinned: bool = True) -> None:
+        """Keep a path, or no longer."""
+        await self._controller.pin(path, pinned)
+
+    async def delete_document(self, deletion: DocumentDeletion) -> int:
+        """Drop documents from every tier."""
+        return await self._controller.delete_document(deletion)
+
+    async def clear(self) -> int:
+        """Drop everything."""
+        return await self._controller.clear()
+
+    async def tree(self, depth: int) -> TreeView:
+        """The knowledge tree."""
+        return await self._controller.tree(depth)
 
     async def stats(self) -> ControllerStats:
         """Counters and gauges."""
@@ -51,3 +96,29 @@ class ControllerDeployment:
         self._idle_checks = self._idle_checks + 1 if self._controller.idle else 0
         if self._idle_checks == IDLE_CHECKS:
             collect_while_idle()
+
+    async def _follow(self) -> None:
+        """Look every second whether the generator has restarted: what its GPU held is gone then."""
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            try:
+                if await self._live.follow():
+                    log.info("the generator has restarted")
+            except Unavailable:
+                # Being restarted, most likely; its plans fail by themselves meanwhile.
+                continue
+            except Exception:
+                log.exception("the generator could not be followed")
+
+
+async def _ready(engine: GeneratorHandle) -> None:
+    """Wait until the engine runs, however long its model takes to load."""
+    while True:
+        try:
+            return await engine.ready()
+        except Unavailable:
+            await asyncio.sleep(FOLLOW_S)
+
+
+def _log_progress(done: int, total: int) -> None:
+    log.info("profiling the engine, once", probe=done, of=total)

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from cachectl.controller import Controller
 from cachectl.node import path_keys
+from cachectl.placement import Capacities
 from cachectl.settings import ControllerSettings
 from protocol.cache import CachePath, DocumentDeletion, RestoreResult, TierStats
 from protocol.errors import (
@@ -18,7 +19,7 @@ from protocol.errors import (
     UnknownNode,
     UnknownPlan,
 )
-from protocol.kv import HeldNode, LostCopy, Move, ResidencyReport
+from protocol.kv import HeldNode, LostCopy, Move, Pages, ResidencyReport
 from protocol.plans import (
     AdmissionRequest,
     CompletionReport,
@@ -49,8 +50,14 @@ class Clock:
         return self.now
 
 
-def a_second_a_token(cached: int, new: int) -> float:
-    return float(new)
+class Costs:
+    """A second a token, and loading is free."""
+
+    def prefill_seconds(self, cached: int, new: int) -> float:
+        return float(new)
+
+    def load_seconds(self, tokens: int, tier: Tier) -> float:
+        return 0.0
 
 
 def ask(query_id: str, documents: str = "", question: int = 1, system: str = "", namespace: str = "tenant"):
@@ -90,8 +97,13 @@ def path(contents: str) -> CachePath:
     return CachePath("tenant", tuple(contents))
 
 
-def held(contents: str, tokens: int = TOKENS) -> HeldNode:
-    return HeldNode("tenant", tuple(contents), tokens)
+def held(contents: str, tokens: int = TOKENS, pages: Pages | None = None) -> HeldNode:
+    return HeldNode("tenant", tuple(contents), tokens, pages)
+
+
+def pages(stamp: int, first: int = 0) -> Pages:
+    """Pages of one token for a document."""
+    return Pages(tuple(range(first, first + TOKENS)), stamp)
 
 
 def found(*contents: str, final: bool = False) -> CandidateSet:
@@ -141,10 +153,10 @@ def build(clock):
     """Makes controllers, and checks each when the test is over."""
     built = []
 
-    def build(*instances: str, **settings) -> Controller:
-        defaults = {"policy": "PGDSF", "gpu_tokens": 1000, "max_running": 1, "max_queued": 1, "lease_s": LEASE_S}
+    def build(*instances: str, gpu=1000, host=0, disk=0, **settings) -> Controller:
+        defaults = {"policy": "PGDSF", "max_running": 1, "max_queued": 1, "lease_s": LEASE_S}
         controller = Controller(
-            ControllerSettings(**defaults | settings), instances or ["one"], clock, a_second_a_token
+            ControllerSettings(**defaults | settings), instances or ["one"], clock, Costs(), Capacities(gpu, host, disk)
         )
         built.append(controller)
         return controller
@@ -229,26 +241,27 @@ async def test_tenants_share_nothing(controller):
 
 
 async def test_what_makes_room_is_moved_by_the_plan_that_needs_it(build):
-    controller = build(gpu_tokens=20, host_tokens=20)
+    controller = build(gpu=20, host=20)
     await fill(controller, "ab")
     plan = await controller.admit(ask("query", "x"))
-    assert plan.moves == (Move(key("ab"), TOKENS, GPU, HOST, "one"),)
+    assert plan.moves == (Move(key("ab"), TOKENS, GPU, HOST, "one", pages=pages(1)),)
     await controller.complete(report("query"))
     again = await controller.admit(ask("again", "ab"))
     assert (sources(again), kept(again)) == ([GPU, HOST], [GPU, GPU])
     # The only leaf in the GPU that is not in use goes down to host memory, too.
-    assert again.moves == (Move(key("x"), TOKENS, GPU, HOST, "one"),)
+    assert again.moves == (Move(key("x"), TOKENS, GPU, HOST, "one", pages=pages(2, first=10)),)
+    assert [node.pages for node in again.nodes] == [None, pages(1)]
 
 
 async def test_what_has_no_room_is_computed_and_not_kept(build):
-    controller = build(gpu_tokens=15)
+    controller = build(gpu=15)
     plan = await controller.admit(ask("query", "ab"))
     assert (sources(plan), kept(plan)) == ([None, None], [GPU, None])
     await controller.complete(report("query"))
     assert await cached(controller, "ab") == [GPU, None]
 
 
-@pytest.mark.parametrize("settings", [{"policy": "NONE"}, {"gpu_tokens": 0}], ids=["policy NONE", "no room"])
+@pytest.mark.parametrize("settings", [{"policy": "NONE"}, {"gpu": 0}], ids=["policy NONE", "no room"])
 async def test_without_a_cache_plans_are_made_all_the_same(build, settings):
     controller = build(**settings)
     await fill(controller, "ab")
@@ -295,7 +308,7 @@ async def test_a_copy_that_could_not_be_saved_is_not_planned(controller):
 
 
 async def test_a_lost_copy_leaves_those_of_other_tiers(build):
-    controller = build(gpu_tokens=20, host_tokens=20)
+    controller = build(gpu=20, host=20)
     await fill(controller, "ab", "x", "ab")
     await controller.admit(ask("query", "ab"))
     await controller.complete(report("query", lost=(LostCopy(key("ab"), GPU),)))
@@ -412,26 +425,22 @@ async def test_overload_is_refused_at_once_and_counted(controller):
     [
         (report("unknown"), UnknownPlan),
         (report("ended"), UnknownPlan),
-        (report("runs", lost=(LostCopy(key("x"), GPU),)), UnknownNode),
-        (report("runs", lost=(LostCopy(key("a"), GPU), LostCopy("00" * 16, GPU))), UnknownNode),
-        (report("runs", lost=(LostCopy("", GPU),)), UnknownNode),
+        (report("runs", lost=(LostCopy(key("a"), GPU), LostCopy("0", GPU))), UnknownNode),
         (report("runs", lost=(LostCopy(key("a")[1:], GPU),)), UnknownNode),
         (report("runs", lost=(LostCopy("not hexadecimal", GPU),)), UnknownNode),
         (report("runs", lost=(LostCopy("é" * 32, GPU),)), UnknownNode),
-        (report("runs", PlanOutcome.FAILED, computed=0, lost=(LostCopy(key("x"), GPU),)), UnknownNode),
-        (report("waits", PlanOutcome.CANCELLED, computed=0, lost=(LostCopy(key("x"), GPU),)), UnknownNode),
+        (report("runs", PlanOutcome.FAILED, computed=0, lost=(LostCopy("x", GPU),)), UnknownNode),
+        (report("waits", PlanOutcome.CANCELLED, computed=0, lost=(LostCopy("x", GPU),)), UnknownNode),
     ],
     ids=[
         "unknown query",
         "completed twice",
-        "node of another plan",
-        "one good and one unknown node",
-        "empty key",
+        "one good and one broken key",
         "half a key",
         "not hexadecimal",
         "not ASCII",
-        "node of another plan, failed",
-        "lost while it waited",
+        "broken key, failed",
+        "broken key, waiting",
     ],
 )
 async def test_a_report_that_cannot_be_is_refused_and_changes_nothing(build, refused, error):
@@ -465,9 +474,8 @@ async def test_a_query_that_runs_is_not_admitted_again(controller):
     [
         {"policy": "MRU"},
         {"policy": "pgdsf"},
-        {"gpu_tokens": -1},
-        {"host_tokens": -1},
-        {"disk_tokens": -1},
+        {"swap": "twice"},
+        {"delete_timeout_s": 0},
         {"frequency_window_s": 0},
         {"reorder_window": -1},
         {"max_running": 0},
@@ -485,7 +493,7 @@ def test_settings_that_cannot_be_are_refused(wrong):
 
 
 def test_the_default_settings_make_a_controller(clock):
-    Controller(ControllerSettings(), ["one"], clock, a_second_a_token).check_integrity()
+    Controller(ControllerSettings(), ["one"], clock, Costs(), Capacities(0)).check_integrity()
 
 
 # Warming up
@@ -554,7 +562,7 @@ async def test_warming_adds_nothing_to_a_busy_instance_that_has_a_free_place(bui
 
 
 async def test_what_is_pinned_outlasts_what_is_used_more(build):
-    controller = build(gpu_tokens=20)
+    controller = build(gpu=20)
     await fill(controller, "a")
     await controller.pin(path("a"))
     await fill(controller, "b", "b", "c", "c", "d")
@@ -565,7 +573,7 @@ async def test_what_is_pinned_outlasts_what_is_used_more(build):
 
 
 async def test_a_pin_keeps_the_whole_path(build):
-    controller = build(gpu_tokens=40)
+    controller = build(gpu=40)
     await fill(controller, "ab")
     await controller.pin(path("ab"))
     await fill(controller, "c", "d", "e", "c", "d")
@@ -576,7 +584,7 @@ async def test_a_pin_keeps_the_whole_path(build):
 
 
 async def test_a_system_prompt_is_pinned_by_itself(build):
-    controller = build(gpu_tokens=30)
+    controller = build(gpu=30)
     await fill(controller, "a", system="s")
     assert (await controller.stats()).tiers[0].pinned_tokens == TOKENS
     await fill(controller, "xyz", "uvw")
@@ -590,11 +598,11 @@ async def test_only_a_system_prompt_that_leads_the_prompt_is_pinned(controller):
 
 
 async def test_a_pinned_document_is_copied_to_host_memory_ahead_of_any_eviction(build):
-    controller = build(host_tokens=1000)
+    controller = build(host=1000)
     await fill(controller, "a")
     await controller.pin(path("a"))
     plan = await controller.admit(ask("query", "a"))
-    assert plan.moves == (Move(key("a"), TOKENS, GPU, HOST, "one", evict=False),)
+    assert plan.moves == (Move(key("a"), TOKENS, GPU, HOST, "one", evict=False, pages=pages(1)),)
 
 
 @pytest.mark.parametrize("pinned", [True, False])
@@ -618,7 +626,7 @@ async def test_what_was_not_pinned_is_not_unpinned(controller):
 
 
 async def test_pins_leave_half_of_a_tier_to_what_is_used(build):
-    controller = build(gpu_tokens=50)
+    controller = build(gpu=50)
     await fill(controller, "abc")
     before = await state(controller)
     with pytest.raises(PinRefused):
@@ -671,7 +679,7 @@ async def test_a_document_is_deleted_in_one_namespace_or_in_all(controller):
 
 
 async def test_a_deleted_document_is_ordered_to_be_dropped(build):
-    controller = build(host_tokens=1000)
+    controller = build(host=1000)
     await fill(controller, "a")
     await controller.delete_document(DocumentDeletion(("a",)))
     plan = await controller.admit(ask("query", "b"))
@@ -691,7 +699,7 @@ async def test_a_plan_on_a_document_that_is_deleted_goes_on_and_leaves_nothing(b
 
 
 async def test_clearing_drops_everything_even_pins(build):
-    controller = build(host_tokens=1000)
+    controller = build(host=1000)
     await fill(controller, "ab", "c", system="s")
     await controller.pin(path("sa"))
     assert await controller.clear() == 4
@@ -702,11 +710,11 @@ async def test_clearing_drops_everything_even_pins(build):
 
 
 async def test_a_restored_tree_is_found_by_queries(build):
-    controller = build("one", "two", host_tokens=1000, disk_tokens=1000)
+    controller = build("one", "two", host=1000, disk=1000)
     result = await controller.restore(
         [
             ResidencyReport(DISK, (held("ax"), held("axy"))),
-            ResidencyReport(HOST, (held("a"),)),
+            ResidencyReport(HOST, (held("a", pages=pages(1)),)),
             ResidencyReport(GPU, (held("ab"), held("a")), "two"),
         ]
     )
@@ -718,8 +726,11 @@ async def test_a_restored_tree_is_found_by_queries(build):
 
 
 async def test_restoring_twice_is_restoring_once(build):
-    controller = build(host_tokens=1000)
-    reports = [ResidencyReport(GPU, (held("a"), held("ab")), "one"), ResidencyReport(HOST, (held("a"),))]
+    controller = build(host=1000)
+    reports = [
+        ResidencyReport(GPU, (held("a"), held("ab")), "one"),
+        ResidencyReport(HOST, (held("a", pages=pages(3, first=7)),)),
+    ]
     assert await controller.restore(reports) == RestoreResult(restored=3, refused=0)
     before = await state(controller)
     assert await controller.restore(reports) == RestoreResult(restored=3, refused=0)
@@ -727,7 +738,7 @@ async def test_restoring_twice_is_restoring_once(build):
 
 
 async def test_what_has_no_room_or_no_parent_is_not_restored_and_is_ordered_to_be_dropped(build):
-    controller = build(gpu_tokens=25, host_tokens=5)
+    controller = build(gpu=25, host=5)
     result = await controller.restore(
         [
             ResidencyReport(GPU, (held("a"), held("b"), held("xy"), held("abc", tokens=1)), "one"),
@@ -768,7 +779,7 @@ async def test_who_waits_for_documents_that_are_restored_overtakes(build):
     ids=["unknown instance", "no instance", "host memory of an instance", "no path", "no tokens"],
 )
 async def test_a_residency_report_that_cannot_be_is_refused_and_nothing_restored(build, broken, error):
-    controller = build(host_tokens=1000)
+    controller = build(host=1000)
     await fill(controller, "z")
     before = await state(controller)
     with pytest.raises(error):
@@ -780,7 +791,7 @@ async def test_a_residency_report_that_cannot_be_is_refused_and_nothing_restored
 
 
 async def test_stats_tell_tiers_and_planned_tokens(build):
-    controller = build("one", "two", gpu_tokens=20, host_tokens=15)
+    controller = build("one", "two", gpu=20, host=15)
     await fill(controller, "ab")
     await controller.admit(ask("query", "c", system="s"))
     stats = await controller.stats()
@@ -799,8 +810,8 @@ async def test_stats_tell_tiers_and_planned_tokens(build):
 
 
 async def test_tiers_without_room_are_not_told(build):
-    assert (await build(gpu_tokens=0).stats()).tiers == ()
-    assert [tier.tier for tier in (await build(gpu_tokens=0, disk_tokens=1).stats()).tiers] == [DISK]
+    assert (await build(gpu=0).stats()).tiers == ()
+    assert [tier.tier for tier in (await build(gpu=0, disk=1).stats()).tiers] == [DISK]
 
 
 @pytest.mark.parametrize(("depth", "seen", "hidden"), [(0, "", 0), (1, "a", 2), (2, "abc", 0), (9, "abc", 0)])
@@ -817,7 +828,7 @@ async def test_the_tree_is_shown_down_to_a_depth(controller, depth, seen, hidden
 
 
 async def test_a_node_is_shown_with_its_places_and_its_uses(build):
-    controller = build("one", "two", host_tokens=1000)
+    controller = build("one", "two", host=1000)
     await fill(controller, "a")
     await controller.pin(path("a"))
     await fill(controller, "x")

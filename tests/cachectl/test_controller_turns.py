@@ -1,6 +1,7 @@
 """Every turn reaches somebody and every place is given back, whatever meets in one moment."""
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import suppress
 
 import pytest
@@ -8,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachectl.controller import Controller
+from cachectl.placement import Capacities
 from cachectl.policies import policy_names
-from cachectl.settings import ControllerSettings
+from cachectl.settings import ControllerSettings, Swap
 from protocol.cache import DocumentDeletion
-from protocol.errors import InvalidRequest, Overloaded, UnknownPlan
-from protocol.kv import LostCopy
+from protocol.errors import EngineDied, EngineNotReady, InvalidRequest, Overloaded, UnknownPlan
+from protocol.kv import LostCopy, Orders
 from protocol.plans import AdmissionRequest, CompletionReport, PlanOutcome, PrefillPlan
 from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.tiers import Tier
@@ -33,17 +35,27 @@ def ask(query_id: str, documents: str = "", tokens: int = 1) -> AdmissionRequest
     return AdmissionRequest(query_id, "tenant", Prompt((*segments, Segment(SegmentKind.QUESTION, "question", (1,)))))
 
 
+class Costs:
+    def prefill_seconds(self, cached: int, new: int) -> float:
+        return float(new)
+
+    def load_seconds(self, tokens: int, tier: Tier) -> float:
+        return 0.0
+
+
 class Turns:
     """A controller with the steps of these tests: a report ``ends`` a query at once, without a chance for others."""
 
-    def __init__(self, instances: int = 1, **bounds: int | str) -> None:
+    def __init__(self, instances: int = 1, gpu: int = 1000, host: int = 0, hands=None, **bounds: int | str) -> None:
         self.clock = Clock()
-        defaults = {"policy": "LRU", "gpu_tokens": 1000, "max_running": 1, "max_queued": 10, "lease_s": LEASE_S}
+        defaults = {"policy": "LRU", "max_running": 1, "max_queued": 10, "lease_s": LEASE_S}
         self.controller = Controller(
             ControllerSettings(**defaults | bounds),
             [f"instance-{index}" for index in range(instances)],
             self.clock,
-            lambda cached, new: float(new),
+            Costs(),
+            Capacities(gpu, host),
+            hands=hands,
         )
 
     async def runs(self, query_id: str, documents: str = "") -> None:
@@ -370,7 +382,12 @@ async def test_a_cancelled_wait_whose_turn_was_ended_leaves_the_same_query_come_
 
 QUERIES = [*"0123", *(f"warm-{number}" for number in "0123")]
 steps = st.tuples(
-    st.sampled_from(["admit"] * 6 + ["complete"] * 8 + ["cancel"] * 4 + ["warm", "delete", "clear", "hours", "expire"]),
+    st.sampled_from(
+        ["admit"] * 6
+        + ["complete"] * 8
+        + ["cancel"] * 4
+        + ["warm", "delete", "clear", "hours", "expire", "prefilled", "prefilled", "restart"]
+    ),
     st.sampled_from("0123"),
     st.sampled_from(["", "a", "ab", "abc", "b", "ba", "c"]),
     # None at all lets events meet in one moment.
@@ -378,11 +395,32 @@ steps = st.tuples(
 )
 
 
+class Clumsy:
+    """Hands that take a while, are not there every third time, and lose the first of what they copy."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.busy: set[str] = set()
+
+    async def carry_out(self, instance: str, orders: Orders) -> list[LostCopy]:
+        assert instance not in self.busy, "an instance has two deliveries at once"
+        self.busy.add(instance)
+        self.calls += 1
+        gone = self.calls % 3 == 0
+        for _ in range(self.calls % 4):
+            await asyncio.sleep(0)
+        self.busy.discard(instance)
+        if gone:
+            raise EngineNotReady("the engine is loading")
+        return [LostCopy(move.node, move.target) for move in orders.moves if move.target is not None][:1]
+
+
 class Crowd(Turns):
     """Queries that come, go, report and are lost in any order, and all that must be true meanwhile and at the end."""
 
-    def __init__(self, **bounds: int | str) -> None:
-        super().__init__(**bounds)
+    def __init__(self, handy: bool = False, **bounds: int | str) -> None:
+        super().__init__(hands=Clumsy() if handy else None, **bounds)
+        self.deletions: list[asyncio.Task[int]] = []
         self.tasks: dict[str, asyncio.Task[PrefillPlan]] = {}
         self.gone: list[asyncio.Task[PrefillPlan]] = []
 
@@ -400,9 +438,14 @@ class Crowd(Turns):
                 with suppress(InvalidRequest):
                     await self.controller.warm(ask(f"warm-{query_id}", documents, tokens=3))
             case "delete":
-                await self.controller.delete_document(DocumentDeletion(tuple(documents)))
+                self.deletes(self.controller.delete_document(DocumentDeletion(tuple(documents))))
             case "clear":
-                await self.controller.clear()
+                self.deletes(self.controller.clear())
+            case "prefilled":
+                with suppress(UnknownPlan):
+                    await self.controller.prefilled(query_id)
+            case "restart":
+                await self.controller.restart_instance("instance-0", [])
             case "hours":
                 self.clock.now += LEASE_S / 2
             case "expire":
@@ -413,6 +456,9 @@ class Crowd(Turns):
         self.controller.check_integrity()
         for refused in [name for name, task in self.tasks.items() if failure(task)]:
             self.gone.append(self.tasks.pop(refused))
+
+    def deletes(self, deletion: Coroutine[None, None, int]) -> None:
+        self.deletions.append(asyncio.create_task(deletion))
 
     async def reports(self, query_id: str, computed: int = 1, loses: bool = False) -> None:
         """End a query, wherever it is; one that has not begun yet has nothing to report."""
@@ -437,9 +483,12 @@ class Crowd(Turns):
                     self.clock.now += LEASE_S
                     self.controller.expire_leases()
                 await asyncio.sleep(0)
+            await asyncio.gather(*self.deletions, return_exceptions=True)
         self.controller.check_integrity()
         for error in filter(None, map(failure, [*self.tasks.values(), *self.gone])):
-            assert isinstance(error, Overloaded | InvalidRequest | asyncio.CancelledError)
+            assert isinstance(error, Overloaded | InvalidRequest | EngineDied | asyncio.CancelledError)
+        for error in filter(None, map(failure, self.deletions)):
+            assert isinstance(error, EngineNotReady)
 
     async def left_nothing(self) -> None:
         """Assert that nothing is locked or reserved."""
@@ -468,8 +517,10 @@ def failure(task: asyncio.Task[PrefillPlan]) -> BaseException | None:
             "max_running": st.integers(1, 2),
             "max_queued": st.integers(0, 3),
             "reorder_window": st.integers(0, 2),
-            "gpu_tokens": st.integers(0, 24),
-            "host_tokens": st.integers(0, 24),
+            "gpu": st.integers(0, 24),
+            "host": st.integers(0, 24),
+            "swap": st.sampled_from(Swap),
+            "handy": st.booleans(),
         }
     ),
     # Hypothesis makes short lists where it may.

@@ -1,11 +1,10 @@
 """Prefill times are exact where measured, honest where not, and never fall as tokens grow."""
 
-import asyncio
 import json
 import math
 import os
 import pickle
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -13,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachectl.cost import CostGrid, DeviceProfile, default_axes, profile
-from protocol.errors import ConfigError, EngineDied, InvalidRequest
-from protocol.generation import PrefillCost
+from cachectl.cost import CostGrid, DeviceProfile
+from protocol.errors import ConfigError, InvalidRequest
 from protocol.tiers import Tier
 
 #           new:   100  300
@@ -375,209 +373,3 @@ class TestTheShippedA10G:
             for new in range(1, 32768, 777):
                 expected = 0.0798 + 213e-6 * new + 8.6e-9 * new * (cached + new / 2)
                 assert self.device.prefill_seconds(cached, new) == pytest.approx(expected, rel=0.02)
-
-
-def _true_seconds(cached: int, new: int) -> float:
-    return 1.0 + 0.5 * new + 0.25 * new * cached
-
-
-class _Engine:
-    """An engine of 0.5 s a new token; its noise is given, and so is the longest prompt it takes."""
-
-    def __init__(self, noise: dict[tuple[int, int], list[float]] | None = None, longest: int = 10**9) -> None:
-        self._noise = noise or {}
-        self._longest = longest
-        self.probed: list[tuple[int, int]] = []
-        self.running = 0
-
-    async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
-        pair = (cached_tokens, new_tokens)
-        self.running += 1
-        try:
-            await asyncio.sleep(0)
-            self.probed.append(pair)
-            if sum(pair) > self._longest:
-                raise InvalidRequest("too long")
-            disturbances = self._noise.get(pair, [])
-            disturbance = disturbances.pop(0) if disturbances else 0.0
-            return PrefillCost(*pair, _true_seconds(*pair) + disturbance)
-        finally:
-            self.running -= 1
-
-
-def _quiet(_done: int, _total: int) -> None:
-    """Progress that nobody looks at."""
-
-
-def _never_falls(grid: CostGrid) -> bool:
-    rows = all(before <= after for row in grid.points for before, after in pairwise(row))
-    columns = all(before <= after for column in zip(*grid.points, strict=True) for before, after in pairwise(column))
-    return rows and columns
-
-
-class TestProfiling:
-    async def test_a_quiet_engine_gives_its_times(self):
-        grid = await profile(_Engine(), (0, 8), (2, 4, 8), 1, _quiet)
-        assert (grid.cached, grid.new) == ((0, 8), (2, 4, 8))
-        assert grid.points == ((2.0, 3.0, 5.0), (6.0, 11.0, 21.0))
-
-    async def test_one_disturbed_probe_of_three_changes_nothing(self):
-        noise = {(0, 2): [50.0], (8, 4): [0.0, 70.0], (8, 8): [0.0, 0.0, -3.0]}
-        assert await profile(_Engine(noise), (0, 8), (2, 4, 8), 3, _quiet) == await profile(
-            _Engine(), (0, 8), (2, 4, 8), 1, _quiet
-        )
-
-    async def test_every_pair_is_probed_once_before_any_is_probed_again(self):
-        engine = _Engine()
-        await profile(engine, (0, 8), (2, 4), 3, _quiet)
-        assert engine.probed == [(0, 2), (0, 4), (8, 2), (8, 4)] * 3
-
-    async def test_progress_counts_to_the_end(self):
-        heard = []
-        await profile(_Engine(), (0, 8), (2, 4), 2, lambda done, total: heard.append((done, total)))
-        assert heard == [(done, 8) for done in range(1, 9)]
-
-    async def test_times_that_fall_are_met_halfway(self):
-        # 3 s at 4 new tokens is read as 6 s, above the 5 s at 8.
-        grid = await profile(_Engine({(0, 4): [3.0]}), (0, 8), (2, 4, 8), 1, _quiet)
-        assert grid.points == ((2.0, 5.5, 5.5), (6.0, 11.0, 21.0))
-
-    @UNHURRIED
-    @given(noise=st.lists(st.floats(-1.9, 20), min_size=16, max_size=16))
-    def test_whatever_the_noise_time_never_falls_and_moves_no_more_than_the_noise(self, noise):
-        cached, new = (0, 1, 2, 3), (2, 3, 4, 5)
-        pairs = [(c, n) for c in cached for n in new]
-        engine = _Engine({pair: [disturbance] for pair, disturbance in zip(pairs, noise, strict=True)})
-        grid = asyncio.run(profile(engine, cached, new, 1, _quiet))
-        assert _never_falls(grid)
-        loudest = max(abs(disturbance) for disturbance in noise)
-        for c, n in pairs:
-            assert abs(grid.seconds(c, n) - _true_seconds(c, n)) <= loudest + 1e-9
-
-    async def test_prompts_that_the_engine_refuses_continue_their_neighbours(self):
-        engine = _Engine(longest=12)
-        heard = []
-        grid = await profile(engine, (0, 4, 8), (2, 4, 8), 2, lambda done, total: heard.append((done, total)))
-        # (8, 8) is too long; its neighbours rise by 4 s from 4 to 8 cached, and by 10 s from 4 to 8 new.
-        assert grid.points == ((2.0, 3.0, 5.0), (4.0, 7.0, 13.0), (6.0, 11.0, 17.0))
-        assert engine.probed.count((8, 8)) == 1
-        assert heard[-1] == (16, 16)
-
-    async def test_progress_comes_to_its_end_when_prompts_are_refused(self):
-        heard = []
-        await profile(_Engine(longest=12), (0, 8), (2, 8), 1, lambda done, total: heard.append((done, total)))
-        assert heard == [(1, 4), (2, 4), (3, 4), (3, 3)]
-
-    async def test_after_the_first_refusal_nothing_longer_is_asked(self):
-        engine = _Engine(longest=5)
-        await profile(engine, (0, 2, 4, 8), (1, 2, 4, 8), 1, _quiet)
-        assert max(sum(pair) for pair in engine.probed) == 6
-        assert sum(sum(pair) > 5 for pair in engine.probed) == 1
-
-    async def test_a_length_that_never_fits_is_left_out(self):
-        grid = await profile(_Engine(longest=10), (0, 4, 20), (2, 4, 30), 1, _quiet)
-        assert (grid.cached, grid.new) == ((0, 4), (2, 4))
-        assert not grid.covers(0, 30)
-
-    async def test_rounding_makes_no_refused_prompt_cheaper_than_a_shorter_one(self):
-        class Fixed(_Engine):
-            async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
-                await super().probe_prefill(cached_tokens, new_tokens)
-                return PrefillCost(cached_tokens, new_tokens, 0.9 if cached_tokens else 0.2)
-
-        grid = await profile(Fixed(longest=12), (0, 8), (2, 8), 1, _quiet)
-        assert 0.2 + (0.9 - 0.2) < 0.9
-        assert grid.points == ((0.2, 0.2), (0.9, 0.9))
-
-    @UNHURRIED
-    @given(longest=st.integers(3, 60), noise=st.lists(st.floats(-1.4, 9), min_size=20, max_size=20))
-    def test_refused_prompts_never_make_time_fall(self, longest, noise):
-        cached, new = (0, 1, 4, 11, 23), (1, 2, 7, 30)
-        pairs = [(c, n) for c in cached for n in new]
-        engine = _Engine({pair: [bit] for pair, bit in zip(pairs, noise, strict=True)}, longest)
-        assert _never_falls(asyncio.run(profile(engine, cached, new, 1, _quiet)))
-
-    @pytest.mark.parametrize("longest", [1, 2, 3])
-    async def test_an_engine_too_short_for_the_axes_is_refused(self, longest):
-        with pytest.raises(ConfigError, match="too few lengths") as refused:
-            await profile(_Engine(longest=longest), (0, 4), (2, 4), 1, _quiet)
-        assert isinstance(refused.value.__cause__, InvalidRequest)
-
-    @pytest.mark.parametrize(
-        ("cached", "new", "repeats", "why"),
-        [
-            ((0,), (1, 2), 1, "cached"),
-            ((0, 1), (2, 1), 1, "new"),
-            ((0, 1), (0, 1), 1, "no new tokens"),
-            ((0, 1), (1, 2), 0, "one probe or more"),
-        ],
-    )
-    async def test_bad_axes_are_refused_before_anything_is_measured(self, cached, new, repeats, why):
-        engine = _Engine()
-        with pytest.raises(ConfigError, match=why):
-            await profile(engine, cached, new, repeats, _quiet)
-        assert engine.probed == []
-
-    async def test_what_the_engine_raises_comes_through(self):
-        class Dying(_Engine):
-            async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
-                raise EngineDied("gone")
-
-        with pytest.raises(EngineDied):
-            await profile(Dying(), (0, 1), (1, 2), 1, _quiet)
-
-    async def test_cancelling_ends_the_probe_that_runs_and_begins_no_other(self):
-        begun = asyncio.Event()
-
-        class Stuck(_Engine):
-            async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
-                self.running += 1
-                try:
-                    if len(self.probed) == 2:
-                        begun.set()
-                        await asyncio.Event().wait()
-                    return await super().probe_prefill(cached_tokens, new_tokens)
-                finally:
-                    self.running -= 1
-
-        engine, heard = Stuck(), []
-        tasks_before = asyncio.all_tasks()
-        task = asyncio.create_task(profile(engine, (0, 1), (1, 2), 2, lambda done, _total: heard.append(done)))
-        await begun.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert (engine.running, len(engine.probed), heard) == (0, 2, [1, 2])
-        assert asyncio.all_tasks() == tasks_before
-
-
-class TestDefaultAxes:
-    def test_they_double_up_to_the_longest_prompt(self):
-        cached, new = default_axes(4096)
-        assert cached == (0, 32, 64, 128, 256, 512, 1024, 2048, 4048)
-        assert new == (32, 64, 128, 256, 512, 1024, 2048, 4095)
-
-    @UNHURRIED
-    @given(max_model_len=st.integers(65, 10**6), ratio=st.floats(1.2, 20))
-    def test_any_context_gets_axes_that_fit_it(self, max_model_len, ratio):
-        cached, new = default_axes(max_model_len, ratio)
-        assert CostGrid(cached, new, [[1.0] * len(new)] * len(cached)).cached[0] == 0
-        # Each length fits in its shortest pair, with a token of answer.
-        assert new[-1] == max_model_len - 1
-        assert cached[-1] + new[0] < max_model_len
-        assert all(tokens % 16 == 0 for tokens in (*cached, *new[:-1]))
-
-    async def test_profiling_an_engine_at_its_own_axes_leaves_nothing_out(self):
-        cached, new = default_axes(1000)
-        grid = await profile(_Engine(longest=999), cached, new, 1, _quiet)
-        assert (grid.cached, grid.new) == (cached, new)
-
-    @pytest.mark.parametrize("ratio", [1.0, 0.5, -2.0, math.nan])
-    def test_a_ratio_that_goes_nowhere_is_refused(self, ratio):
-        with pytest.raises(ConfigError, match="ratio"):
-            default_axes(4096, ratio)
-
-    @pytest.mark.parametrize("max_model_len", [64, 1, 0, -1])
-    def test_a_context_too_short_is_refused(self, max_model_len):
-        with pytest.raises(ConfigError, match="too short"):
-            default_axes(max_model_len)

@@ -140,6 +140,13 @@ class PriorityMachine(RuleBasedStateMachine):
             self.order.void(copy)
             self.entered.remove(copy)
 
+    @rule(count=st.integers(0, 5))
+    def look_at_a_few(self, count):
+        few = self.order.lowest_few(count)
+        assert len(set(few)) == len(few) <= count
+        assert set(few) <= self.entered
+        assert [self.rank(copy) for copy in few] == sorted(map(self.rank, few))
+
     @invariant()
     def tickets_and_entries_agree(self):
         self.order.check_integrity()
@@ -298,6 +305,13 @@ class SampledMachine(RuleBasedStateMachine):
             self.order.void(copy)
             self.entered.remove(copy)
 
+    @rule(count=st.integers(0, 3 * FEW))
+    def look_at_a_few(self, count):
+        few = self.order.lowest_few(count)
+        assert len(set(few)) == len(few) == min(count, len(self.entered))
+        assert set(few) <= self.entered
+        assert [self.values[copy] for copy in few] == sorted(self.values[copy] for copy in few)
+
     @invariant()
     def tickets_are_places_in_the_list(self):
         self.order.check_integrity()
@@ -337,6 +351,33 @@ def evictions(seed: int, worth: list[float], many: int) -> list[float]:
             order.touch(copy)
         gone.append(value)
     return gone
+
+
+@pytest.mark.parametrize("count", [0, 1, 16, 200])
+def test_looking_at_the_lowest_few_by_priority_is_exact_and_changes_nothing(count):
+    orders = []
+    for _ in range(2):
+        worth, random = Worth(), Random(1)
+        order = worth.priority_order()
+        for tick, value in enumerate(random.sample(range(1000), 100)):
+            worth.add(order, float(value), tick)
+        orders.append(order)
+    looked_at, other = orders
+    few = looked_at.lowest_few(count)
+    gone = drain(looked_at)
+    assert few == gone[:count]
+    assert [copy.priority for copy in gone] == [copy.priority for copy in drain(other)]
+
+
+def test_looking_at_the_lowest_few_by_samples_changes_nothing_and_takes_the_candidates():
+    looked_at, table = sampled(3, [float(value) for value in range(500)])
+    other, _ = sampled(3, [float(value) for value in range(500)])
+    for order in (looked_at, other):
+        order.lowest()
+    few = looked_at.lowest_few(16)
+    assert table[few[0]] <= looked_at.lowest()[1]
+    assert len(few) == 16
+    assert [copy.node.content for copy in drain(looked_at)] == [copy.node.content for copy in drain(other)]
 
 
 def test_few_copies_go_in_exact_order():

@@ -18,6 +18,7 @@ from cachectl.placement import Capacities
 from cachectl.policies import create_policy
 from cachectl.policies.foresight import Foresight
 from cachectl.tree import KnowledgeTree
+from protocol.kv import HeldNode
 from protocol.tiers import Tier
 
 NAMESPACE = "tenant"
@@ -233,7 +234,7 @@ def test_a_document_that_is_popular_elsewhere_may_be_told_from_one_that_nobody_k
 
 def test_what_came_from_a_restart_is_kept_while_there_is_room_and_goes_first():
     tree = tree_of(3)
-    assert tree.insert(NAMESPACE, ["restored"], 1, Tier.GPU, "one")
+    assert tree.insert(HeldNode(NAMESPACE, ("restored",), 1), Tier.GPU, "one")
     assert kept(tree, "restored")
     ask(tree, "a"), ask(tree, "b")
     assert kept(tree, "restored")

@@ -152,6 +152,7 @@ def test_an_instance_that_takes_no_more_is_passed_over(build):
 def test_what_lies_in_shared_memory_ties_to_no_instance(build):
     scheduler = build("ab", host=1000, max_running=9)
     first = scheduler.tree.roots["tenant"].children["a"]
+    scheduler.tree.pin("tenant", "a")
     scheduler.tree.placement.replicate(first, "one", [])
     assert occupy(scheduler, 12) == ["one"]
     # With "a" in host memory it takes 12 + 1 s on "one" and 10 + 1 s on the others; without, it would take 21 s there.

@@ -14,7 +14,7 @@ from cachectl.policies import create_policy, policy_names
 from cachectl.queue import priority
 from cachectl.scheduler import Request, Scheduler
 from cachectl.tree import KnowledgeTree
-from protocol.errors import InvalidRequest, Overloaded, Unavailable, UnknownInstance, UnknownNode, UnknownPlan
+from protocol.errors import ConfigError, InvalidRequest, Overloaded, Unavailable, UnknownInstance, UnknownPlan
 from protocol.tiers import Tier
 
 TOKENS = 10
@@ -115,6 +115,12 @@ def scheduler(build):
     return build()
 
 
+@pytest.mark.parametrize("places", [0, -1])
+def test_a_scheduler_on_which_nothing_could_ever_run_is_refused(build, places):
+    with pytest.raises(ConfigError, match=str(places)):
+        build(max_running=places)
+
+
 # Grants
 
 
@@ -158,6 +164,33 @@ def test_a_lost_copy_is_gone_with_what_stands_behind_it(scheduler, tell):
     else:
         scheduler.complete("loses", 0.0, kept=True, lost=[(key("ab"), Tier.GPU)])
     assert cached(run(scheduler, ask("finds", "abc"))) == 1
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_copy_that_another_request_reports_lost_is_gone_and_one_that_nobody_knows_is_no_matter(scheduler, kept):
+    fill(scheduler, "ab", "c")
+    run(scheduler, ask("tells", "c"))
+    scheduler.complete("tells", 0.0, kept, lost=[(key("a"), Tier.GPU), (b"nobody's", Tier.DISK)])
+    assert cached(run(scheduler, ask("again", "ab"))) == 0
+
+
+def test_a_request_that_waits_can_have_lost_nothing(build):
+    scheduler = build(max_queued=1)
+    fill(scheduler, "a")
+    run(scheduler, ask("runs"))
+    wait(scheduler, ask("waits", "a"))
+    scheduler.complete("waits", 0.0, kept=True, lost=[(key("a"), Tier.GPU)])
+    end(scheduler, "runs")
+    assert cached(run(scheduler, ask("again", "a"))) == 1
+
+
+def test_the_queries_that_name_a_document_run_or_wait(build):
+    scheduler = build(max_running=2)
+    run(scheduler, ask("runs", "ab"))
+    run(scheduler, ask("other", "c"))
+    wait(scheduler, ask("waits", "b"))
+    assert scheduler.naming({"b", "x"}, None) == scheduler.naming(["b"], "tenant") == {"runs", "waits"}
+    assert scheduler.naming(["b"], "somebody") == scheduler.naming([], None) == set()
 
 
 def test_a_lost_copy_that_made_the_request_fail_is_gone_too(scheduler):
@@ -205,13 +238,9 @@ def test_without_an_instance_nothing_is_taken_on(scheduler):
         (lambda scheduler: scheduler.submit(Request("new", "tenant", (PathDocument("z", 0),), 1), 0.0), InvalidRequest),
         (lambda scheduler: scheduler.complete("unknown", 0.0, kept=True), UnknownPlan),
         (lambda scheduler: scheduler.complete("ended", 0.0, kept=True), UnknownPlan),
-        (lambda scheduler: scheduler.complete("runs", 0.0, kept=True, lost=[(key("x"), Tier.GPU)]), UnknownNode),
-        (lambda scheduler: scheduler.complete("runs", 0.0, kept=False, lost=[(key("x"), Tier.GPU)]), UnknownNode),
-        (lambda scheduler: scheduler.complete("waits", 0.0, kept=True, lost=[(key("x"), Tier.GPU)]), UnknownNode),
         (lambda scheduler: scheduler.prefilled("unknown"), UnknownPlan),
         (lambda scheduler: scheduler.prefilled("ended"), UnknownPlan),
         (lambda scheduler: scheduler.prefilled("waits"), UnknownPlan),
-        (lambda scheduler: scheduler.prefilled("runs", [(key("x"), Tier.GPU)]), UnknownNode),
         (lambda scheduler: scheduler.remove_instance("unknown"), UnknownInstance),
     ],
     ids=[
@@ -221,13 +250,9 @@ def test_without_an_instance_nothing_is_taken_on(scheduler):
         "empty document",
         "completed, but never submitted",
         "completed twice",
-        "lost what it had not",
-        "lost what it had not, and failed",
-        "lost while it waited",
         "prefilled, but never submitted",
         "prefilled after its end",
         "prefilled while it waits",
-        "prefilled without what it had not",
         "unknown instance removed",
     ],
 )

@@ -14,10 +14,10 @@ from cachectl.grant import Grant, PathDocument
 from cachectl.integrity import check_integrity
 from cachectl.lookahead import Lookahead
 from cachectl.node import child_key, path_keys, root_key
-from cachectl.placement import Capacities
+from cachectl.placement import REPLICATED_USES, Capacities
 from cachectl.policies import create_policy, policy_names
 from cachectl.restore import restore
-from cachectl.tree import REPLICATED_USES, KnowledgeTree
+from cachectl.tree import KnowledgeTree
 from protocol.errors import ConfigError, InvalidRequest, PinRefused, UnknownInstance, UnknownNode, UnknownPlan
 from protocol.kv import HeldNode, Move, ResidencyReport
 from protocol.tiers import Tier
@@ -106,7 +106,7 @@ def dump(tree) -> dict:
             query_id: (grant.steps[:], grant.moves[:], len(grant.locked), len(grant.reserved), grant.settled)
             for query_id, grant in tree.grants.items()
         },
-        "orders": list(tree.placement._outbox.values()),
+        "orders": list(tree.placement.outbox),
     }
 
 
@@ -395,20 +395,6 @@ def test_a_plan_is_settled_once():
     assert dump(tree) == before
 
 
-def test_a_plan_cannot_lose_what_is_not_on_its_path():
-    tree = tree_of(4, 2)
-    ask(tree, "b")
-    grant = begin(tree, "ac")
-    before = dump(tree)
-    lost = [(key("a"), GPU), (key("b"), GPU)]
-    for end in (tree.commit, lambda *told: tree.settle(told[0], True, told[1])):
-        with pytest.raises(UnknownNode, match=key("b").hex()):
-            end(grant, lost)
-    assert dump(tree) == before
-    tree.settle(grant, kept=True)
-    check_integrity(tree)
-
-
 def test_a_query_holds_one_plan_at_a_time():
     tree = tree_of(2)
     documents, keys = [PathDocument("a", 1)], path_keys(TENANT, "a")
@@ -428,8 +414,8 @@ def test_an_unknown_instance_is_refused():
         lambda: tree.match(TENANT, "ab", "three"),
         lambda: begin(tree, "xy", "three"),
         lambda: tree.remove_instance("three"),
-        lambda: tree.insert(TENANT, "z", 1, GPU, "three"),
-        lambda: tree.insert(TENANT, "z", 1, GPU, None),
+        lambda: tree.insert(HeldNode(TENANT, ("z",), 1), GPU, "three"),
+        lambda: tree.insert(HeldNode(TENANT, ("z",), 1), GPU, None),
     ):
         with pytest.raises(UnknownInstance):
             attempt()
@@ -572,6 +558,37 @@ def test_a_lost_copy_leaves_the_nodes_other_copies():
     assert found(tree, "ab") == [HOST, HOST]
 
 
+@pytest.mark.parametrize("told", ["commit", "settle", "lose"])
+def test_a_copy_of_any_node_may_be_lost_and_one_that_the_tree_does_not_know_is_ignored(told):
+    tree = tree_of(4, 2)
+    ask(tree, "ab")
+    running = begin(tree, "c")
+    lost = [(key("a"), GPU), (key("x"), GPU), (key("ab"), DISK), (b"", HOST)]
+    if told == "commit":
+        tree.commit(running, lost)
+    elif told == "lose":
+        tree.lose("one", lost)
+    tree.settle(running, True, lost if told == "settle" else [])
+    check_integrity(tree)
+    assert found(tree, "ab") == []
+    assert found(tree, "c") == [GPU]
+    # Who lost a knows; b, which stood on it, is still there.
+    assert orders(tree) == [move("ab", GPU, None, "one")]
+
+
+def test_a_lost_copy_that_a_plan_elsewhere_uses_keeps_its_room_until_that_ends():
+    tree = tree_of(2)
+    ask(tree, "ab")
+    using, telling = begin(tree, "ab"), begin(tree, "")
+    tree.settle(telling, kept=True, lost=[(key("a"), GPU)])
+    check_integrity(tree)
+    assert found(tree, "ab") == []
+    assert tree.placement.gpu("one").used == 2
+    tree.settle(using, kept=True)
+    check_integrity(tree)
+    assert tree.placement.gpu("one").used == 0
+
+
 def test_a_copy_that_could_not_be_saved_is_not_kept():
     tree = tree_of(4)
     tree.settle(begin(tree, "abc"), kept=True, lost=[(key("ab"), GPU)])
@@ -644,7 +661,7 @@ def test_what_a_running_plan_loads_is_not_dropped_because_another_lost_its_paren
     # b lies in host behind a, which lies in the GPU of one (and cannot be had from there any more) and on disk.
     tree = tree_of(1, 1, 2)
     ask(tree, "ab", "one")
-    tree.insert(TENANT, "a", 1, DISK, None)
+    tree.insert(HeldNode(TENANT, ("a",), 1), DISK, None)
     running = begin(tree, "ab", "two")
     assert [step.source for step in running.steps] == [DISK, HOST]
     tree.settle(begin(tree, "a", "one"), kept=True, lost=[(key("a"), GPU)])
@@ -1044,7 +1061,7 @@ def test_a_document_that_comes_back_is_not_kept_while_a_plan_uses_what_was_delet
     old = begin(tree, "a")
     tree.delete("a")
     new = begin(tree, "a")
-    assert new.steps[0] == (key("a"), 1, None, None)
+    assert new.steps[0] == (key("a"), 1, None, None, None)
     for grant in (old, new) if old_first else (new, old):
         tree.settle(grant, kept=True)
         check_integrity(tree)
@@ -1192,8 +1209,10 @@ class DataPlane:
         for order in moves:
             source = self.at(order.source, order.instance)
             if order.target is not None:
-                assert order.node in source, "an order copies what is not there"
-                self.at(order.target, order.instance).add(order.node)
+                target = self.at(order.target, order.instance)
+                # A plan that failed has its orders carried out again.
+                assert order.node in source | target, "an order copies what is not there"
+                target.add(order.node)
             if order.evict:
                 source.discard(order.node)
 

@@ -8,10 +8,12 @@ from cachectl.grant import Grant, PathDocument
 from cachectl.integrity import check_integrity
 from cachectl.lookahead import Lookahead
 from cachectl.node import path_keys
+from cachectl.pages import PageAllocator
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy, policy_names
 from cachectl.tree import KnowledgeTree
 from protocol.errors import PinRefused, UnknownNode
+from protocol.kv import HeldNode, Pages
 from protocol.tiers import Tier
 
 NAMESPACES = ("tenant-a", "tenant-b")
@@ -29,6 +31,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.pinned: list[tuple[str, list[str]]] = []
         self.queries = 0
         self.now = 0.0
+        self.lossy = False
 
     @initialize(
         policy=st.sampled_from(policy_names()),
@@ -36,15 +39,33 @@ class TreeMachine(RuleBasedStateMachine):
         host=st.integers(0, 30),
         disk=st.integers(0, 30),
         window_s=st.sampled_from([None, 3.0]),
+        page=st.sampled_from([1, 1, 4]),
+        load_s=st.sampled_from([None, 0.5, 2.0]),
+        write_through=st.booleans(),
     )
-    def build(self, policy: str, gpu: int, host: int, disk: int, window_s: float | None) -> None:
+    def build(
+        self,
+        policy: str,
+        gpu: int,
+        host: int,
+        disk: int,
+        window_s: float | None,
+        page: int,
+        load_s: float | None,
+        write_through: bool,
+    ) -> None:
         self.lookahead = Lookahead()
+        self.load_s = load_s
         self.tree = KnowledgeTree(
             create_policy(policy, self.lookahead),
-            Capacities(gpu, host, disk),
+            Capacities(gpu, host * page, disk),
             ["one", "two"],
             lambda cached, new: 0.01 + new * (1 + cached / 10),
             window_s,
+            load_seconds=(lambda tokens, tier: tokens * load_s) if load_s else None,
+            page_tokens=page,
+            arena=PageAllocator(host, page) if page > 1 else None,
+            write_through=write_through,
         )
 
     @rule(namespace=namespaces, path=contents, index=st.integers(0, 1), system=st.booleans(), waits=st.booleans())
@@ -62,7 +83,8 @@ class TreeMachine(RuleBasedStateMachine):
         self.now += 0.5
         before = [copy.place.tier for copy in self.tree.match(namespace, path, instance)]
         grant = self.tree.grant(query_id, namespace, documents, keys, 1, instance, self.now, pinned=int(system))
-        assert [step.source for step in grant.steps if step.source] == before
+        loaded = [step.source for step in grant.steps if step.source]
+        assert loaded == before[: len(loaded)] if self.load_s else loaded == before
         self.open.append(grant)
 
     @rule(path=contents, namespace=namespaces)
@@ -85,7 +107,8 @@ class TreeMachine(RuleBasedStateMachine):
         steps = [step for step in grant.steps if step.source or step.kept]
         lost = data.draw(st.lists(st.sampled_from(steps), max_size=1)) if steps else []
         self.tree.settle(grant, kept, [(step.key, step.source or step.kept) for step in lost])
-        if kept and not lost and not any(node.detached for node in grant.locked):
+        unharmed = not self.lossy and not any(node.detached for node in grant.locked)
+        if kept and not lost and unharmed:
             for step in grant.steps:
                 if step.kept is not None:
                     assert step.key in self.tree.nodes
@@ -122,12 +145,48 @@ class TreeMachine(RuleBasedStateMachine):
     def limit(self, namespace: str, tier: Tier, tokens: int | None) -> None:
         self.tree.set_quota(namespace, tier, tokens)
 
-    @rule(namespace=namespaces, path=contents, tier=st.sampled_from(Tier), index=st.integers(0, 1))
-    def restore(self, namespace: str, path: list[str], tier: Tier, index: int) -> None:
+    @rule(
+        namespace=namespaces,
+        path=contents,
+        tier=st.sampled_from(Tier),
+        index=st.integers(0, 1),
+        first=st.integers(0, 9),
+        stamp=st.integers(1, 99),
+    )
+    def restore(self, namespace: str, path: list[str], tier: Tier, index: int, first: int, stamp: int) -> None:
         instances = list(self.tree.placement.gpus)
         instance = instances[index % len(instances)] if tier is Tier.GPU else None
         for depth in range(1, len(path) + 1):
-            self.tree.insert(namespace, path[:depth], TOKENS[path[depth - 1]], tier, instance)
+            pages = Pages((first, first + 1), stamp) if tier is Tier.HOST else None
+            held = HeldNode(namespace, tuple(path[:depth]), TOKENS[path[depth - 1]], pages)
+            if not self.tree.insert(held, tier, instance):
+                self.tree.refuse(held, tier, instance)
+
+    @rule(namespace=namespaces, path=contents, tier=st.sampled_from(Tier), index=st.integers(0, 1))
+    def lose(self, namespace: str, path: list[str], tier: Tier, index: int) -> None:
+        instances = list(self.tree.placement.gpus)
+        self.tree.lose(instances[index % len(instances)], [(path_keys(namespace, path)[-1], tier)])
+        self.lossy = True
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        grant = data.draw(st.sampled_from(self.open))
+        if not grant.settled:
+            self.tree.commit(grant)
+
+    @rule(index=st.integers(0, 1), delivered=st.booleans())
+    def deliver(self, index: int, delivered: bool) -> None:
+        instances = list(self.tree.placement.gpus)
+        instance = instances[index % len(instances)]
+        moves = self.tree.placement.take_orders(instance)
+        if not delivered:
+            self.tree.placement.return_orders(moves, instance, self.tree.tick + 0.5)
+
+    @rule(content=st.sampled_from("abc"), shunned=st.booleans())
+    def shun(self, content: str, shunned: bool) -> None:
+        if shunned or (None, content) in self.tree._unwanted:
+            self.tree.shun(content, None, shunned)
 
     @precondition(lambda self: len(self.tree.placement.gpus) > 1)
     @rule()

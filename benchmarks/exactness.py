@@ -1,0 +1,158 @@
+"""Whether answers are the same with the cache as without: greedy tokens and their logprobs, prompt by prompt.
+
+With it, a prompt's documents come from whatever tier they are in by then. Memory is made so small that all tiers are
+used and everything is evicted again and again, and in the middle engine and controller are started anew over what is
+left. Without it, vLLM has neither the connector nor its own prefix cache. A second run without it, whose requests run
+side by side and not one after the other, says what the engine itself makes of a prompt from one time to the next.
+"""
+
+import asyncio
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.engines import EngineMaker, Generation, generate
+from benchmarks.local_stack import LocalStack
+from cachectl.settings import ControllerSettings
+from protocol.plans import PrefillPlan
+from protocol.prompts import Prompt
+
+NAMESPACE = "exactness"
+# So little that the documents of some hundred prompts do not fit.
+SMALL = {"gpu_share": 0.2, "host_gib": 0.15, "disk_gib": 0.6}
+SIDE_BY_SIDE = 4
+
+Progress = Callable[[str, int, int | None], None]
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """How two runs of the same prompts differ: ``mismatches`` counts prompts whose greedy tokens are not the same.
+
+    The largest difference of logprobs is over the tokens that both chose, up to the first that they did not.
+    """
+
+    mismatches: int
+    mismatch_rate: float
+    largest_logprob_difference: float
+
+
+class ExactnessResult(msgspec.Struct, frozen=True):
+    """The differences with the cache and between two runs without it, and where prompts' tokens came from.
+
+    ``mismatches`` and the like are those with the cache. ``tokens`` counts prompt tokens by tier, ``computed`` the
+    rest; ``evictions`` are counted by tier, ``lost`` copies that an engine reported as gone.
+    """
+
+    dtype: str
+    prompts: int
+    answer_tokens: int
+    mismatches: int
+    mismatch_rate: float
+    largest_logprob_difference: float
+    without_cache: Difference
+    tokens: dict[str, int]
+    evictions: dict[str, int]
+    lost: int
+    restarts: int
+    first_mismatch: str | None
+
+
+class ExactnessBenchmark:
+    """Asks prompts for ``answer_tokens`` tokens each. ``profiles`` keeps the engine's costs."""
+
+    def __init__(
+        self, engines: EngineMaker, controller: ControllerSettings, profiles: Path, dtype: str, answer_tokens: int
+    ) -> None:
+        self._engines = engines
+        self._controller = controller
+        self._profiles = profiles
+        self._dtype = dtype
+        self._answer_tokens = answer_tokens
+        self._tokens: Counter[str] = Counter()
+        self._evictions: Counter[str] = Counter()
+        self._lost = 0
+
+    async def run(self, prompts: Sequence[Prompt], progress: Progress) -> ExactnessResult:
+        """Run all prompts in their order, three times; ``progress`` hears (step, done, total)."""
+        alone = await self._without_cache(prompts, 1, "without the cache", progress)
+        beside = await self._without_cache(prompts, SIDE_BY_SIDE, "without it, side by side", progress)
+        cached = await self._with_cache(prompts, progress)
+        difference = compare(alone, cached)
+        first = next((index for index in range(len(prompts)) if _tokens(alone[index]) != _tokens(cached[index])), None)
+        return ExactnessResult(
+            dtype=self._dtype,
+            prompts=len(prompts),
+            answer_tokens=self._answer_tokens,
+            mismatches=difference.mismatches,
+            mismatch_rate=difference.mismatch_rate,
+            largest_logprob_difference=difference.largest_logprob_difference,
+            without_cache=compare(alone, beside),
+            tokens=dict(self._tokens),
+            evictions=dict(self._evictions),
+            lost=self._lost,
+            restarts=1,
+            first_mismatch=None if first is None else f"prompt {first}: {alone[first].text!r}, {cached[first].text!r}",
+        )
+
+    async def _without_cache(
+        self, prompts: Sequence[Prompt], at_once: int, step: str, progress: Progress
+    ) -> list[Generation]:
+        answers: list[Generation] = []
+        async with self._engines.plain(prefix_caching=False) as engine:
+            for begin in range(0, len(prompts), at_once):
+                progress(step, begin, len(prompts))
+                plans = [
+                    PrefillPlan(f"{step} {begin + offset}", "generator", NAMESPACE, prompt)
+                    for offset, prompt in enumerate(prompts[begin : begin + at_once])
+                ]
+                answers += await asyncio.gather(
+                    *(generate(engine, plan, self._answer_tokens, logprobs=True) for plan in plans)
+                )
+        progress(step, len(prompts), len(prompts))
+        return answers
+
+    async def _with_cache(self, prompts: Sequence[Prompt], progress: Progress) -> list[Generation]:
+        answers: list[Generation] = []
+        step = "with the cache"
+        with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder:
+            first, last = prompts[: len(prompts) // 2], prompts[len(prompts) // 2 :]
+            for part in (first, last):
+                async with (
+                    self._engines.caching(Path(folder), keep_host=part is not last, **SMALL) as engine,
+                    LocalStack.over(engine, self._controller, self._profiles) as stack,
+                ):
+                    for prompt in part:
+                        progress(step, len(answers), len(prompts))
+                        answer = await stack.answer(prompt, NAMESPACE, self._answer_tokens, logprobs=True)
+                        answers.append(answer)
+                        self._count(answer)
+                    for tier in (await stack.stats()).tiers:
+                        self._evictions[tier.tier] += tier.evictions
+        progress(step, len(prompts), len(prompts))
+        return answers
+
+    def _count(self, answer: Generation) -> None:
+        prefill = answer.prefill
+        self._tokens.update({str(tier): tokens for tier, tokens in prefill.loaded.items()})
+        self._tokens["computed"] += prefill.prompt_tokens - prefill.cached_tokens
+        self._lost += len(prefill.lost)
+
+
+def compare(one: Sequence[Generation], other: Sequence[Generation]) -> Difference:
+    """How the answers of two runs differ."""
+    mismatches = 0
+    largest = 0.0
+    for left, right in zip(one, other, strict=True):
+        mismatches += _tokens(left) != _tokens(right)
+        for mine, theirs in zip(left.logprobs, right.logprobs, strict=False):
+            if mine.token_id != theirs.token_id:
+                break
+            largest = max(largest, abs(mine.logprob - theirs.logprob))
+    return Difference(mismatches, mismatches / len(one), largest)
+
+
+def _tokens(answer: Generation) -> list[int]:
+    return [token.token_id for token in answer.logprobs]

@@ -1,0 +1,490 @@
+"""What no plan takes along reaches the engines all the same: promptly, once at a time, and never lost."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cachectl.controller import Controller
+from cachectl.node import path_keys
+from cachectl.placement import Capacities
+from cachectl.settings import ControllerSettings
+from protocol.cache import CachePath, DocumentDeletion, RestoreResult
+from protocol.errors import DeadlineExceeded, EngineDied, EngineNotReady, InvalidRequest, UnknownInstance, UnknownPlan
+from protocol.kv import HeldNode, LostCopy, Move, Orders, Pages, ResidencyReport
+from protocol.plans import AdmissionRequest, CompletionReport, PlanOutcome, PrefillPlan
+from protocol.prompts import Prompt, Segment, SegmentKind
+from protocol.tiers import Tier
+
+GPU, HOST, DISK = Tier
+TOKENS = 10
+LEASE_S = 60.0
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Costs:
+    """A second a token, and ``load_s`` for one from a slower tier."""
+
+    def __init__(self, load_s: float = 0.0) -> None:
+        self._load_s = load_s
+
+    def prefill_seconds(self, cached: int, new: int) -> float:
+        return float(new)
+
+    def load_seconds(self, tokens: int, tier: Tier) -> float:
+        return tokens * self._load_s
+
+
+class Engines:
+    """Hands that note what they carry out, wait while they are ``held``, and fail while they are ``gone``."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, Orders]] = []
+        self.lost: list[LostCopy] = []
+        self.gone: Exception | None = None
+        self.tried = 0
+        self.busy: list[str] = []
+        self._free = asyncio.Event()
+        self._free.set()
+        self._changed = asyncio.Condition()
+
+    async def carry_out(self, instance: str, orders: Orders) -> list[LostCopy]:
+        self.tried += 1
+        assert instance not in self.busy, "an instance has two deliveries at once"
+        self.busy.append(instance)
+        await self._tell()
+        try:
+            await self._free.wait()
+            if self.gone is not None:
+                raise self.gone
+            self.done.append((instance, orders))
+            lost, self.lost = self.lost, []
+            return lost
+        finally:
+            self.busy.remove(instance)
+            await self._tell()
+
+    @property
+    def moves(self) -> list[Move]:
+        return [move for _, orders in self.done for move in orders.moves]
+
+    @asynccontextmanager
+    async def held(self):
+        self._free.clear()
+        yield
+        self._free.set()
+
+    async def until(self, condition) -> None:
+        async with asyncio.timeout(5), self._changed:
+            await self._changed.wait_for(condition)
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def ask(query_id: str, documents: str = "", namespace: str = "tenant") -> AdmissionRequest:
+    """A query; each letter is a document of ``TOKENS`` tokens."""
+    segments = [Segment(SegmentKind.DOCUMENT, content, tuple(range(TOKENS))) for content in documents]
+    question = Segment(SegmentKind.QUESTION, "question", (1,))
+    return AdmissionRequest(query_id, namespace, Prompt((*segments, question)))
+
+
+def report(query_id: str, computed: int = 1, lost=()) -> CompletionReport:
+    return CompletionReport(query_id, PlanOutcome.COMPLETED, computed_tokens=computed, lost=lost)
+
+
+def key(documents: str, namespace: str = "tenant") -> str:
+    return path_keys(namespace, documents)[-1].hex()
+
+
+def drop(documents: str, tier: Tier = GPU, pages: Pages | None = None) -> Move:
+    return Move(key(documents), TOKENS, tier, None, "one" if tier is GPU else None, pages=pages)
+
+
+async def fill(controller: Controller, *paths: str, namespace: str = "tenant") -> None:
+    """Let paths be computed and kept."""
+    for documents in paths:
+        await controller.admit(ask("fill", documents, namespace))
+        await controller.complete(report("fill"))
+
+
+async def cached(controller: Controller, documents: str) -> list[Tier | None]:
+    plan = await controller.admit(ask("look", documents))
+    await controller.complete(CompletionReport("look", PlanOutcome.CANCELLED))
+    return [node.source for node in plan.nodes]
+
+
+async def waiting(controller: Controller, request: AdmissionRequest) -> asyncio.Task[PrefillPlan]:
+    """A task that waits for the query's turn once this returns."""
+    queued = (await controller.stats()).queued
+    task = asyncio.create_task(controller.admit(request))
+    while (await controller.stats()).queued == queued:
+        await asyncio.sleep(0)
+    return task
+
+
+async def begun(awaitable) -> asyncio.Task:
+    """A task that has come to its first pause, and several more."""
+    task = asyncio.create_task(awaitable)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    return task
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+async def engines():
+    return Engines()
+
+
+@pytest.fixture
+def build(clock, engines):
+    """Makes controllers, and checks each when the test is over."""
+    built = []
+
+    def build(*instances: str, gpu=1000, host=0, disk=0, hands=engines, load_s=0.0, fingerprint="", **settings):
+        defaults = {"policy": "LRU", "max_running": 9, "lease_s": LEASE_S}
+        controller = Controller(
+            ControllerSettings(**defaults | settings),
+            instances or ["one"],
+            clock,
+            Costs(load_s),
+            Capacities(gpu, host, disk),
+            fingerprint=fingerprint,
+            hands=hands,
+        )
+        built.append(controller)
+        return controller
+
+    yield build
+    for controller in built:
+        controller.check_integrity()
+
+
+# The first token
+
+
+async def test_what_was_computed_serves_others_from_the_first_token_on(build):
+    controller = build()
+    await controller.admit(ask("runs", "ab"))
+    assert await cached(controller, "ab") == [None, None]
+    await controller.prefilled("runs", [LostCopy(key("ab"), GPU)])
+    assert await cached(controller, "ab") == [GPU, None]
+    await controller.complete(report("runs"))
+    for query_id in ("runs", "never"):
+        with pytest.raises(UnknownPlan):
+            await controller.prefilled(query_id)
+
+
+async def test_loading_is_weighed_against_computing(build):
+    for load_s, source in ((0.5, HOST), (2.0, None)):
+        controller = build(gpu=TOKENS, host=100, load_s=load_s, hands=None)
+        await fill(controller, "a", "b")
+        assert await cached(controller, "a") == [source]
+
+
+async def test_plans_are_counted_by_the_tier_that_they_load_from(build):
+    controller = build(gpu=2 * TOKENS, host=100, hands=None)
+    await fill(controller, "a", "bc", "ab")
+    stats = await controller.stats()
+    assert stats.planned_from == {GPU: 0, HOST: TOKENS, DISK: 0}
+    assert (stats.planned_cached_tokens, stats.planned_tokens) == (TOKENS, 5 * TOKENS)
+
+
+async def test_a_plan_names_what_its_gpu_can_do_without_best_and_nothing_of_its_own(build):
+    controller = build("one", "two")
+    await fill(controller, *"cab", "de")
+    assert (await controller.admit(ask("query", "ax"))).spare == (key("c"), key("b"), key("de"))
+    await fill(controller, *(chr(0x1000 + number) for number in range(30)))
+    assert len((await controller.admit(ask("more"))).spare) == 16
+
+
+# Deliveries
+
+
+async def test_copies_of_what_was_computed_are_made_at_once(build, engines):
+    controller = build(host=100, swap="write_through")
+    await controller.admit(ask("runs", "a"))
+    await controller.prefilled("runs")
+    await engines.until(lambda: engines.done and not engines.busy)
+    pages = Pages(tuple(range(TOKENS)), 1)
+    assert engines.done == [("one", Orders((Move(key("a"), TOKENS, GPU, HOST, "one", evict=False, pages=pages),)))]
+
+
+async def test_a_copy_that_could_not_be_made_is_not_planned(build, engines):
+    controller = build(gpu=TOKENS, host=100, swap="write_through")
+    engines.lost = [LostCopy(key("a"), HOST)]
+    await fill(controller, "a")
+    [node] = (await controller.tree(1)).namespaces["tenant"]
+    assert node.places == ("gpu@one", "host")
+    await engines.until(lambda: engines.done and not engines.busy)
+    await begun(asyncio.sleep(0))
+    [node] = (await controller.tree(1)).namespaces["tenant"]
+    assert node.places == ("gpu@one",)
+
+
+async def test_the_orders_of_a_plan_that_ended_before_its_first_token_are_carried_out_by_hands(build, engines, clock):
+    controller = build(gpu=TOKENS, host=100)
+    await fill(controller, "a")
+    plan = await controller.admit(ask("runs", "b"))
+    assert [order.node for order in plan.moves] == [key("a")]
+    await controller.complete(report("runs", computed=0))
+    await engines.until(lambda: engines.moves == list(plan.moves))
+    plan = await controller.admit(ask("lost", "b"))
+    assert plan.moves == ()
+
+
+async def test_the_orders_of_a_lost_plan_are_carried_out_when_its_lease_runs_out(build, engines, clock):
+    controller = build(gpu=TOKENS, host=100)
+    await fill(controller, "a")
+    plan = await controller.admit(ask("lost", "b"))
+    clock.now = LEASE_S
+    controller.expire_leases()
+    await engines.until(lambda: engines.moves == list(plan.moves))
+
+
+async def test_orders_for_an_instance_that_is_not_there_wait_until_it_is_tried_again(build, engines):
+    controller = build(gpu=TOKENS, host=100)
+    await fill(controller, "a")
+    engines.gone = EngineNotReady("the engine is loading")
+    plan = await controller.admit(ask("fails", "b"))
+    await controller.complete(report("fails", computed=0))
+    await engines.until(lambda: engines.tried == 1 and not engines.busy)
+    await begun(asyncio.sleep(0))
+    assert engines.tried == 1, "it is not tried again by itself"
+    engines.gone = ValueError("a defect is no reason to lose anything")
+    controller.expire_leases()
+    await engines.until(lambda: engines.tried == 2 and not engines.busy)
+    await begun(asyncio.sleep(0))
+    engines.gone = None
+    controller.expire_leases()
+    await engines.until(lambda: engines.moves == list(plan.moves))
+
+
+async def test_what_waits_while_a_delivery_is_on_its_way_goes_with_the_next(build, engines):
+    controller = build(host=100, swap="write_through")
+    async with engines.held():
+        await fill(controller, "a")
+        await engines.until(lambda: engines.busy)
+        await controller.admit(ask("runs", "b"))
+        await controller.prefilled("runs")
+        controller.expire_leases()
+        await begun(asyncio.sleep(0))
+        assert engines.tried == 1
+    await engines.until(lambda: len(engines.done) == 2)
+    assert [order.node for order in engines.moves] == [key("a"), key("b")]
+
+
+# Deletion
+
+
+async def test_a_deleted_document_is_dropped_and_forgotten_before_the_call_returns(build, engines):
+    controller = build("one", "two")
+    await fill(controller, "ab", "c")
+    assert await controller.delete_document(DocumentDeletion(("a", "x"), "tenant")) == 2
+    forget = (("tenant", "a"), ("tenant", "x"))
+    assert {instance: orders.forget for instance, orders in engines.done} == {"one": forget, "two": forget}
+    assert sorted(order.node for order in engines.moves) == sorted([key("a"), key("ab")])
+
+
+async def test_where_no_namespace_is_named_a_document_is_forgotten_in_all_that_were_heard_of(build, engines):
+    controller = build()
+    await fill(controller, "a", namespace="x")
+    await fill(controller, "b", namespace="y")
+    await controller.restore([ResidencyReport(GPU, (HeldNode("z", ("a",), TOKENS),), "one")])
+    await controller.delete_document(DocumentDeletion(("a",)))
+    assert [orders.forget for _, orders in engines.done] == [(("x", "a"), ("y", "a"), ("z", "a"))]
+
+
+async def test_a_deletion_waits_for_the_queries_that_use_the_document_and_no_others(build, engines):
+    controller = build(max_running=2)
+    await fill(controller, "a")
+    await controller.admit(ask("uses", "ab"))
+    await controller.admit(ask("other", "c"))
+    waits = await waiting(controller, ask("waits", "xa"))
+    deletion = await begun(controller.delete_document(DocumentDeletion(("a",), "tenant")))
+    assert not deletion.done()
+    await controller.complete(report("uses"))
+    plan = await waits
+    assert [node.kept for node in plan.nodes] == [GPU, None], "nothing of it is kept meanwhile"
+    await begun(asyncio.sleep(0))
+    assert not deletion.done()
+    await controller.complete(report("waits"))
+    assert await deletion == 2
+    assert await cached(controller, "a") == [None]
+    # Twice: what "uses" had could not be dropped before its end.
+    assert [orders.forget for _, orders in engines.done][:1] == [(("tenant", "a"),)]
+    assert engines.done[-1][1].forget == (("tenant", "a"),)
+    assert {drop("a"), drop("ab")} <= {*engines.moves, *plan.moves}
+
+
+async def test_a_document_that_is_deleted_as_it_is_computed_is_not_kept(build, engines):
+    controller = build(host=100, swap="write_through")
+    await controller.admit(ask("computes", "ab"))
+    deletion = await begun(controller.delete_document(DocumentDeletion(("a",), "tenant")))
+    await controller.prefilled("computes")
+    assert await cached(controller, "ab") == [None, None]
+    await controller.complete(report("computes"))
+    assert await deletion == 2
+    assert await cached(controller, "ab") == [None, None]
+    assert all(order.target is None for order in engines.moves)
+    await fill(controller, "a")
+    assert await cached(controller, "a") == [GPU]
+
+
+async def test_a_deletion_waits_for_a_plan_that_may_yet_copy_the_document(build, engines):
+    controller = build(gpu=TOKENS, host=100)
+    await fill(controller, "a")
+    plan = await controller.admit(ask("moves", "b"))
+    assert plan.moves[0].node == key("a")
+    deletion = await begun(controller.delete_document(DocumentDeletion(("a",))))
+    assert not deletion.done()
+    await controller.complete(report("moves"))
+    assert await deletion == 1
+
+
+async def test_a_deletion_that_takes_too_long_says_so_and_a_second_one_goes_on(build, engines):
+    controller = build(delete_timeout_s=0.01)
+    await fill(controller, "a")
+    await controller.admit(ask("uses", "a"))
+    with pytest.raises(DeadlineExceeded):
+        await controller.delete_document(DocumentDeletion(("a",)))
+    assert await cached(controller, "a") == [None]
+    await controller.complete(report("uses"))
+    assert await controller.delete_document(DocumentDeletion(("a",))) == 0
+    assert engines.moves == [drop("a")]
+
+
+async def test_a_deletion_that_an_instance_does_not_hear_of_fails_and_loses_no_order(build, engines):
+    controller = build()
+    await fill(controller, "a")
+    engines.gone = EngineNotReady("the engine is loading")
+    with pytest.raises(EngineNotReady):
+        await controller.delete_document(DocumentDeletion(("a",)))
+    assert await cached(controller, "a") == [None]
+    engines.gone = None
+    await controller.delete_document(DocumentDeletion(("a",)))
+    assert drop("a") in engines.moves or drop("a") in (await controller.admit(ask("next"))).moves
+
+
+async def test_a_deletion_waits_for_the_delivery_that_is_on_its_way(build, engines):
+    controller = build(host=100, swap="write_through")
+    async with engines.held():
+        await fill(controller, "a")
+        await engines.until(lambda: engines.busy)
+        deletion = await begun(controller.delete_document(DocumentDeletion(("a",))))
+        assert engines.tried == 1
+    assert await deletion == 1
+    assert [order.target for order in engines.moves] == [HOST, None, None]
+
+
+async def test_clearing_drops_everything_before_the_call_returns(build, engines):
+    controller = build()
+    await fill(controller, "a", "b")
+    assert await controller.clear() == 2
+    assert set(engines.moves) == {drop("a"), drop("b")}
+
+
+# An engine that comes up anew
+
+
+async def test_an_engine_that_comes_up_anew_has_an_empty_gpu_and_what_is_reported(build):
+    controller = build(gpu=TOKENS, host=100, hands=None)
+    await fill(controller, "a", "b")
+    pages = Pages(tuple(range(50, 50 + TOKENS)), 9)
+    reports = [ResidencyReport(HOST, (HeldNode("tenant", ("c",), TOKENS, pages),))]
+    assert await controller.restart_instance("one", reports) == RestoreResult(1, 0)
+    assert await cached(controller, "b") == [None]
+    assert await cached(controller, "a") == [HOST]
+    assert await cached(controller, "c") == [HOST]
+
+
+async def test_the_plans_of_an_engine_that_came_up_anew_have_failed_and_who_waits_goes_on_waiting(build):
+    controller = build(max_running=1)
+    await controller.admit(ask("runs", "a"))
+    first, second = await waiting(controller, ask("first")), await waiting(controller, ask("second"))
+    await controller.restart_instance("one", [])
+    with pytest.raises(UnknownPlan):
+        await controller.complete(report("runs"))
+    assert (await first).query_id == "first"
+    stats = await controller.stats()
+    assert (stats.running, stats.queued, stats.failed) == (1, 1, 1)
+    await controller.complete(report("first"))
+    assert (await second).query_id == "second"
+
+
+async def test_a_turn_that_came_as_the_engine_went_is_an_error_and_no_plan(build):
+    controller = build(max_running=1)
+    await controller.admit(ask("runs"))
+    task = await waiting(controller, ask("waits"))
+    await controller.complete(report("runs"))  # hands the place to "waits" ...
+    await controller.restart_instance("one", [])  # ... which has not heard of it
+    with pytest.raises(EngineDied):
+        await task
+    assert (await controller.stats()).running == 0
+
+
+async def test_a_restart_ends_the_wait_of_a_deletion(build):
+    controller = build()
+    await controller.admit(ask("uses", "a"))
+    deletion = await begun(controller.delete_document(DocumentDeletion(("a",))))
+    assert not deletion.done()
+    await controller.restart_instance("one", [])
+    assert await deletion == 1
+
+
+async def test_what_cannot_be_restarted_is_refused(build):
+    controller = build(max_running=1)
+    await controller.admit(ask("runs"))
+    task = await waiting(controller, ask("waits"))
+    with pytest.raises(UnknownInstance):
+        await controller.restart_instance("two", [])
+    assert (await controller.stats()).running == 1
+    with pytest.raises(InvalidRequest):
+        await controller.restart_instance("one", [ResidencyReport(HOST, (HeldNode("tenant", (), 1),))])
+    assert (await task).query_id == "waits"
+
+
+# Fingerprints
+
+
+async def test_a_fingerprint_is_part_of_every_key_and_of_no_name(build, engines):
+    controller = build(fingerprint="llama")
+    plan = await controller.admit(ask("query", "ab"))
+    assert plan.namespace == "tenant"
+    assert [node.key for node in plan.nodes] == [key("a", "llama/tenant"), key("ab", "llama/tenant")]
+    await controller.complete(report("query"))
+    assert list((await controller.tree(1)).namespaces) == ["tenant"]
+    await controller.pin(CachePath("tenant", ("a",)))
+    await controller.pin(CachePath("tenant", ("a",)), pinned=False)
+    assert await controller.delete_document(DocumentDeletion(("b",), "tenant")) == 1
+    assert engines.done[-1][1].forget == (("tenant", "b"),)
+    await controller.restore([ResidencyReport(GPU, (HeldNode("tenant", ("z",), TOKENS),), "one")])
+    assert await cached(controller, "z") == [GPU]
+
+
+# Waits that are given up
+
+
+async def test_a_wait_that_is_given_up_is_counted_as_cancelled_once(build):
+    controller = build(max_running=1)
+    await controller.admit(ask("runs"))
+    for ended_by_report in (False, True):
+        task = await waiting(controller, ask("waits"))
+        if ended_by_report:
+            await controller.complete(CompletionReport("waits", PlanOutcome.CANCELLED))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert (await controller.stats()).cancelled == 2
