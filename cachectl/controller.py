@@ -16,7 +16,7 @@ from cachectl.hands import Hands
 from cachectl.integrity import check_integrity
 from cachectl.leases import Leases
 from cachectl.lookahead import Lookahead
-from cachectl.messages import lost_copies, request_of
+from cachectl.messages import lost_copies, planned_nodes, request_of, spare_keys
 from cachectl.pages import PageAllocator
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy
@@ -32,16 +32,12 @@ from protocol.plans import (
     AdmissionRequest,
     CompletionReport,
     ControllerStats,
-    PlannedNode,
     PlanOutcome,
     PrefillPlan,
     SpeculationDecision,
 )
 from protocol.retrieval import CandidateSet
 from protocol.tiers import Tier
-
-SPARE = 16
-"""Nodes that a plan names as those that its instance's GPU can do without best."""
 
 
 class Controller:
@@ -277,8 +273,7 @@ class Controller:
         inside = []
         for report in reports:
             self._namespaces.update(held.namespace for held in report.nodes)
-            nodes = [msgspec.structs.replace(held, namespace=self._prefix + held.namespace) for held in report.nodes]
-            inside.append(msgspec.structs.replace(report, nodes=tuple(nodes)))
+            inside.append(report.within(self._prefix))
         result = restore(self._tree, inside)
         self._scheduler.reprioritise()
         return result
@@ -297,9 +292,7 @@ class Controller:
             namespace=request.namespace,
             prompt=request.prompt,
             queued_ms=(self._clock() - arrived) * 1000,
-            nodes=tuple(
-                PlannedNode(step.key.hex(), step.tokens, step.source, step.kept, step.pages) for step in grant.steps
-            ),
+            nodes=planned_nodes(grant),
             moves=tuple(grant.moves),
-            spare=tuple(copy.node.key.hex() for copy in self._tree.placement.gpu(grant.instance).spare(SPARE)),
+            spare=spare_keys(self._tree, grant.instance),
         )

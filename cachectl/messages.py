@@ -1,14 +1,19 @@
 """What messages mean to the scheduler and the tree."""
 
 from collections.abc import Iterable
+from itertools import takewhile
 
-from cachectl.grant import PathDocument
+from cachectl.grant import Grant, PathDocument
 from cachectl.scheduler import Request
+from cachectl.tree import KnowledgeTree
 from protocol.errors import UnknownNode
 from protocol.kv import LostCopy
-from protocol.plans import AdmissionRequest
+from protocol.plans import AdmissionRequest, PlannedNode
 from protocol.prompts import SegmentKind
 from protocol.tiers import Tier
+
+# Nodes that a plan names as those that its instance's GPU can do without best.
+_SPARE = 16
 
 
 def request_of(admission: AdmissionRequest, namespace: str) -> Request:
@@ -16,17 +21,21 @@ def request_of(admission: AdmissionRequest, namespace: str) -> Request:
 
     What stands behind is computed anew each time.
     """
-    documents: list[PathDocument] = []
-    question_tokens = 0
-    pinned = 0
-    for segment in admission.prompt.segments:
-        tokens = len(segment.token_ids)
-        if question_tokens or segment.kind is SegmentKind.QUESTION:
-            question_tokens += tokens
-        elif tokens:
-            pinned += segment.kind is SegmentKind.SYSTEM and pinned == len(documents)
-            documents.append(PathDocument(segment.key, tokens))
-    return Request(admission.query_id, namespace, tuple(documents), question_tokens, pinned)
+    prefix = admission.prompt.prefix
+    documents = tuple(PathDocument(segment.key, len(segment.token_ids)) for segment in prefix)
+    question_tokens = admission.prompt.token_count - sum(document.tokens for document in documents)
+    system = sum(1 for _ in takewhile(lambda segment: segment.kind is SegmentKind.SYSTEM, prefix))
+    return Request(admission.query_id, namespace, documents, question_tokens, system)
+
+
+def planned_nodes(grant: Grant) -> tuple[PlannedNode, ...]:
+    """What a grant says of each document of its path."""
+    return tuple(PlannedNode(step.key.hex(), step.tokens, step.source, step.kept, step.pages) for step in grant.steps)
+
+
+def spare_keys(tree: KnowledgeTree, instance: str) -> tuple[str, ...]:
+    """The keys of what an instance's GPU can do without best, first first."""
+    return tuple(copy.node.key.hex() for copy in tree.placement.gpu(instance).spare(_SPARE))
 
 
 def lost_copies(lost: Iterable[LostCopy]) -> list[tuple[bytes, Tier]]:

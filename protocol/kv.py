@@ -78,6 +78,11 @@ class ResidencyReport(msgspec.Struct, frozen=True):
     nodes: tuple[HeldNode, ...]
     instance: str | None = None
 
+    def within(self, prefix: str) -> "ResidencyReport":
+        """The same with ``prefix`` in front of all namespaces."""
+        nodes = tuple(msgspec.structs.replace(held, namespace=prefix + held.namespace) for held in self.nodes)
+        return msgspec.structs.replace(self, nodes=nodes)
+
 
 class KvMemory(msgspec.Struct, frozen=True):
     """Where an instance can keep KV: in pages of ``page_tokens`` tokens and ``page_bytes`` bytes; 0 pages mean nowhere.

@@ -1,10 +1,17 @@
 """What a plain vLLM takes from RAGTree by module and class name (docs/use-with-vllm.md); reading it needs no Ray."""
 
+import time
+from collections.abc import Sequence
+
 from cachectl.chunks import PolicyChunkRanking
 from cachectl.cost import DeviceProfile
+from cachectl.local import LocalController
 from cachectl.lookahead import Lookahead
 from cachectl.policies.pgdsf import PrefixAwareGreedyDual
+from cachectl.settings import ControllerSettings
+from generator.connector.beside import PlanningConnector
 from generator.offloading_policy import RankedCachePolicy
+from protocol.kv import KvMemory, ResidencyReport
 
 # Only the ratios of its times matter.
 _PROFILE = "a10g-7b"
@@ -24,3 +31,15 @@ class PgdsfCachePolicy(RankedCachePolicy):
             return seconds(cached_tokens, new_tokens + 1) - seconds(cached_tokens + new_tokens, 1)
 
         super().__init__(cache_capacity, PolicyChunkRanking(PrefixAwareGreedyDual(Lookahead()), cost))
+
+
+class RagtreeConnector(PlanningConnector):
+    """The knowledge tree for one vLLM, as a KV connector with its controller in the engine's own process.
+
+    ``kv_connector_extra_config`` takes ``generator.kv``'s options, and under ``controller`` those of the controller.
+    """
+
+    def make_planner(self, memory: KvMemory, reports: Sequence[ResidencyReport]) -> LocalController:
+        """The controller, over what the tiers hold. Stamps go by the time of day, so they rise across restarts."""
+        settings = ControllerSettings.model_validate(self.controller_settings)
+        return LocalController(settings, self.instance, memory, reports, time.monotonic, int(time.time() * 1e6))

@@ -9,6 +9,7 @@ build_connector_worker_meta.
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import structlog
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
@@ -17,7 +18,7 @@ from generator.connector.blocks import PagedBlocks, marks
 from generator.connector.fingerprint import fingerprint
 from generator.connector.memory import describe, open_tiers
 from generator.connector.metadata import StepJobs, StepResults
-from generator.connector.orders import EngineReport
+from generator.connector.orders import EngineReport, RequestOrders
 from generator.connector.scheduler_half import SchedulerHalf
 from generator.connector.worker_half import WorkerHalf
 from generator.settings import KvSettings
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+log = structlog.get_logger(__name__)
 
 
 class ReportStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is untyped here
@@ -61,18 +64,20 @@ class ReportStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is untyped he
 class RagtreeConnector(KVConnectorBase_V1):  # type: ignore[misc]
     """Keeps documents' KV across tiers for an unmodified vLLM, as the plans say that requests bring along.
 
-    ``kv_connector_extra_config`` has ``instance``, the name of this engine, and ``KvSettings``. Raises ConfigError for
-    a model or a parallelism whose KV cannot be paged.
+    ``kv_connector_extra_config`` has ``instance``, the name of this engine, and ``KvSettings``; what it has under
+    ``controller`` is for whoever plans beside the engine. Raises ConfigError for a model or a parallelism whose KV
+    cannot be paged.
     """
 
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         _check(vllm_config, kv_cache_config)
         extra = dict(self._kv_transfer_config.kv_connector_extra_config)
-        instance = str(extra.pop("instance", "engine"))
+        self.instance = str(extra.pop("instance", "engine"))
+        self.controller_settings = dict(extra.pop("controller", {}))
         self._settings = KvSettings.model_validate(extra)
         self._page_tokens = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
-        self._scheduler = SchedulerHalf(self._page_tokens, instance)
+        self._scheduler = SchedulerHalf(self._page_tokens, self.instance)
         self._worker: WorkerHalf | None = None
 
     @property
@@ -93,7 +98,7 @@ class RagtreeConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def on_new_request(self, request: "Request") -> None:
         """A request arrives."""
-        self._scheduler.arrived(request)
+        self._scheduler.arrived(request, self._orders(request))
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         """How much a request can load."""
@@ -127,7 +132,7 @@ class RagtreeConnector(KVConnectorBase_V1):  # type: ignore[misc]
         if self.role is not KVConnectorRole.SCHEDULER:
             return None
         report = self._scheduler.report()
-        return ReportStats.of(report) if report is not None else None
+        return self._tell(report) if report is not None else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
@@ -171,6 +176,20 @@ class RagtreeConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def build_connector_worker_meta(self) -> StepResults | None:
         """What else the worker half did."""
         return self._half.take_results()
+
+    # Where plans come from, and where reports go: over the engine's border, unless somebody beside it plans
+
+    def _orders(self, request: "Request") -> RequestOrders | None:
+        """What a request brings along."""
+        try:
+            return RequestOrders.from_parameters(request.kv_transfer_params)
+        except msgspec.ValidationError as error:
+            log.warning("orders_unreadable", request=request.request_id, error=str(error))
+            return None
+
+    def _tell(self, report: EngineReport) -> KVConnectorStats | None:
+        """Pass a report on."""
+        return ReportStats.of(report)
 
     @property
     def _half(self) -> WorkerHalf:

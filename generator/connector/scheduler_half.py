@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-import msgspec
 import structlog
 
 from generator.connector.execution import Execution, Offer
@@ -48,6 +47,7 @@ class SchedulerHalf:
         self._ended: dict[str, Execution] = {}
         self._lost: dict[tuple[str, Tier], None] = {}
         self._inquiries: list[str] = []
+        self._unanswered: set[str] = set()
         self._held: dict[str, tuple[ResidencyReport, ...]] = {}
         self._memory: KvMemory | None = None
 
@@ -57,14 +57,9 @@ class SchedulerHalf:
 
     # A request arrives, is matched, gets blocks, runs and ends
 
-    def arrived(self, request: "Request") -> None:
-        """Take note of a request and carry out the orders that it brings."""
+    def arrived(self, request: "Request", orders: RequestOrders | None) -> None:
+        """Take note of a request and carry out the orders that come with it."""
         self._waiting[request.request_id] = request
-        try:
-            orders = RequestOrders.from_parameters(request.kv_transfer_params)
-        except msgspec.ValidationError as error:
-            log.warning("orders_unreadable", request=request.request_id, error=str(error))
-            return
         if orders is None:
             return
         numbers = {number for move in orders.moves if (number := self._carry_out(move)) is not None}
@@ -74,7 +69,7 @@ class SchedulerHalf:
             self._spare.clear()
             self._spare.extend(orders.spare)
         if orders.inquire:
-            self._inquiries.append(orders.name)
+            self.inquire(orders.name)
         if orders.nodes:
             self._executions[request.request_id] = Execution(request, orders, self._page_tokens)
         else:
@@ -151,6 +146,7 @@ class SchedulerHalf:
             for name, reports in results.held.items():
                 own = ResidencyReport(Tier.GPU, self._gpu.nodes(), self._instance)
                 self._held[name] = (own, *reports)
+                self._unanswered.discard(name)
             for request_id, load in results.loads.items():
                 self._lost.update(dict.fromkeys(load.lost))
                 # A request may end in the very step that it loaded for.
@@ -176,12 +172,17 @@ class SchedulerHalf:
         if not execution.told:
             self._ended[request.request_id] = execution
 
+    def inquire(self, name: str) -> None:
+        """Ask what the tiers hold; a report has the answer under this name."""
+        self._inquiries.append(name)
+        self._unanswered.add(name)
+
     # What is told upwards
 
     @property
     def busy(self) -> bool:
         """Whether the engine should go on stepping although no request needs it."""
-        return bool(self._under_way or self._queued or self._open_orders)
+        return bool(self._under_way or self._queued or self._open_orders or self._unanswered)
 
     def report(self) -> EngineReport | None:
         """What there is to say since the last call."""
