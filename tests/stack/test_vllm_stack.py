@@ -38,14 +38,52 @@ def test_json_and_server_sent_events_give_the_same_object(vllm_stack):
     assert comparable(as_json) == comparable(as_events)
 
 
-def test_a_repeated_prompt_is_served_from_vllms_prefix_cache(vllm_stack):
-    text = "The archive of Ruritania holds letters, maps, ledgers and diaries from four centuries. " * 20
-    vllm_stack.ingest("archive", {"ruritania": text})
-    asked = {**QUESTION, "query": "What does the archive of Ruritania hold?", "collection": "archive"}
-    first = vllm_stack.query(**asked).json()["usage"]
-    second = vllm_stack.query(**asked).json()["usage"]
-    assert first["prompt_tokens"] == second["prompt_tokens"]
-    assert second["prompt_tokens_details"]["cached_tokens"] > first["prompt_tokens_details"]["cached_tokens"]
+ARCHIVE = "The archive of Ruritania holds letters, maps, ledgers and diaries from four centuries. " * 20
+
+
+def asked_of_archive(stack, question: str) -> dict:
+    return stack.query(**{**QUESTION, "query": question, "collection": "archive", "max_tokens": 2}).json()["usage"]
+
+
+def cached(usage: dict) -> int:
+    return usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_a_document_is_prefilled_once_whatever_is_asked_of_it(vllm_stack):
+    vllm_stack.ingest("archive", {"ruritania": ARCHIVE})
+    first = asked_of_archive(vllm_stack, "What does the archive of Ruritania hold?")
+    events = vllm_stack.events(**{**QUESTION, "query": "From how many centuries?", "collection": "archive"})
+    (resolved,) = [event for event in events if event["type"] == "cache.resolved"]
+    # All but the question, to the token: no block of it was cut off.
+    assert resolved["cached_tokens"] > first["prompt_tokens"] - 60 > cached(first)
+    assert resolved["tiers"] == {"gpu": resolved["cached_tokens"]}
+    assert resolved["hit_docs"] == 1
+    usage = events[-1]["response"]["usage"]
+    assert cached(usage) == resolved["cached_tokens"]
+
+
+def test_a_killed_controller_rebuilds_its_tree_and_reuse_goes_on(vllm_stack):
+    before = asked_of_archive(vllm_stack, "What else is there?")
+    assert cached(before) > 300
+    (controller,) = vllm_stack.processes("ServeReplica:controller")
+    controller.kill()
+    psutil.wait_procs([controller], timeout=10)
+    until(lambda: vllm_stack.processes("ServeReplica:controller") and vllm_stack.is_ready(), timeout_s=120)
+    with vllm_stack.client() as client:
+        stats = client.get("/v1/admin/cache/stats").raise_for_status().json()
+    assert sum(tier["nodes"] for tier in stats["tiers"]) > 0
+    assert cached(asked_of_archive(vllm_stack, "And what besides?")) == cached(before)
+
+
+def test_of_a_deleted_document_nothing_is_kept(vllm_stack):
+    assert cached(asked_of_archive(vllm_stack, "Is it still here?")) > 300
+    with vllm_stack.client() as client:
+        client.delete("/v1/collections/archive/documents/ruritania").raise_for_status()
+        tree = client.get("/v1/admin/cache/tree?depth=9").raise_for_status().text
+    vllm_stack.ingest("archive", {"ruritania": ARCHIVE})
+    assert cached(asked_of_archive(vllm_stack, "Is it here again?")) < 100
+    with vllm_stack.client() as client:
+        assert len(client.get("/v1/admin/cache/tree?depth=9").raise_for_status().text) > len(tree)
 
 
 def test_documents_that_do_not_fit_are_dropped_from_the_tail(vllm_stack):

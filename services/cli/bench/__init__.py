@@ -6,9 +6,10 @@ from services.cli.bench.exactness import exactness
 from services.cli.bench.overhead import overhead
 from services.cli.bench.policies import policies
 from services.cli.bench.recall import recall
+from services.cli.bench.replay import replay
 from services.cli.bench.scheduling import scheduling
 from services.cli.bench.tiers import tiers
 
 app = typer.Typer(help="Measure the stack, each figure beside its baseline in the same run.", no_args_is_help=True)
-for command in (overhead, recall, policies, scheduling, exactness, tiers):
+for command in (overhead, recall, policies, scheduling, exactness, tiers, replay):
     app.command()(command)
