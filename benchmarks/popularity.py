@@ -2,9 +2,18 @@
 
 import math
 from collections.abc import Sequence
+from enum import StrEnum
 from itertools import accumulate
 
 from protocol.errors import ConfigError
+
+
+class Popularity(StrEnum):
+    """How often documents are asked for: by the skew of RAGCache's Figure 5, or as the set's own questions come."""
+
+    PAPER = "paper"
+    OWN = "own"
+
 
 PAPER_TOP_SHARE, PAPER_REQUESTS_SHARE = 0.03, 0.60
 """RAGCache, Figure 5: the top 3 % of documents take 60 % of the requests."""

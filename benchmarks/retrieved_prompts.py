@@ -3,26 +3,17 @@
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 from itertools import islice
 
 import msgspec
 
 from benchmarks.articles import ArticlePart
 from benchmarks.datasets import Question
-from benchmarks.popularity import PAPER_REQUESTS_SHARE, PAPER_TOP_SHARE, cumulated, zipf_weights
+from benchmarks.popularity import PAPER_REQUESTS_SHARE, PAPER_TOP_SHARE, Popularity, cumulated, zipf_weights
 from benchmarks.question_sets import QuestionRetrieval, QuestionSet
 from protocol.errors import ConfigError
 from protocol.parts import PromptLayout
 from protocol.prompts import ChatMessage, Prompt
-
-
-class Popularity(StrEnum):
-    """How often documents are asked for: by the skew of RAGCache's Figure 5, or as the set's own questions come."""
-
-    PAPER = "paper"
-    OWN = "own"
-
 
 _CHUNKS = 10
 """Chunks that are retrieved for a question: the first documents are those that the first of them stand in."""

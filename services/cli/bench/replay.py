@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from benchmarks.retrieved_prompts import Popularity
+from benchmarks.popularity import Popularity
 from services.cli.bench.options import DEFAULT_DATA, DataOption
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
