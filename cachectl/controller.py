@@ -194,6 +194,11 @@ class Controller:
         await self._deliveries.everywhere()
         return gone
 
+    async def persist(self) -> None:
+        """Have on disk what is in any tier, as far as there is room. Raises Unavailable as deletion does."""
+        self._tree.persist()
+        await self._deliveries.everywhere()
+
     async def restore(self, reports: Sequence[ResidencyReport]) -> RestoreResult:
         """Rebuild the tree from what tiers hold by their own account. Raises UnknownInstance or InvalidRequest."""
         result = self._restore(reports)

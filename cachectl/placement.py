@@ -11,7 +11,7 @@ from protocol.kv import Move
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from cachectl.node import Node
     from cachectl.pages import PageAllocator
@@ -168,6 +168,21 @@ class Placement:
                 self._copy_down(node, instance, place, moves)
         for move in moves:
             self.outbox.add(move, instance)
+
+    def persist(self, nodes: Iterable[Node]) -> None:
+        """Copy nodes, given parents first, to disk from wherever they are, if there is room; the orders wait for it."""
+        for node in nodes:
+            source = next((copy for copy in node.copies.values() if copy.held), None)
+            if source is None or self.disk in node.copies:
+                continue
+            moves: list[Move] = []
+            if self._room_for(node, self.disk, (), moves):
+                self.disk.add(node, held=True)
+                place = source.place
+                key = node.key.hex()
+                moves.append(Move(key, node.tokens, place.tier, Tier.DISK, place.instance, False, source.pages))
+            for move in moves:
+                self.outbox.add(move, source.place.instance)
 
     def _copy_down(self, node: Node, instance: str, place: Place, moves: list[Move]) -> None:
         copy = node.copies.get(self.gpu(instance))

@@ -24,6 +24,7 @@ class ControllerSettings(BaseModel):
         Swap.ONCE,
         description="When KV is copied to host memory and disk: once, as it leaves the GPU, or write_through, at once.",
     )
+    persist: bool = Field(True, description="Copy to disk what is kept, as far as there is room, before a stack stops.")
     frequency_window_s: float = Field(86400.0, gt=0, description="A node's frequency counts so many seconds back.")
     reorder_window: int = Field(
         32, ge=0, description="How often a waiting query may be overtaken by others with more cached; 0: never."

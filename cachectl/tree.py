@@ -336,6 +336,14 @@ class KnowledgeTree:
         """Drop everything, pins too; how many nodes went."""
         return sum(self._delete(child) for root in list(self.roots.values()) for child in list(root.children.values()))
 
+    def persist(self) -> None:
+        """Have on disk what is anywhere, as far as there is room: before all engines stop."""
+        above: list[Node] = list(self.roots.values())
+        while above:
+            below = [child for node in above for child in node.children.values()]
+            self.placement.persist(below)
+            above = below
+
     def insert(self, held: HeldNode, tier: Tier, instance: str | None) -> bool:
         """Take note of a node that a place holds by its own account (``restore``); whether the tree has it now.
 

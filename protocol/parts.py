@@ -123,6 +123,9 @@ class Controller(Protocol):
     async def clear(self) -> int:
         """Drop everything that no plan uses; how many nodes went."""
 
+    async def persist(self) -> None:
+        """Have on disk what is kept anywhere, as far as there is room: before everything stops."""
+
     async def tree(self, depth: int) -> TreeView:
         """The knowledge tree down to ``depth`` documents; reads only. Raises InvalidRequest for a negative depth."""
 

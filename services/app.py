@@ -65,10 +65,15 @@ def connect_parts(config: Config, ray_address: str) -> Parts:
     return _parts(config)
 
 
+def connect_controller() -> ControllerHandle:
+    """The controller of the stack that this process runs."""
+    return ControllerHandle(_handle(CONTROLLER))
+
+
 def _parts(config: Config) -> Parts:
     return Parts(
         RetrieverHandle(_handle(RETRIEVER)),
-        ControllerHandle(_handle(CONTROLLER)),
+        connect_controller(),
         GeneratorHandle(_handle(GENERATOR)),
         generator_factory(config).layout(),
     )

@@ -204,6 +204,10 @@ class ControllerHandle:
         plan: PrefillPlan | None = await self._part.call("warm", request)
         return plan
 
+    async def persist(self) -> None:
+        """Have on disk what is kept anywhere."""
+        await self._part.call("persist")
+
     async def pin(self, path: CachePath, pinned: bool = True) -> None:
         """Keep a path, or no longer."""
         await self._part.call("pin", path, pinned)

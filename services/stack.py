@@ -12,8 +12,9 @@ import uvicorn
 from ray import serve
 from ray.serve.config import HTTPOptions, ProxyLocation
 
-from protocol.errors import ConfigError
-from services.app import build_app, build_ingress, build_parts
+from protocol.errors import ConfigError, RagtreeError
+from protocol.parts import Controller
+from services.app import build_app, build_ingress, build_parts, connect_controller
 from services.config import Config, ServerSettings
 from services.model import kv_settings
 from services.run_state import RunState
@@ -22,6 +23,10 @@ log = structlog.get_logger(__name__)
 
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
 """Messages between parts are kilobytes and travel inline; Ray's default would take a third of the memory."""
+
+
+PERSIST_S = 30.0
+"""How long the stop of a stack may take for what is cached in memory."""
 
 
 class Stack:
@@ -74,9 +79,12 @@ class Stack:
             on_started=lambda: self._publish(url),
         )
         log.info("the gateway listens; it answers queries once the model is loaded", url=url)
+        controller = connect_controller()
         try:
             await server.serve(sockets=[listener])
         finally:
+            if self._config.controller.persist:
+                await _persist(controller)
             await serve.shutdown_async()
 
     def _run_behind_serve(self, listener: socket.socket) -> None:
@@ -118,6 +126,16 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._on_started()
+
+
+async def _persist(controller: Controller) -> None:
+    """Have what engines keep on disk before they stop; a stack that cannot stops all the same."""
+    try:
+        async with asyncio.timeout(PERSIST_S):
+            await controller.ready()
+            await controller.persist()
+    except (RagtreeError, TimeoutError) as error:
+        log.warning("what is cached in memory is not kept", reason=str(error) or "it took too long")
 
 
 def _deploy(targets: list[serve.RunTarget]) -> None:

@@ -74,6 +74,10 @@ class ControllerDeployment:
         """Drop everything."""
         return await self._controller.clear()
 
+    async def persist(self) -> None:
+        """Have on disk what is kept anywhere."""
+        await self._controller.persist()
+
     async def tree(self, depth: int) -> TreeView:
         """The knowledge tree."""
         return await self._controller.tree(depth)

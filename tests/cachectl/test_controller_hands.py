@@ -488,3 +488,27 @@ async def test_a_wait_that_is_given_up_is_counted_as_cancelled_once(build):
         with pytest.raises(asyncio.CancelledError):
             await task
     assert (await controller.stats()).cancelled == 2
+
+
+async def test_what_is_kept_anywhere_is_on_disk_before_everything_stops(build, engines):
+    controller = build(gpu=20, host=20, disk=40)
+    await fill(controller, "ab", "cd")
+    await controller.persist()
+    copied = [move for move in engines.moves if move.target is DISK]
+    assert {move.node for move in copied} == {key("a"), key("ab"), key("c"), key("cd")}
+    assert not any(move.evict for move in copied)
+    # Parents first, or a crash between two leaves what nobody can use.
+    order = [move.node for move in copied]
+    assert order.index(key("a")) < order.index(key("ab"))
+    assert order.index(key("c")) < order.index(key("cd"))
+    before = len(engines.done)
+    await controller.persist()
+    assert len(engines.done) == before, "what is there is not copied again"
+
+
+async def test_a_disk_that_is_too_small_takes_what_it_can(build, engines):
+    controller = build(gpu=40, disk=20)
+    await fill(controller, "ab", "cd")
+    await controller.persist()
+    assert len([move for move in engines.moves if move.target is DISK and not move.evict]) >= 2
+    assert (await controller.stats()).tiers[-1].used_tokens == 20

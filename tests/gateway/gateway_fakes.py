@@ -254,6 +254,9 @@ class FakeController:
         self.reports.append(report)
         self.told.append((report.query_id, report.outcome))
 
+    async def persist(self) -> None:
+        await self.phases.enter("persist")
+
     async def warm(self, request: AdmissionRequest) -> PrefillPlan | None:
         await self.phases.enter("warm")
         documents = tuple(document.key for document in request.prompt.documents)

@@ -86,6 +86,18 @@ def test_of_a_deleted_document_nothing_is_kept(vllm_stack):
         assert len(client.get("/v1/admin/cache/tree?depth=9").raise_for_status().text) > len(tree)
 
 
+def test_a_restart_loses_nothing_that_was_prefilled(vllm_stack):
+    """Not even what only lay in the engine's blocks: an orderly stop has it on disk."""
+    before = asked_of_archive(vllm_stack, "What is the oldest map?")
+    assert cached(asked_of_archive(vllm_stack, "What is the oldest letter?")) > 300
+    vllm_stack.stop()
+    vllm_stack.start()
+    events = vllm_stack.events(**{**QUESTION, "query": "What is the oldest diary?", "collection": "archive"})
+    (resolved,) = [event for event in events if event["type"] == "cache.resolved"]
+    assert resolved["tiers"] == {"disk": resolved["cached_tokens"]}
+    assert resolved["cached_tokens"] > before["prompt_tokens"] - 60
+
+
 def test_documents_that_do_not_fit_are_dropped_from_the_tail(vllm_stack):
     word = "Ruritania has many castles and lakes and valleys and forests. "
     vllm_stack.ingest("long", {f"part{n}": f"Part {n}. " + word * 38 for n in range(6)})
