@@ -65,6 +65,8 @@ class Controller:
     ) -> None:
         self._settings = settings
         self._clock = clock
+        # What plans say of the engine that they are made for; whoever watches it keeps this true.
+        self.boot = ""
         self._prefix = f"{fingerprint}/" if fingerprint else ""
         lookahead = Lookahead()
         self._tree = KnowledgeTree(
@@ -191,7 +193,7 @@ class Controller:
     async def clear(self) -> int:
         """Drop everything, what plans use as they end; how many nodes went. Raises Unavailable as deletion does."""
         gone = self._tree.clear()
-        await self._deliveries.everywhere()
+        await self._deliveries.everywhere(everything=True)
         return gone
 
     async def persist(self) -> None:
@@ -300,4 +302,5 @@ class Controller:
             nodes=planned_nodes(grant),
             moves=tuple(grant.moves),
             spare=spare_keys(self._tree, grant.instance),
+            boot=self.boot,
         )

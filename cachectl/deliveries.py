@@ -41,18 +41,20 @@ class Deliveries:
             if instance not in self._tasks and outbox.waits_for(instance):
                 self._tasks[instance] = asyncio.get_running_loop().create_task(self._in_background(instance))
 
-    async def everywhere(self, forget: Sequence[tuple[str, str]] = ()) -> None:
-        """Deliver what waits for any instance, and have all of them ``forget`` documents, by namespace.
+    async def everywhere(self, forget: Sequence[tuple[str, str]] = (), everything: bool = False) -> None:
+        """Deliver what waits for any instance, and have all of them ``forget`` documents, by namespace, or all.
 
         Raises what the first one raised that failed, when all have been tried.
         """
         instances = list(self._tree.placement.gpus)
-        ended = await asyncio.gather(*(self.deliver(name, forget) for name in instances), return_exceptions=True)
+        ended = await asyncio.gather(
+            *(self.deliver(name, forget, everything) for name in instances), return_exceptions=True
+        )
         for failure in ended:
             if failure is not None:
                 raise failure
 
-    async def deliver(self, instance: str, forget: Sequence[tuple[str, str]] = ()) -> None:
+    async def deliver(self, instance: str, forget: Sequence[tuple[str, str]] = (), everything: bool = False) -> None:
         """Deliver what waits for an instance, after whatever is on its way. Raises what ``Hands.carry_out`` does."""
         if self._hands is None:
             return
@@ -60,10 +62,11 @@ class Deliveries:
             # Decided after the last plan and before the next.
             tick = self._tree.tick + 0.5
             moves = self._tree.placement.take_orders(instance)
-            if not moves and not forget:
+            if not (moves or forget or everything):
                 return
             try:
-                lost = lost_copies(await self._hands.carry_out(instance, Orders(tuple(moves), tuple(forget))))
+                orders = Orders(tuple(moves), tuple(forget), everything)
+                lost = lost_copies(await self._hands.carry_out(instance, orders))
             except BaseException:
                 self._tree.placement.return_orders(moves, instance, tick)
                 raise

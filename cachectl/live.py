@@ -54,7 +54,6 @@ class LiveController:
         self._profiles = profiles
         self._clock = clock
         self._wall_clock = wall_clock
-        self._boot = ""
         self._controller: Controller | None = None
 
     @property
@@ -78,7 +77,7 @@ class LiveController:
         reports = await self._engine.residency()
         controller = self._new(profile, memory, reports)
         await controller.restore(reports)
-        self._boot = memory.boot
+        controller.boot = memory.boot
         self._controller = controller
 
     async def follow(self) -> bool:
@@ -87,10 +86,12 @@ class LiveController:
         Raises what the engine raises where it is not there: then nothing has changed.
         """
         memory = (await self._engine.info()).kv
-        if memory is None or memory.boot == self._boot:
+        if memory is None or memory.boot == self.controller.boot:
             return False
-        await self.controller.restart_instance(self._instance, await self._engine.residency())
-        self._boot = memory.boot
+        reports = await self._engine.residency()
+        # Before its plans are ended: what cannot be restored must not end those of every second to come.
+        self.controller.boot = memory.boot
+        await self.controller.restart_instance(self._instance, reports)
         return True
 
     def _new(

@@ -176,7 +176,7 @@ class Placement:
             if source is None or self.disk in node.copies:
                 continue
             moves: list[Move] = []
-            if self._room_for(node, self.disk, (), moves):
+            if self._room_beneath(node, self.disk, moves):
                 self.disk.add(node, held=True)
                 place = source.place
                 key = node.key.hex()
@@ -314,16 +314,18 @@ class Placement:
 
     def _swap_out(self, node: Node, place: Place | None, moves: list[Move]) -> Copy | None:
         """The new copy of a node in a slower place; None if it has a slower copy, or no slower place takes it."""
+        while place is not None and place not in node.copies:
+            if self._room_beneath(node, place, moves):
+                return place.add(node, held=True)
+            place = place.slower
+        return None
+
+    def _room_beneath(self, node: Node, place: Place, moves: list[Move]) -> bool:
+        """Make room for a node without evicting what it stands on."""
         parent = node.parent
         assert parent is not None
-        made: Copy | None = None
-        # What the node stands on must not be evicted to make room for it.
         parent.locks += 1
-        while place is not None and place not in node.copies:
-            if self._room_for(node, place, (), moves):
-                made = place.add(node, held=True)
-                break
-            place = place.slower
+        made = self._room_for(node, place, (), moves)
         parent.locks -= 1
         for copy in parent.copies.values():
             if not copy.ticket:

@@ -1,6 +1,7 @@
 """Measuring what prefills cost: the grid of an engine, and the profile that is kept from its first start on."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -126,7 +127,7 @@ async def load_or_measure(
     that is broken is measured anew. What loads cost is what ``memory`` says now. ``progress`` hears probes done and to
     do. Raises ConfigError for a context too short to profile; else what the engine raises.
     """
-    path = folder / f"{memory.fingerprint}.json"
+    path = folder / f"{memory.fingerprint}{_named(memory.device)}.json"
     grid = _kept_grid(path)
     measured = grid is None
     if grid is None:
@@ -142,6 +143,11 @@ async def load_or_measure(
     if measured:
         _keep(device, path)
     return device
+
+
+def _named(device: str) -> str:
+    """A device as a part of a file's name."""
+    return "".join(f"-{word}" for word in re.findall(r"[a-z0-9]+", device.lower()))
 
 
 def quick_axes(max_model_len: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

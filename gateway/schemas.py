@@ -1,6 +1,6 @@
 """The bodies of requests: what may stand in them and within which bounds.
 
-Tenants and namespaces are never read from a body; they come with the key.
+Tenants and namespaces come with the key, never with a body; only an administrator may name another tenant.
 """
 
 from typing import Annotated, Any, Literal

@@ -12,7 +12,7 @@ from uuid import uuid4
 import msgspec
 import structlog
 
-from generator.connector.orders import RequestOrders
+from generator.connector.orders import RequestOrders, Resolved
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError, EngineDied, EngineNotReady, InvalidRequest
 from protocol.generation import (
@@ -103,24 +103,32 @@ class VllmEngine:
     async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         """Prefill the plan's prompt and stream the answer; closing the iterator aborts the request in vLLM."""
         parameters = _sampling_params(sampling)
-        if self._reports is not None:
-            parameters.extra_args = {"kv_transfer_params": RequestOrders.of_plan(plan).as_parameters()}
-        async with contextlib.aclosing(
-            self._generate(plan.query_id, plan.prompt.token_ids, plan.namespace, parameters)
-        ) as outputs:
-            first = True
-            async for output in outputs:
-                completion = output.outputs[0]
-                if not completion.token_ids and not output.finished:
-                    continue
-                yield GenerationStep(
-                    text=completion.text,
-                    tokens=len(completion.token_ids),
-                    prefill=await self._prefill_result(output, plan) if first else None,
-                    finish_reason=_finish_reason(completion.finish_reason) if output.finished else None,
-                    logprobs=_logprobs(completion) if sampling.logprobs else (),
-                )
-                first = False
+        with contextlib.ExitStack() as waiting:
+            resolving: asyncio.Future[Resolved] | None = None
+            if self._reports is not None:
+                parameters.extra_args = {"kv_transfer_params": self._orders(plan).as_parameters()}
+                resolving = waiting.enter_context(self._reports.resolving(plan.query_id))
+            outputs = self._generate(plan.query_id, plan.prompt.token_ids, plan.namespace, parameters)
+            async with contextlib.aclosing(outputs):
+                first = True
+                async for output in outputs:
+                    completion = output.outputs[0]
+                    if not completion.token_ids and not output.finished:
+                        continue
+                    yield GenerationStep(
+                        text=completion.text,
+                        tokens=len(completion.token_ids),
+                        prefill=await self._prefill_result(output, plan, resolving) if first else None,
+                        finish_reason=_finish_reason(completion.finish_reason) if output.finished else None,
+                        logprobs=_logprobs(completion) if sampling.logprobs else (),
+                    )
+                    first = False
+
+    def _orders(self, plan: PrefillPlan) -> RequestOrders:
+        """A plan as the connector takes it; one for a former life of the engine names what is not there any more."""
+        if plan.boot and self._info.kv is not None and plan.boot != self._info.kv.boot:
+            return RequestOrders(plan.query_id)
+        return RequestOrders.of_plan(plan)
 
     async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
         """Carry out orders that come with no plan, to their end."""
@@ -195,22 +203,26 @@ class VllmEngine:
         finally:
             self._running.discard(request_id)
 
-    async def _prefill_result(self, output: "RequestOutput", plan: PrefillPlan) -> PrefillResult:
+    async def _prefill_result(
+        self, output: "RequestOutput", plan: PrefillPlan, resolving: "asyncio.Future[Resolved] | None"
+    ) -> PrefillResult:
         metrics = output.metrics
         scheduled = metrics.first_token_ts - metrics.scheduled_ts if metrics is not None else 0.0
+        cached = output.num_cached_tokens or 0
         result = PrefillResult(
             prompt_tokens=plan.prompt.token_count,
-            cached_tokens=output.num_cached_tokens or 0,
+            cached_tokens=cached,
             prefill_ms=scheduled * 1000,
+            loaded={Tier.GPU: cached} if cached else {},
         )
-        if self._reports is None:
-            return msgspec.structs.replace(result, loaded={Tier.GPU: result.cached_tokens})
+        if self._reports is None or resolving is None:
+            return result
         # It comes with the same message as the token, and is handed out right behind it.
-        await asyncio.sleep(0)
-        resolved = self._reports.resolved(plan.query_id)
-        if resolved is None:
+        await asyncio.wait({resolving}, timeout=_ANSWER_CHECK_S)
+        if not resolving.done():
             log.warning("prefill_not_reported", query_id=plan.query_id)
             return result
+        resolved = resolving.result()
         return msgspec.structs.replace(
             result,
             cached_tokens=sum(resolved.loaded.values()),
@@ -243,13 +255,14 @@ class VllmEngine:
     def _connector_arguments(self) -> dict[str, Any]:
         kv = self._settings.kv.model_dump(mode="json", exclude={"enabled"})
         return {
+            "async_scheduling": False,
             "kv_transfer_config": {
                 "kv_connector": "RagtreeConnector",
                 "kv_connector_module_path": _CONNECTOR,
                 "kv_role": "kv_both",
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": {"instance": self._instance, **kv},
-            }
+            },
         }
 
     def _keeps_kv(self, arguments: dict[str, Any]) -> bool:

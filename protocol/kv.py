@@ -89,7 +89,7 @@ class KvMemory(msgspec.Struct, frozen=True):
 
     KV is only good for engines of the same ``fingerprint``: of weights, dtype, RoPE, tokenizer and layout. ``boot``
     names this life of the engine; with it goes what its GPU holds. Rates are measured: from host memory to the engine's
-    blocks, and from disk.
+    blocks, and from disk. ``device`` says what the engine computes on, for what is measured there is true there.
     """
 
     fingerprint: str
@@ -101,17 +101,20 @@ class KvMemory(msgspec.Struct, frozen=True):
     disk_pages: int
     host_bytes_per_s: float
     disk_bytes_per_s: float
+    device: str = ""
 
 
 class Orders(msgspec.Struct, frozen=True):
     """What an instance is to do to its tiers outside of any plan.
 
     ``moves`` in their order; then ``forget``: content hashes of documents by namespace, of whose KV nothing may be left
-    in the engine, in or out of the knowledge tree, nor of anything that was computed behind them.
+    in the engine and its tiers, in or out of the knowledge tree, nor of anything that was computed behind them.
+    ``everything``: nothing may be left at all.
     """
 
     moves: tuple[Move, ...] = ()
     forget: tuple[tuple[str, str], ...] = ()
+    everything: bool = False
 
 
 def pages_spanned(prefix_tokens: int, tokens: int, page_tokens: int) -> range:

@@ -51,6 +51,8 @@ class PrefillPlan(msgspec.Struct, frozen=True):
     the room that the plan needs. ``spare`` are keys of what the instance's GPU can do without best, first first: should
     requests run short of blocks, these go.
 
+    ``boot`` names the life of the instance's engine that the plan was made for; another has nothing of what it names.
+
     A plan is a lease under its ``query_id``. It is released when it completes, fails or is cancelled, or when its
     generator is gone, and never twice.
     """
@@ -63,6 +65,7 @@ class PrefillPlan(msgspec.Struct, frozen=True):
     nodes: tuple[PlannedNode, ...] = ()
     moves: tuple[Move, ...] = ()
     spare: tuple[str, ...] = ()
+    boot: str = ""
 
 
 class PlanOutcome(StrEnum):

@@ -40,6 +40,7 @@ _WARM: dict[str, Any] = {
 @router.get("/stats", responses={200: json_reply(CacheStats, "The cache now."), **errors(401, 403, 500, 503)})
 async def cache_stats(_administrator: AdminDep, gateway: GatewayDep) -> Response:
     """What the cache's tiers hold, and what the controller has under way."""
+    gateway.readiness.require_parts()
     stats = await gateway.controller.stats()
     return json_response(CacheStats.of(stats, token_bytes(gateway.readiness)))
 
@@ -51,6 +52,7 @@ async def cache_tree(
     depth: Annotated[int, Query(ge=0, le=DEEPEST, description="How many documents deep.")] = 2,
 ) -> Response:
     """The knowledge tree by namespace, the most used documents first."""
+    gateway.readiness.require_parts()
     return json_response(CacheTree.of(await gateway.controller.tree(depth)))
 
 
@@ -94,6 +96,7 @@ async def pin(body: PinBody, administrator: AdminDep, gateway: GatewayDep) -> Re
 
     A 404 with `unknown_node` says that none of its chunks stands there: warm it up, then pin it.
     """
+    gateway.readiness.require_parts()
     tenant = body.tenant or administrator.tenant
     chunks = await gateway.retriever.chunks(tenant, body.collection or DEFAULT_COLLECTION, body.document_id)
     held = await pin_document(gateway.controller, gateway.layout, namespace_of(tenant), chunks, body.pinned)
@@ -113,6 +116,7 @@ async def drop_document(
     tenant: TenantQuery = None,
 ) -> Response:
     """Drop a document's KV from every tier; the document itself stays, and is computed anew when it is found again."""
+    gateway.readiness.require_parts()
     owner = tenant or administrator.tenant
     chunks = await gateway.retriever.chunks(owner, collection, document_id)
     contents = tuple(dict.fromkeys(chunk.content_hash for chunk in chunks))
@@ -123,6 +127,9 @@ async def drop_document(
 @router.post("/clear", responses={200: json_reply(Dropped, "It is empty."), **errors(401, 403, 500, 503)})
 async def clear_cache(_administrator: AdminDep, gateway: GatewayDep) -> Response:
     """Drop everything that no query uses at this moment, of all tenants."""
+    gateway.readiness.require_parts()
+    # It carries the orders out: without it, nobody would, for as long as it takes to come back.
+    gateway.readiness.engine()
     return json_response(Dropped(nodes=await gateway.controller.clear()))
 
 

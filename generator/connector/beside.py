@@ -14,7 +14,6 @@ from blake3 import blake3
 
 from generator.connector.connector import RagtreeConnector
 from generator.connector.orders import PARAMETER, EngineReport, RequestOrders
-from protocol.errors import RagtreeError
 from protocol.kv import KvMemory, LostCopy, ResidencyReport
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt, Segment, SegmentKind
@@ -81,8 +80,9 @@ class PlanningConnector(RagtreeConnector):
             if prompt is None:
                 return None
             plan = self._planner.plan(request.request_id, request.cache_salt or "", prompt)
-        except (RagtreeError, ValueError, TypeError) as error:
-            log.warning("request_not_planned", request=request.request_id, error=str(error))
+        except Exception as error:
+            # It came from outside, and this is the engine's own thread: whatever it is, the request is served as ever.
+            log.warning("request_not_planned", request=request.request_id, error=repr(error))
             return None
         self._planned.add(request.request_id)
         return RequestOrders.of_plan(plan)
@@ -90,7 +90,10 @@ class PlanningConnector(RagtreeConnector):
     def _tell(self, report: EngineReport) -> None:
         self._memory = report.memory or self._memory
         if _START in report.held and self._memory is not None:
-            self._planner = self.make_planner(self._memory, report.held[_START])
+            try:
+                self._planner = self.make_planner(self._memory, report.held[_START])
+            except Exception:
+                log.exception("no_planner", consequence="requests are served without the knowledge tree")
         self._lost += report.lost
         for name in report.resolved:
             self._ask("prefilled", name, self._lost)
@@ -99,14 +102,17 @@ class PlanningConnector(RagtreeConnector):
     def _ask(self, what: str, name: str, told: object) -> None:
         try:
             getattr(self._planner, what)(name, told)
-        except RagtreeError as error:
-            log.warning("planner_did_not_hear", what=what, request=name, error=str(error))
+        except Exception:
+            log.exception("planner_did_not_hear", what=what, request=name)
 
 
 def _prompt(request: "Request") -> Prompt | None:
     """The request's prompt in segments, None where it names none. Raises ValueError and TypeError for what is none."""
     carried = (request.kv_transfer_params or {}).get(PARAMETER)
     if carried is None or request.prompt_token_ids is None:
+        return None
+    if request.lora_request is not None or request.mm_features:
+        # Tokens alone do not say what their KV is then.
         return None
     segments: list[Segment] = []
     position = 0

@@ -61,6 +61,13 @@ class PagedBlocks:
         shapes = [tuple(row.shape[1:]) for row in self._rows]
         return f"{self._dtype} {self.page_tokens} {shapes} {hash_of(self._token_of)}"
 
+    @property
+    def device_name(self) -> str:
+        """What the engine computes on, as its maker calls it; of a CPU, how many threads of it."""
+        if self._device.type == "cuda":
+            return str(torch.cuda.get_device_name(self._device))
+        return f"{self._device.type}-{torch.get_num_threads()}"
+
     def read(self, block: int, page: Page, tokens: int) -> None:
         """Copy a block into ``page``; what lies behind its first ``tokens`` tokens becomes zeros."""
         if self._flat is not None:

@@ -77,7 +77,10 @@ class RagtreeConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self.controller_settings = dict(extra.pop("controller", {}))
         self._settings = KvSettings.model_validate(extra)
         self._page_tokens = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
-        self._scheduler = SchedulerHalf(self._page_tokens, self.instance)
+        scheduling = vllm_config.scheduler_config
+        self._scheduler = SchedulerHalf(
+            self._page_tokens, self.instance, scheduling.max_num_seqs, scheduling.max_num_batched_tokens
+        )
         self._worker: WorkerHalf | None = None
 
     @property
@@ -214,5 +217,8 @@ def _check(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
     parallel = vllm_config.parallel_config
     if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
         raise ConfigError("RAGTree's connector serves engines of one worker: no tensor or pipeline parallelism yet")
+    if vllm_config.scheduler_config.async_scheduling:
+        # A load that fails is known one step late then, and vLLM gives out a token that was computed on it.
+        raise ConfigError("RAGTree's connector needs async scheduling to be off: --no-async-scheduling")
     if len(kv_cache_config.kv_cache_groups) != 1:
         raise ConfigError("RAGTree's connector serves models whose layers all keep the same KV: no hybrid ones yet")

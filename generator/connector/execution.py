@@ -23,10 +23,10 @@ class Offer(NamedTuple):
 class Execution:
     """A request, its plan, and how far the engine has come with it.
 
-    ``nodes`` are the plan's as they lie in the prompt. ``settled`` counts those that were computed or loaded and are
-    kept where they should be. ``offer`` is what the engine was offered last. The first ``local`` tokens were found in
-    the engine's own cache, those up to ``cached`` were loaded. ``missing`` are copies that turned out not to be there.
-    What a ``forgotten`` request computes, nobody may find afterwards.
+    ``nodes`` are the plan's as they lie in the prompt; ``settled`` once they are kept where they should be. ``offer``
+    is what the engine was offered last. The first ``local`` tokens were found in the engine's own cache, those up to
+    ``cached`` were loaded. ``missing`` are copies that turned out not to be there. What a ``forgotten`` request
+    computes, nobody may find afterwards. ``told``: its first token was reported.
     """
 
     def __init__(self, request: "Request", orders: RequestOrders, page_tokens: int) -> None:
@@ -39,7 +39,7 @@ class Execution:
             self.nodes.append(KvNode(planned.key, orders.namespace, orders.path[:depth], position, planned.tokens))
             position += planned.tokens
         self.blocks: list[int] = []
-        self.settled = 0
+        self.settled = False
         self.offer = Offer(0, 0, [])
         self.local = 0
         self.cached = 0
@@ -106,14 +106,9 @@ class Execution:
         span = pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens)
         return tuple(self.blocks[span.start : span.stop])
 
-    def reached(self, tokens: int) -> list[int]:
-        """The nodes, by index, that are not settled and end within the first ``tokens`` tokens."""
-        return [index for index in range(self.settled, len(self.nodes)) if _end(self.nodes[index]) <= tokens]
-
     def fall_back(self, tokens: int) -> None:
         """Only the first ``tokens`` tokens are good: what lies behind them has to be computed."""
         self.cached = min(self.cached, tokens)
-        self.settled = min(self.settled, sum(1 for node in self.nodes if _end(node) <= tokens))
 
     def resolved(self) -> Resolved:
         """Where the prompt's tokens came from, as it stands."""

@@ -9,17 +9,19 @@ from blake3 import blake3
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-_SAMPLE_BYTES = 1 << 20
+_SAMPLES = 64
+_SAMPLE_BYTES = 1 << 18
 
 
 def fingerprint(config: "VllmConfig", layout: str) -> str:
     """A digest of weights, dtype, RoPE, tokenizer and ``layout``, 32 hexadecimal digits.
 
-    Weights are told by their files' names, sizes, beginnings and ends: reading all of a large model would take longer
-    than loading it. RoPE is part of the model's own configuration, as are all of its dimensions.
+    Weights are told by their files' names, sizes, and samples spread over all of each: reading a large model as a whole
+    would take longer than loading it. RoPE is part of the model's own configuration, as are all of its dimensions.
     """
     digest = blake3()
     model = config.model_config
+    folder = _folder(model.model, model.revision)
     facts = {
         "layout": layout,
         "dtype": str(model.dtype),
@@ -29,23 +31,34 @@ def fingerprint(config: "VllmConfig", layout: str) -> str:
         "ranks": [config.parallel_config.tensor_parallel_size, config.parallel_config.pipeline_parallel_size],
         "load_format": str(config.load_config.load_format),
         "seed": model.seed if str(config.load_config.load_format) == "dummy" else 0,
-        "name": model.model if not Path(model.model).is_dir() else "",
+        "name": "" if folder is not None else model.model,
         "revision": str(model.revision),
     }
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
-    folder = Path(model.model)
-    if folder.is_dir():
+    if folder is not None:
         for file in sorted(folder.iterdir()):
             if file.suffix in (".safetensors", ".bin", ".gguf", ".json", ".model", ".txt"):
                 _add(digest, file)
     return digest.hexdigest(16)
 
 
+def _folder(model: str, revision: str | None) -> Path | None:
+    """Where the model's files are: its own folder, or the one that the hub's client has downloaded."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+
+
 def _add(digest: blake3, file: Path) -> None:
     size = file.stat().st_size
     digest.update(f"{file.name}:{size}:".encode())
     with file.open("rb") as content:
-        digest.update(content.read(_SAMPLE_BYTES))
-        if size > _SAMPLE_BYTES:
-            content.seek(max(_SAMPLE_BYTES, size - _SAMPLE_BYTES))
+        # The whole file if it is small enough for that.
+        for begin in sorted({size * number // _SAMPLES for number in range(_SAMPLES)}):
+            content.seek(begin)
             digest.update(content.read(_SAMPLE_BYTES))

@@ -1,6 +1,6 @@
 """The GPU tier: nodes whose KV stays in the engine's own blocks, held there by reference."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from protocol.kv import HeldNode, KvNode, pages_spanned
@@ -69,6 +69,16 @@ class GpuTier:
         if parent in self._held:
             self._held[parent].children.add(node.key)
 
+    def can_be_found(self, node: KvNode, blocks: Sequence[int]) -> bool:
+        """Whether the engine's own cache knows the whole blocks of a node, where it has such a cache.
+
+        It does not where they were computed once more, after a load that failed: then nobody could share them.
+        """
+        if not self.pool.enable_caching:
+            return True
+        whole = (node.prefix_tokens + node.tokens) // self._page_tokens - node.prefix_tokens // self._page_tokens
+        return all(self.pool.blocks[block].block_hash is not None for block in blocks[:whole])
+
     def release(self, key: str) -> list[str]:
         """Let a node go with all that stands behind it; their keys, none if it was not held."""
         released: list[str] = []
@@ -104,20 +114,18 @@ class GpuTier:
         return released
 
     def _expendable(self, spare: Iterable[str], in_use: Collection[str]) -> Iterator[str]:
-        yield from (key for key in spare if key in self._held and key not in in_use)
-        leaves = [key for key, held in self._held.items() if not held.children]
+        yield from (key for key in spare if key in self._held and key not in in_use and self._frees(self._held[key]))
+        leaves = [key for key, held in self._held.items() if not held.children and self._frees(held)]
         yield from (key for key in leaves if key not in in_use)
         yield from leaves
 
-    def with_blocks(self, blocks: Collection[int]) -> list[str]:
-        """The keys of held nodes that lie in any of these blocks."""
-        return [key for key, held in self._held.items() if not set(blocks).isdisjoint(held.blocks)]
+    def _frees(self, held: _Held) -> bool:
+        """Whether letting a node go would free a block: requests, neighbours and transfers hold some, too."""
+        return any(self.pool.blocks[block].ref_cnt == 1 for block in held.blocks)
 
-    def with_content(self, namespace: str, content: str) -> list[str]:
-        """The keys of held nodes that are a document, or stand behind it."""
-        return [
-            key for key, held in self._held.items() if held.node.namespace == namespace and content in held.node.path
-        ]
+    def matching(self, doomed: Callable[[str, tuple[str, ...]], bool]) -> list[str]:
+        """The keys of held nodes that a condition on namespace and path holds for."""
+        return [key for key, held in self._held.items() if doomed(held.node.namespace, held.node.path)]
 
     def evict_hashes(self, blocks: Iterable[int]) -> None:
         """Let nobody find these blocks by what they held."""

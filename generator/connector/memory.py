@@ -53,6 +53,7 @@ def describe(
         disk_pages=disk,
         host_bytes_per_s=host_rate,
         disk_bytes_per_s=_disk_rate(tiers[Tier.DISK], blocks, count) or host_rate,
+        device=blocks.device_name,
     )
 
 

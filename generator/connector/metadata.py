@@ -54,15 +54,31 @@ class Transfer:
     evict: bool = True
 
 
+@dataclass(frozen=True)
+class Purge:
+    """Documents of which no tier may have anything left, nor of what stands behind them: contents by namespace.
+
+    None: everything that there is.
+    """
+
+    number: int
+    contents: dict[str, frozenset[str]] | None
+
+    def dooms(self, namespace: str, path: tuple[str, ...]) -> bool:
+        """Whether a node is one of the documents, or stands behind one."""
+        return self.contents is None or not self.contents.get(namespace, frozenset()).isdisjoint(path)
+
+
 @dataclass
 class StepJobs(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is untyped here
-    """Jobs of one step: ``loads`` before its forward pass, ``transfers`` after it, in their order.
+    """Jobs of one step: ``loads`` before its forward pass, ``transfers`` after it, in their order, then ``purges``.
 
     ``inquiries`` are names under which somebody asks what the tiers hold. An ``idle`` step computes nothing.
     """
 
     loads: list[Load] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
+    purges: list[Purge] = field(default_factory=list)
     inquiries: list[str] = field(default_factory=list)
     idle: bool = False
 
@@ -77,13 +93,16 @@ class LoadResult:
 
 @dataclass
 class StepResults(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """What ended since the last step: ``loads`` by request, ``transfers`` by number (False: it was not carried out).
+    """What ended since the last step: ``loads`` by request, the rest by number.
+
+    ``transfers`` are False where they could not be carried out, ``purged`` says how many nodes could not be deleted.
 
     ``held`` answers inquiries, by name.
     """
 
     loads: dict[str, LoadResult] = field(default_factory=dict)
     transfers: dict[int, bool] = field(default_factory=dict)
+    purged: dict[int, int] = field(default_factory=dict)
     held: dict[str, tuple[ResidencyReport, ...]] = field(default_factory=dict)
     memory: KvMemory | None = None
 
@@ -98,4 +117,8 @@ class StepResults(KVConnectorWorkerMetadata):  # type: ignore[misc]
             number: self.transfers.get(number, True) and other.transfers.get(number, True)
             for number in self.transfers.keys() | other.transfers.keys()
         }
-        return StepResults(loads, transfers, self.held | other.held, self.memory or other.memory)
+        purged = {
+            number: self.purged.get(number, 0) + other.purged.get(number, 0)
+            for number in self.purged.keys() | other.purged.keys()
+        }
+        return StepResults(loads, transfers, purged, self.held | other.held, self.memory or other.memory)

@@ -13,31 +13,40 @@ PARAMETER = "ragtree"
 
 
 class RequestOrders(msgspec.Struct, frozen=True):
-    """What one request brings along: a plan, or orders outside of any plan (``forget``, ``inquire``), or both.
+    """What one request brings along: a ``plan``, or orders outside of any plan.
 
     ``name`` names the request in reports. ``path`` lists the content hashes of ``nodes``, which begin the prompt.
-    ``inquire`` asks what all tiers hold.
+    ``everything`` is to be forgotten, not only some documents. ``inquire`` asks what all tiers hold.
     """
 
     name: str
+    plan: bool = True
     namespace: str = ""
     path: tuple[str, ...] = ()
     nodes: tuple[PlannedNode, ...] = ()
     moves: tuple[Move, ...] = ()
     spare: tuple[str, ...] = ()
     forget: tuple[tuple[str, str], ...] = ()
+    everything: bool = False
     inquire: bool = False
 
     @classmethod
     def of_plan(cls, plan: PrefillPlan) -> "RequestOrders":
         """A plan, as far as the engine is concerned."""
         path = tuple(segment.key for segment in plan.prompt.prefix)
-        return cls(plan.query_id, plan.namespace, path, plan.nodes, plan.moves, plan.spare)
+        return cls(plan.query_id, True, plan.namespace, path, plan.nodes, plan.moves, plan.spare)
 
     @classmethod
     def outside_plans(cls, name: str, orders: Orders, inquire: bool = False) -> "RequestOrders":
         """Orders that come with no plan."""
-        return cls(name, moves=orders.moves, forget=orders.forget, inquire=inquire)
+        return cls(
+            name,
+            plan=False,
+            moves=orders.moves,
+            forget=orders.forget,
+            everything=orders.everything,
+            inquire=inquire,
+        )
 
     def as_parameters(self) -> dict[str, Any]:
         """The ``kv_transfer_params`` that carry this to the engine."""
@@ -64,12 +73,13 @@ class EngineReport(msgspec.Struct, frozen=True):
     """What the connector has to say after a step.
 
     ``resolved`` by the names of requests; ``carried_out``: orders outside of plans that are done to their end, by name,
-    with the copies that should be there now and are not. ``lost`` are such copies of any node. ``held`` answers
-    inquiries by name.
+    with the copies that should be there now and are not; ``refused`` are orders whose documents could not be deleted.
+    ``lost`` are missing copies of any node. ``held`` answers inquiries by name.
     """
 
     resolved: dict[str, Resolved] = {}
     carried_out: dict[str, tuple[LostCopy, ...]] = {}
+    refused: tuple[str, ...] = ()
     lost: tuple[LostCopy, ...] = ()
     held: dict[str, tuple[ResidencyReport, ...]] = {}
     memory: KvMemory | None = None

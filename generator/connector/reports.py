@@ -1,28 +1,27 @@
 """What the connector reports, on its way from the engine's process to whoever waits for it."""
 
 import asyncio
-from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from generator.connector.orders import EngineReport, Resolved
-from protocol.errors import EngineDied
+from protocol.errors import EngineDied, Unavailable
 from protocol.kv import KvMemory, LostCopy, ResidencyReport
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
-_UNREAD = 1024
-
 
 class EngineReports:
     """Reports as they come in, and futures for those who ask for one by name. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._resolved: OrderedDict[str, Resolved] = OrderedDict()
+        self._resolved: dict[str, asyncio.Future[Resolved]] = {}
         self._carried_out: dict[str, asyncio.Future[tuple[LostCopy, ...]]] = {}
         self._held: dict[str, asyncio.Future[tuple[ResidencyReport, ...]]] = {}
         self._memory: asyncio.Future[KvMemory] | None = None
@@ -38,9 +37,15 @@ class EngineReports:
             self._memory = asyncio.get_running_loop().create_future()
         return self._memory
 
-    def resolved(self, name: str) -> Resolved | None:
-        """What the prefill of a request came to, once: it comes with the step of its first token."""
-        return self._resolved.pop(name, None)
+    @contextmanager
+    def resolving(self, name: str) -> "Iterator[asyncio.Future[Resolved]]":
+        """What the prefill of a request comes to: it is there about when the request's first token is."""
+        future: asyncio.Future[Resolved] = asyncio.get_running_loop().create_future()
+        self._resolved[name] = future
+        try:
+            yield future
+        finally:
+            del self._resolved[name]
 
     def carried_out(self, name: str) -> "asyncio.Future[tuple[LostCopy, ...]]":
         """The end of orders that were given under this name outside of any plan."""
@@ -57,11 +62,13 @@ class EngineReports:
 
     def receive(self, report: EngineReport) -> None:
         """Hand a report out."""
-        self._resolved.update(report.resolved)
-        while len(self._resolved) > _UNREAD:
-            # Of requests whose streams were closed before they heard of it.
-            self._resolved.popitem(last=False)
+        for name, resolved in report.resolved.items():
+            _settle(self._resolved.get(name), resolved)
         self._lost += report.lost
+        for name in report.refused:
+            refused = self._carried_out.pop(name, None)
+            if refused is not None and not refused.done():
+                refused.set_exception(Unavailable("KV of a document could not be deleted; the log says why"))
         for name, lost in report.carried_out.items():
             _settle(self._carried_out.pop(name, None), lost)
         for name, held in report.held.items():

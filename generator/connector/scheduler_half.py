@@ -13,7 +13,7 @@ import structlog
 
 from generator.connector.execution import Execution, Offer
 from generator.connector.gpu_tier import GpuTier
-from generator.connector.metadata import Load, StepJobs, StepResults, Transfer
+from generator.connector.metadata import Load, Purge, StepJobs, StepResults, Transfer
 from generator.connector.orders import EngineReport, RequestOrders
 from protocol.kv import KvMemory, LostCopy, Move, ResidencyReport
 from protocol.tiers import Tier
@@ -27,14 +27,19 @@ log = structlog.get_logger(__name__)
 
 
 class SchedulerHalf:
-    """Executes the plans that requests bring along to an ``instance``, over blocks of ``page_tokens`` tokens."""
+    """Executes the plans that requests bring along to an ``instance``, over blocks of ``page_tokens`` tokens.
 
-    def __init__(self, page_tokens: int, instance: str) -> None:
+    The engine takes at most ``most_requests`` and ``most_tokens`` in one step.
+    """
+
+    def __init__(self, page_tokens: int, instance: str, most_requests: int, most_tokens: int) -> None:
+        self._most_requests = most_requests
+        self._most_tokens = most_tokens
         self._instance = instance
         self._page_tokens = page_tokens
         self._gpu = GpuTier(page_tokens)
         self._executions: dict[str, Execution] = {}
-        self._waiting: dict[str, Request] = {}
+        self._requests: dict[str, Request] = {}
         # What lay in a block last: whose prompt, and which of its blocks. Bounded by the number of blocks.
         self._owners: dict[int, tuple[Execution, int]] = {}
         self._numbers = count(1)
@@ -43,9 +48,11 @@ class SchedulerHalf:
         self._under_way: dict[int, Transfer] = {}
         # Orders outside of plans: the transfers that they wait for, and what failed of them.
         self._open_orders: dict[str, tuple[set[int], list[LostCopy]]] = {}
+        self._refused: set[str] = set()
         self._spare: deque[str] = deque(maxlen=64)
         self._ended: dict[str, Execution] = {}
         self._lost: dict[tuple[str, Tier], None] = {}
+        self._purges: list[Purge] = []
         self._inquiries: list[str] = []
         self._unanswered: set[str] = set()
         self._held: dict[str, tuple[ResidencyReport, ...]] = {}
@@ -59,18 +66,22 @@ class SchedulerHalf:
 
     def arrived(self, request: "Request", orders: RequestOrders | None) -> None:
         """Take note of a request and carry out the orders that come with it."""
-        self._waiting[request.request_id] = request
+        self._requests[request.request_id] = request
         if orders is None:
             return
         numbers = {number for move in orders.moves if (number := self._carry_out(move)) is not None}
-        for namespace, content in orders.forget:
-            self._forget(namespace, content)
+        if orders.forget or orders.everything:
+            contents = None if orders.everything else _by_namespace(orders.forget)
+            purge = Purge(next(self._numbers), contents)
+            self._forget(purge)
+            self._purges.append(purge)
+            numbers.add(purge.number)
         if orders.spare:
             self._spare.clear()
             self._spare.extend(orders.spare)
         if orders.inquire:
             self.inquire(orders.name)
-        if orders.nodes:
+        if orders.plan:
             self._executions[request.request_id] = Execution(request, orders, self._page_tokens)
         else:
             self._open_orders[orders.name] = (numbers, [])
@@ -98,16 +109,17 @@ class SchedulerHalf:
         execution = self._executions.get(request.request_id)
         if execution is None:
             return
-        self._waiting.pop(request.request_id, None)
         execution.blocks = list(blocks)
         if request.num_computed_tokens:
             # The second call for a load in the background: it is done.
             return
         offer = execution.offer
-        execution.local, execution.cached = offer.local, offer.local + external
+        if not request.num_preemptions:
+            # Afterwards much of what is found is what the request itself computed before.
+            execution.local, execution.cached = offer.local, offer.local + external
         if not external:
             return
-        assert execution.cached == offer.end, "blocks were given for another load than was offered"
+        assert offer.local + external == offer.end, "blocks were given for another load than was offered"
         held = {node.key: self._gpu.blocks(node.key) for node in execution.nodes if node.key in self._gpu}
         background = any(execution.plan(index).source is Tier.DISK for index in offer.nodes)
         self._loads.append(Load(request.request_id, tuple(execution.pieces(held)), background))
@@ -115,28 +127,22 @@ class SchedulerHalf:
     def step(self, output: "SchedulerOutput") -> StepJobs:
         """The jobs that go with a step, once it is known what the step computes."""
         for new in output.scheduled_new_reqs:
-            self._waiting.pop(new.req_id, None)
             execution = self._executions.get(new.req_id)
             if execution is not None:
                 execution.blocks = list(new.block_ids[0])
-        for request_id in output.preempted_req_ids or ():
-            if request_id in self._executions:
-                self._waiting[request_id] = self._executions[request_id].request
         running = output.scheduled_cached_reqs
         for request_id, block_ids in zip(running.req_ids, running.new_block_ids, strict=True):
-            self._waiting.pop(request_id, None)
             execution = self._executions.get(request_id)
             if execution is not None and block_ids is not None:
                 known = [] if request_id in running.resumed_req_ids else execution.blocks
                 execution.blocks = [*known, *block_ids[0]]
-        for request_id, scheduled in output.num_scheduled_tokens.items():
-            execution = self._executions.get(request_id)
-            if execution is not None:
-                self._settle(execution, execution.request.num_computed_tokens + scheduled)
-        self._relieve(len(output.num_scheduled_tokens))
+        for request_id in output.preempted_req_ids or ():
+            if request_id in self._executions:
+                self._executions[request_id].blocks = []
+        self._relieve(output.num_scheduled_tokens)
         idle = not output.total_num_scheduled_tokens
-        jobs = StepJobs(self._loads, self._queued, self._inquiries, idle)
-        self._loads, self._queued, self._inquiries = [], [], []
+        jobs = StepJobs(self._loads, self._queued, self._purges, self._inquiries, idle)
+        self._loads, self._queued, self._purges, self._inquiries = [], [], [], []
         return jobs
 
     def heard(self, results: StepResults | None, invalid: Collection[int]) -> None:
@@ -156,15 +162,19 @@ class SchedulerHalf:
                     execution.missing.update(load.lost)
             for number, done in results.transfers.items():
                 self._transferred(self._under_way.pop(number), done)
+            for number, left in results.purged.items():
+                self._purged(number, left)
         if invalid:
             self._invalidate(set(invalid))
 
     def ended(self, request: "Request", blocks: Sequence[int]) -> None:
         """A request has finished or was given up; its blocks go back to the pool after this."""
-        self._waiting.pop(request.request_id, None)
+        self._requests.pop(request.request_id, None)
         execution = self._executions.pop(request.request_id, None)
         if execution is None:
             return
+        if request.num_output_tokens:
+            self._settle(execution)
         if execution.forgotten:
             self._gpu.evict_hashes(blocks)
         else:
@@ -189,18 +199,25 @@ class SchedulerHalf:
         resolved = {}
         for execution in (*self._executions.values(), *self._ended.values()):
             if not execution.told and execution.request.num_output_tokens:
+                self._settle(execution)
                 resolved[execution.orders.name] = execution.resolved()
                 execution.told = True
         self._ended.clear()
         done = [name for name, (numbers, _) in self._open_orders.items() if not numbers]
+        # Only with a first token, which takes them along: until then a copy that is made anew is not lost any more.
+        lost = tuple(LostCopy(key, tier) for key, tier in self._lost) if resolved else ()
+        ended = {name: tuple(self._open_orders.pop(name)[1]) for name in done}
         report = EngineReport(
             resolved=resolved,
-            carried_out={name: tuple(self._open_orders.pop(name)[1]) for name in done},
-            lost=tuple(LostCopy(key, tier) for key, tier in self._lost),
+            carried_out=ended,
+            refused=tuple(self._refused & ended.keys()),
+            lost=lost,
             held=self._held,
             memory=self._memory,
         )
-        self._lost.clear()
+        self._refused -= ended.keys()
+        if resolved:
+            self._lost.clear()
         self._held = {}
         self._memory = None
         return report if report != EngineReport() else None
@@ -225,29 +242,30 @@ class SchedulerHalf:
         last: int = execution.request.num_tokens - 1
         return min(node.prefix_tokens + node.tokens, last)
 
-    def _settle(self, execution: Execution, tokens: int) -> None:
-        """Keep what is complete with ``tokens`` tokens of the prompt, as planned."""
-        for index in execution.reached(tokens):
-            node, planned = execution.nodes[index], execution.plan(index)
-            execution.settled = index + 1
-            if execution.forgotten:
-                continue
-            if planned.kept is Tier.GPU:
+    def _settle(self, execution: Execution) -> None:
+        """Keep a prompt's nodes as planned, once its first token says that all of them are there and good."""
+        if execution.settled or execution.forgotten:
+            return
+        execution.settled = True
+        for index, (node, planned) in enumerate(zip(execution.nodes, execution.orders.nodes, strict=True)):
+            blocks = execution.node_blocks(index)
+            if planned.kept is Tier.GPU and self._gpu.can_be_found(node, blocks):
                 self._gpu.hold(node, execution.parent(index), execution.blocks)
                 self._lost.pop((node.key, Tier.GPU), None)
-            elif planned.kept is not None and planned.source is None:
-                transfer = Transfer(
-                    number=next(self._numbers),
-                    key=node.key,
-                    source=Tier.GPU,
-                    target=planned.kept,
-                    node=node,
-                    blocks=execution.node_blocks(index),
-                    pages=planned.pages,
-                    evict=False,
+            elif planned.kept in (Tier.HOST, Tier.DISK) and planned.source is None:
+                self._start(
+                    Transfer(
+                        number=next(self._numbers),
+                        key=node.key,
+                        source=Tier.GPU,
+                        target=planned.kept,
+                        node=node,
+                        blocks=blocks,
+                        pages=planned.pages,
+                        evict=False,
+                    )
                 )
-                self._start(transfer)
-            if planned.source is Tier.GPU and node.key not in self._gpu:
+            if Tier.GPU in (planned.source, planned.kept) and node.key not in self._gpu:
                 self._lost[node.key, Tier.GPU] = None
 
     def _invalidate(self, invalid: set[int]) -> None:
@@ -257,12 +275,8 @@ class SchedulerHalf:
             if hit is None:
                 continue
             execution.fall_back(hit * self._page_tokens)
-            spoilt = execution.blocks[hit:]
             # Until they are computed anew, nobody else may take them for what their hashes say.
-            self._gpu.evict_hashes(spoilt)
-            for key in self._gpu.with_blocks(spoilt):
-                for released in self._gpu.release(key):
-                    self._lost[released, Tier.GPU] = None
+            self._gpu.evict_hashes(execution.blocks[hit:])
 
     # Orders
 
@@ -270,7 +284,7 @@ class SchedulerHalf:
         """Start one order; the number of the transfer that comes of it, if one does."""
         held = move.source is Tier.GPU and move.node in self._gpu
         if move.source is Tier.GPU and move.target is None:
-            self._gpu.release(move.node)
+            self._release(move.node)
             return None
         transfer = Transfer(
             number=next(self._numbers),
@@ -285,8 +299,14 @@ class SchedulerHalf:
         )
         self._start(transfer)
         if held and move.evict:
-            self._gpu.release(move.node)
+            self._release(move.node)
         return transfer.number
+
+    def _release(self, key: str) -> None:
+        """Let a node go as ordered; what still stands behind it goes too, and nobody ordered that."""
+        for released in self._gpu.release(key):
+            if released != key:
+                self._lost[released, Tier.GPU] = None
 
     def _start(self, transfer: Transfer) -> None:
         self._gpu.retain(transfer.blocks)
@@ -303,36 +323,61 @@ class SchedulerHalf:
             waiting[0].discard(transfer.number)
             waiting[1].extend(lost)
 
-    def _forget(self, namespace: str, content: str) -> None:
-        """Leave nothing in the engine's blocks of a document, nor of what was computed behind it."""
-        for key in self._gpu.with_content(namespace, content):
+    def _purged(self, number: int, left: int) -> None:
+        for name, (numbers, _) in self._open_orders.items():
+            if number in numbers:
+                numbers.discard(number)
+                if left:
+                    self._refused.add(name)
+
+    def _forget(self, purge: Purge) -> None:
+        """Leave nothing in the engine's blocks of documents, nor of what was computed behind them."""
+        for key in self._gpu.matching(purge.dooms):
             self._gpu.release(key)
+        gone: list[int] = []
         for execution in self._executions.values():
-            if execution.orders.namespace == namespace and content in execution.orders.path:
+            first = self._first_block(execution, purge)
+            if first is not None:
                 execution.forgotten = True
-                self._gpu.evict_hashes(execution.blocks[self._first_block(execution, content) :])
-        gone = [
-            block
-            for block, (owner, index) in self._owners.items()
-            if owner.orders.namespace == namespace
-            and content in owner.orders.path
-            and index >= self._first_block(owner, content)
-        ]
-        self._gpu.evict_hashes(gone)
+                gone += execution.blocks[first:]
+        for block, (owner, index) in self._owners.items():
+            first = self._first_block(owner, purge)
+            if first is not None and index >= first:
+                gone.append(block)
+        # Requests that named no documents are in nobody's account: of them, only everything takes all.
+        self._gpu.evict_hashes(gone if purge.contents is not None else range(self._gpu.pool.num_gpu_blocks))
         for block in gone:
-            del self._owners[block]
+            self._owners.pop(block, None)
 
-    def _first_block(self, execution: Execution, content: str) -> int:
-        """The first block of a prompt that a document lies in; its end, for a document that has no node there."""
-        node = next((node for node in execution.nodes if node.path[-1] == content), None)
-        return node.prefix_tokens // self._page_tokens if node is not None else len(execution.blocks)
+    def _first_block(self, execution: Execution, purge: Purge) -> int | None:
+        """The first block of a prompt that any of the documents lies in, None if it has none of them."""
+        if not purge.dooms(execution.orders.namespace, execution.orders.path):
+            return None
+        first = next((node for node in execution.nodes if purge.dooms(node.namespace, node.path)), None)
+        return first.prefix_tokens // self._page_tokens if first is not None else 0
 
-    def _relieve(self, running: int) -> None:
+    def _relieve(self, scheduled: dict[str, int]) -> None:
         """Let held blocks go rather than have a running request stopped, or a waiting one wait, for want of them."""
-        wanted = running + 1
-        waiting = next(iter(self._waiting.values()), None)
-        if waiting is not None:
-            wanted += -(-waiting.num_tokens // self._page_tokens)
+        wanted = len(scheduled) + 1
+        if len(scheduled) < self._most_requests and sum(scheduled.values()) < self._most_tokens:
+            # The step had room for more, so who was not scheduled waits for blocks, or for a load.
+            wanted += max((self._needs(name) for name in self._requests.keys() - scheduled.keys()), default=0)
         in_use = {key for execution in self._executions.values() if not execution.told for key in execution.keys}
         for key in self._gpu.relieve(wanted, self._spare, in_use):
             self._lost[key, Tier.GPU] = None
+
+    def _needs(self, request_id: str) -> int:
+        """Blocks that a request has yet to get: all of its own, less those that are held for it."""
+        total: int = -(-self._requests[request_id].num_tokens // self._page_tokens)
+        execution = self._executions.get(request_id)
+        if execution is None:
+            return total
+        there = {block for node in execution.nodes if node.key in self._gpu for block in self._gpu.blocks(node.key)}
+        return max(0, total - len(there | set(execution.blocks)))
+
+
+def _by_namespace(forget: Sequence[tuple[str, str]]) -> dict[str, frozenset[str]]:
+    contents: dict[str, set[str]] = {}
+    for namespace, content in forget:
+        contents.setdefault(namespace, set()).add(content)
+    return {namespace: frozenset(named) for namespace, named in contents.items()}

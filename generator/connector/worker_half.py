@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import structlog
 
 from generator.connector.blocks import PagedBlocks
-from generator.connector.metadata import Load, LoadResult, Piece, StepJobs, StepResults, Transfer
+from generator.connector.metadata import Load, LoadResult, Piece, Purge, StepJobs, StepResults, Transfer
 from generator.tiers.base import KvTier, TierError
 from protocol.kv import KvMemory, KvNode, ResidencyReport, pages_spanned
 from protocol.tiers import Tier
@@ -44,7 +45,11 @@ class WorkerHalf:
         """Have everything in place that the step's forward pass needs, and begin what may take longer."""
         for load in jobs.loads:
             if load.background:
-                self._loaders.submit(self._load_in_background, load)
+                # What comes out of other blocks comes at once: nobody holds those until later.
+                near = tuple(piece for piece in load.pieces if piece.tier is Tier.GPU)
+                far = tuple(piece for piece in load.pieces if piece.tier is not Tier.GPU)
+                self._load(replace(load, pieces=near))
+                self._loaders.submit(self._load_in_background, replace(load, pieces=far))
             else:
                 result, failed = self._load(load)
                 with self._news:
@@ -56,6 +61,9 @@ class WorkerHalf:
         fence = self._blocks.fence()
         for transfer in jobs.transfers:
             self._mover.submit(self._transfer, transfer, fence)
+        for purge in jobs.purges:
+            # Behind the transfers that were under way: what they brought anywhere goes, too.
+            self._mover.submit(self._purge, purge)
         for name in jobs.inquiries:
             # Behind all that is under way, so that the answer has it.
             self._mover.submit(self._answer, name)
@@ -63,7 +71,8 @@ class WorkerHalf:
     def pause(self, jobs: StepJobs) -> None:
         """Wait a moment for news in a step that computes nothing: the engine has nothing to do but ask again."""
         with self._news:
-            if jobs.idle and not (self._results.transfers or self._results.held or self._loaded):
+            news = self._results
+            if jobs.idle and not (news.transfers or news.purged or news.held or self._loaded):
                 self._news.wait(_IDLE_WAIT_S)
 
     def take_loaded(self) -> set[str]:
@@ -138,6 +147,23 @@ class WorkerHalf:
         finally:
             with self._news:
                 self._results.transfers[transfer.number] = done
+                self._news.notify_all()
+
+    def _purge(self, purge: Purge) -> None:
+        """Delete by the tiers' own account: what nobody else knows of is found as well."""
+        left = 0
+        try:
+            for tier in self._tiers.values():
+                doomed = [stored for stored in tier.nodes() if purge.dooms(stored.node.namespace, stored.node.path)]
+                for node, pages in doomed:
+                    tier.drop(node.key, pages)
+                left += sum(tier.has(node.key, pages) for node, pages in doomed)
+        except Exception as error:
+            _tell("documents_not_purged", error)
+            left += 1
+        finally:
+            with self._news:
+                self._results.purged[purge.number] = left
                 self._news.notify_all()
 
     def _answer(self, name: str) -> None:

@@ -10,7 +10,7 @@ from ray import serve
 from cachectl.collector import collect_while_idle, spare_full_collections
 from cachectl.live import LiveController
 from protocol.cache import CachePath, DocumentDeletion, TreeView
-from protocol.errors import Unavailable
+from protocol.errors import DeployFailed, Unavailable
 from protocol.kv import LostCopy
 from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
 from protocol.retrieval import CandidateSet
@@ -34,11 +34,10 @@ class ControllerDeployment:
         spare_full_collections()
         self._idle_checks = 0
         engine = GeneratorHandle(serve.get_deployment_handle(generator, app_name=generator))
-        await _ready(engine)
         self._live = LiveController(
             config.controller, INSTANCE, engine, config.cache_dir / "profiles", time.monotonic, time.time
         )
-        await self._live.start(_log_progress)
+        await _start(self._live, engine)
         self._controller = self._live.controller
         self._following = asyncio.create_task(self._follow())
 
@@ -115,11 +114,14 @@ class ControllerDeployment:
                 log.exception("the generator could not be followed")
 
 
-async def _ready(engine: GeneratorHandle) -> None:
-    """Wait until the engine runs, however long its model takes to load."""
+async def _start(live: LiveController, engine: GeneratorHandle) -> None:
+    """Start over the engine once it runs, however long its model takes to load, and again if it goes meanwhile."""
     while True:
         try:
-            return await engine.ready()
+            await engine.ready()
+            return await live.start(_log_progress)
+        except DeployFailed:
+            raise
         except Unavailable:
             await asyncio.sleep(FOLLOW_S)
 

@@ -90,12 +90,25 @@ def test_relief_takes_leaves_first(tier, pool):
     assert tier.relieve(pool.get_num_free_blocks() + 1, (), ()) == [chain.keys[1]]
 
 
-def test_nodes_are_found_by_block_and_by_document(tier, pool):
+def test_relief_lets_nothing_go_that_would_free_nothing(tier, pool):
+    chain = Chain(tier, pool, 8)
+    tier.retain(tier.blocks(chain.keys[0]))
+    assert tier.relieve(BLOCKS, (), ()) == []
+    assert chain.keys[0] in tier
+
+
+def test_blocks_that_nobody_could_share_are_told(tier, pool):
+    chain = Chain(tier, pool, 8, 3)
+    first, second = chain.keys
+    assert not tier.can_be_found(tier.node(first), tier.blocks(first))
+    # A node without a whole block of its own has nothing to be found by.
+    assert tier.can_be_found(tier.node(second), tier.blocks(second))
+
+
+def test_nodes_are_found_by_namespace_and_document(tier, pool):
     chain = Chain(tier, pool, 6, 5)
     other = Chain(tier, pool, 6, name="o")
-    assert tier.with_blocks([chain.blocks[1]]) == chain.keys
-    assert tier.with_blocks([chain.blocks[2]]) == chain.keys[1:]
-    assert tier.with_content("tenant", "n0") == chain.keys
-    assert tier.with_content("tenant", "o0") == other.keys
-    assert tier.with_content("stranger", "n0") == []
+    assert tier.matching(lambda namespace, path: namespace == "tenant" and "n0" in path) == chain.keys
+    assert tier.matching(lambda namespace, path: "o0" in path) == other.keys
+    assert tier.matching(lambda namespace, path: namespace == "stranger") == []
     assert [node.path for node in tier.nodes()] == [("n0",), ("n0", "n1"), ("o0",)]
