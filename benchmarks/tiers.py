@@ -151,7 +151,8 @@ async def _saving(engine: VllmEngine, path: KvPath) -> Generation:
 async def _only_in(engine: VllmEngine, path: KvPath, tier: Tier) -> None:
     """Take a path's KV out of all tiers above one, and out of what vLLM would find by itself."""
     drops = path.moves(Tier.GPU, None) + (path.moves(Tier.HOST, None) if tier is Tier.DISK else ())
-    await _carried_out(engine, Orders(drops, forget=((path.namespace, path.segments[0].key),)))
+    forget = ((path.namespace, path.segments[0].key),)
+    await _carried_out(engine, Orders(drops, forget, blocks_only=True))
 
 
 async def _carried_out(engine: VllmEngine, orders: Orders) -> None:

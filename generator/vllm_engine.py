@@ -150,13 +150,16 @@ class VllmEngine:
         """Send orders with the shortest of requests, the only way into vLLM's scheduler; what becomes of them."""
         parameters = _sampling_params(Sampling(max_tokens=1))
         parameters.extra_args = {"kv_transfer_params": orders.as_parameters()}
-        async for _ in self._generate(orders.name, [0], orders.name, parameters):
-            pass
-        while not answer.done():
-            # The engine's process may go away without a word to those who wait for no request.
-            await self.ready()
-            await asyncio.wait({answer}, timeout=_ANSWER_CHECK_S)
-        return answer.result()
+        try:
+            async for _ in self._generate(orders.name, [0], orders.name, parameters):
+                pass
+            while not answer.done():
+                # The engine's process may go away without a word to those who wait for no request.
+                await self.ready()
+                await asyncio.wait({answer}, timeout=_ANSWER_CHECK_S)
+            return answer.result()
+        finally:
+            answer.cancel()
 
     async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
         """Time one token's generation behind a prompt of which vLLM caches the first ``cached_tokens``.

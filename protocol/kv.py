@@ -109,12 +109,14 @@ class Orders(msgspec.Struct, frozen=True):
 
     ``moves`` in their order; then ``forget``: content hashes of documents by namespace, of whose KV nothing may be left
     in the engine and its tiers, in or out of the knowledge tree, nor of anything that was computed behind them.
-    ``everything``: nothing may be left at all.
+    ``everything``: nothing may be left at all. ``blocks_only`` spares the tiers below the GPU, so that loads from there
+    can be measured.
     """
 
     moves: tuple[Move, ...] = ()
     forget: tuple[tuple[str, str], ...] = ()
     everything: bool = False
+    blocks_only: bool = False
 
 
 def pages_spanned(prefix_tokens: int, tokens: int, page_tokens: int) -> range:

@@ -16,7 +16,8 @@ class RequestOrders(msgspec.Struct, frozen=True):
     """What one request brings along: a ``plan``, or orders outside of any plan.
 
     ``name`` names the request in reports. ``path`` lists the content hashes of ``nodes``, which begin the prompt.
-    ``everything`` is to be forgotten, not only some documents. ``inquire`` asks what all tiers hold.
+    ``everything`` is to be forgotten, not only some documents; or all of it only in the engine's own blocks.
+    ``inquire`` asks what all tiers hold.
     """
 
     name: str
@@ -28,6 +29,7 @@ class RequestOrders(msgspec.Struct, frozen=True):
     spare: tuple[str, ...] = ()
     forget: tuple[tuple[str, str], ...] = ()
     everything: bool = False
+    blocks_only: bool = False
     inquire: bool = False
 
     @classmethod
@@ -45,6 +47,7 @@ class RequestOrders(msgspec.Struct, frozen=True):
             moves=orders.moves,
             forget=orders.forget,
             everything=orders.everything,
+            blocks_only=orders.blocks_only,
             inquire=inquire,
         )
 

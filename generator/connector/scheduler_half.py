@@ -74,8 +74,9 @@ class SchedulerHalf:
             contents = None if orders.everything else _by_namespace(orders.forget)
             purge = Purge(next(self._numbers), contents)
             self._forget(purge)
-            self._purges.append(purge)
-            numbers.add(purge.number)
+            if not orders.blocks_only:
+                self._purges.append(purge)
+                numbers.add(purge.number)
         if orders.spare:
             self._spare.clear()
             self._spare.extend(orders.spare)

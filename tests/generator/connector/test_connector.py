@@ -23,13 +23,13 @@ from protocol.prompts import SegmentKind
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(150)]
 
 # Memory for about five prompts of these tests: what does not fit has to be let go.
-BLOCKS = 120
+BLOCKS = 80
 SYSTEM = segment("system", 27, SegmentKind.SYSTEM)
-FIRST, SECOND, THIRD = segment("first", 330), segment("second", 217), segment("third", 96)
+FIRST, SECOND, THIRD = segment("first", 170), segment("second", 113), segment("third", 70)
 
 
 def settings(folder: FilePath) -> GeneratorSettings:
-    kv = KvSettings(disk_dir=folder / "kv", host_gib=0.25, disk_gib=0.1, host_dir=folder)
+    kv = KvSettings(disk_dir=folder / "kv", host_gib=0.25, disk_gib=0.05, host_dir=folder)
     return GeneratorSettings(
         max_model_len=1024, max_num_seqs=4, dtype="float32", kv=kv, engine_args={"num_gpu_blocks_override": BLOCKS}
     )
@@ -59,13 +59,13 @@ async def path(engine):
     """A path that nobody knows yet; afterwards nothing of it is left anywhere."""
     made = Path((SYSTEM, FIRST, SECOND))
     yield made
+    assert await engine.carry_out(Orders(forget=((made.namespace, "system"),))) == ()
     for tier in (GPU, HOST, DISK):
-        await engine.carry_out(Orders(made.moves(tier, None)))
-    await engine.carry_out(Orders(forget=((made.namespace, "system"),)))
+        assert made.namespace not in {namespace for namespace, _ in await held(engine, tier)}
 
 
 async def forget_in_engine(engine, path: Path) -> None:
-    assert await engine.carry_out(Orders(forget=((path.namespace, "system"),))) == ()
+    assert await engine.carry_out(Orders(forget=((path.namespace, "system"),), blocks_only=True)) == ()
 
 
 async def truth(engine, path: Path, question: str) -> str:
@@ -107,11 +107,10 @@ class TestTiers:
         assert await engine.carry_out(Orders((third, second))) == ()
         assert await engine.carry_out(Orders((longer.moves(HOST, DISK)[0],))) == ()
         # Out of the engine's own cache, but for what the GPU tier holds.
-        await engine.carry_out(Orders(forget=((path.namespace, "second"),)))
+        await engine.carry_out(Orders(forget=((path.namespace, "second"),), blocks_only=True))
         answer = await ask(engine, longer.plan("why?", [GPU, GPU, HOST, DISK], GPU))
-        assert answer.prefill.loaded == {GPU: 27 + 330, HOST: 217, DISK: 96}
+        assert answer.prefill.loaded == {GPU: 27 + 170, HOST: 113, DISK: 70}
         assert answer.text == await truth(engine, longer, "why?")
-        await engine.carry_out(Orders(longer.moves(DISK, None)))
 
     async def test_what_has_no_room_in_the_gpu_is_saved_straight_to_host_memory(self, engine, path):
         await ask(engine, path.plan("to compute it", None, HOST), max_tokens=1)
@@ -169,12 +168,37 @@ class TestTenants:
         await engine.carry_out(Orders(forget=((path.namespace, "second"),)))
         answer = await ask(engine, path.plan("why?", [GPU, None, None], None), max_tokens=1)
         # Whole blocks in front of it are still there, those that it lies in are not.
-        assert answer.prefill.cached_tokens == (27 + 330) // 32 * 32
+        assert answer.prefill.cached_tokens == (27 + 170) // 32 * 32
         await engine.carry_out(Orders(forget=((path.namespace, "first"),)))
         assert await held(engine, GPU) == {(path.namespace, ("system",))}
 
+    @pytest.mark.parametrize("tier", [HOST, DISK])
+    async def test_nor_is_it_in_any_tier(self, engine, path, tier):
+        """By the tiers' own account, whether the tree knows of it or not."""
+        await put(engine, path, tier)
+        assert await engine.carry_out(Orders(forget=((path.namespace, "first"),))) == ()
+        assert await held(engine, tier) == {(path.namespace, ("system",))}
+        assert await engine.carry_out(Orders(everything=True)) == ()
+        assert await held(engine, tier) == set()
+
 
 class TestFaults:
+    async def test_what_was_computed_behind_a_load_that_failed_is_kept_as_it_is_right(self, engine, path):
+        """A page of host memory is missing, which shows in the middle of the step; what is saved must not be of it."""
+        await put(engine, path, HOST)
+        longer = Path((*path.segments, THIRD), path.namespace, first_page=40)
+        longer.pages = [*path.pages, longer.pages[-1]]
+        await engine.carry_out(Orders((path.moves(HOST, None)[1],)))
+        answer = await ask(engine, longer.plan("why?", [HOST, HOST, HOST, None], [None, None, None, HOST]))
+        assert answer.text == await truth(engine, longer, "why?")
+        # Again from the other copies, so that what was saved is what is read.
+        await forget_in_engine(engine, longer)
+        await ask(engine, longer.plan("to compute it", None, [GPU, GPU, GPU, None]), max_tokens=1)
+        await engine.carry_out(Orders(forget=((longer.namespace, "third"),), blocks_only=True))
+        again = await ask(engine, longer.plan("why?", [GPU, GPU, GPU, HOST], None))
+        assert again.prefill.loaded == {GPU: path.tokens, HOST: 70}
+        assert again.text == answer.text
+
     @pytest.mark.parametrize("fault", ["bit flip", "truncated", "deleted", "another node's", "no file of ours"])
     async def test_a_bad_file_is_computed_anew_and_told(self, engine, path, disk_dir, fault):
         await put(engine, path, DISK)
@@ -218,8 +242,8 @@ class TestFaults:
         await engine.carry_out(Orders(usurper.moves(HOST, None)))
 
     async def test_a_full_disk_refuses_and_the_copy_in_host_memory_stays(self, engine, path):
-        big = Path((SYSTEM, *(segment(f"big {number}", 400) for number in range(2))))
-        fill = [Path((segment(f"fill {number}", 512),), first_page=100) for number in range(5)]
+        big = Path((SYSTEM, *(segment(f"big {number}", 200) for number in range(2))))
+        fill = [Path((segment(f"fill {number}", 256),), first_page=100) for number in range(5)]
         try:
             refused = []
             for one in (*fill, big):
@@ -252,18 +276,18 @@ class TestFaults:
 
     async def test_held_blocks_go_before_a_request_starves(self, engine):
         """Five paths are held, four long prompts come at once: they run, and what went is told."""
-        held_paths = [Path((SYSTEM, segment(f"held {number}", 500))) for number in range(5)]
+        held_paths = [Path((SYSTEM, segment(f"held {number}", 330))) for number in range(5)]
         for one in held_paths:
             await ask(engine, one.plan("to compute it", None, GPU), max_tokens=1)
-        rush = [Path((SYSTEM, segment(f"rush {number}", 880))) for number in range(4)]
-        answers = await asyncio.gather(*(ask(engine, one.plan("now", None, None), max_tokens=60) for one in rush))
+        rush = [Path((SYSTEM, segment(f"rush {number}", 580))) for number in range(4)]
+        answers = await asyncio.gather(*(ask(engine, one.plan("now", None, None), max_tokens=24) for one in rush))
         lost = {copy for answer in answers for copy in answer.prefill.lost}
         last = await ask(engine, held_paths[0].plan("why?", GPU, GPU))
         lost |= set(last.prefill.lost)
         assert lost
         assert all(copy.tier is GPU for copy in lost)
-        for one, answer in zip(rush, answers, strict=True):
-            alone = await ask(engine, Path(one.segments).plan("now", None, None), max_tokens=60)
+        for one, answer in list(zip(rush, answers, strict=True))[:2]:
+            alone = await ask(engine, Path(one.segments).plan("now", None, None), max_tokens=24)
             assert answer.text == alone.text
         assert last.text == await truth(engine, held_paths[0], "why?")
         for one in held_paths:
