@@ -3,18 +3,17 @@
 from collections.abc import Callable, Sequence
 
 from cachectl.cost import DeviceProfile
-from cachectl.grant import PathDocument
 from cachectl.lookahead import Lookahead
-from cachectl.messages import lost_copies, planned_nodes, spare_keys
+from cachectl.messages import lost_copies, planned_nodes, request_of, spare_keys
 from cachectl.pages import PageAllocator
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy
 from cachectl.restore import restore
-from cachectl.scheduler import Request, Scheduler
+from cachectl.scheduler import Scheduler
 from cachectl.settings import ControllerSettings, Swap
 from cachectl.tree import KnowledgeTree
 from protocol.kv import KvMemory, LostCopy, ResidencyReport
-from protocol.plans import PrefillPlan
+from protocol.plans import AdmissionRequest, PrefillPlan
 from protocol.prompts import Prompt
 
 # The engine has a queue of its own; here everybody is granted a plan at once.
@@ -58,9 +57,7 @@ class LocalController:
 
     def plan(self, query_id: str, namespace: str, prompt: Prompt) -> PrefillPlan:
         """A plan for a prompt whose first segments are what may be kept. Raises InvalidRequest for a known query."""
-        documents = tuple(PathDocument(segment.key, len(segment.token_ids)) for segment in prompt.prefix)
-        question_tokens = prompt.token_count - sum(document.tokens for document in documents)
-        request = Request(query_id, self._prefix + namespace, documents, question_tokens)
+        request = request_of(AdmissionRequest(query_id, namespace, prompt), self._prefix + namespace)
         grant = self._scheduler.submit(request, self._clock())
         assert grant is not None, "a request waits though nobody is made to"
         return PrefillPlan(

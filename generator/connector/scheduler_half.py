@@ -363,6 +363,8 @@ class SchedulerHalf:
         if len(scheduled) < self._most_requests and sum(scheduled.values()) < self._most_tokens:
             # The step had room for more, so who was not scheduled waits for blocks, or for a load.
             wanted += max((self._needs(name) for name in self._requests.keys() - scheduled.keys()), default=0)
+        if self._gpu.pool.get_num_free_blocks() >= wanted:
+            return
         in_use = {key for execution in self._executions.values() if not execution.told for key in execution.keys}
         for key in self._gpu.relieve(wanted, self._spare, in_use):
             self._lost[key, Tier.GPU] = None
