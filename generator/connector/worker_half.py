@@ -48,7 +48,9 @@ class WorkerHalf:
                 # What comes out of other blocks comes at once: nobody holds those until later.
                 near = tuple(piece for piece in load.pieces if piece.tier is Tier.GPU)
                 far = tuple(piece for piece in load.pieces if piece.tier is not Tier.GPU)
-                self._load(replace(load, pieces=near))
+                _, failed = self._load(replace(load, pieces=near))
+                with self._news:
+                    self._failed |= failed
                 self._loaders.submit(self._load_in_background, replace(load, pieces=far))
             else:
                 result, failed = self._load(load)
