@@ -1,5 +1,6 @@
 """Engines to measure side by side: the stack's own with its connector, and plain vLLM with equal flags and memory."""
 
+import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
@@ -46,7 +47,10 @@ async def generate(engine: VllmEngine, plan: PrefillPlan, max_tokens: int, logpr
 
 
 class EngineMaker:
-    """Makes engines of one model with one set of flags, each with its own way to keep KV."""
+    """Makes engines of one model with one set of flags, each with its own way to keep KV.
+
+    Only one of them works at a time, so each has all cores, whatever the settings leave to the rest of the stack.
+    """
 
     def __init__(self, settings: GeneratorSettings, models: ModelStore) -> None:
         self._settings = settings
@@ -75,7 +79,11 @@ class EngineMaker:
     @asynccontextmanager
     async def _running(self, kv: KvSettings, arguments: dict[str, Any]) -> AsyncGenerator[VllmEngine]:
         settings = self._settings.model_copy(
-            update={"kv": kv, "engine_args": {**self._settings.engine_args, **arguments}}
+            update={
+                "kv": kv,
+                "cpu_threads": len(os.sched_getaffinity(0)),
+                "engine_args": {**self._settings.engine_args, **arguments},
+            }
         )
         engine = VllmEngine(settings, self._models.resolve(settings.model))
         await engine.start()

@@ -3,7 +3,8 @@
 With it, a prompt's documents come from whatever tier they are in by then. Memory is made so small that all tiers are
 used and everything is evicted again and again, and in the middle engine and controller are started anew over what is
 left. Without it, vLLM has neither the connector nor its own prefix cache. A second run without it, whose requests run
-side by side and not one after the other, says what the engine itself makes of a prompt from one time to the next.
+side by side and not one after the other, says what the engine itself makes of a prompt from one time to the next; the
+first so many prompts are enough for that.
 """
 
 import asyncio
@@ -34,6 +35,7 @@ class Difference(msgspec.Struct, frozen=True):
     The largest difference of logprobs is over the tokens that both chose, up to the first that they did not.
     """
 
+    prompts: int
     mismatches: int
     mismatch_rate: float
     largest_logprob_difference: float
@@ -61,24 +63,35 @@ class ExactnessResult(msgspec.Struct, frozen=True):
 
 
 class ExactnessBenchmark:
-    """Asks prompts for ``answer_tokens`` tokens each. ``profiles`` keeps the engine's costs."""
+    """Asks prompts for ``answer_tokens`` tokens each, the first ``control`` of them twice without the cache.
+
+    ``profiles`` keeps the engine's costs.
+    """
 
     def __init__(
-        self, engines: EngineMaker, controller: ControllerSettings, profiles: Path, dtype: str, answer_tokens: int
+        self,
+        engines: EngineMaker,
+        controller: ControllerSettings,
+        profiles: Path,
+        dtype: str,
+        answer_tokens: int,
+        control: int,
     ) -> None:
         self._engines = engines
         self._controller = controller
         self._profiles = profiles
         self._dtype = dtype
         self._answer_tokens = answer_tokens
+        self._control = control
         self._tokens: Counter[str] = Counter()
         self._evictions: Counter[str] = Counter()
         self._lost = 0
 
     async def run(self, prompts: Sequence[Prompt], progress: Progress) -> ExactnessResult:
-        """Run all prompts in their order, three times; ``progress`` hears (step, done, total)."""
+        """Run the prompts in their order; ``progress`` hears (step, done, total)."""
         alone = await self._without_cache(prompts, 1, "without the cache", progress)
-        beside = await self._without_cache(prompts, SIDE_BY_SIDE, "without it, side by side", progress)
+        control = prompts[: self._control]
+        beside = await self._without_cache(control, SIDE_BY_SIDE, "without it, side by side", progress)
         cached = await self._with_cache(prompts, progress)
         difference = compare(alone, cached)
         first = next((index for index in range(len(prompts)) if _tokens(alone[index]) != _tokens(cached[index])), None)
@@ -89,7 +102,7 @@ class ExactnessBenchmark:
             mismatches=difference.mismatches,
             mismatch_rate=difference.mismatch_rate,
             largest_logprob_difference=difference.largest_logprob_difference,
-            without_cache=compare(alone, beside),
+            without_cache=compare(alone[: len(control)], beside),
             tokens=dict(self._tokens),
             evictions=dict(self._evictions),
             lost=self._lost,
@@ -151,7 +164,7 @@ def compare(one: Sequence[Generation], other: Sequence[Generation]) -> Differenc
             if mine.token_id != theirs.token_id:
                 break
             largest = max(largest, abs(mine.logprob - theirs.logprob))
-    return Difference(mismatches, mismatches / len(one), largest)
+    return Difference(len(one), mismatches, mismatches / len(one), largest)
 
 
 def _tokens(answer: Generation) -> list[int]:

@@ -1,73 +1,85 @@
 """The stack against plain vLLM under load: real questions, real retrieval, open-loop Poisson arrivals.
 
 Every system has the same engine flags and the same KV memory, and gets the same prompts at the same times:
-``ragtree``, ``vllm`` without any reuse, ``vllm-prefix`` with vLLM's own prefix cache. Rates are swept from the lowest
-up; at each the systems take turns, in alternating order, one running at a time. A system's cache is what its requests
-so far made of it: the first ones, cold, are reported by themselves.
+``ragtree``, ``vllm`` without any reuse, ``vllm-prefix`` with vLLM's own prefix cache. The first prompts go one after
+another to empty caches, the next ones warm the caches up. Then rates are swept from the lowest up; at each the systems
+take turns, in alternating order, one running at a time.
 """
 
 import asyncio
-import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from itertools import islice
-from pathlib import Path
 from statistics import mean
-from uuid import uuid4
 
 import msgspec
 
-from benchmarks.engines import EngineMaker, Generation, generate
-from benchmarks.local_stack import LocalStack
+from benchmarks.engines import Generation
 from benchmarks.retrieved_prompts import Arrival, poisson
 from benchmarks.statistics import percentile
-from cachectl.settings import ControllerSettings
-from protocol.errors import ConfigError
-from protocol.plans import PrefillPlan
+from benchmarks.systems import BASELINES, OURS, System, Systems
 from protocol.prompts import Prompt
-
-NAMESPACE = "replay"
-OURS = "ragtree"
-BASELINES = {"vllm": False, "vllm-prefix": True}
-"""Baselines by name, and whether vLLM's own prefix cache is on in them."""
+from protocol.tiers import Tier
 
 SUSTAINED = 5.0
 """A rate is sustained while the mean TTFT stays within so many times that at the lowest rate (RAGCache, section 7)."""
 
+LOADS = (0.4, 0.8, 1.0, 1.2, 1.6, 2.2, 3.0, 4.0, 5.5)
+"""Rates that are swept where none are given: shares of what can be computed one after another without any reuse."""
+
 Progress = Callable[[str, int, int | None], None]
-Answer = Callable[[Prompt], Awaitable[Generation]]
 
 
-class RateResult(msgspec.Struct, frozen=True):
-    """A system at one rate of requests a second: TTFT in milliseconds, and the share of prompt tokens not computed."""
+class ReplaySettings(msgspec.Struct, frozen=True):
+    """How to replay: ``requests`` cold ones, ``warm_up`` more, then as many again at each of ``rates`` a second.
 
-    rate: float
+    No rates mean those of ``LOADS``. vLLM's own cache is warmed up by the last ``baseline_warm_up`` prompts of the
+    warm-up alone: more than it can remember, so the others would change nothing.
+    """
+
+    requests: int
+    warm_up: int
+    baseline_warm_up: int
+    seed: int
+    rates: tuple[float, ...] = ()
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """A system's requests: TTFT in milliseconds, and the share of prompt tokens that were not computed.
+
+    ``rate`` is in requests a second; None where they went one after another.
+    """
+
+    rate: float | None
     requests: int
     mean_ttft_ms: float
     p50_ttft_ms: float
     p99_ttft_ms: float
     token_hit_rate: float
+    tokens: dict[str, int]
 
 
 class SystemResult(msgspec.Struct, frozen=True):
-    """A system: ``cold`` at the lowest rate with nothing cached, then ``warm`` at each.
+    """A system: ``cold`` with nothing cached, then ``warm`` at each rate, up to the first that it does not sustain.
 
     ``throughput`` is the highest rate that it sustains, in requests a second.
     """
 
-    cold: RateResult
-    warm: list[RateResult]
+    cold: Measured
+    warm: list[Measured]
     throughput: float
 
 
 class ReplayResult(msgspec.Struct, frozen=True):
     """Systems by name, and by baseline how many times lower ours has its mean TTFT, and how much higher its throughput.
 
-    ``ttft_ratio`` is taken at the highest rate that the baseline sustains, ``ttft_ratio_by_rate`` at each.
+    ``ttft_ratio`` is of the means over all requests at the rates that the baseline sustains, ``ttft_ratio_by_rate`` at
+    each of these. ``document_tokens`` counts the KV of all prompts' documents, equal prefixes once: what would have to
+    be kept to compute nothing twice. ``memory_tokens`` is what ours can keep.
     """
 
-    popularity: str
-    documents: int
+    document_tokens: int
+    memory_tokens: dict[Tier, int]
     prompt_tokens: float
     rates: list[float]
     systems: dict[str, SystemResult]
@@ -77,90 +89,62 @@ class ReplayResult(msgspec.Struct, frozen=True):
 
 
 class ReplayBenchmark:
-    """Replays arrivals on ours and the systems ``against`` it. Raises ConfigError for one that does not exist."""
+    """Replays arrivals on ours and the systems ``against`` it."""
 
-    def __init__(
-        self, engines: EngineMaker, controller: ControllerSettings, profiles: Path, against: Sequence[str]
-    ) -> None:
-        unknown = set(against) - BASELINES.keys()
-        if unknown:
-            raise ConfigError(f"there is no baseline {', '.join(sorted(unknown))}; there are {', '.join(BASELINES)}")
-        self._engines = engines
-        self._controller = controller
-        self._profiles = profiles
-        self._against = list(against)
+    def __init__(self, systems: Systems, against: Sequence[str], settings: ReplaySettings) -> None:
+        self._systems = systems
+        self._names = (*against, OURS)
+        self._settings = settings
 
-    async def run(
-        self,
-        prompts: Callable[[], Iterator[Prompt]],
-        rates: Sequence[float],
-        requests: int,
-        warm_up: int,
-        documents: int,
-        popularity: str,
-        seed: int,
-        progress: Progress,
-    ) -> ReplayResult:
-        """Sweep ``rates`` with ``requests`` each, after ``warm_up`` more than the cold ones, as fast as they go.
-
-        ``prompts`` begins the stream of prompts anew, the same one at each call.
-        """
-        stream = prompts()
-        cold = poisson(stream, rates[0], requests, seed)
-        warming = list(islice(stream, warm_up))
-        phases = [(rate, poisson(stream, rate, requests, seed)) for rate in rates]
-        tokens = [arrival.prompt.token_count for phase in (cold, *(phase for _, phase in phases)) for arrival in phase]
+    async def run(self, prompts: Iterator[Prompt], document_tokens: int, progress: Progress) -> ReplayResult:
+        """Replay ``prompts``, of which there must be enough. Raises what systems raise."""
+        settings = self._settings
+        first, warming = list(islice(prompts, settings.requests)), list(islice(prompts, settings.warm_up))
         async with AsyncExitStack() as running:
-            systems = {name: await running.enter_async_context(self._system(name)) for name in (*self._against, OURS)}
-            results = {name: [await _at_rate(name, systems[name], rates[0], cold, progress)] for name in systems}
-            for name, answer in systems.items():
-                for done, prompt in enumerate(warming, start=1):
-                    await answer(prompt)
-                    progress(f"{name}, warming up", done, warm_up)
-            for number, (rate, phase) in enumerate(phases):
+            systems = {name: await running.enter_async_context(self._systems.running(name)) for name in self._names}
+            cold = {
+                name: await _one_by_one(system, first, f"{name}, cold", progress) for name, system in systems.items()
+            }
+            for name, system in systems.items():
+                await _one_by_one(system, self._warm_up(name, warming), f"{name}, warming up", progress)
+            rates = settings.rates or tuple(_significant(load / _prefill_s(cold[OURS])) for load in LOADS)
+            warm: dict[str, list[Measured]] = {name: [] for name in systems}
+            for number, rate in enumerate(rates):
+                arrivals = poisson(prompts, rate, settings.requests, settings.seed)
                 for name in list(systems)[:: -1 if number % 2 else 1]:
-                    results[name].append(await _at_rate(name, systems[name], rate, phase, progress))
-        summary = {name: _summary(measured) for name, measured in results.items()}
+                    if len(_sustained(warm[name])) == number:
+                        came = await _open_loop(systems[name], arrivals, f"{name} at {rate:g}/s", progress)
+                        warm[name].append(_measured(rate, came))
+        results = {
+            name: SystemResult(_measured(None, cold[name]), warm[name], _throughput(warm[name])) for name in systems
+        }
+        ratios = {name: ttft_ratios(results[name], results[OURS]) for name in self._names[:-1]}
         return ReplayResult(
-            popularity=popularity,
-            documents=documents,
-            prompt_tokens=mean(tokens),
+            document_tokens=document_tokens,
+            memory_tokens=systems[OURS].memory_tokens,
+            prompt_tokens=mean(prompt.token_count for prompt in (*first, *warming)),
             rates=list(rates),
-            systems=summary,
-            ttft_ratio={name: _ttft_ratio(summary[name], summary[OURS]) for name in self._against},
-            ttft_ratio_by_rate={
-                name: [
-                    theirs.mean_ttft_ms / ours.mean_ttft_ms
-                    for theirs, ours in zip(summary[name].warm, summary[OURS].warm, strict=True)
-                ]
-                for name in self._against
-            },
-            throughput_ratio={name: summary[OURS].throughput / summary[name].throughput for name in self._against},
+            systems=results,
+            ttft_ratio={name: over_all for name, (over_all, _) in ratios.items()},
+            ttft_ratio_by_rate={name: each for name, (_, each) in ratios.items()},
+            throughput_ratio={name: results[OURS].throughput / results[name].throughput for name in ratios},
         )
 
-    @asynccontextmanager
-    async def _system(self, name: str) -> AsyncGenerator[Answer]:
-        if name != OURS:
-            async with self._engines.plain(prefix_caching=BASELINES[name]) as engine:
-
-                async def plain(prompt: Prompt) -> Generation:
-                    return await generate(engine, PrefillPlan(uuid4().hex, "generator", NAMESPACE, prompt), 1)
-
-                yield plain
-            return
-        with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder:
-            async with (
-                self._engines.caching(Path(folder)) as engine,
-                LocalStack.over(engine, self._controller, self._profiles) as stack,
-            ):
-
-                async def ours(prompt: Prompt) -> Generation:
-                    return await stack.answer(prompt, NAMESPACE, 1)
-
-                yield ours
+    def _warm_up(self, name: str, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+        if name == OURS:
+            return prompts
+        return prompts[-self._settings.baseline_warm_up :] if BASELINES[name] else ()
 
 
-async def _open_loop(answer: Answer, arrivals: Sequence[Arrival], progress: Callable[[int], None]) -> list[Generation]:
+async def _one_by_one(system: System, prompts: Sequence[Prompt], step: str, progress: Progress) -> list[Generation]:
+    came = []
+    for done, prompt in enumerate(prompts, start=1):
+        came.append(await system.answer(prompt))
+        progress(step, done, len(prompts))
+    return came
+
+
+async def _open_loop(system: System, arrivals: Sequence[Arrival], step: str, progress: Progress) -> list[Generation]:
     """Send each prompt when its time comes, whatever has become of those before."""
     began = asyncio.get_running_loop().time()
     done = 0
@@ -168,46 +152,57 @@ async def _open_loop(answer: Answer, arrivals: Sequence[Arrival], progress: Call
     async def send(arrival: Arrival) -> Generation:
         nonlocal done
         await asyncio.sleep(began + arrival.at_s - asyncio.get_running_loop().time())
-        came = await answer(arrival.prompt)
+        came = await system.answer(arrival.prompt)
         done += 1
-        progress(done)
+        progress(step, done, len(arrivals))
         return came
 
-    return await asyncio.gather(*(send(arrival) for arrival in arrivals))
+    async with asyncio.TaskGroup() as group:
+        sent = [group.create_task(send(arrival)) for arrival in arrivals]
+    return [task.result() for task in sent]
 
 
-async def _at_rate(
-    name: str, answer: Answer, rate: float, arrivals: Sequence[Arrival], progress: Progress
-) -> RateResult:
-    step = f"{name} at {rate:g}/s"
-    came = await _open_loop(answer, arrivals, lambda done: progress(step, done, len(arrivals)))
+def _prefill_s(cold: Sequence[Generation]) -> float:
+    """Seconds that a prompt takes of which nothing is reused, from those of which some was."""
+    computed = sum(one.prefill.prompt_tokens - one.prefill.cached_tokens for one in cold)
+    tokens = mean(one.prefill.prompt_tokens for one in cold)
+    return sum(one.ttft_ms for one in cold) / 1000 / computed * tokens
+
+
+def _significant(rate: float) -> float:
+    return float(f"{rate:.3g}")
+
+
+def _measured(rate: float | None, came: Sequence[Generation]) -> Measured:
     times = [one.ttft_ms for one in came]
     prompt_tokens = sum(one.prefill.prompt_tokens for one in came)
-    return RateResult(
+    cached = sum(one.prefill.cached_tokens for one in came)
+    tokens = {str(tier): sum(one.prefill.loaded.get(tier, 0) for one in came) for tier in Tier}
+    return Measured(
         rate=rate,
         requests=len(came),
         mean_ttft_ms=mean(times),
         p50_ttft_ms=percentile(times, 50),
         p99_ttft_ms=percentile(times, 99),
-        token_hit_rate=sum(one.prefill.cached_tokens for one in came) / prompt_tokens,
+        token_hit_rate=cached / prompt_tokens,
+        tokens={**tokens, "computed": prompt_tokens - cached},
     )
 
 
-def _summary(measured: Sequence[RateResult]) -> SystemResult:
-    cold, *warm = measured
-    return SystemResult(cold, warm, _sustained(warm).rate)
-
-
-def _sustained(warm: Sequence[RateResult]) -> RateResult:
-    """The highest rate up to which the mean TTFT stays within bounds all the way."""
-    best = warm[0]
-    for result in warm:
+def _sustained(warm: Sequence[Measured]) -> Sequence[Measured]:
+    """The measurements up to the first whose mean TTFT is out of bounds."""
+    for place, result in enumerate(warm):
         if result.mean_ttft_ms > SUSTAINED * warm[0].mean_ttft_ms:
-            break
-        best = result
-    return best
+            return warm[:place]
+    return warm
 
 
-def _ttft_ratio(baseline: SystemResult, ours: SystemResult) -> float:
-    place = next(place for place, result in enumerate(baseline.warm) if result.rate == baseline.throughput)
-    return baseline.warm[place].mean_ttft_ms / ours.warm[place].mean_ttft_ms
+def _throughput(warm: Sequence[Measured]) -> float:
+    return _sustained(warm)[-1].rate or 0.0
+
+
+def ttft_ratios(baseline: SystemResult, ours: SystemResult) -> tuple[float, list[float]]:
+    """How many times lower ours has its mean TTFT, over all rates that the baseline sustains and at each of them."""
+    pairs = list(zip(_sustained(baseline.warm), ours.warm, strict=False))
+    over_all = mean(theirs.mean_ttft_ms for theirs, _ in pairs) / mean(mine.mean_ttft_ms for _, mine in pairs)
+    return over_all, [theirs.mean_ttft_ms / mine.mean_ttft_ms for theirs, mine in pairs]

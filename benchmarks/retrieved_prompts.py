@@ -2,7 +2,7 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import msgspec
@@ -46,14 +46,34 @@ class RetrievedPrompts:
         if not self._by_first:
             raise ConfigError(f"retrieval finds no {self._top_k} documents for any question of {questions.name}")
 
-    @property
-    def documents(self) -> int:
-        """Documents that retrieval puts first for some question."""
-        return len(self._by_first)
+    def all(self) -> Iterator[Prompt]:
+        """The prompts of all questions, once each."""
+        for asked in self._by_first.values():
+            for question, documents in asked:
+                yield self._prompt(question, documents)
 
     def draw(self, popularity: Popularity, seed: int) -> Iterator[Prompt]:
         """Prompts without end: by the paper's skew over documents in a random order, or the questions as they come."""
-        draws = random.Random(f"{popularity} {seed}")  # noqa: S311 - a repeatable draw
+        for question, documents in self._drawn(popularity, random.Random(f"{popularity} {seed}")):  # noqa: S311 - repeatable
+            yield self._prompt(question, documents)
+
+    def draw_novel_pairs(self, count: int, seed: int) -> Iterator[Prompt]:
+        """So many prompts by the paper's skew, each first document before one that has not followed it so far.
+
+        That one is drawn at random from all documents. Raises ConfigError where there are too few.
+        """
+        draws = random.Random(f"pairs {seed}")  # noqa: S311 - a repeatable draw
+        if len(self._parts) <= count:
+            raise ConfigError(f"{len(self._parts)} documents are too few for {count} pairs that are all new", "pairs")
+        followed: set[tuple[int, int]] = set()
+        for question, (first, *_) in islice(self._drawn(Popularity.PAPER, draws), count):
+            second = first
+            while second == first or (first, second) in followed:
+                second = draws.randrange(len(self._parts))
+            followed.add((first, second))
+            yield self._prompt(question, (first, second))
+
+    def _drawn(self, popularity: Popularity, draws: random.Random) -> Iterator[tuple[str, tuple[int, ...]]]:
         firsts = sorted(self._by_first)
         draws.shuffle(firsts)
         if popularity is Popularity.PAPER:
@@ -62,13 +82,26 @@ class RetrievedPrompts:
             sums = cumulated([float(len(self._by_first[first])) for first in firsts])
         while True:
             (first,) = draws.choices(firsts, cum_weights=sums)
-            question, documents = draws.choice(self._by_first[first])
-            chunks = [self._parts[number].chunk for number in documents]
-            yield self._layout.lay_out([ChatMessage("user", question)], chunks, self._max_tokens)
+            yield draws.choice(self._by_first[first])
+
+    def _prompt(self, question: str, documents: Sequence[int]) -> Prompt:
+        chunks = [self._parts[number].chunk for number in documents]
+        return self._layout.lay_out([ChatMessage("user", question)], chunks, self._max_tokens)
 
     def _documents(self, paragraphs: Sequence[str]) -> tuple[int, ...]:
         numbers = dict.fromkeys(self._part_of[paragraph] for paragraph in paragraphs if paragraph in self._part_of)
         return tuple(islice(numbers, self._top_k))
+
+
+def document_tokens(prompts: Iterable[Prompt]) -> int:
+    """Tokens of prompts' documents, each behind what it stands behind: what equal prefixes share counts once."""
+    tokens: dict[tuple[str, ...], int] = {}
+    for prompt in prompts:
+        path: tuple[str, ...] = ()
+        for segment in prompt.prefix:
+            path += (segment.key,)
+            tokens[path] = len(segment.token_ids)
+    return sum(tokens.values())
 
 
 class Arrival(msgspec.Struct, frozen=True):

@@ -2,7 +2,8 @@
 
 Round by round, in turn, on two engines with the same flags and memory: one plain, one with the connector. Each round
 has documents of its own, so nobody finds what another has computed. ``floor`` is the same question behind an equally
-long prefix that vLLM's own cache has: nothing that loads can be quicker by more than a block.
+long prefix that vLLM's own cache has. The prefix fills whole blocks: that cache keeps no others, and behind a rest that
+it has to compute anew the floor would be an easy one.
 """
 
 import os
@@ -26,6 +27,7 @@ from protocol.plans import PrefillPlan
 from protocol.prompts import SegmentKind
 from protocol.tiers import Tier
 
+SYSTEM_TOKENS = 32
 CASES = ("plain", "floor", "miss", "gpu", "host", "disk")
 
 
@@ -106,7 +108,9 @@ class TiersBenchmark:
         )
 
     def _path(self, number: int, page_tokens: int) -> KvPath:
-        system = random_segment(f"system {number}", 45, SegmentKind.SYSTEM)
+        least = SYSTEM_TOKENS + self._documents * self._document_tokens
+        system_tokens = SYSTEM_TOKENS + -least % page_tokens
+        system = random_segment(f"system {number}", system_tokens, SegmentKind.SYSTEM)
         documents = [
             random_segment(f"document {number} {rank}", self._document_tokens) for rank in range(self._documents)
         ]

@@ -1,10 +1,14 @@
 """The two streams of the command line: results on standard output, everything else on standard error."""
 
+import time
+from collections.abc import Callable
 from types import TracebackType
 
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+_LINE_EVERY_S = 30.0
 
 results = Console()
 errors = Console(stderr=True)
@@ -23,27 +27,44 @@ def print_json(result: msgspec.Struct) -> None:
 
 
 class StepBars:
-    """A progress bar for each step of some work, called with (step, done, total); used as a context manager."""
+    """A progress bar for each step of some work, called with (step, done, total); used as a context manager.
 
-    def __init__(self) -> None:
+    Where bars cannot be drawn, in a log, there is a line for each step's begin and end, and one now and then between.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._progress = progress_bar()
+        self._clock = clock
         self._bars: dict[str, TaskID] = {}
         self._done: dict[str, int] = {}
+        self._said_at: dict[str, float] = {}
 
     def __enter__(self) -> "StepBars":
-        self._progress.start()
+        if errors.is_terminal:
+            self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if errors.is_terminal:
+            self._progress.stop()
 
     def __call__(self, step: str, done: int, total: int | None) -> None:
         """Show how far a step has come; None where nobody knows how far it goes."""
+        if not errors.is_terminal:
+            self._say(step, done, total)
+            return
         if step not in self._bars:
             self._bars[step] = self._progress.add_task(step, total=total)
         self._progress.update(self._bars[step], completed=done)
+
+    def _say(self, step: str, done: int, total: int | None) -> None:
+        now = self._clock()
+        if step in self._said_at and done != total and now < self._said_at[step] + _LINE_EVERY_S:
+            return
+        self._said_at[step] = now
+        errors.print(f"{step}: {done}" + ("" if total is None else f" of {total}"), highlight=False)
 
     def advance(self, step: str, count: int, total: int | None) -> None:
         """Show so much more of a step done; one that was done begins anew."""

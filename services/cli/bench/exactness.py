@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.bench.options import DEFAULT_DATA, DataOption
+from services.cli.bench.options import DEFAULT_DATA, DataOption, PartTokensOption, SeedOption, WorkloadOption
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
 from services.config import load_config
@@ -14,11 +14,12 @@ from services.config import load_config
 def exactness(
     prompts: Annotated[int, typer.Option(min=2, help="Prompts to ask, with the cache and without.")] = 500,
     dtype: Annotated[str, typer.Option(help="Type of weights and KV: float32, or bfloat16.")] = "float32",
+    control: Annotated[int, typer.Option(min=1, help="Prompts of these to ask twice without the cache.")] = 100,
     answer_tokens: Annotated[int, typer.Option(min=1, help="Greedy tokens of each answer.")] = 8,
-    dataset: Annotated[str, typer.Option(help="The question set: a folder below --data.")] = "squad",
+    workload: WorkloadOption = "squad",
     data: DataOption = DEFAULT_DATA,
-    part_tokens: Annotated[int, typer.Option(min=16, help="A document has at most so many tokens.")] = 220,
-    seed: Annotated[int, typer.Option(help="Seed of the draw of questions.")] = 0,
+    part_tokens: PartTokensOption = 220,
+    seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Greedy tokens of real questions over real documents, with KV from all tiers, against none cached."""
@@ -32,7 +33,7 @@ def exactness(
     config = load_config()
     settings = config.generator.model_copy(update={"dtype": dtype, "max_model_len": 2048})
     factory = GeneratorFactory(settings, ModelStore(config.cache_dir))
-    tokenizer, questions = factory.tokenizer(), Dataset(data, dataset)
+    tokenizer, questions = factory.tokenizer(), Dataset(data, workload)
     parts = article_parts(questions, lambda text: len(tokenizer.encode(text)), part_tokens)
     asked = question_prompts(questions, parts, factory.layout(), prompts, answer_tokens, seed)
     benchmark = ExactnessBenchmark(
@@ -41,6 +42,7 @@ def exactness(
         config.cache_dir / "profiles",
         dtype,
         answer_tokens,
+        control,
     )
     with StepBars() as show:
         result = asyncio.run(benchmark.run(asked, show))
@@ -50,8 +52,8 @@ def exactness(
     plain = result.without_cache
     results.print(
         f"{result.prompts} prompts in {result.dtype}, {result.answer_tokens} tokens each: "
-        f"{result.mismatches} mismatches with the cache, {plain.mismatches} between two runs without; "
-        f"logprobs differ by {result.largest_logprob_difference:.2g} at most, without by "
+        f"{result.mismatches} mismatches with the cache, {plain.mismatches} of {plain.prompts} between two runs "
+        f"without; logprobs differ by {result.largest_logprob_difference:.2g} at most, without by "
         f"{plain.largest_logprob_difference:.2g}",
         highlight=False,
     )

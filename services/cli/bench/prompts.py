@@ -1,0 +1,34 @@
+"""Prompts of a question set for the benchmarks that ask them: retrieved once, then kept."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.articles import article_parts
+from benchmarks.question_sets import QuestionRetrieval, QuestionSet
+from benchmarks.retrieved_prompts import RetrievedPrompts
+from generator.factory import GeneratorFactory
+from generator.models import ModelStore
+from services.config import Config
+
+
+def retrieved_prompts(
+    config: Config,
+    data: Path,
+    workload: str,
+    questions: int,
+    part_tokens: int,
+    top_k: int,
+    seed: int,
+    progress: Callable[[str, int, int | None], None],
+) -> RetrievedPrompts:
+    """What a stack of this configuration retrieves for ``questions`` questions, drawn with ``seed``.
+
+    Not inside a running event loop. Raises ConfigError where the set does not exist, and what the retriever raises.
+    """
+    factory = GeneratorFactory(config.generator, ModelStore(config.cache_dir))
+    tokenizer, layout = factory.tokenizer(), factory.layout()
+    question_set = QuestionSet(data, workload)
+    parts = article_parts(question_set, lambda text: len(tokenizer.encode(text)), part_tokens)
+    drawn = RetrievedPrompts(parts, layout, top_k, max_tokens=1)
+    drawn.retrieve(question_set, QuestionRetrieval(config.retriever, config.cache_dir, progress), questions, seed)
+    return drawn

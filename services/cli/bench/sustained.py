@@ -1,0 +1,66 @@
+"""``ragtree bench sustained``: whether reuse lasts over prompts that are all new."""
+
+import asyncio
+from itertools import islice
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from services.cli.bench.options import DEFAULT_DATA, DataOption, PartTokensOption, SeedOption, WorkloadOption
+from services.cli.connection import JsonOption
+from services.cli.output import StepBars, print_json, results
+from services.config import load_config
+
+
+def sustained(
+    workload: WorkloadOption = "squad",
+    pairs: Annotated[int, typer.Option(min=2, help="Prompts of two documents that never stood together before.")] = 300,
+    stretch: Annotated[int, typer.Option(min=1, help="Prompts whose speed-up is taken together.")] = 100,
+    warm_up: Annotated[int, typer.Option(min=0, help="Such prompts before these.")] = 100,
+    host_gib: Annotated[float, typer.Option(min=0, help="KV in host memory, in GiB.")] = 0.5,
+    disk_gib: Annotated[float, typer.Option(min=0, help="KV on disk, in GiB.")] = 2.0,
+    questions: Annotated[int, typer.Option(min=1, help="Questions to retrieve first documents for.")] = 500,
+    part_tokens: PartTokensOption = 500,
+    seed: SeedOption = 0,
+    data: DataOption = DEFAULT_DATA,
+    as_json: JsonOption = False,
+) -> None:
+    """Speed-up over plain vLLM, stretch by stretch, on new pairs of documents over more than the cache can hold."""
+    from benchmarks.engines import EngineMaker
+    from benchmarks.sustained import SustainedBenchmark
+    from benchmarks.systems import Systems
+    from generator.models import ModelStore
+    from services.cli.bench.prompts import retrieved_prompts
+
+    config = load_config()
+    systems = Systems(
+        EngineMaker(config.generator, ModelStore(config.cache_dir)),
+        config.controller,
+        config.cache_dir / "profiles",
+        host_gib=host_gib,
+        disk_gib=disk_gib,
+    )
+    with StepBars() as show:
+        drawn = retrieved_prompts(config, data, workload, questions, part_tokens, 2, seed, show)
+        prompts = drawn.draw_novel_pairs(warm_up + pairs, seed)
+        warming = list(islice(prompts, warm_up))
+        result = asyncio.run(SustainedBenchmark(systems, stretch).run(warming, list(prompts), show))
+    if as_json:
+        print_json(result)
+        return
+    table = Table("prompts", "plain vLLM", "RAGTree", "speed-up", "tokens cached")
+    for number, row in enumerate(result.stretches):
+        table.add_row(
+            f"{number * stretch + 1} to {number * stretch + row.prompts}",
+            f"{row.baseline_mean_ttft_ms:.0f} ms",
+            f"{row.mean_ttft_ms:.0f} ms",
+            f"{row.speedup:.2f}",
+            f"{row.token_hit_rate:.0%}",
+        )
+    results.print(table)
+    results.print(
+        f"the last speed-up is {result.last_over_first:.2f} of the first; {result.document_tokens:,} tokens of "
+        f"documents, {result.memory_tokens:,} can be kept",
+        highlight=False,
+    )

@@ -1,0 +1,121 @@
+"""The replay's own arithmetic, over systems whose times are scripted: no engine runs here."""
+
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from itertools import count
+
+import pytest
+
+from benchmarks.engines import Generation
+from benchmarks.paths import random_segment
+from benchmarks.replay import ReplayBenchmark, ReplaySettings
+from benchmarks.systems import System
+from protocol.generation import PrefillResult
+from protocol.prompts import Prompt, SegmentKind
+from protocol.tiers import Tier
+
+REQUESTS, WARM_UP, BASELINE_WARM_UP = 4, 6, 2
+COLD = {"vllm": 0, "vllm-prefix": 0, "ragtree": 0}
+RATES = (500.0, 1000.0, 2000.0)
+
+
+def prompts() -> Iterator[Prompt]:
+    for number in count():
+        question = random_segment(f"question {number}", 20, SegmentKind.QUESTION)
+        yield Prompt((random_segment(f"document {number}", 80), question))
+
+
+class ScriptedSystems:
+    """Systems by name; ``ttft_ms`` says by name what each phase takes: cold, warm-up, then each rate."""
+
+    def __init__(self, ttft_ms: dict[str, list[float]], cached: dict[str, int]) -> None:
+        self._ttft_ms = ttft_ms
+        self._cached = cached
+        self.asked: dict[str, list[str]] = {name: [] for name in ttft_ms}
+        self.order: list[str] = []
+
+    @asynccontextmanager
+    async def running(self, name):
+        async def answer(prompt):
+            warm_up = {"ragtree": WARM_UP, "vllm-prefix": BASELINE_WARM_UP, "vllm": 0}[name]
+            number = len(self.asked[name])
+            phase = 0 if number < REQUESTS else 1
+            if number >= REQUESTS + warm_up:
+                phase = 2 + (number - REQUESTS - warm_up) // REQUESTS
+            self.asked[name].append(prompt.segments[0].key)
+            self.order.append(f"{name} {phase}")
+            cached = self._cached[name] if phase else 0
+            loaded = {Tier.DISK: cached} if cached else {}
+            return Generation(self._ttft_ms[name][phase], PrefillResult(100, cached, 1.0, loaded=loaded), "", ())
+
+        yield System(answer, {Tier.DISK: 7} if name == "ragtree" else {})
+
+
+async def replayed(systems, rates=RATES):
+    settings = ReplaySettings(REQUESTS, WARM_UP, BASELINE_WARM_UP, 0, rates)
+    return await ReplayBenchmark(systems, ["vllm", "vllm-prefix"], settings).run(prompts(), 1234, lambda *_: None)
+
+
+@pytest.fixture
+def systems():
+    return ScriptedSystems(
+        {
+            "vllm": [90, 0, 100, 600, 900],
+            "vllm-prefix": [90, 50, 60, 90, 400],
+            "ragtree": [95, 40, 20, 25, 30],
+        },
+        {"vllm": 0, "vllm-prefix": 40, "ragtree": 80},
+    )
+
+
+async def test_a_system_is_measured_up_to_the_first_rate_that_it_does_not_sustain(systems):
+    result = await replayed(systems)
+    assert [row.mean_ttft_ms for row in result.systems["vllm"].warm] == [100, 600]
+    assert [row.mean_ttft_ms for row in result.systems["vllm-prefix"].warm] == [60, 90, 400]
+    assert {name: system.throughput for name, system in result.systems.items()} == {
+        "vllm": 500.0,
+        "vllm-prefix": 1000.0,
+        "ragtree": 2000.0,
+    }
+    assert result.throughput_ratio == {"vllm": 4.0, "vllm-prefix": 2.0}
+
+
+async def test_times_are_compared_where_the_baseline_sustains_the_rate(systems):
+    result = await replayed(systems)
+    assert result.ttft_ratio_by_rate == {"vllm": [5.0], "vllm-prefix": [3.0, 3.6]}
+    assert result.ttft_ratio == {"vllm": 5.0, "vllm-prefix": pytest.approx(150 / 45)}
+
+
+async def test_all_get_the_same_prompts_and_only_caches_are_warmed_up(systems):
+    await replayed(systems)
+    ours, prefix, plain = (systems.asked[name] for name in ("ragtree", "vllm-prefix", "vllm"))
+    assert ours[:REQUESTS] == prefix[:REQUESTS] == plain[:REQUESTS]
+    assert ours[REQUESTS + WARM_UP - BASELINE_WARM_UP :] == prefix[REQUESTS:]
+    assert plain[REQUESTS:] == ours[REQUESTS + WARM_UP :][: 2 * REQUESTS]
+    assert len(set(ours)) == len(ours)
+
+
+async def test_systems_take_turns_in_alternating_order(systems):
+    await replayed(systems)
+    phases = list(dict.fromkeys(systems.order))
+    assert phases[-8:] == [
+        *("vllm 2", "vllm-prefix 2", "ragtree 2"),
+        *("ragtree 3", "vllm-prefix 3", "vllm 3"),
+        *("vllm-prefix 4", "ragtree 4"),
+    ]
+
+
+async def test_tokens_are_counted_by_where_they_came_from(systems):
+    result = await replayed(systems)
+    cold, (warm, *_) = result.systems["ragtree"].cold, result.systems["ragtree"].warm
+    assert (cold.rate, cold.token_hit_rate, cold.tokens["computed"]) == (None, 0, 100 * REQUESTS)
+    assert (warm.token_hit_rate, warm.tokens["disk"], warm.tokens["computed"]) == (0.8, 80 * REQUESTS, 20 * REQUESTS)
+    assert result.memory_tokens == {Tier.DISK: 7}
+    assert result.document_tokens == 1234
+
+
+async def test_rates_follow_what_a_prompt_takes_without_reuse():
+    always = ScriptedSystems(dict.fromkeys(("vllm", "vllm-prefix", "ragtree"), [95.0] * 20), COLD)
+    result = await replayed(always, rates=())
+    # 95 ms for a hundred tokens, none of them cached: 10.5 prompts a second.
+    assert result.rates[:3] == [4.21, 8.42, 10.5]

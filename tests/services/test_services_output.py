@@ -1,0 +1,34 @@
+"""What long work shows where no bar can be drawn."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from services.cli import output
+
+
+@pytest.fixture
+def log(monkeypatch):
+    written = io.StringIO()
+    monkeypatch.setattr(output, "errors", Console(file=written))
+    return written
+
+
+def test_a_log_has_a_step_s_begin_and_end_and_a_line_now_and_then(log):
+    now = 0.0
+    with output.StepBars(lambda: now) as show:
+        for done in range(101):
+            show("measuring", done, 100)
+            now += 1.0
+    assert log.getvalue().splitlines() == [
+        *("measuring: 0 of 100", "measuring: 30 of 100", "measuring: 60 of 100", "measuring: 90 of 100"),
+        "measuring: 100 of 100",
+    ]
+
+
+def test_steps_that_nobody_knows_the_end_of_are_counted(log):
+    with output.StepBars(lambda: 0.0) as show:
+        show("reading", 7, None)
+        show.advance("ingesting", 3, 9)
+    assert log.getvalue().splitlines() == ["reading: 7", "ingesting: 3 of 9"]
