@@ -26,14 +26,11 @@ from gateway.routes import openai as openai_routes
 from gateway.runs import QueryRuns
 from gateway.settings import GatewaySettings
 from gateway.warmup import WarmUps
-from protocol.parts import Controller, Generator, PromptLayout, Retriever
+from protocol.parts import Parts
 
 
 def create_app(
-    retriever: Retriever,
-    controller: Controller,
-    generator: Generator,
-    layout: PromptLayout,
+    parts: Parts,
     settings: GatewaySettings,
     *,
     data_dir: Path | None = None,
@@ -51,29 +48,17 @@ def create_app(
     keyring = Keyring.from_settings(settings)
     releases = Releases()
     query_log = QueryLog(data_dir, settings.query_log_mib)
-    readiness = Readiness(retriever, controller, generator, settings.readiness_interval_s, settings.readiness_timeout_s)
-    pipeline = QueryPipeline(
-        retriever=retriever,
-        controller=controller,
-        generator=generator,
-        layout=layout,
-        metrics=metrics,
-        releases=releases,
-        query_log=query_log,
-        settings=settings,
+    readiness = Readiness(
+        parts.retriever,
+        parts.controller,
+        parts.generator,
+        settings.readiness_interval_s,
+        settings.readiness_timeout_s,
     )
+    pipeline = QueryPipeline(parts, metrics=metrics, releases=releases, query_log=query_log, settings=settings)
     runs = QueryRuns(pipeline, readiness.heard)
-    forgetting = Forgetting(retriever, controller, settings)
-    replay = Replay(
-        retriever=retriever,
-        controller=controller,
-        generator=generator,
-        layout=layout,
-        runs=runs,
-        readiness=readiness,
-        releases=releases,
-        settings=settings,
-    )
+    forgetting = Forgetting(parts.retriever, parts.controller, settings)
+    replay = Replay(parts, runs=runs, readiness=readiness, releases=releases, settings=settings)
     warm_ups = WarmUps(replay, query_log, settings)
 
     @asynccontextmanager
@@ -87,16 +72,16 @@ def create_app(
 
     app = FastAPI(title="RAGTree", version="0.1.0", lifespan=lifespan, docs_url="/docs", redoc_url=None)
     app.state.gateway = Gateway(
-        retriever=retriever,
-        controller=controller,
-        layout=layout,
+        retriever=parts.retriever,
+        controller=parts.controller,
+        layout=parts.layout,
         runs=runs,
         forgetting=forgetting,
         warm_ups=warm_ups,
         readiness=readiness,
         keyring=keyring,
         metrics=metrics,
-        cache_metrics=CacheMetrics(metrics.registry, controller, readiness, settings.readiness_timeout_s),
+        cache_metrics=CacheMetrics(metrics.registry, parts.controller, readiness, settings.readiness_timeout_s),
         settings=settings,
     )
     install_handlers(app, metrics, settings.retry_after_s)

@@ -7,7 +7,6 @@ what was replaced, and what a deletion did not come to drop because a part went 
 gone.
 """
 
-import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ import structlog
 
 from gateway.auth import namespace_of
 from gateway.deadline import Deadline
+from gateway.repeating import repeated
 from gateway.settings import GatewaySettings
 from protocol.cache import DocumentDeletion
 from protocol.documents import Orphan
@@ -59,21 +59,15 @@ class Forgetting:
     @asynccontextmanager
     async def sweeping(self) -> AsyncIterator[None]:
         """Sweep every now and then for as long as the context is open."""
-        sweeper = asyncio.create_task(self._sweep_for_ever())
-        try:
+        async with repeated(self._try_to_sweep, min(self._timeout_s, _LONGEST_PAUSE_S)):
             yield
-        finally:
-            sweeper.cancel()
-            await asyncio.wait({sweeper})
 
-    async def _sweep_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(min(self._timeout_s, _LONGEST_PAUSE_S))
-            try:
-                await self.sweep()
-            except Exception as error:
-                # They stay noted, and the parts come back.
-                log.info("orphans_not_swept", error=repr(error))
+    async def _try_to_sweep(self) -> None:
+        try:
+            await self.sweep()
+        except Exception as error:
+            # They stay noted, and the parts come back.
+            log.info("orphans_not_swept", error=repr(error))
 
     async def _drop(self, orphans: Sequence[Orphan]) -> None:
         contents: dict[str, list[str]] = defaultdict(list)

@@ -13,7 +13,7 @@ from gateway.query_log import QueryLog
 from gateway.settings import GatewaySettings
 from gateway.transcript import Transcript
 from protocol.errors import InternalError, NoDocuments, QuestionTooLong, UnknownCollection
-from protocol.parts import Controller, Generator, PromptLayout, Retriever
+from protocol.parts import Parts
 from protocol.plans import AdmissionRequest
 from protocol.prompts import Prompt
 from protocol.retrieval import CandidateSet
@@ -26,20 +26,14 @@ class QueryPipeline:
 
     def __init__(
         self,
+        parts: Parts,
         *,
-        retriever: Retriever,
-        controller: Controller,
-        generator: Generator,
-        layout: PromptLayout,
         metrics: GatewayMetrics,
         releases: Releases,
         query_log: QueryLog,
         settings: GatewaySettings,
     ) -> None:
-        self._retriever = retriever
-        self._controller = controller
-        self._generator = generator
-        self._layout = layout
+        self._parts = parts
         self._metrics = metrics
         self._releases = releases
         self._query_log = query_log
@@ -52,7 +46,7 @@ class QueryPipeline:
         """
         query = transcript.query
         deadline = Deadline(self._settings.query_timeout_s)
-        with self._timed(transcript), Lease(query.query_id, self._controller, self._releases) as lease:
+        with self._timed(transcript), Lease(query.query_id, self._parts.controller, self._releases) as lease:
             yield transcript.created()
 
             found: CandidateSet | None = None
@@ -67,7 +61,7 @@ class QueryPipeline:
             self._note(query, found)
 
             admission = lease.admission(
-                self._controller.admit(AdmissionRequest(query.query_id, query.namespace, prompt))
+                self._parts.controller.admit(AdmissionRequest(query.query_id, query.namespace, prompt))
             )
             # A full queue refuses at once, and before the first event a refusal is still a status. Whoever has a place
             # and waits long for his turn gets his sources meanwhile.
@@ -80,7 +74,7 @@ class QueryPipeline:
             self._metrics.admitted(plan.queued_ms / 1000)
 
             # Tokens leave from here on, which is after the final documents; speculation will have to wait here, too.
-            stream = self._generator.stream(plan, query.sampling)
+            stream = self._parts.generator.stream(plan, query.sampling)
             async for step in lease.steps(stream, deadline, self._settings.first_step_timeout_s):
                 if step.prefill is not None:
                     self._metrics.prefilled(plan, step.prefill)
@@ -101,12 +95,12 @@ class QueryPipeline:
     async def _search(self, query: Query, deadline: Deadline, lease: Lease) -> AsyncGenerator[CandidateSet]:
         before_ms = 0.0
         try:
-            async for found in deadline.each(lease.closing(self._retriever.search(query.search))):
+            async for found in deadline.each(lease.closing(self._parts.retriever.search(query.search))):
                 self._metrics.stage(found.stage, (found.elapsed_ms - before_ms) / 1000)
                 before_ms = found.elapsed_ms
                 if not found.final:
                     # Its answer is WAIT or KEEP, which both mean: search on. Starting early is what START will mean.
-                    await deadline.wait(self._controller.on_candidates(query.query_id, found))
+                    await deadline.wait(self._parts.controller.on_candidates(query.query_id, found))
                 yield found
         except (UnknownCollection, NoDocuments):
             if not query.documents_optional:
@@ -120,7 +114,7 @@ class QueryPipeline:
 
     def _lay_out(self, query: Query, found: CandidateSet) -> Prompt:
         try:
-            return self._layout.lay_out(query.messages, found.docs, query.sampling.max_tokens)
+            return self._parts.layout.lay_out(query.messages, found.docs, query.sampling.max_tokens)
         except QuestionTooLong as error:
             if error.param != "messages":
                 raise

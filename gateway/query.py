@@ -9,15 +9,19 @@ from protocol.prompts import ChatMessage
 from protocol.retrieval import SearchRequest
 
 
+def _new_id() -> str:
+    return f"query_{uuid4().hex}"
+
+
 class Query(msgspec.Struct, frozen=True, kw_only=True):
     """One question to one collection.
 
     ``messages`` is the conversation that it ends, ``question_field`` the field of the request that carries it.
+    ``query_id`` is one that no other query has.
 
     With ``documents_optional`` an unknown or empty collection means an answer without documents, not an error.
     """
 
-    query_id: str
     namespace: str
     model: str
     search: SearchRequest
@@ -26,8 +30,4 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     question_field: str
     include_stages: bool = False
     documents_optional: bool = False
-
-
-def new_query_id() -> str:
-    """An id that no other query has."""
-    return f"query_{uuid4().hex}"
+    query_id: str = msgspec.field(default_factory=_new_id)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable
 
 import structlog
 
+from gateway.repeating import repeated
 from protocol.errors import EngineDied, EngineNotReady, RagtreeError, RetrieverNotReady, Unavailable
 from protocol.generation import EngineInfo
 from protocol.parts import Controller, Generator, Retriever
@@ -73,17 +74,8 @@ class Readiness:
     async def watched(self) -> AsyncIterator[None]:
         """Look once, and then at every interval for as long as the context is open."""
         await self.look()
-        watcher = asyncio.create_task(self._watch())
-        try:
+        async with repeated(self.look, self._interval_s):
             yield
-        finally:
-            watcher.cancel()
-            await asyncio.wait({watcher})
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_s)
-            await self.look()
 
     async def _ask_engine(self) -> None:
         await self._generator.ready()

@@ -14,7 +14,7 @@ from gateway.runs import QueryRuns
 from gateway.settings import GatewaySettings
 from protocol.errors import NoDocuments, RagtreeError
 from protocol.generation import Sampling
-from protocol.parts import Controller, Generator, PromptLayout, Retriever
+from protocol.parts import Parts
 from protocol.plans import AdmissionRequest, PrefillPlan
 from protocol.prompts import ChatMessage, Prompt
 from protocol.retrieval import CandidateSet, SearchRequest
@@ -33,20 +33,14 @@ class Replay:
 
     def __init__(
         self,
+        parts: Parts,
         *,
-        retriever: Retriever,
-        controller: Controller,
-        generator: Generator,
-        layout: PromptLayout,
         runs: QueryRuns,
         readiness: Readiness,
         releases: Releases,
         settings: GatewaySettings,
     ) -> None:
-        self._retriever = retriever
-        self._controller = controller
-        self._generator = generator
-        self._layout = layout
+        self._parts = parts
         self._runs = runs
         self._readiness = readiness
         self._releases = releases
@@ -100,13 +94,13 @@ class Replay:
         prompt = await self._prompt(search)
         query_id = f"warm_{uuid4().hex}"
         deadline = self._deadline()
-        with Lease(query_id, self._controller, self._releases) as lease:
-            before = await deadline.wait(self._controller.stats())
+        with Lease(query_id, self._parts.controller, self._releases) as lease:
+            before = await deadline.wait(self._parts.controller.stats())
             request = AdmissionRequest(query_id, namespace_of(search.tenant), prompt)
-            plan = await deadline.wait(lease.admission(self._controller.warm(request)))
+            plan = await deadline.wait(lease.admission(self._parts.controller.warm(request)))
             if plan is None:
                 # Either some query runs or nothing is missing, and only an idle controller tells the two apart.
-                after = await deadline.wait(self._controller.stats())
+                after = await deadline.wait(self._parts.controller.stats())
                 idle = not before.running and not before.queued and after.admitted == before.admitted
                 return 0 if idle else None
             computed = await self._computed(lease, plan, deadline)
@@ -115,7 +109,7 @@ class Replay:
 
     async def _computed(self, lease: Lease, plan: PrefillPlan, deadline: Deadline) -> int:
         computed = 0
-        stream = self._generator.stream(plan, Sampling(max_tokens=1))
+        stream = self._parts.generator.stream(plan, Sampling(max_tokens=1))
         async for step in lease.steps(stream, deadline, self._settings.first_step_timeout_s):
             if step.prefill is not None:
                 computed = step.prefill.prompt_tokens - step.prefill.cached_tokens
@@ -123,14 +117,14 @@ class Replay:
 
     async def _prompt(self, search: SearchRequest) -> Prompt:
         last: CandidateSet | None = None
-        async with aclosing(self._retriever.search(search)) as stages:
+        async with aclosing(self._parts.retriever.search(search)) as stages:
             async for found in self._deadline().each(stages):
                 last = found
         if last is None or not last.docs:
             raise NoDocuments("The query finds no documents.", "queries")
         # With the room of an answer of usual length, so that the same documents fit.
         question = (ChatMessage("user", search.query),)
-        return self._layout.lay_out(question, last.docs, self._settings.default_max_tokens)
+        return self._parts.layout.lay_out(question, last.docs, self._settings.default_max_tokens)
 
     def _deadline(self) -> Deadline:
         return Deadline(self._settings.query_timeout_s, "The query was not replayed")

@@ -171,3 +171,23 @@ class PromptLayout(Protocol):
         model takes no such conversation, and QuestionTooLong when even no document fits, its ``param`` saying which of
         ``messages`` and ``max_tokens`` is to blame.
         """
+
+
+class Parts(Protocol):
+    """The four parts of one stack."""
+
+    @property
+    def retriever(self) -> Retriever:
+        """Finds the documents."""
+
+    @property
+    def controller(self) -> Controller:
+        """Decides on each query's turn and on what is kept of it."""
+
+    @property
+    def generator(self) -> Generator:
+        """Executes what was decided."""
+
+    @property
+    def layout(self) -> PromptLayout:
+        """Makes the prompts."""

@@ -56,7 +56,7 @@ class Parts(NamedTuple):
 
 def build_app(config: Config) -> FastAPI:
     """The gateway over the Serve applications of a running stack; needs a connection to its Ray."""
-    return create_app(*_parts(config), config.gateway, data_dir=config.data_dir / "gateway")
+    return create_app(_parts(config), config.gateway, data_dir=config.data_dir / "gateway")
 
 
 def connect_parts(config: Config, ray_address: str) -> Parts:

@@ -15,7 +15,7 @@ from gateway.chat import ChatCompletion, Model, ModelList, chat_completion, chat
 from gateway.dependencies import CallerDep, Gateway, GatewayDep, json_only
 from gateway.disconnect import while_connected
 from gateway.openapi import errors, json_reply
-from gateway.query import Query, new_query_id
+from gateway.query import Query
 from gateway.responses import json_response
 from gateway.schemas import ChatBody
 from gateway.sse import RunResponse
@@ -68,7 +68,6 @@ def _query(body: ChatBody, caller: Caller, gateway: Gateway) -> Query:
     engine = _served(body.model, gateway)
     gateway.readiness.require_parts()
     return Query(
-        query_id=new_query_id(),
         namespace=caller.namespace,
         model=engine.model,
         search=search,

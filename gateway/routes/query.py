@@ -9,7 +9,7 @@ from gateway.auth import Caller
 from gateway.dependencies import CallerDep, Gateway, GatewayDep, json_only
 from gateway.disconnect import while_connected
 from gateway.openapi import errors, json_reply
-from gateway.query import Query, new_query_id
+from gateway.query import Query
 from gateway.reply import Reply
 from gateway.responses import json_response
 from gateway.schemas import QueryBody
@@ -53,7 +53,6 @@ def _query(body: QueryBody, caller: Caller, gateway: Gateway) -> Query:
     engine = gateway.readiness.engine()
     gateway.readiness.require_parts()
     return Query(
-        query_id=new_query_id(),
         namespace=caller.namespace,
         model=engine.model,
         search=search,

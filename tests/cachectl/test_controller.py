@@ -3,10 +3,23 @@
 import asyncio
 
 import pytest
+from controller_under_test import (
+    LEASE_S,
+    TOKENS,
+    Clock,
+    Costs,
+    ask,
+    cached,
+    checked_controllers,
+    fill,
+    key,
+    report,
+    sources,
+    waiting,
+)
 from pydantic import ValidationError
 
 from cachectl.controller import Controller
-from cachectl.node import path_keys
 from cachectl.placement import Capacities
 from cachectl.settings import ControllerSettings
 from protocol.cache import CachePath, DocumentDeletion, RestoreResult, TierStats
@@ -22,7 +35,6 @@ from protocol.errors import (
 from protocol.kv import HeldNode, LostCopy, Move, Pages, ResidencyReport
 from protocol.plans import (
     AdmissionRequest,
-    CompletionReport,
     PlannedNode,
     PlanOutcome,
     PrefillPlan,
@@ -39,54 +51,6 @@ START, KEEP, DROP, WAIT = (
     SpeculationDecision.DROP,
     SpeculationDecision.WAIT,
 )
-TOKENS = 10
-LEASE_S = 60.0
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Costs:
-    """A second a token, and loading is free."""
-
-    def prefill_seconds(self, cached: int, new: int) -> float:
-        return float(new)
-
-    def load_seconds(self, tokens: int, tier: Tier) -> float:
-        return 0.0
-
-
-def ask(query_id: str, documents: str = "", question: int = 1, system: str = "", namespace: str = "tenant"):
-    """A query; system prompt and documents are named by letters and have ``TOKENS`` tokens each."""
-    ids = tuple(range(TOKENS))
-    return AdmissionRequest(
-        query_id,
-        namespace,
-        Prompt(
-            (
-                *(Segment(SegmentKind.SYSTEM, key, ids) for key in system),
-                *(Segment(SegmentKind.DOCUMENT, key, ids) for key in documents),
-                Segment(SegmentKind.QUESTION, "question", tuple(range(question))),
-            )
-        ),
-    )
-
-
-def report(query_id: str, outcome: PlanOutcome = PlanOutcome.COMPLETED, computed: int = 1, lost=(), cached: int = 0):
-    return CompletionReport(query_id, outcome, cached, computed, lost=lost)
-
-
-def key(documents: str) -> str:
-    """The key of the last of these documents behind the others, as messages carry it."""
-    return path_keys("tenant", documents)[-1].hex()
-
-
-def sources(plan: PrefillPlan) -> list[Tier | None]:
-    return [node.source for node in plan.nodes]
 
 
 def kept(plan: PrefillPlan) -> list[Tier | None]:
@@ -111,29 +75,6 @@ def found(*contents: str, final: bool = False) -> CandidateSet:
     return CandidateSet(1, 4, docs, (0.5,) * len(docs), final, 0.0)
 
 
-async def waiting(controller: Controller, request: AdmissionRequest) -> asyncio.Task[PrefillPlan]:
-    """A task that waits for the query's turn once this returns."""
-    queued = (await controller.stats()).queued
-    task = asyncio.create_task(controller.admit(request))
-    while (await controller.stats()).queued == queued:
-        await asyncio.sleep(0)
-    return task
-
-
-async def fill(controller: Controller, *paths: str, system: str = "") -> None:
-    """Let paths be computed and kept."""
-    for documents in paths:
-        await controller.admit(ask("fill", documents, system=system))
-        await controller.complete(report("fill"))
-
-
-async def cached(controller: Controller, documents: str, system: str = "") -> list[Tier | None]:
-    """Where a query on a free instance would find its documents; asking leaves nothing but a count."""
-    plan = await controller.admit(ask("look", documents, system=system))
-    await controller.complete(report("look", PlanOutcome.CANCELLED, computed=0))
-    return sources(plan)
-
-
 async def used(controller: Controller) -> dict[tuple[Tier, str | None], int]:
     return {(tier.tier, tier.instance): tier.used_tokens for tier in (await controller.stats()).tiers}
 
@@ -150,20 +91,8 @@ def clock():
 
 @pytest.fixture
 def build(clock):
-    """Makes controllers, and checks each when the test is over."""
-    built = []
-
-    def build(*instances: str, gpu=1000, host=0, disk=0, **settings) -> Controller:
-        defaults = {"policy": "PGDSF", "max_running": 1, "max_queued": 1, "lease_s": LEASE_S}
-        controller = Controller(
-            ControllerSettings(**defaults | settings), instances or ["one"], clock, Costs(), Capacities(gpu, host, disk)
-        )
-        built.append(controller)
-        return controller
-
-    yield build
-    for controller in built:
-        controller.check_integrity()
+    with checked_controllers(clock, policy="PGDSF", max_running=1, max_queued=1) as build:
+        yield build
 
 
 @pytest.fixture

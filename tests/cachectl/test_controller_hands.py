@@ -4,41 +4,15 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+from controller_under_test import LEASE_S, TOKENS, Clock, ask, cached, checked_controllers, fill, key, report, waiting
 
-from cachectl.controller import Controller
-from cachectl.node import path_keys
-from cachectl.placement import Capacities
-from cachectl.settings import ControllerSettings
 from protocol.cache import CachePath, DocumentDeletion, RestoreResult
 from protocol.errors import DeadlineExceeded, EngineDied, EngineNotReady, InvalidRequest, UnknownInstance, UnknownPlan
 from protocol.kv import HeldNode, LostCopy, Move, Orders, Pages, ResidencyReport
-from protocol.plans import AdmissionRequest, CompletionReport, PlanOutcome, PrefillPlan
-from protocol.prompts import Prompt, Segment, SegmentKind
+from protocol.plans import PlanOutcome
 from protocol.tiers import Tier
 
 GPU, HOST, DISK = Tier
-TOKENS = 10
-LEASE_S = 60.0
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Costs:
-    """A second a token, and ``load_s`` for one from a slower tier."""
-
-    def __init__(self, load_s: float = 0.0) -> None:
-        self._load_s = load_s
-
-    def prefill_seconds(self, cached: int, new: int) -> float:
-        return float(new)
-
-    def load_seconds(self, tokens: int, tier: Tier) -> float:
-        return tokens * self._load_s
 
 
 class Engines:
@@ -89,45 +63,8 @@ class Engines:
             self._changed.notify_all()
 
 
-def ask(query_id: str, documents: str = "", namespace: str = "tenant") -> AdmissionRequest:
-    """A query; each letter is a document of ``TOKENS`` tokens."""
-    segments = [Segment(SegmentKind.DOCUMENT, content, tuple(range(TOKENS))) for content in documents]
-    question = Segment(SegmentKind.QUESTION, "question", (1,))
-    return AdmissionRequest(query_id, namespace, Prompt((*segments, question)))
-
-
-def report(query_id: str, computed: int = 1, lost=()) -> CompletionReport:
-    return CompletionReport(query_id, PlanOutcome.COMPLETED, computed_tokens=computed, lost=lost)
-
-
-def key(documents: str, namespace: str = "tenant") -> str:
-    return path_keys(namespace, documents)[-1].hex()
-
-
 def drop(documents: str, tier: Tier = GPU, pages: Pages | None = None) -> Move:
     return Move(key(documents), TOKENS, tier, None, "one" if tier is GPU else None, pages=pages)
-
-
-async def fill(controller: Controller, *paths: str, namespace: str = "tenant") -> None:
-    """Let paths be computed and kept."""
-    for documents in paths:
-        await controller.admit(ask("fill", documents, namespace))
-        await controller.complete(report("fill"))
-
-
-async def cached(controller: Controller, documents: str) -> list[Tier | None]:
-    plan = await controller.admit(ask("look", documents))
-    await controller.complete(CompletionReport("look", PlanOutcome.CANCELLED))
-    return [node.source for node in plan.nodes]
-
-
-async def waiting(controller: Controller, request: AdmissionRequest) -> asyncio.Task[PrefillPlan]:
-    """A task that waits for the query's turn once this returns."""
-    queued = (await controller.stats()).queued
-    task = asyncio.create_task(controller.admit(request))
-    while (await controller.stats()).queued == queued:
-        await asyncio.sleep(0)
-    return task
 
 
 async def begun(awaitable) -> asyncio.Task:
@@ -150,26 +87,8 @@ async def engines():
 
 @pytest.fixture
 def build(clock, engines):
-    """Makes controllers, and checks each when the test is over."""
-    built = []
-
-    def build(*instances: str, gpu=1000, host=0, disk=0, hands=engines, load_s=0.0, fingerprint="", **settings):
-        defaults = {"policy": "LRU", "max_running": 9, "lease_s": LEASE_S}
-        controller = Controller(
-            ControllerSettings(**defaults | settings),
-            instances or ["one"],
-            clock,
-            Costs(load_s),
-            Capacities(gpu, host, disk),
-            fingerprint=fingerprint,
-            hands=hands,
-        )
-        built.append(controller)
-        return controller
-
-    yield build
-    for controller in built:
-        controller.check_integrity()
+    with checked_controllers(clock, hands=engines, policy="LRU", max_running=9) as build:
+        yield build
 
 
 # The first token
@@ -483,7 +402,7 @@ async def test_a_wait_that_is_given_up_is_counted_as_cancelled_once(build):
     for ended_by_report in (False, True):
         task = await waiting(controller, ask("waits"))
         if ended_by_report:
-            await controller.complete(CompletionReport("waits", PlanOutcome.CANCELLED))
+            await controller.complete(report("waits", PlanOutcome.CANCELLED, computed=0))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

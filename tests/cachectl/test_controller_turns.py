@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 
 import pytest
+from controller_under_test import LEASE_S, Clock, Costs, ask, report, waiting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,32 +16,8 @@ from cachectl.settings import ControllerSettings, Swap
 from protocol.cache import DocumentDeletion
 from protocol.errors import EngineDied, EngineNotReady, InvalidRequest, Overloaded, UnknownPlan
 from protocol.kv import LostCopy, Orders
-from protocol.plans import AdmissionRequest, CompletionReport, PlanOutcome, PrefillPlan
-from protocol.prompts import Prompt, Segment, SegmentKind
+from protocol.plans import PrefillPlan
 from protocol.tiers import Tier
-
-LEASE_S = 60.0
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def ask(query_id: str, documents: str = "", tokens: int = 1) -> AdmissionRequest:
-    """A query with a question of one token; each letter is a document."""
-    segments = [Segment(SegmentKind.DOCUMENT, key, tuple(range(tokens))) for key in documents]
-    return AdmissionRequest(query_id, "tenant", Prompt((*segments, Segment(SegmentKind.QUESTION, "question", (1,)))))
-
-
-class Costs:
-    def prefill_seconds(self, cached: int, new: int) -> float:
-        return float(new)
-
-    def load_seconds(self, tokens: int, tier: Tier) -> float:
-        return 0.0
 
 
 class Turns:
@@ -61,18 +38,14 @@ class Turns:
     async def runs(self, query_id: str, documents: str = "") -> None:
         """Admit a query that finds a free place."""
         async with asyncio.timeout(0):
-            await self.controller.admit(ask(query_id, documents))
+            await self.controller.admit(ask(query_id, documents, tokens=1))
 
     async def waits(self, query_id: str, documents: str = "", tokens: int = 1) -> asyncio.Task[PrefillPlan]:
         """A task that waits for its turn once this returns."""
-        _, queued = await self.load()
-        task = asyncio.create_task(self.controller.admit(ask(query_id, documents, tokens)))
-        while (await self.load())[1] == queued:
-            await asyncio.sleep(0)
-        return task
+        return await waiting(self.controller, ask(query_id, documents, tokens=tokens))
 
     async def ends(self, query_id: str) -> None:
-        await self.controller.complete(CompletionReport(query_id, PlanOutcome.COMPLETED, computed_tokens=1))
+        await self.controller.complete(report(query_id))
         self.controller.check_integrity()
 
     async def load(self) -> tuple[int, int]:
@@ -466,9 +439,7 @@ class Crowd(Turns):
         nodes = task.result().nodes[:1] if loses and task is not None and task.done() and not failure(task) else ()
         lost = tuple(LostCopy(node.key, Tier.GPU) for node in nodes)
         with suppress(UnknownPlan):
-            await self.controller.complete(
-                CompletionReport(query_id, PlanOutcome.COMPLETED, computed_tokens=computed, lost=lost)
-            )
+            await self.controller.complete(report(query_id, computed=computed, lost=lost))
             if task is not None:
                 self.gone.append(self.tasks.pop(query_id))
 

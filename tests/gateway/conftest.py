@@ -37,7 +37,7 @@ def stack() -> Stack:
 
 @contextlib.asynccontextmanager
 async def _in_process(stack: Stack, settings: GatewaySettings, data_dir: Path | None = None) -> AsyncIterator[Served]:
-    app = create_app(stack.retriever, stack.controller, stack.generator, stack.layout, settings, data_dir=data_dir)
+    app = create_app(stack, settings, data_dir=data_dir)
     async with LifespanManager(app):
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
@@ -46,7 +46,7 @@ async def _in_process(stack: Stack, settings: GatewaySettings, data_dir: Path | 
 
 @contextlib.asynccontextmanager
 async def _over_http(stack: Stack, settings: GatewaySettings) -> AsyncIterator[Served]:
-    app = create_app(stack.retriever, stack.controller, stack.generator, stack.layout, settings)
+    app = create_app(stack, settings)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -34,9 +34,7 @@ def run(stack: Stack, monkeypatch, tmp_path) -> Iterator[Run]:
     monkeypatch.setattr(cache, "_POLL_S", 0.001)
     monkeypatch.setattr(replay, "_FIRST_WAIT_S", 0.001)
     settings = GatewaySettings(admin_key=KEY)
-    gateway = create_app(
-        stack.retriever, stack.controller, stack.generator, stack.layout, settings, data_dir=tmp_path / "gateway"
-    )
+    gateway = create_app(stack, settings, data_dir=tmp_path / "gateway")
     # What the gateway logs would stand among what the command prints.
     with capture_logs(), TestClient(gateway) as http:
 

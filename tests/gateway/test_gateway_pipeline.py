@@ -9,7 +9,7 @@ from gateway import events
 from gateway.lease import Releases
 from gateway.metrics import GatewayMetrics
 from gateway.pipeline import QueryPipeline
-from gateway.query import Query, new_query_id
+from gateway.query import Query
 from gateway.query_log import QueryLog
 from gateway.settings import GatewaySettings
 from gateway.transcript import Transcript
@@ -36,10 +36,7 @@ class Bench:
         self.releases = Releases()
         self.registry = CollectorRegistry()
         self.pipeline = QueryPipeline(
-            retriever=stack.retriever,
-            controller=stack.controller,
-            generator=stack.generator,
-            layout=stack.layout,
+            stack,
             metrics=GatewayMetrics(self.registry),
             releases=self.releases,
             query_log=QueryLog(None, 0),
@@ -48,7 +45,6 @@ class Bench:
 
     def query(self, **changes: object) -> Query:
         query = Query(
-            query_id=new_query_id(),
             namespace="n",
             model=MODEL,
             search=SearchRequest("default", "default", "What is the capital?", 3),

@@ -6,19 +6,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from tier_contract import (
     FINGERPRINT,
     PAGE_BYTES,
     PAGE_TOKENS,
     KeepingTierContract,
-    check_against_a_dictionary,
     content_of,
     hand_out,
     held,
     make_node,
     read,
-    steps_of_tiers,
     write,
 )
 from tiers_under_test import open_arena, writing_process
@@ -35,12 +32,6 @@ SHARED_MEMORY = Path("/dev/shm")
 class TestHostArena(KeepingTierContract):
     def open_tier(self, folder):
         return open_arena(folder)
-
-
-@given(steps=steps_of_tiers)
-@settings(max_examples=25)
-def test_it_holds_what_a_dictionary_would(steps):
-    check_against_a_dictionary(open_arena, steps)
 
 
 @pytest.fixture

@@ -16,12 +16,10 @@ from tier_contract import (
     FINGERPRINT,
     PAGE_BYTES,
     KeepingTierContract,
-    check_against_a_dictionary,
     content_of,
     held,
     make_node,
     read,
-    steps_of_tiers,
     write,
 )
 from tiers_under_test import ROOT, open_disk, writing_process
@@ -35,12 +33,6 @@ FILE_BYTES = 4096 + 3 * PAGE_BYTES
 class TestDiskTier(KeepingTierContract):
     def open_tier(self, folder):
         return open_disk(folder)
-
-
-@given(steps=steps_of_tiers)
-@settings(max_examples=25)
-def test_it_holds_what_a_dictionary_would(steps):
-    check_against_a_dictionary(open_disk, steps)
 
 
 @pytest.fixture

@@ -1,13 +1,13 @@
 """What every tier promises (generator/tiers/base.py), as tests that each implementation runs."""
 
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from generator.tiers.base import KvBroken, KvMissing, KvTier, TierError
@@ -70,6 +70,11 @@ def read(tier: KvTier, node: KvNode, pages: Pages | None = None, indexes=None) -
 
 def held(tier: KvTier) -> set[str]:
     return {stored.node.key for stored in tier.nodes()}
+
+
+steps_of_tiers = st.lists(
+    st.tuples(st.sampled_from(["write", "fail", "drop", "reopen"]), st.integers(0, 3)), max_size=14
+)
 
 
 class TierContract:
@@ -250,36 +255,30 @@ class KeepingTierContract(TierContract):
         assert wrong == []
         assert len(held(tier)) == NODES
 
-
-steps_of_tiers = st.lists(
-    st.tuples(st.sampled_from(["write", "fail", "drop", "reopen"]), st.integers(0, 3)), max_size=14
-)
-
-
-def check_against_a_dictionary(open_tier: Callable[[Path], KvTier], steps: list[tuple[str, int]]) -> None:
-    """Take steps on a tier and on a dictionary, and compare after each.
-
-    A write that is not a repetition is a new handing out, under a stamp and with bytes of its own.
-    """
-    with TemporaryDirectory() as folder:
-        tier = open_tier(Path(folder))
-        model: dict[int, tuple[Pages, int]] = {}
-        for stamp, (step, number) in enumerate(steps, start=1):
-            node, there = make_node(number), number in model
-            if step == "write":
-                pages, version = model.setdefault(number, (hand_out(node, stamp), stamp))
-                write(tier, node, pages, content_of(node, version))
-            elif step == "fail" and not there:
-                with suppress(OSError):
-                    write_some(tier, node, [0], OSError(), hand_out(node, stamp))
-            elif step == "drop":
-                pages, _ = model.pop(number, (hand_out(node, stamp), 0))
-                tier.drop(node.key, pages)
-            elif step == "reopen":
-                tier.close()
-                tier = open_tier(Path(folder))
-            _compare(tier, model)
-        tier.close()
+    # Each tier runs it, and what one of them finds may be told of another as well.
+    @given(steps=steps_of_tiers)
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.differing_executors])
+    def test_it_holds_what_a_dictionary_would(self, steps):
+        """A write that is not a repetition is a new handing out, under a stamp and with bytes of its own."""
+        with TemporaryDirectory() as folder:
+            tier = self.open_tier(Path(folder))
+            model: dict[int, tuple[Pages, int]] = {}
+            for stamp, (step, number) in enumerate(steps, start=1):
+                node, there = make_node(number), number in model
+                if step == "write":
+                    pages, version = model.setdefault(number, (hand_out(node, stamp), stamp))
+                    write(tier, node, pages, content_of(node, version))
+                elif step == "fail" and not there:
+                    with suppress(OSError):
+                        write_some(tier, node, [0], OSError(), hand_out(node, stamp))
+                elif step == "drop":
+                    pages, _ = model.pop(number, (hand_out(node, stamp), 0))
+                    tier.drop(node.key, pages)
+                elif step == "reopen":
+                    tier.close()
+                    tier = self.open_tier(Path(folder))
+                _compare(tier, model)
+            tier.close()
 
 
 def _compare(tier: KvTier, model: dict[int, tuple[Pages, int]]) -> None:

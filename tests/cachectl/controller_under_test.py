@@ -1,0 +1,115 @@
+"""The controller as its tests have it: a clock set by hand, a second a token, and documents named by letters."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from cachectl.controller import Controller
+from cachectl.node import path_keys
+from cachectl.placement import Capacities
+from cachectl.settings import ControllerSettings
+from protocol.plans import AdmissionRequest, CompletionReport, PlanOutcome, PrefillPlan
+from protocol.prompts import Prompt, Segment, SegmentKind
+from protocol.tiers import Tier
+
+TOKENS = 10
+LEASE_S = 60.0
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Costs:
+    """A second a token, and ``load_s`` for one from a slower tier."""
+
+    def __init__(self, load_s: float = 0.0) -> None:
+        self._load_s = load_s
+
+    def prefill_seconds(self, cached: int, new: int) -> float:
+        return float(new)
+
+    def load_seconds(self, tokens: int, tier: Tier) -> float:
+        return tokens * self._load_s
+
+
+@contextmanager
+def checked_controllers(clock: Clock, hands=None, **defaults) -> Iterator[Callable[..., Controller]]:
+    """Makes controllers, on one clock and with these settings unless told otherwise, and checks each at the end."""
+    built = []
+
+    def build(*instances: str, gpu=1000, host=0, disk=0, hands=hands, load_s=0.0, fingerprint="", **settings):
+        controller = Controller(
+            ControllerSettings(**{"lease_s": LEASE_S} | defaults | settings),
+            instances or ["one"],
+            clock,
+            Costs(load_s),
+            Capacities(gpu, host, disk),
+            fingerprint=fingerprint,
+            hands=hands,
+        )
+        built.append(controller)
+        return controller
+
+    yield build
+    for controller in built:
+        controller.check_integrity()
+
+
+def ask(
+    query_id: str,
+    documents: str = "",
+    question: int = 1,
+    system: str = "",
+    namespace: str = "tenant",
+    tokens: int = TOKENS,
+) -> AdmissionRequest:
+    """A query; system prompt and documents are named by letters and have ``tokens`` tokens each."""
+    ids = tuple(range(tokens))
+    segments = (
+        *(Segment(SegmentKind.SYSTEM, content, ids) for content in system),
+        *(Segment(SegmentKind.DOCUMENT, content, ids) for content in documents),
+        Segment(SegmentKind.QUESTION, "question", tuple(range(question))),
+    )
+    return AdmissionRequest(query_id, namespace, Prompt(segments))
+
+
+def report(
+    query_id: str, outcome: PlanOutcome = PlanOutcome.COMPLETED, computed: int = 1, lost=(), cached: int = 0
+) -> CompletionReport:
+    return CompletionReport(query_id, outcome, cached, computed, lost=lost)
+
+
+def key(documents: str, namespace: str = "tenant") -> str:
+    """The key of the last of these documents behind the others, as messages carry it."""
+    return path_keys(namespace, documents)[-1].hex()
+
+
+def sources(plan: PrefillPlan) -> list[Tier | None]:
+    return [node.source for node in plan.nodes]
+
+
+async def waiting(controller: Controller, request: AdmissionRequest) -> asyncio.Task[PrefillPlan]:
+    """A task that waits for the query's turn once this returns."""
+    queued = (await controller.stats()).queued
+    task = asyncio.create_task(controller.admit(request))
+    while (await controller.stats()).queued == queued:
+        await asyncio.sleep(0)
+    return task
+
+
+async def fill(controller: Controller, *paths: str, system: str = "", namespace: str = "tenant") -> None:
+    """Let paths be computed and kept."""
+    for documents in paths:
+        await controller.admit(ask("fill", documents, system=system, namespace=namespace))
+        await controller.complete(report("fill"))
+
+
+async def cached(controller: Controller, documents: str, system: str = "") -> list[Tier | None]:
+    """Where a query on a free instance would find its documents; asking leaves nothing but a count."""
+    plan = await controller.admit(ask("look", documents, system=system))
+    await controller.complete(report("look", PlanOutcome.CANCELLED, computed=0))
+    return sources(plan)
