@@ -109,5 +109,5 @@ class LiveController:
             page_tokens=page,
             fingerprint=memory.fingerprint if memory is not None else "",
             first_stamp=max(int(self._wall_clock() * 1e6), *stamps, 0) + 1,
-            hands=EngineHands(self._engine) if memory is not None else None,
+            hands=EngineHands(self._engine),
         )

@@ -14,7 +14,7 @@ import structlog
 
 from generator.connector.orders import RequestOrders, Resolved
 from generator.settings import GeneratorSettings
-from protocol.errors import ConfigError, EngineDied, EngineNotReady, InvalidRequest
+from protocol.errors import ConfigError, EngineDied, EngineNotReady, InvalidRequest, Unavailable
 from protocol.generation import (
     EngineInfo,
     FinishReason,
@@ -131,9 +131,17 @@ class VllmEngine:
         return RequestOrders.of_plan(plan)
 
     async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
-        """Carry out orders that come with no plan, to their end."""
+        """Carry out orders that come with no plan, to their end.
+
+        Without the connector vLLM's own cache is all there is. It does not know which of its blocks a document's KV
+        lies in, so it forgets everything; what runs is computed anew.
+        """
         if self._reports is None:
-            self._engine()
+            engine = self._engine()
+            if (orders.forget or orders.everything) and not await engine.reset_prefix_cache(
+                reset_running_requests=True
+            ):
+                raise Unavailable("vLLM could not empty its prefix cache")
             return ()
         name = f"orders-{uuid4().hex}"
         return await self._ask(RequestOrders.outside_plans(name, orders), self._reports.carried_out(name))

@@ -23,6 +23,7 @@ from generator.connector.scheduler_half import SchedulerHalf
 from generator.connector.worker_half import WorkerHalf
 from generator.settings import KvSettings
 from protocol.errors import ConfigError
+from protocol.logs import configure_logging
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -71,6 +72,9 @@ class RagtreeConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        if not structlog.is_configured():
+            # The engine's process is one of its own, whose standard output may be somebody's results.
+            configure_logging()
         _check(vllm_config, kv_cache_config)
         extra = dict(self._kv_transfer_config.kv_connector_extra_config)
         self.instance = str(extra.pop("instance", "engine"))

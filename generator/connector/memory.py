@@ -12,7 +12,7 @@ from generator.tiers.arena import HostArena
 from generator.tiers.base import KvTier, TierError
 from generator.tiers.disk import DiskTier
 from generator.tiers.null import NullTier
-from protocol.kv import KvMemory, KvNode
+from protocol.kv import KvMemory, KvNode, pages_spanned
 from protocol.tiers import Tier
 
 log = structlog.get_logger(__name__)
@@ -78,19 +78,35 @@ def _host_rate(blocks: PagedBlocks, count: int) -> float:
 
 
 def _disk_rate(disk: KvTier, blocks: PagedBlocks, count: int) -> float | None:
-    """Bytes a second from a file that was just written; None where none can be."""
-    node = KvNode(f"probe-{uuid4().hex}", "", ("probe",), 0, count * blocks.page_tokens)
+    """Bytes a second from the largest file that is there, or one just written; None where neither can be."""
+    # A disk that is full, as it is sooner or later, has something to read and no room for a probe.
+    held = max((stored.node for stored in disk.nodes()), key=lambda node: node.tokens, default=None)
     try:
-        with disk.writing(node, None) as writer:
-            for index in range(count):
-                writer.page(index)[:] = index % 251
+        node = held or _written(disk, count, blocks.page_tokens)
+        # Into the file cache, where a file that was asked for lately is.
+        pages = _read(disk, node, blocks.page_tokens)
         began = time.perf_counter()
-        with disk.reading(node.key, None) as reader:
-            for index in range(count):
-                reader.page(index)
+        _read(disk, node, blocks.page_tokens)
         seconds = time.perf_counter() - began
-        disk.drop(node.key, None)
+        if held is None:
+            disk.drop(node.key, None)
     except TierError as error:
         log.warning("disk_not_measured", error=str(error))
         return None
-    return count * blocks.page_bytes / seconds
+    return pages * blocks.page_bytes / seconds
+
+
+def _written(disk: KvTier, count: int, page_tokens: int) -> KvNode:
+    node = KvNode(f"probe-{uuid4().hex}", "", ("probe",), 0, count * page_tokens)
+    with disk.writing(node, None) as writer:
+        for index in range(count):
+            writer.page(index)[:] = index % 251
+    return node
+
+
+def _read(disk: KvTier, node: KvNode, page_tokens: int) -> int:
+    count = len(pages_spanned(node.prefix_tokens, node.tokens, page_tokens))
+    with disk.reading(node.key, None) as reader:
+        for index in range(count):
+            reader.page(index)
+    return count

@@ -6,9 +6,9 @@ import sys
 import typer
 
 from protocol.errors import RagtreeError
+from protocol.logs import configure_logging
 from services.cli import bench, cache, config, ingest, query, stack
 from services.cli.output import errors
-from services.logs import configure_logging
 
 app = typer.Typer(
     help="A RAG serving stack that prefills each piece of knowledge once.",

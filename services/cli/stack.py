@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
+from protocol.logs import configure_logging
 from services.cli.connection import ApiKeyOption, JsonOption, UrlOption, connect
 from services.cli.output import errors, results
 from services.config import load_config
-from services.logs import configure_logging
 from services.model import generator_factory
 from services.process import StackProcess
 

@@ -12,11 +12,11 @@ from cachectl.live import LiveController
 from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.errors import DeployFailed, Unavailable
 from protocol.kv import LostCopy
+from protocol.logs import configure_logging
 from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
 from protocol.retrieval import CandidateSet
 from services.config import Config
 from services.handles import GeneratorHandle
-from services.logs import configure_logging
 
 log = structlog.get_logger(__name__)
 

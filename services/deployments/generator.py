@@ -7,9 +7,9 @@ from contextlib import aclosing
 from protocol.errors import EngineDied
 from protocol.generation import EngineInfo, GenerationStep, PrefillCost, Sampling
 from protocol.kv import LostCopy, Orders, ResidencyReport
+from protocol.logs import configure_logging
 from protocol.plans import PrefillPlan
 from services.config import Config
-from services.logs import configure_logging
 from services.model import generator_factory
 
 

@@ -4,10 +4,10 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, Orphan, StoredDocument
+from protocol.logs import configure_logging
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
 from retriever.build import build_retriever
 from services.config import Config
-from services.logs import configure_logging
 
 
 class RetrieverDeployment:

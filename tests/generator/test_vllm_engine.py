@@ -4,6 +4,7 @@ import asyncio
 from contextlib import aclosing
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import pytest_asyncio
@@ -13,18 +14,19 @@ from platformdirs import user_cache_path
 from generator.factory import GeneratorFactory
 from generator.layout import SegmentLayout
 from generator.models import ModelStore
-from generator.settings import GeneratorSettings
+from generator.settings import GeneratorSettings, KvSettings
 from generator.tokenizer import ModelTokenizer
 from generator.vllm_engine import VllmEngine
 from protocol.errors import ConfigError, EngineDied, EngineNotReady, InvalidRequest
 from protocol.generation import Sampling
+from protocol.kv import Orders
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt, Segment, SegmentKind
 
 pytestmark = pytest.mark.vllm
 
 # Two places: a third request runs only when one of them is given up.
-SETTINGS = GeneratorSettings(max_model_len=1024, max_num_seqs=2)
+SETTINGS = GeneratorSettings(max_model_len=1024, max_num_seqs=2, cpu_threads=2)
 
 
 @pytest.fixture(scope="session")
@@ -145,6 +147,27 @@ async def test_what_vllm_refuses_is_a_config_error(folder, wrong):
 async def test_so_is_a_folder_without_a_model(tmp_path):
     with pytest.raises(ConfigError):
         await VllmEngine(SETTINGS, tmp_path).start()
+
+
+async def test_without_the_connector_a_deletion_empties_vllms_own_cache_under_what_runs(folder, layout):
+    engine = VllmEngine(SETTINGS.model_copy(update={"kv": KvSettings(enabled=False)}), folder)
+    await engine.start()
+    try:
+        shared = plan(layout, STORY * 6, namespace="tenant")
+        expected = text_of(await steps_of(engine, shared, Sampling(max_tokens=40)))
+        async with aclosing(
+            engine.stream(msgspec.structs.replace(shared, query_id="q2"), Sampling(max_tokens=40))
+        ) as runs:
+            first = await anext(runs)
+            assert first.prefill.cached_tokens > 0
+            assert await engine.carry_out(Orders(forget=(("tenant", "a document"),))) == ()
+            assert text_of([first, *[step async for step in runs]]) == expected
+        # What was computed anew since then is again in the cache.
+        assert await engine.carry_out(Orders(everything=True)) == ()
+        (again,) = await steps_of(engine, msgspec.structs.replace(shared, query_id="q3"), Sampling(max_tokens=1))
+        assert again.prefill.cached_tokens == 0
+    finally:
+        await engine.close()
 
 
 def _engine_cores() -> set[psutil.Process]:

@@ -3,7 +3,7 @@
 import pytest
 from stacks import FAKE, FREEDONIA, SYLVANIA, StackUnderTest
 
-VLLM = {"RAGTREE_GENERATOR__MAX_MODEL_LEN": "2048"}
+VLLM = {"RAGTREE_GENERATOR__MAX_MODEL_LEN": "2048", "RAGTREE_GENERATOR__CPU_THREADS": "2"}
 
 
 @pytest.fixture(scope="session")

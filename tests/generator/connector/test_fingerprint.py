@@ -1,0 +1,69 @@
+"""KV is shared by engines that would compute the same, and by no others."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from generator.connector.fingerprint import fingerprint
+
+LAYOUT = "30 layers of 32 tokens"
+
+
+class ModelConfig(SimpleNamespace):
+    """The part of a Hugging Face configuration that is read."""
+
+    def to_dict(self):
+        return dict(vars(self))
+
+
+def config(folder, dtype="float32", cache_dtype="auto", rope_theta=10000.0, ranks=1):
+    return SimpleNamespace(
+        model_config=SimpleNamespace(
+            model=str(folder),
+            revision=None,
+            dtype=dtype,
+            quantization=None,
+            hf_config=ModelConfig(hidden_size=576, rope_theta=rope_theta),
+            seed=0,
+        ),
+        cache_config=SimpleNamespace(cache_dtype=cache_dtype),
+        parallel_config=SimpleNamespace(tensor_parallel_size=ranks, pipeline_parallel_size=1),
+        load_config=SimpleNamespace(load_format="auto"),
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "model"
+    made.mkdir()
+    (made / "model.safetensors").write_bytes(bytes(range(256)) * 4096)
+    (made / "tokenizer.json").write_text('{"vocab": {"a": 0, "b": 1}}')
+    (made / "README.md").write_text("a model")
+    return made
+
+
+def test_the_same_model_has_the_same_one_wherever_it_lies(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "moved")
+    (tmp_path / "moved" / "README.md").write_text("the same model")
+    assert fingerprint(config(folder), LAYOUT) == fingerprint(config(tmp_path / "moved"), LAYOUT)
+
+
+@pytest.mark.parametrize(
+    "change", [{"dtype": "bfloat16"}, {"cache_dtype": "fp8"}, {"rope_theta": 500000.0}, {"ranks": 2}]
+)
+def test_another_dtype_or_rope_has_another(folder, change):
+    assert fingerprint(config(folder, **change), LAYOUT) != fingerprint(config(folder), LAYOUT)
+
+
+def test_another_layout_has_another(folder):
+    assert fingerprint(config(folder), "30 layers of 16 tokens") != fingerprint(config(folder), LAYOUT)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_other_weights_or_another_tokenizer_have_another(folder, file):
+    before = fingerprint(config(folder), LAYOUT)
+    content = bytearray((folder / file).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / file).write_bytes(content)
+    assert fingerprint(config(folder), LAYOUT) != before

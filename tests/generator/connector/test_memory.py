@@ -1,0 +1,52 @@
+"""How fast a disk is, is found out whatever lies on it."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from generator.connector.memory import _disk_rate
+from generator.tiers.disk import DiskTier
+from protocol.kv import KvNode
+
+PAGE_TOKENS, PAGE_BYTES = 32, 4096
+BLOCKS = SimpleNamespace(page_tokens=PAGE_TOKENS, page_bytes=PAGE_BYTES)
+PROBE_PAGES = 8
+
+
+@pytest.fixture
+def open_disk(tmp_path):
+    opened = []
+
+    def open_(max_bytes: int) -> DiskTier:
+        opened.append(DiskTier(tmp_path, "fingerprint", PAGE_TOKENS, PAGE_BYTES, max_bytes))
+        return opened[-1]
+
+    yield open_
+    for disk in opened:
+        disk.close()
+
+
+def write(disk: DiskTier, name: str, pages: int) -> None:
+    with disk.writing(KvNode(name, "tenant", (name,), 0, pages * PAGE_TOKENS), None) as writer:
+        for index in range(pages):
+            writer.page(index)[:] = index
+
+
+def test_an_empty_disk_is_measured_and_left_empty(open_disk):
+    disk = open_disk(1 << 20)
+    assert _disk_rate(disk, BLOCKS, PROBE_PAGES) > 0
+    assert disk.nodes() == []
+    assert disk.used_bytes == 0
+
+
+def test_a_full_one_is_measured_by_what_lies_there(open_disk):
+    disk = open_disk(50_000)
+    write(disk, "aa", 2)
+    write(disk, "bb", 4)
+    before = disk.nodes()
+    assert _disk_rate(disk, BLOCKS, PROBE_PAGES) > 0
+    assert disk.nodes() == before
+
+
+def test_one_that_is_empty_and_too_small_is_not(open_disk):
+    assert _disk_rate(open_disk(10_000), BLOCKS, PROBE_PAGES) is None
