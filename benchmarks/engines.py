@@ -63,14 +63,23 @@ class EngineMaker:
             yield engine
 
     @asynccontextmanager
-    async def caching(self, folder: Path, *, keep_host: bool = False, **kv: Any) -> AsyncGenerator[VllmEngine]:  # noqa: ANN401
+    async def caching(
+        self,
+        folder: Path,
+        *,
+        keep_host: bool = False,
+        blocks: int | None = None,
+        **kv: Any,  # noqa: ANN401
+    ) -> AsyncGenerator[VllmEngine]:
         """The stack's engine; its KV on disk goes into ``folder``, ``kv`` are ``KvSettings`` to be other than usual.
 
-        ``keep_host`` leaves host memory for the next engine of this folder.
+        It has only ``blocks`` blocks of KV cache where that is given. ``keep_host`` leaves host memory for the next
+        engine of this folder.
         """
+        arguments = {} if blocks is None else {"num_gpu_blocks_override": blocks}
         settings = self._settings.kv.model_copy(update={"disk_dir": folder, **kv})
         try:
-            async with self._running(settings, {}) as engine:
+            async with self._running(settings, arguments) as engine:
                 yield engine
         finally:
             if not keep_host:

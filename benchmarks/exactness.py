@@ -22,8 +22,9 @@ from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
 
 NAMESPACE = "exactness"
-# So little that the documents of some hundred prompts do not fit.
-SMALL = {"gpu_share": 0.2, "host_gib": 0.15, "disk_gib": 0.6}
+# So little that the documents of some hundred prompts do not fit, and each tier has to pass them on to the next.
+SMALL = {"gpu_share": 0.5, "host_gib": 0.15, "disk_gib": 0.6}
+SMALL_ENGINE_BLOCKS = 80
 SIDE_BY_SIDE = 4
 
 Progress = Callable[[str, int, int | None], None]
@@ -130,11 +131,14 @@ class ExactnessBenchmark:
     async def _with_cache(self, prompts: Sequence[Prompt], progress: Progress) -> list[Generation]:
         answers: list[Generation] = []
         step = "with the cache"
-        with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder:
+        with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as name:
+            folder = Path(name)
             first, last = prompts[: len(prompts) // 2], prompts[len(prompts) // 2 :]
             for part in (first, last):
                 async with (
-                    self._engines.caching(Path(folder), keep_host=part is not last, **SMALL) as engine,
+                    self._engines.caching(
+                        folder, keep_host=part is not last, blocks=SMALL_ENGINE_BLOCKS, **SMALL
+                    ) as engine,
                     LocalStack.over(engine, self._controller, self._profiles) as stack,
                 ):
                     for prompt in part:

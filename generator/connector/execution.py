@@ -49,6 +49,11 @@ class Execution:
         self.told = False
 
     @property
+    def in_background(self) -> bool:
+        """Whether what is offered comes from where loading takes long, so that others should go on meanwhile."""
+        return any(self.plan(index).source is Tier.DISK for index in self.offer.nodes)
+
+    @property
     def keys(self) -> set[str]:
         """The keys of the plan's nodes."""
         return {node.key for node in self.nodes}

@@ -103,7 +103,7 @@ class SchedulerHalf:
         sources = {(execution.nodes[index].key, execution.plan(index).source) for index in found}
         if any((transfer.key, transfer.target) in sources for transfer in self._under_way.values()):
             return None, False
-        return end - local, any(source is Tier.DISK for _, source in sources)
+        return end - local, execution.in_background
 
     def allocated(self, request: "Request", blocks: Sequence[int], external: int) -> None:
         """Load ``external`` tokens into the last of the blocks that a request got for what is cached."""
@@ -122,8 +122,7 @@ class SchedulerHalf:
             return
         assert offer.local + external == offer.end, "blocks were given for another load than was offered"
         held = {node.key: self._gpu.blocks(node.key) for node in execution.nodes if node.key in self._gpu}
-        background = any(execution.plan(index).source is Tier.DISK for index in offer.nodes)
-        self._loads.append(Load(request.request_id, tuple(execution.pieces(held)), background))
+        self._loads.append(Load(request.request_id, tuple(execution.pieces(held)), execution.in_background))
 
     def step(self, output: "SchedulerOutput") -> StepJobs:
         """The jobs that go with a step, once it is known what the step computes."""
