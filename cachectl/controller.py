@@ -23,6 +23,7 @@ from cachectl.policies import create_policy
 from cachectl.restore import restore
 from cachectl.scheduler import Request, Scheduler
 from cachectl.settings import ControllerSettings, Swap
+from cachectl.tombstones import Tombstones
 from cachectl.tree import KnowledgeTree
 from cachectl.view import tier_stats, tree_view
 from protocol.cache import CachePath, DocumentDeletion, RestoreResult, TreeView
@@ -85,7 +86,11 @@ class Controller:
         )
         self._leases = Leases(self._scheduler, clock, settings.lease_s)
         self._deliveries = Deliveries(self._tree, hands)
-        self._deletion = Deletion(self._scheduler, self._leases, self._deliveries, settings.delete_timeout_s)
+        # No query runs for longer than its lease.
+        self._tombstones = Tombstones(clock, settings.lease_s)
+        self._deletion = Deletion(
+            self._scheduler, self._leases, self._deliveries, self._tombstones, settings.delete_timeout_s
+        )
         # What each query's speculation runs on, as far as decisions went, and when its caller is taken for lost.
         self._speculating: dict[str, tuple[tuple[str, ...], float]] = {}
         # Every namespace that had a plan or was restored: an engine's own cache may have something of it.
@@ -125,12 +130,13 @@ class Controller:
         self.expire_leases()
         self._speculating.pop(request.query_id, None)
         arrived = self._clock()
+        unshared = self._outdated(request)
         try:
-            grant = await self._leases.acquire(self._request(request))
+            grant = await self._leases.acquire(self._request(request, unshared))
         except Overloaded:
             self._rejected += 1
             raise
-        return self._plan(request, grant, arrived)
+        return self._plan(request, grant, arrived, unshared)
 
     async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = ()) -> None:
         """Hear that a plan has its first token: what it computed serves others from now on.
@@ -161,14 +167,17 @@ class Controller:
     async def warm(self, request: AdmissionRequest) -> PrefillPlan | None:
         """A plan that brings the request's documents into the tree, completed like any other.
 
-        None unless an instance is idle and something is missing: warming up must never make a query wait.
+        None unless an instance is idle and something is missing: warming up must never make a query wait. Nor for what
+        was deleted since it was found.
         """
         self.expire_leases()
+        if self._outdated(request):
+            return None
         asked = self._request(request)
         idle = self._scheduler.idle
         if not idle or self._scheduler.cached(asked):
             return None
-        return self._plan(request, self._leases.take(asked, among=idle), self._clock())
+        return self._plan(request, self._leases.take(asked, among=idle), self._clock(), unshared=False)
 
     async def pin(self, path: CachePath, pinned: bool = True) -> None:
         """Keep a path of the tree whatever comes, or no longer. Raises UnknownNode or PinRefused."""
@@ -180,10 +189,10 @@ class Controller:
     async def delete_document(self, deletion: DocumentDeletion) -> int:
         """Drop a document's chunks from every tier, with all that stands behind them; how many nodes went.
 
-        They are not found from the first moment. Returns when the queries that have them now have ended and nothing is
-        left; without hands, at once. Where no namespace is named, engines forget them in every one that this controller
-        has heard of. Raises DeadlineExceeded after ``delete_timeout_s``, and Unavailable where an instance cannot be
-        told: then a second call goes on.
+        They are not found from the first moment, and queries that found them before and come later leave nothing.
+        Returns when the queries that have them now have ended and nothing is left; without hands, at once. Where no
+        namespace is named, engines forget them in every one that this controller has heard of. Raises DeadlineExceeded
+        after ``delete_timeout_s``, and Unavailable where an instance cannot be told: then a second call goes on.
         """
         namespace = None if deletion.namespace is None else self._prefix + deletion.namespace
         within = sorted(self._namespaces) if deletion.namespace is None else [deletion.namespace]
@@ -272,9 +281,13 @@ class Controller:
         self._scheduler.check_integrity()
         self._leases.check_integrity()
 
-    def _request(self, admission: AdmissionRequest) -> Request:
+    def _request(self, admission: AdmissionRequest, unshared: bool = False) -> Request:
         self._namespaces.add(admission.namespace)
-        return request_of(admission, self._prefix + admission.namespace)
+        return request_of(admission, self._prefix + admission.namespace, unshared)
+
+    def _outdated(self, admission: AdmissionRequest) -> bool:
+        contents = [segment.key for segment in admission.prompt.prefix]
+        return self._tombstones.any(contents, self._prefix + admission.namespace, admission.searched_s_ago)
 
     def _restore(self, reports: Sequence[ResidencyReport]) -> RestoreResult:
         inside = []
@@ -285,7 +298,7 @@ class Controller:
         self._scheduler.reprioritise()
         return result
 
-    def _plan(self, request: AdmissionRequest, grant: Grant, arrived: float) -> PrefillPlan:
+    def _plan(self, request: AdmissionRequest, grant: Grant, arrived: float, unshared: bool) -> PrefillPlan:
         self._admitted += 1
         for step in grant.steps:
             self._planned_tokens += step.tokens
@@ -303,4 +316,5 @@ class Controller:
             moves=tuple(grant.moves),
             spare=spare_keys(self._tree, grant.instance),
             boot=self.boot,
+            unshared=unshared,
         )

@@ -6,17 +6,29 @@ from collections.abc import Collection, Iterable, Sequence
 from cachectl.deliveries import Deliveries
 from cachectl.leases import Leases
 from cachectl.scheduler import Scheduler
+from cachectl.tombstones import Tombstones
 from protocol.errors import DeadlineExceeded
 
 
 class Deletion:
-    """Deletes documents so that nothing of their KV is left anywhere, within ``timeout_s``."""
+    """Deletes documents so that nothing of their KV is left anywhere, within ``timeout_s``.
 
-    def __init__(self, scheduler: Scheduler, leases: Leases, deliveries: Deliveries, timeout_s: float) -> None:
+    ``tombstones`` are put up for them, so that queries which found them before do not bring them back.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        leases: Leases,
+        deliveries: Deliveries,
+        tombstones: Tombstones,
+        timeout_s: float,
+    ) -> None:
         self._scheduler = scheduler
         self._tree = scheduler.tree
         self._leases = leases
         self._deliveries = deliveries
+        self._tombstones = tombstones
         self._timeout_s = timeout_s
 
     async def delete(
@@ -28,6 +40,7 @@ class Deletion:
         documents now have ended; nothing of it is kept meanwhile. Where nobody takes orders it is left to the next
         plans. Raises DeadlineExceeded, and what ``Hands.carry_out`` raises: then a second call goes on.
         """
+        self._tombstones.add(contents, namespace)
         queries = self._queries(contents, namespace)
         gone = sum(self._tree.delete(content, namespace) for content in contents)
         if not self._deliveries.possible:

@@ -16,12 +16,12 @@ from protocol.tiers import Tier
 _SPARE = 16
 
 
-def request_of(admission: AdmissionRequest, namespace: str) -> Request:
+def request_of(admission: AdmissionRequest, namespace: str, unshared: bool = False) -> Request:
     """The request for a prompt: the segments in front of the first question are its path, under the tree's namespace.
 
-    What stands behind is computed anew each time.
+    What stands behind is computed anew each time; so is all of an ``unshared`` prompt, which has no path.
     """
-    prefix = admission.prompt.prefix
+    prefix = () if unshared else admission.prompt.prefix
     documents = tuple(PathDocument(segment.key, len(segment.token_ids)) for segment in prefix)
     question_tokens = admission.prompt.token_count - sum(document.tokens for document in documents)
     system = sum(1 for _ in takewhile(lambda segment: segment.kind is SegmentKind.SYSTEM, prefix))

@@ -60,9 +60,8 @@ class QueryPipeline:
             transcript.place(found, prompt)
             self._note(query, found)
 
-            admission = lease.admission(
-                self._parts.controller.admit(AdmissionRequest(query.query_id, query.namespace, prompt))
-            )
+            asked = AdmissionRequest(query.query_id, query.namespace, prompt, searched_s_ago=transcript.elapsed_s)
+            admission = lease.admission(self._parts.controller.admit(asked))
             # A full queue refuses at once, and before the first event a refusal is still a status. Whoever has a place
             # and waits long for his turn gets his sources meanwhile.
             await asyncio.wait({admission}, timeout=self._settings.hold_back_s)

@@ -1,6 +1,7 @@
 """The replay of past queries with idle capacity alone: their documents come into the knowledge tree, no more."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -91,12 +92,14 @@ class Replay:
 
     async def _attempt(self, search: SearchRequest) -> int | None:
         # Found anew: what a past query had found may have been deleted since.
+        began = time.monotonic()
         prompt = await self._prompt(search)
         query_id = f"warm_{uuid4().hex}"
         deadline = self._deadline()
         with Lease(query_id, self._parts.controller, self._releases) as lease:
             before = await deadline.wait(self._parts.controller.stats())
-            request = AdmissionRequest(query_id, namespace_of(search.tenant), prompt)
+            searched_s_ago = time.monotonic() - began
+            request = AdmissionRequest(query_id, namespace_of(search.tenant), prompt, searched_s_ago)
             plan = await deadline.wait(lease.admission(self._parts.controller.warm(request)))
             if plan is None:
                 # Either some query runs or nothing is missing, and only an idle controller tells the two apart.

@@ -108,7 +108,9 @@ class VllmEngine:
             if self._reports is not None:
                 parameters.extra_args = {"kv_transfer_params": self._orders(plan).as_parameters()}
                 resolving = waiting.enter_context(self._reports.resolving(plan.query_id))
-            outputs = self._generate(plan.query_id, plan.prompt.token_ids, plan.namespace, parameters)
+            # Under a salt of its own nobody finds what it computes, whatever keeps it.
+            salt = uuid4().hex if plan.unshared else plan.namespace
+            outputs = self._generate(plan.query_id, plan.prompt.token_ids, salt, parameters)
             async with contextlib.aclosing(outputs):
                 first = True
                 async for output in outputs:
@@ -126,9 +128,10 @@ class VllmEngine:
 
     def _orders(self, plan: PrefillPlan) -> RequestOrders:
         """A plan as the connector takes it; one for a former life of the engine names what is not there any more."""
+        orders = RequestOrders.of_plan(plan)
         if plan.boot and self._info.kv is not None and plan.boot != self._info.kv.boot:
-            return RequestOrders(plan.query_id)
-        return RequestOrders.of_plan(plan)
+            return msgspec.structs.replace(orders, nodes=(), moves=(), spare=())
+        return orders
 
     async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
         """Carry out orders that come with no plan, to their end.

@@ -23,11 +23,15 @@ class SpeculationDecision(StrEnum):
 
 
 class AdmissionRequest(msgspec.Struct, frozen=True):
-    """A prompt on final documents that asks for its turn. ``namespace`` separates tenants' KV and salts its keys."""
+    """A prompt on final documents that asks for its turn. ``namespace`` separates tenants' KV and salts its keys.
+
+    The search that found the documents began ``searched_s_ago``: what was deleted since then may be among them.
+    """
 
     query_id: str
     namespace: str
     prompt: Prompt
+    searched_s_ago: float = 0.0
 
 
 class PlannedNode(msgspec.Struct, frozen=True):
@@ -52,6 +56,7 @@ class PrefillPlan(msgspec.Struct, frozen=True):
     requests run short of blocks, these go.
 
     ``boot`` names the life of the instance's engine that the plan was made for; another has nothing of what it names.
+    What an ``unshared`` plan computes, nobody may find afterwards: one of its documents has been deleted.
 
     A plan is a lease under its ``query_id``. It is released when it completes, fails or is cancelled, or when its
     generator is gone, and never twice.
@@ -66,6 +71,7 @@ class PrefillPlan(msgspec.Struct, frozen=True):
     moves: tuple[Move, ...] = ()
     spare: tuple[str, ...] = ()
     boot: str = ""
+    unshared: bool = False
 
 
 class PlanOutcome(StrEnum):

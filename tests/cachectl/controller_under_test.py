@@ -14,6 +14,7 @@ from protocol.tiers import Tier
 
 TOKENS = 10
 LEASE_S = 60.0
+LATER_S = 2.0
 
 
 class Clock:
@@ -66,15 +67,19 @@ def ask(
     system: str = "",
     namespace: str = "tenant",
     tokens: int = TOKENS,
+    searched_s_ago: float = -LATER_S,
 ) -> AdmissionRequest:
-    """A query; system prompt and documents are named by letters and have ``tokens`` tokens each."""
+    """A query; system prompt and documents are named by letters and have ``tokens`` tokens each.
+
+    The clock stands still, so a search is said to begin ``LATER_S`` from now: after all that has happened so far.
+    """
     ids = tuple(range(tokens))
     segments = (
         *(Segment(SegmentKind.SYSTEM, content, ids) for content in system),
         *(Segment(SegmentKind.DOCUMENT, content, ids) for content in documents),
         Segment(SegmentKind.QUESTION, "question", tuple(range(question))),
     )
-    return AdmissionRequest(query_id, namespace, Prompt(segments))
+    return AdmissionRequest(query_id, namespace, Prompt(segments), searched_s_ago)
 
 
 def report(

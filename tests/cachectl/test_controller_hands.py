@@ -262,6 +262,36 @@ async def test_a_document_that_is_deleted_as_it_is_computed_is_not_kept(build, e
     assert await cached(controller, "a") == [GPU]
 
 
+async def test_a_query_that_found_a_document_before_its_deletion_leaves_nothing_of_it(build, clock):
+    controller = build()
+    await fill(controller, "ab")
+    clock.now = 10.0
+    await controller.delete_document(DocumentDeletion(("b",), "tenant"))
+    clock.now = 14.0
+    late = await controller.admit(ask("late", "ab", searched_s_ago=5.0))
+    assert (late.nodes, late.moves, late.unshared) == ((), (), True)
+    assert late.prompt == ask("late", "ab").prompt
+    await controller.complete(report("late"))
+    assert await cached(controller, "ab") == [GPU, None]
+    # Stored again and found since, it is a document like any other; and what was not deleted always was.
+    for query_id, asked in (
+        ("anew", ask("anew", "ab", searched_s_ago=2.0)),
+        ("another", ask("another", "a", searched_s_ago=5.0)),
+        ("a stranger's", ask("a stranger's", "ab", namespace="other", searched_s_ago=5.0)),
+    ):
+        plan = await controller.admit(asked)
+        assert not plan.unshared
+        assert len(plan.nodes) == len(asked.prompt.documents)
+        await controller.complete(report(query_id))
+
+
+async def test_nor_does_warming_up_bring_it_back(build):
+    controller = build()
+    await controller.delete_document(DocumentDeletion(("a",)))
+    assert await controller.warm(ask("warm", "a", searched_s_ago=0.5)) is None
+    assert await controller.warm(ask("warm", "a")) is not None
+
+
 async def test_a_deletion_waits_for_a_plan_that_may_yet_copy_the_document(build, engines):
     controller = build(gpu=TOKENS, host=100)
     await fill(controller, "a")

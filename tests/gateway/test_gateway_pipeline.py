@@ -68,6 +68,14 @@ def bench(stack: Stack) -> Bench:
     return Bench(stack)
 
 
+async def test_the_controller_hears_how_old_what_was_found_may_be(bench: Bench):
+    now = 100.0
+    transcript = Transcript(bench.query(), lambda: now)
+    now = 107.0
+    assert [event async for event in bench.pipeline.run(transcript)]
+    assert [asked.searched_s_ago for asked in bench.stack.controller.admitted] == [7.0]
+
+
 async def test_events_come_in_order_and_are_numbered(bench: Bench):
     seen = await bench.events()
     assert [type(event) for event in seen] == [

@@ -60,6 +60,7 @@ async def test_its_plans_end_as_those_of_queries_do(served):
     (query_id,) = {query_id for query_id, _ in controller.told}
     assert controller.told == [(query_id, ()), (query_id, PlanOutcome.COMPLETED)]
     assert controller.warmed[0].namespace == namespace_of("default")
+    assert controller.warmed[0].searched_s_ago > 0
     assert served.stack.at_rest
 
 

@@ -94,6 +94,13 @@ class TestVllmEngine(EngineContract):
         assert cached[:2] == [0, 0]
         assert 128 <= cached[2] < shared.prompt.token_count
 
+    async def test_what_an_unshared_plan_computes_nobody_finds(self, engine, layout):
+        shared = plan(layout, STORY * 6, namespace="tenant-c")
+        unshared = msgspec.structs.replace(shared, query_id="unshared", unshared=True)
+        for asked in (unshared, shared):
+            (step,) = await steps_of(engine, asked, Sampling(max_tokens=1))
+            assert step.prefill.cached_tokens == 0
+
     async def test_a_probe_behind_cached_tokens_costs_less(self, engine):
         cold, warm = await engine.probe_prefill(0, 640), await engine.probe_prefill(512, 128)
         assert (warm.cached_tokens, warm.new_tokens) == (512, 128)
