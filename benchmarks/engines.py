@@ -1,10 +1,11 @@
-"""Engines to measure side by side: the stack's own with its connector, and plain vLLM with equal flags and memory."""
+"""Engines to measure side by side: the stack's own with its connector, and plain vLLM with equal flags and KV cache."""
 
 import os
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -50,11 +51,22 @@ class EngineMaker:
     """Makes engines of one model with one set of flags, each with its own way to keep KV.
 
     Only one of them works at a time, so each has all cores, whatever the settings leave to the rest of the stack.
+    ``at_once`` of them share what the settings give one engine of a GPU's memory.
     """
 
-    def __init__(self, settings: GeneratorSettings, models: ModelStore) -> None:
-        self._settings = settings
+    def __init__(self, settings: GeneratorSettings, models: ModelStore, at_once: int = 1) -> None:
+        self._settings = settings.model_copy(
+            update={
+                "cpu_threads": len(os.sched_getaffinity(0)),
+                "gpu_memory_utilization": settings.gpu_memory_utilization / at_once,
+            }
+        )
         self._models = models
+
+    @property
+    def gpu_share(self) -> float:
+        """The share of an engine's KV cache that documents may hold."""
+        return self._settings.kv.gpu_share
 
     @asynccontextmanager
     async def plain(self, prefix_caching: bool = True) -> AsyncGenerator[VllmEngine]:
@@ -68,31 +80,25 @@ class EngineMaker:
         folder: Path,
         *,
         keep_host: bool = False,
-        blocks: int | None = None,
+        engine_args: Mapping[str, Any] = MappingProxyType({}),
         **kv: Any,  # noqa: ANN401
     ) -> AsyncGenerator[VllmEngine]:
         """The stack's engine; its KV on disk goes into ``folder``, ``kv`` are ``KvSettings`` to be other than usual.
 
-        It has only ``blocks`` blocks of KV cache where that is given. ``keep_host`` leaves host memory for the next
-        engine of this folder.
+        ``engine_args`` are vLLM's own. ``keep_host`` leaves host memory for the next engine of this folder.
         """
-        arguments = {} if blocks is None else {"num_gpu_blocks_override": blocks}
         settings = self._settings.kv.model_copy(update={"disk_dir": folder, **kv})
         try:
-            async with self._running(settings, arguments) as engine:
+            async with self._running(settings, engine_args) as engine:
                 yield engine
         finally:
             if not keep_host:
                 settings.discard_host_memory()
 
     @asynccontextmanager
-    async def _running(self, kv: KvSettings, arguments: dict[str, Any]) -> AsyncGenerator[VllmEngine]:
+    async def _running(self, kv: KvSettings, arguments: Mapping[str, Any]) -> AsyncGenerator[VllmEngine]:
         settings = self._settings.model_copy(
-            update={
-                "kv": kv,
-                "cpu_threads": len(os.sched_getaffinity(0)),
-                "engine_args": {**self._settings.engine_args, **arguments},
-            }
+            update={"kv": kv, "engine_args": {**self._settings.engine_args, **arguments}}
         )
         engine = VllmEngine(settings, self._models.resolve(settings.model))
         await engine.start()

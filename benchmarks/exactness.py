@@ -24,7 +24,7 @@ from protocol.prompts import Prompt
 NAMESPACE = "exactness"
 # So little that the documents of some hundred prompts do not fit, and each tier has to pass them on to the next.
 SMALL = {"gpu_share": 0.5, "host_gib": 0.15, "disk_gib": 0.6}
-SMALL_ENGINE_BLOCKS = 80
+SMALL_ENGINE = {"num_gpu_blocks_override": 80, "block_size": 32}
 SIDE_BY_SIDE = 4
 
 Progress = Callable[[str, int, int | None], None]
@@ -137,7 +137,7 @@ class ExactnessBenchmark:
             for part in (first, last):
                 async with (
                     self._engines.caching(
-                        folder, keep_host=part is not last, blocks=SMALL_ENGINE_BLOCKS, **SMALL
+                        folder, keep_host=part is not last, engine_args=SMALL_ENGINE, **SMALL
                     ) as engine,
                     LocalStack.over(engine, self._controller, self._profiles) as stack,
                 ):

@@ -14,9 +14,11 @@ import msgspec
 from benchmarks.engines import Generation
 from benchmarks.retrieved_prompts import document_tokens
 from benchmarks.systems import OURS, Systems
+from protocol.errors import ConfigError
 from protocol.prompts import Prompt
 
 BASELINE = "vllm"
+PLAIN_WARM_UP = 3
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -32,7 +34,7 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class SustainedResult(msgspec.Struct, frozen=True):
-    """``stretches`` in their order, and the last one's speed-up over the first one's.
+    """``stretches`` in their order, whole ones, and the last one's speed-up over the first one's.
 
     ``document_tokens`` counts the KV of all prompts' documents, equal prefixes once; ``memory_tokens`` is what can be
     kept.
@@ -46,19 +48,26 @@ class SustainedResult(msgspec.Struct, frozen=True):
 
 
 class SustainedBenchmark:
-    """Asks prompts in stretches of ``stretch``."""
+    """Asks prompts in stretches of ``stretch``, in turn with plain vLLM."""
 
     def __init__(self, systems: Systems, stretch: int) -> None:
         self._systems = systems
         self._stretch = stretch
 
     async def run(self, warm_up: Sequence[Prompt], prompts: Sequence[Prompt], progress: Progress) -> SustainedResult:
-        """Measure ``prompts`` after ``warm_up``, which only ours is asked. Raises what the systems raise."""
+        """Measure ``prompts`` after ``warm_up``. Raises ConfigError for less than two stretches, or what systems raise.
+
+        Plain vLLM keeps nothing, so a few prompts warm it up.
+        """
+        if len(prompts) < 2 * self._stretch:
+            raise ConfigError(f"{len(prompts)} prompts are not two stretches of {self._stretch}", "pairs")
         ours: list[Generation] = []
         theirs: list[Generation] = []
         async with AsyncExitStack() as running:
             baseline = await running.enter_async_context(self._systems.running(BASELINE))
             system = await running.enter_async_context(self._systems.running(OURS))
+            for prompt in warm_up[:PLAIN_WARM_UP]:
+                await baseline.answer(prompt)
             for done, prompt in enumerate(warm_up, start=1):
                 await system.answer(prompt)
                 progress("warming up", done, len(warm_up))
@@ -66,10 +75,12 @@ class SustainedBenchmark:
                 sides = [(system, ours), (baseline, theirs)]
                 for side, came in sides[:: -1 if number % 2 else 1]:
                     came.append(await side.answer(prompt))
+                    # What goes on behind the answer must not slow the other one down.
+                    await side.settle()
                 progress("measuring", number + 1, len(prompts))
         stretches = [
             stretch(ours[begin : begin + self._stretch], theirs[begin : begin + self._stretch])
-            for begin in range(0, len(prompts), self._stretch)
+            for begin in range(0, len(prompts) - self._stretch + 1, self._stretch)
         ]
         return SustainedResult(
             prompts=len(prompts),

@@ -1,7 +1,11 @@
-"""Systems that the same prompts are sent to: RAGTree, and plain vLLM with the same flags and the same KV memory."""
+"""Systems that the same prompts are sent to: RAGTree, and plain vLLM with equal flags and an equal KV cache.
+
+Below that cache ours has host memory and disk, which is what there is to compare. On CUDA it also has vLLM's async
+scheduling off, as its connector wants it, and the others have it on.
+"""
 
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,6 @@ import msgspec
 from benchmarks.engines import EngineMaker, Generation, generate
 from benchmarks.local_stack import LocalStack
 from cachectl.settings import ControllerSettings
-from generator.vllm_engine import VllmEngine
 from protocol.errors import ConfigError
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
@@ -27,11 +30,24 @@ BASELINES = {"vllm": False, "vllm-prefix": True}
 class System(msgspec.Struct, frozen=True):
     """A system that runs: asked a prompt, it answers with one token.
 
-    ``memory_tokens`` is what it can keep by tier, if it is ours.
+    ``settle`` waits until nothing goes on behind its answers. ``cache_tokens`` is what its engine's KV cache holds, and
+    ``memory_tokens`` what it can keep by tier, both told by ours alone.
     """
 
     answer: Callable[[Prompt], Awaitable[Generation]]
-    memory_tokens: dict[Tier, int]
+    settle: Callable[[], Awaitable[object]]
+    cache_tokens: int = 0
+    memory_tokens: dict[Tier, int] = {}
+
+
+def check_baselines(names: Sequence[str]) -> None:
+    """Raises ConfigError for names that are no baselines, or the same twice."""
+    if unknown := set(names) - BASELINES.keys():
+        raise ConfigError(
+            f"there is no baseline {', '.join(sorted(unknown))}; there are {', '.join(BASELINES)}", "against"
+        )
+    if len(set(names)) < len(names):
+        raise ConfigError(f"each baseline once, and not {', '.join(names)}", "against")
 
 
 class Systems:
@@ -51,19 +67,17 @@ class Systems:
 
     @asynccontextmanager
     async def running(self, name: str) -> AsyncGenerator[System]:
-        """A system, until it is left. Raises ConfigError for one that does not exist, and what its engine raises."""
+        """A system, ours or one of ``BASELINES``, until it is left. Raises what its engine raises."""
         if name == OURS:
             async with self._ours() as system:
                 yield system
             return
-        if name not in BASELINES:
-            raise ConfigError(f"there is no baseline {name}; there are {', '.join(BASELINES)}", "against")
         async with self._engines.plain(prefix_caching=BASELINES[name]) as engine:
 
             async def answer(prompt: Prompt) -> Generation:
                 return await generate(engine, PrefillPlan(uuid4().hex, "generator", NAMESPACE, prompt), 1)
 
-            yield System(answer, {})
+            yield System(answer, _nothing)
 
     @asynccontextmanager
     async def _ours(self) -> AsyncGenerator[System]:
@@ -76,12 +90,19 @@ class Systems:
                 async def answer(prompt: Prompt) -> Generation:
                     return await stack.answer(prompt, NAMESPACE, 1)
 
-                yield System(answer, await _memory_tokens(engine))
+                kv = (await engine.info()).kv
+                if kv is None:
+                    raise ConfigError("the engine keeps no KV, so there is nothing to measure", "generator.kv")
+                share = self._engines.gpu_share
+                pages = {Tier.GPU: kv.gpu_pages, Tier.HOST: kv.host_pages, Tier.DISK: kv.disk_pages}
+                yield System(
+                    answer,
+                    # It answers behind all copies that are on their way.
+                    engine.residency,
+                    int(kv.gpu_pages / share) * kv.page_tokens if share else 0,
+                    {tier: count * kv.page_tokens for tier, count in pages.items()},
+                )
 
 
-async def _memory_tokens(engine: VllmEngine) -> dict[Tier, int]:
-    kv = (await engine.info()).kv
-    if kv is None:
-        return {}
-    pages = {Tier.GPU: kv.gpu_pages, Tier.HOST: kv.host_pages, Tier.DISK: kv.disk_pages}
-    return {tier: count * kv.page_tokens for tier, count in pages.items()}
+async def _nothing() -> None:
+    pass

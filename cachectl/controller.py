@@ -86,7 +86,7 @@ class Controller:
         )
         self._leases = Leases(self._scheduler, clock, settings.lease_s)
         self._deliveries = Deliveries(self._tree, hands)
-        # No query runs for longer than its lease.
+        # The configuration has no query run for longer than a lease.
         self._tombstones = Tombstones(clock, settings.lease_s)
         self._deletion = Deletion(
             self._scheduler, self._leases, self._deliveries, self._tombstones, settings.delete_timeout_s
@@ -189,10 +189,11 @@ class Controller:
     async def delete_document(self, deletion: DocumentDeletion) -> int:
         """Drop a document's chunks from every tier, with all that stands behind them; how many nodes went.
 
-        They are not found from the first moment, and queries that found them before and come later leave nothing.
-        Returns when the queries that have them now have ended and nothing is left; without hands, at once. Where no
-        namespace is named, engines forget them in every one that this controller has heard of. Raises DeadlineExceeded
-        after ``delete_timeout_s``, and Unavailable where an instance cannot be told: then a second call goes on.
+        They are not found from the first moment. Queries that found them before and come later leave nothing, and are
+        not waited for. Returns when those that have them now have ended and nothing is left; without hands, at once.
+        Where no namespace is named, engines forget them in every one that this controller has heard of. Raises
+        DeadlineExceeded after ``delete_timeout_s``, and Unavailable where an instance cannot be told: then a second
+        call goes on.
         """
         namespace = None if deletion.namespace is None else self._prefix + deletion.namespace
         within = sorted(self._namespaces) if deletion.namespace is None else [deletion.namespace]

@@ -57,7 +57,9 @@ class LocalController:
 
     def plan(self, query_id: str, namespace: str, prompt: Prompt) -> PrefillPlan:
         """A plan for a prompt whose first segments are what may be kept. Raises InvalidRequest for a known query."""
-        request = request_of(AdmissionRequest(query_id, namespace, prompt), self._prefix + namespace)
+        request = request_of(
+            AdmissionRequest(query_id, namespace, prompt, searched_s_ago=0.0), self._prefix + namespace
+        )
         grant = self._scheduler.submit(request, self._clock())
         assert grant is not None, "a request waits though nobody is made to"
         return PrefillPlan(

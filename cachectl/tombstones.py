@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable
 
-# Between two processes a moment may pass that neither counts.
-_MARGIN_S = 1.0
+# What passes between the gateway's saying how old a search is and the controller's hearing it, neither counts. A margin
+# that is too large costs no more than computing anew what was stored again in that time.
+_MARGIN_S = 3.0
 
 
 class Tombstones:

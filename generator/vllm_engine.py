@@ -14,7 +14,7 @@ import structlog
 
 from generator.connector.orders import RequestOrders, Resolved
 from generator.settings import GeneratorSettings
-from protocol.errors import ConfigError, EngineDied, EngineNotReady, InvalidRequest, Unavailable
+from protocol.errors import ConfigError, EngineDied, EngineNotReady, InvalidRequest, RagtreeError, Unavailable
 from protocol.generation import (
     EngineInfo,
     FinishReason,
@@ -136,15 +136,13 @@ class VllmEngine:
     async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
         """Carry out orders that come with no plan, to their end.
 
-        Without the connector vLLM's own cache is all there is. It does not know which of its blocks a document's KV
-        lies in, so it forgets everything; what runs is computed anew.
+        Without the connector vLLM's own cache is all that is ours to clear. It does not know which of its blocks a
+        document's KV lies in, so it forgets everything, and what runs is computed anew. Raises Unavailable where it
+        does not.
         """
         if self._reports is None:
-            engine = self._engine()
-            if (orders.forget or orders.everything) and not await engine.reset_prefix_cache(
-                reset_running_requests=True
-            ):
-                raise Unavailable("vLLM could not empty its prefix cache")
+            if orders.forget or orders.everything:
+                await self._reset()
             return ()
         name = f"orders-{uuid4().hex}"
         return await self._ask(RequestOrders.outside_plans(name, orders), self._reports.carried_out(name))
@@ -157,6 +155,27 @@ class VllmEngine:
         name = f"inquiry-{uuid4().hex}"
         return await self._ask(RequestOrders.outside_plans(name, Orders(), inquire=True), self._reports.held(name))
 
+    async def _reset(self) -> None:
+        """Empty vLLM's own cache."""
+        reset = asyncio.create_task(self._engine().reset_prefix_cache(reset_running_requests=True))
+        try:
+            await self._alive_until(reset)
+            if not reset.result():
+                raise Unavailable("vLLM did not empty its prefix cache")
+        except RagtreeError:
+            raise
+        except Exception as error:
+            # vLLM says no more than that the call has failed.
+            raise Unavailable(f"vLLM could not empty its prefix cache: {error}") from error
+        finally:
+            reset.cancel()
+
+    async def _alive_until(self, answer: "asyncio.Future[Any]") -> None:
+        """Wait for an answer of the engine's process, which may go away without a word to those who wait."""
+        while not answer.done():
+            await self.ready()
+            await asyncio.wait({answer}, timeout=_ANSWER_CHECK_S)
+
     async def _ask(self, orders: RequestOrders, answer: "asyncio.Future[T]") -> T:
         """Send orders with the shortest of requests, the only way into vLLM's scheduler; what becomes of them."""
         parameters = _sampling_params(Sampling(max_tokens=1))
@@ -164,10 +183,7 @@ class VllmEngine:
         try:
             async for _ in self._generate(orders.name, [0], orders.name, parameters):
                 pass
-            while not answer.done():
-                # The engine's process may go away without a word to those who wait for no request.
-                await self.ready()
-                await asyncio.wait({answer}, timeout=_ANSWER_CHECK_S)
+            await self._alive_until(answer)
             return answer.result()
         finally:
             answer.cancel()

@@ -31,7 +31,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
     query_id: str
     namespace: str
     prompt: Prompt
-    searched_s_ago: float = 0.0
+    searched_s_ago: float
 
 
 class PlannedNode(msgspec.Struct, frozen=True):

@@ -7,11 +7,11 @@ in the part that reads it.
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import yaml
 from platformdirs import user_cache_path, user_data_path
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -52,6 +52,13 @@ class Config(BaseSettings):
     retriever: RetrieverSettings = Field(RetrieverSettings(), description="Ingestion and search.")
     controller: ControllerSettings = Field(ControllerSettings(), description="Admission and caching.")
     generator: GeneratorSettings = Field(GeneratorSettings(), description="The engine and its model.")
+
+    @model_validator(mode="after")
+    def _leases_outlive_queries(self) -> Self:
+        # What was deleted is remembered for a lease, and a query that found it before may come as late as it may run.
+        if self.controller.lease_s < self.gateway.query_timeout_s:
+            raise ValueError("controller.lease_s must be at least gateway.query_timeout_s")
+        return self
 
     @classmethod
     def settings_customise_sources(

@@ -78,35 +78,39 @@ def _host_rate(blocks: PagedBlocks, count: int) -> float:
 
 
 def _disk_rate(disk: KvTier, blocks: PagedBlocks, count: int) -> float | None:
-    """Bytes a second from the largest file that is there, or one just written; None where neither can be."""
-    # A disk that is full, as it is sooner or later, has something to read and no room for a probe.
-    held = max((stored.node for stored in disk.nodes()), key=lambda node: node.tokens, default=None)
+    """Bytes a second from a file that was just written, or the largest that is there; None where there is neither."""
+    probe = KvNode(f"probe-{uuid4().hex}", "", ("probe",), 0, count * blocks.page_tokens)
     try:
-        node = held or _written(disk, count, blocks.page_tokens)
-        # Into the file cache, where a file that was asked for lately is.
-        pages = _read(disk, node, blocks.page_tokens)
-        began = time.perf_counter()
-        _read(disk, node, blocks.page_tokens)
-        seconds = time.perf_counter() - began
-        if held is None:
-            disk.drop(node.key, None)
+        _write(disk, probe, count)
+        rate = _read_rate(disk, probe, blocks)
     except TierError as error:
-        log.warning("disk_not_measured", error=str(error))
-        return None
-    return pages * blocks.page_bytes / seconds
+        # A disk that is full, as it is sooner or later, has something to read and no room for a probe.
+        held = max((stored.node for stored in disk.nodes()), key=lambda node: node.tokens, default=None)
+        rate = _read_rate(disk, held, blocks) if held is not None else None
+        if rate is None:
+            log.warning("disk_not_measured", error=str(error))
+    finally:
+        disk.drop(probe.key, None)
+    return rate
 
 
-def _written(disk: KvTier, count: int, page_tokens: int) -> KvNode:
-    node = KvNode(f"probe-{uuid4().hex}", "", ("probe",), 0, count * page_tokens)
+def _write(disk: KvTier, node: KvNode, count: int) -> None:
     with disk.writing(node, None) as writer:
         for index in range(count):
             writer.page(index)[:] = index % 251
-    return node
 
 
-def _read(disk: KvTier, node: KvNode, page_tokens: int) -> int:
-    count = len(pages_spanned(node.prefix_tokens, node.tokens, page_tokens))
-    with disk.reading(node.key, None) as reader:
-        for index in range(count):
-            reader.page(index)
-    return count
+def _read_rate(disk: KvTier, node: KvNode, blocks: PagedBlocks) -> float | None:
+    """Bytes a second of the second reading: by then the file is in the file cache, as what was asked for lately is."""
+    count = len(pages_spanned(node.prefix_tokens, node.tokens, blocks.page_tokens))
+    seconds = 0.0
+    try:
+        for _ in range(2):
+            began = time.perf_counter()
+            with disk.reading(node.key, None) as reader:
+                for index in range(count):
+                    reader.page(index)
+            seconds = time.perf_counter() - began
+    except TierError:
+        return None
+    return count * blocks.page_bytes / seconds

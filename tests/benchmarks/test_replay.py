@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
-from itertools import count
+from itertools import count, groupby
 
 import pytest
 
@@ -10,11 +10,14 @@ from benchmarks.engines import Generation
 from benchmarks.paths import random_segment
 from benchmarks.replay import ReplayBenchmark, ReplaySettings
 from benchmarks.systems import System
+from protocol.errors import ConfigError
 from protocol.generation import PrefillResult
 from protocol.prompts import Prompt, SegmentKind
 from protocol.tiers import Tier
 
 REQUESTS, WARM_UP, BASELINE_WARM_UP = 4, 6, 2
+# Two documents of 80 tokens fill it three times over, and one does not.
+CACHE_TOKENS = 30
 COLD = {"vllm": 0, "vllm-prefix": 0, "ragtree": 0}
 RATES = (500.0, 1000.0, 2000.0)
 
@@ -48,11 +51,14 @@ class ScriptedSystems:
             loaded = {Tier.DISK: cached} if cached else {}
             return Generation(self._ttft_ms[name][phase], PrefillResult(100, cached, 1.0, loaded=loaded), "", ())
 
-        yield System(answer, {Tier.DISK: 7} if name == "ragtree" else {})
+        async def settle():
+            self.order.append(f"{name} settled")
+
+        yield System(answer, settle, CACHE_TOKENS, {Tier.DISK: 7}) if name == "ragtree" else System(answer, settle)
 
 
 async def replayed(systems, rates=RATES):
-    settings = ReplaySettings(REQUESTS, WARM_UP, BASELINE_WARM_UP, 0, rates)
+    settings = ReplaySettings(REQUESTS, WARM_UP, 0, rates)
     return await ReplayBenchmark(systems, ["vllm", "vllm-prefix"], settings).run(prompts(), 1234, lambda *_: None)
 
 
@@ -86,6 +92,35 @@ async def test_times_are_compared_where_the_baseline_sustains_the_rate(systems):
     assert result.ttft_ratio == {"vllm": 5.0, "vllm-prefix": pytest.approx(150 / 45)}
 
 
+async def test_rates_that_ours_does_not_sustain_are_not_compared():
+    overrun = ScriptedSystems(
+        {"vllm": [90, 0, 100, 200, 400], "vllm-prefix": [90, 50, 60, 90, 100], "ragtree": [95, 40, 20, 90, 110]}, COLD
+    )
+    result = await replayed(overrun)
+    assert result.ttft_ratio_by_rate == {"vllm": [5.0, pytest.approx(200 / 90)], "vllm-prefix": [3.0, 1.0]}
+    assert result.ttft_ratio["vllm"] == pytest.approx(300 / 110)
+    assert result.throughput_ratio["vllm"] == 0.5
+    assert {name: system.beaten for name, system in result.systems.items()} == {
+        "vllm": False,
+        "vllm-prefix": False,
+        "ragtree": True,
+    }
+
+
+@pytest.mark.parametrize("against", [["vllm", "sglang"], ["ragtree"], ["vllm", "vllm"]])
+def test_what_is_no_baseline_is_refused_before_anything_starts(systems, against):
+    with pytest.raises(ConfigError):
+        ReplayBenchmark(systems, against, ReplaySettings(REQUESTS, WARM_UP, 0))
+
+
+async def test_what_was_served_is_counted_from_the_first_arrival(systems):
+    result = await replayed(systems)
+    # The scripted answers come at once, so what is served is about what arrives.
+    for system in result.systems.values():
+        assert system.most_served_per_s == max(row.served_per_s for row in system.warm)
+        assert all(row.served_per_s > 0 for row in (system.cold, *system.warm))
+
+
 async def test_all_get_the_same_prompts_and_only_caches_are_warmed_up(systems):
     await replayed(systems)
     ours, prefix, plain = (systems.asked[name] for name in ("ragtree", "vllm-prefix", "vllm"))
@@ -97,12 +132,18 @@ async def test_all_get_the_same_prompts_and_only_caches_are_warmed_up(systems):
 
 async def test_systems_take_turns_in_alternating_order(systems):
     await replayed(systems)
-    phases = list(dict.fromkeys(systems.order))
-    assert phases[-8:] == [
-        *("vllm 2", "vllm-prefix 2", "ragtree 2"),
-        *("ragtree 3", "vllm-prefix 3", "vllm 3"),
-        *("vllm-prefix 4", "ragtree 4"),
+    phases = [phase for phase, _ in groupby(systems.order)]
+    turns = [
+        "vllm 2",
+        "vllm-prefix 2",
+        "ragtree 2",
+        "ragtree 3",
+        "vllm-prefix 3",
+        "vllm 3",
+        "vllm-prefix 4",
+        "ragtree 4",
     ]
+    assert phases[-16:] == [step for turn in turns for step in (turn, f"{turn.split()[0]} settled")]
 
 
 async def test_tokens_are_counted_by_where_they_came_from(systems):

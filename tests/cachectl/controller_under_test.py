@@ -14,7 +14,7 @@ from protocol.tiers import Tier
 
 TOKENS = 10
 LEASE_S = 60.0
-LATER_S = 2.0
+LATER_S = 20.0
 
 
 class Clock:

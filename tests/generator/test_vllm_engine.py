@@ -5,6 +5,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
+import prometheus_client
 import psutil
 import pytest
 import pytest_asyncio
@@ -156,23 +157,34 @@ async def test_so_is_a_folder_without_a_model(tmp_path):
         await VllmEngine(SETTINGS, tmp_path).start()
 
 
+def _preemptions() -> float:
+    return prometheus_client.REGISTRY.get_sample_value(
+        "vllm:num_preemptions_total", {"model_name": SETTINGS.model, "engine": "0"}
+    )
+
+
 async def test_without_the_connector_a_deletion_empties_vllms_own_cache_under_what_runs(folder, layout):
     engine = VllmEngine(SETTINGS.model_copy(update={"kv": KvSettings(enabled=False)}), folder)
     await engine.start()
     try:
         shared = plan(layout, STORY * 6, namespace="tenant")
+
+        async def cached(query_id: str) -> int:
+            asked = msgspec.structs.replace(shared, query_id=query_id)
+            (step,) = await steps_of(engine, asked, Sampling(max_tokens=1))
+            return step.prefill.cached_tokens
+
         expected = text_of(await steps_of(engine, shared, Sampling(max_tokens=40)))
-        async with aclosing(
-            engine.stream(msgspec.structs.replace(shared, query_id="q2"), Sampling(max_tokens=40))
-        ) as runs:
-            first = await anext(runs)
-            assert first.prefill.cached_tokens > 0
-            assert await engine.carry_out(Orders(forget=(("tenant", "a document"),))) == ()
-            assert text_of([first, *[step async for step in runs]]) == expected
-        # What was computed anew since then is again in the cache.
-        assert await engine.carry_out(Orders(everything=True)) == ()
-        (again,) = await steps_of(engine, msgspec.structs.replace(shared, query_id="q3"), Sampling(max_tokens=1))
-        assert again.prefill.cached_tokens == 0
+        assert await cached("to find it") > 0
+        assert await engine.carry_out(Orders(forget=(("tenant", "a document"),))) == ()
+        assert await cached("to compute it anew") == 0
+        before = _preemptions()
+        runs = msgspec.structs.replace(shared, query_id="runs")
+        async with aclosing(engine.stream(runs, Sampling(max_tokens=40))) as stream:
+            first = await anext(stream)
+            assert await engine.carry_out(Orders(everything=True)) == ()
+            assert text_of([first, *[step async for step in stream]]) == expected
+        assert _preemptions() > before
     finally:
         await engine.close()
 

@@ -1,6 +1,7 @@
 """``ragtree bench replay``: the stack against plain vLLM under load, on real questions and real retrieval."""
 
 import asyncio
+import math
 from typing import Annotated
 
 import typer
@@ -33,9 +34,6 @@ def replay(
     ] = "",
     requests: Annotated[int, typer.Option(min=2, help="Requests at each rate, on each system.")] = 24,
     warm_up: Annotated[int, typer.Option(min=0, help="Requests between the cold ones and the sweep.")] = 200,
-    baseline_warm_up: Annotated[
-        int, typer.Option(min=1, help="The last so many of these warm vLLM's own cache up: more than it can remember.")
-    ] = 60,
     questions: Annotated[int, typer.Option(min=1, help="Questions to retrieve documents for.")] = 300,
     part_tokens: PartTokensOption = 1000,
     top_k: TopKOption = 2,
@@ -47,37 +45,40 @@ def replay(
     from benchmarks.engines import EngineMaker
     from benchmarks.replay import ReplayBenchmark, ReplaySettings
     from benchmarks.retrieved_prompts import document_tokens
-    from benchmarks.systems import Systems
+    from benchmarks.systems import OURS, Systems
     from generator.models import ModelStore
     from services.cli.bench.prompts import retrieved_prompts
 
     config = load_config()
-    settings = ReplaySettings(requests, warm_up, baseline_warm_up, seed, _rates(rates))
-    systems = Systems(
-        EngineMaker(config.generator, ModelStore(config.cache_dir)), config.controller, config.cache_dir / "profiles"
-    )
+    baselines = [name.strip() for name in against.split(",")]
+    engines = EngineMaker(config.generator, ModelStore(config.cache_dir), at_once=len(baselines) + 1)
+    systems = Systems(engines, config.controller, config.cache_dir / "profiles")
+    benchmark = ReplayBenchmark(systems, baselines, ReplaySettings(requests, warm_up, seed, _rates(rates)))
     with StepBars() as show:
         drawn = retrieved_prompts(config, data, workload, questions, part_tokens, top_k, seed, show)
-        benchmark = ReplayBenchmark(systems, [name.strip() for name in against.split(",")], settings)
         result = asyncio.run(benchmark.run(drawn.draw(popularity, seed), document_tokens(drawn.all()), show))
     if as_json:
         print_json(result)
         return
-    table = Table("system", "rate", "mean TTFT", "p99 TTFT", "tokens cached", "sustained")
+    table = Table("system", "rate", "served", "mean TTFT", "p99 TTFT", "tokens cached", "sustained")
     for name, system in result.systems.items():
         for row in (system.cold, *system.warm):
             table.add_row(
                 name,
                 "cold, one by one" if row.rate is None else f"{row.rate:g}/s",
+                f"{row.served_per_s:.3g}/s",
                 f"{row.mean_ttft_ms:.0f} ms",
                 f"{row.p99_ttft_ms:.0f} ms",
                 f"{row.token_hit_rate:.0%}",
                 "yes" if row.rate is not None and row.rate <= system.throughput else "",
             )
     results.print(table)
+    at_least = "" if result.systems[OURS].beaten else "at least "
     for name, ratio in result.ttft_ratio.items():
+        by_rate = ", ".join(f"{each:.2f}" for each in result.ttft_ratio_by_rate[name])
         results.print(
-            f"against {name}: mean TTFT {ratio:.2f} x lower, throughput {result.throughput_ratio[name]:.2f} x higher",
+            f"against {name}: mean TTFT {ratio:.2f} x lower ({by_rate} by rate), "
+            f"throughput {at_least}{result.throughput_ratio[name]:.2f} x higher",
             highlight=False,
         )
 
@@ -87,6 +88,6 @@ def _rates(given: str) -> tuple[float, ...]:
         rates = sorted(float(rate) for rate in given.split(",") if given)
     except ValueError as error:
         raise typer.BadParameter("give numbers, separated by commas", param_hint="--rates") from error
-    if rates and rates[0] <= 0:
+    if not all(0 < rate < math.inf for rate in rates):
         raise typer.BadParameter("give positive numbers", param_hint="--rates")
     return tuple(rates)

@@ -35,7 +35,7 @@ def sustained(
 
     config = load_config()
     systems = Systems(
-        EngineMaker(config.generator, ModelStore(config.cache_dir)),
+        EngineMaker(config.generator, ModelStore(config.cache_dir), at_once=2),
         config.controller,
         config.cache_dir / "profiles",
         host_gib=host_gib,

@@ -23,7 +23,7 @@ def tiers(
     from generator.models import ModelStore
 
     config = load_config()
-    engines = EngineMaker(config.generator, ModelStore(config.cache_dir))
+    engines = EngineMaker(config.generator, ModelStore(config.cache_dir), at_once=2)
     with StepBars() as show:
         result = asyncio.run(TiersBenchmark(engines, documents, document_tokens, rounds).run(show))
     if as_json:
