@@ -1,7 +1,7 @@
 """What becomes of the KV of deleted and replaced documents: it goes, from every tier.
 
 The store notes, in the commit that removes a document, which contents no document of the tenant has any more: orphans.
-A deletion drops their KV before it is confirmed, and the controller sees to it that queries which had found the document
+A deletion drops their KV before it is confirmed, and the controller sees to it that queries that had found the document
 before do not bring it back. A controller that was started anew since then does not know, so orphans stay noted until no
 such query can be left, and are dropped again then. That also serves what was replaced, and what a deletion did not come
 to drop because a part went away: nothing is forgotten before it is gone.

@@ -102,7 +102,7 @@ class Replay:
             request = AdmissionRequest(query_id, namespace_of(search.tenant), prompt, searched_s_ago)
             plan = await deadline.wait(lease.admission(self._parts.controller.warm(request)))
             if plan is None:
-                # Either some query runs or there is nothing to compute, and only an idle controller tells the two apart.
+                # Some query runs, or there is nothing to compute: only an idle controller tells the two apart.
                 after = await deadline.wait(self._parts.controller.stats())
                 idle = not before.running and not before.queued and after.admitted == before.admitted
                 return 0 if idle else None
