@@ -44,7 +44,7 @@ class LocalStack:
         controller = self._live.controller
         query_id = uuid4().hex
         arrived = time.perf_counter()
-        plan = await controller.admit(AdmissionRequest(query_id, namespace, prompt, searched_s_ago=0.0))
+        plan = await controller.admit(AdmissionRequest(query_id, namespace, prompt, searched_at=time.time()))
         queued_ms = (time.perf_counter() - arrived) * 1000
         report = CompletionReport(query_id, PlanOutcome.FAILED)
         try:

@@ -3,6 +3,7 @@
 on_candidates ─► speculation        admit ─► Scheduler ─► Grant ─► PrefillPlan ─► prefilled ─► complete
 """
 
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -49,7 +50,7 @@ class Controller:
     pages of host memory are handed out under stamps from ``first_stamp`` on. ``hands`` carry out what no plan takes
     along; without them it waits for the next plan.
 
-    ``clock`` gives seconds on any monotonic scale. Belongs to one event loop.
+    ``clock`` gives seconds on any monotonic scale, ``wall_clock`` those since the epoch. Belongs to one event loop.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Controller:
         fingerprint: str = "",
         first_stamp: int = 1,
         hands: Hands | None = None,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -87,7 +89,7 @@ class Controller:
         self._leases = Leases(self._scheduler, clock, settings.lease_s)
         self._deliveries = Deliveries(self._tree, hands)
         # The configuration has no query run for longer than a lease.
-        self._tombstones = Tombstones(clock, settings.lease_s)
+        self._tombstones = Tombstones(wall_clock, settings.lease_s)
         self._deletion = Deletion(
             self._scheduler, self._leases, self._deliveries, self._tombstones, settings.delete_timeout_s
         )
@@ -288,7 +290,7 @@ class Controller:
 
     def _outdated(self, admission: AdmissionRequest) -> bool:
         contents = [segment.key for segment in admission.prompt.prefix]
-        return self._tombstones.any(contents, self._prefix + admission.namespace, admission.searched_s_ago)
+        return self._tombstones.any(contents, self._prefix + admission.namespace, admission.searched_at)
 
     def _restore(self, reports: Sequence[ResidencyReport]) -> RestoreResult:
         inside = []

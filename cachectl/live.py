@@ -110,4 +110,5 @@ class LiveController:
             fingerprint=memory.fingerprint if memory is not None else "",
             first_stamp=max(int(self._wall_clock() * 1e6), *stamps, 0) + 1,
             hands=EngineHands(self._engine),
+            wall_clock=self._wall_clock,
         )

@@ -1,5 +1,6 @@
 """A controller for an engine that takes requests from others and orders them itself: for who runs plain vLLM."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from cachectl.cost import DeviceProfile
@@ -58,7 +59,7 @@ class LocalController:
     def plan(self, query_id: str, namespace: str, prompt: Prompt) -> PrefillPlan:
         """A plan for a prompt whose first segments are what may be kept. Raises InvalidRequest for a known query."""
         request = request_of(
-            AdmissionRequest(query_id, namespace, prompt, searched_s_ago=0.0), self._prefix + namespace
+            AdmissionRequest(query_id, namespace, prompt, searched_at=math.inf), self._prefix + namespace
         )
         grant = self._scheduler.submit(request, self._clock())
         assert grant is not None, "a request waits though nobody is made to"

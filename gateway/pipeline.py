@@ -1,6 +1,7 @@
 """The core of the product: search, decide, lay out, admit, stream, complete."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 
@@ -50,6 +51,7 @@ class QueryPipeline:
             yield transcript.created()
 
             found: CandidateSet | None = None
+            searched_at = time.time()
             async for found in self._search(query, deadline, lease):
                 if query.include_stages:
                     yield transcript.stage(found)
@@ -60,7 +62,7 @@ class QueryPipeline:
             transcript.place(found, prompt)
             self._note(query, found)
 
-            asked = AdmissionRequest(query.query_id, query.namespace, prompt, searched_s_ago=transcript.elapsed_s)
+            asked = AdmissionRequest(query.query_id, query.namespace, prompt, searched_at=searched_at)
             admission = lease.admission(self._parts.controller.admit(asked))
             # A full queue refuses at once, and before the first event a refusal is still a status. Whoever has a place
             # and waits long for his turn gets his sources meanwhile.

@@ -92,14 +92,13 @@ class Replay:
 
     async def _attempt(self, search: SearchRequest) -> int | None:
         # Found anew: what a past query had found may have been deleted since.
-        began = time.monotonic()
+        searched_at = time.time()
         prompt = await self._prompt(search)
         query_id = f"warm_{uuid4().hex}"
         deadline = self._deadline()
         with Lease(query_id, self._parts.controller, self._releases) as lease:
             before = await deadline.wait(self._parts.controller.stats())
-            searched_s_ago = time.monotonic() - began
-            request = AdmissionRequest(query_id, namespace_of(search.tenant), prompt, searched_s_ago)
+            request = AdmissionRequest(query_id, namespace_of(search.tenant), prompt, searched_at)
             plan = await deadline.wait(lease.admission(self._parts.controller.warm(request)))
             if plan is None:
                 # Some query runs, or there is nothing to compute: only an idle controller tells the two apart.

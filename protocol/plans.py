@@ -25,13 +25,14 @@ class SpeculationDecision(StrEnum):
 class AdmissionRequest(msgspec.Struct, frozen=True):
     """A prompt on final documents that asks for its turn. ``namespace`` separates tenants' KV and salts its keys.
 
-    The search that found the documents began ``searched_s_ago``: what was deleted since then may be among them.
+    The search that found the documents began at ``searched_at``, in seconds since the epoch; what was deleted since may
+    be among them.
     """
 
     query_id: str
     namespace: str
     prompt: Prompt
-    searched_s_ago: float
+    searched_at: float
 
 
 class PlannedNode(msgspec.Struct, frozen=True):

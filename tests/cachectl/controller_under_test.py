@@ -14,7 +14,7 @@ from protocol.tiers import Tier
 
 TOKENS = 10
 LEASE_S = 60.0
-LATER_S = 20.0
+LATER = 1e9
 
 
 class Clock:
@@ -51,6 +51,7 @@ def checked_controllers(clock: Clock, hands=None, **defaults) -> Iterator[Callab
             Capacities(gpu, host, disk),
             fingerprint=fingerprint,
             hands=hands,
+            wall_clock=clock,
         )
         built.append(controller)
         return controller
@@ -67,11 +68,11 @@ def ask(
     system: str = "",
     namespace: str = "tenant",
     tokens: int = TOKENS,
-    searched_s_ago: float = -LATER_S,
+    searched_at: float = LATER,
 ) -> AdmissionRequest:
     """A query; system prompt and documents are named by letters and have ``tokens`` tokens each.
 
-    The clock stands still, so a search is said to begin ``LATER_S`` from now: after all that has happened so far.
+    The clock stands still, so a search is said to begin ``LATER``: after all that has happened so far.
     """
     ids = tuple(range(tokens))
     segments = (
@@ -79,7 +80,7 @@ def ask(
         *(Segment(SegmentKind.DOCUMENT, content, ids) for content in documents),
         Segment(SegmentKind.QUESTION, "question", tuple(range(question))),
     )
-    return AdmissionRequest(query_id, namespace, Prompt(segments), searched_s_ago)
+    return AdmissionRequest(query_id, namespace, Prompt(segments), searched_at)
 
 
 def report(

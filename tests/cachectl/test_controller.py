@@ -134,13 +134,13 @@ async def test_segments_behind_the_question_and_empty_ones_are_no_nodes(controll
         Segment(SegmentKind.DOCUMENT, "d", (5,)),
         Segment(SegmentKind.QUESTION, "r", (6,)),
     )
-    plan = await controller.admit(AdmissionRequest("query", "tenant", Prompt(segments), searched_s_ago=0.0))
+    plan = await controller.admit(AdmissionRequest("query", "tenant", Prompt(segments), searched_at=0.0))
     assert [(node.key, node.tokens) for node in plan.nodes] == [(key("a"), 2), (key("ac"), 1)]
 
 
 @pytest.mark.parametrize("prompt", [Prompt(()), ask("query").prompt], ids=["nothing", "a question"])
 async def test_a_prompt_without_documents_has_a_plan_without_nodes(controller, prompt):
-    plan = await controller.admit(AdmissionRequest("query", "tenant", prompt, searched_s_ago=0.0))
+    plan = await controller.admit(AdmissionRequest("query", "tenant", prompt, searched_at=0.0))
     assert plan.nodes == ()
     await controller.complete(report("query"))
     assert (await controller.tree(9)).namespaces == {}
@@ -522,7 +522,7 @@ async def test_a_system_prompt_is_pinned_by_itself(build):
 
 async def test_only_a_system_prompt_that_leads_the_prompt_is_pinned(controller):
     segments = [Segment(SegmentKind(kind), kind, (1, 2)) for kind in ("document", "system", "question")]
-    await controller.admit(AdmissionRequest("query", "tenant", Prompt(tuple(segments)), searched_s_ago=0.0))
+    await controller.admit(AdmissionRequest("query", "tenant", Prompt(tuple(segments)), searched_at=0.0))
     assert (await controller.stats()).tiers[0].pinned_tokens == 0
 
 

@@ -268,16 +268,16 @@ async def test_a_query_that_found_a_document_before_its_deletion_leaves_nothing_
     clock.now = 10.0
     await controller.delete_document(DocumentDeletion(("b",), "tenant"))
     clock.now = 20.0
-    late = await controller.admit(ask("late", "ab", searched_s_ago=11.0))
+    late = await controller.admit(ask("late", "ab", searched_at=9.0))
     assert (late.nodes, late.moves, late.unshared) == ((), (), True)
     assert late.prompt == ask("late", "ab").prompt
     await controller.complete(report("late"))
     assert await cached(controller, "ab") == [GPU, None]
     # Stored again and found since, it is a document like any other; and what was not deleted always was.
     for query_id, asked in (
-        ("anew", ask("anew", "ab", searched_s_ago=5.0)),
-        ("another", ask("another", "a", searched_s_ago=11.0)),
-        ("a stranger's", ask("a stranger's", "ab", namespace="other", searched_s_ago=11.0)),
+        ("anew", ask("anew", "ab", searched_at=15.0)),
+        ("another", ask("another", "a", searched_at=9.0)),
+        ("a stranger's", ask("a stranger's", "ab", namespace="other", searched_at=9.0)),
     ):
         plan = await controller.admit(asked)
         assert not plan.unshared
@@ -288,7 +288,7 @@ async def test_a_query_that_found_a_document_before_its_deletion_leaves_nothing_
 async def test_nor_does_warming_up_bring_it_back(build):
     controller = build()
     await controller.delete_document(DocumentDeletion(("a",)))
-    assert await controller.warm(ask("warm", "a", searched_s_ago=0.5)) is None
+    assert await controller.warm(ask("warm", "a", searched_at=0.0)) is None
     assert await controller.warm(ask("warm", "a")) is not None
 
 

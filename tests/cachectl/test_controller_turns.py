@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 
 import pytest
-from controller_under_test import LATER_S, LEASE_S, Clock, Costs, ask, report, waiting
+from controller_under_test import LATER, LEASE_S, Clock, Costs, ask, report, waiting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -402,8 +402,7 @@ class Crowd(Turns):
         match action:
             case "admit" if task is None:
                 # Some have searched before whatever was deleted so far, others after it.
-                age_s = ticks * LEASE_S / 2 - LATER_S
-                asked = ask(query_id, documents, tokens=3, searched_s_ago=age_s)
+                asked = ask(query_id, documents, tokens=3, searched_at=0.0 if ticks else LATER)
                 self.tasks[query_id] = asyncio.create_task(self.controller.admit(asked))
             case "complete":
                 await self.reports(query_id, computed=ticks, loses=bool(documents))

@@ -310,10 +310,11 @@ class TestFaults:
         held_paths = [Path((SYSTEM, segment(f"held {number}", 330))) for number in range(5)]
         for one in held_paths:
             await ask(engine, one.plan("to compute it", None, GPU), max_tokens=1)
-        rush = [Path((SYSTEM, segment(f"rush {number}", 580))) for number in range(4)]
+        # 603 tokens each with the question: 19 blocks of the 79 that there are, and one more after five tokens.
+        rush = [Path((SYSTEM, segment(f"rush {number}", 555))) for number in range(4)]
         before = preemptions()
         answers = await asyncio.gather(*(ask(engine, one.plan("now", None, None), max_tokens=24) for one in rush))
-        # With every block that was held they still do not fit: one of them has to wait, half done, and begin anew.
+        # With every block that was held they still do not fit: one of them has to stop half done, and begin anew.
         assert preemptions() > before
         lost = {copy for answer in answers for copy in answer.prefill.lost}
         last = await ask(engine, held_paths[0].plan("why?", GPU, GPU))
