@@ -1,20 +1,17 @@
 """The corpora of data sets in a retriever whose folder is kept, so that a later run embeds nothing anew."""
 
 import asyncio
-from collections.abc import Callable
 
 import msgspec
 
 from benchmarks.datasets import Dataset
+from benchmarks.progress import Progress
 from protocol.errors import InternalError
 from retriever.retriever import Retriever
 
 TENANT = "bench"
 BATCH = 2000
 """Documents of one ingestion job."""
-
-Progress = Callable[[str, int, int], None]
-"""Hears (step, done, total)."""
 
 
 async def ingest_corpus(retriever: Retriever, dataset: Dataset, progress: Progress) -> int:

@@ -10,13 +10,14 @@ first so many prompts are enough for that.
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from benchmarks.engines import EngineMaker, Generation, generate
 from benchmarks.local_stack import LocalStack
+from benchmarks.progress import Progress
 from cachectl.settings import ControllerSettings
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
@@ -26,8 +27,6 @@ NAMESPACE = "exactness"
 SMALL = {"gpu_share": 0.5, "host_gib": 0.15, "disk_gib": 0.6}
 SMALL_ENGINE = {"num_gpu_blocks_override": 80, "block_size": 32}
 SIDE_BY_SIDE = 4
-
-Progress = Callable[[str, int, int | None], None]
 
 
 class Difference(msgspec.Struct, frozen=True):

@@ -19,8 +19,9 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from benchmarks.corpus_store import TENANT, Progress, ingest_corpus
+from benchmarks.corpus_store import TENANT, ingest_corpus
 from benchmarks.datasets import DOCUMENTS_FILE, QUESTIONS_FILE, Dataset, Question
+from benchmarks.progress import Progress
 from benchmarks.synthetic import DocumentLengths
 from benchmarks.workload import TraceDocument, TraceRequest, Workload, check_rate
 from protocol.errors import ConfigError

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.corpus_store import TENANT, Progress, ingest_corpus
+from benchmarks.corpus_store import TENANT, ingest_corpus
 from benchmarks.datasets import Dataset, Question
 from benchmarks.exact_search import ExactSearch
+from benchmarks.progress import Progress
 from benchmarks.statistics import percentile
 from protocol.errors import ConfigError
 from protocol.retrieval import SearchRequest

@@ -8,7 +8,7 @@ time.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from itertools import islice
 from statistics import mean
@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks.engines import Generation
+from benchmarks.progress import Progress
 from benchmarks.retrieved_prompts import Arrival, document_tokens, poisson
 from benchmarks.statistics import percentile
 from benchmarks.systems import BASELINES, OURS, System, Systems, check_baselines
@@ -31,8 +32,6 @@ LOADS = (0.4, 0.8, 1.0, 1.2, 1.6, 2.2, 3.0, 4.0, 5.5)
 
 FILLED = 3
 """How many times a warm-up fills vLLM's own cache."""
-
-Progress = Callable[[str, int, int | None], None]
 
 
 class ReplaySettings(msgspec.Struct, frozen=True):

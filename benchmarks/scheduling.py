@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from benchmarks.progress import Progress
 from benchmarks.statistics import percentile
 from cachectl import speculation, tree
 from cachectl.collector import spare_full_collections
@@ -89,7 +90,7 @@ class SchedulingBenchmark:
         self._device = device
         self._seed = seed
 
-    def run(self, sizes: list[int], requests: int, progress: Callable[[str, int, int], None]) -> SchedulingResult:
+    def run(self, sizes: list[int], requests: int, progress: Progress) -> SchedulingResult:
         """Measure ``requests`` on a tree of each size; ``progress`` hears (step, done, total)."""
         spare_full_collections()
         loads = {}

@@ -5,13 +5,14 @@ a cache that lets it crowd out what is asked for again gets slower with every pr
 vLLM without any reuse computes the same.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from statistics import mean
 
 import msgspec
 
 from benchmarks.engines import Generation
+from benchmarks.progress import Progress
 from benchmarks.retrieved_prompts import document_tokens
 from benchmarks.systems import OURS, Systems
 from protocol.errors import ConfigError
@@ -19,8 +20,6 @@ from protocol.prompts import Prompt
 
 BASELINE = "vllm"
 PLAIN_WARM_UP = 3
-
-Progress = Callable[[str, int, int | None], None]
 
 
 class Stretch(msgspec.Struct, frozen=True):

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from benchmarks.policies import PolicyBenchmark
+from benchmarks.progress import Progress
 from benchmarks.synthetic import SyntheticSettings, SyntheticWorkload
 from cachectl.placement import Capacities
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from benchmarks.simulator import SimulatedService, SimulationResult
     from benchmarks.workload import Workload
@@ -86,7 +87,7 @@ class Table2:
         self._requests = requests
         self._seed = seed
 
-    def run(self, policies: Sequence[str], progress: Callable[[str, int, int], None]) -> Table2Result:
+    def run(self, policies: Sequence[str], progress: Progress) -> Table2Result:
         """Every cell for the paper's policies and those of ``policies``; ``progress`` hears (step, done, total)."""
         names = list(dict.fromkeys([*PAPER_POLICIES, *policies]))
         tables: dict[str, dict[str, dict[str, Cell]]] = {}

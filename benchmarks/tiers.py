@@ -8,7 +8,6 @@ it has to compute anew the floor would be an easy one.
 
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -19,6 +18,7 @@ import numpy as np
 
 from benchmarks.engines import EngineMaker, Generation, generate
 from benchmarks.paths import KvPath, random_segment
+from benchmarks.progress import Progress
 from benchmarks.statistics import percentile
 from generator.vllm_engine import VllmEngine
 from protocol.errors import InternalError
@@ -63,7 +63,7 @@ class TiersBenchmark:
         self._document_tokens = document_tokens
         self._rounds = rounds
 
-    async def run(self, progress: Callable[[str, int, int | None], None]) -> TiersResult:
+    async def run(self, progress: Progress) -> TiersResult:
         """Measure; ``progress`` hears (step, done, total). Raises what the engines raise."""
         ttft: dict[str, list[float]] = {case: [] for case in CASES}
         rates: dict[str, list[float]] = {kind: [] for kind in ("host", "copy", "disk", "read")}

@@ -286,7 +286,8 @@ class Controller:
 
     def _request(self, admission: AdmissionRequest, unshared: bool = False) -> Request:
         self._namespaces.add(admission.namespace)
-        return request_of(admission, self._prefix + admission.namespace, unshared)
+        namespace = self._prefix + admission.namespace
+        return request_of(admission.query_id, namespace, admission.prompt, unshared)
 
     def _outdated(self, admission: AdmissionRequest) -> bool:
         contents = [segment.key for segment in admission.prompt.prefix]

@@ -1,6 +1,5 @@
 """A controller for an engine that takes requests from others and orders them itself: for who runs plain vLLM."""
 
-import math
 from collections.abc import Callable, Sequence
 
 from cachectl.cost import DeviceProfile
@@ -14,7 +13,7 @@ from cachectl.scheduler import Scheduler
 from cachectl.settings import ControllerSettings, Swap
 from cachectl.tree import KnowledgeTree
 from protocol.kv import KvMemory, LostCopy, ResidencyReport
-from protocol.plans import AdmissionRequest, PrefillPlan
+from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
 
 # The engine has a queue of its own; here everybody is granted a plan at once.
@@ -58,9 +57,7 @@ class LocalController:
 
     def plan(self, query_id: str, namespace: str, prompt: Prompt) -> PrefillPlan:
         """A plan for a prompt whose first segments are what may be kept. Raises InvalidRequest for a known query."""
-        request = request_of(
-            AdmissionRequest(query_id, namespace, prompt, searched_at=math.inf), self._prefix + namespace
-        )
+        request = request_of(query_id, self._prefix + namespace, prompt)
         grant = self._scheduler.submit(request, self._clock())
         assert grant is not None, "a request waits though nobody is made to"
         return PrefillPlan(

@@ -8,24 +8,24 @@ from cachectl.scheduler import Request
 from cachectl.tree import KnowledgeTree
 from protocol.errors import UnknownNode
 from protocol.kv import LostCopy
-from protocol.plans import AdmissionRequest, PlannedNode
-from protocol.prompts import SegmentKind
+from protocol.plans import PlannedNode
+from protocol.prompts import Prompt, SegmentKind
 from protocol.tiers import Tier
 
 # Nodes that a plan names as those that its instance's GPU can do without best.
 _SPARE = 16
 
 
-def request_of(admission: AdmissionRequest, namespace: str, unshared: bool = False) -> Request:
+def request_of(query_id: str, namespace: str, prompt: Prompt, unshared: bool = False) -> Request:
     """The request for a prompt: the segments in front of the first question are its path, under the tree's namespace.
 
     What stands behind is computed anew each time; so is all of an ``unshared`` prompt, which has no path.
     """
-    prefix = () if unshared else admission.prompt.prefix
+    prefix = () if unshared else prompt.prefix
     documents = tuple(PathDocument(segment.key, len(segment.token_ids)) for segment in prefix)
-    question_tokens = admission.prompt.token_count - sum(document.tokens for document in documents)
+    question_tokens = prompt.token_count - sum(document.tokens for document in documents)
     system = sum(1 for _ in takewhile(lambda segment: segment.kind is SegmentKind.SYSTEM, prefix))
-    return Request(admission.query_id, namespace, documents, question_tokens, system)
+    return Request(query_id, namespace, documents, question_tokens, system)
 
 
 def planned_nodes(grant: Grant) -> tuple[PlannedNode, ...]:

@@ -141,8 +141,9 @@ class VllmEngine:
         does not.
         """
         if self._reports is None:
+            engine = self._engine()
             if orders.forget or orders.everything:
-                await self._reset()
+                await self._reset(engine)
             return ()
         name = f"orders-{uuid4().hex}"
         return await self._ask(RequestOrders.outside_plans(name, orders), self._reports.carried_out(name))
@@ -155,9 +156,9 @@ class VllmEngine:
         name = f"inquiry-{uuid4().hex}"
         return await self._ask(RequestOrders.outside_plans(name, Orders(), inquire=True), self._reports.held(name))
 
-    async def _reset(self) -> None:
+    async def _reset(self, engine: "AsyncLLM") -> None:
         """Empty vLLM's own cache."""
-        reset = asyncio.create_task(self._engine().reset_prefix_cache(reset_running_requests=True))
+        reset = asyncio.create_task(engine.reset_prefix_cache(reset_running_requests=True))
         try:
             await self._alive_until(reset)
             if not reset.result():

@@ -16,9 +16,8 @@ class RequestOrders(msgspec.Struct, frozen=True):
     """What one request brings along: a ``plan``, or orders outside of any plan.
 
     ``name`` names the request in reports. ``path`` lists the content hashes of the documents that begin the prompt,
-    ``nodes`` the first of them that have a place in the plan.
-    ``everything`` is to be forgotten, not only some documents; or all of it only in the engine's own blocks.
-    ``inquire`` asks what all tiers hold.
+    ``nodes`` the first of them that have a place in the plan. ``everything`` is to be forgotten, not only some
+    documents; or all of it only in the engine's own blocks. ``inquire`` asks what all tiers hold.
     """
 
     name: str

@@ -5,7 +5,6 @@ from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
-import prometheus_client
 import psutil
 import pytest
 import pytest_asyncio
@@ -157,13 +156,7 @@ async def test_so_is_a_folder_without_a_model(tmp_path):
         await VllmEngine(SETTINGS, tmp_path).start()
 
 
-def _preemptions() -> float:
-    return prometheus_client.REGISTRY.get_sample_value(
-        "vllm:num_preemptions_total", {"model_name": SETTINGS.model, "engine": "0"}
-    )
-
-
-async def test_without_the_connector_a_deletion_empties_vllms_own_cache_under_what_runs(folder, layout):
+async def test_without_the_connector_a_deletion_empties_vllms_own_cache_under_what_runs(folder, layout, preemptions):
     engine = VllmEngine(SETTINGS.model_copy(update={"kv": KvSettings(enabled=False)}), folder)
     await engine.start()
     try:
@@ -178,13 +171,13 @@ async def test_without_the_connector_a_deletion_empties_vllms_own_cache_under_wh
         assert await cached("to find it") > 0
         assert await engine.carry_out(Orders(forget=(("tenant", "a document"),))) == ()
         assert await cached("to compute it anew") == 0
-        before = _preemptions()
+        before = preemptions()
         runs = msgspec.structs.replace(shared, query_id="runs")
         async with aclosing(engine.stream(runs, Sampling(max_tokens=40))) as stream:
             first = await anext(stream)
             assert await engine.carry_out(Orders(everything=True)) == ()
             assert text_of([first, *[step async for step in stream]]) == expected
-        assert _preemptions() > before
+        assert preemptions() > before
     finally:
         await engine.close()
 

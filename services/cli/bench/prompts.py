@@ -1,9 +1,9 @@
 """Prompts of a question set for the benchmarks that ask them: retrieved once, then kept."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.articles import article_parts
+from benchmarks.progress import Progress
 from benchmarks.question_sets import QuestionRetrieval, QuestionSet
 from benchmarks.retrieved_prompts import RetrievedPrompts
 from generator.factory import GeneratorFactory
@@ -19,7 +19,7 @@ def retrieved_prompts(
     part_tokens: int,
     top_k: int,
     seed: int,
-    progress: Callable[[str, int, int | None], None],
+    progress: Progress,
 ) -> RetrievedPrompts:
     """What a stack of this configuration retrieves for ``questions`` questions, drawn with ``seed``.
 

@@ -6,7 +6,6 @@ import signal
 from pathlib import Path as FilePath
 from uuid import uuid4
 
-import prometheus_client
 import psutil
 import pytest
 import pytest_asyncio
@@ -104,16 +103,6 @@ def as_of_another_model(file: FilePath, fingerprint: str) -> bytes:
         header = NodeFormat(fingerprint, PAGE_TOKENS, page_bytes).decode(opened.fileno())
     other = NodeFormat(fingerprint[::-1], PAGE_TOKENS, page_bytes)
     return other.encode(header.node, header.checksums) + file.read_bytes()[header.data_at :]
-
-
-def preemptions() -> float:
-    """Requests that vLLM has preempted in this process's engines, by its own count."""
-    return sum(
-        sample.value
-        for metric in prometheus_client.REGISTRY.collect()
-        for sample in metric.samples
-        if sample.name == "vllm:num_preemptions_total"
-    )
 
 
 class TestTiers:
@@ -305,7 +294,7 @@ class TestFaults:
         whole = Path([segment(f"part {number}", 240) for number in range(4)])
         assert (await ask(engine, whole.plan("fits?", None, None), max_tokens=2)).text
 
-    async def test_held_blocks_go_before_a_request_starves(self, engine):
+    async def test_held_blocks_go_before_a_request_starves(self, engine, preemptions):
         """Five paths are held, four long prompts come at once: they run, and what went is told."""
         held_paths = [Path((SYSTEM, segment(f"held {number}", 330))) for number in range(5)]
         for one in held_paths:
