@@ -169,7 +169,8 @@ class Simulator:
         self._ttft.add(now - running.arrival_s)
         decode_s = running.output_tokens * self._service.decode_s
         if decode_s:
-            self._scheduler.prefilled(query_id)
+            for grant in self._scheduler.prefilled(query_id, now):
+                self._start(grant, now)
             self._at(now + decode_s, 1, query_id)
         else:
             self._finish(query_id, now)

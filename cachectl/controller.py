@@ -29,6 +29,7 @@ from cachectl.tree import KnowledgeTree
 from cachectl.view import tier_stats, tree_view
 from protocol.cache import CachePath, DocumentDeletion, RestoreResult, TreeView
 from protocol.errors import InvalidRequest, Overloaded
+from protocol.generation import StepBudget
 from protocol.kv import LostCopy, ResidencyReport
 from protocol.plans import (
     AdmissionRequest,
@@ -46,9 +47,9 @@ class Controller:
     """Leases plans over one knowledge tree; implements ``protocol.parts.Controller``.
 
     Of its instances it knows what room they have (``capacities``, in whole pages of ``page_tokens`` tokens), what
-    prefills and loads cost there, and the ``fingerprint`` of their KV, which becomes part of every node's key. The
-    pages of host memory are handed out under stamps from ``first_stamp`` on. ``hands`` carry out what no plan takes
-    along; without them it waits for the next plan.
+    prefills and loads cost there, what one ``step`` of theirs computes, and the ``fingerprint`` of their KV, which
+    becomes part of every node's key. The pages of host memory are handed out under stamps from ``first_stamp`` on.
+    ``hands`` carry out what no plan takes along; without them it waits for the next plan.
 
     ``clock`` gives seconds on any monotonic scale, ``wall_clock`` those since the epoch. Belongs to one event loop.
     """
@@ -64,6 +65,7 @@ class Controller:
         fingerprint: str = "",
         first_stamp: int = 1,
         hands: Hands | None = None,
+        step: StepBudget | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
@@ -84,7 +86,7 @@ class Controller:
             write_through=settings.swap is Swap.WRITE_THROUGH,
         )
         self._scheduler = Scheduler(
-            self._tree, lookahead, settings.max_running, settings.max_queued, settings.reorder_window
+            self._tree, lookahead, settings.max_running, settings.max_queued, settings.reorder_window, step
         )
         self._leases = Leases(self._scheduler, clock, settings.lease_s)
         self._deliveries = Deliveries(self._tree, hands)
@@ -146,7 +148,7 @@ class Controller:
         ``lost`` are copies of any nodes. Raises UnknownPlan for a query that holds no plan, and UnknownNode for a key
         that is none; then nothing has changed.
         """
-        self._scheduler.prefilled(query_id, lost_copies(lost))
+        self._leases.prefilled(query_id, lost_copies(lost))
         self._deliveries.start()
 
     async def complete(self, report: CompletionReport) -> None:

@@ -47,6 +47,14 @@ class Leases:
         self._hold(grant)
         return grant
 
+    def prefilled(self, query_id: str, lost: Sequence[tuple[bytes, Tier]] = ()) -> None:
+        """Hear of a lease's first token, as ``Scheduler.prefilled`` does, and let those start whose turn it makes.
+
+        Raises UnknownPlan.
+        """
+        for grant in self._scheduler.prefilled(query_id, self._clock(), lost):
+            self._give(grant)
+
     def release(self, query_id: str, kept: bool, lost: Sequence[tuple[bytes, Tier]] = ()) -> None:
         """End a lease or a wait, as ``Scheduler.complete`` does, and give the free place away. Raises UnknownPlan."""
         granted = self._scheduler.complete(query_id, self._clock(), kept, lost)

@@ -9,6 +9,7 @@ from cachectl.cost import DeviceProfile
 from cachectl.placement import Capacities
 from cachectl.profiling import PrefillProbe, load_or_measure
 from cachectl.settings import ControllerSettings
+from protocol.generation import StepBudget
 from protocol.kv import KvMemory, LostCopy, Orders, ResidencyReport
 from protocol.parts import Generator
 
@@ -71,11 +72,11 @@ class LiveController:
         info = await self._engine.info()
         memory = info.kv
         if memory is None:
-            self._controller = self._new(DeviceProfile.shipped(FALLBACK_PROFILE))
+            self._controller = self._new(DeviceProfile.shipped(FALLBACK_PROFILE), info.step)
             return
         profile = await load_or_measure(self._engine, memory, info.max_model_len, self._profiles, progress)
         reports = await self._engine.residency()
-        controller = self._new(profile, memory, reports)
+        controller = self._new(profile, info.step, memory, reports)
         await controller.restore(reports)
         controller.boot = memory.boot
         self._controller = controller
@@ -95,7 +96,11 @@ class LiveController:
         return True
 
     def _new(
-        self, profile: DeviceProfile, memory: KvMemory | None = None, reports: Sequence[ResidencyReport] = ()
+        self,
+        profile: DeviceProfile,
+        step: StepBudget | None,
+        memory: KvMemory | None = None,
+        reports: Sequence[ResidencyReport] = (),
     ) -> Controller:
         page = memory.page_tokens if memory is not None else 1
         pages = (memory.gpu_pages, memory.host_pages, memory.disk_pages) if memory is not None else (0, 0, 0)
@@ -110,5 +115,6 @@ class LiveController:
             fingerprint=memory.fingerprint if memory is not None else "",
             first_stamp=max(int(self._wall_clock() * 1e6), *stamps, 0) + 1,
             hands=EngineHands(self._engine),
+            step=step,
             wall_clock=self._wall_clock,
         )

@@ -72,7 +72,7 @@ class LocalController:
 
     def prefilled(self, query_id: str, lost: Sequence[LostCopy]) -> None:
         """Hear that a plan has its first token. Raises UnknownPlan."""
-        self._scheduler.prefilled(query_id, lost_copies(lost))
+        self._scheduler.prefilled(query_id, self._clock(), lost_copies(lost))
 
     def complete(self, query_id: str, kept: bool) -> None:
         """Hear that a plan has ended; ``kept`` says whether it had its first token. Raises UnknownPlan."""

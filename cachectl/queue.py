@@ -107,12 +107,17 @@ class CacheAwareQueue:
         if -new_priority != old_key:
             self._place((-new_priority, sequence, query_id))
 
-    def pop(self) -> str | None:
-        """Take the query to serve next; None when nobody waits. O(log n) in the long run, for each query refreshed."""
+    def pop(self, fits: Callable[[str], bool] | None = None) -> str | None:
+        """Take the query to serve next, unless there is none, or it does not fit: then nobody else is served, either.
+
+        O(log n) in the long run, for each query refreshed.
+        """
         if not self._waiting:
             return None
         entry = self._oldest() if len(self._overtakers) >= self._window else self._best()
         _, sequence, query_id = entry
+        if fits is not None and not fits(query_id):
+            return None
         self._largest_overtake = max(self._largest_overtake, self._overtaken(entry))
         insort(self._overtakers, sequence)
         self._withdraw(query_id)

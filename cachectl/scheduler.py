@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cachectl.loading import Loading
     from cachectl.lookahead import Lookahead
     from cachectl.tree import KnowledgeTree
+    from protocol.generation import StepBudget
     from protocol.tiers import Tier
 
 
@@ -39,9 +40,12 @@ class Request(NamedTuple):
 
 
 class _Work:
-    """A request in the scheduler's hands: ``tokens`` its whole prompt has, ``seconds`` its prefill may take."""
+    """A request in the scheduler's hands: ``tokens`` its whole prompt has, ``seconds`` its prefill may take.
 
-    __slots__ = ("contents", "grant", "instance", "keys", "request", "seconds", "tokens")
+    ``step_share`` are the tokens of an engine's step that its prefill takes, while it does.
+    """
+
+    __slots__ = ("contents", "grant", "instance", "keys", "request", "seconds", "step_share", "tokens")
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -50,29 +54,38 @@ class _Work:
         self.tokens = request.question_tokens + sum([document.tokens for document in request.documents])
         self.instance = ""
         self.seconds = 0.0
+        self.step_share = 0
         self.grant: Grant | None = None
 
 
 class _Line:
-    """What an instance works on and what waits for it."""
+    """What an instance works on and what waits for it; ``step_tokens`` are those of its step that are taken."""
 
-    __slots__ = ("backlog_s", "queue", "running")
+    __slots__ = ("backlog_s", "queue", "running", "step_tokens")
 
     def __init__(self, queue: CacheAwareQueue) -> None:
         self.queue = queue
         self.running = 0
+        self.step_tokens = 0
         self.backlog_s = 0.0
 
 
 class Scheduler:
     """Lets at most ``max_running`` requests run on each instance, and at most ``max_queued`` wait for it.
 
-    Those that wait go by OrderPriority (RAGCache, section 5.2), overtaken ``window`` times at most. Raises ConfigError
-    where nothing could ever run.
+    Those that wait go by OrderPriority (RAGCache, section 5.2), overtaken ``window`` times at most. Where an engine's
+    ``step`` is known, no more prefills run at once than fit into one: it would only let the others wait in an order of
+    its own. Raises ConfigError where nothing could ever run.
     """
 
     def __init__(
-        self, tree: KnowledgeTree, lookahead: Lookahead, max_running: int, max_queued: int, window: int
+        self,
+        tree: KnowledgeTree,
+        lookahead: Lookahead,
+        max_running: int,
+        max_queued: int,
+        window: int,
+        step: StepBudget | None = None,
     ) -> None:
         if max_running < 1:
             raise ConfigError(f"an instance works on one request at least, not on {max_running}")
@@ -81,6 +94,8 @@ class Scheduler:
         self._max_running = max_running
         self._max_queued = max_queued
         self._window = window
+        self._step_tokens = step.tokens if step is not None else 0
+        self._step_prompt_tokens = step.prompt_tokens if step is not None else 0
         self._work: dict[str, _Work] = {}
         self._lines: dict[str, _Line] = {}
         for instance in tree.placement.gpus:
@@ -133,22 +148,31 @@ class Scheduler:
                 )
         cached = self._route(work, among)
         line = self._lines[work.instance]
-        if line.running >= self._max_running:
+        fits = self._fits(line, work.tokens - cached)
+        starts = fits and not line.queue
+        if not starts:
             line.queue.push(request.query_id, cached, work.tokens - cached)
             self._lookahead.enter(request.query_id, work.keys)
         self._work[request.query_id] = work
         line.backlog_s += work.seconds
-        return self._start(work, now) if line.running < self._max_running else None
+        # Beside a long prefill that waits for a step of its own, a short one overtakes it.
+        if fits and not starts and line.queue.pop(request.query_id.__eq__) is not None:
+            self._lookahead.leave(request.query_id)
+            starts = True
+        return self._start(work, now) if starts else None
 
-    def prefilled(self, query_id: str, lost: Collection[tuple[bytes, Tier]] = ()) -> None:
+    def prefilled(self, query_id: str, now: float, lost: Collection[tuple[bytes, Tier]] = ()) -> list[Grant]:
         """Hear that a running request has its first token: what it computed serves others from now on.
 
-        ``lost`` is ``KnowledgeTree.lose``'s. Raises UnknownPlan for a query that does not run; nothing changes.
+        The grants of those whose turn that makes it. ``lost`` is ``KnowledgeTree.lose``'s. Raises UnknownPlan for a
+        query that does not run; nothing changes.
         """
         work = self._work.get(query_id)
         if work is None or work.grant is None:
             raise UnknownPlan(f"query {query_id!r} does not run")
         self._gained(self.tree.commit(work.grant, lost))
+        self._leave_step(work)
+        return self._next(work.instance, now)
 
     def complete(self, query_id: str, now: float, kept: bool, lost: Collection[tuple[bytes, Tier]] = ()) -> list[Grant]:
         """End a request, running or waiting; the grants of those whose turn that makes it.
@@ -166,6 +190,7 @@ class Scheduler:
         else:
             self._gained(self.tree.settle(work.grant, kept, lost))
             line.running -= 1
+            self._leave_step(work)
         del self._work[query_id]
         line.backlog_s = line.backlog_s - work.seconds if line.running or line.queue else 0.0
         return self._next(work.instance, now)
@@ -215,16 +240,22 @@ class Scheduler:
             line.queue.check_integrity()
             assert line.running == sum(1 for query_id in granted if self._work[query_id].instance == instance)
             assert line.running <= self._max_running
-            assert not line.queue or line.running == self._max_running, "a request waits beside a free place"
+            shares = [
+                self._work[query_id].step_share for query_id in granted if self._work[query_id].instance == instance
+            ]
+            assert line.step_tokens == sum(shares)
+            full = line.running == self._max_running or line.step_tokens
+            assert not line.queue or full, "a request waits beside a free place"
 
     def _route(self, work: _Work, among: Collection[str] | None) -> int:
         """Choose the instance for a request; the tokens that it finds cached there."""
-        loadings = {
-            instance: self._loading(work, instance)
-            for instance, line in self._lines.items()
-            if (among is None or instance in among)
-            and (line.running < self._max_running or len(line.queue) < self._max_queued)
-        }
+        loadings: dict[str, Loading] = {}
+        for instance, line in self._lines.items():
+            if among is None or instance in among:
+                loading = self._loading(work, instance)
+                starts = not line.queue and self._fits(line, work.tokens - loading.tokens)
+                if starts or len(line.queue) < self._max_queued:
+                    loadings[instance] = loading
         if self._lines and not loadings:
             raise Overloaded(f"{self.running} queries are running and {self.queued} waiting; try again later")
         candidates = [
@@ -261,7 +292,12 @@ class Scheduler:
             now,
             request.pinned,
         )
-        self._lines[work.instance].running += 1
+        line = self._lines[work.instance]
+        line.running += 1
+        if self._step_tokens:
+            computed = work.tokens - sum([step.tokens for step in work.grant.steps if step.source is not None])
+            work.step_share = min(computed, self._step_prompt_tokens)
+            line.step_tokens += work.step_share
         if len(self._lines) > 1 and self._lookahead:
             # What went to a shared tier can be used by requests that wait for other instances.
             for move in work.grant.moves:
@@ -271,11 +307,31 @@ class Scheduler:
 
     def _next(self, instance: str, now: float) -> list[Grant]:
         line = self._lines[instance]
-        grants = []
-        if line.running < self._max_running and (query_id := line.queue.pop()) is not None:
+        grants: list[Grant] = []
+        while line.running < self._max_running:
+            query_id = line.queue.pop(self._fits_now if self._step_tokens else None)
+            if query_id is None:
+                break
             self._lookahead.leave(query_id)
             grants.append(self._start(self._work[query_id], now))
         return grants
+
+    def _fits(self, line: _Line, computed_tokens: int) -> bool:
+        """Whether a request could start that has so many tokens to compute."""
+        if line.running >= self._max_running:
+            return False
+        share = min(computed_tokens, self._step_prompt_tokens)
+        return not line.step_tokens or line.step_tokens + share <= self._step_tokens
+
+    def _fits_now(self, query_id: str) -> bool:
+        """Whether a request that waits could start."""
+        _, computed = self._progress(query_id)
+        return self._fits(self._lines[self._work[query_id].instance], computed)
+
+    def _leave_step(self, work: _Work) -> None:
+        """Give free what a request's prefill took of its engine's steps; once is enough."""
+        self._lines[work.instance].step_tokens -= work.step_share
+        work.step_share = 0
 
     def _gained(self, uppermost: bytes | None) -> None:
         """Tell the queues of what the tree has gained: whoever needs any of it needs its uppermost node, by its key."""

@@ -22,6 +22,7 @@ from protocol.generation import (
     PrefillCost,
     PrefillResult,
     Sampling,
+    StepBudget,
     TokenLogprob,
 )
 from protocol.kv import LostCopy, Orders, ResidencyReport
@@ -30,6 +31,7 @@ from protocol.tiers import Tier
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+    from vllm.config import SchedulerConfig
     from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -78,8 +80,10 @@ class VllmEngine:
             raise ConfigError(f"vLLM cannot run {self._settings.model!r}: {error}", param="generator") from error
         # The first prefill pays for lazily made kernels; better now than in somebody's time to first token.
         await self.probe_prefill(cached_tokens=0, new_tokens=64)
-        if self._reports is not None:
-            self._info = msgspec.structs.replace(self._info, kv=await self._reports.memory())
+        kv = await self._reports.memory() if self._reports is not None else None
+        self._info = msgspec.structs.replace(
+            self._info, kv=kv, step=_step_budget(self._llm.vllm_config.scheduler_config)
+        )
 
     async def close(self) -> None:
         """Abort what runs, which ends its streams with EngineDied, and end the engine's process."""
@@ -278,7 +282,7 @@ class VllmEngine:
             "enable_prefix_caching": True,
             "distributed_executor_backend": "uni",
             "enable_log_requests": False,
-            **_device_arguments(),
+            **_device_arguments(self._settings.max_model_len),
             **(self._connector_arguments() if self._settings.kv.enabled else {}),
             **self._settings.engine_args,
         }
@@ -327,15 +331,27 @@ def _dtype(configured: str) -> str:
     return "bfloat16" if native else "float32"
 
 
-def _device_arguments() -> dict[str, Any]:
+def _device_arguments(max_model_len: int) -> dict[str, Any]:
     import torch
 
     if torch.cuda.is_available():
         return {}
     # Tracing the model for compilation takes a minute and a half of every start and gains nothing measurable on two
-    # cores; the start also runs one full batch, which a CPU feels.
+    # cores.
     # Blocks of 32 tokens, the smallest that the attention kernels take: less of each document is cut off at its ends.
-    return {"enforce_eager": True, "max_num_batched_tokens": 2048, "block_size": 32}
+    # A step takes no longer than two seconds or so, and a prompt leaves a fifth of it to others: what comes in the
+    # middle of a long prefill, and has little to compute itself, does not wait for its end.
+    return {
+        "enforce_eager": True,
+        "max_num_batched_tokens": 640,
+        "long_prefill_token_threshold": min(512, max_model_len),
+        "block_size": 32,
+    }
+
+
+def _step_budget(scheduler: "SchedulerConfig") -> StepBudget:
+    tokens = scheduler.max_num_batched_tokens
+    return StepBudget(tokens, scheduler.long_prefill_token_threshold or tokens)
 
 
 def _sampling_params(sampling: Sampling) -> "SamplingParams":

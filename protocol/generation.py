@@ -61,16 +61,24 @@ class GenerationStep(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
+class StepBudget(msgspec.Struct, frozen=True):
+    """Prompt tokens that a step of an engine computes: ``tokens`` at most, and ``prompt_tokens`` of one prompt."""
+
+    tokens: int
+    prompt_tokens: int
+
+
 class EngineInfo(msgspec.Struct, frozen=True):
     """What an engine serves: ``model`` as users name it, and the longest prompt plus answer, in tokens.
 
-    ``kv`` is None where no KV is kept outside the engine's own cache.
+    ``kv`` is None where no KV is kept outside the engine's own cache, ``step`` where prefills are not batched.
     """
 
     model: str
     engine: str
     max_model_len: int
     kv: KvMemory | None = None
+    step: StepBudget | None = None
 
 
 class PrefillCost(msgspec.Struct, frozen=True):

@@ -42,7 +42,9 @@ def checked_controllers(clock: Clock, hands=None, **defaults) -> Iterator[Callab
     """Makes controllers, on one clock and with these settings unless told otherwise, and checks each at the end."""
     built = []
 
-    def build(*instances: str, gpu=1000, host=0, disk=0, hands=hands, load_s=0.0, fingerprint="", **settings):
+    def build(
+        *instances: str, gpu=1000, host=0, disk=0, hands=hands, load_s=0.0, fingerprint="", step=None, **settings
+    ):
         controller = Controller(
             ControllerSettings(**{"lease_s": LEASE_S} | defaults | settings),
             instances or ["one"],
@@ -51,6 +53,7 @@ def checked_controllers(clock: Clock, hands=None, **defaults) -> Iterator[Callab
             Capacities(gpu, host, disk),
             fingerprint=fingerprint,
             hands=hands,
+            step=step,
             wall_clock=clock,
         )
         built.append(controller)

@@ -15,6 +15,7 @@ from cachectl.policies import policy_names
 from cachectl.settings import ControllerSettings, Swap
 from protocol.cache import DocumentDeletion
 from protocol.errors import EngineDied, EngineNotReady, InvalidRequest, Overloaded, UnknownPlan
+from protocol.generation import StepBudget
 from protocol.kv import LostCopy, Orders
 from protocol.plans import PrefillPlan
 from protocol.tiers import Tier
@@ -23,7 +24,15 @@ from protocol.tiers import Tier
 class Turns:
     """A controller with the steps of these tests: a report ``ends`` a query at once, without a chance for others."""
 
-    def __init__(self, instances: int = 1, gpu: int = 1000, host: int = 0, hands=None, **bounds: int | str) -> None:
+    def __init__(
+        self,
+        instances: int = 1,
+        gpu: int = 1000,
+        host: int = 0,
+        hands=None,
+        engine_step: StepBudget | None = None,
+        **bounds: int | str,
+    ) -> None:
         self.clock = Clock()
         defaults = {"policy": "LRU", "max_running": 1, "max_queued": 10, "lease_s": LEASE_S}
         self.controller = Controller(
@@ -33,6 +42,7 @@ class Turns:
             Costs(),
             Capacities(gpu, host),
             hands=hands,
+            step=engine_step,
         )
 
     async def runs(self, query_id: str, documents: str = "") -> None:
@@ -173,6 +183,16 @@ async def test_one_end_gives_all_free_places_away(turns):
     await cancelled(c)
     await asyncio.gather(d, e)
     assert await turns.load() == (2, 0)
+
+
+async def test_the_first_token_of_a_long_prefill_lets_the_next_begin():
+    turns = Turns(max_running=9, engine_step=StepBudget(6, 4))
+    await turns.runs("long", "abcde")
+    waits = await turns.waits("waits", "fghij")
+    await turns.controller.prefilled("long")
+    await waits
+    assert await turns.load() == (2, 0)
+    await turns.ends("long")
 
 
 # Waits that are cancelled
@@ -494,6 +514,7 @@ def failure(task: asyncio.Task[PrefillPlan]) -> BaseException | None:
             "host": st.integers(0, 24),
             "swap": st.sampled_from(Swap),
             "handy": st.booleans(),
+            "engine_step": st.sampled_from([None, StepBudget(6, 4)]),
         }
     ),
     # Hypothesis makes short lists where it may.

@@ -137,6 +137,21 @@ def test_a_pop_refreshes_a_query_at_most_once_however_priorities_fall():
     assert calls == Counter("abc")
 
 
+def test_where_the_next_does_not_fit_nobody_is_served():
+    queue = _queue_of(9, a=(0, 1), b=(2, 1), c=(1, 1))
+    assert queue.pop("ac".__contains__) is None
+    assert list(queue) == ["a", "b", "c"]
+    assert queue.pop("b".__contains__) == "b"
+    assert _drain(queue) == "ca"
+
+
+def test_the_oldest_whose_window_is_used_up_holds_the_others_back_until_it_fits():
+    queue = _queue_of(1, a=(0, 1), b=(2, 1), c=(1, 1))
+    assert queue.pop() == "b"
+    assert queue.pop("c".__contains__) is None
+    assert _drain(queue) == "ac"
+
+
 def test_refuses_when_full_and_says_how_many_wait():
     queue = CacheAwareQueue(max_queued=2, window=1)
     queue.push("a", 0, 1)

@@ -15,6 +15,7 @@ from cachectl.queue import priority
 from cachectl.scheduler import Request, Scheduler
 from cachectl.tree import KnowledgeTree
 from protocol.errors import ConfigError, InvalidRequest, Overloaded, Unavailable, UnknownInstance, UnknownPlan
+from protocol.generation import StepBudget
 from protocol.tiers import Tier
 
 TOKENS = 10
@@ -95,12 +96,19 @@ def build():
     """Makes schedulers, and checks each when the test is over."""
     built = []
 
-    def build(*instances: str, policy: str = "PGDSF", gpu: int = 1000, host: int = 0, **bounds: int) -> Scheduler:
+    def build(
+        *instances: str,
+        policy: str = "PGDSF",
+        gpu: int = 1000,
+        host: int = 0,
+        step: StepBudget | None = None,
+        **bounds: int,
+    ) -> Scheduler:
         lookahead = Lookahead()
         tree = KnowledgeTree(
             create_policy(policy, lookahead), Capacities(gpu, host), instances or ["one"], a_second_a_token
         )
-        scheduler = Scheduler(tree, lookahead, **{"max_running": 1, "max_queued": 9, "window": 9} | bounds)
+        scheduler = Scheduler(tree, lookahead, **{"max_running": 1, "max_queued": 9, "window": 9} | bounds, step=step)
         built.append(scheduler)
         return scheduler
 
@@ -141,7 +149,7 @@ def test_what_was_computed_is_found_from_its_completion_on(build):
 def test_what_was_computed_is_found_from_the_first_token_on(build, ends):
     scheduler = build(max_running=9)
     run(scheduler, ask("computes", "ab"))
-    scheduler.prefilled("computes")
+    assert scheduler.prefilled("computes", 0.0) == []
     assert cached(run(scheduler, ask("finds", "ab"))) == 2
     scheduler.complete("computes", 0.0, kept=ends)
     assert cached(run(scheduler, ask("finds again", "ab"))) == 2
@@ -159,7 +167,7 @@ def test_a_lost_copy_is_gone_with_what_stands_behind_it(scheduler, tell):
     fill(scheduler, "abc")
     run(scheduler, ask("loses", "abc"))
     if tell == "prefilled":
-        scheduler.prefilled("loses", [(key("ab"), Tier.GPU)])
+        scheduler.prefilled("loses", 0.0, [(key("ab"), Tier.GPU)])
         end(scheduler, "loses")
     else:
         scheduler.complete("loses", 0.0, kept=True, lost=[(key("ab"), Tier.GPU)])
@@ -238,9 +246,9 @@ def test_without_an_instance_nothing_is_taken_on(scheduler):
         (lambda scheduler: scheduler.submit(Request("new", "tenant", (PathDocument("z", 0),), 1), 0.0), InvalidRequest),
         (lambda scheduler: scheduler.complete("unknown", 0.0, kept=True), UnknownPlan),
         (lambda scheduler: scheduler.complete("ended", 0.0, kept=True), UnknownPlan),
-        (lambda scheduler: scheduler.prefilled("unknown"), UnknownPlan),
-        (lambda scheduler: scheduler.prefilled("ended"), UnknownPlan),
-        (lambda scheduler: scheduler.prefilled("waits"), UnknownPlan),
+        (lambda scheduler: scheduler.prefilled("unknown", 0.0), UnknownPlan),
+        (lambda scheduler: scheduler.prefilled("ended", 0.0), UnknownPlan),
+        (lambda scheduler: scheduler.prefilled("waits", 0.0), UnknownPlan),
         (lambda scheduler: scheduler.remove_instance("unknown"), UnknownInstance),
     ],
     ids=[
@@ -326,8 +334,71 @@ def test_whose_documents_become_resident_at_the_first_token_overtakes(build):
     run(scheduler, ask("computes", "ab"))
     run(scheduler, ask("other"))
     wait(scheduler, ask("nothing", "xyz"), ask("two thirds", "abc"))
-    scheduler.prefilled("computes")
+    scheduler.prefilled("computes", 0.0)
     assert end(scheduler, "other") == ["two thirds"]
+
+
+# One step's prefills
+
+
+@pytest.fixture
+def steps(build):
+    """A scheduler of an engine whose steps take 30 tokens, 20 of one prompt; "a" and "ab" are cached."""
+    scheduler = build(max_running=9, step=StepBudget(30, 20))
+    fill(scheduler, "ab")
+    return scheduler
+
+
+def test_prefills_run_at_once_as_far_as_a_step_takes_them(steps):
+    run(steps, ask("long", "xyz"))
+    run(steps, ask("short", "ac", question=0))
+    wait(steps, ask("too much", "ab"))
+    assert steps.prefilled("short", 0.0)[0].query_id == "too much"
+    wait(steps, ask("long too", "uvw"))
+    assert [grant.query_id for grant in steps.prefilled("long", 0.0)] == ["long too"]
+    # What decodes takes nothing of a step, and its end gives nothing free again.
+    assert end(steps, "long") == end(steps, "short") == []
+
+
+def test_a_short_prefill_goes_past_a_long_one_that_waits(steps):
+    run(steps, ask("long", "xyz"))
+    wait(steps, ask("long too", "uvw"))
+    run(steps, ask("short", "ab"))
+    assert end(steps, "long") == ["long too"]
+    assert steps.largest_overtake == 1
+
+
+def test_a_short_prefill_goes_past_no_more_often_than_the_window_allows(build):
+    scheduler = build(max_running=9, window=1, step=StepBudget(30, 20))
+    fill(scheduler, "ab")
+    run(scheduler, ask("long", "xyz"))
+    wait(scheduler, ask("long too", "uvw"))
+    run(scheduler, ask("short", "ab"))
+    wait(scheduler, ask("short too", "ab"))
+    assert end(scheduler, "short") == []
+    assert end(scheduler, "long") == ["long too", "short too"]
+
+
+def test_a_prefill_that_no_step_takes_beside_another_runs_alone(build):
+    scheduler = build(max_running=9, step=StepBudget(10, 20))
+    run(scheduler, ask("first", "xyz"))
+    wait(scheduler, ask("second", "ab"), ask("third", question=0))
+    assert end(scheduler, "first", kept=False) == ["second"]
+    assert [grant.query_id for grant in scheduler.prefilled("second", 0.0)] == ["third"]
+
+
+def test_who_gives_up_in_front_lets_those_behind_start(steps):
+    run(steps, ask("long", "xyz"))
+    wait(steps, ask("long too", "uvw"), ask("shorter, with nothing cached either", "c", question=0))
+    assert end(steps, "long too") == ["shorter, with nothing cached either"]
+
+
+def test_without_a_place_in_the_queue_only_what_fits_now_is_taken_on(build):
+    scheduler = build(max_running=9, max_queued=0, step=StepBudget(30, 20))
+    run(scheduler, ask("long", "xyz"))
+    with pytest.raises(Overloaded):
+        scheduler.submit(ask("long too", "uvw"), 0.0)
+    run(scheduler, ask("short", "a", question=0))
 
 
 def test_whose_documents_were_not_kept_does_not_overtake(scheduler):
@@ -520,12 +591,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(policy_names()),
         gpu=st.integers(0, 16),
         host=st.integers(0, 16),
-        max_running=st.integers(1, 2),
+        max_running=st.integers(1, 4),
         max_queued=st.integers(0, 6),
         window=st.integers(0, 3),
         instances=st.sampled_from([["one"], ["one", "two"]]),
+        step=st.sampled_from([None, StepBudget(6, 4), StepBudget(3, 5)]),
     )
-    def build(self, policy, gpu, host, max_running, max_queued, window, instances):
+    def build(self, policy, gpu, host, max_running, max_queued, window, instances, step):
         self.lookahead = Lookahead()
         self.tree = KnowledgeTree(
             create_policy(policy, self.lookahead),
@@ -533,7 +605,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             instances,
             lambda cached, new: 0.01 + new * (1 + cached / 10),
         )
-        self.scheduler = Scheduler(self.tree, self.lookahead, max_running, max_queued, window)
+        self.scheduler = Scheduler(self.tree, self.lookahead, max_running, max_queued, window, step)
+        self.step = step
         self.max_running, self.max_queued, self.window = max_running, max_queued, window
         self.requests: dict[str, Request] = {}
         self.running: dict[str, Grant] = {}
@@ -562,7 +635,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def prefill(self, data):
         query_id = data.draw(st.sampled_from(sorted(self.running)))
-        self.scheduler.prefilled(query_id, self.some_lost(data, query_id))
+        self.turns_of(self.scheduler.prefilled(query_id, self.now, self.some_lost(data, query_id)))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), kept=st.sampled_from([True, True, True, False]))
@@ -577,7 +650,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def withdraw(self, data):
         query_id = data.draw(st.sampled_from(sorted(self.waiting)))
         del self.waiting[query_id]
-        assert self.scheduler.complete(query_id, self.now, kept=False) == []
+        granted = self.scheduler.complete(query_id, self.now, kept=False)
+        assert self.step or not granted
+        self.turns_of(granted)
 
     @rule(content=st.sampled_from("sabcd"))
     def delete(self, content):
@@ -615,16 +690,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         try:
             grant = self.scheduler.submit(request, self.now)
         except Overloaded:
-            places = len(self.tree.placement.gpus) * (self.max_running + self.max_queued)
-            assert len(self.running) + len(self.waiting) == places
+            instances = len(self.tree.placement.gpus)
+            assert len(self.waiting) == instances * self.max_queued
+            assert self.step or len(self.running) == instances * self.max_running
         except Unavailable:
             assert not self.tree.placement.gpus
         else:
             self.requests[request.query_id] = request
-            if grant is None:
-                self.waiting[request.query_id] = 0
-            else:
-                self.granted(grant)
+            self.waiting[request.query_id] = 0
+            if grant is not None:
+                self.turns_of([grant])
 
     def granted(self, grant):
         request = self.requests[grant.query_id]

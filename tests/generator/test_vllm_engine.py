@@ -55,6 +55,10 @@ async def engine(folder):
 
 @pytest.mark.asyncio(loop_scope="session")
 class TestVllmEngine(EngineContract):
+    async def test_a_step_leaves_room_beside_a_long_prompt(self, engine):
+        step = (await engine.info()).step
+        assert 0 < step.prompt_tokens < step.tokens < SETTINGS.max_model_len
+
     async def test_an_aborted_stream_gives_its_place_up_within_steps(self, engine, layout):
         counted = 0
         third_began_at = None
