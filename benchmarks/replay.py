@@ -2,8 +2,8 @@
 
 All systems (see `benchmarks.systems`) get the same prompts at the same times: ``ragtree``, ``vllm`` without any reuse,
 ``vllm-prefix`` with vLLM's own prefix cache. The first prompts go one after another to empty caches, the next ones warm
-the caches up. Then rates are swept from the lowest up; at each the systems take turns, in alternating order, one at a
-time.
+the caches up, and the next go one after another again: no rate is lower. Then rates are swept upwards; at each the
+systems take turns, in alternating order, one at a time.
 """
 
 import asyncio
@@ -27,7 +27,10 @@ from protocol.tiers import Tier
 SUSTAINED = 5.0
 """A rate is sustained while the mean TTFT stays within so many times that at the lowest rate (RAGCache, section 7)."""
 
-LOADS = (0.4, 0.8, 1.0, 1.2, 1.6, 2.2, 3.0, 4.0, 5.5)
+UNLOADED = 2
+"""How many times as many requests as at the first rate tell the TTFT at the lowest: all bounds hang on it."""
+
+LOADS = (0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.2, 16.0)
 """Rates that are swept where none are given: shares of what can be computed one after another without any reuse."""
 
 FILLED = 3
@@ -35,9 +38,10 @@ FILLED = 3
 
 
 class ReplaySettings(msgspec.Struct, frozen=True):
-    """How to replay: ``requests`` cold ones, ``warm_up`` more, then as many again at each of ``rates`` a second.
+    """How to replay: ``requests`` cold ones, ``warm_up`` more, then ``rates`` a second, or those of ``LOADS``.
 
-    No rates mean those of ``LOADS``.
+    At each rate requests arrive for as long as ``requests`` of them take at the first one, or the queue at a rate that
+    is too high would be cut short.
     """
 
     requests: int
@@ -64,14 +68,16 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class SystemResult(msgspec.Struct, frozen=True):
-    """A system: ``cold`` with nothing cached, then ``warm`` at each rate, up to the first that it does not sustain.
+    """A system: ``cold`` with nothing cached, then warm: ``unloaded``, one request after another, and ``loaded``.
 
-    ``throughput`` is the highest rate that it sustains, in requests a second: of those that were swept, if it was never
-    ``beaten``. ``most_served_per_s`` is what it served at whatever rate.
+    That is at each rate up to the first that it does not sustain. ``throughput`` is the highest that it does, in
+    requests a second: of those that were swept, if it was never ``beaten``, and where it sustains none, what it serves
+    unloaded. ``most_served_per_s`` is what it served at whatever rate.
     """
 
     cold: Measured
-    warm: list[Measured]
+    unloaded: Measured
+    loaded: list[Measured]
     throughput: float
     beaten: bool
     most_served_per_s: float
@@ -80,10 +86,11 @@ class SystemResult(msgspec.Struct, frozen=True):
 class ReplayResult(msgspec.Struct, frozen=True):
     """Systems by name, and by baseline how many times lower ours has its mean TTFT, and how much higher its throughput.
 
-    ``ttft_ratio`` is of the means over all requests at the rates that both sustain, the last of them with a long queue;
-    ``ttft_ratio_by_rate`` at each of these, the first of them with hardly any. ``document_tokens`` counts the KV of all
-    prompts' documents, equal prefixes once: what would have to be kept to compute nothing twice. ``cache_tokens`` is
-    what an engine's KV cache holds, ``memory_tokens`` what ours can keep by tier.
+    ``ttft_ratio`` is of the means of all rates that both sustain, the last of them with a long queue, and of those
+    unloaded where there is none; ``ttft_ratio_by_rate`` at each of these, ``ttft_ratio_unloaded`` without any queue.
+    ``document_tokens`` counts the KV of all prompts' documents, equal prefixes once: what would have to be kept to
+    compute nothing twice. ``cache_tokens`` is what an engine's KV cache holds, ``memory_tokens`` what ours can keep by
+    tier.
     """
 
     document_tokens: int
@@ -94,6 +101,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
     systems: dict[str, SystemResult]
     ttft_ratio: dict[str, float]
     ttft_ratio_by_rate: dict[str, list[float]]
+    ttft_ratio_unloaded: dict[str, float]
     throughput_ratio: dict[str, float]
 
 
@@ -118,15 +126,20 @@ class ReplayBenchmark:
             for name, system in systems.items():
                 prompts_for_it = _warm_up(name, warming, systems[OURS].cache_tokens)
                 await _one_by_one(system, prompts_for_it, f"{name}, warming up", progress)
+            next_ones = list(islice(prompts, UNLOADED * settings.requests))
+            unloaded = {}
+            for name, system in systems.items():
+                unloaded[name] = _measured(None, await _one_by_one(system, next_ones, f"{name}, one by one", progress))
             rates = settings.rates or tuple(_significant(load / _prefill_s(cold[OURS].came)) for load in LOADS)
-            warm: dict[str, list[Measured]] = {name: [] for name in systems}
+            loaded: dict[str, list[Measured]] = {name: [] for name in systems}
             for number, rate in enumerate(rates):
-                arrivals = poisson(prompts, rate, settings.requests, settings.seed)
+                count = round(settings.requests * rate / rates[0])
+                arrivals = poisson(prompts, rate, count, settings.seed)
                 for name in list(systems)[:: -1 if number % 2 else 1]:
-                    if len(_sustained(warm[name])) == number:
+                    if len(_sustained(unloaded[name], loaded[name])) == number:
                         phase = await _open_loop(systems[name], arrivals, f"{name} at {rate:g}/s", progress)
-                        warm[name].append(_measured(rate, phase))
-        results = {name: _result(_measured(None, cold[name]), warm[name]) for name in systems}
+                        loaded[name].append(_measured(rate, phase))
+        results = {name: _result(_measured(None, cold[name]), unloaded[name], loaded[name]) for name in systems}
         ratios = {name: ttft_ratios(results[name], results[OURS]) for name in self._names[:-1]}
         return ReplayResult(
             document_tokens=document_tokens,
@@ -137,6 +150,9 @@ class ReplayBenchmark:
             systems=results,
             ttft_ratio={name: over_all for name, (over_all, _) in ratios.items()},
             ttft_ratio_by_rate={name: each for name, (_, each) in ratios.items()},
+            ttft_ratio_unloaded={
+                name: results[name].unloaded.mean_ttft_ms / results[OURS].unloaded.mean_ttft_ms for name in ratios
+            },
             throughput_ratio={name: results[OURS].throughput / results[name].throughput for name in ratios},
         )
 
@@ -226,33 +242,38 @@ def _measured(rate: float | None, phase: _Phase) -> Measured:
     )
 
 
-def _sustained(warm: Sequence[Measured]) -> Sequence[Measured]:
+def _sustained(unloaded: Measured, loaded: Sequence[Measured]) -> Sequence[Measured]:
     """The measurements up to the first whose mean TTFT is out of bounds."""
-    for place, result in enumerate(warm):
-        if result.mean_ttft_ms > SUSTAINED * warm[0].mean_ttft_ms:
-            return warm[:place]
-    return warm
+    for place, result in enumerate(loaded):
+        if result.mean_ttft_ms > SUSTAINED * unloaded.mean_ttft_ms:
+            return loaded[:place]
+    return loaded
 
 
-def _result(cold: Measured, warm: list[Measured]) -> SystemResult:
-    sustained = _sustained(warm)
+def _result(cold: Measured, unloaded: Measured, loaded: list[Measured]) -> SystemResult:
+    sustained = _sustained(unloaded, loaded)
     return SystemResult(
         cold=cold,
-        warm=warm,
-        throughput=sustained[-1].rate or 0.0,
-        beaten=len(sustained) < len(warm),
-        most_served_per_s=max(result.served_per_s for result in warm),
+        unloaded=unloaded,
+        loaded=loaded,
+        throughput=(sustained[-1].rate if sustained else None) or unloaded.served_per_s,
+        beaten=len(sustained) < len(loaded),
+        most_served_per_s=max(result.served_per_s for result in (unloaded, *loaded)),
     )
 
 
 def ttft_ratios(baseline: SystemResult, ours: SystemResult) -> tuple[float, list[float]]:
     """How many times lower ours has its mean TTFT, over all rates that both sustain and at each of them."""
-    both = min(baseline.throughput, ours.throughput)
+    both = min(
+        len(_sustained(baseline.unloaded, baseline.loaded)),
+        len(_sustained(ours.unloaded, ours.loaded)),
+    )
     pairs = [
         (theirs.mean_ttft_ms, mine.mean_ttft_ms)
-        for theirs, mine in zip(baseline.warm, ours.warm, strict=False)
-        if (theirs.rate or 0.0) <= both
+        for theirs, mine in zip(baseline.loaded[:both], ours.loaded[:both], strict=True)
     ]
+    if not pairs:
+        return baseline.unloaded.mean_ttft_ms / ours.unloaded.mean_ttft_ms, []
     return sum(theirs for theirs, _ in pairs) / sum(mine for _, mine in pairs), [
         theirs / mine for theirs, mine in pairs
     ]

@@ -1,8 +1,9 @@
 """The replay's own arithmetic, over systems whose times are scripted: no engine runs here."""
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
-from itertools import count, groupby
+from itertools import accumulate, count, groupby
 
 import pytest
 
@@ -16,6 +17,8 @@ from protocol.prompts import Prompt, SegmentKind
 from protocol.tiers import Tier
 
 REQUESTS, WARM_UP, BASELINE_WARM_UP = 4, 6, 2
+# As many again go one after another, twice; then each rate has twice as many as the one before it.
+UNLOADED = 8
 # Two documents of 80 tokens fill it three times over, and one does not.
 CACHE_TOKENS = 30
 COLD = {"vllm": 0, "vllm-prefix": 0, "ragtree": 0}
@@ -29,7 +32,7 @@ def prompts() -> Iterator[Prompt]:
 
 
 class ScriptedSystems:
-    """Systems by name; ``ttft_ms`` says by name what each phase takes: cold, warm-up, then each rate."""
+    """Systems by name; ``ttft_ms`` says by name what each phase takes: cold, warm-up, unloaded, then each rate."""
 
     def __init__(self, ttft_ms: dict[str, list[float]], cached: dict[str, int]) -> None:
         self._ttft_ms = ttft_ms
@@ -39,12 +42,11 @@ class ScriptedSystems:
 
     @asynccontextmanager
     async def running(self, name):
+        warm_up = {"ragtree": WARM_UP, "vllm-prefix": BASELINE_WARM_UP, "vllm": 0}[name]
+        ends = list(accumulate([REQUESTS, warm_up, UNLOADED, *(REQUESTS * 2**number for number in range(9))]))
+
         async def answer(prompt):
-            warm_up = {"ragtree": WARM_UP, "vllm-prefix": BASELINE_WARM_UP, "vllm": 0}[name]
-            number = len(self.asked[name])
-            phase = 0 if number < REQUESTS else 1
-            if number >= REQUESTS + warm_up:
-                phase = 2 + (number - REQUESTS - warm_up) // REQUESTS
+            phase = bisect_right(ends, len(self.asked[name]))
             self.asked[name].append(prompt.segments[0].key)
             self.order.append(f"{name} {phase}")
             cached = self._cached[name] if phase else 0
@@ -66,9 +68,9 @@ async def replayed(systems, rates=RATES):
 def systems():
     return ScriptedSystems(
         {
-            "vllm": [90, 0, 100, 600, 900],
-            "vllm-prefix": [90, 50, 60, 90, 400],
-            "ragtree": [95, 40, 20, 25, 30],
+            "vllm": [90, 0, 100, 110, 600, 900],
+            "vllm-prefix": [90, 50, 60, 70, 90, 400],
+            "ragtree": [95, 40, 20, 20, 25, 30],
         },
         {"vllm": 0, "vllm-prefix": 40, "ragtree": 80},
     )
@@ -76,25 +78,37 @@ def systems():
 
 async def test_a_system_is_measured_up_to_the_first_rate_that_it_does_not_sustain(systems):
     result = await replayed(systems)
-    assert [row.mean_ttft_ms for row in result.systems["vllm"].warm] == [100, 600]
-    assert [row.mean_ttft_ms for row in result.systems["vllm-prefix"].warm] == [60, 90, 400]
-    assert {name: system.throughput for name, system in result.systems.items()} == {
-        "vllm": 500.0,
-        "vllm-prefix": 1000.0,
-        "ragtree": 2000.0,
+    assert [row.mean_ttft_ms for row in result.systems["vllm"].loaded] == [110, 600]
+    assert [row.mean_ttft_ms for row in result.systems["vllm-prefix"].loaded] == [70, 90, 400]
+    assert {name: (system.throughput, system.beaten) for name, system in result.systems.items()} == {
+        "vllm": (500.0, True),
+        "vllm-prefix": (1000.0, True),
+        "ragtree": (2000.0, False),
     }
     assert result.throughput_ratio == {"vllm": 4.0, "vllm-prefix": 2.0}
 
 
+async def test_requests_arrive_at_every_rate_for_as_long(systems):
+    result = await replayed(systems)
+    assert [row.requests for row in result.systems["ragtree"].loaded] == [REQUESTS, 2 * REQUESTS, 4 * REQUESTS]
+    assert [system.unloaded.requests for system in result.systems.values()] == [UNLOADED] * 3
+
+
 async def test_times_are_compared_where_the_baseline_sustains_the_rate(systems):
     result = await replayed(systems)
-    assert result.ttft_ratio_by_rate == {"vllm": [5.0], "vllm-prefix": [3.0, 3.6]}
-    assert result.ttft_ratio == {"vllm": 5.0, "vllm-prefix": pytest.approx(150 / 45)}
+    assert result.ttft_ratio_by_rate == {"vllm": [5.5], "vllm-prefix": [3.5, 3.6]}
+    assert result.ttft_ratio == {"vllm": 5.5, "vllm-prefix": pytest.approx(160 / 45)}
+    assert result.ttft_ratio_unloaded == {"vllm": 5.0, "vllm-prefix": 3.0}
 
 
 async def test_rates_that_ours_does_not_sustain_are_not_compared():
     overrun = ScriptedSystems(
-        {"vllm": [90, 0, 100, 200, 400], "vllm-prefix": [90, 50, 60, 90, 100], "ragtree": [95, 40, 20, 90, 110]}, COLD
+        {
+            "vllm": [90, 0, 100, 100, 200, 400],
+            "vllm-prefix": [90, 50, 60, 60, 90, 100],
+            "ragtree": [95, 40, 20, 20, 90, 110],
+        },
+        COLD,
     )
     result = await replayed(overrun)
     assert result.ttft_ratio_by_rate == {"vllm": [5.0, pytest.approx(200 / 90)], "vllm-prefix": [3.0, 1.0]}
@@ -107,6 +121,16 @@ async def test_rates_that_ours_does_not_sustain_are_not_compared():
     }
 
 
+async def test_a_system_that_sustains_no_rate_serves_what_it_does_unloaded():
+    slow = ScriptedSystems(
+        {"vllm": [90, 0, 100, 900], "vllm-prefix": [90, 50, 60, 60, 90, 100], "ragtree": [95, 40, 20, 20, 90, 90]}, COLD
+    )
+    result = await replayed(slow)
+    vllm = result.systems["vllm"]
+    assert vllm.throughput == vllm.unloaded.served_per_s > 0
+    assert (result.ttft_ratio["vllm"], result.ttft_ratio_by_rate["vllm"]) == (5.0, [])
+
+
 @pytest.mark.parametrize("against", [["vllm", "sglang"], ["ragtree"], ["vllm", "vllm"]])
 def test_what_is_no_baseline_is_refused_before_anything_starts(systems, against):
     with pytest.raises(ConfigError):
@@ -117,8 +141,9 @@ async def test_what_was_served_is_counted_from_the_first_arrival(systems):
     result = await replayed(systems)
     # The scripted answers come at once, so what is served is about what arrives.
     for system in result.systems.values():
-        assert system.most_served_per_s == max(row.served_per_s for row in system.warm)
-        assert all(row.served_per_s > 0 for row in (system.cold, *system.warm))
+        warm = (system.unloaded, *system.loaded)
+        assert system.most_served_per_s == max(row.served_per_s for row in warm)
+        assert all(row.served_per_s > 0 for row in (system.cold, *warm))
 
 
 async def test_all_get_the_same_prompts_and_only_caches_are_warmed_up(systems):
@@ -126,7 +151,7 @@ async def test_all_get_the_same_prompts_and_only_caches_are_warmed_up(systems):
     ours, prefix, plain = (systems.asked[name] for name in ("ragtree", "vllm-prefix", "vllm"))
     assert ours[:REQUESTS] == prefix[:REQUESTS] == plain[:REQUESTS]
     assert ours[REQUESTS + WARM_UP - BASELINE_WARM_UP :] == prefix[REQUESTS:]
-    assert plain[REQUESTS:] == ours[REQUESTS + WARM_UP :][: 2 * REQUESTS]
+    assert plain[REQUESTS:] == ours[REQUESTS + WARM_UP :][: UNLOADED + 3 * REQUESTS]
     assert len(set(ours)) == len(ours)
 
 
@@ -137,18 +162,21 @@ async def test_systems_take_turns_in_alternating_order(systems):
         "vllm 2",
         "vllm-prefix 2",
         "ragtree 2",
-        "ragtree 3",
-        "vllm-prefix 3",
         "vllm 3",
-        "vllm-prefix 4",
+        "vllm-prefix 3",
+        "ragtree 3",
         "ragtree 4",
+        "vllm-prefix 4",
+        "vllm 4",
+        "vllm-prefix 5",
+        "ragtree 5",
     ]
-    assert phases[-16:] == [step for turn in turns for step in (turn, f"{turn.split()[0]} settled")]
+    assert phases[-22:] == [step for turn in turns for step in (turn, f"{turn.split()[0]} settled")]
 
 
 async def test_tokens_are_counted_by_where_they_came_from(systems):
     result = await replayed(systems)
-    cold, (warm, *_) = result.systems["ragtree"].cold, result.systems["ragtree"].warm
+    cold, (warm, *_) = result.systems["ragtree"].cold, result.systems["ragtree"].loaded
     assert (cold.rate, cold.token_hit_rate, cold.tokens["computed"]) == (None, 0, 100 * REQUESTS)
     assert (warm.token_hit_rate, warm.tokens["disk"], warm.tokens["computed"]) == (0.8, 80 * REQUESTS, 20 * REQUESTS)
     assert result.memory_tokens == {Tier.DISK: 7}
@@ -159,4 +187,4 @@ async def test_rates_follow_what_a_prompt_takes_without_reuse():
     always = ScriptedSystems(dict.fromkeys(("vllm", "vllm-prefix", "ragtree"), [95.0] * 20), COLD)
     result = await replayed(always, rates=())
     # 95 ms for a hundred tokens, none of them cached: 10.5 prompts a second.
-    assert result.rates[:3] == [4.21, 8.42, 10.5]
+    assert result.rates[:3] == [7.37, 10.5, 14.7]

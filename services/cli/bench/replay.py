@@ -32,8 +32,10 @@ def replay(
     rates: Annotated[
         str, typer.Option(help="Requests a second to sweep, from the lowest up; by default what the machine can do.")
     ] = "",
-    requests: Annotated[int, typer.Option(min=2, help="Requests at each rate, on each system.")] = 24,
-    warm_up: Annotated[int, typer.Option(min=0, help="Requests between the cold ones and the sweep.")] = 200,
+    requests: Annotated[
+        int, typer.Option(min=2, help="Requests at the first rate, on each system; at the others, for as long.")
+    ] = 16,
+    warm_up: Annotated[int, typer.Option(min=0, help="Requests between the cold ones and what is measured.")] = 500,
     questions: Annotated[int, typer.Option(min=1, help="Questions to retrieve documents for.")] = 300,
     part_tokens: PartTokensOption = 1000,
     top_k: TopKOption = 2,
@@ -62,10 +64,11 @@ def replay(
         return
     table = Table("system", "rate", "served", "mean TTFT", "p99 TTFT", "tokens cached", "sustained")
     for name, system in result.systems.items():
-        for row in (system.cold, *system.warm):
+        named = [("cold", system.cold), ("unloaded", system.unloaded)]
+        for title, row in (*named, *((f"{row.rate:g}/s", row) for row in system.loaded)):
             table.add_row(
                 name,
-                "cold, one by one" if row.rate is None else f"{row.rate:g}/s",
+                title,
                 f"{row.served_per_s:.3g}/s",
                 f"{row.mean_ttft_ms:.0f} ms",
                 f"{row.p99_ttft_ms:.0f} ms",
@@ -77,7 +80,8 @@ def replay(
     for name, ratio in result.ttft_ratio.items():
         by_rate = ", ".join(f"{each:.2f}" for each in result.ttft_ratio_by_rate[name])
         results.print(
-            f"against {name}: mean TTFT {ratio:.2f} x lower ({by_rate} by rate), "
+            f"against {name}: mean TTFT {ratio:.2f} x lower ({by_rate} by rate; "
+            f"{result.ttft_ratio_unloaded[name]:.2f} unloaded), "
             f"throughput {at_least}{result.throughput_ratio[name]:.2f} x higher",
             highlight=False,
         )
