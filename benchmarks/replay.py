@@ -70,14 +70,15 @@ class Measured(msgspec.Struct, frozen=True):
 class SystemResult(msgspec.Struct, frozen=True):
     """A system: ``cold`` with nothing cached, then warm: ``unloaded``, one request after another, and ``loaded``.
 
-    That is at each rate up to the first that it does not sustain. ``throughput`` is the highest that it does, in
-    requests a second: of those that were swept, if it was never ``beaten``, and where it sustains none, what it serves
-    unloaded. ``most_served_per_s`` is what it served at whatever rate.
+    That is at each rate up to the first that it does not sustain, the first ``sustained`` of them. ``throughput`` is the
+    highest that it does, in requests a second: of those that were swept, if it was never ``beaten``, and where it
+    sustains none, what it serves unloaded. ``most_served_per_s`` is what it served at whatever rate.
     """
 
     cold: Measured
     unloaded: Measured
     loaded: list[Measured]
+    sustained: int
     throughput: float
     beaten: bool
     most_served_per_s: float
@@ -136,10 +137,10 @@ class ReplayBenchmark:
                 count = round(settings.requests * rate / rates[0])
                 arrivals = poisson(prompts, rate, count, settings.seed)
                 for name in list(systems)[:: -1 if number % 2 else 1]:
-                    if len(_sustained(unloaded[name], loaded[name])) == number:
+                    if _sustained(unloaded[name], loaded[name]) == number:
                         phase = await _open_loop(systems[name], arrivals, f"{name} at {rate:g}/s", progress)
                         loaded[name].append(_measured(rate, phase))
-        results = {name: _result(_measured(None, cold[name]), unloaded[name], loaded[name]) for name in systems}
+        results = {name: _result(_measured(None, cold[name]), unloaded[name], loaded[name], rates) for name in systems}
         ratios = {name: ttft_ratios(results[name], results[OURS]) for name in self._names[:-1]}
         return ReplayResult(
             document_tokens=document_tokens,
@@ -242,32 +243,30 @@ def _measured(rate: float | None, phase: _Phase) -> Measured:
     )
 
 
-def _sustained(unloaded: Measured, loaded: Sequence[Measured]) -> Sequence[Measured]:
-    """The measurements up to the first whose mean TTFT is out of bounds."""
+def _sustained(unloaded: Measured, loaded: Sequence[Measured]) -> int:
+    """How many measurements there are before the first whose mean TTFT is out of bounds."""
     for place, result in enumerate(loaded):
         if result.mean_ttft_ms > SUSTAINED * unloaded.mean_ttft_ms:
-            return loaded[:place]
-    return loaded
+            return place
+    return len(loaded)
 
 
-def _result(cold: Measured, unloaded: Measured, loaded: list[Measured]) -> SystemResult:
+def _result(cold: Measured, unloaded: Measured, loaded: list[Measured], rates: Sequence[float]) -> SystemResult:
     sustained = _sustained(unloaded, loaded)
     return SystemResult(
         cold=cold,
         unloaded=unloaded,
         loaded=loaded,
-        throughput=(sustained[-1].rate if sustained else None) or unloaded.served_per_s,
-        beaten=len(sustained) < len(loaded),
+        sustained=sustained,
+        throughput=rates[sustained - 1] if sustained else min(unloaded.served_per_s, rates[0]),
+        beaten=sustained < len(loaded),
         most_served_per_s=max(result.served_per_s for result in (unloaded, *loaded)),
     )
 
 
 def ttft_ratios(baseline: SystemResult, ours: SystemResult) -> tuple[float, list[float]]:
     """How many times lower ours has its mean TTFT, over all rates that both sustain and at each of them."""
-    both = min(
-        len(_sustained(baseline.unloaded, baseline.loaded)),
-        len(_sustained(ours.unloaded, ours.loaded)),
-    )
+    both = min(baseline.sustained, ours.sustained)
     pairs = [
         (theirs.mean_ttft_ms, mine.mean_ttft_ms)
         for theirs, mine in zip(baseline.loaded[:both], ours.loaded[:both], strict=True)

@@ -88,7 +88,7 @@ class Controller:
         self._scheduler = Scheduler(
             self._tree, lookahead, settings.max_running, settings.max_queued, settings.reorder_window, step
         )
-        self._leases = Leases(self._scheduler, clock, settings.lease_s)
+        self._leases = Leases(self._scheduler, clock, settings.lease_s, settings.first_token_s)
         self._deliveries = Deliveries(self._tree, hands)
         # The configuration has no query run for longer than a lease.
         self._tombstones = Tombstones(wall_clock, settings.lease_s)
@@ -143,7 +143,7 @@ class Controller:
         return self._plan(request, grant, arrived, unshared)
 
     async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = ()) -> None:
-        """Hear that a plan has its first token: what it computed serves others from now on.
+        """Hear that a plan has its first token: what it computed serves others from now on, and others may start.
 
         ``lost`` are copies of any nodes. Raises UnknownPlan for a query that holds no plan, and UnknownNode for a key
         that is none; then nothing has changed.

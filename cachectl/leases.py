@@ -12,17 +12,21 @@ from protocol.tiers import Tier
 class Leases:
     """The scheduler's turns as callers can wait for them, and grants that end when their holders are lost.
 
-    A lease ends with ``release``, or ``lease_s`` after it was granted, or with its instance; never twice. ``expired``
+    A lease ends with ``release``, or ``lease_s`` after it was granted, or with its instance; never twice. Its first
+    token is overdue after ``first_token_s``. ``expired``
     counts those whose time ran out, ``cancelled`` the waits that were given up by those who waited. Belongs to one
     event loop.
     """
 
-    def __init__(self, scheduler: Scheduler, clock: Callable[[], float], lease_s: float) -> None:
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float], lease_s: float, first_token_s: float) -> None:
         self._scheduler = scheduler
         self._clock = clock
         self._lease_s = lease_s
+        self._first_token_s = first_token_s
         self._turns: dict[str, asyncio.Future[Grant]] = {}
         self._deadlines: dict[str, float] = {}
+        # When the first token of each lease that has none yet is overdue.
+        self._prefilling: dict[str, float] = {}
         # What is left of the queries whose end somebody waits for.
         self._watched: dict[asyncio.Future[None], set[str]] = {}
         self.expired = 0
@@ -52,13 +56,16 @@ class Leases:
 
         Raises UnknownPlan.
         """
-        for grant in self._scheduler.prefilled(query_id, self._clock(), lost):
+        granted = self._scheduler.prefilled(query_id, self._clock(), lost)
+        self._prefilling.pop(query_id, None)
+        for grant in granted:
             self._give(grant)
 
     def release(self, query_id: str, kept: bool, lost: Sequence[tuple[bytes, Tier]] = ()) -> None:
         """End a lease or a wait, as ``Scheduler.complete`` does, and give the free place away. Raises UnknownPlan."""
         granted = self._scheduler.complete(query_id, self._clock(), kept, lost)
         self._deadlines.pop(query_id, None)
+        self._prefilling.pop(query_id, None)
         turn = self._turns.pop(query_id, None)
         if turn is not None:
             turn.cancel()
@@ -67,11 +74,19 @@ class Leases:
             self._give(grant)
 
     def expire(self) -> None:
-        """Release what was leased too long ago: its holder is gone, or it would have completed."""
+        """Release what was leased too long ago: its holder is gone, or it would have completed.
+
+        A lease whose first token is overdue goes on, and keeps nobody waiting any more: then a holder that is lost
+        does not keep an instance idle for as long as a lease.
+        """
         now = self._clock()
         for query_id in [query_id for query_id, deadline in self._deadlines.items() if deadline <= now]:
             self.release(query_id, kept=False)
             self.expired += 1
+        for query_id in [query_id for query_id, deadline in self._prefilling.items() if deadline <= now]:
+            del self._prefilling[query_id]
+            for grant in self._scheduler.stalled(query_id, now):
+                self._give(grant)
 
     def end_of(self, queries: Iterable[str]) -> asyncio.Future[None]:
         """Done when queries that hold a lease now or wait for one have ended, each in whatever way."""
@@ -95,6 +110,7 @@ class Leases:
         for request in requests:
             if request.query_id not in self._turns:
                 self._deadlines.pop(request.query_id, None)
+                self._prefilling.pop(request.query_id, None)
                 self._ended(request.query_id)
         return len(requests) - len(waiting), waiting
 
@@ -112,7 +128,7 @@ class Leases:
 
     def check_integrity(self) -> None:
         """Assert that turns are what waits, and deadlines are of leases."""
-        assert self._deadlines.keys() <= self._scheduler.tree.grants.keys()
+        assert self._prefilling.keys() <= self._deadlines.keys() <= self._scheduler.tree.grants.keys()
         assert len(self._turns) == self._scheduler.queued
         assert not any(turn.done() for turn in self._turns.values())
         assert all(done.done() or left for done, left in self._watched.items()), "somebody waits for nothing"
@@ -141,7 +157,9 @@ class Leases:
         self._hold(grant)
 
     def _hold(self, grant: Grant) -> None:
-        self._deadlines[grant.query_id] = self._clock() + self._lease_s
+        now = self._clock()
+        self._deadlines[grant.query_id] = now + self._lease_s
+        self._prefilling[grant.query_id] = now + self._first_token_s
 
     def _ended(self, query_id: str) -> None:
         for done, left in self._watched.items():

@@ -72,11 +72,12 @@ class LiveController:
         info = await self._engine.info()
         memory = info.kv
         if memory is None:
-            self._controller = self._new(DeviceProfile.shipped(FALLBACK_PROFILE), info.step)
+            # vLLM's own cache is all that there is, and nobody here knows what it holds: so it orders what waits.
+            self._controller = self._new(DeviceProfile.shipped(FALLBACK_PROFILE))
             return
-        profile = await load_or_measure(self._engine, memory, info.max_model_len, self._profiles, progress)
+        profile = await load_or_measure(self._engine, memory, info, self._profiles, progress)
         reports = await self._engine.residency()
-        controller = self._new(profile, info.step, memory, reports)
+        controller = self._new(profile, memory, reports, info.step)
         await controller.restore(reports)
         controller.boot = memory.boot
         self._controller = controller
@@ -98,9 +99,9 @@ class LiveController:
     def _new(
         self,
         profile: DeviceProfile,
-        step: StepBudget | None,
         memory: KvMemory | None = None,
         reports: Sequence[ResidencyReport] = (),
+        step: StepBudget | None = None,
     ) -> Controller:
         page = memory.page_tokens if memory is not None else 1
         pages = (memory.gpu_pages, memory.host_pages, memory.disk_pages) if memory is not None else (0, 0, 0)

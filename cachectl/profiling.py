@@ -12,7 +12,7 @@ import structlog
 
 from cachectl.cost import CostGrid, DeviceProfile, check_axis
 from protocol.errors import ConfigError, InvalidRequest
-from protocol.generation import PrefillCost
+from protocol.generation import EngineInfo, PrefillCost
 from protocol.kv import KvMemory
 
 _log = structlog.get_logger(__name__)
@@ -117,21 +117,22 @@ def _geometric(first: int, last: int, ratio: float) -> tuple[int, ...]:
 async def load_or_measure(
     engine: PrefillProbe,
     memory: KvMemory,
-    max_model_len: int,
+    info: EngineInfo,
     folder: Path,
     progress: Callable[[int, int], None],
 ) -> DeviceProfile:
-    """The profile of an engine, measured once for each fingerprint and kept in ``folder``.
+    """The profile of an engine, measured once for each fingerprint, device and length of steps, and kept in ``folder``.
 
-    Prefill times are read from there, or measured at a few lengths that fit ``max_model_len``, in some seconds; a file
-    that is broken is measured anew. What loads cost is what ``memory`` says now. ``progress`` hears probes done and to
-    do. Raises ConfigError for a context too short to profile; else what the engine raises.
+    Prefill times are read from there, or measured at a few lengths that fit the engine's context, in some seconds; a
+    file that is broken is measured anew. What loads cost is what ``memory`` says now. ``progress`` hears probes done
+    and to do. Raises ConfigError for a context too short to profile; else what the engine raises.
     """
-    path = folder / f"{memory.fingerprint}{_named(memory.device)}.json"
+    steps = f"{info.step.tokens} {info.step.prompt_tokens}" if info.step is not None else ""
+    path = folder / f"{memory.fingerprint}{_named(f'{memory.device} {steps}')}.json"
     grid = _kept_grid(path)
     measured = grid is None
     if grid is None:
-        grid = await profile(engine, *quick_axes(max_model_len), 1, progress)
+        grid = await profile(engine, *quick_axes(info.max_model_len), 1, progress)
     device = DeviceProfile(
         name=memory.fingerprint,
         source="measured when the engine started",
@@ -145,9 +146,9 @@ async def load_or_measure(
     return device
 
 
-def _named(device: str) -> str:
-    """A device as a part of a file's name."""
-    return "".join(f"-{word}" for word in re.findall(r"[a-z0-9]+", device.lower()))
+def _named(text: str) -> str:
+    """What was measured on as a part of a file's name."""
+    return "".join(f"-{word}" for word in re.findall(r"[a-z0-9]+", text.lower()))
 
 
 def quick_axes(max_model_len: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

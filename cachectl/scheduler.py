@@ -1,6 +1,8 @@
 """The scheduler: whose turn it is, where, and what of the knowledge tree it gets.
 
-    submit ─► route to an instance ─► wait in its cache-aware queue ─► Grant ─► complete
+    submit ─► route to an instance ─► wait in its cache-aware queue ─► Grant ─► prefilled ─► complete
+
+Both the first token and the end of a request may be others' turn.
 
 Synchronous and without a clock: the live controller and a simulator drive the same object.
 """
@@ -146,16 +148,17 @@ class Scheduler:
                 raise InvalidRequest(
                     f"document {document.content} has {node.tokens} tokens in the tree, not {document.tokens}"
                 )
-        cached = self._route(work, among)
+        loading = self._route(work, among)
         line = self._lines[work.instance]
-        fits = self._fits(line, work.tokens - cached)
+        work.step_share = self._step_share(work, loading)
+        fits = self._fits(line, work.step_share)
         starts = fits and not line.queue
         if not starts:
-            line.queue.push(request.query_id, cached, work.tokens - cached)
+            line.queue.push(request.query_id, loading.tokens, work.tokens - loading.tokens)
             self._lookahead.enter(request.query_id, work.keys)
         self._work[request.query_id] = work
         line.backlog_s += work.seconds
-        # Beside a long prefill that waits for a step of its own, a short one overtakes it.
+        # Those that wait may do so for more of a step than is free; who needs less goes past them if it comes first.
         if fits and not starts and line.queue.pop(request.query_id.__eq__) is not None:
             self._lookahead.leave(request.query_id)
             starts = True
@@ -167,10 +170,18 @@ class Scheduler:
         The grants of those whose turn that makes it. ``lost`` is ``KnowledgeTree.lose``'s. Raises UnknownPlan for a
         query that does not run; nothing changes.
         """
-        work = self._work.get(query_id)
-        if work is None or work.grant is None:
-            raise UnknownPlan(f"query {query_id!r} does not run")
+        work = self._running_work(query_id)
+        assert work.grant is not None
         self._gained(self.tree.commit(work.grant, lost))
+        self._leave_step(work)
+        return self._next(work.instance, now)
+
+    def stalled(self, query_id: str, now: float) -> list[Grant]:
+        """Hear that a running request's first token is overdue: it keeps nobody waiting any more.
+
+        The grants of those whose turn that makes it. Raises UnknownPlan for a query that does not run.
+        """
+        work = self._running_work(query_id)
         self._leave_step(work)
         return self._next(work.instance, now)
 
@@ -247,13 +258,19 @@ class Scheduler:
             full = line.running == self._max_running or line.step_tokens
             assert not line.queue or full, "a request waits beside a free place"
 
-    def _route(self, work: _Work, among: Collection[str] | None) -> int:
-        """Choose the instance for a request; the tokens that it finds cached there."""
+    def _running_work(self, query_id: str) -> _Work:
+        work = self._work.get(query_id)
+        if work is None or work.grant is None:
+            raise UnknownPlan(f"query {query_id!r} does not run")
+        return work
+
+    def _route(self, work: _Work, among: Collection[str] | None) -> Loading:
+        """Choose the instance for a request; what it loads there."""
         loadings: dict[str, Loading] = {}
         for instance, line in self._lines.items():
             if among is None or instance in among:
                 loading = self._loading(work, instance)
-                starts = not line.queue and self._fits(line, work.tokens - loading.tokens)
+                starts = not line.queue and self._fits(line, self._step_share(work, loading))
                 if starts or len(line.queue) < self._max_queued:
                     loadings[instance] = loading
         if self._lines and not loadings:
@@ -268,7 +285,7 @@ class Scheduler:
         ]
         chosen = route(candidates)
         work.instance, work.seconds = chosen.instance, chosen.prefill_s
-        return loadings[chosen.instance].tokens
+        return loadings[chosen.instance]
 
     def _loading(self, work: _Work, instance: str) -> Loading:
         """What a request would load on an instance as the tree is now."""
@@ -294,10 +311,7 @@ class Scheduler:
         )
         line = self._lines[work.instance]
         line.running += 1
-        if self._step_tokens:
-            computed = work.tokens - sum([step.tokens for step in work.grant.steps if step.source is not None])
-            work.step_share = min(computed, self._step_prompt_tokens)
-            line.step_tokens += work.step_share
+        line.step_tokens += work.step_share
         if len(self._lines) > 1 and self._lookahead:
             # What went to a shared tier can be used by requests that wait for other instances.
             for move in work.grant.moves:
@@ -316,17 +330,29 @@ class Scheduler:
             grants.append(self._start(self._work[query_id], now))
         return grants
 
-    def _fits(self, line: _Line, computed_tokens: int) -> bool:
-        """Whether a request could start that has so many tokens to compute."""
+    def _step_share(self, work: _Work, loading: Loading) -> int:
+        """Tokens of each step of the engine that a request's prefill will take, 0 where steps have no bound.
+
+        What loads for longer than it computes takes none: the engine would be idle meanwhile.
+        """
+        if not self._step_tokens:
+            return 0
+        computed = work.tokens - loading.tokens
+        if loading.seconds > self.tree.prefill_seconds(loading.tokens, computed):
+            return 0
+        return min(computed, self._step_prompt_tokens)
+
+    def _fits(self, line: _Line, step_share: int) -> bool:
+        """Whether a request could start that takes so many tokens of each step; alone it takes what there is."""
         if line.running >= self._max_running:
             return False
-        share = min(computed_tokens, self._step_prompt_tokens)
-        return not line.step_tokens or line.step_tokens + share <= self._step_tokens
+        return not line.step_tokens or line.step_tokens + step_share <= self._step_tokens
 
     def _fits_now(self, query_id: str) -> bool:
-        """Whether a request that waits could start."""
-        _, computed = self._progress(query_id)
-        return self._fits(self._lines[self._work[query_id].instance], computed)
+        """Whether a request that waits could start, as the tree is now."""
+        work = self._work[query_id]
+        work.step_share = self._step_share(work, self._loading(work, work.instance))
+        return self._fits(self._lines[work.instance], work.step_share)
 
     def _leave_step(self, work: _Work) -> None:
         """Give free what a request's prefill took of its engine's steps; once is enough."""

@@ -37,6 +37,9 @@ class ControllerSettings(BaseModel):
     lease_s: float = Field(
         900.0, gt=0, description="A plan that was not completed after so many seconds is taken for lost."
     )
+    first_token_s: float = Field(
+        180.0, gt=0, description="A plan without a first token after so many seconds keeps nobody waiting any more."
+    )
     delete_timeout_s: float = Field(
         30.0, gt=0, description="How long the deletion of a document waits for queries that use it."
     )

@@ -282,7 +282,7 @@ class VllmEngine:
             "enable_prefix_caching": True,
             "distributed_executor_backend": "uni",
             "enable_log_requests": False,
-            **_device_arguments(self._settings.max_model_len),
+            **_device_arguments(self._settings.engine_args.get("max_model_len", self._settings.max_model_len)),
             **(self._connector_arguments() if self._settings.kv.enabled else {}),
             **self._settings.engine_args,
         }
@@ -339,8 +339,8 @@ def _device_arguments(max_model_len: int) -> dict[str, Any]:
     # Tracing the model for compilation takes a minute and a half of every start and gains nothing measurable on two
     # cores.
     # Blocks of 32 tokens, the smallest that the attention kernels take: less of each document is cut off at its ends.
-    # A step takes no longer than two seconds or so, and a prompt leaves a fifth of it to others: what comes in the
-    # middle of a long prefill, and has little to compute itself, does not wait for its end.
+    # Short steps, of which a prompt leaves others a fifth: what comes in the middle of a long prefill, and has little to
+    # compute itself, waits two seconds or so and not for its end.
     return {
         "enforce_eager": True,
         "max_num_batched_tokens": 640,

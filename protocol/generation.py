@@ -62,7 +62,7 @@ class GenerationStep(msgspec.Struct, frozen=True):
 
 
 class StepBudget(msgspec.Struct, frozen=True):
-    """Prompt tokens that a step of an engine computes: ``tokens`` at most, and ``prompt_tokens`` of one prompt."""
+    """Prompt tokens that a step of an engine computes at most, and of one prompt beside others."""
 
     tokens: int
     prompt_tokens: int
@@ -71,7 +71,8 @@ class StepBudget(msgspec.Struct, frozen=True):
 class EngineInfo(msgspec.Struct, frozen=True):
     """What an engine serves: ``model`` as users name it, and the longest prompt plus answer, in tokens.
 
-    ``kv`` is None where no KV is kept outside the engine's own cache, ``step`` where prefills are not batched.
+    ``kv`` is None where no KV is kept outside the engine's own cache, ``step`` where prefills are not batched. Either is
+    None before the engine is started.
     """
 
     model: str

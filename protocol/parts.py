@@ -96,7 +96,10 @@ class Controller(Protocol):
         """
 
     async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = ()) -> None:
-        """Hear that a plan has its first token: what it computed serves others from now on. Raises UnknownPlan."""
+        """Hear that a plan has its first token: what it computed serves others from now on, and others may start.
+
+        Raises UnknownPlan.
+        """
 
     async def complete(self, report: CompletionReport) -> None:
         """Release the lease of a plan, queued or running, and learn from it.

@@ -195,6 +195,31 @@ async def test_the_first_token_of_a_long_prefill_lets_the_next_begin():
     await turns.ends("long")
 
 
+async def test_a_holder_that_is_lost_before_its_first_token_keeps_others_waiting_for_a_while_only():
+    turns = Turns(max_running=9, engine_step=StepBudget(6, 4), first_token_s=LEASE_S / 3)
+    await turns.runs("lost", "abcde")
+    waits, next_one = await turns.waits("waits", "fghij"), await turns.waits("next", "klmno")
+    turns.clock.now += LEASE_S / 3
+    turns.controller.expire_leases()
+    await waits
+    assert await turns.load() == (2, 1)
+    # The lease is still there, and its end lets nobody in a second time.
+    await turns.ends("lost")
+    assert not next_one.done()
+    await turns.ends("waits")
+    await next_one
+
+
+async def test_a_long_prefill_that_is_given_up_in_front_lets_those_behind_begin():
+    turns = Turns(max_running=9, engine_step=StepBudget(6, 4))
+    await turns.runs("long", "abcde")
+    first, second = await turns.waits("first", "fghij"), await turns.waits("second", "k")
+    first.cancel()
+    await cancelled(first)
+    await second
+    assert await turns.load() == (2, 0)
+
+
 # Waits that are cancelled
 
 
@@ -507,7 +532,8 @@ def failure(task: asyncio.Task[PrefillPlan]) -> BaseException | None:
         {
             "instances": st.integers(1, 2),
             "policy": st.sampled_from(policy_names()),
-            "max_running": st.integers(1, 2),
+            "max_running": st.integers(1, 4),
+            "first_token_s": st.sampled_from([LEASE_S / 4, LEASE_S]),
             "max_queued": st.integers(0, 3),
             "reorder_window": st.integers(0, 2),
             "gpu": st.integers(0, 24),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cachectl.cost import CostGrid, DeviceProfile
 from cachectl.profiling import default_axes, load_or_measure, profile, quick_axes
 from protocol.errors import ConfigError, EngineDied, InvalidRequest
-from protocol.generation import PrefillCost
+from protocol.generation import EngineInfo, PrefillCost, StepBudget
 from protocol.kv import KvMemory
 from protocol.tiers import Tier
 
@@ -239,44 +239,53 @@ MEMORY = KvMemory(
 )
 
 
+INFO = EngineInfo("model", "vllm", 4096)
+
+
 class TestLoadOrMeasure:
     async def test_an_engine_is_measured_once_and_its_profile_kept(self, tmp_path):
         folder, engine, heard = tmp_path / "profiles", _Engine(), []
-        measured = await load_or_measure(engine, MEMORY, 4096, folder, lambda done, total: heard.append((done, total)))
+        measured = await load_or_measure(engine, MEMORY, INFO, folder, lambda done, total: heard.append((done, total)))
         assert (measured.name, measured.kv_bytes_per_token) == ("model", 1000)
         assert measured.prefill_seconds(1024, 256) == _true_seconds(1024, 256)
         assert heard[-1] == (6, 6)
         probes = len(engine.probed)
-        assert await load_or_measure(engine, MEMORY, 4096, folder, _quiet) == measured
+        assert await load_or_measure(engine, MEMORY, INFO, folder, _quiet) == measured
         assert len(engine.probed) == probes
         assert DeviceProfile.load(folder / "model.json") == measured
 
     async def test_another_fingerprint_is_measured_anew(self, tmp_path):
-        await load_or_measure(_Engine(), MEMORY, 4096, tmp_path, _quiet)
+        await load_or_measure(_Engine(), MEMORY, INFO, tmp_path, _quiet)
         engine = _Engine()
-        await load_or_measure(engine, msgspec.structs.replace(MEMORY, fingerprint="other"), 4096, tmp_path, _quiet)
+        await load_or_measure(engine, msgspec.structs.replace(MEMORY, fingerprint="other"), INFO, tmp_path, _quiet)
         assert engine.probed
 
+    async def test_other_steps_are_measured_anew(self, tmp_path):
+        for step in (None, StepBudget(640, 512), StepBudget(2048, 2048)):
+            engine, info = _Engine(), msgspec.structs.replace(INFO, step=step)
+            await load_or_measure(engine, MEMORY, info, tmp_path, _quiet)
+            assert engine.probed
+
     async def test_rates_are_those_of_now(self, tmp_path):
-        await load_or_measure(_Engine(), MEMORY, 4096, tmp_path, _quiet)
+        await load_or_measure(_Engine(), MEMORY, INFO, tmp_path, _quiet)
         faster = msgspec.structs.replace(MEMORY, host_bytes_per_s=4e9, disk_bytes_per_s=2e9)
-        profile = await load_or_measure(_Engine(), faster, 4096, tmp_path, _quiet)
+        profile = await load_or_measure(_Engine(), faster, INFO, tmp_path, _quiet)
         assert (profile.host_bytes_per_s, profile.disk_bytes_per_s) == (4e9, 2e9)
 
     async def test_where_there_is_nothing_to_load_from_loading_is_never_worth_it(self, tmp_path):
         bare = msgspec.structs.replace(MEMORY, host_bytes_per_s=0.0, disk_bytes_per_s=0.0)
-        profile = await load_or_measure(_Engine(), bare, 4096, tmp_path, _quiet)
+        profile = await load_or_measure(_Engine(), bare, INFO, tmp_path, _quiet)
         assert profile.load_seconds(1, Tier.HOST) > profile.prefill_seconds(0, 1)
 
     @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"\xff"])
     async def test_a_broken_file_is_measured_anew_and_mended(self, tmp_path, content):
         (tmp_path / "model.json").write_bytes(content)
-        measured = await load_or_measure(_Engine(), MEMORY, 4096, tmp_path, _quiet)
+        measured = await load_or_measure(_Engine(), MEMORY, INFO, tmp_path, _quiet)
         assert DeviceProfile.load(tmp_path / "model.json") == measured
 
     async def test_a_folder_that_cannot_be_written_is_no_reason_to_stop(self, tmp_path):
         (tmp_path / "file").touch()
-        assert await load_or_measure(_Engine(), MEMORY, 4096, tmp_path / "file", _quiet)
+        assert await load_or_measure(_Engine(), MEMORY, INFO, tmp_path / "file", _quiet)
 
     async def test_a_slow_engine_is_measured_in_ten_seconds(self):
         cached, new = quick_axes(32_768)
@@ -294,5 +303,5 @@ class TestLoadOrMeasure:
 
     async def test_a_context_that_is_too_short_is_refused(self, tmp_path):
         with pytest.raises(ConfigError, match="too short"):
-            await load_or_measure(_Engine(), MEMORY, 64, tmp_path, _quiet)
+            await load_or_measure(_Engine(), MEMORY, msgspec.structs.replace(INFO, max_model_len=64), tmp_path, _quiet)
         assert not list(tmp_path.iterdir())

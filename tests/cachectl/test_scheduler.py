@@ -102,11 +102,16 @@ def build():
         gpu: int = 1000,
         host: int = 0,
         step: StepBudget | None = None,
+        load_s: float = 0.0,
         **bounds: int,
     ) -> Scheduler:
         lookahead = Lookahead()
         tree = KnowledgeTree(
-            create_policy(policy, lookahead), Capacities(gpu, host), instances or ["one"], a_second_a_token
+            create_policy(policy, lookahead),
+            Capacities(gpu, host),
+            instances or ["one"],
+            a_second_a_token,
+            load_seconds=lambda tokens, _: tokens * load_s,
         )
         scheduler = Scheduler(tree, lookahead, **{"max_running": 1, "max_queued": 9, "window": 9} | bounds, step=step)
         built.append(scheduler)
@@ -249,6 +254,7 @@ def test_without_an_instance_nothing_is_taken_on(scheduler):
         (lambda scheduler: scheduler.prefilled("unknown", 0.0), UnknownPlan),
         (lambda scheduler: scheduler.prefilled("ended", 0.0), UnknownPlan),
         (lambda scheduler: scheduler.prefilled("waits", 0.0), UnknownPlan),
+        (lambda scheduler: scheduler.stalled("waits", 0.0), UnknownPlan),
         (lambda scheduler: scheduler.remove_instance("unknown"), UnknownInstance),
     ],
     ids=[
@@ -261,6 +267,7 @@ def test_without_an_instance_nothing_is_taken_on(scheduler):
         "prefilled, but never submitted",
         "prefilled after its end",
         "prefilled while it waits",
+        "stalled while it waits",
         "unknown instance removed",
     ],
 )
@@ -391,6 +398,24 @@ def test_who_gives_up_in_front_lets_those_behind_start(steps):
     run(steps, ask("long", "xyz"))
     wait(steps, ask("long too", "uvw"), ask("shorter, with nothing cached either", "c", question=0))
     assert end(steps, "long too") == ["shorter, with nothing cached either"]
+
+
+def test_what_loads_for_longer_than_it_computes_takes_nothing_of_a_step(build):
+    scheduler = build(gpu=20, host=1000, max_running=9, step=StepBudget(30, 20), load_s=0.9)
+    fill(scheduler, "ab", "cd")
+    loads = run(scheduler, ask("loads 18 s, computes 11 s", "abe"))
+    assert [step.source for step in loads.steps] == [Tier.HOST, Tier.HOST, None]
+    run(scheduler, ask("long", "xyz"))
+    wait(scheduler, ask("long too", "uvw"))
+    assert end(scheduler, "loads 18 s, computes 11 s") == []
+    assert end(scheduler, "long") == ["long too"]
+
+
+def test_whose_first_token_is_overdue_keeps_nobody_waiting(steps):
+    run(steps, ask("lost", "xyz"))
+    wait(steps, ask("waits", "uvw"))
+    assert [grant.query_id for grant in steps.stalled("lost", 0.0)] == ["waits"]
+    assert steps.stalled("lost", 0.0) == end(steps, "lost") == []
 
 
 def test_without_a_place_in_the_queue_only_what_fits_now_is_taken_on(build):
@@ -636,6 +661,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def prefill(self, data):
         query_id = data.draw(st.sampled_from(sorted(self.running)))
         self.turns_of(self.scheduler.prefilled(query_id, self.now, self.some_lost(data, query_id)))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def stall(self, data):
+        self.turns_of(self.scheduler.stalled(data.draw(st.sampled_from(sorted(self.running))), self.now))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), kept=st.sampled_from([True, True, True, False]))

@@ -64,8 +64,10 @@ def replay(
         return
     table = Table("system", "rate", "served", "mean TTFT", "p99 TTFT", "tokens cached", "sustained")
     for name, system in result.systems.items():
-        named = [("cold", system.cold), ("unloaded", system.unloaded)]
-        for title, row in (*named, *((f"{row.rate:g}/s", row) for row in system.loaded)):
+        rows = [("cold", "", system.cold), ("unloaded", "", system.unloaded)]
+        for number, row in enumerate(system.loaded):
+            rows.append((f"{row.rate:g}/s", "yes" if number < system.sustained else "no", row))
+        for title, sustained, row in rows:
             table.add_row(
                 name,
                 title,
@@ -73,7 +75,7 @@ def replay(
                 f"{row.mean_ttft_ms:.0f} ms",
                 f"{row.p99_ttft_ms:.0f} ms",
                 f"{row.token_hit_rate:.0%}",
-                "yes" if row.rate is not None and row.rate <= system.throughput else "",
+                sustained,
             )
     results.print(table)
     at_least = "" if result.systems[OURS].beaten else "at least "

@@ -9,6 +9,7 @@ from uuid import uuid4
 import psutil
 import pytest
 import pytest_asyncio
+from kernel_limits import largest_file
 from plans import DISK, GPU, HOST, PAGE_TOKENS, Path, ask, held, segment
 from platformdirs import user_cache_path
 from safetensors.numpy import load_file
@@ -278,6 +279,18 @@ class TestFaults:
             for one in (*fill, big):
                 for tier in (GPU, HOST, DISK):
                     await engine.carry_out(Orders(one.moves(tier, None)))
+
+    async def test_a_file_that_the_kernel_cuts_short_is_told_and_leaves_nothing(self, engine, path, disk_dir):
+        await put(engine, path, HOST)
+        with largest_file(4096):
+            refused = await engine.carry_out(Orders(path.moves(HOST, DISK)))
+        assert set(refused) == {LostCopy(key, DISK) for key in path.keys}
+        assert not [file for key in path.keys for file in disk_dir.rglob(f"*{key}*")]
+        answer = await ask(engine, path.plan("why?", HOST, GPU))
+        assert answer.prefill.loaded == {HOST: path.tokens}
+        assert answer.text == await truth(engine, path, "why?")
+        # The next one is written as ever.
+        assert await engine.carry_out(Orders(path.moves(HOST, DISK))) == ()
 
     async def test_a_request_given_up_while_it_loads_leaves_nothing_behind(self, engine, path):
         await put(engine, path, DISK)

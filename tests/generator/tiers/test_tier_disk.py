@@ -1,15 +1,14 @@
 import errno
 import os
-import resource
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kernel_limits import largest_file
 from safetensors.numpy import load_file
 from structlog.testing import capture_logs
 from tier_contract import (
@@ -223,17 +222,6 @@ def test_what_is_being_written_counts(tmp_path):
         write(disk, make_node(1))
     write(disk, make_node(1))
     disk.check_integrity()
-
-
-@contextmanager
-def largest_file(size: int):
-    """A limit of the kernel on files of this process: a real error in the middle of a write, without a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("size", [0, 4096 + 10, FILE_BYTES - 1])
