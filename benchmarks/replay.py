@@ -70,9 +70,9 @@ class Measured(msgspec.Struct, frozen=True):
 class SystemResult(msgspec.Struct, frozen=True):
     """A system: ``cold`` with nothing cached, then warm: ``unloaded``, one request after another, and ``loaded``.
 
-    That is at each rate up to the first that it does not sustain, the first ``sustained`` of them. ``throughput`` is the
-    highest that it does, in requests a second: of those that were swept, if it was never ``beaten``, and where it
-    sustains none, what it serves unloaded. ``most_served_per_s`` is what it served at whatever rate.
+    That is at each rate, those that it sustains and the first that it does not; ``sustained`` counts the former.
+    ``throughput`` is the highest of them, in requests a second: of those that were swept, if it was never ``beaten``,
+    and where there is none, what it serves unloaded. ``most_served_per_s`` is what it served at whatever rate.
     """
 
     cold: Measured

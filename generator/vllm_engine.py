@@ -339,8 +339,8 @@ def _device_arguments(max_model_len: int) -> dict[str, Any]:
     # Tracing the model for compilation takes a minute and a half of every start and gains nothing measurable on two
     # cores.
     # Blocks of 32 tokens, the smallest that the attention kernels take: less of each document is cut off at its ends.
-    # Short steps, of which a prompt leaves others a fifth: what comes in the middle of a long prefill, and has little to
-    # compute itself, waits two seconds or so and not for its end.
+    # Short steps, of which a prompt leaves others a fifth: what comes in the middle of a long prefill, and has little
+    # to compute itself, waits two seconds or so and not for its end.
     return {
         "enforce_eager": True,
         "max_num_batched_tokens": 640,

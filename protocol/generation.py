@@ -71,7 +71,7 @@ class StepBudget(msgspec.Struct, frozen=True):
 class EngineInfo(msgspec.Struct, frozen=True):
     """What an engine serves: ``model`` as users name it, and the longest prompt plus answer, in tokens.
 
-    ``kv`` is None where no KV is kept outside the engine's own cache, ``step`` where prefills are not batched. Either is
+    ``kv`` is None where no KV is kept outside the engine's own cache, ``step`` where prefills are not batched. Both are
     None before the engine is started.
     """
 
