@@ -152,7 +152,7 @@ def test_a_broken_line_is_named_by_its_place_in_the_file(fake_stack, tmp_path):
 
 def test_killed_and_started_again_nothing_is_lost(start_stack):
     stack = start_stack({"RAGTREE_GENERATOR__ENGINE": "fake"}, "killed")
-    lines = "\n".join(json.dumps({"id": f"d{n}", "text": f"Fact number {n} stands here. " * 30}) for n in range(200))
+    lines = "\n".join(json.dumps({"id": f"d{n}", "text": f"Fact number {n} stands here. " * 8}) for n in range(200))
     with stack.client() as client:
         path = "/v1/collections/many/documents:batch"
         job = client.post(path, content=lines, headers={"Content-Type": "application/x-ndjson"}).json()
