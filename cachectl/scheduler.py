@@ -268,10 +268,10 @@ class Scheduler:
         """Choose the instance for a request; what it loads there."""
         loadings: dict[str, Loading] = {}
         for instance, line in self._lines.items():
-            if among is None or instance in among:
+            may_wait = len(line.queue) < self._max_queued
+            if (among is None or instance in among) and (may_wait or not line.queue):
                 loading = self._loading(work, instance)
-                starts = not line.queue and self._fits(line, self._step_share(work, loading))
-                if starts or len(line.queue) < self._max_queued:
+                if may_wait or self._fits(line, self._step_share(work, loading)):
                     loadings[instance] = loading
         if self._lines and not loadings:
             raise Overloaded(f"{self.running} queries are running and {self.queued} waiting; try again later")
