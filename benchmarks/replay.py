@@ -151,9 +151,7 @@ class ReplayBenchmark:
             systems=results,
             ttft_ratio={name: over_all for name, (over_all, _) in ratios.items()},
             ttft_ratio_by_rate={name: each for name, (_, each) in ratios.items()},
-            ttft_ratio_unloaded={
-                name: results[name].unloaded.mean_ttft_ms / results[OURS].unloaded.mean_ttft_ms for name in ratios
-            },
+            ttft_ratio_unloaded={name: _unloaded_ratio(results[name], results[OURS]) for name in ratios},
             throughput_ratio={name: results[OURS].throughput / results[name].throughput for name in ratios},
         )
 
@@ -272,7 +270,11 @@ def ttft_ratios(baseline: SystemResult, ours: SystemResult) -> tuple[float, list
         for theirs, mine in zip(baseline.loaded[:both], ours.loaded[:both], strict=True)
     ]
     if not pairs:
-        return baseline.unloaded.mean_ttft_ms / ours.unloaded.mean_ttft_ms, []
+        return _unloaded_ratio(baseline, ours), []
     return sum(theirs for theirs, _ in pairs) / sum(mine for _, mine in pairs), [
         theirs / mine for theirs, mine in pairs
     ]
+
+
+def _unloaded_ratio(baseline: SystemResult, ours: SystemResult) -> float:
+    return baseline.unloaded.mean_ttft_ms / ours.unloaded.mean_ttft_ms
