@@ -29,7 +29,7 @@ class KvSettings(BaseModel):
     host_dir: Path = Field(Path("/dev/shm"), description="Where that memory is mapped from: a tmpfs.")  # noqa: S108
     disk_gib: float = Field(8.0, ge=0, description="KV on disk, in GiB; survives restarts.")
     disk_dir: Path | None = Field(None, description="Folder of the KV on disk; by default `kv` in the data folder.")
-    loader_threads: int = Field(2, gt=0, description="Loads from disk at once.")
+    loader_threads: int = Field(2, gt=0, description="Threads that load from disk, each document with all of them.")
 
     @property
     def host_file(self) -> Path:

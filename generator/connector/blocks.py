@@ -6,7 +6,8 @@ and that is learnt from the backend itself.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class PagedBlocks:
         self._spans = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         self.page_bytes: int = ends[-1]
         self._device = self._rows[0].device
+        self._lanes = [_by_lanes(row) for row in self._rows]
         # Plain memory: numpy copies a slab in a fraction of what a torch call costs.
         self._flat = [_flat_bytes(row) for row in self._rows] if self._device.type == "cpu" else None
         self._streams = threading.local()
@@ -80,14 +82,26 @@ class PagedBlocks:
             element = self._rows[0].element_size()
             page.view(f"u{element}")[self._token_of >= tokens] = 0
 
-    def write(self, page: Page, block: int) -> None:
-        """Copy a page into a block."""
-        if self._flat is not None:
-            for flat, span in zip(self._flat, self._spans, strict=True):
-                flat[block] = page[span]
-        else:
-            for row, span in zip(self._rows, self._spans, strict=True):
-                row[block].copy_(_shaped(page[span], row))
+    def write(self, pages: Page, rows: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy rows of ``pages``, shape [any, page_bytes], into as many blocks: layer by layer, with all threads."""
+        source = torch.from_numpy(pages)
+        runs = [(source[run.start : run.stop], targets) for run, targets in self._runs(rows, blocks)]
+        for lanes, span in zip(self._lanes, self._spans, strict=True):
+            for run, targets in runs:
+                slabs = run[:, span].view(lanes.dtype).to(self._device)
+                lanes.index_copy_(0, targets, slabs.view(-1, *lanes.shape[1:]))
+
+    def _runs(self, rows: Sequence[int], blocks: Sequence[int]) -> list[tuple[range, torch.Tensor]]:
+        """Rows that follow each other, and the blocks that they belong into."""
+        cuts = [at for at in range(1, len(rows)) if rows[at] != rows[at - 1] + 1]
+        return [
+            (range(rows[begin], rows[end - 1] + 1), torch.tensor(blocks[begin:end], device=self._device))
+            for begin, end in pairwise([0, *cuts, len(rows)])
+        ]
+
+    def in_place(self, block: int) -> list[Page]:
+        """The slabs of a block, one a layer; none where it is not a CPU's memory."""
+        return [flat[block] for flat in self._flat] if self._flat is not None else []
 
     def fence(self) -> "Callable[[], None]":
         """A wait, for another thread to call, until what the engine was told to compute so far is in its blocks.
@@ -142,6 +156,18 @@ def _by_block(name: str, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
         raise ConfigError(f"the KV cache of layer {name} has shape {tuple(cache.shape)}, and {num_blocks} blocks")
     # Backends put the blocks first, or second behind a pair of K and V.
     return cache.movedim(dims[0], 0)
+
+
+def _by_lanes(row: torch.Tensor) -> torch.Tensor:
+    """The same memory in the widest numbers, which torch copies fastest: shape [blocks, lanes] where it can be."""
+    size, stride, offset = (
+        count * row.element_size() for count in (row[0].numel(), row.stride(0), row.storage_offset())
+    )
+    if not row[0].is_contiguous() or any(count % torch.int64.itemsize for count in (size, stride, offset)):
+        return row
+    width = torch.int64.itemsize
+    lanes = torch.empty(0, dtype=torch.int64, device=row.device)
+    return lanes.set_(row.untyped_storage(), offset // width, (row.shape[0], size // width), (stride // width, 1))
 
 
 def _flat_bytes(row: torch.Tensor) -> NDArray[np.uint8]:

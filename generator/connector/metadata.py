@@ -3,7 +3,9 @@
 Plain data, for the halves may live in different processes.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
@@ -34,6 +36,26 @@ class Load:
     request_id: str
     pieces: tuple[Piece, ...]
     background: bool
+
+    def shares(self, count: int) -> "list[Load]":
+        """The same as up to ``count`` loads of about as many pages each, to be carried out at once; one of nothing."""
+        pages = sum(len(piece.blocks) for piece in self.pieces)
+        ends = [pages * number // count for number in range(1, count + 1)]
+        parts = [tuple(self._between(begin, end)) for begin, end in pairwise([0, *ends])]
+        return [replace(self, pieces=pieces) for pieces in parts if pieces] or [self]
+
+    def _between(self, begin: int, end: int) -> Iterator[Piece]:
+        at = 0
+        for piece in self.pieces:
+            start, stop = max(begin - at, 0), min(end - at, len(piece.blocks))
+            if start < stop:
+                yield replace(
+                    piece,
+                    first=piece.first + start,
+                    blocks=piece.blocks[start:stop],
+                    held=piece.held[start:stop],
+                )
+            at += len(piece.blocks)
 
 
 @dataclass(frozen=True)
@@ -73,7 +95,8 @@ class Purge:
 class StepJobs(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is untyped here
     """Jobs of one step: ``loads`` before its forward pass, ``transfers`` after it, in their order, then ``purges``.
 
-    ``inquiries`` are names under which somebody asks what the tiers hold. An ``idle`` step computes nothing.
+    ``inquiries`` are names under which somebody asks what the tiers hold. An ``idle`` step computes nothing,
+    because all that is to be done waits for the worker half.
     """
 
     loads: list[Load] = field(default_factory=list)

@@ -140,7 +140,8 @@ class SchedulerHalf:
             if request_id in self._executions:
                 self._executions[request_id].blocks = []
         self._relieve(output.num_scheduled_tokens)
-        idle = not output.total_num_scheduled_tokens
+        # With nobody waiting there is nothing to pause for, and who comes next would wait for the end of the pause.
+        idle = not output.total_num_scheduled_tokens and bool(self._requests or self.busy)
         jobs = StepJobs(self._loads, self._queued, self._purges, self._inquiries, idle)
         self._loads, self._queued, self._purges, self._inquiries = [], [], [], []
         return jobs

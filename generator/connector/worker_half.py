@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -23,16 +23,26 @@ log = structlog.get_logger(__name__)
 _IDLE_WAIT_S = 0.005
 
 
+@dataclass
+class _SharedLoad:
+    """A load that several threads carry out, as far as they have come: what the last one to end it reports."""
+
+    open_shares: int
+    began: float = field(default_factory=time.perf_counter)
+    lost: dict[tuple[str, Tier], None] = field(default_factory=dict)
+
+
 class WorkerHalf:
     """Carries jobs out over an engine's ``blocks`` and the ``tiers`` below the GPU.
 
     Transfers go one after the other in the order in which they were given, so what one makes room for another may use.
-    ``memory`` is told with the first results.
+    ``memory`` is told with the first results. ``loader_threads`` share each load from disk.
     """
 
     def __init__(self, blocks: PagedBlocks, tiers: dict[Tier, KvTier], memory: KvMemory, loader_threads: int) -> None:
         self._blocks = blocks
         self._tiers = tiers
+        self._loader_threads = loader_threads
         self._loaders = ThreadPoolExecutor(loader_threads, thread_name_prefix="kv-load")
         self._mover = ThreadPoolExecutor(1, thread_name_prefix="kv-move")
         # Filled by the threads too; the condition guards them and says when there is something new.
@@ -51,7 +61,7 @@ class WorkerHalf:
                 _, failed = self._load(replace(load, pieces=near))
                 with self._news:
                     self._failed |= failed
-                self._loaders.submit(self._load_in_background, replace(load, pieces=far))
+                self._load_in_background(replace(load, pieces=far))
             else:
                 result, failed = self._load(load)
                 with self._news:
@@ -105,12 +115,23 @@ class WorkerHalf:
     # Loads
 
     def _load_in_background(self, load: Load) -> None:
-        result, failed = self._load(load)
+        """Begin a load whose pages the threads share: one alone does not keep the memory busy."""
+        shares = load.shares(self._loader_threads)
+        under_way = _SharedLoad(len(shares))
+        for share in shares:
+            self._loaders.submit(self._load_share, share, under_way)
+
+    def _load_share(self, share: Load, under_way: "_SharedLoad") -> None:
+        result, failed = self._load(share)
         with self._news:
-            self._results.loads[load.request_id] = result
             self._failed |= failed
-            self._loaded.add(load.request_id)
-            self._news.notify_all()
+            under_way.lost.update(dict.fromkeys(result.lost))
+            under_way.open_shares -= 1
+            if not under_way.open_shares:
+                seconds = time.perf_counter() - under_way.began
+                self._results.loads[share.request_id] = LoadResult(seconds, tuple(under_way.lost))
+                self._loaded.add(share.request_id)
+                self._news.notify_all()
 
     def _load(self, load: Load) -> tuple[LoadResult, set[int]]:
         began = time.perf_counter()
@@ -133,8 +154,7 @@ class WorkerHalf:
                 self._blocks.copy(held, block)
             return
         with self._tiers[piece.tier].reading(piece.key, piece.pages) as reader:
-            for index, block in enumerate(piece.blocks, start=piece.first):
-                self._blocks.write(reader.page(index), block)
+            reader.load(piece.first, piece.blocks, self._blocks)
 
     # Transfers
 

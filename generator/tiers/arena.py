@@ -17,6 +17,7 @@ from generator.tiers.base import (
     Page,
     PageReader,
     PagesTaken,
+    PageTarget,
     PageWriter,
     StoredNode,
     TierFull,
@@ -223,10 +224,20 @@ class _ArenaReader:
 
     def page(self, index: int) -> Page:
         """Page ``index``, where it lies. Raises IndexError."""
-        if not 0 <= index < len(self._numbers):
-            raise IndexError(f"page {index} of {len(self._numbers)}")
+        self._check(index)
         page: Page = self._pages[self._numbers[index]]
         return page
+
+    def load(self, first: int, blocks: Sequence[int], target: PageTarget) -> None:
+        """All of them in one copy, from where they lie. Raises IndexError."""
+        if blocks:
+            self._check(first)
+            self._check(first + len(blocks) - 1)
+            target.write(self._pages, self._numbers[first : first + len(blocks)], blocks)
+
+    def _check(self, index: int) -> None:
+        if not 0 <= index < len(self._numbers):
+            raise IndexError(f"page {index} of {len(self._numbers)}")
 
 
 class _ArenaWriter(OrderedWriter):

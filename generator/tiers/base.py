@@ -4,6 +4,7 @@ A page is ``page_bytes`` bytes. A node has as many as ``protocol.kv.pages_spanne
 one at a time, so that nobody ever holds a whole node beside the tier's own copy of it.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeAlias
@@ -64,6 +65,16 @@ class StoredNode(NamedTuple):
         return HeldNode(self.node.namespace, self.node.path, self.node.tokens, self.pages)
 
 
+class PageTarget(Protocol):
+    """Where pages are loaded to: an engine's blocks, by number."""
+
+    def write(self, pages: Page, rows: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy rows of ``pages``, shape [any, page_bytes], into as many blocks."""
+
+    def in_place(self, block: int) -> list[Page]:
+        """A block's own memory, whose parts make up a page in this order. None of them where a CPU cannot reach it."""
+
+
 class PageReader(Protocol):
     """Reads pages of one node, any of them, in any order. ``node`` is the one that they are of."""
 
@@ -73,6 +84,12 @@ class PageReader(Protocol):
         """Page ``index`` of the node; not to be written to, and valid until the next call or the end of reading.
 
         Raises KvBroken, IndexError where the node has no such page.
+        """
+
+    def load(self, first: int, blocks: Sequence[int], target: PageTarget) -> None:
+        """Bring the pages from ``first`` on into ``blocks``, the quickest way that tier and target have in common.
+
+        Raises KvBroken, IndexError where the node has no such page; what the blocks hold is arbitrary then.
         """
 
 

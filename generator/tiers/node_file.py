@@ -7,9 +7,10 @@ import os
 from collections.abc import Sequence
 
 import msgspec
-from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
+import numpy as np
+from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_64_intdigest
 
-from generator.tiers.base import Damage, KvBroken, Page, TierFull
+from generator.tiers.base import Damage, KvBroken, Page, PageTarget, TierFull
 from generator.tiers.writers import OrderedWriter
 from protocol.kv import KvNode, pages_spanned
 
@@ -17,6 +18,8 @@ _FORMAT = "ragtree-kv-1"
 _LENGTH_BYTES = 8
 _ALIGNMENT = 4096
 _TENSOR = "kv"
+_MOST_PARTS = os.sysconf("SC_IOV_MAX")
+"""Of what one system call fills."""
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -107,7 +110,7 @@ class NodeFormat:
 
 
 class NodeFileReader:
-    """A ``PageReader`` of an open file, which reads into one ``buffer`` over and over: it stays in the CPU's cache.
+    """A ``PageReader`` of an open file; what it shows, it reads into one ``buffer`` over and over.
 
     The file is not mapped, because one that is truncated under its map would kill the process. ``damage`` is what was
     found to be wrong, if anything.
@@ -122,25 +125,44 @@ class NodeFileReader:
 
     def page(self, index: int) -> Page:
         """Page ``index``, its checksum verified. Raises KvBroken, IndexError."""
-        if not 0 <= index < len(self._header.checksums):
-            raise IndexError(f"page {index} of {len(self._header.checksums)}")
-        self.damage = self._read(index)
-        if self.damage is not None:
-            raise KvBroken(self.damage, f"page {index} of {self._header.node.key} is not what was written")
+        self._read(index, [self._buffer])
         return self._buffer
 
-    def _read(self, index: int) -> Damage | None:
-        room = self._buffer.data
-        at = self._header.data_at + index * len(room)
+    def load(self, first: int, blocks: Sequence[int], target: PageTarget) -> None:
+        """Page by page straight into the blocks where they can be reached. Raises KvBroken, IndexError."""
+        for index, block in enumerate(blocks, start=first):
+            parts = target.in_place(block)
+            if parts:
+                self._read(index, parts)
+            else:
+                target.write(self.page(index)[np.newaxis], [0], [block])
+
+    def _read(self, index: int, parts: Sequence[Page]) -> None:
+        if not 0 <= index < len(self._header.checksums):
+            raise IndexError(f"page {index} of {len(self._header.checksums)}")
+        self.damage = self._fill(parts, index)
+        if self.damage is not None:
+            raise KvBroken(self.damage, f"page {index} of {self._header.node.key} is not what was written")
+
+    def _fill(self, parts: Sequence[Page], index: int) -> Damage | None:
+        at = self._header.data_at + index * self._buffer.size
+        rooms = [part.data for part in parts]
         try:
-            while room:
-                got = os.preadv(self._descriptor, [room], at)
+            while rooms:
+                got = os.preadv(self._descriptor, rooms[:_MOST_PARTS], at)
                 if not got:
                     return Damage.SIZE
-                room, at = room[got:], at + got
+                at += got
+                while rooms and got >= len(rooms[0]):
+                    got -= len(rooms.pop(0))
+                if got:
+                    rooms[0] = rooms[0][got:]
         except OSError:
             return Damage.UNREADABLE
-        return None if xxh3_64_intdigest(self._buffer.data) == self._header.checksums[index] else Damage.CHECKSUM
+        digest = xxh3_64()
+        for part in parts:
+            digest.update(part.data)
+        return None if digest.intdigest() == self._header.checksums[index] else Damage.CHECKSUM
 
 
 class NodeFileWriter(OrderedWriter):

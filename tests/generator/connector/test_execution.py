@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 pytest.importorskip("vllm")
 
 from generator.connector.execution import Execution, Offer
+from generator.connector.metadata import Load, Piece
 from generator.connector.orders import RequestOrders, Resolved
 from protocol.kv import pages_spanned
 from protocol.plans import PlannedNode
@@ -88,3 +89,31 @@ def test_what_was_good_before_stays_good():
     made.fall_back(8)
     made.fall_back(12)
     assert made.cached == 8
+
+
+@given(LENGTHS, st.integers(1, 5), st.data())
+def test_shares_of_a_load_are_all_of_it_and_each_page_once(lengths, count, data):
+    sources = [data.draw(st.sampled_from(TIERS)) for _ in lengths]
+    pieces = tuple(
+        Piece(f"k{index}", source, data.draw(st.integers(0, 3)), tuple(range(100 * index, 100 * index + length)))
+        for index, (length, source) in enumerate(zip(lengths, sources, strict=True))
+    )
+    load = Load("r", pieces, True)
+    shares = load.shares(count)
+
+    def pages(load):
+        return [
+            (piece.key, piece.tier, piece.first + offset, block)
+            for piece in load.pieces
+            for offset, block in enumerate(piece.blocks)
+        ]
+
+    assert [page for share in shares for page in pages(share)] == pages(load)
+    sizes = [len(pages(share)) for share in shares]
+    assert len(shares) == min(count, sum(lengths))
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_load_of_nothing_is_one_share_that_somebody_ends():
+    load = Load("r", (), True)
+    assert load.shares(3) == [load]

@@ -1,16 +1,19 @@
 """How fast a disk is, is found out whatever lies on it."""
 
-from types import SimpleNamespace
-
 import pytest
+
+pytest.importorskip("vllm")
+
+import torch
+from small_cache import small_cache
 
 from generator.connector.memory import _disk_rate
 from generator.tiers.disk import DiskTier
 from protocol.kv import KvNode
 
-PAGE_TOKENS, PAGE_BYTES = 32, 4096
-BLOCKS = SimpleNamespace(page_tokens=PAGE_TOKENS, page_bytes=PAGE_BYTES)
 PROBE_PAGES = 8
+BLOCKS = small_cache(PROBE_PAGES + 1, 32, 8, 2, torch.bfloat16)
+PAGE_TOKENS, PAGE_BYTES = BLOCKS.page_tokens, BLOCKS.page_bytes
 
 
 @pytest.fixture

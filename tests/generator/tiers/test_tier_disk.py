@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_limits import largest_file
+from page_target import MemoryBlocks
 from safetensors.numpy import load_file
 from structlog.testing import capture_logs
 from tier_contract import (
@@ -110,6 +111,28 @@ def test_one_in_a_page_is_found_where_that_page_is_read(disk, tmp_path):
     flip(file_of(tmp_path), 4096 + PAGE_BYTES)
     assert (read(disk, NODE, indexes=[0, 2]) == content_of(NODE)[[0, 2]]).all()
     assert_broken(disk, tmp_path, "checksum")
+
+
+@pytest.mark.parametrize("at", [4096 + PAGE_BYTES, 4096 + 2 * PAGE_BYTES - 1])
+def test_nor_is_it_loaded_unnoticed(disk, tmp_path, at):
+    write(disk, NODE)
+    flip(file_of(tmp_path), at)
+    with disk.reading(NODE.key, None) as reader:
+        reader.load(0, [0], MemoryBlocks(1, (1800, 3200)))
+        with pytest.raises(KvBroken) as broken:
+            reader.load(1, [0], MemoryBlocks(1, (1800, 3200)))
+    assert broken.value.damage == "checksum"
+    assert not file_of(tmp_path).exists()
+
+
+def test_a_page_of_more_parts_than_one_system_call_fills_is_loaded(tmp_path):
+    disk = open_disk(tmp_path)
+    write(disk, NODE)
+    target = MemoryBlocks(1, [2] * (PAGE_BYTES // 2))
+    with disk.reading(NODE.key, None) as reader:
+        reader.load(1, [0], target)
+    assert (target.page(0) == content_of(NODE)[1]).all()
+    disk.close()
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, 500, 4096, FILE_BYTES - 1, FILE_BYTES + 1])

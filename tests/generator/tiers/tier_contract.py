@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from page_target import MemoryBlocks
 
 from generator.tiers.base import KvBroken, KvMissing, KvTier, TierError
 from protocol.kv import HeldNode, KvNode, Pages, pages_spanned
@@ -140,6 +141,28 @@ class KeepingTierContract(TierContract):
         write(tier, make_node(0))
         with pytest.raises(IndexError):
             read(tier, make_node(0), indexes=[index])
+
+    @pytest.mark.parametrize("reachable", [True, False])
+    @pytest.mark.parametrize(("first", "blocks"), [(0, (5, 1, 3)), (1, (2, 4)), (2, (0,)), (1, ())])
+    def test_pages_are_loaded_into_the_blocks_that_they_are_for_and_into_no_others(
+        self, tier, first, blocks, reachable
+    ):
+        node = make_node(0)
+        write(tier, node)
+        target = MemoryBlocks(6, (1800, 8, 3192), reachable)
+        before = [target.page(block) for block in range(6)]
+        with tier.reading(node.key, hand_out(node)) as reader:
+            reader.load(first, blocks, target)
+        expected = dict(zip(blocks, content_of(node)[first:], strict=False))
+        for block in range(6):
+            assert (target.page(block) == expected.get(block, before[block])).all()
+
+    @pytest.mark.parametrize(("first", "blocks"), [(3, (0,)), (-1, (0,)), (2, (0, 1))])
+    def test_no_page_beyond_the_last_can_be_loaded(self, tier, first, blocks):
+        node = make_node(0)
+        write(tier, node)
+        with tier.reading(node.key, hand_out(node)) as reader, pytest.raises(IndexError):
+            reader.load(first, blocks, MemoryBlocks(2, (PAGE_BYTES,)))
 
     def test_its_account_names_what_is_published(self, tier):
         nodes = [make_node(number) for number in range(3)]

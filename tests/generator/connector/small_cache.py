@@ -1,0 +1,19 @@
+"""A KV cache of an engine in small, as pages."""
+
+import torch
+
+from generator.connector.blocks import PagedBlocks
+
+
+def small_cache(blocks: int, tokens: int, heads: int, dim: int, dtype: torch.dtype) -> PagedBlocks:
+    """Two layers of [blocks, 2, heads, tokens, dim], the second with a head more, full of numbers."""
+    caches = {
+        name: torch.randint(-100, 100, (blocks, 2, layer_heads, tokens, dim)).to(dtype)
+        for name, layer_heads in (("first", heads), ("second", heads + 1))
+    }
+
+    def write_tokens(_name: str, cache: torch.Tensor, count: int) -> None:
+        for token in range(count):
+            cache[:, :, :, token] = token + 1
+
+    return PagedBlocks(caches, blocks, tokens, write_tokens)

@@ -1,0 +1,59 @@
+"""An engine's blocks as pages: what is read out of some and written into others is the same, in any layout."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("vllm")
+
+import torch
+from small_cache import small_cache
+
+from generator.connector.blocks import PagedBlocks
+
+BLOCKS, TOKENS = 12, 4
+
+
+def page_of(blocks: PagedBlocks, block: int) -> np.ndarray:
+    page = np.empty(blocks.page_bytes, np.uint8)
+    blocks.read(block, page, TOKENS)
+    return page
+
+
+layouts = st.sampled_from([(2, 8, torch.float32), (1, 8, torch.bfloat16), (1, 1, torch.int8), (3, 1, torch.bfloat16)])
+
+
+@given(layouts, st.data())
+def test_pages_go_into_the_blocks_that_they_are_for_and_into_no_others(layout, data):
+    blocks = small_cache(BLOCKS, TOKENS, *layout)
+    count = data.draw(st.integers(1, BLOCKS))
+    rows = data.draw(st.lists(st.integers(0, 19), min_size=count, max_size=count))
+    targets = data.draw(st.permutations(range(BLOCKS)))[:count]
+    # As an arena has them: a row begins at a multiple of something, not where the last one ends.
+    stride = -(-blocks.page_bytes // 64) * 64
+    pages = np.random.default_rng(0).integers(0, 256, (20, stride), np.uint8)[:, : blocks.page_bytes]
+    expected = {block: page_of(blocks, block) for block in range(BLOCKS)}
+    blocks.write(pages, rows, targets)
+    expected |= {block: pages[row] for row, block in zip(rows, targets, strict=True)}
+    for block in range(BLOCKS):
+        assert (page_of(blocks, block) == expected[block]).all()
+
+
+@given(layouts)
+def test_a_blocks_own_memory_is_its_page_in_parts(layout):
+    blocks = small_cache(BLOCKS, TOKENS, *layout)
+    for part in blocks.in_place(3):
+        part[:] = np.arange(part.size) % 251
+    expected = np.concatenate([np.arange(part.size) % 251 for part in blocks.in_place(3)])
+    assert (page_of(blocks, 3) == expected).all()
+
+
+def test_what_lies_behind_the_last_token_is_read_as_zeros():
+    blocks = small_cache(BLOCKS, TOKENS, 2, 8, torch.float32)
+    whole, part = page_of(blocks, 5), np.empty(blocks.page_bytes, np.uint8)
+    blocks.read(5, part, 3)
+    first, second = part.view(np.float32)[:128].reshape(2, 2, TOKENS, 8), part.view(np.float32)[128:]
+    assert (first[:, :, 3] == 0).all()
+    assert (first[:, :, :3] == whole.view(np.float32)[:128].reshape(2, 2, TOKENS, 8)[:, :, :3]).all()
+    assert (second.reshape(2, 3, TOKENS, 8)[:, :, 3] == 0).all()
