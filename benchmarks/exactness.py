@@ -3,8 +3,8 @@
 With it, a prompt's documents come from whatever tier they are in by then. Memory is made so small that all tiers are
 used and everything is evicted again and again, and in the middle engine and controller are started anew over what is
 left. Without it, vLLM has neither the connector nor its own prefix cache. A second run without it, whose requests run
-side by side and not one after the other, says what the engine itself makes of a prompt from one time to the next; the
-first so many prompts are enough for that.
+side by side and not one after the other, says what the engine itself makes of a prompt from one time to the next. The
+largest of differences grows with the prompts, so it compares only over equally many.
 """
 
 import asyncio

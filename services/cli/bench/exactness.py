@@ -14,7 +14,9 @@ from services.config import load_config
 def exactness(
     prompts: Annotated[int, typer.Option(min=2, help="Prompts to ask, with the cache and without.")] = 500,
     dtype: Annotated[str, typer.Option(help="Type of weights and KV: float32, or bfloat16.")] = "float32",
-    control: Annotated[int, typer.Option(min=1, help="Prompts of these to ask twice without the cache.")] = 100,
+    control: Annotated[
+        int | None, typer.Option(min=1, help="Prompts of these to ask twice without the cache; all by default.")
+    ] = None,
     answer_tokens: Annotated[int, typer.Option(min=1, help="Greedy tokens of each answer.")] = 8,
     workload: WorkloadOption = "squad",
     data: DataOption = DEFAULT_DATA,
@@ -42,7 +44,7 @@ def exactness(
         config.cache_dir / "profiles",
         dtype,
         answer_tokens,
-        control,
+        control or len(asked),
     )
     with StepBars() as show:
         result = asyncio.run(benchmark.run(asked, show))
