@@ -17,6 +17,9 @@ from protocol.errors import EngineDied
 from protocol.generation import PrefillResult, Sampling, TokenLogprob
 from protocol.plans import PrefillPlan
 
+_BLOCK = 32
+"""Tokens of a block where the size of the KV cache is given."""
+
 
 class Generation(msgspec.Struct, frozen=True):
     """What came of one plan: milliseconds to the first token as its caller saw them, the prefill, and the answer."""
@@ -51,14 +54,19 @@ class EngineMaker:
     """Makes engines of one model with one set of flags, each with its own way to keep KV.
 
     Only one of them works at a time, so each has all cores, whatever the settings leave to the rest of the stack.
-    ``at_once`` of them share what the settings give one engine of a GPU's memory.
+    ``at_once`` of them share what the settings give one engine of a GPU's memory. ``kv_tokens`` is what the KV cache of
+    each holds, where it should not depend on the machine or on the type of numbers; otherwise what fits.
     """
 
-    def __init__(self, settings: GeneratorSettings, models: ModelStore, at_once: int = 1) -> None:
+    def __init__(
+        self, settings: GeneratorSettings, models: ModelStore, at_once: int = 1, kv_tokens: int | None = None
+    ) -> None:
+        cache = {"block_size": _BLOCK, "num_gpu_blocks_override": kv_tokens // _BLOCK} if kv_tokens else {}
         self._settings = settings.model_copy(
             update={
                 "cpu_threads": len(os.sched_getaffinity(0)),
                 "gpu_memory_utilization": settings.gpu_memory_utilization / at_once,
+                "engine_args": {**settings.engine_args, **cache},
             }
         )
         self._models = models

@@ -1,12 +1,14 @@
 """The stack against plain vLLM under load: real questions, real retrieval, open-loop Poisson arrivals.
 
 All systems (see `benchmarks.systems`) get the same prompts at the same times: ``ragtree``, ``vllm`` without any reuse,
-``vllm-prefix`` with vLLM's own prefix cache. The first prompts go one after another to empty caches, the next ones warm
-the caches up, and the next go one after another again: no rate is lower. Then rates are swept upwards; at each the
-systems take turns, in alternating order, one at a time.
+``vllm-prefix`` with vLLM's own prefix cache. The first prompts go one after another to empty caches. Then caches are
+warmed up, until everything was seen that is ever asked for: what is computed from then on, somebody has forgotten. The
+next prompts go one after another again: no rate is lower. Then rates are swept upwards; at each the systems take turns,
+in alternating order, one at a time.
 """
 
 import asyncio
+import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -21,6 +23,7 @@ from benchmarks.progress import Progress
 from benchmarks.retrieved_prompts import Arrival, document_tokens, poisson
 from benchmarks.statistics import percentile
 from benchmarks.systems import BASELINES, OURS, System, Systems, check_baselines
+from protocol.errors import ConfigError
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
 
@@ -33,12 +36,15 @@ UNLOADED = 2
 LOADS = (0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.2, 16.0)
 """Rates that are swept where none are given: shares of what can be computed one after another without any reuse."""
 
+OUTGROWN = 3.0
+"""How many times the documents have to outgrow the engines' KV cache at least, or there is little to compare."""
+
 FILLED = 3
 """How many times a warm-up fills vLLM's own cache."""
 
 
 class ReplaySettings(msgspec.Struct, frozen=True):
-    """How to replay: ``requests`` cold ones, ``warm_up`` more, then ``rates`` a second, or those of ``LOADS``.
+    """How to replay: ``requests`` cold ones, then all prompts once and ``warm_up`` more, then ``rates`` or ``LOADS``.
 
     At each rate requests arrive for as long as ``requests`` of them take at the first one, or the queue at a rate that
     is too high would be cut short.
@@ -115,12 +121,22 @@ class ReplayBenchmark:
         self._names = (*against, OURS)
         self._settings = settings
 
-    async def run(self, prompts: Iterator[Prompt], document_tokens: int, progress: Progress) -> ReplayResult:
-        """Replay ``prompts``, of which there must be enough. Raises what systems raise."""
+    async def run(self, every: Sequence[Prompt], prompts: Iterator[Prompt], progress: Progress) -> ReplayResult:
+        """Replay ``prompts``, draws without end from ``every`` one that there is.
+
+        Raises ConfigError where their documents are no more than an engine keeps, and what systems raise.
+        """
         settings = self._settings
-        first, warming = list(islice(prompts, settings.requests)), list(islice(prompts, settings.warm_up))
+        first = list(islice(prompts, settings.requests))
+        shuffled = random.Random(settings.seed).sample(every, len(every))  # noqa: S311 - a repeatable draw
+        warming = [*shuffled, *islice(prompts, settings.warm_up)]
         async with AsyncExitStack() as running:
             systems = {name: await running.enter_async_context(self._systems.running(name)) for name in self._names}
+            needed, kept = document_tokens(every), systems[OURS].cache_tokens
+            if needed < OUTGROWN * kept:
+                raise ConfigError(
+                    f"the documents come to {needed} tokens, and every engine alone keeps {kept} of them", "kv_tokens"
+                )
             cold = {}
             for name, system in systems.items():
                 cold[name] = await _one_by_one(system, first, f"{name}, cold", progress)
@@ -143,7 +159,7 @@ class ReplayBenchmark:
         results = {name: _result(_measured(None, cold[name]), unloaded[name], loaded[name], rates) for name in systems}
         ratios = {name: ttft_ratios(results[name], results[OURS]) for name in self._names[:-1]}
         return ReplayResult(
-            document_tokens=document_tokens,
+            document_tokens=needed,
             cache_tokens=systems[OURS].cache_tokens,
             memory_tokens=systems[OURS].memory_tokens,
             prompt_tokens=mean(prompt.token_count for prompt in (*first, *warming)),

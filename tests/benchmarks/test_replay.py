@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
-from itertools import accumulate, count, groupby
+from itertools import accumulate, count, groupby, islice
 
 import pytest
 
@@ -16,7 +16,8 @@ from protocol.generation import PrefillResult
 from protocol.prompts import Prompt, SegmentKind
 from protocol.tiers import Tier
 
-REQUESTS, WARM_UP, BASELINE_WARM_UP = 4, 6, 2
+REQUESTS, EVERY, DRAWN, BASELINE_WARM_UP = 4, 5, 3, 2
+WARM_UP = EVERY + DRAWN
 # As many again go one after another, twice; then each rate has twice as many as the one before it.
 UNLOADED = 8
 # Two documents of 80 tokens fill it three times over, and one does not.
@@ -25,10 +26,10 @@ COLD = {"vllm": 0, "vllm-prefix": 0, "ragtree": 0}
 RATES = (500.0, 1000.0, 2000.0)
 
 
-def prompts() -> Iterator[Prompt]:
+def prompts(kind: str = "") -> Iterator[Prompt]:
     for number in count():
-        question = random_segment(f"question {number}", 20, SegmentKind.QUESTION)
-        yield Prompt((random_segment(f"document {number}", 80), question))
+        question = random_segment(f"{kind}question {number}", 20, SegmentKind.QUESTION)
+        yield Prompt((random_segment(f"{kind}document {number}", 80), question))
 
 
 class ScriptedSystems:
@@ -60,8 +61,9 @@ class ScriptedSystems:
 
 
 async def replayed(systems, rates=RATES):
-    settings = ReplaySettings(REQUESTS, WARM_UP, 0, rates)
-    return await ReplayBenchmark(systems, ["vllm", "vllm-prefix"], settings).run(prompts(), 1234, lambda *_: None)
+    settings = ReplaySettings(REQUESTS, DRAWN, 0, rates)
+    every = list(islice(prompts("the set's "), EVERY))
+    return await ReplayBenchmark(systems, ["vllm", "vllm-prefix"], settings).run(every, prompts(), lambda *_: None)
 
 
 @pytest.fixture
@@ -136,7 +138,7 @@ async def test_a_system_that_sustains_no_rate_serves_what_it_does_unloaded():
 @pytest.mark.parametrize("against", [["vllm", "sglang"], ["ragtree"], ["vllm", "vllm"]])
 def test_what_is_no_baseline_is_refused_before_anything_starts(systems, against):
     with pytest.raises(ConfigError):
-        ReplayBenchmark(systems, against, ReplaySettings(REQUESTS, WARM_UP, 0))
+        ReplayBenchmark(systems, against, ReplaySettings(REQUESTS, DRAWN, 0))
 
 
 async def test_what_was_served_is_counted_from_the_first_arrival(systems):
@@ -155,6 +157,13 @@ async def test_all_get_the_same_prompts_and_only_caches_are_warmed_up(systems):
     assert ours[REQUESTS + WARM_UP - BASELINE_WARM_UP :] == prefix[REQUESTS:]
     assert plain[REQUESTS:] == ours[REQUESTS + WARM_UP :][: UNLOADED + 3 * REQUESTS]
     assert len(set(ours)) == len(ours)
+    assert sorted(ours[REQUESTS : REQUESTS + EVERY]) == [f"the set's document {number}" for number in range(EVERY)]
+
+
+async def test_documents_that_every_engine_keeps_tell_nothing(systems):
+    benchmark = ReplayBenchmark(systems, ["vllm"], ReplaySettings(REQUESTS, DRAWN, 0))
+    with pytest.raises(ConfigError, match="80 tokens, and every engine alone keeps 30"):
+        await benchmark.run(list(islice(prompts(), 1)), prompts(), lambda *_: None)
 
 
 async def test_systems_take_turns_in_alternating_order(systems):
@@ -182,7 +191,7 @@ async def test_tokens_are_counted_by_where_they_came_from(systems):
     assert (cold.rate, cold.token_hit_rate, cold.tokens["computed"]) == (None, 0, 100 * REQUESTS)
     assert (warm.token_hit_rate, warm.tokens["disk"], warm.tokens["computed"]) == (0.8, 80 * REQUESTS, 20 * REQUESTS)
     assert result.memory_tokens == {Tier.DISK: 7}
-    assert result.document_tokens == 1234
+    assert result.document_tokens == 80 * EVERY
 
 
 async def test_rates_follow_what_a_prompt_takes_without_reuse():

@@ -35,7 +35,12 @@ def replay(
     requests: Annotated[
         int, typer.Option(min=2, help="Requests at the first rate, on each system; at the others, for as long.")
     ] = 16,
-    warm_up: Annotated[int, typer.Option(min=0, help="Requests between the cold ones and what is measured.")] = 500,
+    warm_up: Annotated[
+        int, typer.Option(min=0, help="Requests that warm caches up, after each prompt came once.")
+    ] = 200,
+    kv_tokens: Annotated[
+        int, typer.Option(min=64, help="KV cache of each engine in tokens: documents outgrow it several times.")
+    ] = 23_296,
     questions: Annotated[int, typer.Option(min=1, help="Questions to retrieve documents for.")] = 300,
     part_tokens: PartTokensOption = 1000,
     top_k: TopKOption = 2,
@@ -46,19 +51,20 @@ def replay(
     """TTFT and throughput against vLLM without reuse, and with its own prefix cache, under Poisson arrivals."""
     from benchmarks.engines import EngineMaker
     from benchmarks.replay import ReplayBenchmark, ReplaySettings
-    from benchmarks.retrieved_prompts import document_tokens
     from benchmarks.systems import OURS, Systems
     from generator.models import ModelStore
     from services.cli.bench.prompts import retrieved_prompts
 
     config = load_config()
     baselines = [name.strip() for name in against.split(",")]
-    engines = EngineMaker(config.generator, ModelStore(config.cache_dir), at_once=len(baselines) + 1)
+    engines = EngineMaker(
+        config.generator, ModelStore(config.cache_dir), at_once=len(baselines) + 1, kv_tokens=kv_tokens
+    )
     systems = Systems(engines, config.controller, config.cache_dir / "profiles")
     benchmark = ReplayBenchmark(systems, baselines, ReplaySettings(requests, warm_up, seed, _rates(rates)))
     with StepBars() as show:
         drawn = retrieved_prompts(config, data, workload, questions, part_tokens, top_k, seed, show)
-        result = asyncio.run(benchmark.run(drawn.draw(popularity, seed), document_tokens(drawn.all()), show))
+        result = asyncio.run(benchmark.run(list(drawn.all()), drawn.draw(popularity, seed), show))
     if as_json:
         print_json(result)
         return
