@@ -124,7 +124,7 @@ class ReplayBenchmark:
     async def run(self, every: Sequence[Prompt], prompts: Iterator[Prompt], progress: Progress) -> ReplayResult:
         """Replay ``prompts``, draws without end from ``every`` one that there is.
 
-        Raises ConfigError where their documents are no more than an engine keeps, and what systems raise.
+        Raises ConfigError where their documents do not outgrow the engines' KV cache, and what systems raise.
         """
         settings = self._settings
         first = list(islice(prompts, settings.requests))
@@ -135,7 +135,9 @@ class ReplayBenchmark:
             needed, kept = document_tokens(every), systems[OURS].cache_tokens
             if needed < OUTGROWN * kept:
                 raise ConfigError(
-                    f"the documents come to {needed} tokens, and every engine alone keeps {kept} of them", "kv_tokens"
+                    f"the documents come to {needed} tokens, less than {OUTGROWN:g} times the {kept} that every engine "
+                    "keeps: ask more questions, or give the engines less",
+                    "kv_tokens",
                 )
             cold = {}
             for name, system in systems.items():
@@ -162,7 +164,7 @@ class ReplayBenchmark:
             document_tokens=needed,
             cache_tokens=systems[OURS].cache_tokens,
             memory_tokens=systems[OURS].memory_tokens,
-            prompt_tokens=mean(prompt.token_count for prompt in (*first, *warming)),
+            prompt_tokens=mean(prompt.token_count for prompt in (*first, *next_ones)),
             rates=list(rates),
             systems=results,
             ttft_ratio={name: over_all for name, (over_all, _) in ratios.items()},

@@ -34,7 +34,8 @@ CASES = ("plain", "floor", "miss", "gpu", "host", "disk")
 class TiersResult(msgspec.Struct, frozen=True):
     """Medians over rounds: ``ttft_ms`` by case; a ratio is the median of the ratios round by round.
 
-    Bandwidths are bytes a second of what was loaded, those of plain copies and file reads of as many bytes beside them.
+    Bandwidths are bytes a second of what was loaded, with all threads that loads have. Beside them those of a plain
+    copy and a plain read of a file of as many bytes, each with one thread.
     """
 
     rounds: int

@@ -46,7 +46,7 @@ class PagedBlocks:
         self._spans = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         self.page_bytes: int = ends[-1]
         self._device = self._rows[0].device
-        self._lanes = [_by_lanes(row) for row in self._rows]
+        self._lanes = _by_lanes(self._rows)
         # Plain memory: numpy copies a slab in a fraction of what a torch call costs.
         self._flat = [_flat_bytes(row) for row in self._rows] if self._device.type == "cpu" else None
         self._streams = threading.local()
@@ -158,16 +158,21 @@ def _by_block(name: str, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
     return cache.movedim(dims[0], 0)
 
 
-def _by_lanes(row: torch.Tensor) -> torch.Tensor:
-    """The same memory in the widest numbers, which torch copies fastest: shape [blocks, lanes] where it can be."""
-    size, stride, offset = (
-        count * row.element_size() for count in (row[0].numel(), row.stride(0), row.storage_offset())
-    )
-    if not row[0].is_contiguous() or any(count % torch.int64.itemsize for count in (size, stride, offset)):
-        return row
+def _by_lanes(rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The same memory in the widest numbers, which torch copies fastest: shapes [blocks, lanes] where that can be."""
     width = torch.int64.itemsize
-    lanes = torch.empty(0, dtype=torch.int64, device=row.device)
-    return lanes.set_(row.untyped_storage(), offset // width, (row.shape[0], size // width), (stride // width, 1))
+    places = [
+        tuple(count * row.element_size() for count in (row[0].numel(), row.stride(0), row.storage_offset()))
+        for row in rows
+    ]
+    if not all(row[0].is_contiguous() for row in rows) or any(count % width for place in places for count in place):
+        return list(rows)
+    return [
+        torch.empty(0, dtype=torch.int64, device=row.device).set_(
+            row.untyped_storage(), offset // width, (row.shape[0], size // width), (stride // width, 1)
+        )
+        for row, (size, stride, offset) in zip(rows, places, strict=True)
+    ]
 
 
 def _flat_bytes(row: torch.Tensor) -> NDArray[np.uint8]:

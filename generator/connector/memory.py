@@ -43,7 +43,7 @@ def describe(
     disk = pages_of(settings.disk_gib, size + _FILE_BYTES) if settings.disk_dir is not None else 0
     count = max(1, min(_PROBE_BYTES // size, num_blocks - 1))
     disk_rate = _disk_rate(tiers[Tier.DISK], blocks, count)
-    # Behind it, as it leaves zeros in the blocks again.
+    # Behind the disk's probe, whose bytes lie in the blocks: this one leaves zeros there.
     host_rate = _host_rate(blocks, count)
     return KvMemory(
         fingerprint=fingerprint,
@@ -100,12 +100,12 @@ def _write(disk: KvTier, node: KvNode, count: int) -> None:
             writer.page(index)[:] = index % 251
 
 
-def _load_rate(disk: KvTier, node: KvNode, blocks: PagedBlocks, most: int) -> float | None:
+def _load_rate(disk: KvTier, node: KvNode, blocks: PagedBlocks, most_pages: int) -> float | None:
     """Bytes a second of the second load: by then the file is in the file cache, as what was asked for lately is.
 
-    ``most`` of its pages are loaded, into the blocks behind the first.
+    At most ``most_pages`` of it are loaded, into the blocks behind the first.
     """
-    count = min(most, len(pages_spanned(node.prefix_tokens, node.tokens, blocks.page_tokens)))
+    count = min(most_pages, len(pages_spanned(node.prefix_tokens, node.tokens, blocks.page_tokens)))
     seconds = 0.0
     try:
         for _ in range(2):

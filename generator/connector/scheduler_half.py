@@ -44,6 +44,8 @@ class SchedulerHalf:
         self._owners: dict[int, tuple[Execution, int]] = {}
         self._numbers = count(1)
         self._loads: list[Load] = []
+        # Those in the background that have not ended, though their requests may have.
+        self._loading: set[str] = set()
         self._queued: list[Transfer] = []
         self._under_way: dict[int, Transfer] = {}
         # Orders outside of plans: the transfers that they wait for, and what failed of them.
@@ -122,7 +124,10 @@ class SchedulerHalf:
             return
         assert offer.local + external == offer.end, "blocks were given for another load than was offered"
         held = {node.key: self._gpu.blocks(node.key) for node in execution.nodes if node.key in self._gpu}
-        self._loads.append(Load(request.request_id, tuple(execution.pieces(held)), execution.in_background))
+        load = Load(request.request_id, tuple(execution.pieces(held)), execution.in_background)
+        self._loads.append(load)
+        if load.background:
+            self._loading.add(load.request_id)
 
     def step(self, output: "SchedulerOutput") -> StepJobs:
         """The jobs that go with a step, once it is known what the step computes."""
@@ -141,7 +146,7 @@ class SchedulerHalf:
                 self._executions[request_id].blocks = []
         self._relieve(output.num_scheduled_tokens)
         # With nobody waiting there is nothing to pause for, and who comes next would wait for the end of the pause.
-        idle = not output.total_num_scheduled_tokens and bool(self._requests or self.busy)
+        idle = not output.total_num_scheduled_tokens and bool(self._requests or self._loading or self.busy)
         jobs = StepJobs(self._loads, self._queued, self._purges, self._inquiries, idle)
         self._loads, self._queued, self._purges, self._inquiries = [], [], [], []
         return jobs
@@ -154,6 +159,7 @@ class SchedulerHalf:
                 own = ResidencyReport(Tier.GPU, self._gpu.nodes(), self._instance)
                 self._held[name] = (own, *reports)
                 self._unanswered.discard(name)
+            self._loading -= results.loads.keys()
             for request_id, load in results.loads.items():
                 self._lost.update(dict.fromkeys(load.lost))
                 # A request may end in the very step that it loaded for.

@@ -4,6 +4,7 @@ Worker-side calls of vLLM's contract end up here. Loads from host memory are don
 from disk, and everything that leaves the blocks, in threads beside the engine's own.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,8 +29,18 @@ class _SharedLoad:
     """A load that several threads carry out, as far as they have come: what the last one to end it reports."""
 
     open_shares: int
-    began: float = field(default_factory=time.perf_counter)
-    lost: dict[tuple[str, Tier], None] = field(default_factory=dict)
+    _began: float = math.inf
+    _lost: dict[tuple[str, Tier], None] = field(default_factory=dict)
+
+    def ended(self, began: float, result: LoadResult) -> None:
+        """Take in a share that has ended now."""
+        self.open_shares -= 1
+        self._began = min(self._began, began)
+        self._lost.update(dict.fromkeys(result.lost))
+
+    def result(self) -> LoadResult:
+        """What all of them came to by now, from the beginning of the first one on."""
+        return LoadResult(time.perf_counter() - self._began, tuple(self._lost))
 
 
 class WorkerHalf:
@@ -122,14 +133,13 @@ class WorkerHalf:
             self._loaders.submit(self._load_share, share, under_way)
 
     def _load_share(self, share: Load, under_way: "_SharedLoad") -> None:
+        began = time.perf_counter()
         result, failed = self._load(share)
         with self._news:
             self._failed |= failed
-            under_way.lost.update(dict.fromkeys(result.lost))
-            under_way.open_shares -= 1
+            under_way.ended(began, result)
             if not under_way.open_shares:
-                seconds = time.perf_counter() - under_way.began
-                self._results.loads[share.request_id] = LoadResult(seconds, tuple(under_way.lost))
+                self._results.loads[share.request_id] = under_way.result()
                 self._loaded.add(share.request_id)
                 self._news.notify_all()
 
@@ -145,7 +155,11 @@ class WorkerHalf:
                 _tell("kv_not_loaded", error, node=piece.key, tier=piece.tier)
                 lost.append((piece.key, piece.tier))
                 failed.update(piece.blocks)
-        self._blocks.finish()
+        try:
+            self._blocks.finish()
+        except Exception as error:
+            _tell("kv_not_loaded", error, request=load.request_id)
+            failed.update(block for piece in load.pieces for block in piece.blocks)
         return LoadResult(time.perf_counter() - began, tuple(lost)), failed
 
     def _fill(self, piece: Piece) -> None:

@@ -57,3 +57,14 @@ def test_what_lies_behind_the_last_token_is_read_as_zeros():
     assert (first[:, :, 3] == 0).all()
     assert (first[:, :, :3] == whole.view(np.float32)[:128].reshape(2, 2, TOKENS, 8)[:, :, :3]).all()
     assert (second.reshape(2, 3, TOKENS, 8)[:, :, 3] == 0).all()
+
+
+def test_layers_whose_blocks_are_no_whole_lanes_are_written_too():
+    blocks = small_cache(BLOCKS, 3, 1, 1, torch.int8)
+    assert blocks.page_bytes % 8
+    pages = np.random.default_rng(0).integers(0, 256, (4, blocks.page_bytes), np.uint8)
+    blocks.write(pages, [2, 3, 0], [5, 1, 7])
+    for row, block in ((2, 5), (3, 1), (0, 7)):
+        page = np.empty(blocks.page_bytes, np.uint8)
+        blocks.read(block, page, 3)
+        assert (page == pages[row]).all()

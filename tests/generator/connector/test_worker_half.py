@@ -1,0 +1,104 @@
+"""Loads in the background, whose pages threads share: all of it is there when the request hears of it, or named."""
+
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm")
+
+import torch
+from small_cache import small_cache
+
+from generator.connector.metadata import Load, Piece, StepJobs
+from generator.connector.worker_half import WorkerHalf
+from generator.tiers.disk import DiskTier
+from generator.tiers.null import NullTier
+from protocol.kv import KvMemory, KvNode
+from protocol.tiers import Tier
+
+BLOCKS, PAGE_TOKENS, PAGES = 20, 4, 6
+PATIENCE_S = 10.0
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request):
+    return request.param
+
+
+class Loading:
+    """A worker half over a small cache, and two nodes of six pages each on disk."""
+
+    def __init__(self, folder, threads: int) -> None:
+        self.blocks = small_cache(BLOCKS, PAGE_TOKENS, 8, 4, torch.bfloat16)
+        self._folder = folder
+        disk = DiskTier(folder, "weights", PAGE_TOKENS, self.blocks.page_bytes, 1 << 20)
+        self.pages = {}
+        for prefix, name in enumerate(("aa", "bb")):
+            node = KvNode(name, "tenant", (name,), prefix * PAGES * PAGE_TOKENS, PAGES * PAGE_TOKENS)
+            self.pages[name] = np.random.default_rng(prefix).integers(0, 256, (PAGES, self.blocks.page_bytes), np.uint8)
+            with disk.writing(node, None) as writer:
+                for index, page in enumerate(self.pages[name]):
+                    writer.page(index)[:] = page
+        memory = KvMemory("weights", "boot", PAGE_TOKENS, self.blocks.page_bytes, BLOCKS, 0, 9, 0.0, 1.0, "cpu")
+        self.worker = WorkerHalf(self.blocks, {Tier.HOST: NullTier(Tier.HOST), Tier.DISK: disk}, memory, threads)
+        self.worker.take_results()
+
+    def load(self, *pieces: Piece) -> None:
+        """Load, and wait until the request hears of it."""
+        self.worker.load(StepJobs(loads=[Load("request", pieces, True)]))
+        until = time.monotonic() + PATIENCE_S
+        while "request" not in self.worker.take_loaded():
+            assert time.monotonic() < until, "the request waits for ever"
+            self.worker.pause(StepJobs(idle=True))
+
+    def spoil(self, name: str, page: int) -> None:
+        """Flip a bit of a node's page."""
+        (file,) = self._folder.rglob(f"{name}*.safetensors")
+        with file.open("r+b") as opened:
+            opened.seek(page * self.blocks.page_bytes - PAGES * self.blocks.page_bytes, 2)
+            byte = opened.read(1)[0]
+            opened.seek(-1, 1)
+            opened.write(bytes([byte ^ 1]))
+
+    def page(self, block: int) -> np.ndarray:
+        page = np.empty(self.blocks.page_bytes, np.uint8)
+        self.blocks.read(block, page, PAGE_TOKENS)
+        return page
+
+
+@pytest.fixture
+def loading(tmp_path, threads):
+    loading = Loading(tmp_path, threads)
+    yield loading
+    loading.worker.close()
+
+
+def test_all_pages_are_there_once_the_request_hears_of_it(loading):
+    loading.load(Piece("aa", Tier.DISK, 0, (3, 9, 4, 1, 7, 5)), Piece("bb", Tier.DISK, 2, (8, 2, 6)))
+    for name, first, blocks in (("aa", 0, (3, 9, 4, 1, 7, 5)), ("bb", 2, (8, 2, 6))):
+        for index, block in enumerate(blocks, start=first):
+            assert (loading.page(block) == loading.pages[name][index]).all()
+    assert loading.worker.take_failed() == set()
+    result = loading.worker.take_results().loads["request"]
+    assert result.lost == ()
+    assert result.seconds > 0
+
+
+@pytest.mark.parametrize("spoilt", [0, 3, 5])
+def test_a_bad_page_in_whichever_share_is_named_and_the_other_node_is_good(loading, spoilt):
+    loading.spoil("bb", spoilt)
+    loading.load(Piece("aa", Tier.DISK, 0, (3, 9, 4, 1, 7, 5)), Piece("bb", Tier.DISK, 0, (8, 2, 6, 10, 11, 12)))
+    failed = loading.worker.take_failed()
+    assert (8, 2, 6, 10, 11, 12)[spoilt] in failed
+    assert failed <= {8, 2, 6, 10, 11, 12}
+    for index, block in enumerate((3, 9, 4, 1, 7, 5)):
+        assert (loading.page(block) == loading.pages["aa"][index]).all()
+    for index, block in enumerate((8, 2, 6, 10, 11, 12)):
+        assert block in failed or (loading.page(block) == loading.pages["bb"][index]).all()
+    assert loading.worker.take_results().loads["request"].lost == (("bb", Tier.DISK),)
+
+
+def test_a_load_of_nothing_ends_too(loading):
+    loading.load()
+    assert loading.worker.take_results().loads["request"].lost == ()
