@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from engine_contract import STORY, EngineContract, plan, steps_of, text_of, user
 from platformdirs import user_cache_path
+from processes import engines_under
 
 from generator.factory import GeneratorFactory
 from generator.layout import SegmentLayout
@@ -187,15 +188,11 @@ async def test_without_the_connector_a_deletion_empties_vllms_own_cache_under_wh
         await engine.close()
 
 
-def _engine_cores() -> set[psutil.Process]:
-    return {child for child in psutil.Process().children(recursive=True) if "EngineCore" in child.name()}
-
-
 async def test_when_its_process_dies_streams_end_and_it_says_so(new_engine, layout):
-    others = _engine_cores()
+    others = engines_under(psutil.Process())
     dying = new_engine()
     await dying.start()
-    (core,) = _engine_cores() - others
+    (core,) = engines_under(psutil.Process()) - others
     async with aclosing(dying.stream(plan(layout), Sampling(max_tokens=300))) as stream:
         await anext(stream)
         core.kill()

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import psutil
 from httpx_sse import connect_sse
+from processes import engines_under
 
 from protocol.documents import UNFINISHED
 from services.process import StackProcess
@@ -114,6 +115,11 @@ class StackUnderTest:
             for process in psutil.Process(self.running.pid).children(recursive=True)
             if named in " ".join(process.cmdline()) or named in process.name()
         ]
+
+    def engines(self) -> set[psutil.Process]:
+        """The processes of vLLM's engines."""
+        assert self.running is not None
+        return engines_under(psutil.Process(self.running.pid))
 
     def is_ready(self) -> bool:
         with self.client() as client:

@@ -140,7 +140,7 @@ def test_the_openai_client_works_unchanged(client):
 def test_a_client_that_leaves_stops_the_engine(vllm_stack):
     """An answer left after its first words must not keep the engine busy: it would be seen on the processor."""
     asked = {**QUESTION, "query": "Tell me everything about Freedonia.", "max_tokens": 250}
-    (engine,) = vllm_stack.processes("EngineCore")
+    (engine,) = vllm_stack.engines()
     began = time.monotonic()
     whole = vllm_stack.query(**asked).json()
     whole_s = time.monotonic() - began
@@ -156,7 +156,7 @@ def test_a_client_that_leaves_stops_the_engine(vllm_stack):
 
 
 def test_a_dead_engine_is_a_503_and_is_replaced(vllm_stack):
-    (engine,) = vllm_stack.processes("EngineCore")
+    (engine,) = vllm_stack.engines()
     engine.kill()
     psutil.wait_procs([engine], timeout=10)
     refused = until(lambda: (reply := vllm_stack.query(**QUESTION)).status_code != 200 and reply)

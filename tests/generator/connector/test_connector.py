@@ -12,6 +12,7 @@ import pytest_asyncio
 from kernel_limits import largest_file
 from plans import DISK, GPU, HOST, PAGE_TOKENS, Path, ask, held, segment
 from platformdirs import user_cache_path
+from processes import engines_under
 from safetensors.numpy import load_file
 
 from generator.models import ModelStore
@@ -333,12 +334,10 @@ class TestFaults:
 
 async def test_a_killed_engine_leaves_only_whole_nodes(model, tmp_path):
     """SIGKILL in the middle of a save; the next engine serves what was published, and nothing else."""
-    before = set(psutil.Process().children(recursive=True))
+    before = engines_under(psutil.Process())
     first = VllmEngine(settings(tmp_path), model)
     await first.start()
-    (core,) = [
-        child for child in set(psutil.Process().children(recursive=True)) - before if "EngineCore" in child.name()
-    ] or [max(set(psutil.Process().children(recursive=True)) - before, key=lambda child: child.memory_info().rss)]
+    (core,) = engines_under(psutil.Process()) - before
     saved = Path((SYSTEM, THIRD), namespace="saved")
     await put(first, saved, HOST)
     assert await first.carry_out(Orders(saved.moves(HOST, DISK, evict=False))) == ()
