@@ -21,6 +21,11 @@ _BLOCK = 32
 """Tokens of a block where the size of the KV cache is given."""
 
 
+def kv_cache_of(tokens: int) -> dict[str, int]:
+    """VLLM's arguments for a KV cache of so many tokens, in whole blocks."""
+    return {"block_size": _BLOCK, "num_gpu_blocks_override": tokens // _BLOCK}
+
+
 class Generation(msgspec.Struct, frozen=True):
     """What came of one plan: milliseconds to the first token as its caller saw them, the prefill, and the answer."""
 
@@ -61,7 +66,7 @@ class EngineMaker:
     def __init__(
         self, settings: GeneratorSettings, models: ModelStore, at_once: int = 1, kv_tokens: int | None = None
     ) -> None:
-        cache = {"block_size": _BLOCK, "num_gpu_blocks_override": kv_tokens // _BLOCK} if kv_tokens else {}
+        cache = kv_cache_of(kv_tokens) if kv_tokens is not None else {}
         self._settings = settings.model_copy(
             update={
                 "cpu_threads": len(os.sched_getaffinity(0)),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.engines import EngineMaker, Generation, generate
+from benchmarks.engines import EngineMaker, Generation, generate, kv_cache_of
 from benchmarks.local_stack import LocalStack
 from benchmarks.progress import Progress
 from cachectl.settings import ControllerSettings
@@ -25,7 +25,7 @@ from protocol.prompts import Prompt
 NAMESPACE = "exactness"
 # So little that the documents of some hundred prompts do not fit, and each tier has to pass them on to the next.
 SMALL = {"gpu_share": 0.5, "host_gib": 0.15, "disk_gib": 0.6}
-SMALL_ENGINE = {"num_gpu_blocks_override": 80, "block_size": 32}
+SMALL_ENGINE = kv_cache_of(2_560)
 SIDE_BY_SIDE = 4
 
 

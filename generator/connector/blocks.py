@@ -48,7 +48,9 @@ class PagedBlocks:
         self._device = self._rows[0].device
         self._lanes = _by_lanes(self._rows)
         # Plain memory: numpy copies a slab in a fraction of what a torch call costs.
-        self._flat = [_flat_bytes(row) for row in self._rows] if self._device.type == "cpu" else None
+        self._flat = (
+            [_in_numbers(row, torch.uint8).numpy() for row in self._rows] if self._device.type == "cpu" else None
+        )
         self._streams = threading.local()
         self._token_of = np.concatenate(
             [
@@ -161,30 +163,24 @@ def _by_block(name: str, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
 def _by_lanes(rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The same memory in the widest numbers, which torch copies fastest: shapes [blocks, lanes] where that can be."""
     width = torch.int64.itemsize
-    places = [
-        tuple(count * row.element_size() for count in (row[0].numel(), row.stride(0), row.storage_offset()))
-        for row in rows
-    ]
-    if not all(row[0].is_contiguous() for row in rows) or any(count % width for place in places for count in place):
-        return list(rows)
-    return [
-        torch.empty(0, dtype=torch.int64, device=row.device).set_(
-            row.untyped_storage(), offset // width, (row.shape[0], size // width), (stride // width, 1)
-        )
-        for row, (size, stride, offset) in zip(rows, places, strict=True)
-    ]
+    if all(row[0].is_contiguous() and not any(count % width for count in _extent(row)) for row in rows):
+        return [_in_numbers(row, torch.int64) for row in rows]
+    return list(rows)
 
 
-def _flat_bytes(row: torch.Tensor) -> NDArray[np.uint8]:
+def _in_numbers(row: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same memory in other numbers, shape [blocks, a block's]. Raises ConfigError for blocks in several pieces."""
     if not row[0].is_contiguous():
         raise ConfigError(f"a block of a KV cache of shape {tuple(row.shape)} is not one stretch of memory")
-    stride = row.stride(0) * row.element_size()
-    size = row[0].numel() * row.element_size()
-    base = row.untyped_storage()
-    flat = torch.tensor([], dtype=torch.uint8).set_(base)
-    return np.lib.stride_tricks.as_strided(
-        flat.numpy()[row.storage_offset() * row.element_size() :], (row.shape[0], size), (stride, 1)
-    )
+    size, stride, offset = (count // dtype.itemsize for count in _extent(row))
+    numbers = torch.empty(0, dtype=dtype, device=row.device)
+    return numbers.set_(row.untyped_storage(), offset, (row.shape[0], size), (stride, 1))
+
+
+def _extent(row: torch.Tensor) -> tuple[int, int, int]:
+    """Bytes of a block, from one block to the next, and before the first."""
+    size = row.element_size()
+    return row[0].numel() * size, row.stride(0) * size, int(row.storage_offset()) * size
 
 
 def _token_map(

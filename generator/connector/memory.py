@@ -1,6 +1,7 @@
 """What an instance keeps KV in: its tiers, opened as configured, and how fast they are."""
 
 import time
+from collections.abc import Callable
 from uuid import uuid4
 
 import numpy as np
@@ -67,14 +68,12 @@ def pages_of(gib: float, page_bytes: int) -> int:
 def _host_rate(blocks: PagedBlocks, count: int) -> float:
     """Bytes a second from host memory into the engine's blocks, nobody using them yet."""
     pages = np.full((count, blocks.page_bytes), 0, np.uint8)
-    seconds = 0.0
-    # The first time memory is touched is not what a load costs.
-    for _ in range(2):
-        began = time.perf_counter()
+
+    def load() -> None:
         blocks.write(pages, range(count), range(1, count + 1))
         blocks.finish()
-        seconds = time.perf_counter() - began
-    return pages.nbytes / seconds
+
+    return pages.nbytes / _second_time_s(load)
 
 
 def _disk_rate(disk: KvTier, blocks: PagedBlocks, count: int) -> float | None:
@@ -101,19 +100,26 @@ def _write(disk: KvTier, node: KvNode, count: int) -> None:
 
 
 def _load_rate(disk: KvTier, node: KvNode, blocks: PagedBlocks, most_pages: int) -> float | None:
-    """Bytes a second of the second load: by then the file is in the file cache, as what was asked for lately is.
+    """Bytes a second from a file in the file cache, as what was asked for lately is; None where it cannot be read.
 
     At most ``most_pages`` of it are loaded, into the blocks behind the first.
     """
     count = min(most_pages, len(pages_spanned(node.prefix_tokens, node.tokens, blocks.page_tokens)))
-    seconds = 0.0
+
+    def load() -> None:
+        with disk.reading(node.key, None) as reader:
+            reader.load(0, range(1, count + 1), blocks)
+        blocks.finish()
+
     try:
-        for _ in range(2):
-            began = time.perf_counter()
-            with disk.reading(node.key, None) as reader:
-                reader.load(0, range(1, count + 1), blocks)
-            blocks.finish()
-            seconds = time.perf_counter() - began
+        return count * blocks.page_bytes / _second_time_s(load)
     except TierError:
         return None
-    return count * blocks.page_bytes / seconds
+
+
+def _second_time_s(load: Callable[[], None]) -> float:
+    """Seconds of a load done before: what a first touch of memory, or a first read of a file, takes is not counted."""
+    load()
+    began = time.perf_counter()
+    load()
+    return time.perf_counter() - began

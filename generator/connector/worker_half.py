@@ -32,10 +32,10 @@ class _SharedLoad:
     _began: float = math.inf
     _lost: dict[tuple[str, Tier], None] = field(default_factory=dict)
 
-    def ended(self, began: float, result: LoadResult) -> None:
+    def ended(self, result: LoadResult) -> None:
         """Take in a share that has ended now."""
         self.open_shares -= 1
-        self._began = min(self._began, began)
+        self._began = min(self._began, time.perf_counter() - result.seconds)
         self._lost.update(dict.fromkeys(result.lost))
 
     def result(self) -> LoadResult:
@@ -132,12 +132,11 @@ class WorkerHalf:
         for share in shares:
             self._loaders.submit(self._load_share, share, under_way)
 
-    def _load_share(self, share: Load, under_way: "_SharedLoad") -> None:
-        began = time.perf_counter()
+    def _load_share(self, share: Load, under_way: _SharedLoad) -> None:
         result, failed = self._load(share)
         with self._news:
             self._failed |= failed
-            under_way.ended(began, result)
+            under_way.ended(result)
             if not under_way.open_shares:
                 self._results.loads[share.request_id] = under_way.result()
                 self._loaded.add(share.request_id)

@@ -8,14 +8,9 @@ from generator.tiers.base import Page
 
 
 class MemoryBlocks:
-    """A ``PageTarget`` of ``count`` blocks, each of slabs of ``slab_bytes``; out of a CPU's reach if not ``reachable``.
+    """A ``PageTarget``: ``count`` blocks, each of slabs of ``slab_bytes``; off a CPU's reach if not ``reachable``."""
 
-    ``page_tokens`` and ``finish`` are an engine's blocks', for who measures them.
-    """
-
-    def __init__(self, count: int, slab_bytes: Sequence[int], reachable: bool = True, page_tokens: int = 16) -> None:
-        self.page_tokens = page_tokens
-        self.page_bytes = sum(slab_bytes)
+    def __init__(self, count: int, slab_bytes: Sequence[int], reachable: bool = True) -> None:
         self._slabs = [np.full((count, size), 0xAA, np.uint8) for size in slab_bytes]
         self._reachable = reachable
 
@@ -29,9 +24,6 @@ class MemoryBlocks:
 
     def in_place(self, block: int) -> list[Page]:
         return [slab[block] for slab in self._slabs] if self._reachable else []
-
-    def finish(self) -> None:
-        pass
 
     def page(self, block: int) -> Page:
         return np.concatenate([slab[block] for slab in self._slabs])
