@@ -181,6 +181,9 @@ class DiskTier:
         """Count a broken file and delete it, unless another has taken its name meanwhile."""
         path = self._folder.file(key)
         with self._lock:
+            if not os.fstat(descriptor).st_nlink:
+                # Gone already: one of several that read it has counted and deleted it.
+                return
             self.broken[damage] += 1
             log.warning("a copy on disk is broken", key=key, damage=damage.value)
             with suppress(OSError):

@@ -191,6 +191,16 @@ def test_the_error_of_another_tier_does_not_condemn_a_good_file(disk, tmp_path):
     assert held(disk) == {NODE.key}
 
 
+def test_what_several_readers_find_broken_is_counted_once(disk, tmp_path):
+    write(disk, NODE)
+    flip(file_of(tmp_path), 4096)
+    with disk.reading(NODE.key, None) as one, disk.reading(NODE.key, None) as another:
+        for reader in (one, another):
+            with pytest.raises(KvBroken):
+                reader.page(0)
+    assert disk.broken == {"checksum": 1}
+
+
 def test_a_good_file_that_took_a_broken_ones_name_stays(disk, tmp_path):
     write(disk, NODE)
     good = shutil.copy(file_of(tmp_path), tmp_path / "good")
