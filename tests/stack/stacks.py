@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import psutil
 from httpx_sse import connect_sse
-from processes import engines_under
+from processes import descendants, engines_under
 
 from protocol.documents import UNFINISHED
 from services.process import StackProcess
@@ -109,21 +109,19 @@ class StackUnderTest:
 
     def processes(self, named: str) -> list[psutil.Process]:
         """The stack's processes whose title or command line contains ``named``."""
-        assert self.running is not None
-        return [
-            process
-            for process in psutil.Process(self.running.pid).children(recursive=True)
-            if named in " ".join(process.cmdline()) or named in process.name()
-        ]
+        return descendants(self._root(), named)
 
     def engines(self) -> set[psutil.Process]:
         """The processes of vLLM's engines."""
-        assert self.running is not None
-        return engines_under(psutil.Process(self.running.pid))
+        return engines_under(self._root())
 
     def is_ready(self) -> bool:
         with self.client() as client:
             return client.get("/readyz").status_code == 200
+
+    def _root(self) -> psutil.Process:
+        assert self.running is not None
+        return psutil.Process(self.running.pid)
 
 
 def processes_on(folder: Path) -> list[psutil.Process]:
