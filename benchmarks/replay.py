@@ -162,7 +162,7 @@ class ReplayBenchmark:
         ratios = {name: ttft_ratios(results[name], results[OURS]) for name in self._names[:-1]}
         return ReplayResult(
             document_tokens=needed,
-            cache_tokens=systems[OURS].cache_tokens,
+            cache_tokens=kept,
             memory_tokens=systems[OURS].memory_tokens,
             prompt_tokens=mean(prompt.token_count for prompt in (*first, *next_ones)),
             rates=list(rates),

@@ -67,6 +67,7 @@ def pages_of(gib: float, page_bytes: int) -> int:
 
 def _host_rate(blocks: PagedBlocks, count: int) -> float:
     """Bytes a second from host memory into the engine's blocks, nobody using them yet."""
+    # Not np.zeros: all its pages would be the same page of zeros.
     pages = np.full((count, blocks.page_bytes), 0, np.uint8)
 
     def load() -> None:

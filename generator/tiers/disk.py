@@ -178,18 +178,17 @@ class DiskTier:
         return header
 
     def _discard(self, key: str, descriptor: int, damage: Damage) -> None:
-        """Count a broken file and delete it, unless another has taken its name meanwhile."""
+        """Count a broken file and delete it, unless it is gone or another has taken its name meanwhile.
+
+        Of several that read the same file, the first to get here counts it.
+        """
         path = self._folder.file(key)
-        with self._lock:
-            if not os.fstat(descriptor).st_nlink:
-                # Gone already: one of several that read it has counted and deleted it.
-                return
-            self.broken[damage] += 1
-            log.warning("a copy on disk is broken", key=key, damage=damage.value)
-            with suppress(OSError):
-                if os.path.samestat(os.fstat(descriptor), path.stat()):
-                    self._index.pop(key, None)
-                    path.unlink()
+        with self._lock, suppress(OSError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                self.broken[damage] += 1
+                log.warning("a copy on disk is broken", key=key, damage=damage.value)
+                self._index.pop(key, None)
+                path.unlink()
 
     @contextmanager
     def _temporary(self, key: str) -> Iterator[tuple[int, Path]]:
