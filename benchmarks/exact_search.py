@@ -25,7 +25,7 @@ class ExactSearch:
         self._embedder = build_embedder(settings.embedder)
         self._database = Database(folder / "store.sqlite3")
         self._chunks = Chunks()
-        self._index = FlatIndex(self._embedder.dimension)
+        self._index = FlatIndex(self._embedder.dimension, settings.index)
         # As the retriever's searches: a thread beside the event loop, on one core.
         self._pool = ThreadPoolExecutor(1, initializer=stay_single)
         with self._database.read() as transaction:
@@ -46,7 +46,7 @@ class ExactSearch:
         self._database.close()
 
     def _search(self, question: str, top_k: int) -> set[str]:
-        (hits,) = self._index.search(self._embedder.embed_query(question), top_k)
+        *_, hits = self._index.search(self._embedder.embed_query(question), top_k)
         with self._database.read() as transaction:
             chunks = self._chunks.resolve(transaction, self._collection, hits.ids.tolist())
         return {chunk.document_id for chunk in chunks.values()}

@@ -70,6 +70,8 @@ class ChunkSettings(BaseModel):
 class IndexSettings(BaseModel):
     """When a collection's index becomes an inverted file, of about ``4 * sqrt(n)`` lists, and how a search reads it.
 
+    A search in stages is as long as one in a single stage, and tells sooner what it may come to.
+
     The share of lists looks high, and is what questions need to find paragraphs: on SQuAD's 20,958 paragraphs under
     MiniLM a share of 0.1 loses 2 points of recall@5 against exact search, 0.2 loses 0.75, 0.4 and 0.5 lose
     0.2 to 0.4, which is within what 2,000 questions can tell apart.
@@ -81,6 +83,11 @@ class IndexSettings(BaseModel):
     retrain_growth: float = Field(2.0, gt=1, description="Train anew when the index has grown by this factor.")
     probe_share: float = Field(0.5, gt=0, le=1, description="Share of the lists that a search reads.")
     min_probes: int = Field(32, gt=0, description="Fewest lists that a search reads.")
+    lists: int | None = Field(None, gt=0, description="Lists of an inverted file; by default 4 * sqrt(vectors).")
+    stages: int = Field(16, gt=0, description="Most stages of a search.")
+    stage_ms: float = Field(
+        5.0, gt=0, description="A stage is expected to take at least so long; a search below two of them has one stage."
+    )
 
 
 class IngestSettings(BaseModel):

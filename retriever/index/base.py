@@ -38,7 +38,8 @@ class VectorIndex(Protocol):
     def search(self, query: Vector, k: int, allowed: Ids | None = None) -> Iterator[StageHits]:
         """The ``k`` nearest to ``query``, [dimension], among ``allowed`` (ascending ids); fewer if there are fewer.
 
-        Every stage gives the best of all vectors seen so far; the last is what a search in one stage would have given.
+        Hits come by score, the highest first, and then by id. Every stage gives the best of all vectors seen so far;
+        the last is what a search in one stage would have given then, to the last bit.
         """
 
     def add(self, ids: Ids, vectors: Vector) -> None:
@@ -49,6 +50,3 @@ class VectorIndex(Protocol):
 
     def ids(self) -> Ids:
         """The ids it holds, ascending."""
-
-    def dump(self) -> bytes:
-        """The index as bytes, from which ``load`` of its implementation makes an equal one."""

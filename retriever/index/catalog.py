@@ -62,7 +62,7 @@ class IndexCatalog:
 
     def add(self, collection: int, ids: Ids, vectors: Vector) -> None:
         """Add vectors to a collection's index, which is made if there is none."""
-        entry = self._entries.get(collection) or _Entry(FlatIndex(self._dimension), 0)
+        entry = self._entries.get(collection) or _Entry(FlatIndex(self._dimension, self._settings), 0)
         entry.vectors.add(ids, vectors)
         self._entries[collection] = entry._replace(changes=entry.changes + len(ids))
 
@@ -113,7 +113,9 @@ class IndexCatalog:
             index = None if flat else self._loaded(collection)
             if index is None:
                 ids, vectors = self._vectors(live, transaction)
-                index = FlatIndex(self._dimension) if flat else IVFIndex.train(ids, vectors, self._settings)
+                index = (
+                    FlatIndex(self._dimension, self._settings) if flat else IVFIndex.train(ids, vectors, self._settings)
+                )
                 if flat:
                     index.add(ids, vectors)
                 self._entries[collection] = _Entry(index, len(ids))

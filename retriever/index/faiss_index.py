@@ -1,22 +1,39 @@
-"""What every index on Faiss has in common: a lock, and how vectors go in and out."""
+"""What every index on Faiss has in common: a lock, and searches that go on in stages while it changes."""
 
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import faiss
-import numpy as np
 
 from retriever.embedding.base import Vector
 from retriever.index.base import Ids, StageHits
 from retriever.index.lock import ReadWriteLock
+from retriever.index.pace import Pace
+from retriever.index.ranking import Ranking
+from retriever.index.slices import Slice
+from retriever.settings import IndexSettings
+
+Scan = Callable[[int, int, Ids, Vector], None]
+"""Writes the best hits of the units from ``begin`` up to ``end``, as a part of a ranking is written."""
 
 
 class FaissIndex:
     """A Faiss index with ids of our own, which any number may search while one thread changes it."""
 
-    def __init__(self, index: faiss.Index) -> None:
-        self._lock = ReadWriteLock()
+    def __init__(
+        self, index: faiss.Index, settings: IndexSettings, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         # Faiss's type stubs lack half of what is called here.
         self._index: Any = index
+        self._settings = settings
+        self._lock = ReadWriteLock()
+        self._clock = clock
+        self._version = 0
+        # A filter has a pace of its own: what it leaves out takes less time.
+        self._paces = {filtered: Pace(settings) for filtered in (False, True)}
 
     @property
     def size(self) -> int:
@@ -25,21 +42,41 @@ class FaissIndex:
 
     def add(self, ids: Ids, vectors: Vector) -> None:
         """Add vectors under new ids."""
-        with self._lock.writing():
+        with self._changing():
             self._index.add_with_ids(vectors, ids)
 
     def remove(self, ids: Ids) -> None:
         """Remove vectors; ids that it does not hold are ignored."""
         if len(ids):
-            with self._lock.writing():
-                self._index.remove_ids(np.ascontiguousarray(ids, np.int64))
+            with self._changing():
+                self._index.remove_ids(ids)
 
-    def dump(self) -> bytes:
-        """The index as bytes, without what its class knows beside it."""
-        return bytes(faiss.serialize_index(self._index))
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        with self._lock.writing():
+            yield
+            self._changed()
 
-    def _one_stage(self, query: Vector, k: int, parameters: faiss.SearchParameters | None) -> StageHits:
-        """The hits of a whole search; the caller holds the lock for reading."""
-        scores, ids = self._index.search(query[None], k, params=parameters)
-        found = ids[0] >= 0
-        return StageHits(ids[0][found], scores[0][found], 1, 1)
+    def _changed(self) -> None:
+        """Note a change; the lock is held for writing."""
+        self._version += 1
+
+    def _staged(self, k: int, slices: Sequence[Slice], version: int, scan: Scan, pace: Pace) -> Iterator[StageHits]:
+        """The ``k`` best after each slice of what was there at ``version``; there must be a slice.
+
+        The lock is free between two stages, as whoever reads the hits may take their time. What changes there may
+        move a document from where the search would yet have come to where it has been, so the last stage of a search
+        that met a change reads everything.
+        """
+        best = Ranking(k)
+        of = len(slices)
+        for stage, (first, end, count) in enumerate(slices, start=1):
+            with self._lock.reading():
+                again = stage == of and self._version != version
+                if again:
+                    best = Ranking(k)
+                began = self._clock()
+                hits = best.take(partial(scan, 0 if again else first, end))
+                seconds = self._clock() - began
+            pace.learn(sum(each.vectors for each in slices) if again else count, seconds)
+            yield StageHits(*hits, stage, of)

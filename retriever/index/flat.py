@@ -1,6 +1,7 @@
 """The exact index."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from time import perf_counter
 
 import faiss
 import numpy as np
@@ -8,6 +9,8 @@ import numpy as np
 from retriever.embedding.base import Vector
 from retriever.index.base import Ids, StageHits
 from retriever.index.faiss_index import FaissIndex
+from retriever.index.slices import equal_slices
+from retriever.settings import IndexSettings
 
 
 class FlatIndex(FaissIndex):
@@ -15,24 +18,42 @@ class FlatIndex(FaissIndex):
 
     kind = "flat"
 
-    def __init__(self, dimension: int) -> None:
-        super().__init__(faiss.IndexIDMap2(faiss.IndexFlatIP(dimension)))
-
-    @classmethod
-    def load(cls, dump: bytes) -> "FlatIndex":
-        """The index that ``dump`` wrote."""
-        index = cls(1)
-        index._index = faiss.deserialize_index(np.frombuffer(dump, np.uint8))
-        return index
+    def __init__(self, dimension: int, settings: IndexSettings, clock: Callable[[], float] = perf_counter) -> None:
+        self._flat = faiss.IndexFlatIP(dimension)
+        super().__init__(faiss.IndexIDMap2(self._flat), settings, clock)
 
     def search(self, query: Vector, k: int, allowed: Ids | None = None) -> Iterator[StageHits]:
-        """The ``k`` nearest vectors, in one stage."""
+        """The ``k`` nearest vectors: of all rows in stages, of those allowed in one."""
+        asked = query[None]
         selector = None if allowed is None else faiss.IDSelectorBatch(allowed)
-        parameters = None if selector is None else faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
+
+        def scan_rows(begin: int, end: int, ids: Ids, scores: Vector) -> None:
+            # Since they were cut into slices, rows may have gone; or come, which are the last slice's.
+            rows = self._rows()[begin : end if end < size else None]
+            if count := min(len(ids), len(rows)):
+                found, places = faiss.knn(asked, rows, count, faiss.METRIC_INNER_PRODUCT)
+                scores[:count], ids[:count] = found[0], self._row_ids()[begin + places[0]]
+            ids[count:], scores[count:] = -1, -np.inf
+
+        def scan_allowed(_begin: int, _end: int, ids: Ids, scores: Vector) -> None:
+            parameters = faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
+            self._index.search(asked, len(ids), params=parameters, I=ids[None], D=scores[None])
+
+        pace = self._paces[selector is not None]
         with self._lock.reading():
-            hits = self._one_stage(query, max(1, min(k, self.size)), parameters)
-        yield hits
+            size, version = self.size, self._version
+        slices = equal_slices(size, 1 if selector else pace.stages(size))
+        scan = scan_allowed if selector else scan_rows
+        return self._staged(max(1, min(k, size)), slices, version, scan, pace)
 
     def ids(self) -> Ids:
         """The ids it holds, ascending."""
-        return np.sort(faiss.vector_to_array(self._index.id_map))
+        return np.sort(self._row_ids())
+
+    def _rows(self) -> Vector:
+        """The vectors where Faiss has them, [size, dimension]; good while the lock is held."""
+        return faiss.rev_swig_ptr(self._flat.get_xb(), self.size * self._flat.d).reshape(-1, self._flat.d)
+
+    def _row_ids(self) -> Ids:
+        """The rows' ids where Faiss has them, [size]; good while the lock is held."""
+        return faiss.rev_swig_ptr(self._index.id_map.data(), self.size)

@@ -1,7 +1,8 @@
 """The inverted-file index."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Any
 
 import faiss
@@ -10,11 +11,12 @@ import numpy as np
 from retriever.embedding.base import Vector
 from retriever.index.base import Ids, StageHits
 from retriever.index.faiss_index import FaissIndex
+from retriever.index.slices import level_slices
 from retriever.settings import IndexSettings
 
 
 class IVFIndex(FaissIndex):
-    """Vectors in lists round trained centroids, of which a search reads those nearest to the query.
+    """Vectors in lists round trained centroids, of which a search reads those nearest to the query, nearest first.
 
     Under a filter it reads as many lists more as the filter leaves vectors fewer, up to all: a search among few is
     exact.
@@ -22,16 +24,24 @@ class IVFIndex(FaissIndex):
 
     kind = "ivf"
 
-    def __init__(self, index: faiss.Index, trained_on: int, settings: IndexSettings) -> None:
-        super().__init__(index)
-        self._settings = settings
+    def __init__(
+        self,
+        index: faiss.Index,
+        trained_on: int,
+        settings: IndexSettings,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        super().__init__(index, settings, clock)
         self.trained_on = trained_on
+        self._sizes = self._list_sizes()
 
     @classmethod
-    def train(cls, ids: Ids, vectors: Vector, settings: IndexSettings) -> "IVFIndex":
+    def train(
+        cls, ids: Ids, vectors: Vector, settings: IndexSettings, clock: Callable[[], float] = perf_counter
+    ) -> "IVFIndex":
         """An index of these vectors, [n, dimension], whose centroids are trained on them; n must not be 0."""
         count, dimension = vectors.shape
-        lists = min(count, math.ceil(4 * math.sqrt(count)))
+        lists = min(count, settings.lists or math.ceil(4 * math.sqrt(count)))
         # Faiss's type stubs lack half of what is called here.
         index: Any = faiss.IndexIVFFlat(faiss.IndexFlatIP(dimension), dimension, lists, faiss.METRIC_INNER_PRODUCT)
         index.cp.spherical = True
@@ -42,7 +52,7 @@ class IVFIndex(FaissIndex):
         # Lets removal look ids up; without it, every removal reads all lists.
         index.set_direct_map_type(faiss.DirectMap.Hashtable)  # type: ignore[attr-defined]
         index.add_with_ids(vectors, ids)
-        return cls(index, count, settings)
+        return cls(index, count, settings, clock)
 
     @classmethod
     def load(cls, dump: bytes, trained_on: int, settings: IndexSettings) -> "IVFIndex":
@@ -56,15 +66,34 @@ class IVFIndex(FaissIndex):
         return self.size >= self.trained_on * self._settings.retrain_growth
 
     def search(self, query: Vector, k: int, allowed: Ids | None = None) -> Iterator[StageHits]:
-        """The ``k`` nearest vectors of the lists that are read, in one stage."""
+        """The ``k`` nearest vectors of the lists that are read."""
+        asked = query[None]
         selector = None if allowed is None else faiss.IDSelectorBatch(allowed)
+        pace = self._paces[selector is not None]
         with self._lock.reading():
-            most = max(1, min(k, self.size))
-            candidates = self.size if allowed is None else len(allowed)
-            probes = self._probes(most, candidates)
-            parameters = faiss.SearchParametersIVF(nprobe=probes, sel=selector)  # type: ignore[call-arg]
-            hits = self._one_stage(query, most, parameters)
-        yield hits
+            version, most = self._version, max(1, min(k, self.size))
+            probes = self._probes(most, self.size if allowed is None else len(allowed))
+            nearness, lists = self._index.quantizer.search(asked, probes)
+            filled = self._sizes[lists[0]].cumsum().tolist()
+        slices = level_slices(filled, pace.stages(filled[-1]))
+        parameters = faiss.SearchParametersIVF(sel=selector)  # type: ignore[call-arg]
+
+        def scan(begin: int, end: int, ids: Ids, scores: Vector) -> None:
+            parameters.nprobe = end - begin
+            # Faiss's own wrapper of this call takes no parameters.
+            self._index.search_preassigned_c(
+                1,
+                faiss.swig_ptr(asked),
+                len(ids),
+                faiss.swig_ptr(lists[0, begin:end]),
+                faiss.swig_ptr(nearness[0, begin:end]),
+                faiss.swig_ptr(scores),
+                faiss.swig_ptr(ids),
+                False,
+                parameters,
+            )
+
+        return self._staged(most, slices, version, scan, pace)
 
     def ids(self) -> Ids:
         """The ids it holds, ascending."""
@@ -76,6 +105,19 @@ class IVFIndex(FaissIndex):
         ]
         return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 
+    def dump(self) -> bytes:
+        """The index as bytes, without what its class knows beside it."""
+        return bytes(faiss.serialize_index(self._index))
+
+    def _changed(self) -> None:
+        super()._changed()
+        self._sizes = self._list_sizes()
+
+    def _list_sizes(self) -> Ids:
+        """How many vectors each list holds, [lists]; asked once a change, as searches want them all."""
+        lists = self._index.invlists
+        return np.fromiter(map(lists.list_size, range(lists.nlist)), np.int64, lists.nlist)
+
     def _probes(self, k: int, candidates: int) -> int:
         """How many lists to read, so that what is read holds many times ``k`` candidates."""
         lists = int(self._index.nlist)
@@ -83,4 +125,4 @@ class IVFIndex(FaissIndex):
         # With a small share and a large k, the lists read might not even hold k vectors.
         share = max(share, 4 * k / max(1, self.size))
         thinned = share * self.size / max(1, candidates)
-        return min(lists, math.ceil(lists * thinned))
+        return max(1, min(lists, math.ceil(lists * thinned)))

@@ -2,30 +2,23 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 
 class ReadWriteLock:
     """Lets searches run side by side, and a change alone; a waiting change goes before later searches."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._mutex = threading.Lock()
+        self._changed = threading.Condition(self._mutex)
         self._readers = 0
         self._writers_waiting = 0
         self._writing = False
+        self._reading = _Reading(self)
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> AbstractContextManager[None]:
         """Held with other readers."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._writing and not self._writers_waiting)
-            self._readers += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._readers -= 1
-                self._changed.notify_all()
+        return self._reading
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -43,3 +36,28 @@ class ReadWriteLock:
             with self._changed:
                 self._writing = False
                 self._changed.notify_all()
+
+    def _enter(self) -> None:
+        with self._mutex:
+            while self._writing or self._writers_waiting:
+                self._changed.wait()
+            self._readers += 1
+
+    def _leave(self) -> None:
+        with self._mutex:
+            self._readers -= 1
+            if self._writers_waiting and not self._readers:
+                self._changed.notify_all()
+
+
+class _Reading(AbstractContextManager[None]):
+    """One for all readers, without a generator of each one's own: a search enters for every one of its stages."""
+
+    def __init__(self, lock: ReadWriteLock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        self._lock._enter()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock._leave()

@@ -1,0 +1,142 @@
+"""However a search is cut into stages, its last one is a search in one stage, to the last bit."""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retriever.index.flat import FlatIndex
+from retriever.index.ivf import IVFIndex
+from retriever.index.pace import Pace
+from retriever.index.slices import equal_slices, level_slices
+from retriever.settings import IndexSettings
+
+DIMENSION = 8
+
+
+def ticking():
+    """A clock on which every stage takes a second, so that a search has as many as it may."""
+    return itertools.count().__next__
+
+
+def flat(ids, vectors, chosen):
+    index = FlatIndex(DIMENSION, chosen, ticking())
+    index.add(ids, vectors)
+    return index
+
+
+def ivf(ids, vectors, chosen):
+    return IVFIndex.train(ids, vectors, chosen, ticking())
+
+
+def vectors_of(draws, count, kinds):
+    """Vectors of which many are equal: there are so many kinds."""
+    rows = draws.normal(size=(kinds, DIMENSION)).astype(np.float32)
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True))[draws.integers(0, kinds, count)]
+
+
+def assert_equal(left, right):
+    assert left.ids.tolist() == right.ids.tolist()
+    assert left.scores.tobytes() == right.scores.tobytes()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    make=st.sampled_from([flat, ivf]),
+    seed=st.integers(0, 2**32 - 1),
+    count=st.integers(1, 300),
+    kinds=st.integers(1, 300),
+    k=st.integers(1, 40),
+    stages=st.integers(2, 12),
+    lists=st.none() | st.integers(1, 60),
+    probe_share=st.floats(0.01, 1.0),
+    removed=st.integers(0, 100),
+    allowed=st.none() | st.integers(0, 300),
+)
+def test_the_last_stage_is_a_search_in_one_stage(
+    make, seed, count, kinds, k, stages, lists, probe_share, removed, allowed
+):
+    draws = np.random.default_rng(seed)
+    vectors = vectors_of(draws, count + 20, kinds)
+    ids = draws.permutation(np.arange(count + 20) * 3)
+    fields = {"probe_share": probe_share, "min_probes": 1, "lists": lists}
+    indexes = []
+    for most in (1, stages):
+        index = make(ids[:count], vectors[:count], IndexSettings(stages=most, **fields))
+        index.add(ids[count:], vectors[count:])
+        index.remove(ids[:removed])
+        indexes.append(index)
+    among = None if allowed is None else np.sort(draws.choice(ids, min(allowed, len(ids)), replace=False))
+    for query in vectors_of(draws, 3, 3):
+        whole, staged = (list(index.search(query, k, among)) for index in indexes)
+        assert len(whole) == 1
+        assert [(hits.stage, hits.of) for hits in staged] == [(n + 1, len(staged)) for n in range(len(staged))]
+        assert_equal(staged[-1], whole[0])
+        order = np.lexsort((whole[0].ids, -whole[0].scores))
+        assert order.tolist() == list(range(len(order)))
+        for earlier, later in itertools.pairwise(staged):
+            best = slice(len(earlier.ids))
+            assert (later.scores[best] >= earlier.scores).all()
+
+
+@pytest.mark.parametrize("make", [flat, ivf])
+def test_equals_are_given_by_id_wherever_they_stand(make):
+    """More equal vectors than any stage is first asked for, of which the lowest ids are added last."""
+    ids = np.arange(3000, 0, -1)
+    index = make(ids, np.tile(np.eye(1, DIMENSION, dtype=np.float32), (3000, 1)), IndexSettings(stages=7))
+    for _ in range(3):
+        *_, hits = index.search(np.eye(1, DIMENSION, dtype=np.float32)[0], 5)
+        assert hits.ids.tolist() == [1, 2, 3, 4, 5]
+
+
+CHANGES = {
+    "grown": lambda index, more: index.add(np.arange(10_000, 10_400), more),
+    "shrunk": lambda index, more: index.remove(np.arange(0, 1000, 2)),
+    "emptied": lambda index, more: index.remove(np.arange(1000)),
+}
+
+
+@pytest.mark.parametrize("make", [flat, ivf])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_between_stages_holds_nobody_off_and_the_last_stage_sees_it(make, change):
+    draws = np.random.default_rng(5)
+    vectors = vectors_of(draws, 1400, 1400)
+    index = make(np.arange(1000), vectors[:1000], IndexSettings(stages=4, probe_share=1.0))
+    list(index.search(vectors[0], 10))
+    for first in (1, 2, 3):
+        stages = index.search(vectors[0], 10)
+        for _ in range(first):
+            assert next(stages).of == 4
+        writer = threading.Thread(target=CHANGES[change], args=(index, vectors[1000:]))
+        writer.start()
+        writer.join(20)
+        assert not writer.is_alive()
+        *_, last = stages
+        *_, after = index.search(vectors[0], 10)
+        assert_equal(last, after)
+        index = make(np.arange(1000), vectors[:1000], IndexSettings(stages=4, probe_share=1.0))
+        list(index.search(vectors[0], 10))
+
+
+def test_lists_are_cut_where_about_equally_many_vectors_lie():
+    assert level_slices([10, 20, 30, 40], 2) == [(0, 2, 20), (2, 4, 20)]
+    assert level_slices([97, 98, 99, 100], 2) == [(0, 1, 97), (1, 4, 3)]
+    assert level_slices([0, 0, 100], 3) == [(0, 3, 100)]
+    assert level_slices([0, 0], 5) == [(0, 1, 0), (1, 2, 0)]
+    assert equal_slices(7, 2) == [(0, 3, 3), (3, 7, 4)]
+    assert equal_slices(0, 1) == [(0, 0, 0)]
+
+
+def test_a_search_has_the_stages_that_its_time_is_worth():
+    pace = Pace(IndexSettings(stages=6, stage_ms=10))
+    assert pace.stages(10**9) == 1
+    pace.learn(1000, 0.1)
+    assert [pace.stages(units) for units in (0, 10, 199, 200, 350, 10_000)] == [1, 1, 1, 2, 3, 6]
+    for _ in range(50):
+        pace.learn(1000, 0.2)
+    assert pace.stages(210) == 4
+    pace.learn(0, 5)
+    assert pace.stages(210) == 4
