@@ -16,11 +16,12 @@ from benchmarks.simulator import (
 )
 from cachectl.lookahead import Lookahead
 from cachectl.node import path_keys
-from cachectl.ordering import DocumentOrder, order_by_name
+from cachectl.ordering import order_by_name
 from cachectl.policies import create_policy, policy_names
 from cachectl.scheduler import Scheduler
 from cachectl.tree import KnowledgeTree
 from protocol.errors import ConfigError
+from protocol.plans import DocumentOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

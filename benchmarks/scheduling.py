@@ -186,7 +186,7 @@ class _Load:
         for stage in range(1, STAGES + 1):
             # The last document is found late.
             candidates = documents[: TOP_K - 1] if stage < STAGES // 2 else documents
-            decision = speculation.decide(candidates, running, RUNNING - 2, RUNNING, final=stage == STAGES)
+            decision = speculation.decide(candidates, running, self._scheduler.room(), final=stage == STAGES)
             if decision is SpeculationDecision.START:
                 running = candidates
         grant = self._scheduler.submit(request, 0.0)

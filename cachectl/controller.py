@@ -1,6 +1,6 @@
 """The controller's public face: typed messages in, decisions out, leases kept.
 
-on_candidates ─► speculation        admit ─► Scheduler ─► Grant ─► PrefillPlan ─► prefilled ─► complete
+on_candidates ─► Speculations ─► speculate        admit ─► Scheduler ─► Grant ─► PrefillPlan ─► prefilled ─► complete
 """
 
 import time
@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from cachectl import speculation
 from cachectl.cost import Costs
 from cachectl.deletion import Deletion
 from cachectl.deliveries import Deliveries
@@ -17,13 +16,15 @@ from cachectl.hands import Hands
 from cachectl.integrity import check_integrity
 from cachectl.leases import Leases
 from cachectl.lookahead import Lookahead
-from cachectl.messages import lost_copies, planned_nodes, request_of, spare_keys
+from cachectl.messages import lost_copies, planned_nodes, reordered, request_of, spare_keys
+from cachectl.ordering import order_by_name
 from cachectl.pages import PageAllocator
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy
 from cachectl.restore import restore
 from cachectl.scheduler import Request, Scheduler
 from cachectl.settings import ControllerSettings, Swap
+from cachectl.speculation import Speculations
 from cachectl.tombstones import Tombstones
 from cachectl.tree import KnowledgeTree
 from cachectl.view import tier_stats, tree_view
@@ -35,11 +36,11 @@ from protocol.plans import (
     AdmissionRequest,
     CompletionReport,
     ControllerStats,
+    DocumentOrder,
     PlanOutcome,
     PrefillPlan,
     SpeculationDecision,
 )
-from protocol.retrieval import CandidateSet
 from protocol.tiers import Tier
 
 
@@ -95,8 +96,7 @@ class Controller:
         self._deletion = Deletion(
             self._scheduler, self._leases, self._deliveries, self._tombstones, settings.delete_timeout_s
         )
-        # What each query's speculation runs on, as far as decisions went, and when its caller is taken for lost.
-        self._speculating: dict[str, tuple[tuple[str, ...], float]] = {}
+        self._speculations = Speculations(self._scheduler)
         # Every namespace that had a plan or was restored: an engine's own cache may have something of it.
         self._namespaces: set[str] = set()
         self._admitted = self._rejected = 0
@@ -107,23 +107,32 @@ class Controller:
 
     # The path of a query
 
-    async def on_candidates(self, query_id: str, candidates: CandidateSet) -> SpeculationDecision:
-        """Decide about generating on provisional documents, and remember the decision until the query is admitted."""
-        running, _ = self._speculating.get(query_id, (None, 0.0))
-        documents = tuple(chunk.content_hash for chunk in candidates.docs)
-        others = len(self._speculating) - (query_id in self._speculating)
-        decision = speculation.decide(
-            documents,
-            running,
-            pool_size=self._scheduler.running + self._scheduler.queued + others,
-            max_prefill_bs=self._settings.max_prefill_bs,
-            final=candidates.final,
-        )
-        if decision is SpeculationDecision.START:
-            self._speculating[query_id] = documents, self._clock() + self._settings.lease_s
-        elif decision is SpeculationDecision.DROP:
-            del self._speculating[query_id]
-        return decision
+    async def on_candidates(self, query_id: str, documents: Sequence[str], final: bool) -> SpeculationDecision:
+        """Decide about generating on provisional documents, content keys in prompt order, after one stage.
+
+        KEEP on final ones confirms the query's speculation: from then on its plan is like any other.
+        """
+        if not self._settings.speculation:
+            return SpeculationDecision.WAIT
+        return self._speculations.hear(query_id, documents, final)
+
+    async def speculate(self, query_id: str, documents: Sequence[str], request: AdmissionRequest) -> PrefillPlan | None:
+        """A plan to generate on a query's provisional documents; None where there is no room, or nothing may be kept.
+
+        ``request`` is under an id of its own, which the plan is completed under; its prompt has as many of the
+        documents as fit. Raises InvalidRequest for an id that
+        waits or runs already.
+        """
+        unshared = self._outdated(request)
+        if unshared or not self._settings.speculation:
+            return None
+        request = self._in_order(request)
+        grant = self._leases.speculate(self._request(request))
+        if grant is None:
+            return None
+        self._speculations.began(query_id, request.query_id, documents)
+        plan = self._plan(request, grant, self._clock(), unshared=False)
+        return msgspec.structs.replace(plan, speculative=True)
 
     async def admit(self, request: AdmissionRequest) -> PrefillPlan:
         """Wait for the query's turn and lease it a plan; cancelling gives the turn up.
@@ -132,7 +141,8 @@ class Controller:
         EngineDied when its instance is lost as its turn comes.
         """
         self.expire_leases()
-        self._speculating.pop(request.query_id, None)
+        self._speculations.end(request.query_id)
+        request = self._in_order(request)
         arrived = self._clock()
         unshared = self._outdated(request)
         try:
@@ -156,9 +166,10 @@ class Controller:
 
         Raises UnknownPlan for a query that has neither, so for a plan completed twice, and UnknownNode for the key of a
         lost copy that is none; then no lease and nothing in the tree has changed. Speculation on the query ends in any
-        case. The orders of a plan that ended before its first token are carried out all the same, by others.
+        case; its plan is completed on its own. The orders of a plan that ended before its first token are carried out
+        all the same, by others.
         """
-        self._speculating.pop(report.query_id, None)
+        self._speculations.end(report.query_id)
         prefilled = report.cached_tokens + report.computed_tokens > 0
         self._leases.release(report.query_id, prefilled, lost_copies(report.lost))
         self._deliveries.start()
@@ -177,6 +188,7 @@ class Controller:
         self.expire_leases()
         if self._outdated(request):
             return None
+        request = self._in_order(request)
         asked = self._request(request)
         idle = self._scheduler.idle
         if not idle or self._scheduler.cached(asked):
@@ -275,9 +287,7 @@ class Controller:
     def expire_leases(self) -> None:
         """Release what was leased too long ago, and try again to deliver orders that wait."""
         self._leases.expire()
-        now = self._clock()
-        for query_id in [query_id for query_id, (_, deadline) in self._speculating.items() if deadline <= now]:
-            del self._speculating[query_id]
+        self._speculations.sweep()
         self._deliveries.start()
 
     def check_integrity(self) -> None:
@@ -289,7 +299,15 @@ class Controller:
     def _request(self, admission: AdmissionRequest, unshared: bool = False) -> Request:
         self._namespaces.add(admission.namespace)
         namespace = self._prefix + admission.namespace
-        return request_of(admission.query_id, namespace, admission.prompt, unshared)
+        return request_of(admission.query_id, namespace, admission.prompt, unshared, self._settings.cached_documents)
+
+    def _in_order(self, admission: AdmissionRequest) -> AdmissionRequest:
+        """The request with its documents in the order that it asks for, as the tree is now."""
+        if admission.order is DocumentOrder.RETRIEVAL:
+            return admission
+        root = self._tree.roots.get(self._prefix + admission.namespace)
+        prompt = reordered(admission.prompt, order_by_name(admission.order), root)
+        return msgspec.structs.replace(admission, prompt=prompt)
 
     def _outdated(self, admission: AdmissionRequest) -> bool:
         contents = [segment.key for segment in admission.prompt.prefix]
@@ -320,6 +338,7 @@ class Controller:
             queued_ms=(self._clock() - arrived) * 1000,
             nodes=planned_nodes(grant),
             moves=tuple(grant.moves),
+            ends=tuple(grant.ends),
             spare=spare_keys(self._tree, grant.instance),
             boot=self.boot,
             unshared=unshared,

@@ -37,11 +37,13 @@ class Grant:
     """What one plan holds of the tree until it is settled: locks on its path, and room reserved for what it brings.
 
     ``moves`` are the orders that come with the plan, to be carried out before its own loads: they were, once it is
-    ``committed``. A grant is ``revoked`` when it was settled because its instance is gone.
+    ``committed``. ``ends`` are the speculations that give way to it. A grant is ``revoked`` when it was settled because
+    its instance is gone.
     """
 
     __slots__ = (
         "committed",
+        "ends",
         "instance",
         "locked",
         "moves",
@@ -59,6 +61,7 @@ class Grant:
         self.tick = tick
         self.steps: list[Step] = []
         self.moves: list[Move] = []
+        self.ends: list[str] = []
         self.locked: list[Node] = []
         self.reserved: list[Copy] = []
         self.committed = False

@@ -51,6 +51,13 @@ class Leases:
         self._hold(grant)
         return grant
 
+    def speculate(self, request: Request) -> Grant | None:
+        """A lease on a prefill that may turn out not to be wanted, as ``Scheduler.speculate`` gives it."""
+        grant = self._scheduler.speculate(request, self._clock())
+        if grant is not None:
+            self._hold(grant)
+        return grant
+
     def prefilled(self, query_id: str, lost: Sequence[tuple[bytes, Tier]] = ()) -> None:
         """Hear of a lease's first token, as ``Scheduler.prefilled`` does, and let those start whose turn it makes.
 

@@ -73,7 +73,7 @@ class LiveController:
         memory = info.kv
         if memory is None:
             # vLLM's own cache is all that there is, and nobody here knows what it holds: so it orders what waits.
-            self._controller = self._new(DeviceProfile.shipped(FALLBACK_PROFILE))
+            self._controller = self._new(DeviceProfile.shipped(FALLBACK_PROFILE), step=info.step)
             return
         profile = await load_or_measure(self._engine, memory, info, self._profiles, progress)
         reports = await self._engine.residency()

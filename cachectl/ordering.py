@@ -6,22 +6,14 @@ strategy permutes the documents and drops none; none looks at their text.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import islice
 from typing import ClassVar, NamedTuple, Protocol
 
 from protocol.errors import ConfigError
+from protocol.plans import DocumentOrder
 
 # Six documents have 1237 ordered selections that lack at least one of them; a path that lacks none ends the search.
 VISIT_BUDGET = 1250
-
-
-class DocumentOrder(StrEnum):
-    """The declared names of the strategies."""
-
-    RETRIEVAL = "retrieval"
-    CANONICAL = "canonical"
-    CACHED_FIRST = "cached-first"
 
 
 class CachedNode(Protocol):

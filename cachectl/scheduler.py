@@ -1,6 +1,7 @@
 """The scheduler: whose turn it is, where, and what of the knowledge tree it gets.
 
     submit ─► route to an instance ─► wait in its cache-aware queue ─► Grant ─► prefilled ─► complete
+    speculate ─► Grant, or none ─► confirm, withdraw, or give way to a request ─► complete
 
 Both the first token and the end of a request may be others' turn.
 
@@ -44,10 +45,11 @@ class Request(NamedTuple):
 class _Work:
     """A request in the scheduler's hands: ``tokens`` its whole prompt has, ``seconds`` its prefill may take.
 
-    ``step_share`` are the tokens of an engine's step that its prefill takes, while it does.
+    ``step_share`` are the tokens of an engine's step that its prefill takes, while it does. It is ``speculative`` until
+    somebody confirms that it is wanted.
     """
 
-    __slots__ = ("contents", "grant", "instance", "keys", "request", "seconds", "step_share", "tokens")
+    __slots__ = ("contents", "grant", "instance", "keys", "request", "seconds", "speculative", "step_share", "tokens")
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -57,19 +59,30 @@ class _Work:
         self.instance = ""
         self.seconds = 0.0
         self.step_share = 0
+        self.speculative = False
         self.grant: Grant | None = None
 
 
 class _Line:
-    """What an instance works on and what waits for it; ``step_tokens`` are those of its step that are taken."""
+    """What an instance works on and what waits for it.
 
-    __slots__ = ("backlog_s", "queue", "running", "step_tokens")
+    ``step_tokens`` are those of its step that requests take, ``backlog_s`` the seconds that they will. Speculations
+    come on top, oldest first: whatever room they take is there for requests all the same.
+    """
+
+    __slots__ = ("backlog_s", "queue", "running", "speculations", "step_tokens")
 
     def __init__(self, queue: CacheAwareQueue) -> None:
         self.queue = queue
         self.running = 0
         self.step_tokens = 0
+        self.speculations: dict[str, _Work] = {}
         self.backlog_s = 0.0
+
+    def step_taken(self, besides: str | None = None) -> int:
+        """Tokens of its step that anything takes, ``besides`` one speculation."""
+        shares = [work.step_share for query_id, work in self.speculations.items() if query_id != besides]
+        return self.step_tokens + sum(shares)
 
 
 class Scheduler:
@@ -77,7 +90,8 @@ class Scheduler:
 
     Those that wait go by OrderPriority (RAGCache, section 5.2), overtaken ``window`` times at most. Where an engine's
     ``step`` is known, no more prefills run at once than fit into one: it would only let the others wait in an order of
-    its own. Raises ConfigError where nothing could ever run.
+    its own. Speculations fill what is left of that, and end when a request needs it. Raises ConfigError where nothing
+    could ever run.
     """
 
     def __init__(
@@ -105,7 +119,7 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Requests that hold a grant."""
+        """Requests that hold a grant, speculations aside."""
         return sum(line.running for line in self._lines.values())
 
     @property
@@ -121,7 +135,9 @@ class Scheduler:
     @property
     def idle(self) -> list[str]:
         """Instances on which nothing runs or waits."""
-        return [name for name, line in self._lines.items() if not line.running and not line.queue]
+        return [
+            name for name, line in self._lines.items() if not line.running and not line.queue and not line.speculations
+        ]
 
     def cached(self, request: Request) -> bool:
         """Whether some instance has all of a request's documents."""
@@ -137,17 +153,7 @@ class Scheduler:
         already and for a document whose length is another one than the tree knows, Overloaded when no more may wait,
         and Unavailable when there is no instance; then nothing has changed.
         """
-        if request.query_id in self._work:
-            raise InvalidRequest(f"query {request.query_id} was submitted before")
-        if request.question_tokens < 0 or any(document.tokens <= 0 for document in request.documents):
-            raise InvalidRequest("documents have at least one token, and questions not less than none")
-        work = _Work(request)
-        for document, key in zip(request.documents, work.keys, strict=True):
-            node = self.tree.nodes.get(key)
-            if node is not None and node.tokens != document.tokens:
-                raise InvalidRequest(
-                    f"document {document.content} has {node.tokens} tokens in the tree, not {document.tokens}"
-                )
+        work = self._taken_on(request)
         loading = self._route(work, among)
         line = self._lines[work.instance]
         work.step_share = self._step_share(work, loading)
@@ -163,6 +169,56 @@ class Scheduler:
             self._lookahead.leave(request.query_id)
             starts = True
         return self._start(work, now) if starts else None
+
+    def room(self, besides: str | None = None) -> bool:
+        """Whether a speculation could start somewhere, ``besides`` one that would end for it.
+
+        That is where nothing waits and the engine's step, its largest useful batch, has tokens left (RAGCache, section
+        5.3, counts requests: ``pool.size < max_prefill_bs``).
+        """
+        return any(self._has_room(line, besides) for line in self._lines.values())
+
+    def speculate(self, request: Request, now: float) -> Grant | None:
+        """Start a prefill that may turn out not to be wanted, in room that would stay empty; None where there is none.
+
+        Raises what ``submit`` does; then nothing has changed.
+        """
+        among = [instance for instance, line in self._lines.items() if self._has_room(line)]
+        if not among:
+            return None
+        work = self._taken_on(request)
+        try:
+            loading = self._route(work, among)
+        except Overloaded:
+            return None
+        line = self._lines[work.instance]
+        work.step_share = self._step_share(work, loading)
+        taken = line.step_taken()
+        if taken and taken + work.step_share > self._step_tokens:
+            return None
+        work.speculative = True
+        self._work[request.query_id] = line.speculations[request.query_id] = work
+        return self._start(work, now)
+
+    def speculates(self, query_id: str) -> bool:
+        """Whether a speculation goes on: neither confirmed nor withdrawn, nor has it given way or ended."""
+        work = self._work.get(query_id)
+        return work is not None and query_id in self._lines[work.instance].speculations
+
+    def confirm(self, query_id: str) -> None:
+        """Take a speculation for the request that it turned out to be. Raises UnknownPlan unless it goes on."""
+        work = self._speculation(query_id)
+        line = self._lines[work.instance]
+        del line.speculations[query_id]
+        work.speculative = False
+        line.running += 1
+        line.step_tokens += work.step_share
+        line.backlog_s += work.seconds
+
+    def withdraw(self, query_id: str) -> None:
+        """Count no more on a speculation; its grant stays until completed. Raises UnknownPlan unless it goes on."""
+        work = self._speculation(query_id)
+        self._give_way(work)
 
     def prefilled(self, query_id: str, now: float, lost: Collection[tuple[bytes, Tier]] = ()) -> list[Grant]:
         """Hear that a running request has its first token: what it computed serves others from now on.
@@ -200,9 +256,12 @@ class Scheduler:
             self.tree.reconsider(self._lookahead.leave(query_id))
         else:
             self._gained(self.tree.settle(work.grant, kept, lost))
-            line.running -= 1
             self._leave_step(work)
         del self._work[query_id]
+        if work.speculative:
+            line.speculations.pop(query_id, None)
+            return []
+        line.running -= work.grant is not None
         line.backlog_s = line.backlog_s - work.seconds if line.running or line.queue else 0.0
         return self._next(work.instance, now)
 
@@ -249,14 +308,36 @@ class Scheduler:
         assert len(self._lookahead) == self.queued
         for instance, line in self._lines.items():
             line.queue.check_integrity()
-            assert line.running == sum(1 for query_id in granted if self._work[query_id].instance == instance)
-            assert line.running <= self._max_running
-            shares = [
-                self._work[query_id].step_share for query_id in granted if self._work[query_id].instance == instance
-            ]
-            assert line.step_tokens == sum(shares)
+            here = [self._work[query_id] for query_id in granted if self._work[query_id].instance == instance]
+            requests = [work for work in here if not work.speculative]
+            assert line.running == len(requests) <= self._max_running
+            assert line.step_tokens == sum(work.step_share for work in requests)
+            assert all(work in here and work.speculative for work in line.speculations.values())
+            others = [work for work in here if work.speculative and work not in line.speculations.values()]
+            assert not any(work.step_share for work in others), "what gave way takes part of a step"
+            assert len(here) - len(others) <= self._max_running
             full = line.running == self._max_running or line.step_tokens
             assert not line.queue or full, "a request waits beside a free place"
+
+    def _taken_on(self, request: Request) -> _Work:
+        """A new request, found to be well formed."""
+        if request.query_id in self._work:
+            raise InvalidRequest(f"query {request.query_id} was submitted before")
+        if request.question_tokens < 0 or any(document.tokens <= 0 for document in request.documents):
+            raise InvalidRequest("documents have at least one token, and questions not less than none")
+        work = _Work(request)
+        for document, key in zip(request.documents, work.keys, strict=True):
+            node = self.tree.nodes.get(key)
+            if node is not None and node.tokens != document.tokens:
+                raise InvalidRequest(
+                    f"document {document.content} has {node.tokens} tokens in the tree, not {document.tokens}"
+                )
+        return work
+
+    def _speculation(self, query_id: str) -> _Work:
+        if not self.speculates(query_id):
+            raise UnknownPlan(f"query {query_id!r} does not speculate")
+        return self._work[query_id]
 
     def _running_work(self, query_id: str) -> _Work:
         work = self._work.get(query_id)
@@ -309,9 +390,11 @@ class Scheduler:
             now,
             request.pinned,
         )
-        line = self._lines[work.instance]
-        line.running += 1
-        line.step_tokens += work.step_share
+        if not work.speculative:
+            line = self._lines[work.instance]
+            line.running += 1
+            line.step_tokens += work.step_share
+            work.grant.ends += self._make_way(line)
         if len(self._lines) > 1 and self._lookahead:
             # What went to a shared tier can be used by requests that wait for other instances.
             for move in work.grant.moves:
@@ -356,7 +439,29 @@ class Scheduler:
 
     def _leave_step(self, work: _Work) -> None:
         """Give free what a request's prefill took of its engine's steps; once is enough."""
-        self._lines[work.instance].step_tokens -= work.step_share
+        if not work.speculative:
+            self._lines[work.instance].step_tokens -= work.step_share
+        work.step_share = 0
+
+    def _has_room(self, line: _Line, besides: str | None = None) -> bool:
+        """Whether a speculation could start on an instance, ``besides`` one that would end for it."""
+        others = len(line.speculations) - (besides in line.speculations)
+        if line.queue or line.running + others >= self._max_running:
+            return False
+        return not self._step_tokens or line.step_taken(besides) < self._step_tokens
+
+    def _make_way(self, line: _Line) -> list[str]:
+        """Let go of speculations, the latest first, that keep requests from a place or from their part of a step."""
+        ended = []
+        for query_id, work in reversed(list(line.speculations.items())):
+            crowded = line.running + len(line.speculations) > self._max_running
+            if crowded or (work.step_share and line.step_taken() > self._step_tokens):
+                self._give_way(work)
+                ended.append(query_id)
+        return ended
+
+    def _give_way(self, work: _Work) -> None:
+        del self._lines[work.instance].speculations[work.request.query_id]
         work.step_share = 0
 
     def _gained(self, uppermost: bytes | None) -> None:

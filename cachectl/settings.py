@@ -29,10 +29,16 @@ class ControllerSettings(BaseModel):
     reorder_window: int = Field(
         32, ge=0, description="How often a waiting query may be overtaken by others with more cached; 0: never."
     )
+    cached_documents: int | None = Field(
+        None,
+        ge=0,
+        description="How many of a prompt's documents, from the front, have a place in the cache; None: all.",
+    )
     max_running: int = Field(32, gt=0, description="Queries that an instance works on at once.")
     max_queued: int = Field(256, ge=0, description="Queries that may wait for each instance; more are refused.")
-    max_prefill_bs: int = Field(
-        0, ge=0, description="Prefills at once up to which provisional documents start one; 0: no speculation."
+    speculation: bool = Field(
+        True,
+        description="Begin to generate on provisional documents while the search goes on, where the engine has room.",
     )
     lease_s: float = Field(
         900.0, gt=0, description="A plan that was not completed after so many seconds is taken for lost."

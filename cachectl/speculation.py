@@ -1,4 +1,4 @@
-"""Dynamic speculative pipelining as a decision: generate on provisional documents, or wait for better ones.
+"""Dynamic speculative pipelining: generate on provisional documents, or wait for better ones.
 
 RAGCache, section 5.3, Algorithm 2. A search that goes in stages often has its final documents long before it ends, and
 a generation started on them then overlaps with the stages that only confirm them. What the answers ask of the caller:
@@ -13,37 +13,77 @@ are no guess, so they get DROP or WAIT, and the query then goes through admissio
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from protocol.errors import InvalidRequest
+from cachectl.scheduler import Scheduler
 from protocol.plans import SpeculationDecision
 
 
-def decide(
-    candidates: Sequence[str],
-    running: Sequence[str] | None,
-    pool_size: int,
-    max_prefill_bs: int,
-    final: bool,
-) -> SpeculationDecision:
+def decide(candidates: Sequence[str], running: Sequence[str] | None, room: bool, final: bool) -> SpeculationDecision:
     """The decision on a query's ``candidates`` after one stage, given what its speculation is ``running`` on, if any.
 
     Both are content keys in prompt order: the same documents in another order are another prompt. No candidates are
     nothing found so far, which is never speculated on.
 
-    ``pool_size`` counts the other requests that wait for prefill or are in it. The query's own speculation is not
-    among them, for START ends it and so frees its place. Below ``max_prefill_bs`` requests (the engine's largest useful
-    prefill batch) a speculation fills room that would stay empty; at the bound it would delay the others. Under the
-    paper's assumptions this rule minimises the expected time to first token (Theorem 5.1). A bound of 0 switches
-    speculation off: nothing starts, and what still runs is dropped.
-
-    Raises InvalidRequest for a negative ``pool_size`` or ``max_prefill_bs``.
+    ``room`` says whether the engine's largest useful prefill batch has room for another, the query's own speculation
+    aside, for START ends it and so frees its place. A speculation then fills room that would stay empty; without, it
+    would delay others. Under the paper's assumptions this rule minimises the expected time to first token (Theorem
+    5.1).
     """
-    for name, count in (("pool_size", pool_size), ("max_prefill_bs", max_prefill_bs)):
-        if count < 0:
-            raise InvalidRequest(f"{name} is {count}, but a count cannot be negative", param=name)
     # Sequences of different types are never equal, even with equal items.
-    if max_prefill_bs > 0 and running is not None and tuple(running) == tuple(candidates):
+    if running is not None and tuple(running) == tuple(candidates):
         return SpeculationDecision.KEEP
-    if candidates and not final and pool_size < max_prefill_bs:
+    if candidates and not final and room:
         return SpeculationDecision.START
     return SpeculationDecision.WAIT if running is None else SpeculationDecision.DROP
+
+
+class _Running(NamedTuple):
+    plan_id: str
+    documents: tuple[str, ...]
+
+
+class Speculations:
+    """What each query's speculation runs on, at most one plan a query; ``scheduler`` says which of them go on."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._running: dict[str, _Running] = {}
+
+    def hear(self, query_id: str, documents: Sequence[str], final: bool) -> SpeculationDecision:
+        """Decide about a query's documents after one stage, and do what the decision means for the plan it has."""
+        running = self._going_on(query_id)
+        plan_id = running.plan_id if running is not None else None
+        room = self._scheduler.room(besides=plan_id)
+        decision = decide(documents, running.documents if running is not None else None, room, final)
+        if running is not None:
+            if decision is not SpeculationDecision.KEEP:
+                self.end(query_id)
+            elif final:
+                self._scheduler.confirm(running.plan_id)
+                del self._running[query_id]
+        return decision
+
+    def began(self, query_id: str, plan_id: str, documents: Sequence[str]) -> None:
+        """Note the plan that a query speculates with from now on, which ends the one that it has."""
+        self.end(query_id)
+        self._running[query_id] = _Running(plan_id, tuple(documents))
+
+    def end(self, query_id: str) -> None:
+        """Count no more on a query's speculation, if it has one; its plan is completed by whoever holds it."""
+        running = self._going_on(query_id)
+        if running is not None:
+            self._scheduler.withdraw(running.plan_id)
+            del self._running[query_id]
+
+    def sweep(self) -> None:
+        """Forget those that gave way, or whose plans have ended."""
+        for query_id in list(self._running):
+            self._going_on(query_id)
+
+    def _going_on(self, query_id: str) -> _Running | None:
+        running = self._running.get(query_id)
+        if running is not None and not self._scheduler.speculates(running.plan_id):
+            del self._running[query_id]
+            return None
+        return running

@@ -1,7 +1,7 @@
 """What a query holds of the other parts, and the one place where it gives all of that back."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -51,8 +51,9 @@ class Releases:
 class Lease:
     """One query's hold on the parts: iterators to close, a place in the queue to give up, a plan to release.
 
-    A context manager. However its block ends, all is given back in the background, and the controller hears of the end
-    exactly once: failed after an error, cancelled otherwise, unless ``completed`` was called.
+    A context manager. However its block ends, all is given back in the background. Where a plan was asked for, the
+    controller hears of the end exactly once: failed after an error, cancelled otherwise, unless ``completed`` was
+    called; ``released`` is done by then.
     """
 
     def __init__(self, query_id: str, controller: Controller, releases: Releases) -> None:
@@ -61,11 +62,14 @@ class Lease:
         self._releases = releases
         self._iterators: list[AsyncIterator[Any]] = []
         self._admission: asyncio.Task[Any] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._end: Callable[[str], Coroutine[Any, Any, None]] | None = None
         self._notice: asyncio.Task[None] | None = None
         self._prefill = _NO_PREFILL
         self._completion_tokens = 0
         self._completed = False
         self._told = False
+        self.released: asyncio.Task[None] | None = None
 
     def __enter__(self) -> "Lease":
         return self
@@ -74,7 +78,12 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         outcome = PlanOutcome.FAILED if isinstance(error, Exception) else PlanOutcome.CANCELLED
-        self._releases.start(self._release(PlanOutcome.COMPLETED if self._completed else outcome))
+        self.released = self._releases.start(self._release(PlanOutcome.COMPLETED if self._completed else outcome))
+
+    @property
+    def prefill(self) -> PrefillResult | None:
+        """What the plan's prefill came to, once that is known."""
+        return None if self._prefill is _NO_PREFILL else self._prefill
 
     def completed(self) -> None:
         """Note that the plan came to its end, whatever becomes of the block from here on."""
@@ -90,6 +99,14 @@ class Lease:
         admission = asyncio.create_task(admit)
         self._admission = admission
         return admission
+
+    def reading(self, read: Coroutine[Any, Any, None], end: Callable[[str], Coroutine[Any, Any, None]]) -> None:
+        """Let something read the steps of a speculative plan in the background.
+
+        At release the generator ``end``s the plan, so that what it has computed by then is known and kept.
+        """
+        self._reading = asyncio.create_task(read)
+        self._end = end
 
     async def steps(
         self, stream: AsyncIterator[GenerationStep], deadline: Deadline, first_within_s: float
@@ -134,6 +151,8 @@ class Lease:
             # Settled before complete(), or a plan granted late would find its release already behind it.
             self._admission.cancel()
             await asyncio.wait({self._admission}, timeout=_CLOSE_TIMEOUT_S)
+        if self._reading is not None:
+            await self._read_to_the_end(self._reading)
         for iterator in reversed(self._iterators):
             await self._close(iterator)
         if self._notice is not None:
@@ -150,9 +169,23 @@ class Lease:
         except Exception as error:
             log.warning("lease_not_released", query_id=self._query_id, error=repr(error))
 
+    async def _read_to_the_end(self, reading: asyncio.Task[None]) -> None:
+        """End a speculative plan, and hear what its last step says; its stream must not be read when it is closed."""
+        if not reading.done() and self._end is not None:
+            try:
+                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                    await self._end(self._query_id)
+                    await asyncio.wait({reading})
+            except Exception as error:
+                log.warning("speculation_not_ended", query_id=self._query_id, error=repr(error))
+        reading.cancel()
+        await asyncio.wait({reading}, timeout=_CLOSE_TIMEOUT_S)
+
     def _nothing_granted(self) -> bool:
-        """Whether the admission came to None; one that failed or was cancelled may have come to a plan over there."""
-        if self._admission is None or not self._admission.done() or self._admission.cancelled():
+        """Whether nothing was asked for, or it came to None; what failed or was cancelled may be a plan over there."""
+        if self._admission is None:
+            return True
+        if not self._admission.done() or self._admission.cancelled():
             return False
         # Asked for its error in any case, or the loop complains that nobody did.
         return self._admission.exception() is None and self._admission.result() is None

@@ -50,6 +50,17 @@ class GatewayMetrics:
         self._hits = Counter(
             "ragtree_cache_hits_total", "Documents found in a tier, whole.", ["tier"], registry=registry
         )
+        self._speculation = Counter(
+            "ragtree_speculation_total",
+            "Generations on provisional documents: confirmed, wrong, gave_way to a request, abandoned with the query.",
+            ["outcome"],
+            registry=registry,
+        )
+        self._wasted = Counter(
+            "ragtree_speculation_wasted_tokens_total",
+            "Prompt tokens computed for generations that were not confirmed.",
+            registry=registry,
+        )
         self._rejected = Counter(
             "ragtree_requests_rejected_total", "Requests refused, by error code.", ["reason"], registry=registry
         )
@@ -61,6 +72,14 @@ class GatewayMetrics:
     def admitted(self, queued_s: float) -> None:
         """Record a query that left the queue."""
         self._queue_wait.observe(queued_s)
+
+    def speculated(self, outcome: str) -> None:
+        """Count the end of a generation on provisional documents."""
+        self._speculation.labels(outcome).inc()
+
+    def wasted(self, tokens: int) -> None:
+        """Count prompt tokens computed for generations that were not confirmed."""
+        self._wasted.inc(tokens)
 
     def prefilled(self, plan: PrefillPlan, prefill: PrefillResult) -> None:
         """Record where a prompt's tokens came from, and in which tiers its documents were looked for and found."""

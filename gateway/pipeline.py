@@ -1,4 +1,4 @@
-"""The core of the product: search, decide, lay out, admit, stream, complete."""
+"""The core of the product: search, speculate, lay out, admit, stream, complete."""
 
 import asyncio
 import time
@@ -12,6 +12,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.query import Query
 from gateway.query_log import QueryLog
 from gateway.settings import GatewaySettings
+from gateway.speculation import Speculation
 from gateway.transcript import Transcript
 from protocol.errors import InternalError, NoDocuments, QuestionTooLong, UnknownCollection
 from protocol.parts import Parts
@@ -47,43 +48,56 @@ class QueryPipeline:
         """
         query = transcript.query
         deadline = Deadline(self._settings.query_timeout_s)
-        with self._timed(transcript), Lease(query.query_id, self._parts.controller, self._releases) as lease:
+        searched_at = time.time()
+        with (
+            self._timed(transcript),
+            Lease(query.query_id, self._parts.controller, self._releases) as lease,
+            self._speculation(transcript, deadline, searched_at) as speculation,
+        ):
             yield transcript.created()
 
             found: CandidateSet | None = None
-            searched_at = time.time()
             async for found in self._search(query, deadline, lease):
+                transcript.searched(found)
+                await speculation.consider(found)
                 if query.include_stages:
                     yield transcript.stage(found)
             if found is None or not found.final:
                 raise InternalError("The search ended without its final documents.")
-
-            prompt = self._lay_out(query, found)
-            transcript.place(found, prompt)
             self._note(query, found)
 
-            asked = AdmissionRequest(query.query_id, query.namespace, prompt, searched_at=searched_at)
-            admission = lease.admission(self._parts.controller.admit(asked))
-            # A full queue refuses at once, and before the first event a refusal is still a status. Whoever has a place
-            # and waits long for his turn gets his sources meanwhile.
-            await asyncio.wait({admission}, timeout=self._settings.hold_back_s)
-            if admission.done():
-                admission.result()
-            yield transcript.retrieved()
-            plan = await deadline.wait(admission)
+            guess = speculation.confirmed()
+            if guess is not None:
+                held, plan, steps = guess.lease, guess.plan, guess.steps()
+                transcript.place(found, plan.prompt)
+                yield transcript.retrieved()
+            else:
+                prompt = self._lay_out(query, found)
+                transcript.place(found, prompt)
+                asked = AdmissionRequest(query.query_id, query.namespace, prompt, searched_at, query.order)
+                admission = lease.admission(self._parts.controller.admit(asked))
+                # A full queue refuses at once, and before the first event a refusal is still a status. Whoever has a
+                # place and waits long for his turn gets his sources meanwhile.
+                await asyncio.wait({admission}, timeout=self._settings.hold_back_s)
+                if admission.done():
+                    admission.result()
+                yield transcript.retrieved()
+                plan = await deadline.wait(admission)
+                stream = self._parts.generator.stream(plan, query.sampling)
+                held, steps = lease, lease.steps(stream, deadline, self._settings.first_step_timeout_s)
             transcript.admit(plan)
             self._metrics.admitted(plan.queued_ms / 1000)
 
-            # Tokens leave from here on, which is after the final documents; speculation will have to wait here, too.
-            stream = self._parts.generator.stream(plan, query.sampling)
-            async for step in lease.steps(stream, deadline, self._settings.first_step_timeout_s):
+            # Tokens leave from here on: the documents that they rest on are final.
+            async for step in steps:
                 if step.prefill is not None:
                     self._metrics.prefilled(plan, step.prefill)
                 for event in transcript.step(plan, step):
                     yield event
 
+            transcript.speculated(speculation.timings)
             completed = transcript.completed()
-            lease.completed()
+            held.completed()
             yield completed
 
     @contextmanager
@@ -93,15 +107,18 @@ class QueryPipeline:
         finally:
             self._metrics.ended(transcript.elapsed_s, transcript.first_token_s)
 
+    def _speculation(self, transcript: Transcript, deadline: Deadline, searched_at: float) -> Speculation:
+        within_s = self._settings.first_step_timeout_s
+        return Speculation(
+            transcript, self._parts, self._releases, deadline, within_s, self._lay_out, self._metrics, searched_at
+        )
+
     async def _search(self, query: Query, deadline: Deadline, lease: Lease) -> AsyncGenerator[CandidateSet]:
         before_ms = 0.0
         try:
             async for found in deadline.each(lease.closing(self._parts.retriever.search(query.search))):
                 self._metrics.stage(found.stage, (found.elapsed_ms - before_ms) / 1000)
                 before_ms = found.elapsed_ms
-                if not found.final:
-                    # Its answer is WAIT or KEEP, which both mean: search on. Starting early is what START will mean.
-                    await deadline.wait(self._parts.controller.on_candidates(query.query_id, found))
                 yield found
         except (UnknownCollection, NoDocuments):
             if not query.documents_optional:

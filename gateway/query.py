@@ -5,6 +5,7 @@ from uuid import uuid4
 import msgspec
 
 from protocol.generation import Sampling
+from protocol.plans import DocumentOrder
 from protocol.prompts import ChatMessage
 from protocol.retrieval import SearchRequest
 
@@ -19,7 +20,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     ``messages`` is the conversation that it ends, ``question_field`` the field of the request that carries it.
     ``query_id`` is one that no other query has.
 
-    With ``documents_optional`` an unknown or empty collection means an answer without documents, not an error.
+    ``order`` is that of the documents in its prompt. With ``documents_optional`` an unknown or empty collection means
+    an answer without documents, not an error.
     """
 
     namespace: str
@@ -29,5 +31,6 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     question_field: str
     include_stages: bool = False
+    order: DocumentOrder = DocumentOrder.RETRIEVAL
     documents_optional: bool = False
     query_id: str = msgspec.field(default_factory=_new_id)

@@ -98,7 +98,8 @@ class Replay:
         deadline = self._deadline()
         with Lease(query_id, self._parts.controller, self._releases) as lease:
             before = await deadline.wait(self._parts.controller.stats())
-            request = AdmissionRequest(query_id, namespace_of(search.tenant), prompt, searched_at)
+            order = self._settings.default_document_order
+            request = AdmissionRequest(query_id, namespace_of(search.tenant), prompt, searched_at, order)
             plan = await deadline.wait(lease.admission(self._parts.controller.warm(request)))
             if plan is None:
                 # Some query runs, or there is nothing to compute: only an idle controller tells the two apart.

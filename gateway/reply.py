@@ -44,15 +44,31 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
+class SpeculationTimings(msgspec.Struct, frozen=True):
+    """What generating on provisional documents came to: the last of so many ``generations`` was ``confirmed``, or none.
+
+    That one began ``began_ms`` after the query's arrival. ``wasted_tokens`` of prompts were computed for the others, as
+    far as is known; what they share with the final prompt is found there.
+    """
+
+    outcome: Literal["confirmed", "dropped"]
+    generations: int
+    began_ms: float | None
+    wasted_tokens: int
+
+
 class Timings(msgspec.Struct, frozen=True):
     """Milliseconds by phase; ``ttft_ms`` and ``total_ms`` count from the query's arrival.
 
-    ``speculation`` is the outcome of generating on provisional documents, null where none was tried.
+    ``stages_ms`` are the ends of the search's stages, ``non_overlapped_ms`` is the part of ``retrieval_ms`` in which no
+    generation ran that was confirmed. ``speculation`` is null where none was tried.
     """
 
     queue_ms: float
     retrieval_ms: float
-    speculation: str | None
+    stages_ms: tuple[float, ...]
+    non_overlapped_ms: float
+    speculation: SpeculationTimings | None
     kv_load_ms: float
     prefill_ms: float
     ttft_ms: float

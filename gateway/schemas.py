@@ -11,6 +11,7 @@ from gateway.filters import RequestFilter
 from gateway.settings import GatewaySettings
 from protocol.documents import DEFAULT_COLLECTION
 from protocol.errors import QuestionTooLong
+from protocol.plans import DocumentOrder
 from protocol.prompts import ChatMessage
 from protocol.retrieval import SearchRequest
 
@@ -62,10 +63,16 @@ class SearchBody(BaseModel):
         )
 
 
+class AnswerBody(SearchBody):
+    """What a request may say about the prompt that is made of those documents."""
+
+    document_order: DocumentOrder | None = None
+
+
 Question = Annotated[Text, Field(min_length=1, pattern=r"\S")]
 
 
-class QueryBody(SearchBody):
+class QueryBody(AnswerBody):
     """A question to a collection. Without ``temperature`` the answer is greedy, so it can be had again."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -123,8 +130,8 @@ _ASKS: dict[str, Any] = {
 """That a conversation holds a user message with text, for /docs; the route checks it."""
 
 
-class ChatBody(SearchBody):
-    """OpenAI's chat request, with ``collection``, ``filters`` and ``top_k`` beside it.
+class ChatBody(AnswerBody):
+    """OpenAI's chat request, with ``collection``, ``filters``, ``top_k`` and ``document_order`` beside it.
 
     Fields that it does not name are ignored, so that clients which send more work unchanged.
     """

@@ -4,6 +4,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
+from protocol.plans import DocumentOrder
+
 MIB = 1024 * 1024
 
 
@@ -41,6 +43,11 @@ class GatewaySettings(BaseModel):
     )
     default_tenant: str = Field("default", description="Who everyone is while no keys are issued.")
     default_top_k: int = Field(4, gt=0, description="Chunks to answer from where the request does not say.")
+    default_document_order: DocumentOrder = Field(
+        DocumentOrder.RETRIEVAL,
+        description="Order of a prompt's documents where the request does not say: retrieval (best first), canonical "
+        "(equal sets make one prompt) or cached-first (the longest cached front).",
+    )
     default_max_tokens: int = Field(256, gt=0, description="Longest answer where the request does not say, in tokens.")
     max_query_chars: int = Field(32_768, gt=0, description="Longest question, in characters.")
     max_query_bytes: int = Field(256 * 1024, gt=0, description="Largest body of a request that carries no document.")

@@ -13,6 +13,7 @@ from gateway.reply import (
     PromptTokensDetails,
     Reply,
     SearchResult,
+    SpeculationTimings,
     Timings,
     Usage,
     citation,
@@ -46,6 +47,8 @@ class Transcript:
         self._sequence = 0
         self._results: tuple[SearchResult, ...] = ()
         self._retrieval_ms = 0.0
+        self._stages_ms: list[float] = []
+        self._speculation: SpeculationTimings | None = None
         self._citations: tuple[Citation, ...] = ()
         self._dropped: tuple[str, ...] = ()
         self._queue_ms = 0.0
@@ -68,6 +71,14 @@ class Transcript:
     def created(self) -> events.QueryCreated:
         """The query's first event."""
         return events.QueryCreated(**self._stamp(), model=self.query.model, created_at=self._created_at)
+
+    def searched(self, found: CandidateSet) -> None:
+        """Note one stage of the search."""
+        self._stages_ms.append(found.elapsed_ms)
+
+    def speculated(self, speculation: SpeculationTimings | None) -> None:
+        """Note what generating on provisional documents has come to."""
+        self._speculation = speculation
 
     def stage(self, found: CandidateSet) -> events.RetrievalStage:
         """The event of one stage of the search."""
@@ -153,10 +164,13 @@ class Transcript:
 
     def _timings(self) -> Timings:
         total_ms = self.elapsed_s * 1000
+        began_ms = self._speculation.began_ms if self._speculation is not None else None
         return Timings(
             queue_ms=self._queue_ms,
             retrieval_ms=self._retrieval_ms,
-            speculation=None,
+            stages_ms=tuple(self._stages_ms),
+            non_overlapped_ms=self._retrieval_ms if began_ms is None else min(began_ms, self._retrieval_ms),
+            speculation=self._speculation,
             kv_load_ms=self._prefill.kv_load_ms,
             prefill_ms=self._prefill.prefill_ms,
             ttft_ms=total_ms if self._ttft_ms is None else self._ttft_ms,

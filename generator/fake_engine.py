@@ -5,21 +5,32 @@ It is a fake and says so in its name wherever it shows. Its answers repeat the f
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from generator.settings import FakeEngineSettings
 from generator.tokenizer import ModelTokenizer
 from protocol.errors import EngineDied, EngineNotReady
-from protocol.generation import EngineInfo, FinishReason, GenerationStep, PrefillCost, PrefillResult, Sampling
+from protocol.generation import (
+    EngineInfo,
+    FinishReason,
+    GenerationStep,
+    PrefillCost,
+    PrefillResult,
+    Sampling,
+    StepBudget,
+)
 from protocol.kv import LostCopy, Orders, ResidencyReport
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
+
+_REMEMBERED = 256
 
 
 class FakeEngine:
     """Prefills one prompt after the other at ``prefill_tokens_per_s``; all streams decode side by side.
 
-    Every prompt is computed whole: there is no KV to cache.
+    Every prompt is computed whole: there is no KV to cache. A plan that another one ends gives the device free at once.
     """
 
     def __init__(
@@ -30,11 +41,16 @@ class FakeEngine:
         speeds: FakeEngineSettings,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._info = EngineInfo(model=model, engine="fake", max_model_len=max_model_len)
+        # One prompt at a time is all that there is to gain from: a step is a whole prefill.
+        step = StepBudget(max_model_len, max_model_len)
+        self._info = EngineInfo(model=model, engine="fake", max_model_len=max_model_len, step=step)
         self._tokenizer = tokenizer
         self._speeds = speeds
         self._sleep = sleep
         self._device = asyncio.Lock()
+        # Streams under way, by their plans' ids, and what ends each.
+        self._ending: dict[str, asyncio.Event] = {}
+        self._not_begun: deque[str] = deque(maxlen=_REMEMBERED)
         self._started = False
 
     async def start(self) -> None:
@@ -57,19 +73,55 @@ class FakeEngine:
     async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         """Wait as long as the prefill would take, then repeat the first document a token at a time."""
         await self.ready()
+        for plan_id in plan.ends:
+            await self.end(plan_id)
+        ended = self._ending[plan.query_id] = asyncio.Event()
+        if plan.query_id in self._not_begun:
+            ended.set()
+        finished = False
+        try:
+            async for step in self._steps(plan.prompt, sampling, ended):
+                yield step
+                finished = step.finish_reason is not None
+            if not finished:
+                yield GenerationStep("", 0, finish_reason="ended")
+        finally:
+            del self._ending[plan.query_id]
+
+    async def end(self, plan_id: str) -> None:
+        """End a stream; the device is free at once."""
+        await self.ready()
+        if plan_id in self._ending:
+            self._ending[plan_id].set()
+        else:
+            # It has ended, or the call has overtaken the one that begins it.
+            self._not_begun.append(plan_id)
+
+    async def _steps(self, prompt: Prompt, sampling: Sampling, ended: asyncio.Event) -> AsyncGenerator[GenerationStep]:
+        """The steps of a stream, as many as there are until it is ``ended``."""
         began = time.monotonic()
-        await self._prefill(plan.prompt.token_count)
+        prefilling, ending = (
+            asyncio.ensure_future(self._prefill(prompt.token_count)),
+            asyncio.ensure_future(ended.wait()),
+        )
+        try:
+            await asyncio.wait({prefilling, ending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            prefilling.cancel()
+            ending.cancel()
         prefill: PrefillResult | None = PrefillResult(
-            prompt_tokens=plan.prompt.token_count,
+            prompt_tokens=prompt.token_count,
             cached_tokens=0,
             prefill_ms=(time.monotonic() - began) * 1000,
         )
-        texts, reason = self._answer(plan.prompt, sampling)
+        texts, reason = self._answer(prompt, sampling)
         for position, text in enumerate(texts, start=1):
             if position > 1:
                 await self._sleep(1 / self._speeds.decode_tokens_per_s)
             if not self._started:
                 raise EngineDied("the fake engine was closed")
+            if ended.is_set():
+                return
             yield GenerationStep(text, 1, prefill, reason if position == len(texts) else None)
             prefill = None
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections import deque
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -43,6 +44,9 @@ T = TypeVar("T")
 
 _CONNECTOR = "generator.connector.connector"
 _ANSWER_CHECK_S = 1.0
+_ABORT_AGAIN_S = 0.02
+_LONGEST_STEP_S = 30.0
+_REMEMBERED = 256
 
 
 class VllmEngine:
@@ -59,6 +63,9 @@ class VllmEngine:
         self._llm: AsyncLLM | None = None
         self._reports: EngineReports | None = None
         self._running: set[str] = set()
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        # Speculative plans that were ended while they were not running.
+        self._not_begun: deque[str] = deque(maxlen=_REMEMBERED)
 
     async def start(self) -> None:
         """Load the model. Raises ConfigError when vLLM refuses the model or its arguments."""
@@ -107,6 +114,11 @@ class VllmEngine:
     async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         """Prefill the plan's prompt and stream the answer; closing the iterator aborts the request in vLLM."""
         parameters = _sampling_params(sampling)
+        for plan_id in plan.ends:
+            await self.end(plan_id)
+        if plan.query_id in self._not_begun:
+            yield GenerationStep("", 0, finish_reason="ended")
+            return
         with contextlib.ExitStack() as waiting:
             resolving: asyncio.Future[Resolved] | None = None
             if self._reports is not None:
@@ -119,6 +131,10 @@ class VllmEngine:
                 first = True
                 async for output in outputs:
                     completion = output.outputs[0]
+                    if completion.finish_reason == "abort":
+                        prefill = await self._ended_prefill(resolving) if first else None
+                        yield GenerationStep(text="", tokens=0, prefill=prefill, finish_reason="ended")
+                        return
                     if not completion.token_ids and not output.finished:
                         continue
                     yield GenerationStep(
@@ -129,6 +145,21 @@ class VllmEngine:
                         logprobs=_logprobs(completion) if sampling.logprobs else (),
                     )
                     first = False
+
+    async def end(self, plan_id: str) -> None:
+        """Abort a speculative plan's request in vLLM, which does so between two steps."""
+        engine = self._engine()
+        if plan_id in self._running:
+            self._ending.setdefault(plan_id, asyncio.create_task(self._abort(engine, plan_id)))
+        else:
+            # It has ended, or the call has overtaken the one that begins it.
+            self._not_begun.append(plan_id)
+
+    async def _abort(self, engine: "AsyncLLM", request_id: str) -> None:
+        """Abort a request until it has ended: vLLM does nothing where it is yet to hear of it."""
+        while request_id in self._running:
+            await engine.abort(request_id)
+            await asyncio.sleep(_ABORT_AGAIN_S)
 
     def _orders(self, plan: PrefillPlan) -> RequestOrders:
         """A plan as the connector takes it; one for a former life of the engine names what is not there any more."""
@@ -226,7 +257,8 @@ class VllmEngine:
         try:
             async with contextlib.aclosing(engine.generate(prompt, params, request_id)) as outputs:
                 async for output in outputs:
-                    if output.outputs[0].finish_reason in ("abort", "error"):
+                    ended = output.outputs[0].finish_reason
+                    if ended == "error" or (ended == "abort" and request_id not in self._ending):
                         raise EngineDied("the engine gave the request up")
                     yield output
         except EngineDeadError as error:
@@ -237,6 +269,26 @@ class VllmEngine:
             raise EngineDied("the engine failed under this request") from error
         finally:
             self._running.discard(request_id)
+            if request_id in self._ending:
+                self._ending.pop(request_id).cancel()
+
+    async def _ended_prefill(self, resolving: "asyncio.Future[Resolved] | None") -> PrefillResult | None:
+        """What is kept of a prefill that was ended; None for nothing."""
+        if self._reports is None or resolving is None:
+            return None
+        # VLLM ends its stream at once, and the engine the request when its step is over.
+        await asyncio.wait({resolving}, timeout=_LONGEST_STEP_S)
+        if not resolving.done() or not resolving.result().reached:
+            return None
+        resolved = resolving.result()
+        return PrefillResult(
+            prompt_tokens=resolved.reached or 0,
+            cached_tokens=sum(resolved.loaded.values()),
+            prefill_ms=0.0,
+            kv_load_ms=resolved.load_ms,
+            loaded=resolved.loaded,
+            lost=self._reports.take_lost(),
+        )
 
     async def _prefill_result(
         self, output: "RequestOutput", plan: PrefillPlan, resolving: "asyncio.Future[Resolved] | None"

@@ -7,7 +7,8 @@ import msgspec
 from protocol.kv import KvMemory, LostCopy
 from protocol.tiers import Tier
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "ended"]
+"""Why an answer ended: by itself, at its bound, or because its generation was speculative and not wanted any more."""
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -50,8 +51,10 @@ class PrefillResult(msgspec.Struct, frozen=True):
 class GenerationStep(msgspec.Struct, frozen=True):
     """One step of a stream: new ``text`` (empty while a character is incomplete) and ``tokens``, how many it took.
 
-    The first step of a stream carries ``prefill``, the last one ``finish_reason``; one step may be both. ``logprobs``
-    has an entry for each token where they were asked for, by an engine that knows them.
+    The first step of a stream carries ``prefill``, the last one ``finish_reason``; one step may be both. Where a
+    prefill was ended, that step has no tokens, and ``prefill`` is of as much of the prompt as had been reached, or None
+    if nothing of it is kept. ``logprobs`` has an entry for each token where they were asked for, by an engine that
+    knows them.
     """
 
     text: str

@@ -86,8 +86,18 @@ class Retriever(Protocol):
 class Controller(Protocol):
     """Decides where and when a query is prefilled, and what is kept of it. The single writer of the knowledge tree."""
 
-    async def on_candidates(self, query_id: str, candidates: CandidateSet) -> SpeculationDecision:
-        """Decide about generating on provisional documents. Changes the state kept for this query."""
+    async def on_candidates(self, query_id: str, documents: Sequence[str], final: bool) -> SpeculationDecision:
+        """Decide about generating on what a stage of the search has found: content keys in prompt order.
+
+        KEEP on final documents confirms the query's speculation.
+        """
+
+    async def speculate(self, query_id: str, documents: Sequence[str], request: AdmissionRequest) -> PrefillPlan | None:
+        """Lease a plan, under an id of its own, to generate on the provisional documents that a query was to START on.
+
+        None where there is no room for it now. It is completed like any other, and ended before that when another plan
+        names it in ``ends``.
+        """
 
     async def admit(self, request: AdmissionRequest) -> PrefillPlan:
         """Wait for the query's turn and lease it a plan.
@@ -146,6 +156,12 @@ class Generator(Protocol):
         """Generate for a plan; closing the iterator aborts the engine's work within one step.
 
         Raises EngineNotReady before the first step, EngineDied at any.
+        """
+
+    async def end(self, plan_id: str) -> None:
+        """End a speculative plan's stream after the engine's iteration in hand; its last step has the reason ``ended``.
+
+        Does nothing where there is no such stream. Raises EngineNotReady or EngineDied.
         """
 
     async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:

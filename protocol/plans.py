@@ -22,8 +22,22 @@ class SpeculationDecision(StrEnum):
     WAIT = "wait"
 
 
+class DocumentOrder(StrEnum):
+    """How a prompt's documents are ordered, which decides how much of its front is cached.
+
+    RETRIEVAL: best first. CANONICAL: by their keys, so that equal sets make one prompt. CACHED_FIRST: those that make
+    the longest cached front, then the others best first.
+    """
+
+    RETRIEVAL = "retrieval"
+    CANONICAL = "canonical"
+    CACHED_FIRST = "cached-first"
+
+
 class AdmissionRequest(msgspec.Struct, frozen=True):
-    """A prompt on final documents that asks for its turn. ``namespace`` separates tenants' KV and salts its keys.
+    """A prompt on final documents, best first, that asks for its turn; its plan has them in the ``order`` asked for.
+
+    ``namespace`` separates tenants' KV and salts its keys.
 
     The search that found the documents began at ``searched_at``, in seconds since the epoch; what was deleted since may
     be among them.
@@ -33,6 +47,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
     namespace: str
     prompt: Prompt
     searched_at: float
+    order: DocumentOrder = DocumentOrder.RETRIEVAL
 
 
 class PlannedNode(msgspec.Struct, frozen=True):
@@ -53,8 +68,12 @@ class PrefillPlan(msgspec.Struct, frozen=True):
     """The controller's word on one query: which ``instance`` prefills which prompt, and ``queued_ms`` spent waiting.
 
     ``nodes`` are the prompt's segments in front of the question, in order. ``moves`` are carried out first: they make
-    the room that the plan needs. ``spare`` are keys of what the instance's GPU can do without best, first first: should
-    requests run short of blocks, these go.
+    the room that the plan needs. ``ends`` names the speculative plans of the instance that give way to this one:
+    whatever is left of them is ended first. ``spare`` are keys of what the instance's GPU can do without best, first
+    first: should requests run short of blocks, these go.
+
+    A ``speculative`` plan may be ended in the middle of its prefill. What it has computed by then of its nodes is kept
+    as planned, and its other nodes are reported lost.
 
     ``boot`` names the life of the instance's engine that the plan was made for; another has nothing of what it names.
     What an ``unshared`` plan computes, nobody may find afterwards: one of its documents has been deleted.
@@ -70,6 +89,8 @@ class PrefillPlan(msgspec.Struct, frozen=True):
     queued_ms: float = 0.0
     nodes: tuple[PlannedNode, ...] = ()
     moves: tuple[Move, ...] = ()
+    ends: tuple[str, ...] = ()
+    speculative: bool = False
     spare: tuple[str, ...] = ()
     boot: str = ""
     unshared: bool = False

@@ -181,10 +181,15 @@ class ControllerHandle:
     def __init__(self, handle: DeploymentHandle) -> None:
         self._part = ServeHandle(handle, "controller", Unavailable)
 
-    async def on_candidates(self, query_id: str, candidates: CandidateSet) -> SpeculationDecision:
+    async def on_candidates(self, query_id: str, documents: Sequence[str], final: bool) -> SpeculationDecision:
         """Decide about provisional documents."""
-        decision: SpeculationDecision = await self._part.call("on_candidates", query_id, candidates)
+        decision: SpeculationDecision = await self._part.call("on_candidates", query_id, documents, final)
         return decision
+
+    async def speculate(self, query_id: str, documents: Sequence[str], request: AdmissionRequest) -> PrefillPlan | None:
+        """Lease a plan on provisional documents."""
+        plan: PrefillPlan | None = await self._part.call("speculate", query_id, documents, request)
+        return plan
 
     async def admit(self, request: AdmissionRequest) -> PrefillPlan:
         """Wait for the query's turn."""
@@ -246,6 +251,10 @@ class GeneratorHandle:
     def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         """Generate for a plan."""
         return self._part.stream("stream", plan, sampling)
+
+    async def end(self, plan_id: str) -> None:
+        """End a speculative plan's stream."""
+        await self._part.call("end", plan_id)
 
     async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
         """Carry out orders outside of any plan."""

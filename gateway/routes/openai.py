@@ -75,6 +75,7 @@ def _query(body: ChatBody, caller: Caller, gateway: Gateway) -> Query:
         question_field="messages",
         sampling=_sampling(body, settings.default_max_tokens),
         documents_optional=body.collection is None,
+        order=body.document_order or settings.default_document_order,
     )
 
 

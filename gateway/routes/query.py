@@ -65,4 +65,5 @@ def _query(body: QueryBody, caller: Caller, gateway: Gateway) -> Query:
             seed=body.seed,
         ),
         include_stages="stages" in body.include,
+        order=body.document_order or settings.default_document_order,
     )

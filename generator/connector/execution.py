@@ -26,7 +26,8 @@ class Execution:
     ``nodes`` are the plan's as they lie in the prompt; ``settled`` once they are kept where they should be. ``offer``
     is what the engine was offered last. The first ``local`` tokens were found in the engine's own cache, those up to
     ``cached`` were loaded. ``missing`` are copies that turned out not to be there. What a ``forgotten`` request
-    computes, nobody may find afterwards. ``told``: its first token was reported.
+    computes, nobody may find afterwards. ``told``: its first token was reported, or that it ended without one after it
+    had ``reached`` so many tokens of its prompt.
     """
 
     def __init__(self, request: "Request", orders: RequestOrders, page_tokens: int) -> None:
@@ -47,6 +48,7 @@ class Execution:
         self.missing: set[tuple[str, Tier]] = set()
         self.forgotten = False
         self.told = False
+        self.reached: int | None = None
 
     @property
     def in_background(self) -> bool:
@@ -115,6 +117,13 @@ class Execution:
         """Only the first ``tokens`` tokens are good: what lies behind them has to be computed."""
         self.cached = min(self.cached, tokens)
 
+    def has_reached(self, index: int, tokens: int) -> bool:
+        """Whether the blocks of a node are full, or hold all that the prompt has, after its first ``tokens`` tokens."""
+        node = self.nodes[index]
+        span = pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens)
+        prompt_tokens: int = self.request.num_prompt_tokens
+        return min(span.stop * self._page_tokens, prompt_tokens) <= tokens
+
     def resolved(self) -> Resolved:
         """Where the prompt's tokens came from, as it stands."""
         loaded: dict[Tier, int] = {}
@@ -126,7 +135,7 @@ class Execution:
             source = self.plan(index).source
             if tokens > 0 and source is not None:
                 loaded[source] = loaded.get(source, 0) + tokens
-        return Resolved(loaded, self.load_seconds * 1000)
+        return Resolved(loaded, self.load_seconds * 1000, self.reached)
 
 
 def _end(node: KvNode) -> int:

@@ -16,12 +16,14 @@ class RequestOrders(msgspec.Struct, frozen=True):
     """What one request brings along: a ``plan``, or orders outside of any plan.
 
     ``name`` names the request in reports. ``path`` lists the content hashes of the documents that begin the prompt,
-    ``nodes`` the first of them that have a place in the plan. ``everything`` is to be forgotten, not only some
+    ``nodes`` the first of them that have a place in the plan; what is computed of these is kept even if the request
+    ends before its first token, where it is ``speculative``. ``everything`` is to be forgotten, not only some
     documents; or all of it only in the engine's own blocks. ``inquire`` asks what all tiers hold.
     """
 
     name: str
     plan: bool = True
+    speculative: bool = False
     namespace: str = ""
     path: tuple[str, ...] = ()
     nodes: tuple[PlannedNode, ...] = ()
@@ -36,7 +38,7 @@ class RequestOrders(msgspec.Struct, frozen=True):
     def of_plan(cls, plan: PrefillPlan) -> "RequestOrders":
         """A plan, as far as the engine is concerned."""
         path = tuple(segment.key for segment in plan.prompt.prefix)
-        return cls(plan.query_id, True, plan.namespace, path, plan.nodes, plan.moves, plan.spare)
+        return cls(plan.query_id, True, plan.speculative, plan.namespace, path, plan.nodes, plan.moves, plan.spare)
 
     @classmethod
     def outside_plans(cls, name: str, orders: Orders, inquire: bool = False) -> "RequestOrders":
@@ -65,11 +67,13 @@ class RequestOrders(msgspec.Struct, frozen=True):
 class Resolved(msgspec.Struct, frozen=True):
     """Where a prompt's tokens came from by the time of its first token: ``loaded`` by tier, the others were computed.
 
-    ``load_ms`` were spent on loading.
+    ``load_ms`` were spent on loading. A speculative request that ended before that had ``reached`` so many tokens, none
+    where nothing of it is kept.
     """
 
     loaded: dict[Tier, int]
     load_ms: float
+    reached: int | None = None
 
 
 class EngineReport(msgspec.Struct, frozen=True):

@@ -182,6 +182,12 @@ class SchedulerHalf:
             return
         if request.num_output_tokens:
             self._settle(execution)
+        elif execution.orders.speculative:
+            # Whoever computes behind what was loaded knows by then that the load was good.
+            computed: int = request.num_computed_tokens
+            execution.reached = computed if computed > execution.cached else 0
+            if execution.reached:
+                self._settle(execution)
         if execution.forgotten:
             self._gpu.evict_hashes(blocks)
         else:
@@ -199,14 +205,18 @@ class SchedulerHalf:
     @property
     def busy(self) -> bool:
         """Whether the engine should go on stepping although no request needs it."""
-        return bool(self._under_way or self._queued or self._open_orders or self._unanswered)
+        ended_early = any(execution.reached is not None for execution in self._ended.values())
+        return bool(self._under_way or self._queued or self._open_orders or self._unanswered or ended_early)
 
     def report(self) -> EngineReport | None:
         """What there is to say since the last call."""
         resolved = {}
         for execution in (*self._executions.values(), *self._ended.values()):
-            if not execution.told and execution.request.num_output_tokens:
+            if execution.told:
+                continue
+            if execution.request.num_output_tokens:
                 self._settle(execution)
+            if execution.request.num_output_tokens or execution.reached is not None:
                 resolved[execution.orders.name] = execution.resolved()
                 execution.told = True
         self._ended.clear()
@@ -250,11 +260,15 @@ class SchedulerHalf:
         return min(node.prefix_tokens + node.tokens, last)
 
     def _settle(self, execution: Execution) -> None:
-        """Keep a prompt's nodes as planned, once its first token says that all of them are there and good."""
+        """Keep a prompt's nodes as planned, as far as they are there and good: all, once it has a first token."""
         if execution.settled or execution.forgotten:
             return
         execution.settled = True
         for index, (node, planned) in enumerate(zip(execution.nodes, execution.orders.nodes, strict=True)):
+            if execution.reached is not None and not execution.has_reached(index, execution.reached):
+                if planned.kept is not None and planned.kept is not planned.source:
+                    self._lost[node.key, planned.kept] = None
+                continue
             blocks = execution.node_blocks(index)
             if planned.kept is Tier.GPU and self._gpu.can_be_found(node, blocks):
                 self._gpu.hold(node, execution.parent(index), execution.blocks)

@@ -14,7 +14,6 @@ from protocol.errors import DeployFailed, Unavailable
 from protocol.kv import LostCopy
 from protocol.logs import configure_logging
 from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
-from protocol.retrieval import CandidateSet
 from services.config import Config
 from services.handles import GeneratorHandle
 
@@ -41,9 +40,13 @@ class ControllerDeployment:
         self._controller = self._live.controller
         self._following = asyncio.create_task(self._follow())
 
-    async def on_candidates(self, query_id: str, candidates: CandidateSet) -> SpeculationDecision:
+    async def on_candidates(self, query_id: str, documents: Sequence[str], final: bool) -> SpeculationDecision:
         """Decide about provisional documents."""
-        return await self._controller.on_candidates(query_id, candidates)
+        return await self._controller.on_candidates(query_id, documents, final)
+
+    async def speculate(self, query_id: str, documents: Sequence[str], request: AdmissionRequest) -> PrefillPlan | None:
+        """Lease a plan on provisional documents."""
+        return await self._controller.speculate(query_id, documents, request)
 
     async def admit(self, request: AdmissionRequest) -> PrefillPlan:
         """Wait for the query's turn."""

@@ -27,6 +27,10 @@ class GeneratorDeployment:
             async for step in steps:
                 yield step
 
+    async def end(self, plan_id: str) -> None:
+        """End a speculative plan's stream."""
+        await self._engine.end(plan_id)
+
     async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
         """Carry out orders outside of any plan."""
         return await self._engine.carry_out(orders)

@@ -13,11 +13,12 @@ from cachectl.grant import PathDocument
 from cachectl.integrity import check_integrity
 from cachectl.lookahead import Lookahead
 from cachectl.node import path_keys
-from cachectl.ordering import DocumentOrder, order_by_name
+from cachectl.ordering import order_by_name
 from cachectl.placement import Capacities
 from cachectl.policies import policy_names
 from cachectl.scheduler import Scheduler
 from cachectl.tree import KnowledgeTree
+from protocol.plans import DocumentOrder
 
 # A second a token, wherever it stands: flat costs.
 DEVICE = DeviceProfile("toy", "made up", 1.0, 1.0, 1, CostGrid([0, 1000], [1, 1001], [[1.0, 1001.0], [1.0, 1001.0]]))

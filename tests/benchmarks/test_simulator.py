@@ -15,12 +15,12 @@ from benchmarks.workload import TraceDocument, TraceRequest, Workload
 from cachectl.cost import CostGrid, DeviceProfile
 from cachectl.integrity import check_integrity
 from cachectl.lookahead import Lookahead
-from cachectl.ordering import DocumentOrder
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy, policy_names
 from cachectl.scheduler import Scheduler
 from cachectl.tree import KnowledgeTree
 from protocol.errors import ConfigError, UnknownPolicy
+from protocol.plans import DocumentOrder
 
 # A new token takes 1 s and one that it stands behind 0.1 s; loading one takes 0.5 s from host and 0.75 s from disk.
 DEVICE = DeviceProfile(

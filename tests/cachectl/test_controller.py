@@ -32,6 +32,7 @@ from protocol.errors import (
     UnknownNode,
     UnknownPlan,
 )
+from protocol.generation import StepBudget
 from protocol.kv import HeldNode, LostCopy, Move, Pages, ResidencyReport
 from protocol.plans import (
     AdmissionRequest,
@@ -41,7 +42,6 @@ from protocol.plans import (
     SpeculationDecision,
 )
 from protocol.prompts import Prompt, Segment, SegmentKind
-from protocol.retrieval import CandidateSet, Chunk
 from protocol.tiers import Tier
 
 GPU, HOST, DISK = Tier.GPU, Tier.HOST, Tier.DISK
@@ -68,11 +68,6 @@ def held(contents: str, tokens: int = TOKENS, pages: Pages | None = None) -> Hel
 def pages(stamp: int, first: int = 0) -> Pages:
     """Pages of one token for a document."""
     return Pages(tuple(range(first, first + TOKENS)), stamp)
-
-
-def found(*contents: str, final: bool = False) -> CandidateSet:
-    docs = tuple(Chunk(content, content, f"{content}.txt", 0, content, content) for content in contents)
-    return CandidateSet(1, 4, docs, (0.5,) * len(docs), final, 0.0)
 
 
 async def used(controller: Controller) -> dict[tuple[Tier, str | None], int]:
@@ -373,7 +368,7 @@ async def test_overload_is_refused_at_once_and_counted(controller):
     ],
 )
 async def test_a_report_that_cannot_be_is_refused_and_changes_nothing(build, refused, error):
-    controller = build(max_prefill_bs=9)
+    controller = build()
     await fill(controller, "x")
     await controller.admit(ask("ended", "y"))
     await controller.complete(report("ended"))
@@ -813,79 +808,225 @@ async def test_a_query_goes_where_a_place_is_left(build):
 
 # Speculation
 
-
-async def test_nothing_speculative_starts_by_default(controller):
-    for documents in ((), ("a",), ("b",)):
-        assert await controller.on_candidates("query", found(*documents)) is WAIT
-    assert await controller.on_candidates("query", found("b", final=True)) is WAIT
+# Each query of one document takes 11 of an engine's 22 tokens a step.
+STEP = StepBudget(22, 20)
 
 
-async def test_figure_11_of_ragcache(build):
-    controller = build(max_prefill_bs=1)
-    stages = [found("D1", "D3"), found("D1", "D2"), found("D1", "D2"), found("D1", "D2", final=True)]
-    assert [await controller.on_candidates("query", stage) for stage in stages] == [START, START, KEEP, KEEP]
+@pytest.fixture
+def speculative(build):
+    return build(max_running=9, max_queued=9, step=STEP)
 
 
-async def test_a_speculation_that_no_document_is_left_for_is_dropped_and_forgotten(build):
-    controller = build(max_prefill_bs=1)
-    stages = [found("a"), found(), found(), found("a"), found("b", final=True), found("b", final=True)]
-    decisions = [await controller.on_candidates("query", stage) for stage in stages]
-    assert decisions == [START, DROP, WAIT, START, DROP, WAIT]
+async def hear(controller: Controller, query_id: str, documents: str, final: bool = False) -> SpeculationDecision:
+    return await controller.on_candidates(query_id, tuple(documents), final)
 
 
-async def test_speculations_runs_and_waits_of_others_fill_the_pool(build):
-    controller = build(max_prefill_bs=3)
+async def begin(controller: Controller, query_id: str, documents: str, plan_id: str | None = None) -> PrefillPlan:
+    """Do as a query is told that may start."""
+    assert await hear(controller, query_id, documents) is START
+    plan = await controller.speculate(query_id, tuple(documents), ask(plan_id or f"{query_id}~1", documents))
+    assert plan is not None
+    return plan
+
+
+async def test_figure_11_of_ragcache(speculative):
+    await begin(speculative, "query", "13", plan_id="first")
+    assert await hear(speculative, "query", "12") is START
+    await speculative.complete(report("first", PlanOutcome.CANCELLED, computed=0))
+    assert await speculative.speculate("query", ("1", "2"), ask("second", "12")) is not None
+    assert await hear(speculative, "query", "12") is KEEP
+    await speculative.prefilled("second")
+    assert (await speculative.stats()).running == 0
+    assert await hear(speculative, "query", "12", final=True) is KEEP
+    assert (await speculative.stats()).running == 1
+    await speculative.complete(report("second"))
+    assert await cached(speculative, "12") == [GPU, GPU]
+
+
+async def test_a_speculation_is_planned_like_a_request(speculative):
+    await fill(speculative, "a")
+    plan = await begin(speculative, "query", "ab", plan_id="guess")
+    assert (plan.query_id, plan.instance, plan.namespace, plan.queued_ms) == ("guess", "one", "tenant", 0.0)
+    assert (plan.prompt, plan.ends, plan.unshared) == (ask("guess", "ab").prompt, (), False)
+    assert (sources(plan), kept(plan)) == ([GPU, None], [GPU, GPU])
+
+
+async def test_what_a_speculation_computed_serves_others_though_nobody_wanted_it(speculative):
+    await begin(speculative, "query", "a")
+    await speculative.prefilled("query~1")
+    assert await hear(speculative, "query", "b", final=True) is DROP
+    assert sources(await speculative.admit(ask("query", "ab"))) == [GPU, None]
+    await speculative.complete(report("query~1", PlanOutcome.CANCELLED))
+    await speculative.complete(report("query"))
+    assert await cached(speculative, "ab") == [GPU, GPU]
+
+
+async def test_a_setting_switches_speculation_off(build):
+    controller = build(speculation=False, step=STEP)
+    assert await hear(controller, "query", "a") is WAIT
+    assert await controller.speculate("query", ("a",), ask("guess", "a")) is None
+    assert await hear(controller, "query", "a", final=True) is WAIT
+    assert (await controller.stats()).admitted == 0
+
+
+async def test_nothing_speculative_starts_on_nothing_or_on_final_documents(speculative):
+    assert await hear(speculative, "query", "") is WAIT
+    assert await hear(speculative, "query", "a", final=True) is WAIT
+
+
+async def test_a_speculation_that_no_document_is_left_for_is_dropped_and_forgotten(speculative):
+    await begin(speculative, "query", "a")
+    decisions = [await hear(speculative, "query", documents) for documents in ("", "")]
+    assert decisions == [DROP, WAIT]
+    await begin(speculative, "query", "a", plan_id="again")
+    decisions = [await hear(speculative, "query", "b", final=True) for _ in range(2)]
+    assert decisions == [DROP, WAIT]
+
+
+async def test_speculations_start_where_a_step_has_tokens_left(speculative):
+    await speculative.admit(ask("runs", "x"))
+    await begin(speculative, "a", "a")
+    assert await hear(speculative, "b", "b") is WAIT
+    assert await speculative.speculate("b", ("b",), ask("b~1", "b")) is None
+    await speculative.prefilled("runs")
+    await begin(speculative, "b", "b")
+    assert await hear(speculative, "c", "c") is WAIT
+
+
+async def test_the_last_place_may_be_left_for_another_speculation_of_the_query_itself(speculative):
+    for query_id in "ab":
+        await begin(speculative, query_id, query_id)
+    assert await hear(speculative, "c", "c") is WAIT
+    await begin(speculative, "a", "c", plan_id="a~2")
+    assert await hear(speculative, "a", "c") is KEEP
+
+
+async def test_without_steps_the_places_are_room(build):
+    controller = build(max_running=2)
     await controller.admit(ask("runs"))
-    task = await waiting(controller, ask("waits"))
-    assert await controller.on_candidates("a", found("a")) is START
-    assert await controller.on_candidates("b", found("b")) is WAIT
-    assert await controller.on_candidates("a", found("b")) is START
-    await controller.complete(report("runs"))
-    assert await controller.on_candidates("b", found("b")) is START
-    assert await controller.on_candidates("a", found("c")) is START
-    assert await controller.on_candidates("c", found("c")) is WAIT
-    await controller.complete(report((await task).query_id))
+    await begin(controller, "a", "a")
+    assert await hear(controller, "b", "b") is WAIT
 
 
-async def test_an_overfull_pool_drops_a_speculation_that_turns_out_wrong(build):
-    controller = build(max_prefill_bs=1)
-    assert await controller.on_candidates("a", found("a")) is START
-    await controller.admit(ask("runs"))
-    assert await controller.on_candidates("a", found("a")) is KEEP
-    assert await controller.on_candidates("a", found("b")) is DROP
+async def test_none_starts_beside_a_request_that_waits(speculative):
+    await speculative.admit(ask("runs", "x"))
+    task = await waiting(speculative, ask("waits", "yz"))
+    assert await hear(speculative, "query", "a") is WAIT
+    assert await speculative.speculate("query", ("a",), ask("guess", "a")) is None
+    await speculative.prefilled("runs")
+    await task
+
+
+async def test_a_request_ends_the_speculation_in_its_way_whose_lease_stays_until_it_is_completed(speculative):
+    for query_id in "ab":
+        await begin(speculative, query_id, query_id)
+    plan = await speculative.admit(ask("request", "x"))
+    assert plan.ends == ("b~1",)
+    assert await hear(speculative, "a", "a") is KEEP
+    # That one ended before it could be confirmed: the query asks for its turn like any other.
+    assert await hear(speculative, "b", "b", final=True) is WAIT
+    await speculative.complete(report("b~1", PlanOutcome.CANCELLED, computed=0))
+    with pytest.raises(UnknownPlan):
+        await speculative.complete(report("b~1", PlanOutcome.CANCELLED, computed=0))
+
+
+async def test_a_request_that_waited_ends_what_is_in_its_way_when_its_turn_comes(build):
+    controller = build(max_running=9, step=StepBudget(30, 20))
+    await controller.admit(ask("runs", "x", question=9))
+    await begin(controller, "query", "a")
+    task = await waiting(controller, ask("waits", "yz"))
+    assert await hear(controller, "query", "a") is KEEP
+    await controller.prefilled("runs")
+    assert (await task).ends == ("query~1",)
+    assert await hear(controller, "query", "a", final=True) is WAIT
+
+
+async def test_what_was_confirmed_gives_way_to_nobody(speculative):
+    for query_id in "ab":
+        await begin(speculative, query_id, query_id)
+        assert await hear(speculative, query_id, query_id, final=True) is KEEP
+    task = await waiting(speculative, ask("waits", "x"))
+    await speculative.complete(report("a~1"))
+    assert (await task).ends == ()
 
 
 async def test_a_query_that_is_admitted_speculates_no_more(build):
-    controller = build(max_prefill_bs=2)
-    assert await controller.on_candidates("a", found("a")) is START
-    await controller.admit(ask("a", "a"))
-    assert await controller.on_candidates("b", found("b")) is START
+    controller = build(max_running=2)
+    await begin(controller, "a", "a")
+    plan = await controller.admit(ask("a", "a"))
+    assert plan.ends == (), "its own speculation is ended by who began it"
+    await begin(controller, "b", "b")
+    assert await hear(controller, "a", "a", final=True) is WAIT
 
 
 async def test_a_query_that_is_refused_speculates_no_more(build):
-    controller = build(max_prefill_bs=2, max_queued=0)
-    await controller.admit(ask("runs"))
-    assert await controller.on_candidates("a", found("a")) is START
+    controller = build(max_running=2, max_queued=0, step=StepBudget(11, 11))
+    await begin(controller, "a", "a")
+    await controller.admit(ask("runs", "x"))
     with pytest.raises(Overloaded):
         await controller.admit(ask("a", "a"))
-    assert await controller.on_candidates("b", found("b")) is START
+    await controller.prefilled("runs")
+    await begin(controller, "b", "b")
 
 
 async def test_a_query_that_ends_in_its_search_speculates_no_more(build):
-    controller = build(max_prefill_bs=1)
-    assert await controller.on_candidates("a", found("a")) is START
+    controller = build(max_running=1)
+    await begin(controller, "a", "a")
     with pytest.raises(UnknownPlan):
         await controller.complete(report("a", PlanOutcome.CANCELLED, computed=0))
-    assert await controller.on_candidates("b", found("b")) is START
+    await begin(controller, "b", "b")
+
+
+async def test_a_speculation_whose_plan_ends_is_forgotten(build):
+    controller = build(max_running=1)
+    await begin(controller, "a", "a")
+    await controller.complete(report("a~1", PlanOutcome.CANCELLED, computed=0))
+    await begin(controller, "b", "b")
+    assert await hear(controller, "a", "a", final=True) is WAIT
 
 
 async def test_a_speculation_whose_query_was_lost_expires(build, clock):
-    controller = build(max_prefill_bs=1)
-    assert await controller.on_candidates("lost", found("a")) is START
+    controller = build(max_running=1)
+    await begin(controller, "lost", "a")
     clock.now = LEASE_S - 0.1
     controller.expire_leases()
-    assert await controller.on_candidates("b", found("b")) is WAIT
+    assert await hear(controller, "b", "b") is WAIT
     clock.now = LEASE_S
     controller.expire_leases()
-    assert await controller.on_candidates("b", found("b")) is START
-    assert (await controller.stats()).expired == 0
+    assert (await controller.stats()).expired == 1
+    assert await hear(controller, "lost", "a", final=True) is WAIT
+    await begin(controller, "b", "b")
+
+
+async def test_a_speculation_whose_first_token_is_overdue_takes_nothing_of_a_step(build, clock):
+    controller = build(max_running=9, step=StepBudget(11, 11), first_token_s=LEASE_S / 2)
+    await begin(controller, "lost", "a")
+    assert await hear(controller, "b", "b") is WAIT
+    clock.now = LEASE_S / 2
+    controller.expire_leases()
+    await begin(controller, "b", "b")
+
+
+async def test_a_speculation_ends_with_its_instance(speculative):
+    await begin(speculative, "query", "a")
+    await speculative.restart_instance("one", [])
+    assert (await speculative.stats()).failed == 1
+    assert await hear(speculative, "query", "a", final=True) is WAIT
+    with pytest.raises(UnknownPlan):
+        await speculative.complete(report("query~1", PlanOutcome.CANCELLED, computed=0))
+
+
+async def test_nothing_speculative_is_computed_of_what_was_deleted_since_it_was_found(speculative):
+    await speculative.delete_document(DocumentDeletion(("a",)))
+    outdated = ask("guess", "a", searched_at=-1.0)
+    assert await hear(speculative, "query", "a") is START
+    assert await speculative.speculate("query", ("a",), outdated) is None
+    assert (await speculative.stats()).admitted == 0
+
+
+async def test_a_speculation_under_the_id_of_another_plan_is_refused_and_changes_nothing(speculative):
+    await speculative.admit(ask("runs", "x"))
+    before = await state(speculative)
+    with pytest.raises(InvalidRequest, match="runs"):
+        await speculative.speculate("query", ("a",), ask("runs", "a"))
+    assert await state(speculative) == before

@@ -199,8 +199,23 @@ class FakeRetriever:
         await self.phases.enter("retriever_ready")
 
 
+def never(_documents: tuple[str, ...], _running: tuple[str, ...] | None, _final: bool) -> SpeculationDecision:
+    return SpeculationDecision.WAIT
+
+
+def whenever_possible(documents: tuple[str, ...], running: tuple[str, ...] | None, final: bool) -> SpeculationDecision:
+    """What an idle controller says."""
+    if documents == running:
+        return SpeculationDecision.KEEP
+    if not final:
+        return SpeculationDecision.START
+    return SpeculationDecision.DROP if running else SpeculationDecision.WAIT
+
+
 class FakeController:
     """Admits at once; remembers who was told what.
+
+    What is found so far it has generated on as ``decide`` says, given what runs already, while there is ``room``.
 
     Its tree is the paths in ``nodes``; ``sources`` are the tiers that its plans load from. While ``busy`` it warms
     nothing up, and it has the prompts in ``present`` already.
@@ -208,7 +223,11 @@ class FakeController:
 
     def __init__(self, phases: Phases) -> None:
         self.phases = phases
-        self.candidates: list[CandidateSet] = []
+        self.candidates: list[tuple[str, ...]] = []
+        self.decide: Callable[[tuple[str, ...], tuple[str, ...] | None, bool], SpeculationDecision] = never
+        self.room = True
+        self.speculated: list[AdmissionRequest] = []
+        self._speculating: dict[str, tuple[str, ...]] = {}
         self.admitted: list[AdmissionRequest] = []
         self.reports: list[CompletionReport] = []
         self.told: list[tuple[str, object]] = []
@@ -224,10 +243,22 @@ class FakeController:
         self.tiers: tuple[TierStats, ...] = (TierStats(Tier.GPU, "engine-0", 1000, 250, 50, 3, 7),)
         self.waiting = 0
 
-    async def on_candidates(self, query_id: str, candidates: CandidateSet) -> SpeculationDecision:
-        await self.phases.enter("on_candidates")
-        self.candidates.append(candidates)
-        return SpeculationDecision.WAIT
+    async def on_candidates(self, query_id: str, documents: Sequence[str], final: bool) -> SpeculationDecision:
+        await self.phases.enter("confirm" if final else "on_candidates")
+        self.candidates.append(tuple(documents))
+        running = self._speculating.get(query_id)
+        decision = self.decide(tuple(documents), running, final)
+        if decision is not SpeculationDecision.KEEP or final:
+            self._speculating.pop(query_id, None)
+        return decision
+
+    async def speculate(self, query_id: str, documents: Sequence[str], request: AdmissionRequest) -> PrefillPlan | None:
+        await self.phases.enter("speculate")
+        self.speculated.append(request)
+        if not self.room:
+            return None
+        self._speculating[query_id] = tuple(documents)
+        return msgspec.structs.replace(self._plan(request), speculative=True)
 
     async def admit(self, request: AdmissionRequest) -> PrefillPlan:
         self.waiting += 1
@@ -309,13 +340,17 @@ class FakeGenerator:
         self.samplings: list[Sampling] = []
         self.calls = Counter[str]()
         self.open = 0
+        self._ended: dict[str, asyncio.Event] = {}
 
     async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncIterator[GenerationStep]:
         self.samplings.append(sampling)
         self.open += 1
         self.calls["opened"] += 1
+        ended = self._ended[plan.query_id] = asyncio.Event()
         try:
-            await self.phases.enter("prefill")
+            if await self._enter("prefill", ended):
+                yield GenerationStep("", 0, None, "ended")
+                return
             loaded = {Tier.GPU: self.cached} if self.loaded is None else self.loaded
             prefill: PrefillResult | None = PrefillResult(
                 plan.prompt.token_count, self.cached, 7.0, loaded=loaded, lost=self.lost
@@ -326,12 +361,32 @@ class FakeGenerator:
                 reason = ("stop" if len(words) == len(self.words) else "length") if last else None
                 yield GenerationStep(word, 1, prefill, reason)
                 prefill = None
-                await self.phases.enter("decode")
+                if await self._enter("decode", ended) and not last:
+                    yield GenerationStep("", 0, None, "ended")
+                    return
         finally:
             self.open -= 1
+            del self._ended[plan.query_id]
             # Closing may itself await, as the abort of a real engine does.
             await asyncio.sleep(0)
             self.calls["closed"] += 1
+
+    async def _enter(self, phase: str, ended: asyncio.Event) -> bool:
+        """Whether the stream is ended there."""
+        entering, ending = (asyncio.create_task(step) for step in (self.phases.enter(phase), ended.wait()))
+        try:
+            await asyncio.wait({entering, ending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            entering.cancel()
+            ending.cancel()
+        if entering.done() and not entering.cancelled():
+            entering.result()
+        return ended.is_set()
+
+    async def end(self, plan_id: str) -> None:
+        await self.phases.enter("end")
+        if plan_id in self._ended:
+            self._ended[plan_id].set()
 
     async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
         return ()

@@ -64,6 +64,11 @@ class Bench:
         assert self.stack.at_rest
 
 
+def ended_in(phase: str, outcome: PlanOutcome) -> list[PlanOutcome]:
+    """What the controller hears of a query that ends in a phase: nothing before it was asked for a plan."""
+    return [outcome] if phase in ("queue", "prefill", "decode") else []
+
+
 @pytest.fixture
 def bench(stack: Stack) -> Bench:
     return Bench(stack)
@@ -117,7 +122,7 @@ async def test_every_stage_but_the_last_is_shown_to_the_controller(bench: Bench)
     seen = await bench.events(include_stages=True)
     stages = [event for event in seen if isinstance(event, events.RetrievalStage)]
     assert [(stage.stage, stage.final) for stage in stages] == [(1, False), (2, True)]
-    assert [found.stage for found in bench.stack.controller.candidates] == [1]
+    assert bench.stack.controller.candidates == [("hash0",)]
 
 
 async def test_a_completed_query_is_reported_once_with_its_figures(bench: Bench):
@@ -157,11 +162,11 @@ async def test_a_failure_anywhere_is_raised_and_reported_once(bench: Bench, phas
     with pytest.raises(type(error)):
         await bench.events()
     await bench.settled()
-    assert [report.outcome for report in bench.stack.controller.reports] == [PlanOutcome.FAILED]
+    assert [report.outcome for report in bench.stack.controller.reports] == ended_in(phase, PlanOutcome.FAILED)
 
 
 async def test_cancelled_after_any_number_of_turns_of_the_loop(bench: Bench):
-    completed_at = None
+    heard: list[list[PlanOutcome]] = []
     for turns in range(200):
         bench.stack.controller.reports.clear()
         query = asyncio.create_task(bench.events())
@@ -170,17 +175,15 @@ async def test_cancelled_after_any_number_of_turns_of_the_loop(bench: Bench):
         query.cancel()
         await asyncio.wait({query})
         await bench.settled()
-        outcomes = [report.outcome for report in bench.stack.controller.reports]
-        if turns == 0:
-            assert outcomes == [], "nothing was begun"
-        elif query.cancelled():
-            assert outcomes == [PlanOutcome.CANCELLED]
-        else:
-            assert outcomes == [PlanOutcome.COMPLETED]
-            completed_at = turns
+        heard.append([report.outcome for report in bench.stack.controller.reports])
+        if not query.cancelled():
             break
-    assert completed_at is not None
-    assert completed_at > 10, "too few cancellations to mean anything"
+    assert heard.pop() == [PlanOutcome.COMPLETED]
+    # Nothing while no plan is asked for, and from then on once.
+    searching = heard.count([])
+    assert heard == [[]] * searching + [[PlanOutcome.CANCELLED]] * (len(heard) - searching)
+    assert searching > 3, "too few cancellations to mean anything"
+    assert len(heard) - searching > 10, "too few cancellations to mean anything"
 
 
 async def test_closed_at_any_event(bench: Bench):
@@ -193,8 +196,11 @@ async def test_closed_at_any_event(bench: Bench):
             await anext(run)
         await run.aclose()
         await bench.settled()
-        expected = PlanOutcome.COMPLETED if number == count else PlanOutcome.CANCELLED
-        assert [report.outcome for report in bench.stack.controller.reports] == [expected]
+        outcomes = [report.outcome for report in bench.stack.controller.reports]
+        if number == 1:
+            assert outcomes == [], "nothing was asked for"
+        else:
+            assert outcomes == [PlanOutcome.COMPLETED if number == count else PlanOutcome.CANCELLED]
 
 
 async def test_a_release_outlives_a_controller_that_is_slow_to_hear_it(bench: Bench):
@@ -263,7 +269,7 @@ async def test_time_is_up_in_any_phase(stack: Stack, phase: str):
     with pytest.raises(DeadlineExceeded):
         await bench.events()
     await bench.settled()
-    assert [report.outcome for report in stack.controller.reports] == [PlanOutcome.FAILED]
+    assert [report.outcome for report in stack.controller.reports] == ended_in(phase, PlanOutcome.FAILED)
 
 
 async def test_the_first_step_has_a_limit_of_its_own(stack: Stack):

@@ -12,7 +12,8 @@ QUESTION = {"query": "What is the capital?", "top_k": 3}
 
 def without_chance(reply: dict) -> dict:
     assert set(reply["timings"]) == {
-        "queue_ms", "retrieval_ms", "speculation", "kv_load_ms", "prefill_ms", "ttft_ms", "total_ms",
+        "queue_ms", "retrieval_ms", "stages_ms", "non_overlapped_ms", "speculation", "kv_load_ms", "prefill_ms",
+        "ttft_ms", "total_ms",
     }  # fmt: skip
     return {key: value for key, value in reply.items() if key not in ("query_id", "created_at", "timings")}
 

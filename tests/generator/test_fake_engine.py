@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import aclosing
 
+import msgspec
 import pytest
 from engine_contract import LONG, EngineContract, document, plan, steps_of, text_of, user
 from model_folders import make_model_folder
@@ -11,6 +12,7 @@ from generator.fake_engine import FakeEngine
 from generator.layout import SegmentLayout
 from generator.settings import FakeEngineSettings
 from generator.tokenizer import ModelTokenizer
+from protocol.errors import EngineNotReady
 from protocol.generation import Sampling
 
 MAX_MODEL_LEN = 4096
@@ -129,6 +131,75 @@ async def test_a_prefill_given_up_leaves_the_device_to_the_next(timed, clock, la
         await first
     clock.go_on()
     assert len(await second) == 1
+
+
+async def test_a_plan_that_ends_another_has_the_device_at_once(timed, clock, layout):
+    clock.held = True
+    guess = plan(layout)
+    guessing = asyncio.create_task(steps_of(timed, guess, Sampling(max_tokens=LONG)))
+    while not clock.sleeping:
+        await asyncio.sleep(0)
+    request = msgspec.structs.replace(plan(layout), ends=(guess.query_id, "nobody's"))
+    answering = asyncio.create_task(steps_of(timed, request, Sampling(max_tokens=1)))
+    (last,) = await guessing
+    assert (last.text, last.tokens, last.prefill, last.finish_reason) == ("", 0, None, "ended")
+    while len(clock.asked) < 2:
+        await asyncio.sleep(0)
+    assert (clock.sleeping, clock.most_sleeping) == (1, 1), "the request is prefilled while the clock stands still"
+    clock.go_on()
+    assert len(await answering) == 1
+
+
+async def test_a_stream_that_is_ended_says_no_more_and_leaves_the_others(timed, clock, layout):
+    ended, other = plan(layout), plan(layout)
+    going_on = asyncio.create_task(steps_of(timed, other, Sampling(max_tokens=9)))
+    async with aclosing(timed.stream(ended, Sampling(max_tokens=LONG))) as stream:
+        first, second = await anext(stream), await anext(stream)
+        await timed.end(ended.query_id)
+        await timed.end("nobody's")
+        rest = [step async for step in stream]
+    assert [step.finish_reason for step in (first, second, *rest)] == [None, None, "ended"]
+    assert (rest[0].text, rest[0].tokens) == ("", 0)
+    assert len(await going_on) == 9
+    # The ended one is forgotten, so it may be asked for again.
+    assert len(await steps_of(timed, ended, Sampling(max_tokens=3))) == 3
+
+
+async def test_a_stream_that_is_ended_while_others_prefill_gives_its_place_in_the_line_up(timed, clock, layout):
+    clock.held = True
+    first, second = plan(layout), plan(layout)
+    prefilling = asyncio.create_task(steps_of(timed, first, Sampling(max_tokens=1)))
+    while not clock.sleeping:
+        await asyncio.sleep(0)
+    waits = asyncio.create_task(steps_of(timed, second, Sampling(max_tokens=1)))
+    await asyncio.sleep(0)
+    await timed.end(second.query_id)
+    assert [step.finish_reason for step in await waits] == ["ended"]
+    clock.go_on()
+    assert len(await prefilling) == 1
+    assert len(clock.asked) == 1
+
+
+async def test_the_end_of_a_stream_that_has_said_all_changes_nothing(timed, layout):
+    complete = plan(layout)
+    async with aclosing(timed.stream(complete, Sampling(max_tokens=1))) as stream:
+        assert (await anext(stream)).finish_reason == "length"
+        await timed.end(complete.query_id)
+        assert [step async for step in stream] == []
+
+
+async def test_an_end_that_overtakes_the_beginning_counts(timed, clock, layout):
+    late = plan(layout)
+    await timed.end(late.query_id)
+    assert [step.finish_reason for step in await steps_of(timed, late, Sampling(max_tokens=LONG))] == ["ended"]
+    assert clock.sleeping == 0
+    assert len(await steps_of(timed, plan(layout), Sampling(max_tokens=3))) == 3
+
+
+async def test_an_engine_that_is_closed_ends_nothing(timed):
+    await timed.close()
+    with pytest.raises(EngineNotReady):
+        await timed.end("nobody's")
 
 
 async def test_it_says_that_it_is_a_fake(timed):

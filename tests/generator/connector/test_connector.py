@@ -6,6 +6,7 @@ import signal
 from pathlib import Path as FilePath
 from uuid import uuid4
 
+import msgspec
 import psutil
 import pytest
 import pytest_asyncio
@@ -391,3 +392,60 @@ async def test_a_folder_that_cannot_be_written_costs_the_disk_tier_alone(model, 
         assert answer.text == await truth(engine, path, "why?")
     finally:
         await engine.close()
+
+
+class TestSpeculativePlans:
+    async def ended_after(self, engine, plan, seconds: float):
+        """The steps of a plan that is ended so long after it began."""
+        steps = []
+
+        async def read():
+            steps.extend([step async for step in engine.stream(plan, Sampling(max_tokens=400))])
+
+        reading = asyncio.create_task(read())
+        await asyncio.wait({reading}, timeout=seconds)
+        await engine.end(plan.query_id)
+        await reading
+        return steps
+
+    async def test_what_was_computed_by_the_end_of_a_step_is_kept(self, engine):
+        """Ended ever later: in the middle of the prompt, and after its first token."""
+        seen = set()
+        for attempt in range(100):
+            made = Path((SYSTEM, FIRST, segment(f"long {attempt}", 600)))
+            plan = msgspec.structs.replace(made.plan("why?", None, GPU), speculative=True)
+            *_, last = steps = await self.ended_after(engine, plan, attempt * 0.2)
+            assert last.finish_reason == "ended"
+            first = steps[0].prefill
+            kept = {path for namespace, path in await held(engine, GPU) if namespace == made.namespace}
+            if first is None:
+                assert kept == set()
+            elif first.prompt_tokens < plan.prompt.token_count:
+                assert [step.tokens for step in steps] == [0]
+                assert kept == {("system",), ("system", "first")}
+                assert first.lost == (LostCopy(plan.nodes[-1].key, GPU),)
+                # It is as good as any other.
+                answer = await ask(engine, made.plan("why?", [GPU, GPU, None], GPU))
+                assert answer.prefill.cached_tokens >= 27 + 170
+                assert answer.text == await truth(engine, made, "why?")
+                seen.add("a part")
+            else:
+                assert len(kept) == 3
+                seen.add("all")
+            assert await engine.carry_out(Orders(forget=((made.namespace, "system"),))) == ()
+            if seen == {"a part", "all"}:
+                return
+        pytest.fail(f"what was seen is {seen}")
+
+    async def test_a_plan_ends_others_before_it_begins(self, engine, path):
+        guess = msgspec.structs.replace(path.plan("a guess", None, GPU), speculative=True)
+        stream = engine.stream(guess, Sampling(max_tokens=400))
+        assert (await anext(stream)).tokens
+        answer = await ask(engine, msgspec.structs.replace(path.plan("why?", GPU, GPU), ends=(guess.query_id,)))
+        rest = [step async for step in stream]
+        assert rest[-1].finish_reason == "ended"
+        assert answer.text == await truth(engine, path, "why?")
+
+    async def test_to_end_what_does_not_run_does_nothing(self, engine, path):
+        await engine.end("nobody")
+        assert (await ask(engine, path.plan("why?", None, GPU))).text == await truth(engine, path, "why?")

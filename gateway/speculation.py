@@ -1,0 +1,227 @@
+"""Generating on provisional documents while the search goes on, out of everybody's sight until they are confirmed."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Literal
+
+from gateway.deadline import Deadline
+from gateway.lease import Lease, Releases
+from gateway.metrics import GatewayMetrics
+from gateway.query import Query
+from gateway.reply import SpeculationTimings
+from gateway.transcript import Transcript
+from protocol.generation import GenerationStep
+from protocol.parts import Parts
+from protocol.plans import AdmissionRequest, DocumentOrder, PrefillPlan, SpeculationDecision
+from protocol.prompts import Prompt
+from protocol.retrieval import CandidateSet
+
+
+class Guess:
+    """A generation on provisional documents. Its steps wait here, however many there are, until they are wanted.
+
+    ``documents`` are the content keys that it rests on, ``began_ms`` when it began, from the query's arrival. It is
+    ``over`` when it broke, or gave way to a request.
+    """
+
+    def __init__(
+        self,
+        plan: PrefillPlan,
+        documents: Sequence[str],
+        lease: Lease,
+        steps: AsyncIterator[GenerationStep],
+        end: Callable[[str], Coroutine[Any, Any, None]],
+        began_ms: float,
+    ) -> None:
+        self.plan = plan
+        self.documents = documents
+        self.lease = lease
+        self.began_ms = began_ms
+        self.over = False
+        self._error: Exception | None = None
+        self._buffer: asyncio.Queue[GenerationStep | None] = asyncio.Queue()
+        lease.reading(self._read(steps), end)
+
+    async def steps(self) -> AsyncGenerator[GenerationStep]:
+        """Its steps from the first one on; raises what the stream raises. To be read once."""
+        while (step := await self._buffer.get()) is not None:
+            yield step
+        if self._error is not None:
+            raise self._error
+
+    async def _read(self, steps: AsyncIterator[GenerationStep]) -> None:
+        try:
+            async for step in steps:
+                self._buffer.put_nowait(step)
+                self.over = step.finish_reason == "ended"
+        except Exception as error:
+            # Whoever wants the steps hears of it; perhaps nobody does.
+            self._error = error
+            self.over = True
+        self._buffer.put_nowait(None)
+
+
+class Speculation:
+    """One query's speculation: at most one guess at a time, on what its search has found so far.
+
+    A context manager: what still runs at the end of its block is ended, with the outcome that a ``Lease`` would have.
+    ``lay_out`` makes the prompt; the search began at ``searched_at``, in seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        transcript: Transcript,
+        parts: Parts,
+        releases: Releases,
+        deadline: Deadline,
+        first_step_timeout_s: float,
+        lay_out: Callable[[Query, CandidateSet], Prompt],
+        metrics: GatewayMetrics,
+        searched_at: float,
+    ) -> None:
+        self._transcript = transcript
+        self._query = transcript.query
+        self._parts = parts
+        self._releases = releases
+        self._deadline = deadline
+        self._first_step_timeout_s = first_step_timeout_s
+        self._lay_out = lay_out
+        self._metrics = metrics
+        self._searched_at = searched_at
+        self._guess: Guess | None = None
+        self._asked = self._begun = 0
+        self._given_up: list[Guess] = []
+        self._newest: tuple[CandidateSet, Sequence[str]]
+        # The end of the guess that was let go last, and what comes after it.
+        self._ending: asyncio.Task[None] | None = None
+        self._beginning_anew: asyncio.Task[None] | None = None
+        self._confirmed = False
+
+    def __enter__(self) -> "Speculation":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._beginning_anew is not None:
+            self._beginning_anew.cancel()
+        if self._guess is not None:
+            self._guess.lease.__exit__(kind, error, trace)
+            self._metrics.speculated("confirmed" if self._confirmed else "abandoned")
+        self._metrics.wasted(self._wasted_tokens)
+
+    @property
+    def timings(self) -> SpeculationTimings | None:
+        """What has come of it by the end of the search; None where nothing was begun."""
+        if not self._begun:
+            return None
+        began_ms = self._guess.began_ms if self._guess is not None else None
+        outcome: Literal["confirmed", "dropped"] = "dropped" if self._guess is None else "confirmed"
+        return SpeculationTimings(outcome, self._begun, began_ms, self._wasted_tokens)
+
+    async def consider(self, found: CandidateSet) -> None:
+        """Have the controller decide on what a stage of the search has found, and do what it says."""
+        documents = [chunk.content_hash for chunk in found.docs]
+        if self._query.order is not DocumentOrder.RETRIEVAL:
+            # The prompt is the same however they were ranked, or the guess's order is as good.
+            documents.sort()
+        self._newest = found, documents
+        if found.final:
+            await self._conclude(documents)
+            return
+        if self._beginning_anew is not None:
+            if not self._beginning_anew.done():
+                return
+            began_anew, self._beginning_anew = self._beginning_anew, None
+            began_anew.result()
+        await self._follow()
+
+    def confirmed(self) -> Guess | None:
+        """What runs on the final documents, once they were considered; its steps may leave."""
+        return self._guess if self._confirmed else None
+
+    async def _follow(self) -> None:
+        """Start, keep or drop a guess for the newest documents."""
+        found, documents = self._newest
+        if self._runs_on(documents):
+            return
+        controller = self._parts.controller
+        decision = await self._deadline.wait(controller.on_candidates(self._query.query_id, documents, final=False))
+        if decision is SpeculationDecision.KEEP:
+            return
+        self._let_go("wrong")
+        if decision is not SpeculationDecision.START:
+            return
+        if self._ending is None or self._ending.done():
+            await self._start(found, documents)
+        else:
+            self._beginning_anew = self._releases.start(self._begin_anew(self._ending))
+
+    async def _begin_anew(self, ending: asyncio.Task[None]) -> None:
+        """Start on the newest documents once the engine has let go of a guess, after its iteration in hand.
+
+        Nothing else could begin there before. What was computed by then is known, and the next plan finds it.
+        """
+        await asyncio.wait({ending})
+        await self._start(*self._newest)
+
+    async def _conclude(self, documents: Sequence[str]) -> None:
+        """Have the guess confirmed, if there is one on the final documents; otherwise end it."""
+        if self._beginning_anew is not None:
+            self._beginning_anew.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._beginning_anew
+        if self._runs_on(documents):
+            on_candidates = self._parts.controller.on_candidates
+            decision = await self._deadline.wait(on_candidates(self._query.query_id, documents, final=True))
+            # It may have broken meanwhile.
+            self._confirmed = decision is SpeculationDecision.KEEP and self._runs_on(documents)
+        if not self._confirmed:
+            # Admission ends it over there, and then finds what it has computed.
+            self._let_go("wrong")
+            if self._ending is not None:
+                await self._deadline.wait(asyncio.shield(self._ending))
+
+    def _runs_on(self, documents: Sequence[str]) -> bool:
+        """Whether a guess goes on that rests on these documents."""
+        if self._guess is not None and self._guess.over:
+            self._let_go("gave_way")
+        return self._guess is not None and self._guess.documents == documents
+
+    async def _start(self, found: CandidateSet, documents: Sequence[str]) -> None:
+        self._asked += 1
+        query = self._query
+        prompt = self._lay_out(query, found)
+        asked = AdmissionRequest(
+            f"{query.query_id}~{self._asked}", query.namespace, prompt, self._searched_at, query.order
+        )
+        lease = Lease(asked.query_id, self._parts.controller, self._releases)
+        plan = None
+        try:
+            leasing = lease.admission(self._parts.controller.speculate(query.query_id, documents, asked))
+            plan = await self._deadline.wait(leasing)
+        finally:
+            if plan is None:
+                lease.__exit__(None, None, None)
+        if plan is not None:
+            stream = self._parts.generator.stream(plan, query.sampling)
+            steps = lease.steps(stream, self._deadline, self._first_step_timeout_s)
+            self._begun += 1
+            self._guess = Guess(
+                plan, documents, lease, steps, self._parts.generator.end, self._transcript.elapsed_s * 1000
+            )
+
+    @property
+    def _wasted_tokens(self) -> int:
+        prefills = [guess.lease.prefill for guess in self._given_up]
+        return sum(prefill.prompt_tokens - prefill.cached_tokens for prefill in prefills if prefill is not None)
+
+    def _let_go(self, why: str) -> None:
+        guess, self._guess = self._guess, None
+        if guess is not None:
+            guess.lease.__exit__(None, None, None)
+            self._ending = guess.lease.released
+            self._given_up.append(guess)
+            self._metrics.speculated(why)
