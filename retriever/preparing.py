@@ -9,6 +9,7 @@ import numpy as np
 from protocol.errors import EmptyDocument
 from retriever.chunker import Chunker
 from retriever.embedding.base import Embedder, Vector
+from retriever.embedding.checks import checked_vectors
 from retriever.store.chunks import Ids
 from retriever.store.documents import PreparedChunk
 
@@ -44,12 +45,16 @@ class Preparer:
             self._next_id = max(self._next_id, last_id + 1)
 
     def prepare(self, sources: Sequence[SourceText]) -> list[list[PreparedChunk]]:
-        """The chunks of each document, embedded together. Raises EmptyDocument, and what the embedder raises."""
+        """The chunks of each document, embedded together.
+
+        Raises EmptyDocument, what the embedder raises, and InvalidRequest for vectors that no index could hold.
+        """
         cut = [self._chunker.chunks(source.text, source.title) for source in sources]
         if not all(cut):
             # Characters that are no white space, and yet make no token.
             raise EmptyDocument("the document has no text")
         vectors = self._embedder.embed_documents([chunk.text for chunks in cut for chunk in chunks])
+        checked_vectors(vectors, self._embedder.dimension)
         with self._id_lock:
             first = self._next_id
             self._next_id += len(vectors)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from protocol.errors import EmptyDocument
+from protocol.errors import EmptyDocument, InvalidRequest
 from retriever.preparing import Preparer, SourceText
 from retriever.store.database import Database
 from retriever.store.documents import Documents, PreparedChunk
@@ -17,8 +17,8 @@ def reembed(database: Database, documents: Documents, preparer: Preparer) -> int
     """Cut and embed anew every document that was prepared otherwise than ``preparer`` does; returns how many.
 
     It runs before the indexes are opened, as vectors of two embedders cannot be searched together. What is done stays
-    done if it is interrupted. A document without a token for the new embedder is kept and cannot be found. Raises what
-    the embedder raises, and StorageFull.
+    done if it is interrupted. A document that means nothing to the new embedder is kept and cannot be found. Raises
+    what the embedder raises, and StorageFull.
     """
     fingerprint = preparer.fingerprint
     with database.read() as transaction:
@@ -44,8 +44,8 @@ def reembed(database: Database, documents: Documents, preparer: Preparer) -> int
 def _prepared(preparer: Preparer, sources: Sequence[SourceText]) -> list[list[PreparedChunk]]:
     try:
         return preparer.prepare(sources)
-    except EmptyDocument:
+    except (EmptyDocument, InvalidRequest):
         if len(sources) > 1:
             return [chunks for source in sources for chunks in _prepared(preparer, [source])]
-        _log.warning("a document has no text for the new embedder", beginning=sources[0].text[:40])
+        _log.warning("a document means nothing to the new embedder", beginning=sources[0].text[:40])
         return [[]]

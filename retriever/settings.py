@@ -67,6 +67,16 @@ class ChunkSettings(BaseModel):
     overlap: int = Field(64, ge=0, description="Tokens that a chunk repeats of the one before.")
 
 
+class HNSWSettings(BaseModel):
+    """How the graph of an HNSW index is built, and how wide the beam is that a search goes through it with."""
+
+    model_config = _FIXED
+
+    links: int = Field(32, gt=1, description="Neighbours of a vector on every level but the lowest, which has twice.")
+    build_beam: int = Field(200, gt=0, description="Candidates among which a new vector's neighbours are chosen.")
+    beam: int = Field(128, gt=0, description="Candidates that a search keeps: more find more, and take longer.")
+
+
 class IndexSettings(BaseModel):
     """When a collection's index becomes an inverted file, of about ``4 * sqrt(n)`` lists, and how a search reads it.
 
@@ -79,10 +89,16 @@ class IndexSettings(BaseModel):
 
     model_config = _FIXED
 
-    ivf_threshold: int = Field(4096, gt=0, description="A collection of fewer vectors is searched exactly.")
-    retrain_growth: float = Field(2.0, gt=1, description="Train anew when the index has grown by this factor.")
+    kind: Literal["auto", "flat", "ivf", "hnsw"] = Field(
+        "auto", description="flat is exact; auto is that for small collections and an inverted file for others."
+    )
+    ivf_threshold: int = Field(4096, gt=0, description="With auto, a collection of fewer vectors is searched exactly.")
+    retrain_growth: float = Field(2.0, gt=1, description="Train anew when the index is larger or smaller by this.")
+    retrain_imbalance: float = Field(2.0, gt=1, description="Train anew when its lists are so much more uneven.")
+    removed_share: float = Field(0.2, gt=0, description="Build anew when more of a graph's vectors are removed.")
     probe_share: float = Field(0.5, gt=0, le=1, description="Share of the lists that a search reads.")
     min_probes: int = Field(32, gt=0, description="Fewest lists that a search reads.")
+    hnsw: HNSWSettings = Field(HNSWSettings(), description="The graph, where one is asked for.")
     lists: int | None = Field(None, gt=0, description="Lists of an inverted file; by default 4 * sqrt(vectors).")
     stages: int = Field(16, gt=0, description="Most stages of a search.")
     stage_ms: float = Field(

@@ -45,4 +45,7 @@ class HashingEmbedder:
             # Short words are mostly the ones that every text has; the sign lets collisions cancel.
             weight = np.sqrt(count) * (1.0 if len(word) > 3 else 0.2)
             row[code % self.dimension] += weight if code & 0x10000000 else -weight
+        if not row.any():
+            # A text of marks alone, or whose words cancel: a zero vector would have no direction.
+            row[zlib.crc32(text.encode("utf-8", "replace")) % self.dimension] = 1.0
         return row

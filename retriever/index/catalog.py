@@ -7,10 +7,10 @@ import numpy as np
 import structlog
 
 from retriever.embedding.base import Vector
-from retriever.index.base import Ids, VectorIndex
+from retriever.index.base import Ids, TrainedIndex, VectorIndex
+from retriever.index.building import IndexBuilder, Kind
 from retriever.index.files import IndexFiles, SavedIndex
 from retriever.index.flat import FlatIndex
-from retriever.index.ivf import IVFIndex
 from retriever.settings import IndexSettings
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database, Transaction
@@ -19,7 +19,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _Entry(NamedTuple):
-    vectors: VectorIndex
+    vectors: FlatIndex | TrainedIndex
     changes: int
 
 
@@ -45,6 +45,7 @@ class IndexCatalog:
         self._dimension = dimension
         self._fingerprint = fingerprint
         self._settings = settings
+        self._builder = IndexBuilder(dimension, settings)
         self._entries: dict[int, _Entry] = {}
 
     def get(self, collection: int) -> VectorIndex | None:
@@ -79,15 +80,15 @@ class IndexCatalog:
         entry = self._entries.get(collection)
         if entry is None:
             return
-        if isinstance(entry.vectors, IVFIndex):
-            due = entry.vectors.outgrown
+        if isinstance(entry.vectors, FlatIndex):
+            due = self._builder.kind(entry.vectors.size) != FlatIndex.kind
         else:
-            due = entry.vectors.size >= self._settings.ivf_threshold
+            due = entry.vectors.worn
         if due:
             with self._database.read() as transaction:
                 ids, vectors = self._vectors(self._chunks.ids(transaction, collection), transaction)
-            self._entries[collection] = _Entry(IVFIndex.train(ids, vectors, self._settings), len(ids))
-            _log.info("index trained", collection=collection, vectors=len(ids))
+            self._entries[collection] = _Entry(self._builder.build(ids, vectors), len(ids))
+            _log.info("index built", collection=collection, vectors=len(ids))
 
     def save(self, at_least: float = 0.1) -> None:
         """Save the trained indexes of which this share has changed; others are rebuilt as quickly as they are loaded.
@@ -95,10 +96,10 @@ class IndexCatalog:
         A failure is logged and no more, as the store has everything.
         """
         for collection, (index, changes) in list(self._entries.items()):
-            if changes <= at_least * index.size or not isinstance(index, IVFIndex):
+            if changes <= at_least * index.size or isinstance(index, FlatIndex):
                 continue
             try:
-                saved = SavedIndex(index.kind, index.trained_on, index.dump())
+                saved = SavedIndex(index.kind, index.trained, index.dump())
                 self._files.save(collection, self._fingerprint, saved)
             except OSError as error:
                 _log.warning("index not saved", collection=collection, error=str(error))
@@ -108,17 +109,12 @@ class IndexCatalog:
     def _open(self, collection: int) -> None:
         with self._database.read() as transaction:
             live = self._chunks.ids(transaction, collection)
-            # What was saved under another threshold may be of another kind than is asked for now.
-            flat = len(live) < self._settings.ivf_threshold
-            index = None if flat else self._loaded(collection)
+            # What was saved under other settings may be of another kind than is asked for now.
+            kind = self._builder.kind(len(live))
+            index = None if kind == FlatIndex.kind else self._loaded(collection, kind)
             if index is None:
-                ids, vectors = self._vectors(live, transaction)
-                index = (
-                    FlatIndex(self._dimension, self._settings) if flat else IVFIndex.train(ids, vectors, self._settings)
-                )
-                if flat:
-                    index.add(ids, vectors)
-                self._entries[collection] = _Entry(index, len(ids))
+                built = self._builder.build(*self._vectors(live, transaction))
+                self._entries[collection] = _Entry(built, len(live))
                 return
             held = index.ids()
             missing, gone = np.setdiff1d(live, held), np.setdiff1d(held, live)
@@ -127,17 +123,16 @@ class IndexCatalog:
                 index.add(*self._vectors(missing, transaction))
         self._entries[collection] = _Entry(index, len(missing) + len(gone))
 
-    def _loaded(self, collection: int) -> VectorIndex | None:
+    def _loaded(self, collection: int, kind: Kind) -> TrainedIndex | None:
         saved = self._files.load(collection, self._fingerprint)
-        if saved is None or saved.kind != IVFIndex.kind:
+        if saved is None or saved.kind != kind:
             return None
         try:
-            index = IVFIndex.load(saved.dump, saved.trained_on, self._settings)
+            return self._builder.load(saved)
         except Exception as error:
             # Whole by its checksum, yet of a Faiss that wrote it differently: Faiss raises bare exceptions.
             _log.warning("saved index not readable, built again", collection=collection, error=str(error))
             return None
-        return index
 
     def _vectors(self, ids: Ids, transaction: Transaction) -> tuple[Ids, Vector]:
         parts = list(self._chunks.vectors(transaction, ids, self._dimension))

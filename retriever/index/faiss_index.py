@@ -9,6 +9,7 @@ from typing import Any
 import faiss
 
 from retriever.embedding.base import Vector
+from retriever.embedding.checks import checked_vectors
 from retriever.index.base import Ids, StageHits
 from retriever.index.lock import ReadWriteLock
 from retriever.index.pace import Pace
@@ -41,7 +42,8 @@ class FaissIndex:
         return int(self._index.ntotal)
 
     def add(self, ids: Ids, vectors: Vector) -> None:
-        """Add vectors under new ids."""
+        """Add vectors under new ids. Raises InvalidRequest."""
+        vectors = checked_vectors(vectors, self._index.d)
         with self._changing():
             self._index.add_with_ids(vectors, ids)
 
@@ -50,6 +52,10 @@ class FaissIndex:
         if len(ids):
             with self._changing():
                 self._index.remove_ids(ids)
+
+    def _asked(self, query: Vector) -> Vector:
+        """The query as Faiss takes it, [1, dimension]. Raises InvalidRequest."""
+        return checked_vectors(query[None], self._index.d)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:

@@ -9,14 +9,16 @@ from typing import NamedTuple
 import msgspec
 from blake3 import blake3
 
-_FORMAT = "ragtree-index-1"
+from retriever.index.base import Trained
+
+_FORMAT = "ragtree-index-2"
 
 
 class SavedIndex(NamedTuple):
-    """An index as saved: what kind of index its dump is of, and the number of vectors it was trained on."""
+    """An index as saved: what kind of index its dump is of, and what it was when it was built."""
 
     kind: str
-    trained_on: int
+    trained: Trained
     dump: bytes
 
 
@@ -24,7 +26,7 @@ class _Header(msgspec.Struct, frozen=True):
     format: str
     fingerprint: str
     kind: str
-    trained_on: int
+    trained: Trained
     checksum: str
 
 
@@ -36,7 +38,7 @@ class IndexFiles:
 
     def save(self, collection: int, fingerprint: str, saved: SavedIndex) -> None:
         """Publish an index in one step: a reader finds the old file or the new one. Raises OSError."""
-        header = _Header(_FORMAT, fingerprint, saved.kind, saved.trained_on, blake3(saved.dump).hexdigest())
+        header = _Header(_FORMAT, fingerprint, saved.kind, saved.trained, blake3(saved.dump).hexdigest())
         self._folder.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=self._folder, suffix=".tmp")
         try:
@@ -59,7 +61,7 @@ class IndexFiles:
             return None
         if (header.format, header.fingerprint) != (_FORMAT, fingerprint) or header.checksum != blake3(dump).hexdigest():
             return None
-        return SavedIndex(header.kind, header.trained_on, dump)
+        return SavedIndex(header.kind, header.trained, dump)
 
     def sweep(self) -> None:
         """Remove what a crash in the middle of saving left behind."""

@@ -24,7 +24,7 @@ class FlatIndex(FaissIndex):
 
     def search(self, query: Vector, k: int, allowed: Ids | None = None) -> Iterator[StageHits]:
         """The ``k`` nearest vectors: of all rows in stages, of those allowed in one."""
-        asked = query[None]
+        asked = self._asked(query)
         selector = None if allowed is None else faiss.IDSelectorBatch(allowed)
 
         def scan_rows(begin: int, end: int, ids: Ids, scores: Vector) -> None:

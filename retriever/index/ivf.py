@@ -9,7 +9,7 @@ import faiss
 import numpy as np
 
 from retriever.embedding.base import Vector
-from retriever.index.base import Ids, StageHits
+from retriever.index.base import Ids, StageHits, Trained
 from retriever.index.faiss_index import FaissIndex
 from retriever.index.slices import level_slices
 from retriever.settings import IndexSettings
@@ -27,12 +27,12 @@ class IVFIndex(FaissIndex):
     def __init__(
         self,
         index: faiss.Index,
-        trained_on: int,
+        trained: Trained,
         settings: IndexSettings,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         super().__init__(index, settings, clock)
-        self.trained_on = trained_on
+        self.trained = trained
         self._sizes = self._list_sizes()
 
     @classmethod
@@ -52,22 +52,25 @@ class IVFIndex(FaissIndex):
         # Lets removal look ids up; without it, every removal reads all lists.
         index.set_direct_map_type(faiss.DirectMap.Hashtable)  # type: ignore[attr-defined]
         index.add_with_ids(vectors, ids)
-        return cls(index, count, settings, clock)
+        return cls(index, Trained(count, index.invlists.imbalance_factor()), settings, clock)
 
     @classmethod
-    def load(cls, dump: bytes, trained_on: int, settings: IndexSettings) -> "IVFIndex":
+    def load(cls, dump: bytes, trained: Trained, settings: IndexSettings) -> "IVFIndex":
         """The index that ``dump`` wrote."""
         index = faiss.deserialize_index(np.frombuffer(dump, np.uint8))
-        return cls(index, trained_on, settings)
+        return cls(index, trained, settings)
 
     @property
-    def outgrown(self) -> bool:
-        """Whether it holds so many more vectors than it was trained on that it should be trained again."""
-        return self.size >= self.trained_on * self._settings.retrain_growth
+    def worn(self) -> bool:
+        """Whether it has grown, shrunk or become uneven by so much that it should be trained again."""
+        growth = self._settings.retrain_growth
+        fits = self.trained.vectors / growth < self.size < self.trained.vectors * growth
+        drifted = self._index.invlists.imbalance_factor() >= self.trained.imbalance * self._settings.retrain_imbalance
+        return not fits or drifted
 
     def search(self, query: Vector, k: int, allowed: Ids | None = None) -> Iterator[StageHits]:
         """The ``k`` nearest vectors of the lists that are read."""
-        asked = query[None]
+        asked = self._asked(query)
         selector = None if allowed is None else faiss.IDSelectorBatch(allowed)
         pace = self._paces[selector is not None]
         with self._lock.reading():

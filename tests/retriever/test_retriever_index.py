@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 from retriever_cases import put_lines, running
 
+from protocol.errors import InvalidRequest
+from retriever.index.base import Trained
 from retriever.index.files import IndexFiles, SavedIndex
 from retriever.index.flat import FlatIndex
+from retriever.index.hnsw import HNSWIndex
 from retriever.index.ivf import IVFIndex
 from retriever.settings import IndexSettings
 
@@ -32,7 +35,11 @@ def ivf(settings=EXACT):
     return IVFIndex.train(IDS, VECTORS, settings)
 
 
-@pytest.fixture(params=[flat, ivf])
+def hnsw(settings=EXACT):
+    return HNSWIndex.build(IDS, VECTORS, settings)
+
+
+@pytest.fixture(params=[flat, ivf, hnsw])
 def index(request):
     return request.param()
 
@@ -88,15 +95,37 @@ def test_added_is_found_and_removed_is_not(index):
     assert index.ids().tolist() == [*IDS[1:].tolist(), 1_000_000]
 
 
-def test_loaded_is_equal_to_dumped():
-    index = ivf()
-    loaded = IVFIndex.load(index.dump(), 800, EXACT)
+@pytest.mark.parametrize("make", [ivf, hnsw])
+def test_loaded_is_equal_to_dumped(make):
+    index = make()
+    loaded = type(index).load(index.dump(), index.trained, EXACT)
     assert loaded.ids().tolist() == IDS.tolist()
     for query in unit(5, seed=5):
         assert last(loaded, query, 5).ids.tolist() == last(index, query, 5).ids.tolist()
     loaded.remove(IDS[:3])
-    loaded.add(IDS[:1], VECTORS[:1])
+    loaded.add(np.array([100_000]), VECTORS[:1])
     assert loaded.size == 798
+
+
+BROKEN = {
+    "a zero vector": np.zeros(DIMENSION, np.float32),
+    "not finite": np.full(DIMENSION, np.nan, np.float32),
+    "finite": np.array([np.inf] + [0] * (DIMENSION - 1), np.float32),
+    "shape": np.ones(DIMENSION + 1, np.float32),
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_broken_vectors_are_refused_and_change_nothing(index, message):
+    broken = BROKEN[message]
+    with pytest.raises(InvalidRequest, match=message):
+        last(index, broken, 5)
+    with pytest.raises(InvalidRequest, match=message):
+        index.add(np.array([1, 2]), np.stack([broken, broken]))
+    with pytest.raises(InvalidRequest, match="shape"):
+        index.search(VECTORS, 5)
+    assert index.size == 800
+    assert last(index, VECTORS[0], 1).ids.tolist() == [IDS[0]]
 
 
 def test_searches_run_beside_changes(index):
@@ -124,15 +153,34 @@ def test_searches_run_beside_changes(index):
     assert index.size == 800 + 1000
 
 
-def test_index_is_outgrown_when_it_has_doubled():
+def test_inverted_file_is_worn_when_it_has_doubled_or_halved():
     index = ivf(IndexSettings(retrain_growth=2))
     index.add(np.arange(10_000, 10_799), unit(799, seed=7))
-    assert not index.outgrown
+    assert not index.worn
     index.add(np.array([20_000]), unit(1, seed=8))
-    assert index.outgrown
+    assert index.worn
+    index.remove(np.arange(10_000, 10_799))
+    assert not index.worn
+    index.remove(IDS[:401])
+    assert index.worn
 
 
-SAVED = SavedIndex("ivf", 800, b"an index\nof two lines")
+def test_inverted_file_is_worn_when_new_vectors_fall_into_few_of_its_lists():
+    index = ivf(IndexSettings(retrain_growth=2))
+    index.add(np.arange(10_000, 10_700), VECTORS[:1] + 0.01 * unit(700, seed=7))
+    assert index.worn
+
+
+def test_graph_is_worn_when_many_of_its_vectors_are_removed():
+    index = hnsw(IndexSettings(removed_share=0.25))
+    index.remove(IDS[:200])
+    assert not index.worn
+    index.remove(IDS[:201])
+    assert index.worn
+    assert index.size == 599
+
+
+SAVED = SavedIndex("ivf", Trained(800, 1.5), b"an index\nof two lines")
 
 
 def test_saved_index_comes_back(tmp_path):
@@ -161,7 +209,7 @@ def test_failed_save_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch)
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space"):
-        files.save(1, "print", SAVED._replace(trained_on=1))
+        files.save(1, "print", SAVED._replace(trained=Trained(1)))
     assert files.load(1, "print") == SAVED
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -175,7 +223,7 @@ async def test_a_saved_index_is_loaded_only_where_the_settings_ask_for_its_kind(
     low, high = IndexSettings(ivf_threshold=64), IndexSettings(ivf_threshold=1000)
     async with running(tmp_path, index=low) as retriever:
         await put_lines(retriever, [{"id": f"d{number}", "text": f"tale {number}"} for number in range(100)])
-        trained_on = catalogued(retriever).trained_on
+        trained = catalogued(retriever).trained
     (file,) = (tmp_path / "indexes").iterdir()
     async with running(tmp_path, index=high) as retriever:
         assert (catalogued(retriever).kind, catalogued(retriever).size) == ("flat", 100)
@@ -183,4 +231,4 @@ async def test_a_saved_index_is_loaded_only_where_the_settings_ask_for_its_kind(
     assert file.exists()
     async with running(tmp_path, index=low) as retriever:
         loaded = catalogued(retriever)
-        assert (loaded.kind, loaded.trained_on, loaded.size) == ("ivf", trained_on, 101)
+        assert (loaded.kind, loaded.trained, loaded.size) == ("ivf", trained, 101)

@@ -1,6 +1,7 @@
 import asyncio
 import threading
 
+import numpy as np
 import pytest
 from retriever_cases import TENANT, ended, ids, lines, put, put_lines, running, search, upload
 
@@ -320,3 +321,24 @@ async def test_thousand_small_documents_go_in_groups(tmp_path, embedder):
         job = await put_lines(retriever, [{"id": f"d{n}", "text": f"text {n}"} for n in range(1000)])
         assert job.stored == 1000
         assert len(embedder.batches) == 16
+
+
+class SometimesBroken(HashingEmbedder):
+    """Makes no vector of a text about poison, but one of no numbers."""
+
+    def embed_documents(self, texts):
+        vectors = super().embed_documents(texts)
+        for row, text in zip(vectors, texts, strict=True):
+            if "poison" in text:
+                row[:] = np.nan
+        return vectors
+
+
+async def test_what_an_embedder_does_wrong_spoils_one_document_and_no_index(tmp_path):
+    async with running(tmp_path, SometimesBroken()) as retriever:
+        job = await put_lines(retriever, [{"id": word, "text": word} for word in ("lighthouse", "poison", "harbour")])
+        assert [(error.document_id, error.code) for error in job.errors] == [("poison", "invalid_request")]
+        assert ids(await search(retriever, "harbour", top_k=3))[0] == "harbour"
+        assert len((await search(retriever, "harbour", top_k=3)).docs) == 2
+        with pytest.raises(InvalidRequest, match="not finite"):
+            await search(retriever, "poison")
