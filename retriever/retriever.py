@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -16,6 +17,7 @@ from retriever.index.catalog import IndexCatalog
 from retriever.ingest_thread import IngestThread
 from retriever.preparing import Preparer
 from retriever.reembedding import reembed
+from retriever.run_ahead import run_ahead
 from retriever.searching import Searcher
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database, Transaction
@@ -90,12 +92,14 @@ class Retriever:
         self._check_ready()
 
     async def search(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:
-        """Search in stages; see the contract for what it raises, and InvalidRequest, before the first."""
+        """Search in stages; see the contract for what it raises, and InvalidRequest, before the first.
+
+        The search goes on while the caller thinks about a stage, and ends after the stage in hand when this is closed.
+        """
         self._check_ready()
-        loop = asyncio.get_running_loop()
-        stages = self._searcher.stages(request)
-        while (candidates := await loop.run_in_executor(self._search_pool, next, stages, None)) is not None:
-            yield candidates
+        async with aclosing(run_ahead(self._search_pool, self._searcher.stages(request))) as stages:
+            async for candidates in stages:
+                yield candidates
 
     async def put_document(
         self, tenant: str, collection: str, upload: DocumentUpload, idempotency_key: str | None = None

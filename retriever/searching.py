@@ -1,8 +1,10 @@
 """The search: from a question to live chunks, stage by stage."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
+
+import msgspec
 
 from protocol.errors import InvalidRequest, NoDocuments, UnknownFilterKey
 from protocol.filters import Filter
@@ -44,7 +46,7 @@ class Searcher:
         self._switching = switching
         self._clock = clock
 
-    def stages(self, request: SearchRequest) -> Iterator[CandidateSet]:
+    def stages(self, request: SearchRequest) -> Generator[CandidateSet, None, None]:
         """The stages of a search.
 
         Raises InvalidRequest, UnknownCollection, NoDocuments or UnknownFilterKey, and what the embedder raises, all
@@ -59,6 +61,7 @@ class Searcher:
                 self._check_keys(transaction, collection, request.filters)
         query = self._embedder.embed_query(request.query)
         spare = dead = 0
+        of = 1
         for attempt in range(1, _ATTEMPTS + 1):
             last_attempt = attempt == _ATTEMPTS
             with self._switching.reading() if last_attempt else nullcontext():
@@ -67,9 +70,11 @@ class Searcher:
                     if candidates.final:
                         break
                     if attempt == 1:
+                        of = hits.of
                         yield candidates
             if last_attempt or not dead:
-                yield candidates
+                # Whichever attempt it is of, it ends the row of stages that the first one began.
+                yield msgspec.structs.replace(candidates, stage=of, of=of)
                 return
             spare = 2 * dead + request.top_k
 
