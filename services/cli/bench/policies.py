@@ -7,9 +7,9 @@ import typer
 from rich.table import Table
 
 from cachectl.cost import DeviceProfile
-from cachectl.ordering import DocumentOrder
 from cachectl.placement import Capacities
 from cachectl.settings import ControllerSettings
+from protocol.plans import DocumentOrder
 from services.cli.bench.options import DEFAULT_DATA, DEFAULT_DEVICE, DataOption
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results

@@ -1,0 +1,287 @@
+"""What generating on provisional documents gains: the stack with speculation off and on, question by question.
+
+The regime of RAGCache, section 7.3: hundreds of thousands of long vectors, searched up to exhaustively. Retriever,
+controller and query pipeline are the stack's own, without the servers between them; texts and vectors are made up (see
+`benchmarks.synthetic_vectors`). Every question is asked twice, in alternating order, each time under a namespace of its
+own, so that nothing of it is cached.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from statistics import mean
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from benchmarks.progress import Progress
+from benchmarks.statistics import percentile
+from benchmarks.synthetic_vectors import SyntheticVectors
+from benchmarks.vector_corpus import COLLECTION, TENANT, VectorEmbedder, ingest_vectors, question
+from cachectl.controller import Controller
+from cachectl.live import LiveController
+from cachectl.settings import ControllerSettings
+from gateway.events import QueryCompleted
+from gateway.lease import Releases
+from gateway.metrics import GatewayMetrics
+from gateway.pipeline import QueryPipeline
+from gateway.query import Query
+from gateway.query_log import QueryLog
+from gateway.reply import Timings
+from gateway.settings import GatewaySettings
+from gateway.transcript import Transcript
+from generator.engine import Engine
+from generator.layout import SegmentLayout
+from protocol.errors import InternalError
+from protocol.generation import Sampling
+from protocol.prompts import ChatMessage
+from protocol.retrieval import SearchRequest
+from retriever.build import build_retriever
+from retriever.retriever import Retriever
+from retriever.settings import ChunkSettings, IndexSettings, RetrieverSettings
+
+_WARM_UP = 3
+"""Questions that are asked before any is measured: an index has to learn how quickly it is read."""
+
+
+class SpeculationSettings(msgspec.Struct, frozen=True):
+    """What is asked: ``questions`` a row, for the ``top_k`` documents of ``words`` made-up words, of ``vectors``.
+
+    Answers have ``max_tokens``. A sweep asks ``sweep_questions`` at each rate, in each mode.
+    """
+
+    vectors: int
+    dimension: int
+    lists: int
+    top_k: int
+    words: int
+    questions: int
+    max_tokens: int
+    seed: int
+    sweep_questions: int
+
+
+class OffOn(msgspec.Struct, frozen=True):
+    """Milliseconds without speculation and with it."""
+
+    off: float
+    on: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times less it is with speculation."""
+        return self.off / self.on if self.on else 0.0
+
+
+class RatioRow(msgspec.Struct, frozen=True):
+    """Means over the questions at one share of the lists that a search reads.
+
+    ``search_ms`` is without speculation; ``search_slowdown`` how many times longer the search takes beside a
+    generation. ``non_overlapped_ms`` is the part of a search in which no generation ran that was confirmed.
+    ``confirmed`` is the share of questions answered by a speculation, ``generations`` how many were begun for each, and
+    ``wasted_prefill_tokens`` what was computed for those that were not confirmed.
+    """
+
+    search_ratio: float
+    search_ms: float
+    search_slowdown: float
+    non_overlapped_ms: OffOn
+    non_overlapped_ratio: float
+    ttft_ms: OffOn
+    ttft_ratio: float
+    confirmed: float
+    generations: float
+    wasted_prefill_tokens: float
+
+
+class RateRow(msgspec.Struct, frozen=True):
+    """TTFT under Poisson arrivals of so many questions a second, and the shares of them that were speculated on."""
+
+    rate: float
+    mean_ttft_ms: OffOn
+    p99_ttft_ms: OffOn
+    p99_on_over_off: float
+    speculated: float
+    confirmed: float
+
+
+class SpeculationResult(msgspec.Struct, frozen=True):
+    """Rows for one engine, ``engine`` naming it; ``prompt_tokens`` is a prompt's mean length."""
+
+    engine: str
+    vectors: int
+    dimension: int
+    prompt_tokens: float
+    rows: list[RatioRow]
+    sweep: list[RateRow]
+
+
+class SpeculationReport(msgspec.Struct, frozen=True):
+    """All engines' results by the name that they were asked for under, and the ``rows`` of the first of them."""
+
+    engine: str
+    rows: list[RatioRow]
+    engines: dict[str, SpeculationResult]
+
+
+class _Parts(msgspec.Struct, frozen=True):
+    retriever: Retriever
+    controller: Controller
+    generator: Engine
+    layout: SegmentLayout
+
+
+class SpeculationBenchmark:
+    """Asks questions of a corpus of vectors in ``folder``, which is filled once and kept."""
+
+    def __init__(self, settings: SpeculationSettings, folder: Path, profiles: Path, progress: Progress) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._profiles = profiles
+        self._progress = progress
+        self._controller_settings = ControllerSettings()
+        self._vectors = SyntheticVectors(settings.vectors, settings.dimension, settings.seed)
+        self._numbers = count()
+
+    async def prepare(self) -> None:
+        """Fill the corpus, which takes minutes the first time."""
+        # The lists are made once, when all is there.
+        async with self._retriever(IndexSettings(ivf_threshold=self._settings.vectors + 1)) as retriever:
+            await ingest_vectors(retriever, self._settings.vectors, self._settings.words, self._progress)
+
+    async def run(
+        self, engine: Engine, layout: SegmentLayout, ratios: Sequence[float], rates: Sequence[float], sweep_ratio: float
+    ) -> SpeculationResult:
+        """Measure an engine that runs, at shares of the lists; at the last, rates of arrival."""
+        live = LiveController(self._controller_settings, "generator", engine, self._profiles, time.monotonic, time.time)
+        await live.start(lambda done, total: self._progress("profiling the engine, once", done, total))
+        rows: list[RatioRow] = []
+        sweep: list[RateRow] = []
+        prompt_tokens: list[int] = []
+        for ratio in ratios:
+            async with self._retriever(self._lists(ratio)) as retriever:
+                asker = _Asker(_Parts(retriever, live.controller, engine, layout), self._settings)
+                rows.append(await self._row(asker, ratio, prompt_tokens))
+        if rates:
+            async with self._retriever(self._lists(sweep_ratio)) as retriever:
+                asker = _Asker(_Parts(retriever, live.controller, engine, layout), self._settings)
+                await self._warm(asker)
+                for number, rate in enumerate(rates):
+                    sweep.append(await self._rate(asker, rate, number, len(rates)))
+        live.controller.check_integrity()
+        name = (await engine.info()).engine
+        settings = self._settings
+        return SpeculationResult(name, settings.vectors, settings.dimension, mean(prompt_tokens), rows, sweep)
+
+    async def _row(self, asker: "_Asker", ratio: float, prompt_tokens: list[int]) -> RatioRow:
+        asked: dict[bool, list[Timings]] = {False: [], True: []}
+        await self._warm(asker)
+        for number in range(self._settings.questions):
+            self._progress(f"search ratio {ratio:g}", number, self._settings.questions)
+            about = next(self._numbers)
+            for on in (number % 2 == 0, number % 2 == 1):
+                self._controller_settings.speculation = on
+                completed = await asker.ask(about, on)
+                prompt_tokens.append(completed.usage.prompt_tokens)
+                asked[on].append(completed.timings)
+        off, on_ = asked[False], asked[True]
+        search = OffOn(mean(timings.retrieval_ms for timings in off), mean(timings.retrieval_ms for timings in on_))
+        bare = OffOn(
+            mean(timings.non_overlapped_ms for timings in off), mean(timings.non_overlapped_ms for timings in on_)
+        )
+        ttft = OffOn(mean(timings.ttft_ms for timings in off), mean(timings.ttft_ms for timings in on_))
+        tried = [timings.speculation for timings in on_ if timings.speculation is not None]
+        return RatioRow(
+            search_ratio=ratio,
+            search_ms=search.off,
+            search_slowdown=search.on / search.off,
+            non_overlapped_ms=bare,
+            non_overlapped_ratio=bare.ratio,
+            ttft_ms=ttft,
+            ttft_ratio=ttft.ratio,
+            confirmed=sum(each.outcome == "confirmed" for each in tried) / len(on_),
+            generations=sum(each.generations for each in tried) / len(on_),
+            wasted_prefill_tokens=sum(each.wasted_tokens for each in tried) / len(on_),
+        )
+
+    async def _rate(self, asker: "_Asker", rate: float, number: int, of: int) -> RateRow:
+        """Both modes get the same questions at the same times, in four turns: off, on, on, off."""
+        asked: dict[bool, list[Timings]] = {False: [], True: []}
+        draws = random.Random(f"{self._settings.seed} {rate}")  # noqa: S311 - repeatable arrivals
+        turns = []
+        for _ in range(2):
+            gaps = [draws.expovariate(rate) for _ in range(self._settings.sweep_questions // 2)]
+            turns.append([(gap, next(self._numbers)) for gap in gaps])
+        for turn, (which, on) in enumerate([(0, False), (0, True), (1, True), (1, False)]):
+            self._progress("rates", 4 * number + turn, 4 * of)
+            self._controller_settings.speculation = on
+            under_way = []
+            at = asyncio.get_running_loop().time()
+            for gap, about in turns[which]:
+                at += gap
+                await asyncio.sleep(max(0.0, at - asyncio.get_running_loop().time()))
+                under_way.append(asyncio.create_task(asker.ask(about, on)))
+            asked[on] += [completed.timings for completed in await asyncio.gather(*under_way)]
+        ttfts = {on: [timings.ttft_ms for timings in asked[on]] for on in asked}
+        means = OffOn(mean(ttfts[False]), mean(ttfts[True]))
+        tails = OffOn(percentile(ttfts[False], 99), percentile(ttfts[True], 99))
+        tried = [timings.speculation for timings in asked[True] if timings.speculation is not None]
+        total = len(asked[True])
+        confirmed = sum(each.outcome == "confirmed" for each in tried)
+        return RateRow(rate, means, tails, tails.on / tails.off, len(tried) / total, confirmed / total)
+
+    def _lists(self, ratio: float) -> IndexSettings:
+        return IndexSettings(ivf_threshold=1, lists=self._settings.lists, probe_share=ratio, min_probes=1)
+
+    async def _warm(self, asker: "_Asker") -> None:
+        self._controller_settings.speculation = True
+        for _ in range(_WARM_UP):
+            await asker.ask(next(self._numbers), on=True)
+
+    @asynccontextmanager
+    async def _retriever(self, index: IndexSettings) -> AsyncGenerator[Retriever]:
+        settings = RetrieverSettings(chunks=ChunkSettings(size=4096), index=index)
+        embedder = VectorEmbedder(self._vectors)
+        self._progress("opening the index", 0, 1)
+        retriever = build_retriever(settings, self._folder, embedder)
+        await retriever.start()
+        try:
+            yield retriever
+        finally:
+            await retriever.close()
+
+
+class _Asker:
+    """Takes questions through the query pipeline."""
+
+    def __init__(self, parts: _Parts, settings: SpeculationSettings) -> None:
+        self._settings = settings
+        self._releases = Releases()
+        self._pipeline = QueryPipeline(
+            parts,
+            metrics=GatewayMetrics(CollectorRegistry()),
+            releases=self._releases,
+            query_log=QueryLog(None, 0),
+            settings=GatewaySettings(query_timeout_s=3600.0, first_step_timeout_s=3600.0),
+        )
+
+    async def ask(self, number: int, on: bool) -> QueryCompleted:
+        """The last event of a question's answer. Raises what the pipeline raises."""
+        text = question(number)
+        query = Query(
+            namespace=f"{number}-{on}",
+            model="benchmark",
+            search=SearchRequest(TENANT, COLLECTION, text, self._settings.top_k),
+            messages=(ChatMessage("user", text),),
+            sampling=Sampling(self._settings.max_tokens),
+            question_field="query",
+        )
+        events = [event async for event in self._pipeline.run(Transcript(query))]
+        await self._releases.drain(60)
+        if not isinstance(events[-1], QueryCompleted):
+            raise InternalError("a question was not answered")
+        return events[-1]

@@ -1,0 +1,155 @@
+"""``ragtree bench speculation``: generating on provisional documents, off against on."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from services.cli.bench.options import SeedOption
+from services.cli.connection import JsonOption
+from services.cli.output import StepBars, print_json, results
+from services.config import Config, load_config
+
+if TYPE_CHECKING:
+    from benchmarks.progress import Progress
+    from benchmarks.speculation import SpeculationResult, SpeculationSettings
+
+
+def speculation(
+    search_ratio: Annotated[
+        str, typer.Option(help="Shares of the index's lists that a search reads: a row of figures each.")
+    ] = "0.125,0.25,0.5,1",
+    engines: Annotated[
+        str, typer.Option(help="vllm: the real one; fake: none, at the speeds of a 7B model on an A10G.")
+    ] = "vllm,fake",
+    rates: Annotated[
+        str, typer.Option(help="Questions a second to sweep on the fake engine, far into overload; empty: none.")
+    ] = "0.5,1,2,3,4",
+    sweep_ratio: Annotated[float, typer.Option(min=0.001, max=1, help="The share of the lists in that sweep.")] = 0.125,
+    sweep_questions: Annotated[int, typer.Option(min=2, help="Questions at each rate, in each mode.")] = 200,
+    vectors: Annotated[int, typer.Option(min=1000, help="Documents to search, a vector each.")] = 300_000,
+    dim: Annotated[int, typer.Option(min=8, help="Numbers of a vector.")] = 1536,
+    nlist: Annotated[int, typer.Option(min=1, help="Lists of the index.")] = 1024,
+    top_k: Annotated[int, typer.Option(min=1, help="Documents of a prompt.")] = 5,
+    words: Annotated[int, typer.Option(min=1, help="Made-up words of a document.")] = 60,
+    questions: Annotated[int, typer.Option(min=2, help="Questions behind each row; each is asked in both modes.")] = 40,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 4,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Search time that no generation overlaps, and TTFT, speculation off and on; keeps its index, GBs of it."""
+    from benchmarks.speculation import SpeculationReport, SpeculationSettings
+
+    config = load_config()
+    settings = SpeculationSettings(
+        vectors=vectors,
+        dimension=dim,
+        lists=nlist,
+        top_k=top_k,
+        words=words,
+        questions=questions,
+        max_tokens=max_tokens,
+        seed=seed,
+        sweep_questions=sweep_questions,
+    )
+    named = [name.strip() for name in engines.split(",")]
+    if not set(named) <= {"vllm", "fake"}:
+        raise typer.BadParameter("there are vllm and fake", param_hint="--engines")
+    ratios, swept = _numbers(search_ratio, "--search-ratio"), _numbers(rates, "--rates")
+    if any(ratio > 1 for ratio in ratios):
+        raise typer.BadParameter("a share is at most 1", param_hint="--search-ratio")
+    with StepBars() as show:
+        measured = asyncio.run(_measure(config, settings, named, ratios, swept, sweep_ratio, show))
+    if as_json:
+        first = next(iter(measured.values()))
+        print_json(SpeculationReport(first.engine, first.rows, measured))
+        return
+    for name, result in measured.items():
+        _show(name, result)
+
+
+async def _measure(
+    config: Config,
+    settings: "SpeculationSettings",
+    engines: list[str],
+    ratios: list[float],
+    rates: list[float],
+    sweep_ratio: float,
+    progress: "Progress",
+) -> "dict[str, SpeculationResult]":
+    from benchmarks.speculation import SpeculationBenchmark
+    from generator.factory import GeneratorFactory
+    from generator.models import ModelStore
+
+    name = f"speculation-{settings.vectors}x{settings.dimension}-{settings.words}-{settings.seed}"
+    benchmark = SpeculationBenchmark(
+        settings, config.cache_dir / "bench" / name, config.cache_dir / "profiles", progress
+    )
+    await benchmark.prepare()
+    measured: dict[str, SpeculationResult] = {}
+    for kind in engines:
+        with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder:
+            kv = config.generator.kv.model_copy(update={"disk_dir": Path(folder)})
+            generator = config.generator.model_copy(update={"engine": kind, "kv": kv})
+            factory = GeneratorFactory(generator, ModelStore(config.cache_dir))
+            engine = factory.engine()
+            await engine.start()
+            try:
+                swept = rates if kind == "fake" else []
+                measured[kind] = await benchmark.run(engine, factory.layout(), ratios, swept, sweep_ratio)
+            finally:
+                await engine.close()
+                kv.discard_host_memory()
+    return measured
+
+
+def _show(name: str, result: "SpeculationResult") -> None:
+    label = "the real engine" if name == "vllm" else "FAKE engine, at a GPU's speeds"
+    results.print(
+        f"{label}: {result.vectors:,} vectors of {result.dimension}, prompts of {result.prompt_tokens:.0f} tokens",
+        highlight=False,
+    )
+    table = Table(
+        "ratio", "search", "not overlapped: off", "on", "times less", "TTFT: off", "on", "times less", "wasted"
+    )
+    for row in result.rows:
+        table.add_row(
+            f"{row.search_ratio:g}",
+            f"{row.search_ms:.0f} ms",
+            f"{row.non_overlapped_ms.off:.0f} ms",
+            f"{row.non_overlapped_ms.on:.0f} ms",
+            f"{row.non_overlapped_ratio:.2f}",
+            f"{row.ttft_ms.off:.0f} ms",
+            f"{row.ttft_ms.on:.0f} ms",
+            f"{row.ttft_ratio:.2f}",
+            f"{row.wasted_prefill_tokens:.0f} tokens",
+        )
+    results.print(table)
+    if not result.sweep:
+        return
+    table = Table("rate", "mean TTFT: off", "on", "p99: off", "on", "p99 on / off", "speculated", "confirmed")
+    for swept in result.sweep:
+        table.add_row(
+            f"{swept.rate:g}/s",
+            f"{swept.mean_ttft_ms.off:.0f} ms",
+            f"{swept.mean_ttft_ms.on:.0f} ms",
+            f"{swept.p99_ttft_ms.off:.0f} ms",
+            f"{swept.p99_ttft_ms.on:.0f} ms",
+            f"{swept.p99_on_over_off:.2f}",
+            f"{swept.speculated:.0%}",
+            f"{swept.confirmed:.0%}",
+        )
+    results.print(table)
+
+
+def _numbers(given: str, option: str) -> list[float]:
+    try:
+        numbers = [float(number) for number in given.split(",") if number.strip()]
+    except ValueError:
+        numbers = [0.0]
+    if any(not number > 0 for number in numbers):
+        raise typer.BadParameter("give positive numbers, separated by commas", param_hint=option)
+    return numbers
