@@ -7,11 +7,23 @@ from services.cli.bench.overhead import overhead
 from services.cli.bench.policies import policies
 from services.cli.bench.recall import recall
 from services.cli.bench.replay import replay
+from services.cli.bench.retrieval import retrieval
 from services.cli.bench.scheduling import scheduling
 from services.cli.bench.speculation import speculation
 from services.cli.bench.sustained import sustained
 from services.cli.bench.tiers import tiers
 
 app = typer.Typer(help="Measure the stack, each figure beside its baseline in the same run.", no_args_is_help=True)
-for command in (overhead, recall, policies, scheduling, exactness, tiers, replay, sustained, speculation):
+for command in (
+    overhead,
+    recall,
+    retrieval,
+    speculation,
+    policies,
+    scheduling,
+    exactness,
+    tiers,
+    replay,
+    sustained,
+):
     app.command()(command)
