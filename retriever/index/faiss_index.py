@@ -9,7 +9,7 @@ from typing import Any
 import faiss
 
 from retriever.embedding.base import Vector
-from retriever.embedding.checks import checked_vectors
+from retriever.embedding.checks import checked_query, checked_vectors
 from retriever.index.base import Ids, StageHits
 from retriever.index.lock import ReadWriteLock
 from retriever.index.pace import Pace
@@ -29,6 +29,7 @@ class FaissIndex:
     ) -> None:
         # Faiss's type stubs lack half of what is called here.
         self._index: Any = index
+        self._dimension = int(index.d)
         self._settings = settings
         self._lock = ReadWriteLock()
         self._clock = clock
@@ -43,7 +44,7 @@ class FaissIndex:
 
     def add(self, ids: Ids, vectors: Vector) -> None:
         """Add vectors under new ids. Raises InvalidRequest."""
-        vectors = checked_vectors(vectors, self._index.d)
+        vectors = checked_vectors(vectors, self._dimension)
         with self._changing():
             self._index.add_with_ids(vectors, ids)
 
@@ -55,7 +56,7 @@ class FaissIndex:
 
     def _asked(self, query: Vector) -> Vector:
         """The query as Faiss takes it, [1, dimension]. Raises InvalidRequest."""
-        return checked_vectors(query[None], self._index.d)
+        return checked_query(query, self._dimension)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:

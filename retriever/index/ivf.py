@@ -33,6 +33,8 @@ class IVFIndex(FaissIndex):
     ) -> None:
         super().__init__(index, settings, clock)
         self.trained = trained
+        # Faiss makes new Python objects of its parts every time it is asked for them.
+        self._quantizer: Any = self._index.quantizer
         self._sizes = self._list_sizes()
 
     @classmethod
@@ -76,9 +78,10 @@ class IVFIndex(FaissIndex):
         with self._lock.reading():
             version, most = self._version, max(1, min(k, self.size))
             probes = self._probes(most, self.size if allowed is None else len(allowed))
-            nearness, lists = self._index.quantizer.search(asked, probes)
+            nearness, lists = self._quantizer.search(asked, probes)
             filled = self._sizes[lists[0]].cumsum().tolist()
         slices = level_slices(filled, pace.stages(filled[-1]))
+        query_at = faiss.swig_ptr(asked)
         parameters = faiss.SearchParametersIVF(sel=selector)  # type: ignore[call-arg]
 
         def scan(begin: int, end: int, ids: Ids, scores: Vector) -> None:
@@ -86,7 +89,7 @@ class IVFIndex(FaissIndex):
             # Faiss's own wrapper of this call takes no parameters.
             self._index.search_preassigned_c(
                 1,
-                faiss.swig_ptr(asked),
+                query_at,
                 len(ids),
                 faiss.swig_ptr(lists[0, begin:end]),
                 faiss.swig_ptr(nearness[0, begin:end]),
@@ -123,7 +126,7 @@ class IVFIndex(FaissIndex):
 
     def _probes(self, k: int, candidates: int) -> int:
         """How many lists to read, so that what is read holds many times ``k`` candidates."""
-        lists = int(self._index.nlist)
+        lists = len(self._sizes)
         share = max(self._settings.probe_share, self._settings.min_probes / lists)
         # With a small share and a large k, the lists read might not even hold k vectors.
         share = max(share, 4 * k / max(1, self.size))

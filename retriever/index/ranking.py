@@ -25,21 +25,24 @@ class Ranking:
         # The best so far, and behind them the best of the next part and one more, in one table: nothing is joined.
         self._ids = np.full(2 * k + 1, -1, np.int64)
         self._scores = np.full(2 * k + 1, -np.inf, np.float32)
+        self._part_ids, self._part_scores = self._ids[k:], self._scores[k:]
+        self._best = self._ids[:0], self._scores[:0]
 
     def take(self, scan: Scan) -> tuple[Ids, Vector]:
         """Merge in a part; ids and scores of the best of all so far, [k] or fewer."""
         k, ids, scores = self._k, self._ids, self._scores
-        scan(ids[k:], scores[k:])
+        scan(self._part_ids, self._part_scores)
+        if scores[k] < scores[k - 1]:
+            return self._best
         if scores[-1] == scores[-2] >= scores[k - 1] and ids[-1] >= 0:
             # Those left out may equal the last that enters: which of them Faiss gives is chance.
             ids, scores = self._with_ties(scan)
         best = np.lexsort((ids, -scores))[:k]
         best_ids, best_scores = ids[best], scores[best]
         self._ids[:k], self._scores[:k] = best_ids, best_scores
-        if best_ids[-1] < 0:
-            found = np.count_nonzero(best_ids >= 0)
-            return best_ids[:found], best_scores[:found]
-        return best_ids, best_scores
+        found = k if best_ids[-1] >= 0 else np.count_nonzero(best_ids >= 0)
+        self._best = best_ids[:found], best_scores[:found]
+        return self._best
 
     def _with_ties(self, scan: Scan) -> tuple[Ids, Vector]:
         """The best so far, and of the part all that score no less than its first ``k``."""
