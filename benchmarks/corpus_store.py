@@ -17,6 +17,8 @@ BATCH = 2000
 async def ingest_corpus(retriever: Retriever, dataset: Dataset, progress: Progress) -> int:
     """Put the corpus in, as a collection of its name, and count its documents; what is there already costs seconds.
 
+    When it returns, searches go through the index that so many documents should have.
+
     Raises what the retriever raises, and InternalError when a document is refused.
     """
     lines = [
@@ -31,4 +33,5 @@ async def ingest_corpus(retriever: Retriever, dataset: Dataset, progress: Progre
             progress("ingesting", first + job.stored + job.unchanged, len(lines))
         if job.failed_documents:
             raise InternalError(f"the corpus did not go in whole: {job.last_error}")
+    await retriever.settle()
     return len(lines)

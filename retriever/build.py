@@ -1,5 +1,6 @@
 """The composition of a retriever from its settings."""
 
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -9,9 +10,11 @@ from retriever.accepting import Acceptor
 from retriever.chunker import Chunker
 from retriever.embedding.base import Embedder
 from retriever.embedding.factory import build_embedder
+from retriever.index.building import IndexBuilder
 from retriever.index.catalog import IndexCatalog
 from retriever.index.files import IndexFiles
 from retriever.index.lock import ReadWriteLock
+from retriever.index.rebuilder import Rebuilder
 from retriever.ingest import Ingester
 from retriever.ingest_thread import IngestThread
 from retriever.loaders.registry import LoaderRegistry
@@ -42,7 +45,10 @@ def build_retriever(
     chunker = Chunker(embedder.tokenizer, embedder.max_tokens, settings.chunks)
     preparer = Preparer(chunker, embedder)
     files = IndexFiles(data_dir / "indexes")
-    catalog = IndexCatalog(database, chunks, files, embedder.dimension, preparer.fingerprint, settings.index)
+    wake_ingestion = threading.Event()
+    builder = IndexBuilder(database, chunks, embedder.dimension, settings.index)
+    rebuilder = Rebuilder(builder, wake_ingestion)
+    catalog = IndexCatalog(database, chunks, files, builder, rebuilder, preparer.fingerprint)
     switching = ReadWriteLock()
     ingester = Ingester(database, documents, jobs, preparer, catalog, switching, settings.ingest)
     return Retriever(
@@ -55,8 +61,12 @@ def build_retriever(
         catalog=catalog,
         searcher=Searcher(database, documents, chunks, catalog, embedder, switching),
         acceptor=Acceptor(database, documents, jobs, LoaderRegistry(), ingester, settings.ingest),
+        ingester=ingester,
         ingest_thread=IngestThread(
-            ingester, settings.ingest, prepare=partial(work_in_background, partial(embedder.embed_query, "warm up"))
+            ingester,
+            settings.ingest,
+            prepare=partial(work_in_background, partial(embedder.embed_query, "warm up")),
+            wake=wake_ingestion,
         ),
         search_threads=settings.search_threads,
         # Taken and given back by different threads of a pool.

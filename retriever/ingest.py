@@ -54,14 +54,17 @@ class Ingester:
         self._removals.append((collection, chunk_ids))
 
     def step(self) -> bool:
-        """Do the next group; false if there was none.
+        """Do the next group, after what the indexes have to be told; false if there was none.
 
         Raises Unavailable, StorageFull or sqlite3.Error where the same step may succeed later; its documents stay
         queued.
         """
         with self._stepping:
+            self._catalog.adopt()
             while self._removals:
-                self._catalog.remove(*self._removals.popleft())
+                collection, chunk_ids = self._removals.popleft()
+                self._catalog.remove(collection, chunk_ids)
+                self._catalog.renew(collection)
             with self._database.read() as transaction:
                 group = self._jobs.next_group(transaction, self._settings.group_documents, self._settings.group_bytes)
             if group:
@@ -69,6 +72,13 @@ class Ingester:
             else:
                 self._catalog.save()
             return bool(group)
+
+    def settle(self) -> None:
+        """Return when the indexes are what they should be for all that has gone in; the steps go on in their thread."""
+        # The step in hand may yet find that an index should be built anew.
+        with self._stepping:
+            pass
+        self._catalog.wait()
 
     def _do(self, group: Sequence[JobItem]) -> None:
         try:
@@ -138,7 +148,7 @@ class Ingester:
             for collection, chunk_ids in displaced.items():
                 self._catalog.remove(collection, chunk_ids)
         for collection in added:
-            self._catalog.grow(collection)
+            self._catalog.renew(collection)
 
     def _fail(self, item: JobItem, error: Exception) -> None:
         if not isinstance(error, RagtreeError):

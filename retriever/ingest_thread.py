@@ -15,14 +15,17 @@ _log = structlog.get_logger(__name__)
 class IngestThread:
     """Steps the ingester while there is something to do, and after a failure again, after ever longer pauses.
 
-    ``prepare`` is called once, in the thread, before anything else.
+    ``prepare`` is called once, in the thread, before anything else. ``wake`` is set by whoever has something to do for
+    it.
     """
 
-    def __init__(self, ingester: Ingester, settings: IngestSettings, prepare: Callable[[], None]) -> None:
+    def __init__(
+        self, ingester: Ingester, settings: IngestSettings, prepare: Callable[[], None], wake: threading.Event
+    ) -> None:
         self._ingester = ingester
         self._settings = settings
         self._prepare = prepare
-        self._wake = threading.Event()
+        self._wake = wake
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="retriever-ingest", daemon=True)
 

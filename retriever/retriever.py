@@ -14,6 +14,7 @@ from protocol.errors import Conflict, InvalidRequest, RetrieverNotReady, Unknown
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
 from retriever.accepting import Acceptor
 from retriever.index.catalog import IndexCatalog
+from retriever.ingest import Ingester
 from retriever.ingest_thread import IngestThread
 from retriever.preparing import Preparer
 from retriever.reembedding import reembed
@@ -51,6 +52,7 @@ class Retriever:
         catalog: IndexCatalog,
         searcher: Searcher,
         acceptor: Acceptor,
+        ingester: Ingester,
         ingest_thread: IngestThread,
         search_threads: int,
         owner: FileLock,
@@ -64,6 +66,7 @@ class Retriever:
         self._catalog = catalog
         self._searcher = searcher
         self._acceptor = acceptor
+        self._ingester = ingester
         self._ingest_thread = ingest_thread
         self._search_pool = _pool(search_threads, "retriever-search")
         self._store_pool = _pool(2, "retriever-store")
@@ -90,6 +93,11 @@ class Retriever:
     async def ready(self) -> None:
         """Return when searches can be served; raises RetrieverNotReady."""
         self._check_ready()
+
+    async def settle(self) -> None:
+        """Return when no index is being built anew for what has gone in so far; searches are served before, too."""
+        self._check_ready()
+        await asyncio.to_thread(self._ingester.settle)
 
     async def search(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:
         """Search in stages; see the contract for what it raises, and InvalidRequest, before the first.
@@ -198,7 +206,7 @@ class Retriever:
         self._ingest_thread.close()
         self._search_pool.shutdown()
         self._store_pool.shutdown()
-        self._catalog.save(at_least=0)
+        self._catalog.close()
         self._database.close()
         self._owner.release()
 

@@ -21,12 +21,17 @@ def stay_single() -> None:
 
 
 def work_in_background(embed_something: Callable[[], object]) -> None:
-    """Let this thread use every core, and yield each to whoever else wants it (Linux; elsewhere it only shares).
+    """Let this thread embed and index beside searches, as ``yield_to_others`` does.
 
     ``embed_something`` is called first: torch sets a thread's number when the thread first uses it.
     """
     with suppress(RagtreeError):
         embed_something()
+    yield_to_others()
+
+
+def yield_to_others() -> None:
+    """Let this thread use every core, and yield each to whoever else wants it (Linux; elsewhere it only shares)."""
     threadpool_limits(limits=os.cpu_count() or 1, user_api="openmp")
     with suppress(OSError):
         # On Linux a thread has a niceness of its own, and the OpenMP threads it starts inherit it.

@@ -8,26 +8,27 @@ import structlog
 
 from retriever.embedding.base import Vector
 from retriever.index.base import Ids, TrainedIndex, VectorIndex
-from retriever.index.building import IndexBuilder, Kind
+from retriever.index.building import AnyIndex, IndexBuilder
 from retriever.index.files import IndexFiles, SavedIndex
 from retriever.index.flat import FlatIndex
-from retriever.settings import IndexSettings
+from retriever.index.rebuilder import Rebuilder
 from retriever.store.chunks import Chunks
-from retriever.store.database import Database, Transaction
+from retriever.store.database import Database
 
 _log = structlog.get_logger(__name__)
 
 
 class _Entry(NamedTuple):
-    vectors: FlatIndex | TrainedIndex
+    vectors: AnyIndex
     changes: int
 
 
 class IndexCatalog:
     """The indexes of all collections, by the collection's key.
 
-    ``get`` may be called by any thread; everything else changes indexes, and belongs to one thread. The store is the
-    truth: opening compares each saved index with it id by id, and makes good what differs.
+    ``get`` and ``wait`` may be called by any thread; everything else changes indexes, and belongs to one thread. The
+    store is the truth: an index that was loaded, or built in the background, is compared with it id by id, and what
+    differs is made good before a search sees it.
     """
 
     def __init__(
@@ -35,17 +36,16 @@ class IndexCatalog:
         database: Database,
         chunks: Chunks,
         files: IndexFiles,
-        dimension: int,
+        builder: IndexBuilder,
+        rebuilder: Rebuilder,
         fingerprint: str,
-        settings: IndexSettings,
     ) -> None:
         self._database = database
         self._chunks = chunks
         self._files = files
-        self._dimension = dimension
+        self._builder = builder
+        self._rebuilder = rebuilder
         self._fingerprint = fingerprint
-        self._settings = settings
-        self._builder = IndexBuilder(dimension, settings)
         self._entries: dict[int, _Entry] = {}
 
     def get(self, collection: int) -> VectorIndex | None:
@@ -57,13 +57,19 @@ class IndexCatalog:
         """Load or build the index of every collection that has chunks."""
         self._files.sweep()
         with self._database.read() as transaction:
-            rows = transaction.execute("SELECT DISTINCT collection FROM chunks").fetchall()
-        for row in rows:
-            self._open(row["collection"])
+            collections = self._chunks.collections(transaction)
+            counts = [self._chunks.count(transaction, collection) for collection in collections]
+        for collection, count in zip(collections, counts, strict=True):
+            index = self._loaded(collection, count)
+            if index is None:
+                self._entries[collection] = _Entry(self._builder.build(collection), count)
+            else:
+                self._entries[collection] = _Entry(index, self._builder.reconcile(index, collection))
+            self.renew(collection)
 
     def add(self, collection: int, ids: Ids, vectors: Vector) -> None:
-        """Add vectors to a collection's index, which is made if there is none."""
-        entry = self._entries.get(collection) or _Entry(FlatIndex(self._dimension, self._settings), 0)
+        """Add vectors to a collection's index, which is made if there is none. Raises InvalidRequest."""
+        entry = self._entries.get(collection) or _Entry(self._builder.empty(), 0)
         entry.vectors.add(ids, vectors)
         self._entries[collection] = entry._replace(changes=entry.changes + len(ids))
 
@@ -75,20 +81,19 @@ class IndexCatalog:
             entry.vectors.remove(gone)
             self._entries[collection] = entry._replace(changes=entry.changes + len(gone))
 
-    def grow(self, collection: int) -> None:
-        """Train the collection's index if it has become too large for the one it has; searches go on meanwhile."""
+    def renew(self, collection: int) -> None:
+        """Have the collection's index built anew in the background, if that is due."""
         entry = self._entries.get(collection)
-        if entry is None:
-            return
-        if isinstance(entry.vectors, FlatIndex):
-            due = self._builder.kind(entry.vectors.size) != FlatIndex.kind
-        else:
-            due = entry.vectors.worn
-        if due:
-            with self._database.read() as transaction:
-                ids, vectors = self._vectors(self._chunks.ids(transaction, collection), transaction)
-            self._entries[collection] = _Entry(self._builder.build(ids, vectors), len(ids))
-            _log.info("index built", collection=collection, vectors=len(ids))
+        if entry and self._builder.due(entry.vectors):
+            self._rebuilder.want(collection)
+
+    def adopt(self) -> None:
+        """Put what was built in the background in its place, in one step for every search."""
+        self._rebuilder.adopt(self._take_over)
+
+    def wait(self) -> None:
+        """Return when no index is being built, or waits to be adopted."""
+        self._rebuilder.wait()
 
     def save(self, at_least: float = 0.1) -> None:
         """Save the trained indexes of which this share has changed; others are rebuilt as quickly as they are loaded.
@@ -106,25 +111,22 @@ class IndexCatalog:
             else:
                 self._entries[collection] = _Entry(index, 0)
 
-    def _open(self, collection: int) -> None:
-        with self._database.read() as transaction:
-            live = self._chunks.ids(transaction, collection)
-            # What was saved under other settings may be of another kind than is asked for now.
-            kind = self._builder.kind(len(live))
-            index = None if kind == FlatIndex.kind else self._loaded(collection, kind)
-            if index is None:
-                built = self._builder.build(*self._vectors(live, transaction))
-                self._entries[collection] = _Entry(built, len(live))
-                return
-            held = index.ids()
-            missing, gone = np.setdiff1d(live, held), np.setdiff1d(held, live)
-            index.remove(gone)
-            if len(missing):
-                index.add(*self._vectors(missing, transaction))
-        self._entries[collection] = _Entry(index, len(missing) + len(gone))
+    def close(self) -> None:
+        """Save what has changed, and build no more."""
+        self.save(at_least=0)
+        self._rebuilder.close()
 
-    def _loaded(self, collection: int, kind: Kind) -> TrainedIndex | None:
-        saved = self._files.load(collection, self._fingerprint)
+    def _take_over(self, collection: int, index: AnyIndex) -> None:
+        self._builder.reconcile(index, collection)
+        self._entries[collection] = _Entry(index, index.size)
+        _log.info("index built", collection=collection, kind=index.kind, vectors=index.size)
+        # It may have been outgrown while it was built.
+        self.renew(collection)
+
+    def _loaded(self, collection: int, count: int) -> TrainedIndex | None:
+        """The saved index; what was saved under other settings may be of another kind than is asked for now."""
+        kind = self._builder.kind(count)
+        saved = None if kind == FlatIndex.kind else self._files.load(collection, self._fingerprint)
         if saved is None or saved.kind != kind:
             return None
         try:
@@ -133,9 +135,3 @@ class IndexCatalog:
             # Whole by its checksum, yet of a Faiss that wrote it differently: Faiss raises bare exceptions.
             _log.warning("saved index not readable, built again", collection=collection, error=str(error))
             return None
-
-    def _vectors(self, ids: Ids, transaction: Transaction) -> tuple[Ids, Vector]:
-        parts = list(self._chunks.vectors(transaction, ids, self._dimension))
-        if not parts:
-            return np.zeros(0, np.int64), np.zeros((0, self._dimension), np.float32)
-        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])

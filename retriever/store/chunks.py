@@ -44,6 +44,10 @@ class Chunks:
         )
         return [_chunk(row) for row in rows]
 
+    def collections(self, transaction: Transaction) -> list[int]:
+        """The collections that have chunks."""
+        return [row["collection"] for row in transaction.execute("SELECT DISTINCT collection FROM chunks")]
+
     def count(self, transaction: Transaction, collection: int) -> int:
         """How many chunks of a collection are live."""
         return int(transaction.execute("SELECT count(*) FROM chunks WHERE collection = ?", (collection,)).fetchone()[0])

@@ -223,6 +223,7 @@ async def test_a_saved_index_is_loaded_only_where_the_settings_ask_for_its_kind(
     low, high = IndexSettings(ivf_threshold=64), IndexSettings(ivf_threshold=1000)
     async with running(tmp_path, index=low) as retriever:
         await put_lines(retriever, [{"id": f"d{number}", "text": f"tale {number}"} for number in range(100)])
+        await retriever.settle()
         trained = catalogued(retriever).trained
     (file,) = (tmp_path / "indexes").iterdir()
     async with running(tmp_path, index=high) as retriever:

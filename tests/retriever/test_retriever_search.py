@@ -166,6 +166,7 @@ SMALL_IVF = IndexSettings(ivf_threshold=64, probe_share=1.0)
 async def test_large_collection_is_indexed_saved_and_reconciled(tmp_path):
     async with running(tmp_path, index=SMALL_IVF) as retriever:
         await put_animals(retriever, 300)
+        await retriever.settle()
         before = await search(retriever, "salamander number 100", top_k=5)
     (file,) = (tmp_path / "indexes").iterdir()
     good = file.read_bytes()
@@ -188,6 +189,7 @@ async def test_index_answers_as_exact_search_does(tmp_path):
     async with running(tmp_path / "ivf", index=SMALL_IVF) as approximate, running(tmp_path / "flat") as exact:
         for retriever in (approximate, exact):
             await put_animals(retriever, 300)
+            await retriever.settle()
         for query in ("hedgehog number 7", "about", "nightingale number 299"):
             left, right = await search(approximate, query), await search(exact, query)
             np.testing.assert_allclose(left.scores, right.scores, atol=1e-5)
