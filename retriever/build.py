@@ -14,6 +14,7 @@ from retriever.index.building import IndexBuilder
 from retriever.index.catalog import IndexCatalog
 from retriever.index.files import IndexFiles
 from retriever.index.lock import ReadWriteLock
+from retriever.index.mapped_files import MappedFiles
 from retriever.index.rebuilder import Rebuilder
 from retriever.ingest import Ingester
 from retriever.ingest_thread import IngestThread
@@ -44,11 +45,11 @@ def build_retriever(
     documents, chunks, jobs = Documents(orphans), Chunks(), Jobs()
     chunker = Chunker(embedder.tokenizer, embedder.max_tokens, settings.chunks)
     preparer = Preparer(chunker, embedder)
-    files = IndexFiles(data_dir / "indexes")
+    files, mapped = IndexFiles(data_dir / "indexes"), MappedFiles(data_dir / "indexes")
     wake_ingestion = threading.Event()
-    builder = IndexBuilder(database, chunks, embedder.dimension, settings.index)
+    builder = IndexBuilder(database, chunks, mapped, embedder.dimension, preparer.fingerprint, settings.index)
     rebuilder = Rebuilder(builder, wake_ingestion)
-    catalog = IndexCatalog(database, chunks, files, builder, rebuilder, preparer.fingerprint)
+    catalog = IndexCatalog(database, chunks, files, mapped, builder, rebuilder, preparer.fingerprint)
     switching = ReadWriteLock()
     ingester = Ingester(database, documents, jobs, preparer, catalog, switching, settings.ingest)
     return Retriever(

@@ -73,7 +73,7 @@ class HNSWSettings(BaseModel):
     model_config = _FIXED
 
     links: int = Field(32, gt=1, description="Neighbours of a vector on every level but the lowest, which has twice.")
-    build_beam: int = Field(200, gt=0, description="Candidates among which a new vector's neighbours are chosen.")
+    build_beam: int = Field(100, gt=0, description="Candidates among which a new vector's neighbours are chosen.")
     beam: int = Field(128, gt=0, description="Candidates that a search keeps: more find more, and take longer.")
 
 
@@ -95,7 +95,12 @@ class IndexSettings(BaseModel):
     ivf_threshold: int = Field(4096, gt=0, description="With auto, a collection of fewer vectors is searched exactly.")
     retrain_growth: float = Field(2.0, gt=1, description="Train anew when the index is larger or smaller by this.")
     retrain_imbalance: float = Field(2.0, gt=1, description="Train anew when its lists are so much more uneven.")
-    removed_share: float = Field(0.2, gt=0, description="Build anew when more of a graph's vectors are removed.")
+    removed_share: float = Field(
+        0.2, gt=0, description="Build anew when more of a graph is removed, or of an index on disk removed or added."
+    )
+    on_disk_bytes: int = Field(
+        4 * 1024**3, gt=0, description="An inverted file whose vectors have more bytes is mapped into memory from disk."
+    )
     probe_share: float = Field(0.5, gt=0, le=1, description="Share of the lists that a search reads.")
     min_probes: int = Field(32, gt=0, description="Fewest lists that a search reads.")
     hnsw: HNSWSettings = Field(HNSWSettings(), description="The graph, where one is asked for.")

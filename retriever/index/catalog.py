@@ -11,6 +11,8 @@ from retriever.index.base import Ids, TrainedIndex, VectorIndex
 from retriever.index.building import AnyIndex, IndexBuilder
 from retriever.index.files import IndexFiles, SavedIndex
 from retriever.index.flat import FlatIndex
+from retriever.index.mapped import MappedIVFIndex
+from retriever.index.mapped_files import MappedFiles
 from retriever.index.rebuilder import Rebuilder
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database
@@ -36,6 +38,7 @@ class IndexCatalog:
         database: Database,
         chunks: Chunks,
         files: IndexFiles,
+        mapped: MappedFiles,
         builder: IndexBuilder,
         rebuilder: Rebuilder,
         fingerprint: str,
@@ -43,6 +46,7 @@ class IndexCatalog:
         self._database = database
         self._chunks = chunks
         self._files = files
+        self._mapped = mapped
         self._builder = builder
         self._rebuilder = rebuilder
         self._fingerprint = fingerprint
@@ -56,6 +60,7 @@ class IndexCatalog:
     def open(self) -> None:
         """Load or build the index of every collection that has chunks."""
         self._files.sweep()
+        self._mapped.sweep()
         with self._database.read() as transaction:
             collections = self._chunks.collections(transaction)
             counts = [self._chunks.count(transaction, collection) for collection in collections]
@@ -96,12 +101,12 @@ class IndexCatalog:
         self._rebuilder.wait()
 
     def save(self, at_least: float = 0.1) -> None:
-        """Save the trained indexes of which this share has changed; others are rebuilt as quickly as they are loaded.
+        """Save the indexes in memory of which this share has changed, but those that are built as quickly as loaded.
 
         A failure is logged and no more, as the store has everything.
         """
         for collection, (index, changes) in list(self._entries.items()):
-            if changes <= at_least * index.size or isinstance(index, FlatIndex):
+            if changes <= at_least * index.size or isinstance(index, FlatIndex | MappedIVFIndex):
                 continue
             try:
                 saved = SavedIndex(index.kind, index.trained, index.dump())
@@ -123,14 +128,15 @@ class IndexCatalog:
         # It may have been outgrown while it was built.
         self.renew(collection)
 
-    def _loaded(self, collection: int, count: int) -> TrainedIndex | None:
-        """The saved index; what was saved under other settings may be of another kind than is asked for now."""
+    def _loaded(self, collection: int, count: int) -> MappedIVFIndex | TrainedIndex | None:
+        """The index on disk; what was saved under other settings may be of another kind than is asked for now."""
         kind = self._builder.kind(count)
-        saved = None if kind == FlatIndex.kind else self._files.load(collection, self._fingerprint)
-        if saved is None or saved.kind != kind:
-            return None
         try:
-            return self._builder.load(saved)
+            if kind == MappedIVFIndex.kind:
+                return self._builder.open_mapped(collection)
+            self._mapped.discard(collection)
+            saved = None if kind == FlatIndex.kind else self._files.load(collection, self._fingerprint)
+            return self._builder.load(saved) if saved and saved.kind == kind else None
         except Exception as error:
             # Whole by its checksum, yet of a Faiss that wrote it differently: Faiss raises bare exceptions.
             _log.warning("saved index not readable, built again", collection=collection, error=str(error))

@@ -66,6 +66,7 @@ class IndexFiles:
     def sweep(self) -> None:
         """Remove what a crash in the middle of saving left behind."""
         for leftover in self._folder.glob("*.tmp"):
+            # A folder cannot be unlinked, and is not of these files.
             with contextlib.suppress(OSError):
                 leftover.unlink()
 

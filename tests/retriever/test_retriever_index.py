@@ -1,4 +1,6 @@
+import tempfile
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from retriever.index.files import IndexFiles, SavedIndex
 from retriever.index.flat import FlatIndex
 from retriever.index.hnsw import HNSWIndex
 from retriever.index.ivf import IVFIndex
+from retriever.index.mapped import MappedIVFIndex, write_lists
 from retriever.settings import IndexSettings
 
 DIMENSION = 24
@@ -39,7 +42,15 @@ def hnsw(settings=EXACT):
     return HNSWIndex.build(IDS, VECTORS, settings)
 
 
-@pytest.fixture(params=[flat, ivf, hnsw])
+def mapped(settings=EXACT):
+    with tempfile.TemporaryDirectory() as folder:
+        trained = write_lists(Path(folder), VECTORS, [(IDS[:300], VECTORS[:300])], 800, 100, settings)
+        index = MappedIVFIndex.open(Path(folder), trained, settings)
+    index.add(IDS[300:], VECTORS[300:])
+    return index
+
+
+@pytest.fixture(params=[flat, ivf, mapped, hnsw])
 def index(request):
     return request.param()
 

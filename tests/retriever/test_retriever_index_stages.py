@@ -1,20 +1,31 @@
 """However a search is cut into stages, its last one is a search in one stage, to the last bit."""
 
 import itertools
+import tempfile
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_limits
 
 from retriever.index.flat import FlatIndex
 from retriever.index.ivf import IVFIndex
+from retriever.index.mapped import MappedIVFIndex, write_lists
 from retriever.index.pace import Pace
 from retriever.index.slices import equal_slices, level_slices
 from retriever.settings import IndexSettings
 
 DIMENSION = 8
+
+
+@pytest.fixture(autouse=True)
+def one_core():
+    """Threads cost such small indexes more than they gain, on a busy machine much more."""
+    with threadpool_limits(limits=1, user_api="openmp"):
+        yield
 
 
 def ticking():
@@ -32,6 +43,18 @@ def ivf(ids, vectors, chosen):
     return IVFIndex.train(ids, vectors, chosen, ticking())
 
 
+def mapped(ids, vectors, chosen):
+    """Half of it comes from the file, and the rest was added since."""
+    half = (len(ids) + 1) // 2
+    with tempfile.TemporaryDirectory() as folder:
+        parts = [(ids[:half], vectors[:half])]
+        trained = write_lists(Path(folder), vectors, parts, len(ids), 40, chosen)
+        index = MappedIVFIndex.open(Path(folder), trained, chosen, ticking())
+    if half < len(ids):
+        index.add(ids[half:], vectors[half:])
+    return index
+
+
 def vectors_of(draws, count, kinds):
     """Vectors of which many are equal: there are so many kinds."""
     rows = draws.normal(size=(kinds, DIMENSION)).astype(np.float32)
@@ -43,9 +66,9 @@ def assert_equal(left, right):
     assert left.scores.tobytes() == right.scores.tobytes()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    make=st.sampled_from([flat, ivf]),
+    make=st.sampled_from([flat, ivf, mapped]),
     seed=st.integers(0, 2**32 - 1),
     count=st.integers(1, 300),
     kinds=st.integers(1, 300),
@@ -82,7 +105,7 @@ def test_the_last_stage_is_a_search_in_one_stage(
             assert (later.scores[best] >= earlier.scores).all()
 
 
-@pytest.mark.parametrize("make", [flat, ivf])
+@pytest.mark.parametrize("make", [flat, ivf, mapped])
 def test_equals_are_given_by_id_wherever_they_stand(make):
     """More equal vectors than any stage is first asked for, of which the lowest ids are added last."""
     ids = np.arange(3000, 0, -1)
@@ -99,7 +122,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("make", [flat, ivf])
+@pytest.mark.parametrize("make", [flat, ivf, mapped])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_between_stages_holds_nobody_off_and_the_last_stage_sees_it(make, change):
     draws = np.random.default_rng(5)

@@ -1,0 +1,82 @@
+"""What inverted files have in common: how one is trained, and how a search goes through its lists."""
+
+import math
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any
+
+import faiss
+
+from retriever.embedding.base import Vector
+from retriever.index.base import Ids, StageHits, Trained
+from retriever.index.faiss_index import FaissIndex, Scan
+from retriever.index.lists import Probed
+from retriever.index.slices import level_slices
+from retriever.settings import IndexSettings
+
+POINTS_PER_LIST = 64
+"""More vectors a centroid than this are not looked at in training."""
+
+
+class InvertedFile(FaissIndex):
+    """Vectors in lists round trained centroids, of which a search reads those nearest to the query, nearest first.
+
+    Under a filter it reads as many lists more as the filter leaves vectors fewer, up to all: a search among few is
+    exact.
+    """
+
+    def __init__(
+        self, index: faiss.Index, trained: Trained, settings: IndexSettings, clock: Callable[[], float] = perf_counter
+    ) -> None:
+        super().__init__(index, settings, clock)
+        self.trained = trained
+        # Faiss makes new Python objects of its parts every time it is asked for them.
+        self._quantizer: Any = self._index.quantizer
+        self._sizes = self._list_sizes()
+
+    def search(self, query: Vector, k: int, allowed: Ids | None = None) -> Iterator[StageHits]:
+        """The ``k`` nearest vectors of the lists that are read."""
+        asked = self._asked(query)
+        pace = self._paces[allowed is not None]
+        with self._lock.reading():
+            version, most = self._version, max(1, min(k, self.size))
+            probes = self._probes(most, self.size if allowed is None else len(allowed))
+            nearness, lists = self._quantizer.search(asked, probes)
+            filled = self._sizes[lists[0]].cumsum().tolist()
+        slices = level_slices(filled, pace.stages(filled[-1]))
+        scan = self._scan_of(Probed(asked, lists[0], nearness[0]), allowed)
+        return self._staged(most, slices, version, scan, pace)
+
+    def _scan_of(self, probed: Probed, allowed: Ids | None) -> Scan:
+        """The reading of the lists for a query."""
+        raise NotImplementedError
+
+    def _list_sizes(self) -> Ids:
+        """How many vectors each list holds, [lists]; asked once a change, as searches want them all."""
+        raise NotImplementedError
+
+    def _changed(self) -> None:
+        super()._changed()
+        self._sizes = self._list_sizes()
+
+    def _probes(self, k: int, candidates: int) -> int:
+        """How many lists to read, so that what is read holds many times ``k`` candidates."""
+        lists = len(self._sizes)
+        share = max(self._settings.probe_share, self._settings.min_probes / lists)
+        # With a small share and a large k, the lists read might not even hold k vectors.
+        share = max(share, 4 * k / max(1, self.size))
+        thinned = share * self.size / max(1, candidates)
+        return max(1, min(lists, math.ceil(lists * thinned)))
+
+
+def trained_lists(count: int, sample: Vector, settings: IndexSettings) -> Any:  # noqa: ANN401 - as Faiss's stubs are
+    """Empty lists for ``count`` vectors, their centroids trained on a sample of them, [n, dimension]; n is not 0."""
+    lists = min(len(sample), settings.lists or math.ceil(4 * math.sqrt(count)))
+    dimension = sample.shape[1]
+    index: Any = faiss.IndexIVFFlat(faiss.IndexFlatIP(dimension), dimension, lists, faiss.METRIC_INNER_PRODUCT)
+    index.cp.spherical = True
+    index.cp.max_points_per_centroid = POINTS_PER_LIST
+    # There are fewer points a centroid than Faiss likes to see; it would say so on every training.
+    index.cp.min_points_per_centroid = 1
+    index.train(sample)
+    return index

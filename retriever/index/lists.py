@@ -1,0 +1,57 @@
+"""The inverted lists of a Faiss index, and how a query reads them."""
+
+from typing import Any, NamedTuple
+
+import faiss
+import numpy as np
+
+from retriever.embedding.base import Vector
+from retriever.index.base import Ids
+from retriever.index.faiss_index import Scan
+
+
+class Probed(NamedTuple):
+    """A query, [1, dimension], with the lists to read for it and how near they are, each [lists], nearest first."""
+
+    query: Vector
+    lists: Ids
+    nearness: Vector
+
+    def scan(self, index: Any, selector: faiss.IDSelector | None) -> Scan:  # noqa: ANN401 - as Faiss's stubs are
+        """The reading of these lists in an index."""
+        parameters = faiss.SearchParametersIVF(sel=selector)  # type: ignore[call-arg]
+        query_at = faiss.swig_ptr(self.query)
+
+        def scan(begin: int, end: int, ids: Ids, scores: Vector) -> None:
+            parameters.nprobe = end - begin
+            # Faiss's own wrapper of this call takes no parameters.
+            index.search_preassigned_c(
+                1,
+                query_at,
+                len(ids),
+                faiss.swig_ptr(self.lists[begin:end]),
+                faiss.swig_ptr(self.nearness[begin:end]),
+                faiss.swig_ptr(scores),
+                faiss.swig_ptr(ids),
+                False,
+                parameters,
+            )
+
+        return scan
+
+
+def listed_ids(index: Any) -> Ids:  # noqa: ANN401 - as Faiss's stubs are
+    """The ids in an index's lists, ascending."""
+    lists = index.invlists
+    parts = [
+        faiss.rev_swig_ptr(lists.get_ids(number), lists.list_size(number)).copy()
+        for number in range(lists.nlist)
+        if lists.list_size(number)
+    ]
+    return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
+
+
+def list_sizes(index: Any) -> Ids:  # noqa: ANN401 - as Faiss's stubs are
+    """How many vectors each of an index's lists holds, [lists]."""
+    lists = index.invlists
+    return np.fromiter(map(lists.list_size, range(lists.nlist)), np.int64, lists.nlist)
