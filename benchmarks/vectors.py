@@ -5,16 +5,17 @@ import numpy as np
 from retriever.embedding.base import Vector, unit_rows
 
 _CLUSTER = 100
-_SPREAD = 1.0
-_DISTANCE = 0.7
+_SPREAD = 2.0
+_DISTANCE = 1.0
 
 
 class ClusteredVectors:
     """Unit vectors of a Gaussian mixture, and queries near some of them, all drawn with ``seed``.
 
-    It stands for passages on many topics, about 100 on each: passages of one topic are nearer to each other (a cosine
-    of about 0.5) than to any other, and topics are of unequal sizes, so a search finds its neighbours in few lists and
-    lists are uneven. Uniform noise has neither, and no index can search it in parts.
+    It stands for passages on many topics, about 100 on each and unequally many: passages of one topic are somewhat
+    nearer to each other (a cosine of about 0.2) than to others (0), and a question is near the passage that answers it
+    (0.7). So most neighbours of a query lie in few lists, and some in many. Uniform noise has no neighbourhoods, and no
+    index can search it in parts.
     """
 
     def __init__(self, count: int, dimension: int, queries: int, seed: int) -> None:

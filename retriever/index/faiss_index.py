@@ -76,14 +76,16 @@ class FaissIndex:
         that met a change reads everything.
         """
         best = Ranking(k)
-        of = len(slices)
-        for stage, (first, end, count) in enumerate(slices, start=1):
+        read, seconds, of = 0, 0.0, len(slices)
+        for stage, (begin, end, count) in enumerate(slices, start=1):
             with self._lock.reading():
-                again = stage == of and self._version != version
-                if again:
-                    best = Ranking(k)
+                if stage == of and self._version != version:
+                    best, begin, read, seconds = Ranking(k), 0, 0, 0.0  # noqa: PLW2901
+                    count = sum(each.vectors for each in slices)  # noqa: PLW2901
                 began = self._clock()
-                hits = best.take(partial(scan, 0 if again else first, end))
-                seconds = self._clock() - began
-            pace.learn(sum(each.vectors for each in slices) if again else count, seconds)
+                hits = best.take(partial(scan, begin, end))
+                seconds += self._clock() - began
+            read += count
+            if stage == of:
+                pace.learn(read, seconds)
             yield StageHits(*hits, stage, of)

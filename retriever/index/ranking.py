@@ -23,8 +23,9 @@ class Ranking:
     def __init__(self, k: int) -> None:
         self._k = k
         # The best so far, and behind them the best of the next part and one more, in one table: nothing is joined.
-        self._ids = np.full(2 * k + 1, -1, np.int64)
-        self._scores = np.full(2 * k + 1, -np.inf, np.float32)
+        self._ids, self._scores = np.empty(2 * k + 1, np.int64), np.empty(2 * k + 1, np.float32)
+        self._ids.fill(-1)
+        self._scores.fill(-np.inf)
         self._part_ids, self._part_scores = self._ids[k:], self._scores[k:]
         self._best = self._ids[:0], self._scores[:0]
 
