@@ -75,17 +75,15 @@ class FaissIndex:
         move a document from where the search would yet have come to where it has been, so the last stage of a search
         that met a change reads everything.
         """
-        best = Ranking(k)
-        read, seconds, of = 0, 0.0, len(slices)
-        for stage, (begin, end, count) in enumerate(slices, start=1):
+        best, seconds, of = Ranking(k), 0.0, len(slices)
+        for stage, part in enumerate(slices, start=1):
             with self._lock.reading():
-                if stage == of and self._version != version:
-                    best, begin, read, seconds = Ranking(k), 0, 0, 0.0  # noqa: PLW2901
-                    count = sum(each.vectors for each in slices)  # noqa: PLW2901
+                again = stage == of and self._version != version
+                if again:
+                    best = Ranking(k)
                 began = self._clock()
-                hits = best.take(partial(scan, begin, end))
+                hits = best.take(partial(scan, 0 if again else part.begin, part.end))
                 seconds += self._clock() - began
-            read += count
-            if stage == of:
-                pace.learn(read, seconds)
+            if stage == of and not again:
+                pace.learn(sum(each.vectors for each in slices), seconds)
             yield StageHits(*hits, stage, of)

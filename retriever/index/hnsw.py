@@ -88,7 +88,7 @@ class HNSWIndex(FaissIndex):
 
     def ids(self) -> Ids:
         """The ids it holds, ascending."""
-        return self._removed.without(self._row_ids())
+        return np.sort(self._removed.without(self._row_ids()))
 
     def dump(self) -> bytes:
         """The index as bytes, without what its class knows beside it."""

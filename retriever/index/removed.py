@@ -22,7 +22,7 @@ class RemovedIds:
         self._others = faiss.IDSelectorNot(faiss.IDSelectorBatch(self._ids))
 
     def without(self, ids: Ids) -> Ids:
-        """Those of the ids, each given once, that are not passed over, ascending."""
+        """Those of the ids, each given once, that are not passed over, in their order."""
         return np.setdiff1d(ids, self._ids, assume_unique=True)
 
     def selector(self, allowed: Ids | None) -> faiss.IDSelector | None:

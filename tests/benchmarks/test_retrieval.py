@@ -47,7 +47,7 @@ def test_vectors_come_in_topics_and_queries_stand_near_some():
     data = ClusteredVectors(2000, 64, queries=50, seed=1)
     np.testing.assert_allclose(np.linalg.norm(data.vectors, axis=1), 1, atol=1e-5)
     near = np.sort(data.queries @ data.vectors.T, axis=1)
-    assert near[:, -1].mean() > 0.75
+    assert near[:, -1].mean() > 0.65
     assert near[:, 0].mean() < 0
     again = ClusteredVectors(2000, 64, queries=50, seed=1)
     assert (again.vectors == data.vectors).all()
