@@ -22,7 +22,8 @@ from retriever.store.database import Database, Transaction
 Kind = Literal["flat", "ivf", "mapped", "hnsw"]
 AnyIndex = FlatIndex | MappedIVFIndex | TrainedIndex
 
-_SHARDS = 16
+_SHARE_IN_MEMORY = 0.25
+"""Of the vectors that an index in memory may have, so many are there at once while one on disk is built."""
 
 
 class IndexBuilder:
@@ -41,6 +42,7 @@ class IndexBuilder:
         self._chunks = chunks
         self._mapped = mapped
         self._dimension = dimension
+        self._vector_bytes = dimension * np.float32().nbytes
         self._fingerprint = fingerprint
         self._settings = settings
 
@@ -51,12 +53,14 @@ class IndexBuilder:
             kind = "flat" if count < self._settings.ivf_threshold else "ivf"
         if not count:
             return "flat"
-        too_large = count * self._dimension * np.float32().nbytes > self._settings.on_disk_bytes
-        return "mapped" if kind == "ivf" and too_large else kind
+        return "mapped" if kind == "ivf" and count * self._vector_bytes > self._settings.on_disk_bytes else kind
 
     def due(self, index: AnyIndex) -> bool:
         """Whether an index should be built anew: worn, or too large for what it is."""
-        return self.kind(index.size) != "flat" if isinstance(index, FlatIndex) else index.worn
+        kind = self.kind(index.size)
+        if isinstance(index, FlatIndex):
+            return kind != "flat"
+        return index.worn or (kind == "mapped" and index.kind == "ivf")
 
     def empty(self) -> FlatIndex:
         """An index of nothing yet."""
@@ -105,7 +109,8 @@ class IndexBuilder:
 
         def write(folder: Path) -> Trained:
             parts = self._chunks.vectors(transaction, live, self._dimension)
-            return write_lists(folder, sample, parts, len(live), len(live) // _SHARDS, self._settings)
+            most = int(_SHARE_IN_MEMORY * self._settings.on_disk_bytes / self._vector_bytes)
+            return write_lists(folder, sample, parts, len(live), most, self._settings)
 
         published = self._mapped.publish(collection, self._fingerprint, write)
         return MappedIVFIndex.open(*published, self._settings)

@@ -104,3 +104,16 @@ async def test_a_large_collection_is_mapped_and_a_restart_makes_good_what_the_fi
     async with running(tmp_path, index=IndexSettings(ivf_threshold=32)) as retriever:
         assert index_of(retriever).kind == "ivf"
     assert [path.name for path in (tmp_path / "indexes").iterdir()] == ["1.index"]
+
+
+async def test_an_index_that_becomes_too_large_for_memory_is_moved_to_disk(tmp_path):
+    # 150 vectors of 256 numbers fit, and 200 do not.
+    chosen = IndexSettings(ivf_threshold=32, probe_share=1.0, on_disk_bytes=150 * 1024)
+    async with running(tmp_path, index=chosen) as retriever:
+        await put_lines(retriever, tales(0, 140))
+        await retriever.settle()
+        assert index_of(retriever).kind == "ivf"
+        await put_lines(retriever, tales(140, 200))
+        await retriever.settle()
+        assert (index_of(retriever).kind, index_of(retriever).size) == ("mapped", 200)
+        assert ids(await search(retriever, "tale 190 of words", top_k=1)) == ["d190"]
