@@ -16,7 +16,6 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from benchmarks.progress import Progress
-from benchmarks.vectors import ClusteredVectors
 from retriever.embedding.base import Vector
 from retriever.index.base import StageHits, Trained, VectorIndex
 from retriever.index.hnsw import HNSWIndex
@@ -38,7 +37,7 @@ class Timed(msgspec.Struct, frozen=True):
 
 
 class IVFRow(msgspec.Struct, frozen=True):
-    """Searches of so many percent of the lists: medians in milliseconds, and their ratio.
+    """Searches of a share of the lists: medians in milliseconds, and their ratio.
 
     ``unequal`` counts queries whose last stage differs from Faiss's own answer in any bit of ids or scores;
     ``final_by_stage`` is the share of queries whose final hits are known after each stage.
@@ -82,26 +81,29 @@ class RetrievalResult(msgspec.Struct, frozen=True):
 
 
 class RetrievalBenchmark:
-    """Searches made-up vectors for their ``k`` nearest; ``settings`` say how a graph is built and searched."""
+    """Searches vectors, [n, dimension], for the ``k`` nearest to each query; ``settings`` say how a graph is built."""
 
-    def __init__(self, data: ClusteredVectors, k: int, lists: int, settings: IndexSettings, progress: Progress) -> None:
-        self._data = data
+    def __init__(
+        self, vectors: Vector, queries: Vector, k: int, lists: int, settings: IndexSettings, progress: Progress
+    ) -> None:
+        self._vectors = vectors
+        self._queries = queries
         self._k = k
         self._lists = lists
         self._settings = settings
         self._progress = progress
 
     def run(self, ratios: Sequence[float], stages: Sequence[int]) -> RetrievalResult:
-        """Search so many percent of the lists, each time in so many stages, and the graph in two."""
+        """Search such shares of the lists, each time in so many stages, and the graph in two."""
         rows = self._inverted_file(ratios, stages)
         graph = [self._graph()]
         slow = [row.staged_over_oneshot for row in rows if row.oneshot_ms > _WORTH_STAGES_MS]
         return RetrievalResult(
-            vectors=len(self._data.vectors),
-            dim=self._data.vectors.shape[1],
+            vectors=len(self._vectors),
+            dim=self._vectors.shape[1],
             lists=self._lists,
             k=self._k,
-            queries=len(self._data.queries),
+            queries=len(self._queries),
             unequal_results=sum(row.unequal for row in rows) + sum(row.unequal for row in graph),
             worst_staged_over_oneshot=max(slow, default=0.0),
             rows=rows,
@@ -109,7 +111,7 @@ class RetrievalBenchmark:
         )
 
     def _inverted_file(self, ratios: Sequence[float], stages: Sequence[int]) -> list[IVFRow]:
-        count, dimension = self._data.vectors.shape
+        count, dimension = self._vectors.shape
         self._progress("training lists", 0, 1)
         # Faiss's type stubs lack half of what is called here.
         index: Any = faiss.IndexIVFFlat(
@@ -117,13 +119,13 @@ class RetrievalBenchmark:
         )
         index.cp.spherical = True
         index.cp.max_points_per_centroid, index.cp.min_points_per_centroid = 64, 1
-        index.train(self._data.vectors)
-        index.add(self._data.vectors)
+        index.train(self._vectors)
+        index.add(self._vectors)
         self._progress("training lists", 1, 1)
         rows = []
         for done, ratio in enumerate(ratios, start=1):
-            probes = math.ceil(self._lists * (ratio / 100))
-            fields = {"probe_share": ratio / 100, "min_probes": 1, "stage_ms": _NO_TIME_MS}
+            probes = math.ceil(self._lists * ratio)
+            fields = {"probe_share": ratio, "min_probes": 1, "stage_ms": _NO_TIME_MS}
             staged = [
                 IVFIndex(index, Trained(count), self._settings.model_copy(update={**fields, "stages": most}))
                 for most in stages
@@ -136,17 +138,17 @@ class RetrievalBenchmark:
 
     def _graph(self) -> HNSWRow:
         beam = self._settings.hnsw.beam
-        count, dimension = self._data.vectors.shape
+        count, dimension = self._vectors.shape
         graph = faiss.IndexHNSWFlat(dimension, self._settings.hnsw.links, faiss.METRIC_INNER_PRODUCT)
         graph.hnsw.efConstruction = self._settings.hnsw.build_beam
         index: Any = faiss.IndexIDMap2(graph)
         self._progress("linking the graph", 0, 1)
-        index.add_with_ids(self._data.vectors, np.arange(count))
+        index.add_with_ids(self._vectors, np.arange(count))
         self._progress("linking the graph", 1, 1)
         staged = HNSWIndex(index, Trained(count), self._settings.model_copy(update={"stage_ms": _NO_TIME_MS}))
         parameters = faiss.SearchParametersHNSW(efSearch=beam)  # type: ignore[attr-defined]
         oneshot, ours = self._in_turn([self._oneshot(index, parameters), self._staged(staged)])
-        _, truth = faiss.knn(self._data.queries, self._data.vectors, self._k, faiss.METRIC_INNER_PRODUCT)
+        _, truth = faiss.knn(self._queries, self._vectors, self._k, faiss.METRIC_INNER_PRODUCT)
         recalls = [
             [len(np.intersect1d(hits.ids, exact)) / self._k for hits in search.stages]
             for search, exact in zip(ours, truth, strict=True)
@@ -170,7 +172,7 @@ class RetrievalBenchmark:
 
     def _in_turn(self, sides: Sequence[Search]) -> list[list[Timed]]:
         """What each side finds for each query."""
-        queries = self._data.queries
+        queries = self._queries
         apart = max(1, len(queries) // len(sides))
         found: list[dict[int, Timed]] = [{} for _ in sides]
         with threadpool_limits(limits=1, user_api="openmp"):

@@ -150,7 +150,7 @@ class SpeculationBenchmark:
     async def prepare(self) -> None:
         """Fill the corpus, which takes minutes the first time."""
         # The lists are made once, when all is there.
-        async with self._retriever(IndexSettings(ivf_threshold=self._settings.vectors + 1)) as retriever:
+        async with self._retriever(IndexSettings(kind="flat")) as retriever:
             await ingest_vectors(retriever, self._settings.vectors, self._settings.words, self._progress)
 
     async def run(
@@ -235,7 +235,7 @@ class SpeculationBenchmark:
         return RateRow(rate, means, tails, tails.on / tails.off, len(tried) / total, confirmed / total)
 
     def _lists(self, ratio: float) -> IndexSettings:
-        return IndexSettings(ivf_threshold=1, lists=self._settings.lists, probe_share=ratio, min_probes=1)
+        return IndexSettings(kind="ivf", lists=self._settings.lists, probe_share=ratio, min_probes=1)
 
     async def _warm(self, asker: "_Asker") -> None:
         self._controller_settings.speculation = True

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.retrieval import RetrievalBenchmark
-from benchmarks.vectors import ClusteredVectors
+from benchmarks.synthetic_vectors import SyntheticVectors
 from retriever.settings import HNSWSettings, IndexSettings
 
 SETTINGS = IndexSettings(hnsw=HNSWSettings(links=4, build_beam=40, beam=48))
@@ -17,13 +17,21 @@ def heard():
 
 @pytest.fixture(scope="module")
 def result(heard):
-    data = ClusteredVectors(4000, 16, queries=30, seed=0)
-    benchmark = RetrievalBenchmark(data, 5, 64, SETTINGS, lambda step, done, total: heard.update({step: (done, total)}))
-    return benchmark.run([25, 100], [2, 4])
+    data = SyntheticVectors(4000, 16, seed=0)
+    questions = np.stack([data.question(number) for number in range(30)])
+    benchmark = RetrievalBenchmark(
+        data.documents(0, 4000),
+        questions,
+        5,
+        64,
+        SETTINGS,
+        lambda step, done, total: heard.update({step: (done, total)}),
+    )
+    return benchmark.run([0.25, 1], [2, 4])
 
 
 def test_every_row_is_equal_to_one_shot(result):
-    assert [(row.search_ratio, row.stages) for row in result.rows] == [(25, 2), (25, 4), (100, 2), (100, 4)]
+    assert [(row.search_ratio, row.stages) for row in result.rows] == [(0.25, 2), (0.25, 4), (1, 2), (1, 4)]
     assert result.unequal_results == 0
     for row in result.rows:
         assert row.staged_over_oneshot == row.staged_ms / row.oneshot_ms
@@ -43,12 +51,18 @@ def test_progress_hears_each_step(result, heard):
     assert heard == {"training lists": (1, 1), "searching lists": (2, 2), "linking the graph": (1, 1)}
 
 
-def test_vectors_come_in_topics_and_queries_stand_near_some():
-    data = ClusteredVectors(2000, 64, queries=50, seed=1)
-    np.testing.assert_allclose(np.linalg.norm(data.vectors, axis=1), 1, atol=1e-5)
-    near = np.sort(data.queries @ data.vectors.T, axis=1)
-    assert near[:, -1].mean() > 0.65
-    assert near[:, 0].mean() < 0
-    again = ClusteredVectors(2000, 64, queries=50, seed=1)
-    assert (again.vectors == data.vectors).all()
-    assert (again.queries == data.queries).all()
+def test_vectors_come_in_topics_and_questions_stand_near_some():
+    data = SyntheticVectors(9000, 384, seed=1)
+    vectors, questions = data.documents(0, 9000), np.stack([data.question(number) for number in range(50)])
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(questions, axis=1), 1, atol=1e-5)
+    cosines = np.sort(questions @ vectors.T, axis=1)
+    assert 0.55 < cosines[:, -1].mean() < 0.65
+    assert 0.07 < cosines.std() < 0.11
+
+
+def test_vectors_are_the_same_in_whatever_parts_they_are_asked_for():
+    data, again = (SyntheticVectors(9000, 64, seed=1) for _ in range(2))
+    assert (data.documents(4000, 3000) == again.documents(0, 9000)[4000:7000]).all()
+    assert (data.question(7) == again.question(7)).all()
+    assert not (data.question(7) == SyntheticVectors(9000, 64, seed=2).question(7)).any()

@@ -1,5 +1,6 @@
 """Options that several benchmarks share."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -20,4 +21,22 @@ PartTokensOption = Annotated[
 
 TopKOption = Annotated[int, typer.Option(min=1, help="Documents of a prompt.")]
 
+DEFAULT_RATIOS = "0.125,0.25,0.5,1"
+
+SearchRatioOption = Annotated[
+    str, typer.Option(help="Shares of the index's lists that a search reads: a row of figures each.")
+]
+
 SeedOption = Annotated[int, typer.Option(help="Seed of all that is drawn.")]
+
+
+def numbers(given: str, option: str, most: float = math.inf) -> list[float]:
+    """Positive numbers, separated by commas, none above ``most``. Raises typer.BadParameter."""
+    try:
+        parsed = [float(number) for number in given.split(",") if number.strip()]
+    except ValueError:
+        parsed = [0.0]
+    if not all(0 < number <= most for number in parsed):
+        bound = "" if most == math.inf else f" up to {most:g}"
+        raise typer.BadParameter(f"give positive numbers{bound}, separated by commas", param_hint=option)
+    return parsed

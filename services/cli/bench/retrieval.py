@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from services.cli.bench.options import SeedOption
+from services.cli.bench.options import DEFAULT_RATIOS, SearchRatioOption, SeedOption, numbers
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
 from services.config import load_config
@@ -15,35 +15,36 @@ def retrieval(
     vectors: Annotated[int, typer.Option(min=1, help="Made-up vectors.")] = 200_000,
     dim: Annotated[int, typer.Option(min=1, help="Their dimension.")] = 384,
     nlist: Annotated[int, typer.Option(min=1, help="Lists of the inverted file.")] = 1024,
-    search_ratio: Annotated[
-        list[float] | None,
-        typer.Option(min=0, max=100, help="Percent of the lists to search; give several. [default: 12.5 25 50 100]"),
-    ] = None,
-    stages: Annotated[
-        list[int] | None, typer.Option(min=1, help="Stages of a search; give several. [default: 4 8]")
-    ] = None,
+    search_ratio: SearchRatioOption = DEFAULT_RATIOS,
+    stages: Annotated[str, typer.Option(help="Stages of a search: a row of figures each.")] = "4,8",
     k: Annotated[int, typer.Option(min=1, help="Nearest vectors to find.")] = 10,
     queries: Annotated[int, typer.Option(min=1, help="Queries behind each row.")] = 100,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Searches in stages against Faiss's own in one, on one core, with results equal to the last bit."""
+    import numpy as np
+
     from benchmarks.retrieval import RetrievalBenchmark
-    from benchmarks.vectors import ClusteredVectors
+    from benchmarks.synthetic_vectors import SyntheticVectors
 
     if nlist > vectors:
         raise typer.BadParameter("there are fewer vectors than lists", param_hint="--nlist")
+    ratios = numbers(search_ratio, "--search-ratio", most=1)
+    counts = [int(count) for count in numbers(stages, "--stages")]
     with StepBars() as show:
-        data = ClusteredVectors(vectors, dim, queries, seed)
-        benchmark = RetrievalBenchmark(data, k, nlist, load_config().retriever.index, show)
-        result = benchmark.run(search_ratio or (12.5, 25.0, 50.0, 100.0), stages or (4, 8))
+        show("making vectors up", 0, 1)
+        data = SyntheticVectors(vectors, dim, seed)
+        asked = np.stack([data.question(number) for number in range(queries)])
+        benchmark = RetrievalBenchmark(data.documents(0, vectors), asked, k, nlist, load_config().retriever.index, show)
+        result = benchmark.run(ratios, counts)
     if as_json:
         print_json(result)
         return
     table = Table("index", "stages", "one shot", "in stages", "ratio", "unequal", "final, or recall, after each stage")
     for row in result.rows:
         table.add_row(
-            f"IVF, {row.search_ratio:g} %",
+            f"IVF, {row.search_ratio:.1%}",
             str(row.stages),
             f"{row.oneshot_ms:.2f} ms",
             f"{row.staged_ms:.2f} ms",

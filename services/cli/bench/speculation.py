@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from services.cli.bench.options import SeedOption
+from services.cli.bench.options import DEFAULT_RATIOS, SearchRatioOption, SeedOption, numbers
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
 from services.config import Config, load_config
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 
 def speculation(
-    search_ratio: Annotated[
-        str, typer.Option(help="Shares of the index's lists that a search reads: a row of figures each.")
-    ] = "0.125,0.25,0.5,1",
+    search_ratio: SearchRatioOption = DEFAULT_RATIOS,
     engines: Annotated[
         str, typer.Option(help="vllm: the real one; fake: none, at the speeds of a 7B model on an A10G.")
     ] = "vllm,fake",
@@ -58,9 +56,7 @@ def speculation(
     named = [name.strip() for name in engines.split(",")]
     if not set(named) <= {"vllm", "fake"}:
         raise typer.BadParameter("there are vllm and fake", param_hint="--engines")
-    ratios, swept = _numbers(search_ratio, "--search-ratio"), _numbers(rates, "--rates")
-    if any(ratio > 1 for ratio in ratios):
-        raise typer.BadParameter("a share is at most 1", param_hint="--search-ratio")
+    ratios, swept = numbers(search_ratio, "--search-ratio", most=1), numbers(rates, "--rates")
     with StepBars() as show:
         measured = asyncio.run(_measure(config, settings, named, ratios, swept, sweep_ratio, show))
     if as_json:
@@ -143,13 +139,3 @@ def _show(name: str, result: "SpeculationResult") -> None:
             f"{swept.confirmed:.0%}",
         )
     results.print(table)
-
-
-def _numbers(given: str, option: str) -> list[float]:
-    try:
-        numbers = [float(number) for number in given.split(",") if number.strip()]
-    except ValueError:
-        numbers = [0.0]
-    if any(not number > 0 for number in numbers):
-        raise typer.BadParameter("give positive numbers, separated by commas", param_hint=option)
-    return numbers
