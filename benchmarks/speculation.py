@@ -38,6 +38,7 @@ from generator.engine import Engine
 from generator.layout import SegmentLayout
 from protocol.errors import InternalError
 from protocol.generation import Sampling
+from protocol.plans import DocumentOrder
 from protocol.prompts import ChatMessage
 from protocol.retrieval import SearchRequest
 from retriever.build import build_retriever
@@ -63,6 +64,7 @@ class SpeculationSettings(msgspec.Struct, frozen=True):
     max_tokens: int
     seed: int
     sweep_questions: int
+    order: DocumentOrder
 
 
 class OffOn(msgspec.Struct, frozen=True):
@@ -81,9 +83,9 @@ class RatioRow(msgspec.Struct, frozen=True):
     """Means over the questions at one share of the lists that a search reads.
 
     ``search_ms`` is without speculation; ``search_slowdown`` how many times longer the search takes beside a
-    generation. ``non_overlapped_ms`` is the part of a search in which no generation ran that was confirmed.
+    generation. ``non_overlapped_ms`` is the part of a search in which nothing was computed that the answer rests on.
     ``confirmed`` is the share of questions answered by a speculation, ``generations`` how many were begun for each, and
-    ``wasted_prefill_tokens`` what was computed for those that were not confirmed.
+    ``wasted_prefill_tokens`` what was computed for those that were not confirmed and is in no final prompt's front.
     """
 
     search_ratio: float
@@ -113,6 +115,7 @@ class SpeculationResult(msgspec.Struct, frozen=True):
     """Rows for one engine, ``engine`` naming it; ``prompt_tokens`` is a prompt's mean length."""
 
     engine: str
+    order: DocumentOrder
     vectors: int
     dimension: int
     prompt_tokens: float
@@ -144,7 +147,7 @@ class SpeculationBenchmark:
         self._profiles = profiles
         self._progress = progress
         self._controller_settings = ControllerSettings()
-        self._vectors = SyntheticVectors(settings.vectors, settings.dimension, settings.seed)
+        self._embedder = VectorEmbedder(SyntheticVectors(settings.vectors, settings.dimension, settings.seed))
         self._numbers = count()
 
     async def prepare(self) -> None:
@@ -175,14 +178,16 @@ class SpeculationBenchmark:
         live.controller.check_integrity()
         name = (await engine.info()).engine
         settings = self._settings
-        return SpeculationResult(name, settings.vectors, settings.dimension, mean(prompt_tokens), rows, sweep)
+        return SpeculationResult(
+            name, settings.order, settings.vectors, settings.dimension, mean(prompt_tokens), rows, sweep
+        )
 
     async def _row(self, asker: "_Asker", ratio: float, prompt_tokens: list[int]) -> RatioRow:
         asked: dict[bool, list[Timings]] = {False: [], True: []}
         await self._warm(asker)
         for number in range(self._settings.questions):
             self._progress(f"search ratio {ratio:g}", number, self._settings.questions)
-            about = next(self._numbers)
+            about = self._next_question()
             for on in (number % 2 == 0, number % 2 == 1):
                 self._controller_settings.speculation = on
                 completed = await asker.ask(about, on)
@@ -215,7 +220,7 @@ class SpeculationBenchmark:
         turns = []
         for _ in range(2):
             gaps = [draws.expovariate(rate) for _ in range(self._settings.sweep_questions // 2)]
-            turns.append([(gap, next(self._numbers)) for gap in gaps])
+            turns.append([(gap, self._next_question()) for gap in gaps])
         for turn, (which, on) in enumerate([(0, False), (0, True), (1, True), (1, False)]):
             self._progress("rates", 4 * number + turn, 4 * of)
             self._controller_settings.speculation = on
@@ -240,14 +245,18 @@ class SpeculationBenchmark:
     async def _warm(self, asker: "_Asker") -> None:
         self._controller_settings.speculation = True
         for _ in range(_WARM_UP):
-            await asker.ask(next(self._numbers), on=True)
+            await asker.ask(self._next_question(), on=True)
+
+    def _next_question(self) -> int:
+        number = next(self._numbers)
+        self._embedder.question(number)
+        return number
 
     @asynccontextmanager
     async def _retriever(self, index: IndexSettings) -> AsyncGenerator[Retriever]:
         settings = RetrieverSettings(chunks=ChunkSettings(size=4096), index=index)
-        embedder = VectorEmbedder(self._vectors)
         self._progress("opening the index", 0, 1)
-        retriever = build_retriever(settings, self._folder, embedder)
+        retriever = build_retriever(settings, self._folder, self._embedder)
         await retriever.start()
         try:
             yield retriever
@@ -279,6 +288,7 @@ class _Asker:
             messages=(ChatMessage("user", text),),
             sampling=Sampling(self._settings.max_tokens),
             question_field="query",
+            order=self._settings.order,
         )
         events = [event async for event in self._pipeline.run(Transcript(query))]
         await self._releases.drain(60)

@@ -4,6 +4,7 @@ import asyncio
 import random
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -34,10 +35,12 @@ class VectorEmbedder:
         self.max_tokens = 8192
         self.fingerprint = f"synthetic:{vectors.count}x{vectors.dimension}"
         self.tokenizer: Tokenizer = word_tokenizer()
+        # To make a question's vector up takes longer than a model needs to embed it.
+        self.question = lru_cache(maxsize=4096)(vectors.question)
 
     def embed_query(self, text: str) -> Vector:
         """The vector of a question, [dimension]."""
-        return self._vectors.question(_number(text))
+        return self.question(_number(text))
 
     def embed_documents(self, texts: Sequence[str]) -> Vector:
         """The vectors of documents, [n, dimension]."""

@@ -239,12 +239,18 @@ class KnowledgeTree:
 
         What only they support goes with them. Those that the tree knows nothing of (any more) are none of its concern.
         """
+        broken = []
         for key, tier in lost:
             node = self.nodes.get(key)
-            broken = node.copies.get(self.placement.place(tier, instance)) if node is not None else None
-            if broken is not None:
+            copy = node.copies.get(self.placement.place(tier, instance)) if node is not None else None
+            if copy is not None:
+                broken.append(copy)
+        # Children before parents: what falls with its parent is ordered to be dropped, and these are gone already.
+        broken.sort(key=lambda copy: copy.node.prefix_tokens, reverse=True)
+        for copy in broken:
+            if copy.node.copies.get(copy.place) is copy:
                 # Pages of host memory may name it still.
-                self.placement.discard(broken, self.tick, gone=tier is not Tier.HOST)
+                self.placement.discard(copy, self.tick, gone=copy.place.tier is not Tier.HOST)
 
     def _let_go(self, node: Node, grant: Grant) -> None:
         """Take out what a settled grant was the last to use of a node; what it leaves may be evicted."""

@@ -95,7 +95,7 @@ class QueryPipeline:
                 for event in transcript.step(plan, step):
                     yield event
 
-            transcript.speculated(speculation.timings)
+            transcript.speculated(speculation.timings(plan.prompt, found.elapsed_ms))
             completed = transcript.completed()
             held.completed()
             yield completed

@@ -47,21 +47,23 @@ class Usage(msgspec.Struct, frozen=True):
 class SpeculationTimings(msgspec.Struct, frozen=True):
     """What generating on provisional documents came to: the last of so many ``generations`` was ``confirmed``, or none.
 
-    That one began ``began_ms`` after the query's arrival. ``wasted_tokens`` of prompts were computed for the others, as
-    far as is known; what they share with the final prompt is found there.
+    That one began ``began_ms`` after the query's arrival. For the others ``wasted_tokens`` were computed, as far as is
+    known, that the final prompt has no use for; the documents in its front that they had, too, are found. During
+    ``overlapped_ms`` of the search, tokens were computed that the answer rests on.
     """
 
     outcome: Literal["confirmed", "dropped"]
     generations: int
     began_ms: float | None
     wasted_tokens: int
+    overlapped_ms: float
 
 
 class Timings(msgspec.Struct, frozen=True):
     """Milliseconds by phase; ``ttft_ms`` and ``total_ms`` count from the query's arrival.
 
-    ``stages_ms`` are the ends of the search's stages, ``non_overlapped_ms`` is the part of ``retrieval_ms`` in which no
-    generation ran that was confirmed. ``speculation`` is null where none was tried.
+    ``stages_ms`` are the ends of the search's stages, ``non_overlapped_ms`` is the part of ``retrieval_ms`` in which
+    nothing was computed that the answer rests on. ``speculation`` is null where none was tried.
     """
 
     queue_ms: float

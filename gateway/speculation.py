@@ -1,10 +1,12 @@
 """Generating on provisional documents while the search goes on, out of everybody's sight until they are confirmed."""
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gateway.deadline import Deadline
 from gateway.lease import Lease, Releases
@@ -19,11 +21,18 @@ from protocol.prompts import Prompt
 from protocol.retrieval import CandidateSet
 
 
+class Use(NamedTuple):
+    """What of a guess's work another prompt has use for: the share of it, and the tokens that were ``wasted``."""
+
+    share: float
+    wasted: int
+
+
 class Guess:
     """A generation on provisional documents. Its steps wait here, however many there are, until they are wanted.
 
-    ``documents`` are the content keys that it rests on, ``began_ms`` when it began, from the query's arrival. It is
-    ``over`` when it broke, or gave way to a request.
+    ``documents`` are the content keys that it rests on; it began and ended at ``began_ms`` and ``ended_ms``, from the
+    query's arrival. It is ``over`` when it broke, or gave way to a request.
     """
 
     def __init__(
@@ -39,6 +48,7 @@ class Guess:
         self.documents = documents
         self.lease = lease
         self.began_ms = began_ms
+        self.ended_ms = math.inf
         self.over = False
         self._error: Exception | None = None
         self._buffer: asyncio.Queue[GenerationStep | None] = asyncio.Queue()
@@ -50,6 +60,25 @@ class Guess:
             yield step
         if self._error is not None:
             raise self._error
+
+    def end(self, at_ms: float) -> None:
+        """Note when the engine had let go of it."""
+        self.ended_ms = at_ms
+
+    def use(self, prompt: Prompt) -> Use:
+        """What of its work another prompt has use for: what was computed of the segments that both begin with.
+
+        Nothing, as far as is known, before the engine has let go of it, or where nothing of it is kept.
+        """
+        prefill = self.lease.prefill
+        if prefill is None:
+            return Use(0.0, 0)
+        pairs = zip(self.plan.prompt.prefix, prompt.prefix, strict=False)
+        both = takewhile(lambda pair: pair[0].key == pair[1].key, pairs)
+        shared = sum(len(segment.token_ids) for segment, _ in both)
+        computed = prefill.prompt_tokens - prefill.cached_tokens
+        useful = max(0, min(shared, prefill.prompt_tokens) - prefill.cached_tokens)
+        return Use(useful / computed if computed else 0.0, computed - useful)
 
     async def _read(self, steps: AsyncIterator[GenerationStep]) -> None:
         try:
@@ -91,7 +120,7 @@ class Speculation:
         self._metrics = metrics
         self._searched_at = searched_at
         self._guess: Guess | None = None
-        self._asked = self._begun = 0
+        self._asked = self._begun = self._wasted_tokens = 0
         self._given_up: list[Guess] = []
         self._newest: tuple[CandidateSet, Sequence[str]]
         # The end of the guess that was let go last, and what comes after it.
@@ -112,14 +141,22 @@ class Speculation:
             self._metrics.speculated("confirmed" if self._confirmed else "abandoned")
         self._metrics.wasted(self._wasted_tokens)
 
-    @property
-    def timings(self) -> SpeculationTimings | None:
-        """What has come of it by the end of the search; None where nothing was begun."""
+    def timings(self, prompt: Prompt, retrieval_ms: float) -> SpeculationTimings | None:
+        """What has come of it for a query that got this prompt after such a search; None where nothing was begun."""
         if not self._begun:
             return None
-        began_ms = self._guess.began_ms if self._guess is not None else None
+        uses = [guess.use(prompt) for guess in self._given_up]
+        overlapped_ms = sum(
+            use.share * max(0.0, min(guess.ended_ms, retrieval_ms) - guess.began_ms)
+            for guess, use in zip(self._given_up, uses, strict=True)
+        )
+        began_ms = None
+        if self._guess is not None:
+            began_ms = self._guess.began_ms
+            overlapped_ms += max(0.0, retrieval_ms - began_ms)
         outcome: Literal["confirmed", "dropped"] = "dropped" if self._guess is None else "confirmed"
-        return SpeculationTimings(outcome, self._begun, began_ms, self._wasted_tokens)
+        self._wasted_tokens = sum(use.wasted for use in uses)
+        return SpeculationTimings(outcome, self._begun, began_ms, self._wasted_tokens, overlapped_ms)
 
     async def consider(self, found: CandidateSet) -> None:
         """Have the controller decide on what a stage of the search has found, and do what it says."""
@@ -213,15 +250,12 @@ class Speculation:
                 plan, documents, lease, steps, self._parts.generator.end, self._transcript.elapsed_s * 1000
             )
 
-    @property
-    def _wasted_tokens(self) -> int:
-        prefills = [guess.lease.prefill for guess in self._given_up]
-        return sum(prefill.prompt_tokens - prefill.cached_tokens for prefill in prefills if prefill is not None)
-
     def _let_go(self, why: str) -> None:
         guess, self._guess = self._guess, None
         if guess is not None:
             guess.lease.__exit__(None, None, None)
             self._ending = guess.lease.released
+            assert self._ending is not None
+            self._ending.add_done_callback(lambda _: guess.end(self._transcript.elapsed_s * 1000))
             self._given_up.append(guess)
             self._metrics.speculated(why)

@@ -164,12 +164,12 @@ class Transcript:
 
     def _timings(self) -> Timings:
         total_ms = self.elapsed_s * 1000
-        began_ms = self._speculation.began_ms if self._speculation is not None else None
+        overlapped_ms = self._speculation.overlapped_ms if self._speculation is not None else 0.0
         return Timings(
             queue_ms=self._queue_ms,
             retrieval_ms=self._retrieval_ms,
             stages_ms=tuple(self._stages_ms),
-            non_overlapped_ms=self._retrieval_ms if began_ms is None else min(began_ms, self._retrieval_ms),
+            non_overlapped_ms=max(0.0, self._retrieval_ms - overlapped_ms),
             speculation=self._speculation,
             kv_load_ms=self._prefill.kv_load_ms,
             prefill_ms=self._prefill.prefill_ms,

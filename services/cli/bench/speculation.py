@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from protocol.plans import DocumentOrder
 from services.cli.bench.options import DEFAULT_RATIOS, SearchRatioOption, SeedOption, numbers
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
@@ -34,6 +35,9 @@ def speculation(
     top_k: Annotated[int, typer.Option(min=1, help="Documents of a prompt.")] = 5,
     words: Annotated[int, typer.Option(min=1, help="Made-up words of a document.")] = 60,
     questions: Annotated[int, typer.Option(min=2, help="Questions behind each row; each is asked in both modes.")] = 40,
+    order: Annotated[DocumentOrder, typer.Option(help="How a prompt's documents are ordered.")] = (
+        DocumentOrder.CACHED_FIRST
+    ),
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 4,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
@@ -52,6 +56,7 @@ def speculation(
         max_tokens=max_tokens,
         seed=seed,
         sweep_questions=sweep_questions,
+        order=order,
     )
     named = [name.strip() for name in engines.split(",")]
     if not set(named) <= {"vllm", "fake"}:
