@@ -139,9 +139,19 @@ class _Parts(msgspec.Struct, frozen=True):
 
 
 class SpeculationBenchmark:
-    """Asks questions of a corpus of vectors in ``folder``, which is filled once and kept."""
+    """Asks questions of a corpus of vectors in ``folder``, which is filled once and kept.
 
-    def __init__(self, settings: SpeculationSettings, folder: Path, profiles: Path, progress: Progress) -> None:
+    ``stage_ms`` is what a stage of a search takes at least, where it is to be other than usual.
+    """
+
+    def __init__(
+        self,
+        settings: SpeculationSettings,
+        folder: Path,
+        profiles: Path,
+        progress: Progress,
+        stage_ms: float | None = None,
+    ) -> None:
         self._settings = settings
         self._folder = folder
         self._profiles = profiles
@@ -149,6 +159,7 @@ class SpeculationBenchmark:
         self._controller_settings = ControllerSettings()
         self._embedder = VectorEmbedder(SyntheticVectors(settings.vectors, settings.dimension, settings.seed))
         self._numbers = count()
+        self._staging = {} if stage_ms is None else {"stage_ms": stage_ms}
 
     async def prepare(self) -> None:
         """Fill the corpus, which takes minutes the first time."""
@@ -240,7 +251,7 @@ class SpeculationBenchmark:
         return RateRow(rate, means, tails, tails.on / tails.off, len(tried) / total, confirmed / total)
 
     def _lists(self, ratio: float) -> IndexSettings:
-        return IndexSettings(kind="ivf", lists=self._settings.lists, probe_share=ratio, min_probes=1)
+        return IndexSettings(kind="ivf", lists=self._settings.lists, probe_share=ratio, min_probes=1, **self._staging)
 
     async def _warm(self, asker: "_Asker") -> None:
         self._controller_settings.speculation = True

@@ -26,9 +26,9 @@ def speculation(
     ] = "vllm,fake",
     rates: Annotated[
         str, typer.Option(help="Questions a second to sweep on the fake engine, far into overload; empty: none.")
-    ] = "0.5,1,2,3,4",
+    ] = "1,2,3,4,5,6",
     sweep_ratio: Annotated[float, typer.Option(min=0.001, max=1, help="The share of the lists in that sweep.")] = 0.125,
-    sweep_questions: Annotated[int, typer.Option(min=2, help="Questions at each rate, in each mode.")] = 200,
+    sweep_questions: Annotated[int, typer.Option(min=2, help="Questions at each rate, in each mode.")] = 100,
     vectors: Annotated[int, typer.Option(min=1000, help="Documents to search, a vector each.")] = 300_000,
     dim: Annotated[int, typer.Option(min=8, help="Numbers of a vector.")] = 1536,
     nlist: Annotated[int, typer.Option(min=1, help="Lists of the index.")] = 1024,

@@ -1,0 +1,63 @@
+"""The benchmark of speculation on a small corpus and the fake engine: what it counts is what happened."""
+
+import pytest
+
+from benchmarks.speculation import SpeculationBenchmark, SpeculationSettings
+from generator.factory import GeneratorFactory
+from generator.models import ModelStore
+from generator.settings import FakeEngineSettings, GeneratorSettings
+from protocol.plans import DocumentOrder
+
+SETTINGS = SpeculationSettings(
+    vectors=3000,
+    dimension=48,
+    lists=16,
+    top_k=3,
+    words=5,
+    questions=4,
+    max_tokens=2,
+    seed=0,
+    sweep_questions=4,
+    order=DocumentOrder.RETRIEVAL,
+)
+
+
+@pytest.fixture(scope="module")
+def steps():
+    return []
+
+
+@pytest.fixture
+async def result(tmp_path, steps):
+    factory = GeneratorFactory(
+        GeneratorSettings(
+            engine="fake", fake=FakeEngineSettings(prefill_tokens_per_s=100_000, decode_tokens_per_s=10_000)
+        ),
+        ModelStore(tmp_path / "models"),
+    )
+    engine = factory.engine()
+    await engine.start()
+    # No search of so few vectors is long enough for stages by itself.
+    benchmark = SpeculationBenchmark(
+        SETTINGS, tmp_path / "corpus", tmp_path / "profiles", lambda *step: steps.append(step), stage_ms=1e-6
+    )
+    await benchmark.prepare()
+    yield await benchmark.run(engine, factory.layout(), [0.25, 1.0], [50.0], 1.0)
+    await engine.close()
+
+
+async def test_the_same_questions_are_asked_in_both_modes(result, steps):
+    assert (result.engine, result.vectors, result.dimension, result.order) == ("fake", 3000, 48, "retrieval")
+    assert [row.search_ratio for row in result.rows] == [0.25, 1.0]
+    for row in result.rows:
+        assert row.non_overlapped_ms.off == pytest.approx(row.search_ms), "nothing overlaps without speculation"
+        assert 0 < row.non_overlapped_ms.on <= row.search_ms * row.search_slowdown
+        assert row.non_overlapped_ratio == row.non_overlapped_ms.off / row.non_overlapped_ms.on
+        assert row.ttft_ratio == row.ttft_ms.off / row.ttft_ms.on
+        assert 0 <= row.confirmed <= 1
+        assert row.generations >= row.confirmed
+    assert any(row.confirmed for row in result.rows), "nothing was speculated on"
+    (swept,) = result.sweep
+    assert swept.rate == 50
+    assert swept.p99_on_over_off == swept.p99_ttft_ms.on / swept.p99_ttft_ms.off
+    assert {name for name, *_ in steps} >= {"ingesting", "opening the index", "search ratio 1", "rates"}

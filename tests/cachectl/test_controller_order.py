@@ -1,0 +1,67 @@
+"""The order of a prompt's documents, and how many of them are cached, as plans have it."""
+
+import msgspec
+import pytest
+from controller_under_test import TOKENS, Clock, ask, checked_controllers, fill, report
+
+from protocol.plans import DocumentOrder
+from protocol.tiers import Tier
+
+
+@pytest.fixture
+def build():
+    with checked_controllers(Clock(), policy="LRU") as build:
+        yield build
+
+
+def ordered(order: DocumentOrder, documents: str, query_id: str = "query", **asked):
+    return msgspec.structs.replace(ask(query_id, documents, **asked), order=order)
+
+
+def documents_of(plan) -> str:
+    return "".join(segment.key for segment in plan.prompt.documents)
+
+
+async def test_documents_stand_as_they_were_found_unless_asked_otherwise(build):
+    assert documents_of(await build().admit(ask("query", "cab"))) == "cab"
+
+
+async def test_canonical_order_is_that_of_the_keys(build):
+    controller = build()
+    plan = await controller.admit(ordered(DocumentOrder.CANONICAL, "cab", system="s"))
+    assert [segment.key for segment in plan.prompt.segments] == ["s", "a", "b", "c", "question"]
+    assert plan.nodes[0].tokens == TOKENS
+
+
+async def test_what_is_cached_goes_first_and_the_others_by_rank(build):
+    controller = build()
+    await fill(controller, "ba", system="s")
+    plan = await controller.admit(ordered(DocumentOrder.CACHED_FIRST, "dabc", system="s"))
+    assert documents_of(plan) == "badc"
+    assert [node.source for node in plan.nodes] == [Tier.GPU] * 3 + [None] * 2
+
+
+async def test_another_tenants_cache_orders_nothing(build):
+    controller = build()
+    await fill(controller, "ba", namespace="other")
+    assert documents_of(await controller.admit(ordered(DocumentOrder.CACHED_FIRST, "ab"))) == "ab"
+
+
+async def test_warming_up_and_speculating_order_as_queries_do(build):
+    controller = build()
+    await fill(controller, "ba")
+    warmed = await controller.warm(ordered(DocumentOrder.CACHED_FIRST, "cab", "warm"))
+    assert documents_of(warmed) == "bac"
+    await controller.complete(report("warm"))
+    guess = await controller.speculate("query", "cab", ordered(DocumentOrder.CACHED_FIRST, "dab", "query~1"))
+    assert documents_of(guess) == "bad"
+    await controller.complete(report("query~1"))
+
+
+@pytest.mark.parametrize(("most", "cached"), [(0, ""), (2, "ab"), (9, "abcd"), (None, "abcd")])
+async def test_only_so_many_documents_are_cached(build, most, cached):
+    controller = build(cached_documents=most)
+    await fill(controller, "abcd", system="s")
+    plan = await controller.admit(ask("query", "abcd", system="s"))
+    assert documents_of(plan) == "abcd", "all of them stand in the prompt"
+    assert [node.source for node in plan.nodes] == [Tier.GPU] * (1 + len(cached))
