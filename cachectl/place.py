@@ -26,13 +26,13 @@ class Copy:
 
     A ``condemned`` copy is not to be found any more, and goes with the last of the plans that may use it still: until
     then its room is taken. ``condemned`` is the number of the last request that may be one of them, and ``users`` how
-    many of them have not ended.
+    many of them have not ended. It is ``absent`` where the engine said that nothing of it is there.
 
     ``priority`` is what the policy made of the node at its last access, where it ranks by that. ``ticket`` and
     ``entered`` belong to the order of eviction: the copy's entry, 0 for none, and its priority when it was entered.
     """
 
-    __slots__ = ("condemned", "entered", "held", "node", "pages", "place", "priority", "ticket", "users")
+    __slots__ = ("absent", "condemned", "entered", "held", "node", "pages", "place", "priority", "ticket", "users")
 
     def __init__(self, node: Node, place: Place, held: bool, pages: Pages | None = None) -> None:
         self.node = node
@@ -40,6 +40,7 @@ class Copy:
         self.pages = pages
         self.priority = 0.0
         self.held = held
+        self.absent = False
         self.condemned = 0
         self.users = 0
         self.ticket = 0

@@ -212,6 +212,7 @@ class Placement:
                 going.condemned = tick
                 going.users = node.locks
                 going.held = False
+                going.absent = gone and going is copy
             else:
                 self._take_out(going, going.held and not (gone and going is copy), moves)
             pending += self._unsupported(node)
@@ -223,8 +224,8 @@ class Placement:
 
     def bury(self, copy: Copy) -> None:
         """Take out a copy that was condemned, or whose node was deleted: no plan uses it any more."""
-        # Whether its KV was ever there, only the plans know: an order to drop what is not there does no harm.
-        self._take_out(copy, True, None)
+        # Unless somebody looked, only the plans know if its KV was ever there: an order to drop nothing does no harm.
+        self._take_out(copy, not copy.absent, None)
         if not copy.node.copies:
             self._forget(copy.node)
 

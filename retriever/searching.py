@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 
-import msgspec
+from msgspec.structs import replace
 
 from protocol.errors import InvalidRequest, NoDocuments, UnknownFilterKey
 from protocol.filters import Filter
@@ -62,11 +62,19 @@ class Searcher:
         query = self._embedder.embed_query(request.query)
         spare = dead = 0
         of = 1
+        provisional: tuple[list[int], CandidateSet] | None = None
         for attempt in range(1, _ATTEMPTS + 1):
             last_attempt = attempt == _ATTEMPTS
             with self._switching.reading() if last_attempt else nullcontext():
                 for hits in self._propose(collection, request, query, spare, live_only=last_attempt):
-                    candidates, dead = self._resolve(collection, hits, request.top_k, started)
+                    ids = hits.ids.tolist()
+                    if hits.stage < hits.of and provisional is not None and provisional[0] == ids:
+                        # Only what is final has to be what the store has now.
+                        elapsed_ms = 1000 * (self._clock() - started)
+                        candidates = replace(provisional[1], stage=hits.stage, elapsed_ms=elapsed_ms)
+                    else:
+                        candidates, dead = self._resolve(collection, ids, hits, request.top_k, started)
+                        provisional = ids, candidates
                     if candidates.final:
                         break
                     if attempt == 1:
@@ -74,7 +82,7 @@ class Searcher:
                         yield candidates
             if last_attempt or not dead:
                 # Whichever attempt it is of, it ends the row of stages that the first one began.
-                yield msgspec.structs.replace(candidates, stage=of, of=of)
+                yield replace(candidates, stage=of, of=of)
                 return
             spare = 2 * dead + request.top_k
 
@@ -104,9 +112,10 @@ class Searcher:
                 return self._chunks.matching(transaction, collection, condition_of(filters))
             return self._chunks.ids(transaction, collection) if live_only else None
 
-    def _resolve(self, collection: int, hits: StageHits, top_k: int, started: float) -> tuple[CandidateSet, int]:
+    def _resolve(
+        self, collection: int, ids: list[int], hits: StageHits, top_k: int, started: float
+    ) -> tuple[CandidateSet, int]:
         """The live ones of the hits, all read from one state of the store, and how many are not."""
-        ids = hits.ids.tolist()
         with self._database.read() as transaction:
             live = self._chunks.resolve(transaction, collection, ids)
         found = [(live[id_], score) for id_, score in zip(ids, hits.scores.tolist(), strict=True) if id_ in live]

@@ -107,7 +107,7 @@ class IndexSettings(BaseModel):
     lists: int | None = Field(None, gt=0, description="Lists of an inverted file; by default 4 * sqrt(vectors).")
     stages: int = Field(16, gt=0, description="Most stages of a search.")
     stage_ms: float = Field(
-        5.0, gt=0, description="A stage is expected to take at least so long; a search below two of them has one stage."
+        3.0, gt=0, description="A stage is expected to take at least so long; a search below two of them has one stage."
     )
 
 

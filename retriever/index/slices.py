@@ -15,7 +15,8 @@ class Slice(NamedTuple):
 
 
 def equal_slices(rows: int, stages: int) -> list[Slice]:
-    """Rows of one vector each, in so many slices."""
+    """Rows of one vector each, in so many slices, fewer where there are fewer rows."""
+    stages = max(1, min(stages, rows))
     edges = [rows * stage // stages for stage in range(stages + 1)]
     return [Slice(begin, end, end - begin) for begin, end in pairwise(edges)]
 

@@ -461,3 +461,14 @@ async def test_a_disk_that_is_too_small_takes_what_it_can(build, engines):
     await controller.persist()
     assert len([move for move in engines.moves if move.target is DISK and not move.evict]) >= 2
     assert (await controller.stats()).tiers[-1].used_tokens == 20
+
+
+async def test_nobody_is_ordered_to_drop_what_an_ended_speculation_never_computed(build):
+    controller = build()
+    await controller.speculate("query", "abc", ask("query~1", "abc"))
+    lost = tuple(LostCopy(key("abc"[: depth + 1]), GPU) for depth in (1, 2))
+    await controller.prefilled("query~1", lost)
+    await controller.complete(report("query~1", PlanOutcome.CANCELLED, computed=15))
+    plan = await controller.admit(ask("query", "abc"))
+    assert [node.source for node in plan.nodes] == [GPU, None, None]
+    assert plan.moves == ()

@@ -545,7 +545,8 @@ def test_a_copy_that_could_not_be_loaded_goes_with_all_that_only_it_supports():
     check_integrity(tree)
     assert found(tree, "abc") == [GPU]
     assert found(tree, "ad") == [GPU, GPU]
-    assert Counter(orders(tree)) == Counter([move("ab", GPU, None, "one"), move("abc", GPU, None, "one")])
+    # Nobody need drop what is not there; what stood on it is.
+    assert orders(tree) == [move("abc", GPU, None, "one")]
 
 
 def test_a_lost_copy_leaves_the_nodes_other_copies():

@@ -150,7 +150,8 @@ def test_lists_are_cut_where_about_equally_many_vectors_lie():
     assert level_slices([0, 0, 100], 3) == [(0, 3, 100)]
     assert level_slices([0, 0], 5) == [(0, 1, 0), (1, 2, 0)]
     assert equal_slices(7, 2) == [(0, 3, 3), (3, 7, 4)]
-    assert equal_slices(0, 1) == [(0, 0, 0)]
+    assert equal_slices(2, 9) == [(0, 1, 1), (1, 2, 1)]
+    assert equal_slices(0, 3) == [(0, 0, 0)]
 
 
 def test_a_search_has_the_stages_that_its_time_is_worth():

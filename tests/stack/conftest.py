@@ -3,7 +3,12 @@
 import pytest
 from stacks import FAKE, FREEDONIA, SYLVANIA, StackUnderTest
 
-VLLM = {"RAGTREE_GENERATOR__MAX_MODEL_LEN": "2048", "RAGTREE_GENERATOR__CPU_THREADS": "2"}
+VLLM = {
+    "RAGTREE_GENERATOR__MAX_MODEL_LEN": "2048",
+    "RAGTREE_GENERATOR__CPU_THREADS": "2",
+    # No search of so few documents is long enough for stages by itself, and then nothing is speculated on.
+    "RAGTREE_RETRIEVER__INDEX__STAGE_MS": "0.000001",
+}
 
 
 @pytest.fixture(scope="session")

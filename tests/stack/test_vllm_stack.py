@@ -38,6 +38,24 @@ def test_json_and_server_sent_events_give_the_same_object(vllm_stack):
     assert comparable(as_json) == comparable(as_events)
 
 
+def test_an_answer_that_began_during_the_search_is_the_same(vllm_stack):
+    # The first search teaches the index how long one takes.
+    vllm_stack.query(**QUESTION)
+    events = vllm_stack.events(**QUESTION, include=["stages"])
+    stages = [event for event in events if event["type"] == "retrieval.stage"]
+    assert [stage["final"] for stage in stages] == [False, True]
+    assert {tuple(stage["doc_ids"]) for stage in stages} == {("freedonia",)}
+    reply = events[-1]["response"]
+    assert reply["timings"]["speculation"]["outcome"] == "confirmed"
+    assert reply["timings"]["speculation"]["generations"] == 1
+    assert len(reply["timings"]["stages_ms"]) == 2
+    types = [event["type"] for event in events]
+    assert types.index("retrieval.completed") < types.index("cache.resolved") < types.index("output_text.delta")
+    assert "Marxville" in reply["output_text"]
+    with vllm_stack.client() as client:
+        assert 'ragtree_speculation_total{outcome="confirmed"}' in client.get("/metrics").text
+
+
 ARCHIVE = "The archive of Ruritania holds letters, maps, ledgers and diaries from four centuries. " * 20
 
 
