@@ -4,7 +4,7 @@ import random
 
 import msgspec
 
-_SYLLABLES = "ba ce di fo gu ha je ki lo mu na pe qui ro su ta ve wi xo zu".split()  # noqa: SIM905
+SYLLABLES = "ba ce di fo gu ha je ki lo mu na pe qui ro su ta ve wi xo zu".split()  # noqa: SIM905
 
 
 class SyntheticCorpus:
@@ -40,4 +40,4 @@ class SyntheticCorpus:
         return " ".join(sentences)
 
     def _word(self, syllables: int) -> str:
-        return "".join(self._random.choice(_SYLLABLES) for _ in range(syllables))
+        return "".join(self._random.choice(SYLLABLES) for _ in range(syllables))

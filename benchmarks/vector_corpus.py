@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
+from benchmarks.corpus import SYLLABLES
 from benchmarks.progress import Progress
 from benchmarks.synthetic_vectors import SyntheticVectors
 from protocol.errors import InternalError, InvalidRequest
@@ -23,7 +24,6 @@ BATCH = 5000
 """Documents of one ingestion job."""
 
 _NUMBER = re.compile(r"^(?:Document|Question) (\d+)\.")
-_SYLLABLES = "ba ce di fo gu ha je ki lo mu na pe qui ro su ta ve wi xo zu".split()  # noqa: SIM905
 
 
 class VectorEmbedder:
@@ -59,7 +59,7 @@ def document(number: int, words: int) -> str:
     """The text of a document, of so many made-up words; no two are alike."""
     draws = random.Random(number)  # noqa: S311 - made-up text needs no secrecy
     return f"Document {number}. " + " ".join(
-        "".join(draws.choices(_SYLLABLES, k=draws.randint(2, 3))) for _ in range(words)
+        "".join(draws.choices(SYLLABLES, k=draws.randint(2, 3))) for _ in range(words)
     )
 
 

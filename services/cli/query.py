@@ -66,8 +66,10 @@ def _print_sources(response: dict[str, Any]) -> None:
 def _print_timings(response: dict[str, Any]) -> None:
     timings, usage = response["timings"], response["usage"]
     cached = usage["prompt_tokens_details"]["cached_tokens"]
+    overlapped = timings["retrieval_ms"] - timings["non_overlapped_ms"]
+    search = f"search {timings['retrieval_ms']:.0f}" + (f", {overlapped:.0f} of it overlapped" if overlapped else "")
     results.print(
-        f"first token after {timings['ttft_ms']:.0f} ms (search {timings['retrieval_ms']:.0f}, "
+        f"first token after {timings['ttft_ms']:.0f} ms ({search}, "
         f"queue {timings['queue_ms']:.0f}, prefill {timings['prefill_ms']:.0f}); "
         f"{usage['prompt_tokens']} prompt tokens, {cached} of them cached; "
         f"{usage['completion_tokens']} answer tokens, {timings['total_ms'] / 1000:.1f} s in all",
