@@ -23,7 +23,6 @@ class RequestOrders(msgspec.Struct, frozen=True):
 
     name: str
     plan: bool = True
-    speculative: bool = False
     namespace: str = ""
     path: tuple[str, ...] = ()
     nodes: tuple[PlannedNode, ...] = ()
@@ -33,12 +32,21 @@ class RequestOrders(msgspec.Struct, frozen=True):
     everything: bool = False
     blocks_only: bool = False
     inquire: bool = False
+    speculative: bool = False
 
     @classmethod
     def of_plan(cls, plan: PrefillPlan) -> "RequestOrders":
         """A plan, as far as the engine is concerned."""
         path = tuple(segment.key for segment in plan.prompt.prefix)
-        return cls(plan.query_id, True, plan.speculative, plan.namespace, path, plan.nodes, plan.moves, plan.spare)
+        return cls(
+            plan.query_id,
+            namespace=plan.namespace,
+            path=path,
+            nodes=plan.nodes,
+            moves=plan.moves,
+            spare=plan.spare,
+            speculative=plan.speculative,
+        )
 
     @classmethod
     def outside_plans(cls, name: str, orders: Orders, inquire: bool = False) -> "RequestOrders":
