@@ -120,11 +120,9 @@ class Controller:
         """A plan to generate on a query's provisional documents; None where there is no room, or nothing may be kept.
 
         ``request`` is under an id of its own, which the plan is completed under; its prompt has as many of the
-        documents as fit. Raises InvalidRequest for an id that
-        waits or runs already.
+        documents as fit. Raises InvalidRequest for an id that waits or runs already.
         """
-        unshared = self._outdated(request)
-        if unshared or not self._settings.speculation:
+        if not self._settings.speculation or self._outdated(request):
             return None
         request = self._in_order(request)
         grant = self._leases.speculate(self._request(request))

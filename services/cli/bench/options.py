@@ -31,12 +31,23 @@ SeedOption = Annotated[int, typer.Option(help="Seed of all that is drawn.")]
 
 
 def numbers(given: str, option: str, most: float = math.inf) -> list[float]:
-    """Positive numbers, separated by commas, none above ``most``. Raises typer.BadParameter."""
+    """Positive numbers, separated by commas, none above ``most``; no text is none. Raises typer.BadParameter."""
     try:
-        parsed = [float(number) for number in given.split(",") if number.strip()]
+        parsed = [float(number) for number in given.split(",") if given]
     except ValueError:
         parsed = [0.0]
-    if not all(0 < number <= most for number in parsed):
+    if not all(0 < number <= most and math.isfinite(number) for number in parsed):
         bound = "" if most == math.inf else f" up to {most:g}"
         raise typer.BadParameter(f"give positive numbers{bound}, separated by commas", param_hint=option)
+    return parsed
+
+
+def counts(given: str, option: str) -> list[int]:
+    """Whole numbers from 1 up, separated by commas, one at least. Raises typer.BadParameter."""
+    try:
+        parsed = [int(count) for count in given.split(",")]
+    except ValueError:
+        parsed = [0]
+    if min(parsed) < 1:
+        raise typer.BadParameter("give numbers from 1 up, separated by commas", param_hint=option)
     return parsed

@@ -9,6 +9,7 @@ import httpx
 import typer
 from rich.table import Table
 
+from services.cli.bench.options import counts
 from services.cli.connection import JsonOption
 from services.cli.output import print_json, progress_bar, results
 from services.config import Config, load_config
@@ -34,8 +35,8 @@ def overhead(
     as_json: JsonOption = False,
 ) -> None:
     """Time to first token through a stack of its own, against its engine's own on the same prompts."""
-    counts = _counts(streams)
-    result = asyncio.run(_overhead(load_config(), dict.fromkeys(counts, samples), seed))
+    wanted = dict.fromkeys(counts(streams, "--streams"), samples)
+    result = asyncio.run(_overhead(load_config(), wanted, seed))
     if as_json:
         print_json(result)
         return
@@ -85,13 +86,3 @@ async def _overhead(config: Config, samples: dict[int, int], seed: int) -> "Over
                 return await benchmark.run(samples, corpus, lambda streams: progress.advance(bar, streams))
         finally:
             process.stop()
-
-
-def _counts(streams: str) -> list[int]:
-    try:
-        counts = [int(count) for count in streams.split(",")]
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 1:
-        raise typer.BadParameter("give numbers from 1 up, separated by commas", param_hint="--streams")
-    return counts

@@ -1,7 +1,6 @@
 """``ragtree bench replay``: the stack against plain vLLM under load, on real questions and real retrieval."""
 
 import asyncio
-import math
 from typing import Annotated
 
 import typer
@@ -15,6 +14,7 @@ from services.cli.bench.options import (
     SeedOption,
     TopKOption,
     WorkloadOption,
+    numbers,
 )
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
@@ -61,7 +61,9 @@ def replay(
         config.generator, ModelStore(config.cache_dir), at_once=len(baselines) + 1, kv_tokens=kv_tokens
     )
     systems = Systems(engines, config.controller, config.cache_dir / "profiles")
-    benchmark = ReplayBenchmark(systems, baselines, ReplaySettings(requests, warm_up, seed, _rates(rates)))
+    benchmark = ReplayBenchmark(
+        systems, baselines, ReplaySettings(requests, warm_up, seed, tuple(sorted(numbers(rates, "--rates"))))
+    )
     with StepBars() as show:
         drawn = retrieved_prompts(config, data, workload, questions, part_tokens, top_k, seed, show)
         result = asyncio.run(benchmark.run(list(drawn.all()), drawn.draw(popularity, seed), show))
@@ -93,13 +95,3 @@ def replay(
             f"throughput {at_least}{result.throughput_ratio[name]:.2f} x higher",
             highlight=False,
         )
-
-
-def _rates(given: str) -> tuple[float, ...]:
-    try:
-        rates = sorted(float(rate) for rate in given.split(",") if given)
-    except ValueError as error:
-        raise typer.BadParameter("give numbers, separated by commas", param_hint="--rates") from error
-    if not all(0 < rate < math.inf for rate in rates):
-        raise typer.BadParameter("give positive numbers", param_hint="--rates")
-    return tuple(rates)

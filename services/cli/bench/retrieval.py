@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from services.cli.bench.options import DEFAULT_RATIOS, SearchRatioOption, SeedOption, numbers
+from services.cli.bench.options import DEFAULT_RATIOS, SearchRatioOption, SeedOption, counts, numbers
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
 from services.config import load_config
@@ -31,13 +31,13 @@ def retrieval(
     if nlist > vectors:
         raise typer.BadParameter("there are fewer vectors than lists", param_hint="--nlist")
     ratios = numbers(search_ratio, "--search-ratio", most=1)
-    counts = [int(count) for count in numbers(stages, "--stages")]
+    most_stages = counts(stages, "--stages")
     with StepBars() as show:
         show("making vectors up", 0, 1)
         data = SyntheticVectors(vectors, dim, seed)
         asked = np.stack([data.question(number) for number in range(queries)])
         benchmark = RetrievalBenchmark(data.documents(0, vectors), asked, k, nlist, load_config().retriever.index, show)
-        result = benchmark.run(ratios, counts)
+        result = benchmark.run(ratios, most_stages)
     if as_json:
         print_json(result)
         return
