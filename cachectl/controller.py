@@ -340,4 +340,5 @@ class Controller:
             spare=spare_keys(self._tree, grant.instance),
             boot=self.boot,
             unshared=unshared,
+            overtaken=grant.overtaken,
         )

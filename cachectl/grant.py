@@ -37,8 +37,8 @@ class Grant:
     """What one plan holds of the tree until it is settled: locks on its path, and room reserved for what it brings.
 
     ``moves`` are the orders that come with the plan, to be carried out before its own loads: they were, once it is
-    ``committed``. ``ends`` are the speculations that give way to it. A grant is ``revoked`` when it was settled because
-    its instance is gone.
+    ``committed``. ``ends`` are the speculations that give way to it. It was ``overtaken`` so often while it waited. A
+    grant is ``revoked`` when it was settled because its instance is gone.
     """
 
     __slots__ = (
@@ -47,6 +47,7 @@ class Grant:
         "instance",
         "locked",
         "moves",
+        "overtaken",
         "query_id",
         "reserved",
         "revoked",
@@ -62,6 +63,7 @@ class Grant:
         self.steps: list[Step] = []
         self.moves: list[Move] = []
         self.ends: list[str] = []
+        self.overtaken = 0
         self.locked: list[Node] = []
         self.reserved: list[Copy] = []
         self.committed = False

@@ -5,6 +5,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
 from protocol.errors import ConfigError, InvalidRequest, Overloaded, UnknownPlan
 
@@ -15,6 +16,13 @@ _Entry = tuple[float, int, str]
 _HEAP_SLACK = 4
 # ... where fewer than so many count as so many, so that a short queue is not rebuilt all the time.
 _HEAP_FLOOR = 16
+
+
+class Turn(NamedTuple):
+    """Whose turn it is, and how often he was overtaken while he waited."""
+
+    query_id: str
+    overtaken: int
 
 
 def priority(cached_tokens: int, computed_tokens: int) -> float:
@@ -107,7 +115,7 @@ class CacheAwareQueue:
         if -new_priority != old_key:
             self._place((-new_priority, sequence, query_id))
 
-    def pop(self, fits: Callable[[str], bool] | None = None) -> str | None:
+    def pop(self, fits: Callable[[str], bool] | None = None) -> Turn | None:
         """Take the query to serve next, unless there is none, or it does not fit: then nobody else is served, either.
 
         O(log n) in the long run, for each query refreshed.
@@ -118,10 +126,11 @@ class CacheAwareQueue:
         _, sequence, query_id = entry
         if fits is not None and not fits(query_id):
             return None
-        self._largest_overtake = max(self._largest_overtake, self._overtaken(entry))
+        turn = Turn(query_id, self._overtaken(entry))
+        self._largest_overtake = max(self._largest_overtake, turn.overtaken)
         insort(self._overtakers, sequence)
         self._withdraw(query_id)
-        return query_id
+        return turn
 
     def remove(self, query_id: str) -> bool:
         """Forget a query that gave up; whether it waited."""

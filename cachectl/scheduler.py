@@ -406,11 +406,13 @@ class Scheduler:
         line = self._lines[instance]
         grants: list[Grant] = []
         while line.running < self._max_running:
-            query_id = line.queue.pop(self._fits_now if self._step_tokens else None)
-            if query_id is None:
+            turn = line.queue.pop(self._fits_now if self._step_tokens else None)
+            if turn is None:
                 break
-            self._lookahead.leave(query_id)
-            grants.append(self._start(self._work[query_id], now))
+            self._lookahead.leave(turn.query_id)
+            grant = self._start(self._work[turn.query_id], now)
+            grant.overtaken = turn.overtaken
+            grants.append(grant)
         return grants
 
     def _step_share(self, work: _Work, loading: Loading) -> int:

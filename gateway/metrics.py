@@ -9,6 +9,7 @@ from protocol.tiers import Tier
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _STAGE_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+_OVERTAKES = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
 class GatewayMetrics:
@@ -37,6 +38,18 @@ class GatewayMetrics:
         )
         self._queue_wait = Histogram(
             "ragtree_queue_wait_seconds", "Time a query waited for its turn.", buckets=_SECONDS, registry=registry
+        )
+        self._overtakes = Histogram(
+            "ragtree_queue_overtakes",
+            "How often a query was overtaken by younger ones before its turn.",
+            buckets=_OVERTAKES,
+            registry=registry,
+        )
+        self._non_overlapped = Histogram(
+            "ragtree_retrieval_non_overlapped_seconds",
+            "The part of a search in which nothing was computed that the answer rests on.",
+            buckets=_STAGE_SECONDS,
+            registry=registry,
         )
         self._cache_tokens = Counter(
             "ragtree_cache_tokens_total", "Prompt tokens by where their KV came from.", ["source"], registry=registry
@@ -69,9 +82,14 @@ class GatewayMetrics:
         """Record one stage of a search."""
         self._stage.labels(str(stage)).observe(seconds)
 
-    def admitted(self, queued_s: float) -> None:
+    def admitted(self, queued_s: float, overtakes: int) -> None:
         """Record a query that left the queue."""
         self._queue_wait.observe(queued_s)
+        self._overtakes.observe(overtakes)
+
+    def overlapped(self, left_s: float) -> None:
+        """Record how much of a search was not overlapped."""
+        self._non_overlapped.observe(left_s)
 
     def speculated(self, outcome: str) -> None:
         """Count the end of a generation on provisional documents."""

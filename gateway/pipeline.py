@@ -86,7 +86,7 @@ class QueryPipeline:
                 stream = self._parts.generator.stream(plan, query.sampling)
                 held, steps = lease, lease.steps(stream, deadline, self._settings.first_step_timeout_s)
             transcript.admit(plan)
-            self._metrics.admitted(plan.queued_ms / 1000)
+            self._metrics.admitted(plan.queued_ms / 1000, plan.overtaken)
 
             # Tokens leave from here on: the documents that they rest on are final.
             async for step in steps:
@@ -97,6 +97,7 @@ class QueryPipeline:
 
             transcript.speculated(speculation.timings(plan.prompt, found.elapsed_ms))
             completed = transcript.completed()
+            self._metrics.overlapped(completed.timings.non_overlapped_ms / 1000)
             held.completed()
             yield completed
 

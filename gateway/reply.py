@@ -63,7 +63,8 @@ class Timings(msgspec.Struct, frozen=True):
     """Milliseconds by phase; ``ttft_ms`` and ``total_ms`` count from the query's arrival.
 
     ``stages_ms`` are the ends of the search's stages, ``non_overlapped_ms`` is the part of ``retrieval_ms`` in which
-    nothing was computed that the answer rests on. ``speculation`` is null where none was tried.
+    nothing was computed that the answer rests on. ``speculation`` is null where none was tried. While it waited for
+    ``queue_ms``, the query was overtaken ``overtakes`` times by younger ones.
     """
 
     queue_ms: float
@@ -75,6 +76,7 @@ class Timings(msgspec.Struct, frozen=True):
     prefill_ms: float
     ttft_ms: float
     total_ms: float
+    overtakes: int
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):

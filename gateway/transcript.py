@@ -52,6 +52,7 @@ class Transcript:
         self._citations: tuple[Citation, ...] = ()
         self._dropped: tuple[str, ...] = ()
         self._queue_ms = 0.0
+        self._overtakes = 0
         self._prefill = _NO_PREFILL
         self._ttft_ms: float | None = None
         self._text: list[str] = []
@@ -100,8 +101,9 @@ class Transcript:
         return events.RetrievalCompleted(**self._stamp(), results=self._results, elapsed_ms=self._retrieval_ms)
 
     def admit(self, plan: PrefillPlan) -> None:
-        """Note how long the query waited."""
+        """Note how long the query waited, and how often it was overtaken."""
         self._queue_ms = plan.queued_ms
+        self._overtakes = plan.overtaken
 
     def step(self, plan: PrefillPlan, step: GenerationStep) -> Iterator[events.Event]:
         """The events of one step of the engine."""
@@ -175,6 +177,7 @@ class Transcript:
             prefill_ms=self._prefill.prefill_ms,
             ttft_ms=total_ms if self._ttft_ms is None else self._ttft_ms,
             total_ms=total_ms,
+            overtakes=self._overtakes,
         )
 
     def _stamp(self) -> _Stamp:

@@ -65,7 +65,9 @@ class PlannedNode(msgspec.Struct, frozen=True):
 
 
 class PrefillPlan(msgspec.Struct, frozen=True):
-    """The controller's word on one query: which ``instance`` prefills which prompt, and ``queued_ms`` spent waiting.
+    """The controller's word on one query: which ``instance`` prefills which prompt.
+
+    Before that it waited for ``queued_ms``, and was ``overtaken`` so many times meanwhile.
 
     ``nodes`` are the prompt's segments in front of the question, in order. ``moves`` are carried out first: they make
     the room that the plan needs. ``ends`` names the speculative plans of the instance that give way to this one:
@@ -94,6 +96,7 @@ class PrefillPlan(msgspec.Struct, frozen=True):
     spare: tuple[str, ...] = ()
     boot: str = ""
     unshared: bool = False
+    overtaken: int = 0
 
 
 class PlanOutcome(StrEnum):

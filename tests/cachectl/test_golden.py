@@ -81,8 +81,8 @@ def test_order_priority_chooses_the_cheaper_order(capacity, tokens, as_given, re
     for query in arrival:
         queue.push(query, *lengths(tree, QUERIES[query], tokens))
     served = {}
-    while (query := queue.pop()) is not None:
-        served[query] = prefill(tree, query, QUERIES[query], tokens)
+    while (turn := queue.pop()) is not None:
+        served[turn.query_id] = prefill(tree, turn.query_id, QUERIES[turn.query_id], tokens)
     assert list(served) == ["Q2", "Q1"]
     assert sum(served.values()) == reordered
 
@@ -93,7 +93,7 @@ def test_without_a_window_to_reorder_in_the_dearer_order_stands(capacity, tokens
     queue = CacheAwareQueue(2, window=0)
     for query, path in QUERIES.items():
         queue.push(query, *lengths(tree, path, tokens))
-    assert sum(prefill(tree, query, QUERIES[query], tokens) for query in iter(queue.pop, None)) == as_given
+    assert sum(prefill(tree, query, QUERIES[query], tokens) for query, _ in iter(queue.pop, None)) == as_given
 
 
 # Six requests, Q1, Q3 and Q5 on one set of documents and Q2, Q4 and Q6 on another, and a cache that holds one of the

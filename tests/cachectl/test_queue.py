@@ -12,8 +12,13 @@ from cachectl.queue import CacheAwareQueue, priority
 from protocol.errors import ConfigError, InvalidRequest, Overloaded, UnknownPlan
 
 
+def _pop(queue: CacheAwareQueue, fits=None) -> str | None:
+    turn = queue.pop(fits)
+    return None if turn is None else turn.query_id
+
+
 def _drain(queue: CacheAwareQueue) -> str:
-    return "".join(iter(queue.pop, None))
+    return "".join(turn.query_id for turn in iter(queue.pop, None))
 
 
 def _queue_of(window: int, **tokens: tuple[int, int]) -> CacheAwareQueue:
@@ -61,7 +66,7 @@ def test_whoever_was_overtaken_as_often_as_the_window_allows_goes_next():
 
 def test_a_late_comer_does_not_inherit_the_overtakes_of_the_older():
     queue = _queue_of(1, a=(0, 1), b=(9, 1))
-    assert queue.pop() == "b"
+    assert _pop(queue) == "b"
     queue.push("c", 0, 1)
     queue.push("d", 9, 1)
     assert [queue.overtaken(query_id) for query_id in queue] == [1, 0, 0]
@@ -79,16 +84,16 @@ def test_who_gives_up_has_overtaken_nobody():
 def test_when_the_oldest_gives_up_the_next_has_its_own_count():
     # b and d overtake a, but only d overtakes c; then e and f do, and c goes next.
     queue = _queue_of(3, a=(0, 1), b=(9, 1), c=(0, 1), d=(8, 1), e=(7, 1), f=(6, 1))
-    assert [queue.pop(), queue.pop()] == ["b", "d"]
+    assert [_pop(queue), _pop(queue)] == ["b", "d"]
     assert [queue.overtaken(query_id) for query_id in queue] == [2, 1, 0, 0]
     queue.remove("a")
-    assert [queue.pop(), queue.pop(), queue.pop()] == ["e", "f", "c"]
+    assert [_pop(queue), _pop(queue), _pop(queue)] == ["e", "f", "c"]
     assert queue.largest_overtake == 3
 
 
 def test_who_gave_up_does_not_count_for_the_largest_overtake():
     queue = _queue_of(9, a=(0, 1), b=(1, 1), c=(2, 1))
-    assert [queue.pop(), queue.pop()] == ["c", "b"]
+    assert [_pop(queue), _pop(queue)] == ["c", "b"]
     queue.remove("a")
     assert queue.largest_overtake == 1
 
@@ -116,7 +121,7 @@ def test_a_priority_that_fell_is_put_back_and_not_forgotten():
     for query_id, (cached, computed) in tokens.items():
         queue.push(query_id, cached, computed)
     tokens["b"] = (1, 1)
-    assert queue.pop() == "a"
+    assert _pop(queue) == "a"
     queue.push("c", 2, 1)
     tokens["c"] = (2, 1)
     queue.check_integrity()
@@ -133,22 +138,22 @@ def test_a_pop_refreshes_a_query_at_most_once_however_priorities_fall():
     queue = CacheAwareQueue(max_queued=3, window=9, refresh=ever_less)
     for query_id in "abc":
         queue.push(query_id, 100, 1)
-    assert queue.pop() == "a"
+    assert _pop(queue) == "a"
     assert calls == Counter("abc")
 
 
 def test_where_the_next_does_not_fit_nobody_is_served():
     queue = _queue_of(9, a=(0, 1), b=(2, 1), c=(1, 1))
-    assert queue.pop("ac".__contains__) is None
+    assert _pop(queue, "ac".__contains__) is None
     assert list(queue) == ["a", "b", "c"]
-    assert queue.pop("b".__contains__) == "b"
+    assert _pop(queue, "b".__contains__) == "b"
     assert _drain(queue) == "ca"
 
 
 def test_the_oldest_whose_window_is_used_up_holds_the_others_back_until_it_fits():
     queue = _queue_of(1, a=(0, 1), b=(2, 1), c=(1, 1))
-    assert queue.pop() == "b"
-    assert queue.pop("c".__contains__) is None
+    assert _pop(queue) == "b"
+    assert _pop(queue, "c".__contains__) is None
     assert _drain(queue) == "ac"
 
 
@@ -187,7 +192,7 @@ def test_refuses_negative_bounds(bounds):
 
 def test_who_does_not_wait_cannot_be_asked_about():
     queue = _queue_of(1, a=(1, 1))
-    queue.pop()
+    _pop(queue)
     for ask in (queue.sequence, queue.overtaken, lambda query_id: queue.reprioritise(query_id, 1, 1)):
         with pytest.raises(UnknownPlan, match="'a' does not wait"):
             ask("a")
@@ -195,14 +200,14 @@ def test_who_does_not_wait_cannot_be_asked_about():
 
 def test_an_empty_queue_has_nobody_to_serve():
     queue = CacheAwareQueue(max_queued=0, window=0)
-    assert queue.pop() is None
+    assert _pop(queue) is None
     assert queue.oldest is None
     assert len(queue) == 0
 
 
 def test_a_query_that_comes_again_is_young_again():
     queue = _queue_of(9, a=(5, 1), b=(1, 1))
-    assert queue.pop() == "a"
+    assert _pop(queue) == "a"
     queue.push("a", 1, 1)
     assert (queue.sequence("b"), queue.sequence("a"), queue.oldest) == (1, 2, 1)
     assert _drain(queue) == "ba"
@@ -215,7 +220,7 @@ def test_memory_stays_bounded_in_a_long_stream():
         for query_id in list(queue)[:3]:
             queue.reprioritise(query_id, number % 5, 2)
         if len(queue) == 10:
-            queue.pop()
+            _pop(queue)
         if number % 500 == 0:
             queue.check_integrity()
     queue.check_integrity()
@@ -236,7 +241,7 @@ def test_nobody_starves(window, steps):
         if step is not None:
             latest[str(number)] = pops + len(queue) + window + 1
             queue.push(str(number), *step)
-        elif (served := queue.pop()) is not None:
+        elif (served := _pop(queue)) is not None:
             pops += 1
             assert pops <= latest.pop(served)
     assert not latest
@@ -247,7 +252,7 @@ def test_a_stream_of_better_ones_delays_the_worst_by_the_window_and_no_more():
     served = []
     for number in range(20):
         queue.push(str(number), 100 + number, 1)
-        served.append(queue.pop())
+        served.append(_pop(queue))
     assert served.index("worst") == 7
     assert queue.largest_overtake == 7
 
@@ -317,9 +322,9 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def pop(self):
         self.asked.clear()
-        served = self.queue.pop()
+        turn = self.queue.pop()
         if not self.waiting:
-            assert served is None
+            assert turn is None
             return
         oldest = self.waiting[0]
         if oldest.overtaken < self.window:
@@ -328,7 +333,7 @@ class QueueMachine(RuleBasedStateMachine):
             expected = max(self.waiting, key=lambda waiter: (value(waiter), -waiter.sequence))
         else:
             expected = oldest
-        assert served == expected.query_id
+        assert turn == (expected.query_id, expected.overtaken)
         assert len(self.asked) == len(set(self.asked))
         self.waiting.remove(expected)
         self.largest = max(self.largest, expected.overtaken)

@@ -438,10 +438,15 @@ def test_nobody_is_overtaken_more_often_than_the_window_allows(build):
     run(scheduler, ask("0", "a"))
     wait(scheduler, ask("unlucky", "x"))
     served = []
+    overtaken = {}
     for number in range(1, 9):
         wait(scheduler, ask(str(number), "a"))
-        served += end(scheduler, served[-1] if served else "0")
+        for grant in scheduler.complete(served[-1] if served else "0", 0.0, kept=True):
+            served.append(grant.query_id)
+            overtaken[grant.query_id] = grant.overtaken
     assert served.index("unlucky") == 3
+    assert overtaken.pop("unlucky") == 3
+    assert not any(overtaken.values())
     assert scheduler.largest_overtake == 3
 
 

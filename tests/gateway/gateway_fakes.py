@@ -272,7 +272,9 @@ class FakeController:
 
     def _plan(self, request: AdmissionRequest) -> PrefillPlan:
         nodes = tuple(PlannedNode("00", 1, source, None) for source in self.sources)
-        return PrefillPlan(request.query_id, "engine-0", request.namespace, request.prompt, queued_ms=4.0, nodes=nodes)
+        return PrefillPlan(
+            request.query_id, "engine-0", request.namespace, request.prompt, queued_ms=4.0, nodes=nodes, overtaken=2
+        )
 
     async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = ()) -> None:
         await self.phases.enter("prefilled")

@@ -115,6 +115,7 @@ async def test_the_reply_holds_what_the_events_said(bench: Bench):
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
     assert reply.usage.prompt_tokens_details.cached_tokens == 3
     assert (reply.timings.queue_ms, reply.timings.retrieval_ms, reply.timings.prefill_ms) == (4.0, 2.5, 7.0)
+    assert reply.timings.overtakes == 2
     assert 0 < reply.timings.ttft_ms <= reply.timings.total_ms
 
 
@@ -327,6 +328,8 @@ async def test_metrics_are_those_of_the_query(bench: Bench):
     assert value("ragtree_request_duration_seconds_count") == 1
     assert value("ragtree_retrieval_stage_seconds_sum", {"stage": "2"}) == pytest.approx(0.0015)
     assert value("ragtree_queue_wait_seconds_sum") == pytest.approx(0.004)
+    assert value("ragtree_queue_overtakes_sum") == 2
+    assert value("ragtree_retrieval_non_overlapped_seconds_sum") == pytest.approx(0.0025)
     assert value("ragtree_cache_tokens_total", {"source": "gpu"}) == 3
     assert value("ragtree_cache_tokens_total", {"source": "computed"}) == 12
 
