@@ -7,22 +7,19 @@ next prompts go one after another again: no rate is lower. Then rates are swept 
 in alternating order, one at a time.
 """
 
-import asyncio
 import random
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from itertools import islice
 from statistics import mean
-from typing import NamedTuple
 
 import msgspec
 
 from benchmarks.engines import Generation
+from benchmarks.phases import Measured, one_by_one, open_loop
 from benchmarks.progress import Progress
-from benchmarks.retrieved_prompts import Arrival, document_tokens, poisson
-from benchmarks.statistics import percentile
-from benchmarks.systems import BASELINES, OURS, System, Systems, check_baselines
+from benchmarks.retrieved_prompts import document_tokens, poisson
+from benchmarks.systems import BASELINES, OURS, Systems, check_baselines
 from protocol.errors import ConfigError
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
@@ -54,23 +51,6 @@ class ReplaySettings(msgspec.Struct, frozen=True):
     warm_up: int
     seed: int
     rates: tuple[float, ...] = ()
-
-
-class Measured(msgspec.Struct, frozen=True):
-    """A system's requests: TTFT in milliseconds, and the share of prompt tokens that were not computed.
-
-    ``rate`` is in requests a second; None where they went one after another. ``served_per_s`` is what came of it: all
-    requests over the time from the first's arrival to the last one's first token.
-    """
-
-    rate: float | None
-    requests: int
-    served_per_s: float
-    mean_ttft_ms: float
-    p50_ttft_ms: float
-    p99_ttft_ms: float
-    token_hit_rate: float
-    tokens: dict[str, int]
 
 
 class SystemResult(msgspec.Struct, frozen=True):
@@ -141,14 +121,14 @@ class ReplayBenchmark:
                 )
             cold = {}
             for name, system in systems.items():
-                cold[name] = await _one_by_one(system, first, f"{name}, cold", progress)
+                cold[name] = await one_by_one(system, first, f"{name}, cold", progress)
             for name, system in systems.items():
                 prompts_for_it = _warm_up(name, warming, systems[OURS].cache_tokens)
-                await _one_by_one(system, prompts_for_it, f"{name}, warming up", progress)
+                await one_by_one(system, prompts_for_it, f"{name}, warming up", progress)
             next_ones = list(islice(prompts, UNLOADED * settings.requests))
             unloaded = {}
             for name, system in systems.items():
-                unloaded[name] = _measured(None, await _one_by_one(system, next_ones, f"{name}, one by one", progress))
+                unloaded[name] = (await one_by_one(system, next_ones, f"{name}, one by one", progress)).measured()
             rates = settings.rates or tuple(_significant(load / _prefill_s(cold[OURS].came)) for load in LOADS)
             loaded: dict[str, list[Measured]] = {name: [] for name in systems}
             for number, rate in enumerate(rates):
@@ -156,9 +136,9 @@ class ReplayBenchmark:
                 arrivals = poisson(prompts, rate, count, settings.seed)
                 for name in list(systems)[:: -1 if number % 2 else 1]:
                     if _sustained(unloaded[name], loaded[name]) == number:
-                        phase = await _open_loop(systems[name], arrivals, f"{name} at {rate:g}/s", progress)
-                        loaded[name].append(_measured(rate, phase))
-        results = {name: _result(_measured(None, cold[name]), unloaded[name], loaded[name], rates) for name in systems}
+                        phase = await open_loop(systems[name], arrivals, f"{name} at {rate:g}/s", progress)
+                        loaded[name].append(phase.measured(rate))
+        results = {name: _result(cold[name].measured(), unloaded[name], loaded[name], rates) for name in systems}
         ratios = {name: ttft_ratios(results[name], results[OURS]) for name in self._names[:-1]}
         return ReplayResult(
             document_tokens=needed,
@@ -172,13 +152,6 @@ class ReplayBenchmark:
             ttft_ratio_unloaded={name: _unloaded_ratio(results[name], results[OURS]) for name in ratios},
             throughput_ratio={name: results[OURS].throughput / results[name].throughput for name in ratios},
         )
-
-
-class _Phase(NamedTuple):
-    """What came of a phase's prompts, and how long it took from the first one's arrival to the last one's token."""
-
-    came: list[Generation]
-    seconds: float
 
 
 def _warm_up(name: str, prompts: Sequence[Prompt], cache_tokens: int) -> Sequence[Prompt]:
@@ -197,39 +170,6 @@ def _warm_up(name: str, prompts: Sequence[Prompt], cache_tokens: int) -> Sequenc
     return prompts
 
 
-async def _one_by_one(system: System, prompts: Sequence[Prompt], step: str, progress: Progress) -> _Phase:
-    came = []
-    began = time.perf_counter()
-    for done, prompt in enumerate(prompts, start=1):
-        came.append(await system.answer(prompt))
-        progress(step, done, len(prompts))
-    seconds = time.perf_counter() - began
-    await system.settle()
-    return _Phase(came, seconds)
-
-
-async def _open_loop(system: System, arrivals: Sequence[Arrival], step: str, progress: Progress) -> _Phase:
-    """Send each prompt when its time comes, whatever has become of those before."""
-    clock = asyncio.get_running_loop().time
-    began = clock()
-    done = 0
-
-    async def send(arrival: Arrival) -> Generation:
-        nonlocal done
-        await asyncio.sleep(began + arrival.at_s - clock())
-        came = await system.answer(arrival.prompt)
-        done += 1
-        progress(step, done, len(arrivals))
-        return came
-
-    async with asyncio.TaskGroup() as group:
-        sent = [group.create_task(send(arrival)) for arrival in arrivals]
-    seconds = clock() - began - arrivals[0].at_s
-    # What goes on behind the answers must not slow the next system down.
-    await system.settle()
-    return _Phase([task.result() for task in sent], seconds)
-
-
 def _prefill_s(cold: Sequence[Generation]) -> float:
     """Seconds that a prompt takes of which nothing is reused, from those of which some was."""
     computed = sum(one.prefill.prompt_tokens - one.prefill.cached_tokens for one in cold)
@@ -239,24 +179,6 @@ def _prefill_s(cold: Sequence[Generation]) -> float:
 
 def _significant(rate: float) -> float:
     return float(f"{rate:.3g}")
-
-
-def _measured(rate: float | None, phase: _Phase) -> Measured:
-    came = phase.came
-    times = [one.ttft_ms for one in came]
-    prompt_tokens = sum(one.prefill.prompt_tokens for one in came)
-    cached = sum(one.prefill.cached_tokens for one in came)
-    tokens = {str(tier): sum(one.prefill.loaded.get(tier, 0) for one in came) for tier in Tier}
-    return Measured(
-        rate=rate,
-        requests=len(came),
-        served_per_s=len(came) / phase.seconds,
-        mean_ttft_ms=mean(times),
-        p50_ttft_ms=percentile(times, 50),
-        p99_ttft_ms=percentile(times, 99),
-        token_hit_rate=cached / prompt_tokens,
-        tokens={**tokens, "computed": prompt_tokens - cached},
-    )
 
 
 def _sustained(unloaded: Measured, loaded: Sequence[Measured]) -> int:

@@ -17,7 +17,7 @@ from benchmarks.engines import EngineMaker, Generation, generate
 from benchmarks.local_stack import LocalStack
 from cachectl.settings import ControllerSettings
 from protocol.errors import ConfigError
-from protocol.plans import PrefillPlan
+from protocol.plans import ControllerStats, PrefillPlan
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
 
@@ -30,14 +30,15 @@ BASELINES = {"vllm": False, "vllm-prefix": True}
 class System(msgspec.Struct, frozen=True):
     """A system that runs: asked a prompt, it answers with one token.
 
-    ``settle`` waits until nothing goes on behind its answers. ``cache_tokens`` is what its engine's KV cache holds, and
-    ``memory_tokens`` what it can keep by tier, both told by ours alone.
+    ``settle`` waits until nothing goes on behind its answers. ``cache_tokens`` is what its engine's KV cache holds,
+    ``memory_tokens`` what it can keep by tier, and ``stats`` its controller's, all three told by ours alone.
     """
 
     answer: Callable[[Prompt], Awaitable[Generation]]
     settle: Callable[[], Awaitable[object]]
     cache_tokens: int = 0
     memory_tokens: dict[Tier, int] = {}
+    stats: Callable[[], Awaitable[ControllerStats]] | None = None
 
 
 def check_baselines(names: Sequence[str]) -> None:
@@ -101,6 +102,7 @@ class Systems:
                     engine.residency,
                     int(kv.gpu_pages / share) * kv.page_tokens if share else 0,
                     {tier: count * kv.page_tokens for tier, count in pages.items()},
+                    stack.stats,
                 )
 
 

@@ -6,6 +6,7 @@ from services.cli.bench.exactness import exactness
 from services.cli.bench.overhead import overhead
 from services.cli.bench.policies import policies
 from services.cli.bench.recall import recall
+from services.cli.bench.reorder import reorder
 from services.cli.bench.replay import replay
 from services.cli.bench.retrieval import retrieval
 from services.cli.bench.scheduling import scheduling
@@ -24,6 +25,7 @@ for command in (
     exactness,
     tiers,
     replay,
+    reorder,
     sustained,
 ):
     app.command()(command)

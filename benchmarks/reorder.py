@@ -1,0 +1,137 @@
+"""What the cache-aware queue gains under overload: the stack with its window at 0, first come, first served, and open.
+
+RAGCache, section 7.3: rates a little above what can be sustained, where a queue builds up and whose turn it is decides
+who waits. Two stacks with caches of their own are warmed up by the same prompts, which come by the paper's skew, and
+then get the same arrivals in turns. Documents outgrow what is kept, so some requests find theirs and some do not.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from itertools import islice
+from statistics import mean
+
+import msgspec
+
+from benchmarks.phases import Measured, one_by_one, open_loop
+from benchmarks.progress import Progress
+from benchmarks.retrieved_prompts import Arrival, document_tokens, poisson
+from benchmarks.systems import OURS, System, Systems
+from protocol.errors import ConfigError, InternalError
+from protocol.prompts import Prompt
+
+
+class ReorderSettings(msgspec.Struct, frozen=True):
+    """How to overload: ``warm_up`` prompts, then ``saturating`` all at once, then ``requests`` at each of ``loads``.
+
+    These are multiples of the sustainable rate. ``window`` is how often a request may be overtaken.
+    """
+
+    warm_up: int
+    saturating: int
+    requests: int
+    loads: tuple[float, ...]
+    window: int
+    seed: int
+
+
+class LoadRow(msgspec.Struct, frozen=True):
+    """Both orders at ``load`` times the sustainable rate, and how many times lower reordering has its mean TTFT."""
+
+    load: float
+    first_come: Measured
+    reordered: Measured
+    ttft_ratio: float
+    p99_ratio: float
+
+
+class ReorderResult(msgspec.Struct, frozen=True):
+    """Rows by load; ``ttft_ratio`` is of the means over all of them.
+
+    ``sustainable_per_s`` is what first come, first served completes in a second with never an empty queue: at any
+    higher rate the queue grows without end. ``largest_overtake`` is the greatest number of times that any request was
+    overtaken. ``document_tokens`` counts the KV of all prompts' documents, equal prefixes once; ``memory_tokens`` is
+    what each stack can keep.
+    """
+
+    window: int
+    largest_overtake: int
+    ttft_ratio: float
+    sustainable_per_s: float
+    reordered_saturated_per_s: float
+    document_tokens: int
+    memory_tokens: int
+    prompt_tokens: float
+    rows: list[LoadRow]
+
+
+class ReorderBenchmark:
+    """Loads two stacks, made by ``first_come`` and by ``reordering``, which differ in the queue's window alone."""
+
+    def __init__(self, first_come: Systems, reordering: Systems, settings: ReorderSettings) -> None:
+        self._first_come = first_come
+        self._reordering = reordering
+        self._settings = settings
+
+    async def run(self, every: Sequence[Prompt], prompts: Iterator[Prompt], progress: Progress) -> ReorderResult:
+        """Measure with ``prompts``, draws without end from ``every`` one that there is.
+
+        Raises ConfigError where everything could be kept, and what the systems raise.
+        """
+        settings = self._settings
+        async with AsyncExitStack() as running:
+            first_come = await running.enter_async_context(self._first_come.running(OURS))
+            reordering = await running.enter_async_context(self._reordering.running(OURS))
+            needed, kept = document_tokens(every), sum(reordering.memory_tokens.values())
+            if needed <= kept:
+                raise ConfigError(
+                    f"the documents come to {needed} tokens and {kept} can be kept, so soon all requests are alike: "
+                    "ask more questions, or keep less",
+                    "host_tokens",
+                )
+            stacks = {"first come": first_come, "reordered": reordering}
+            warming = list(islice(prompts, settings.warm_up))
+            for name, system in stacks.items():
+                await one_by_one(system, warming, f"{name}, warming up", progress)
+            at_once = [Arrival(0.0, prompt) for prompt in islice(prompts, settings.saturating)]
+            saturated = {}
+            for name, system in stacks.items():
+                phase = await open_loop(system, at_once, f"{name}, all at once", progress)
+                saturated[name] = phase.measured().served_per_s
+            rows = []
+            for number, load in enumerate(settings.loads):
+                rate = load * saturated["first come"]
+                arrivals = poisson(prompts, rate, settings.requests, settings.seed + number)
+                measured = {}
+                for name in list(stacks)[:: -1 if number % 2 else 1]:
+                    phase = await open_loop(stacks[name], arrivals, f"{name} at {rate:.2g}/s", progress)
+                    measured[name] = phase.measured(rate)
+                rows.append(_row(load, measured["first come"], measured["reordered"]))
+            overtake = await _largest_overtake(reordering)
+        return ReorderResult(
+            window=settings.window,
+            largest_overtake=overtake,
+            ttft_ratio=mean(row.first_come.mean_ttft_ms for row in rows)
+            / mean(row.reordered.mean_ttft_ms for row in rows),
+            sustainable_per_s=saturated["first come"],
+            reordered_saturated_per_s=saturated["reordered"],
+            document_tokens=needed,
+            memory_tokens=kept,
+            prompt_tokens=mean(prompt.token_count for prompt in warming),
+            rows=rows,
+        )
+
+
+def _row(load: float, first_come: Measured, reordered: Measured) -> LoadRow:
+    return LoadRow(
+        load=load,
+        first_come=first_come,
+        reordered=reordered,
+        ttft_ratio=first_come.mean_ttft_ms / reordered.mean_ttft_ms,
+        p99_ratio=first_come.p99_ttft_ms / reordered.p99_ttft_ms,
+    )
+
+
+async def _largest_overtake(system: System) -> int:
+    if system.stats is None:
+        raise InternalError("the stack does not tell how often requests were overtaken")
+    return (await system.stats()).largest_overtake
