@@ -5,9 +5,11 @@ on_candidates ─► Speculations ─► speculate        admit ─► Scheduler
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import msgspec
 
+from cachectl.ahead import AheadOfTurn
 from cachectl.cost import Costs
 from cachectl.deletion import Deletion
 from cachectl.deliveries import Deliveries
@@ -97,6 +99,7 @@ class Controller:
             self._scheduler, self._leases, self._deliveries, self._tombstones, settings.delete_timeout_s
         )
         self._speculations = Speculations(self._scheduler)
+        self._ahead = AheadOfTurn(self._scheduler, self._leases, hands, settings.prepare_after_s, self._plan_ahead)
         # Every namespace that had a plan or was restored: an engine's own cache may have something of it.
         self._namespaces: set[str] = set()
         self._admitted = self._rejected = 0
@@ -129,7 +132,7 @@ class Controller:
         if grant is None:
             return None
         self._speculations.began(query_id, request.query_id, documents)
-        plan = self._plan(request, grant, self._clock(), unshared=False)
+        plan = self._admitted_plan(request, grant, self._clock(), unshared=False)
         return msgspec.structs.replace(plan, speculative=True)
 
     async def admit(self, request: AdmissionRequest) -> PrefillPlan:
@@ -144,11 +147,13 @@ class Controller:
         arrived = self._clock()
         unshared = self._outdated(request)
         try:
-            grant = await self._leases.acquire(self._request(request, unshared))
+            # Nothing of what is unshared may be kept, so there is nothing to do ahead.
+            with nullcontext() if unshared else self._ahead.while_waiting(request):
+                grant = await self._leases.acquire(self._request(request, unshared))
         except Overloaded:
             self._rejected += 1
             raise
-        return self._plan(request, grant, arrived, unshared)
+        return self._admitted_plan(request, grant, arrived, unshared)
 
     async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = ()) -> None:
         """Hear that a plan has its first token: what it computed serves others from now on, and others may start.
@@ -157,6 +162,7 @@ class Controller:
         that is none; then nothing has changed.
         """
         self._leases.prefilled(query_id, lost_copies(lost))
+        self._ahead.look()
         self._deliveries.start()
 
     async def complete(self, report: CompletionReport) -> None:
@@ -170,6 +176,7 @@ class Controller:
         self._speculations.end(report.query_id)
         prefilled = report.cached_tokens + report.computed_tokens > 0
         self._leases.release(report.query_id, prefilled, lost_copies(report.lost))
+        self._ahead.look()
         self._deliveries.start()
         self._ended[report.outcome] += 1
         self._cached_tokens += report.cached_tokens
@@ -191,7 +198,7 @@ class Controller:
         idle = self._scheduler.idle
         if not idle or self._scheduler.cached(asked):
             return None
-        return self._plan(request, self._leases.take(asked, among=idle), self._clock(), unshared=False)
+        return self._admitted_plan(request, self._leases.take(asked, among=idle), self._clock(), unshared=False)
 
     async def pin(self, path: CachePath, pinned: bool = True) -> None:
         """Keep a path of the tree whatever comes, or no longer. Raises UnknownNode or PinRefused."""
@@ -264,6 +271,7 @@ class Controller:
             planned_from=dict(self._planned_from),
             largest_overtake=self._scheduler.largest_overtake,
             tiers=tier_stats(self._tree),
+            prepared_tokens=self._ahead.prepared_tokens,
         )
 
     async def tree(self, depth: int) -> TreeView:
@@ -320,25 +328,30 @@ class Controller:
         self._scheduler.reprioritise()
         return result
 
-    def _plan(self, request: AdmissionRequest, grant: Grant, arrived: float, unshared: bool) -> PrefillPlan:
+    def _admitted_plan(self, request: AdmissionRequest, grant: Grant, arrived: float, unshared: bool) -> PrefillPlan:
         self._admitted += 1
         for step in grant.steps:
             self._planned_tokens += step.tokens
             if step.source is not None:
                 self._planned_from[step.source] += step.tokens
+        plan = self._plan(request, grant)
+        queued_ms = (self._clock() - arrived) * 1000
+        return msgspec.structs.replace(plan, queued_ms=queued_ms, unshared=unshared, overtaken=grant.overtaken)
+
+    def _plan_ahead(self, request: AdmissionRequest, grant: Grant) -> PrefillPlan:
+        return msgspec.structs.replace(self._plan(request, grant), speculative=True)
+
+    def _plan(self, request: AdmissionRequest, grant: Grant) -> PrefillPlan:
         # What other instances are to do, and this plan does not take along.
         self._deliveries.start()
         return PrefillPlan(
-            query_id=request.query_id,
+            query_id=grant.query_id,
             instance=grant.instance,
             namespace=request.namespace,
             prompt=request.prompt,
-            queued_ms=(self._clock() - arrived) * 1000,
             nodes=planned_nodes(grant),
             moves=tuple(grant.moves),
             ends=tuple(grant.ends),
             spare=spare_keys(self._tree, grant.instance),
             boot=self.boot,
-            unshared=unshared,
-            overtaken=grant.overtaken,
         )

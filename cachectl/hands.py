@@ -1,9 +1,11 @@
-"""Who carries out what the controller orders outside of any plan."""
+"""Who carries out what the controller orders on its own account, and for no query."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
+from protocol.generation import PrefillResult
 from protocol.kv import LostCopy, Orders
+from protocol.plans import PrefillPlan
 
 
 class Hands(Protocol):
@@ -13,4 +15,10 @@ class Hands(Protocol):
         """Have an instance carry out orders, to their end; copies that should be there now and are not.
 
         Doing so twice does no harm. Raises Unavailable where the instance is not there.
+        """
+
+    async def prefill(self, plan: PrefillPlan) -> PrefillResult | None:
+        """Have a plan's prompt prefilled for no answer's sake; None where nothing of it is kept.
+
+        What cancels the call ends the prefill. Raises Unavailable where the plan's instance is not there.
         """

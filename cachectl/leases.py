@@ -58,6 +58,13 @@ class Leases:
             self._hold(grant)
         return grant
 
+    def prepare(self, query_id: str, plan_id: str) -> Grant | None:
+        """A lease on what a waiting request lacks, as ``Scheduler.prepare`` gives it."""
+        grant = self._scheduler.prepare(query_id, plan_id, self._clock())
+        if grant is not None:
+            self._hold(grant)
+        return grant
+
     def prefilled(self, query_id: str, lost: Sequence[tuple[bytes, Tier]] = ()) -> None:
         """Hear of a lease's first token, as ``Scheduler.prefilled`` does, and let those start whose turn it makes.
 

@@ -1,6 +1,7 @@
 """A controller over an engine that really runs: made of what the engine says of itself, and told when it restarts."""
 
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
 
@@ -9,9 +10,10 @@ from cachectl.cost import DeviceProfile
 from cachectl.placement import Capacities
 from cachectl.profiling import PrefillProbe, load_or_measure
 from cachectl.settings import ControllerSettings
-from protocol.generation import StepBudget
+from protocol.generation import PrefillResult, Sampling, StepBudget
 from protocol.kv import KvMemory, LostCopy, Orders, ResidencyReport
 from protocol.parts import Generator
+from protocol.plans import PrefillPlan
 
 FALLBACK_PROFILE = "a10g-7b"
 """What prefills are thought to cost where no KV is kept: only the order of waiting queries depends on it then."""
@@ -30,6 +32,14 @@ class EngineHands:
     async def carry_out(self, instance: str, orders: Orders) -> Sequence[LostCopy]:  # noqa: ARG002
         """Have the engine carry out orders."""
         return await self._engine.carry_out(orders)
+
+    async def prefill(self, plan: PrefillPlan) -> PrefillResult | None:
+        """Have the engine prefill a plan's prompt; its one token is nobody's."""
+        prefill = None
+        async with aclosing(self._engine.stream(plan, Sampling(max_tokens=1))) as steps:
+            async for step in steps:
+                prefill = step.prefill or prefill
+        return prefill
 
 
 class LiveController:

@@ -2,6 +2,7 @@
 
     submit ─► route to an instance ─► wait in its cache-aware queue ─► Grant ─► prefilled ─► complete
     speculate ─► Grant, or none ─► confirm, withdraw, or give way to a request ─► complete
+    prepare ─► Grant, or none, for one that waits ─► give way to it, or to others ─► complete
 
 Both the first token and the end of a request may be others' turn.
 
@@ -17,6 +18,7 @@ from cachectl.node import path_keys
 from cachectl.queue import CacheAwareQueue
 from cachectl.routing import Candidate, route
 from protocol.errors import ConfigError, InvalidRequest, Overloaded, UnknownPlan
+from protocol.tiers import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from cachectl.lookahead import Lookahead
     from cachectl.tree import KnowledgeTree
     from protocol.generation import StepBudget
-    from protocol.tiers import Tier
 
 
 class Request(NamedTuple):
@@ -46,10 +47,23 @@ class _Work:
     """A request in the scheduler's hands: ``tokens`` its whole prompt has, ``seconds`` its prefill may take.
 
     ``step_share`` are the tokens of an engine's step that its prefill takes, while it does. It is ``speculative`` until
-    somebody confirms that it is wanted.
+    somebody confirms that it is wanted. What ``prepares`` the turn of a request that waits, and is ``prepared_by`` on
+    the request's side, is speculative too; it has no answer, so no place.
     """
 
-    __slots__ = ("contents", "grant", "instance", "keys", "request", "seconds", "speculative", "step_share", "tokens")
+    __slots__ = (
+        "contents",
+        "grant",
+        "instance",
+        "keys",
+        "prepared_by",
+        "prepares",
+        "request",
+        "seconds",
+        "speculative",
+        "step_share",
+        "tokens",
+    )
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -60,6 +74,8 @@ class _Work:
         self.seconds = 0.0
         self.step_share = 0
         self.speculative = False
+        self.prepares = False
+        self.prepared_by = ""
         self.grant: Grant | None = None
 
 
@@ -83,6 +99,13 @@ class _Line:
         """Tokens of its step that anything takes, ``besides`` one speculation."""
         shares = [work.step_share for query_id, work in self.speculations.items() if query_id != besides]
         return self.step_tokens + sum(shares)
+
+    def places_taken(self, besides: str | None = None) -> int:
+        """Places that anything takes, ``besides`` one speculation."""
+        guesses = [
+            query_id for query_id, work in self.speculations.items() if query_id != besides and not work.prepares
+        ]
+        return self.running + len(guesses)
 
 
 class Scheduler:
@@ -200,10 +223,48 @@ class Scheduler:
         self._work[request.query_id] = line.speculations[request.query_id] = work
         return self._start(work, now)
 
+    def may_prepare(self, query_id: str) -> bool:
+        """Whether a request waits where a whole prompt's part of the engine's step is free, and no other is prepared.
+
+        That is the case while all places are taken by requests that have their first tokens.
+        """
+        work = self._work.get(query_id)
+        if work is None or work.grant is not None:
+            return False
+        line = self._lines[work.instance]
+        if any(other.prepares for other in line.speculations.values()):
+            return False
+        return not self._step_tokens or line.step_taken() + self._step_prompt_tokens <= self._step_tokens
+
+    def prepare(self, query_id: str, plan_id: str, now: float) -> Grant | None:
+        """Begin to load and compute what a waiting request lacks in its instance's GPU, ahead of its turn.
+
+        The grant is under an id of its own, gives way like a speculation, and ends when it is the request's turn. None
+        unless it may begin (``may_prepare``), and where nothing is lacking or nothing of it could be kept.
+        """
+        if not self.may_prepare(query_id):
+            return None
+        waiting = self._work[query_id]
+        work = self._taken_on(waiting.request._replace(query_id=plan_id))
+        work.instance = waiting.instance
+        found = self.tree.hits(work.request.namespace, work.request.documents, work.instance)
+        if len(found) == len(work.keys) and all(copy.place.tier is Tier.GPU for copy in found):
+            return None
+        work.step_share = self._step_share(work, self.tree.loading(found, work.tokens))
+        work.speculative = work.prepares = True
+        line = self._lines[work.instance]
+        self._work[plan_id] = line.speculations[plan_id] = work
+        grant = self._start(work, now)
+        if not any(step.kept is not None and step.kept is not step.source for step in grant.steps):
+            self.complete(plan_id, now, kept=False)
+            return None
+        waiting.prepared_by = plan_id
+        return grant
+
     def speculates(self, query_id: str) -> bool:
         """Whether a speculation goes on: neither confirmed nor withdrawn, nor has it given way or ended."""
         work = self._work.get(query_id)
-        return work is not None and query_id in self._lines[work.instance].speculations
+        return work is not None and not work.prepares and query_id in self._lines[work.instance].speculations
 
     def confirm(self, query_id: str) -> None:
         """Take a speculation for the request that it turned out to be. Raises UnknownPlan unless it goes on."""
@@ -315,7 +376,7 @@ class Scheduler:
             assert all(work in here and work.speculative for work in line.speculations.values())
             others = [work for work in here if work.speculative and work not in line.speculations.values()]
             assert not any(work.step_share for work in others), "what gave way takes part of a step"
-            assert len(here) - len(others) <= self._max_running
+            assert line.places_taken() <= self._max_running
             full = line.running == self._max_running or line.step_tokens
             assert not line.queue or full, "a request waits beside a free place"
 
@@ -394,6 +455,9 @@ class Scheduler:
             line = self._lines[work.instance]
             line.running += 1
             line.step_tokens += work.step_share
+            if work.prepared_by in line.speculations:
+                self._give_way(self._work[work.prepared_by])
+                work.grant.ends.append(work.prepared_by)
             work.grant.ends += self._make_way(line)
         if len(self._lines) > 1 and self._lookahead:
             # What went to a shared tier can be used by requests that wait for other instances.
@@ -447,8 +511,7 @@ class Scheduler:
 
     def _has_room(self, line: _Line, besides: str | None = None) -> bool:
         """Whether a speculation could start on an instance, ``besides`` one that would end for it."""
-        others = len(line.speculations) - (besides in line.speculations)
-        if line.queue or line.running + others >= self._max_running:
+        if line.queue or line.places_taken(besides) >= self._max_running:
             return False
         return not self._step_tokens or line.step_taken(besides) < self._step_tokens
 
@@ -456,7 +519,7 @@ class Scheduler:
         """Let go of speculations, the latest first, that keep requests from a place or from their part of a step."""
         ended = []
         for query_id, work in reversed(list(line.speculations.items())):
-            crowded = line.running + len(line.speculations) > self._max_running
+            crowded = not work.prepares and line.places_taken() > self._max_running
             if crowded or (work.step_share and line.step_taken() > self._step_tokens):
                 self._give_way(work)
                 ended.append(query_id)

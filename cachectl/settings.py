@@ -40,6 +40,12 @@ class ControllerSettings(BaseModel):
         True,
         description="Begin to generate on provisional documents while the search goes on, where the engine has room.",
     )
+    prepare_after_s: float | None = Field(
+        0.1,
+        ge=0,
+        description="A query that waits for longer has its documents' KV loaded or computed ahead of its turn, where "
+        "the engine has room; None: never.",
+    )
     lease_s: float = Field(
         900.0, gt=0, description="A plan that was not completed after so many seconds is taken for lost."
     )

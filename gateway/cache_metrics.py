@@ -43,6 +43,11 @@ class CacheMetrics(Collector):
         if self._stats is None:
             return
         yield GaugeMetricFamily("ragtree_queue_depth", "Queries that wait for their turn.", self._stats.queued)
+        yield CounterMetricFamily(
+            "ragtree_cache_prepared_tokens",
+            "Prompt tokens that were loaded or computed for queries that waited, ahead of their turns.",
+            self._stats.prepared_tokens,
+        )
         evictions, used = Counter[str](), Counter[str]()
         for tier in self._stats.tiers:
             evictions[tier.tier.value] += tier.evictions

@@ -129,7 +129,7 @@ class ControllerStats(msgspec.Struct, frozen=True):
 
     ``planned_cached_tokens`` and ``planned_tokens`` are the prompts' tokens in front of the question as plans had them;
     ``cached_tokens`` and ``computed_tokens`` what reports said of whole prompts. ``planned_from`` splits
-    ``planned_cached_tokens`` by tier.
+    ``planned_cached_tokens`` by tier. ``prepared_tokens`` were loaded or computed ahead of their requests' turns.
     """
 
     policy: str
@@ -148,3 +148,4 @@ class ControllerStats(msgspec.Struct, frozen=True):
     largest_overtake: int = 0
     tiers: tuple[TierStats, ...] = ()
     planned_from: dict[Tier, int] = {}
+    prepared_tokens: int = 0

@@ -46,7 +46,7 @@ def checked_controllers(clock: Clock, hands=None, **defaults) -> Iterator[Callab
         *instances: str, gpu=1000, host=0, disk=0, hands=hands, load_s=0.0, fingerprint="", step=None, **settings
     ):
         controller = Controller(
-            ControllerSettings(**{"lease_s": LEASE_S} | defaults | settings),
+            ControllerSettings(**{"lease_s": LEASE_S, "prepare_after_s": None} | defaults | settings),
             instances or ["one"],
             clock,
             Costs(load_s),

@@ -465,6 +465,8 @@ class SpeculatingMachine(RuleBasedStateMachine):
         self.waiting: set[str] = set()
         self.guesses: dict[str, Grant] = {}
         self.given_up: dict[str, Grant] = {}
+        # What goes on ahead of turns, by the plan; the request that it is for.
+        self.prepared: dict[str, str] = {}
         self.prefilling: set[str] = set()
         self.queries = 0
 
@@ -499,6 +501,24 @@ class SpeculatingMachine(RuleBasedStateMachine):
             assert grant.ends == []
             self.guesses[request.query_id] = grant
             self.prefilling.add(request.query_id)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def prepare(self, data):
+        query_id = data.draw(st.sampled_from(sorted(self.waiting)))
+        self.queries += 1
+        plan_id = str(self.queries)
+        may = self.scheduler.may_prepare(query_id)
+        grant = self.scheduler.prepare(query_id, plan_id, 0.0)
+        if grant is None:
+            assert plan_id not in self.tree.grants
+            return
+        assert may
+        assert any(step.source is not Tier.GPU and step.kept is not None for step in grant.steps)
+        self.prepared[plan_id] = query_id
+        self.given_up[plan_id] = grant
+        self.prefilling.add(plan_id)
+        assert not self.scheduler.may_prepare(query_id)
 
     @precondition(lambda self: self.guesses)
     @rule(data=st.data())
@@ -561,6 +581,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
             known.pop(query_id, None)
         self.waiting.discard(query_id)
         self.prefilling.discard(query_id)
+        self.prepared.pop(query_id, None)
 
     def turns_of(self, grants, prefilled=None):
         if prefilled is not None:
@@ -570,9 +591,13 @@ class SpeculatingMachine(RuleBasedStateMachine):
             self.requests[grant.query_id] = grant
             self.prefilling.add(grant.query_id)
             here = [query_id for query_id, guess in self.guesses.items() if guess.instance == grant.instance]
+            own = [plan_id for plan_id, query_id in self.prepared.items() if query_id == grant.query_id]
+            assert set(own) <= set(grant.ends), "what was begun for a request goes on beside it"
+            prepared = [plan_id for plan_id in grant.ends if self.prepared.pop(plan_id, None) is not None]
+            ends = [query_id for query_id in grant.ends if query_id not in prepared]
             # Those that take nothing of the step may be passed over.
-            assert grant.ends == [query_id for query_id in reversed(here) if query_id in grant.ends]
-            for query_id in grant.ends:
+            assert ends == [query_id for query_id in reversed(here) if query_id in ends]
+            for query_id in ends:
                 self.given_up[query_id] = self.guesses.pop(query_id)
 
     @invariant()
