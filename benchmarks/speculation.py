@@ -33,6 +33,7 @@ from gateway.query import Query
 from gateway.query_log import QueryLog
 from gateway.reply import Timings
 from gateway.settings import GatewaySettings
+from gateway.settling import Settling
 from gateway.transcript import Transcript
 from generator.engine import Engine
 from generator.layout import SegmentLayout
@@ -287,6 +288,7 @@ class _Asker:
             releases=self._releases,
             query_log=QueryLog(None, 0),
             settings=GatewaySettings(query_timeout_s=3600.0, first_step_timeout_s=3600.0),
+            settling=Settling(),
         )
 
     async def ask(self, number: int, on: bool) -> QueryCompleted:

@@ -25,6 +25,7 @@ from gateway.routes import admin, documents, health, query
 from gateway.routes import openai as openai_routes
 from gateway.runs import QueryRuns
 from gateway.settings import GatewaySettings
+from gateway.settling import Settling
 from gateway.warmup import WarmUps
 from protocol.parts import Parts
 
@@ -55,7 +56,9 @@ def create_app(
         settings.readiness_interval_s,
         settings.readiness_timeout_s,
     )
-    pipeline = QueryPipeline(parts, metrics=metrics, releases=releases, query_log=query_log, settings=settings)
+    pipeline = QueryPipeline(
+        parts, metrics=metrics, releases=releases, query_log=query_log, settings=settings, settling=Settling()
+    )
     runs = QueryRuns(pipeline, readiness.heard)
     forgetting = Forgetting(parts.retriever, parts.controller, settings)
     replay = Replay(parts, runs=runs, readiness=readiness, releases=releases, settings=settings)

@@ -12,6 +12,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.query import Query
 from gateway.query_log import QueryLog
 from gateway.settings import GatewaySettings
+from gateway.settling import Settling
 from gateway.speculation import Speculation
 from gateway.transcript import Transcript
 from protocol.errors import InternalError, NoDocuments, QuestionTooLong, UnknownCollection
@@ -34,12 +35,14 @@ class QueryPipeline:
         releases: Releases,
         query_log: QueryLog,
         settings: GatewaySettings,
+        settling: Settling,
     ) -> None:
         self._parts = parts
         self._metrics = metrics
         self._releases = releases
         self._query_log = query_log
         self._settings = settings
+        self._settling = settling
 
     async def run(self, transcript: Transcript) -> AsyncGenerator[Event]:
         """The query's events up to ``query.completed``; raises what any part raises, and DeadlineExceeded.
@@ -111,7 +114,15 @@ class QueryPipeline:
     def _speculation(self, transcript: Transcript, deadline: Deadline, searched_at: float) -> Speculation:
         within_s = self._settings.first_step_timeout_s
         return Speculation(
-            transcript, self._parts, self._releases, deadline, within_s, self._lay_out, self._metrics, searched_at
+            transcript,
+            self._parts,
+            self._releases,
+            deadline,
+            within_s,
+            self._lay_out,
+            self._metrics,
+            self._settling,
+            searched_at,
         )
 
     async def _search(self, query: Query, deadline: Deadline, lease: Lease) -> AsyncGenerator[CandidateSet]:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Literal
 
@@ -12,6 +13,7 @@ from gateway.lease import Lease, Releases
 from gateway.metrics import GatewayMetrics
 from gateway.query import Query
 from gateway.reply import SpeculationTimings
+from gateway.settling import Settling
 from gateway.transcript import Transcript
 from protocol.parts import Parts
 from protocol.plans import AdmissionRequest, DocumentOrder, SpeculationDecision
@@ -23,7 +25,8 @@ class Speculation:
     """One query's speculation: at most one guess at a time, on what its search has found so far.
 
     A context manager: what still runs at the end of its block is ended, with the outcome that a ``Lease`` would have.
-    ``lay_out`` makes the prompt; the search began at ``searched_at``, in seconds since the epoch.
+    ``lay_out`` makes the prompt; the search began at ``searched_at``, in seconds since the epoch. ``settling`` learns
+    from this search when others are worth beginning on.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class Speculation:
         first_step_timeout_s: float,
         lay_out: Callable[[Query, CandidateSet], Prompt],
         metrics: GatewayMetrics,
+        settling: Settling,
         searched_at: float,
     ) -> None:
         self._transcript = transcript
@@ -45,11 +49,16 @@ class Speculation:
         self._first_step_timeout_s = first_step_timeout_s
         self._lay_out = lay_out
         self._metrics = metrics
+        self._settling = settling
         self._searched_at = searched_at
+        search, ranked = self._query.search, self._query.order is DocumentOrder.RETRIEVAL
+        self._kind = search.tenant, search.collection, search.top_k, search.filters is None, ranked
+        # Since this share of the search, the documents are the newest.
+        self._settled_at = 0.0
         self._guess: Guess | None = None
         self._asked = self._begun = self._wasted_tokens = 0
         self._given_up: list[Guess] = []
-        self._newest: tuple[CandidateSet, Sequence[str]]
+        self._newest: tuple[CandidateSet, Sequence[str]] | None = None
         # The end of the guess that was let go last, and what comes after it.
         self._ending: asyncio.Task[None] | None = None
         self._beginning_anew: asyncio.Task[None] | None = None
@@ -91,8 +100,11 @@ class Speculation:
         if self._query.order is not DocumentOrder.RETRIEVAL:
             # The prompt is the same however they were ranked, or the guess's order is as good.
             documents.sort()
+        if self._newest is None or self._newest[1] != documents:
+            self._settled_at = found.stage / found.of
         self._newest = found, documents
         if found.final:
+            self._settling.settled(self._kind, self._settled_at)
             await self._conclude(documents)
             return
         if self._beginning_anew is not None:
@@ -100,23 +112,22 @@ class Speculation:
                 return
             began_anew, self._beginning_anew = self._beginning_anew, None
             began_anew.result()
-        await self._follow()
+        await self._follow(found, documents)
 
     def confirmed(self) -> Guess | None:
         """What runs on the final documents, once they were considered; its steps may leave."""
         return self._guess if self._confirmed else None
 
-    async def _follow(self) -> None:
+    async def _follow(self, found: CandidateSet, documents: Sequence[str]) -> None:
         """Start, keep or drop a guess for the newest documents."""
-        found, documents = self._newest
-        if self._runs_on(documents):
+        if self._runs_on(documents) or (self._guess is None and not self._worth_beginning(found)):
             return
         controller = self._parts.controller
         decision = await self._deadline.wait(controller.on_candidates(self._query.query_id, documents, final=False))
         if decision is SpeculationDecision.KEEP:
             return
         self._let_go("wrong")
-        if decision is not SpeculationDecision.START:
+        if decision is not SpeculationDecision.START or not self._worth_beginning(found):
             return
         if self._ending is None or self._ending.done():
             await self._start(found, documents)
@@ -129,7 +140,10 @@ class Speculation:
         Nothing else could begin there before. What was computed by then is known, and the next plan finds it.
         """
         await asyncio.wait({ending})
-        await self._start(*self._newest)
+        assert self._newest is not None
+        found, documents = self._newest
+        if self._worth_beginning(found):
+            await self._start(found, documents)
 
     async def _conclude(self, documents: Sequence[str]) -> None:
         """Have the guess confirmed, if there is one on the final documents; otherwise end it."""
@@ -154,6 +168,9 @@ class Speculation:
             self._let_go("gave_way")
         return self._guess is not None and self._guess.documents == documents
 
+    def _worth_beginning(self, found: CandidateSet) -> bool:
+        return self._settling.worth_beginning(self._kind, found.stage, found.of, found.elapsed_ms)
+
     async def _start(self, found: CandidateSet, documents: Sequence[str]) -> None:
         self._asked += 1
         query = self._query
@@ -177,12 +194,19 @@ class Speculation:
                 plan, documents, lease, steps, self._parts.generator.end, self._transcript.elapsed_s * 1000
             )
 
-    def _let_go(self, why: str) -> None:
+    def _let_go(self, why: Literal["wrong", "gave_way"]) -> None:
         guess, self._guess = self._guess, None
         if guess is not None:
             guess.lease.__exit__(None, None, None)
             self._ending = guess.lease.released
             assert self._ending is not None
-            self._ending.add_done_callback(lambda _: guess.end(self._transcript.elapsed_s * 1000))
+            wrong_at_ms = self._transcript.elapsed_s * 1000 if why == "wrong" else None
+            self._ending.add_done_callback(partial(self._let_gone, guess, wrong_at_ms))
             self._given_up.append(guess)
             self._metrics.speculated(why)
+
+    def _let_gone(self, guess: Guess, wrong_at_ms: float | None, _: asyncio.Task[None]) -> None:
+        now_ms = self._transcript.elapsed_s * 1000
+        guess.end(now_ms)
+        if wrong_at_ms is not None:
+            self._settling.ended(now_ms - wrong_at_ms)

@@ -13,6 +13,7 @@ from gateway.pipeline import QueryPipeline
 from gateway.query import Query
 from gateway.query_log import QueryLog
 from gateway.settings import GatewaySettings
+from gateway.settling import Settling
 from gateway.transcript import Transcript
 from protocol.errors import (
     DeadlineExceeded,
@@ -42,6 +43,7 @@ class Bench:
             releases=self.releases,
             query_log=QueryLog(None, 0),
             settings=GatewaySettings(**settings),
+            settling=Settling(),
         )
 
     def query(self, **changes: object) -> Query:

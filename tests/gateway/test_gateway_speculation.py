@@ -20,6 +20,7 @@ from gateway.pipeline import QueryPipeline
 from gateway.query import Query
 from gateway.query_log import QueryLog
 from gateway.settings import GatewaySettings
+from gateway.settling import Settling
 from gateway.transcript import Transcript
 from protocol.errors import DeadlineExceeded, EngineDied, Unavailable, UnknownPlan
 from protocol.generation import GenerationStep, PrefillResult, Sampling, StepBudget
@@ -210,6 +211,10 @@ class Scene:
         self.releases = Releases()
         self.registry = CollectorRegistry()
         self.metrics = GatewayMetrics(self.registry)
+        # How long an engine takes to let go is chance here, so nothing is learnt of it.
+        self.settling = Settling()
+        self.ended_ms: list[float] = []
+        self.settling.ended = self.ended_ms.append
         self.before = asyncio.all_tasks()
 
     # The parts
@@ -252,6 +257,7 @@ class Scene:
             releases=self.releases,
             query_log=QueryLog(None, 0),
             settings=GatewaySettings(**limits),
+            settling=self.settling,
         )
         self.searches[query_id] = Search()
         query = Query(
@@ -394,6 +400,43 @@ async def test_final_documents_other_than_the_guess_mean_a_turn_like_any_other(s
     assert scene.controller.calls == ["start", "speculate", "admit"], "a turn ends the guess in the controller, too"
     assert scene.controller.outcomes == {"q~1": CANCELLED, "q": COMPLETED}
     assert query.events[-1].response.timings.speculation.outcome == "dropped"
+
+
+async def test_it_begins_no_sooner_than_is_worth_it(scene: Scene):
+    """Searches like this one settle after five of nine stages, and an engine is long in letting go of a guess."""
+    kind = ("default", "default", 3, True, True)
+    for _ in range(40):
+        scene.settling.settled(kind, 5 / 9)
+        Settling.ended(scene.settling, 1000.0)
+    query = scene.asks("q")
+    for documents in "aab":
+        await scene.finds("q", documents)
+    assert scene.controller.calls == []
+    await scene.finds("q", "b")
+    await scene.finds("q", "c")
+    assert scene.controller.calls == ["start", "speculate"]
+    (await scene.opened("q~1")).says(finish=True)
+    before = scene.settling.odds(kind, 4 / 9)
+    await scene.finds("q", "c", final=True)
+    assert await query.answer() == "c "
+    assert scene.settling.odds(kind, 4 / 9) <= before, "it settled after five stages again"
+
+
+async def test_how_long_an_engine_takes_to_let_go_is_learnt_from_wrong_guesses_alone(scene: Scene):
+    query = scene.asks("q")
+    await scene.finds("q", "a")
+    broken = await scene.opened("q~1")
+    broken.breaks(EngineDied("gone"))
+    await eventually(lambda: broken.closed)
+    await scene.finds("q", "b")
+    await scene.opened("q~2")
+    assert scene.ended_ms == []
+    await scene.finds("q", "c")
+    (await scene.opened("q~3")).says(finish=True)
+    await scene.finds("q", "c", final=True)
+    await query.answer()
+    (ended_ms,) = scene.ended_ms
+    assert 0 <= ended_ms <= query.events[-1].timings.total_ms
 
 
 async def test_nothing_found_ends_the_guess(scene: Scene):
