@@ -8,6 +8,8 @@ VLLM = {
     "RAGTREE_GENERATOR__CPU_THREADS": "2",
     # No search of so few documents is long enough for stages by itself, and then nothing is speculated on.
     "RAGTREE_RETRIEVER__INDEX__STAGE_MS": "0.000001",
+    # Few answers at once are enough to make another query wait.
+    "RAGTREE_CONTROLLER__MAX_RUNNING": "2",
 }
 
 

@@ -1,6 +1,7 @@
 """End to end, over HTTP only: real vLLM through real Ray Serve."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import psutil
@@ -78,6 +79,23 @@ def test_a_document_is_prefilled_once_whatever_is_asked_of_it(vllm_stack):
     assert resolved["hit_docs"] == 1
     usage = events[-1]["response"]["usage"]
     assert cached(usage) == resolved["cached_tokens"]
+
+
+def test_what_a_waiting_query_lacks_is_computed_ahead_of_its_turn(vllm_stack):
+    vllm_stack.ingest("museum", {"museum": ARCHIVE.replace("archive", "museum")})
+    long = {**QUESTION, "query": "Tell me everything about Freedonia.", "max_tokens": 250}
+    prepared = vllm_stack.metric("ragtree_cache_prepared_tokens_total")
+    with ThreadPoolExecutor(1) as pool:
+        with vllm_stack.asking(**long) as one, vllm_stack.asking(**long) as other:
+            for answer in (one, other):
+                next(event for event in answer if event["type"] == "output_text.delta")
+            asked = {**QUESTION, "query": "What does the museum hold?", "collection": "museum", "max_tokens": 2}
+            waits = pool.submit(vllm_stack.query, **asked)
+            until(lambda: vllm_stack.metric("ragtree_cache_prepared_tokens_total") > prepared)
+            assert not waits.done()
+        reply = waits.result().json()
+    assert reply["timings"]["queue_ms"] > 100
+    assert cached(reply["usage"]) > reply["usage"]["prompt_tokens"] - 60
 
 
 def test_a_killed_controller_rebuilds_its_tree_and_reuse_goes_on(vllm_stack):
