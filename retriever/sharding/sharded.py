@@ -51,7 +51,7 @@ class ShardedRetriever:
         found = await asyncio.gather(*map(self._missing, self._every))
         absent = {shard: error for shard, error in enumerate(found) if error is not None}
         if absent.keys() != self._absent.keys():
-            _log.warning("shards", missing={shard: error.message for shard, error in absent.items()})
+            _log.info("shard_readiness", missing={shard: error.message for shard, error in absent.items()})
         self._absent = absent
         if absent and (not self._partial or len(absent) == len(self._shards)):
             # A shard that will never be there is the news where all are needed, and none where the others may yet come.
