@@ -1,6 +1,7 @@
 """Answers as OpenAI's chat endpoint gives them: one object, or unnamed chunks that end in ``[DONE]``.
 
-Beyond OpenAI's fields a completion, and the first chunk of a stream, carry ``citations``.
+Beyond OpenAI's fields a completion, and the first chunk of a stream, carry ``citations`` and whether the answer is
+``partial``: made without all that a lost or slow shard of the index has.
 """
 
 from collections.abc import AsyncIterator
@@ -62,6 +63,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[Choice]
     usage: Usage
     citations: tuple[Citation, ...]
+    partial: bool = False
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -90,6 +92,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[ChunkChoice, ...]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     citations: tuple[Citation, ...] | msgspec.UnsetType = msgspec.UNSET
+    partial: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 def chat_completion(reply: Reply) -> ChatCompletion:
@@ -102,6 +105,7 @@ def chat_completion(reply: Reply) -> ChatCompletion:
         choices=(Choice(message=message, finish_reason=reply.finish_reason),),
         usage=reply.usage,
         citations=reply.citations,
+        partial=reply.partial,
     )
 
 
@@ -118,12 +122,13 @@ async def chat_frames(run: QueryRun, include_usage: bool) -> AsyncIterator[bytes
 
 
 class _Rendering:
-    """Where a stream of chunks stands: the citations gathered for its first chunk, and whether that has left."""
+    """Where a stream of chunks stands: what is gathered for its first chunk, and whether that has left."""
 
     def __init__(self, include_usage: bool) -> None:
         self._usage: msgspec.UnsetType | None = None if include_usage else msgspec.UNSET
         self._include_usage = include_usage
         self._citations: list[Citation] = []
+        self._partial = False
         self._opened = False
         self._created: events.QueryCreated | None = None
 
@@ -131,6 +136,8 @@ class _Rendering:
         match event:
             case events.QueryCreated():
                 self._created = event
+            case events.RetrievalCompleted():
+                self._partial = event.partial
             case events.AnnotationAdded():
                 self._citations.append(event.annotation)
             case events.OutputTextDelta():
@@ -144,7 +151,7 @@ class _Rendering:
             return []
         self._opened = True
         first = self._chunk(Delta(role="assistant", content=""))
-        return [msgspec.structs.replace(first, citations=tuple(self._citations))]
+        return [msgspec.structs.replace(first, citations=tuple(self._citations), partial=self._partial)]
 
     def _closing(self, completed: events.QueryCompleted) -> list[ChatChunk]:
         last = self._chunk(Delta(), completed.response.finish_reason)

@@ -45,11 +45,16 @@ class RetrievalStage(Event, frozen=True, kw_only=True, tag="retrieval.stage"):
     final: bool
 
 
-class RetrievalCompleted(Event, frozen=True, kw_only=True, tag="retrieval.completed"):
-    """The final documents, best first."""
+class RetrievalCompleted(Event, frozen=True, kw_only=True, omit_defaults=True, tag="retrieval.completed"):
+    """The final documents, best first; ``partial`` when ``missing_shards`` did not give all they have.
+
+    Neither of these stands in it otherwise.
+    """
 
     results: tuple[SearchResult, ...]
     elapsed_ms: float
+    partial: bool = False
+    missing_shards: tuple[str, ...] = ()
 
 
 class CacheResolved(Event, frozen=True, kw_only=True, tag="cache.resolved"):

@@ -36,6 +36,11 @@ class GatewayMetrics:
             buckets=_STAGE_SECONDS,
             registry=registry,
         )
+        self._partial = Counter(
+            "ragtree_retrieval_partial_total",
+            "Searches that ended without all that a lost or slow shard has.",
+            registry=registry,
+        )
         self._queue_wait = Histogram(
             "ragtree_queue_wait_seconds", "Time a query waited for its turn.", buckets=_SECONDS, registry=registry
         )
@@ -81,6 +86,10 @@ class GatewayMetrics:
     def stage(self, stage: int, seconds: float) -> None:
         """Record one stage of a search."""
         self._stage.labels(str(stage)).observe(seconds)
+
+    def partial(self) -> None:
+        """Count a search that ended without all that some shard has."""
+        self._partial.inc()
 
     def admitted(self, queued_s: float, overtakes: int) -> None:
         """Record a query that left the queue."""

@@ -67,6 +67,8 @@ class QueryPipeline:
                     yield transcript.stage(found)
             if found is None or not found.final:
                 raise InternalError("The search ended without its final documents.")
+            if found.missing_shards:
+                self._metrics.partial()
             self._note(query, found)
 
             guess = speculation.confirmed()

@@ -83,7 +83,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """An answer with its sources.
 
     ``citations`` are the ``results`` that stood in the prompt. ``dropped_documents`` counts those that the model's
-    context had no room for, from the tail; ``dropped_chunk_ids`` names them.
+    context had no room for, from the tail; ``dropped_chunk_ids`` names them. An answer is ``partial`` when
+    ``missing_shards`` of the index did not give all they have, so that better documents may be missing.
     """
 
     query_id: str
@@ -99,6 +100,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     dropped_chunk_ids: tuple[str, ...]
     usage: Usage
     timings: Timings
+    partial: bool = False
+    missing_shards: tuple[str, ...] = ()
 
 
 def search_results(candidates: CandidateSet) -> tuple[SearchResult, ...]:

@@ -51,6 +51,7 @@ class Transcript:
         self._speculation: SpeculationTimings | None = None
         self._citations: tuple[Citation, ...] = ()
         self._dropped: tuple[str, ...] = ()
+        self._missing_shards: tuple[str, ...] = ()
         self._queue_ms = 0.0
         self._overtakes = 0
         self._prefill = _NO_PREFILL
@@ -95,10 +96,17 @@ class Transcript:
         self._retrieval_ms = found.elapsed_ms
         self._citations = tuple(citation(rank, chunk) for rank, chunk in enumerate(found.docs[:kept]))
         self._dropped = tuple(chunk.chunk_id for chunk in found.docs[kept:])
+        self._missing_shards = found.missing_shards
 
     def retrieved(self) -> events.RetrievalCompleted:
         """The event of the final documents."""
-        return events.RetrievalCompleted(**self._stamp(), results=self._results, elapsed_ms=self._retrieval_ms)
+        return events.RetrievalCompleted(
+            **self._stamp(),
+            results=self._results,
+            elapsed_ms=self._retrieval_ms,
+            partial=bool(self._missing_shards),
+            missing_shards=self._missing_shards,
+        )
 
     def admit(self, plan: PrefillPlan) -> None:
         """Note how long the query waited, and how often it was overtaken."""
@@ -162,6 +170,8 @@ class Transcript:
                 PromptTokensDetails(self._prefill.cached_tokens),
             ),
             timings=self._timings(),
+            partial=bool(self._missing_shards),
+            missing_shards=self._missing_shards,
         )
 
     def _timings(self) -> Timings:

@@ -31,6 +31,7 @@
         EngineNotReady           the engine is still loading, or being restarted
         EngineDied               the engine went away under this request
         RetrieverNotReady        the index is still loading, or being restarted
+        ShardTimeout             a shard of the index did not answer in time
         DeployFailed             a part of the stack could not be started, and is not tried again
         DeadlineExceeded         the query's time was up before its answer was complete
       StorageFull                the disk has no room for what should be stored; nothing of it was kept
@@ -238,6 +239,12 @@ class RetrieverNotReady(Unavailable):
     """The index is still loading, or being restarted."""
 
     code = "retriever_not_ready"
+
+
+class ShardTimeout(Unavailable):
+    """A shard of the index did not answer in time."""
+
+    code = "shard_timeout"
 
 
 class DeployFailed(Unavailable):

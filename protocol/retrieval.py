@@ -6,13 +6,18 @@ from protocol.filters import Attributes, Filter
 
 
 class SearchRequest(msgspec.Struct, frozen=True):
-    """The ``top_k`` chunks of a tenant's collection nearest to ``query`` among those that pass ``filters``."""
+    """The ``top_k`` chunks of a tenant's collection nearest to ``query`` among those that pass ``filters``.
+
+    With ``check_keys`` an attribute of the filters that no document has is refused; without, the sets name it. A shard
+    cannot refuse it, for it does not know the documents of the others.
+    """
 
     tenant: str
     collection: str
     query: str
     top_k: int
     filters: Filter | None = None
+    check_keys: bool = True
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -35,7 +40,8 @@ class CandidateSet(msgspec.Struct, frozen=True):
     """The best chunks known after ``stage`` (from 1) ``of`` so many; ``docs`` and ``scores`` run best first.
 
     Scores are inner products of unit vectors, so cosines in [-1, 1]. Exactly the last set of a search is ``final``.
-    ``elapsed_ms`` counts from the start of the search.
+    ``elapsed_ms`` counts from the start of the search. ``unknown_keys`` are the attributes of the filters that no
+    document has; ``missing_shards`` are those that did not give all they have, and may have had better chunks.
     """
 
     stage: int
@@ -44,3 +50,5 @@ class CandidateSet(msgspec.Struct, frozen=True):
     scores: tuple[float, ...]
     final: bool
     elapsed_ms: float
+    unknown_keys: tuple[str, ...] = ()
+    missing_shards: tuple[str, ...] = ()

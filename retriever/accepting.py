@@ -15,6 +15,11 @@ from retriever.store.incoming import checked_name
 from retriever.store.jobs import Jobs
 
 
+def body_hash(collection: str, body: DocumentUpload | bytes) -> str:
+    """What must be equal for two uploads under one idempotency key to be the same."""
+    return blake3(msgspec.msgpack.encode((collection, body))).hexdigest()
+
+
 class Acceptor:
     """Writes down what is to be done with documents; when a call returns, it will be, whatever happens."""
 
@@ -39,13 +44,16 @@ class Acceptor:
         loaded = self._loaders.load(upload.content, upload.media_type)
         title = upload.title or loaded.title
         document = incoming(upload.document_id, loaded.text, upload.filename, title, upload.attributes)
-        body_hash = blake3(msgspec.msgpack.encode((collection, upload))).hexdigest()
-        return self._accept(tenant, collection, ParsedBatch([(None, document)], []), key, body_hash)
+        return self._accept(tenant, collection, ParsedBatch([(None, document)], []), key, body_hash(collection, upload))
 
     def put_batch(self, tenant: str, collection: str, jsonl: bytes, key: str | None) -> IngestJob:
         """A job that puts the documents of a batch in. Raises EmptyDocument, StorageFull or IdempotencyMismatch."""
-        body_hash = blake3(msgspec.msgpack.encode((collection, jsonl))).hexdigest()
-        return self._accept(tenant, collection, parse_batch(jsonl), key, body_hash)
+        return self._accept(tenant, collection, parse_batch(jsonl), key, body_hash(collection, jsonl))
+
+    def claim_key(self, tenant: str, key: str, hashed: str) -> None:
+        """Bind an idempotency key to the hash of a body. Raises StorageFull or IdempotencyMismatch."""
+        with self._database.write() as transaction:
+            self._jobs.claim_key(transaction, tenant, key, hashed)
 
     def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
         """Remove a document, from the queue also. Raises UnknownCollection or UnknownDocument."""
@@ -58,15 +66,15 @@ class Acceptor:
         if held_in is not None and removed:
             self._ingester.forget(held_in, removed)
 
-    def _accept(self, tenant: str, collection: str, batch: ParsedBatch, key: str | None, body_hash: str) -> IngestJob:
+    def _accept(self, tenant: str, collection: str, batch: ParsedBatch, key: str | None, hashed: str) -> IngestJob:
         checked_name(collection, "collection")
         with self._database.write() as transaction:
-            before = self._jobs.accepted_before(transaction, tenant, key, body_hash) if key else None
+            before = self._jobs.accepted_before(transaction, tenant, key, hashed) if key else None
             if before:
                 return before
             self._jobs.purge(transaction, self._settings.job_retention_s)
             into = self._documents.ensure_collection(transaction, tenant, collection)
             job = self._jobs.create(transaction, tenant, collection, into, batch.documents, batch.errors)
             if key:
-                self._jobs.remember_key(transaction, tenant, key, body_hash, job.job_id)
+                self._jobs.remember_key(transaction, tenant, key, hashed, job.job_id)
         return job

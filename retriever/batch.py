@@ -29,10 +29,15 @@ class _Line(msgspec.Struct, frozen=True):
 _decoder = msgspec.json.Decoder(_Line)
 
 
+def batch_lines(jsonl: bytes) -> list[bytes]:
+    """The lines of a batch, blank ones too, without the mark that some editors put before the first."""
+    return jsonl.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+
+
 def parse_batch(jsonl: bytes) -> ParsedBatch:
     """Read a batch; blank lines are nothing. Raises EmptyDocument if no line is left."""
     batch = ParsedBatch([], [])
-    for number, line in enumerate(jsonl.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+    for number, line in enumerate(batch_lines(jsonl), start=1):
         if not line.strip():
             continue
         try:

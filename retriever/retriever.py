@@ -125,6 +125,10 @@ class Retriever:
         self._ingest_thread.notify()
         return job
 
+    async def claim_key(self, tenant: str, key: str, body_hash: str) -> None:
+        """Bind an idempotency key to the hash of a body; see the contract of a shard."""
+        await self._store(self._acceptor.claim_key, tenant, key, body_hash)
+
     async def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
         """Remove a document, its chunks and its uploads that are still queued, in one step."""
         await self._store(self._acceptor.delete_document, tenant, collection, document_id)

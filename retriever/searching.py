@@ -57,8 +57,9 @@ class Searcher:
             raise InvalidRequest("top_k must be at least 1", param="top_k")
         with self._database.read() as transaction:
             collection = self._searchable(transaction, request)
-            if request.filters is not None:
-                self._check_keys(transaction, collection, request.filters)
+            unknown = self._unknown_keys(transaction, collection, request.filters)
+        if unknown and request.check_keys:
+            raise UnknownFilterKey(f"no document has an attribute {unknown[0]!r}", param="filters")
         query = self._embedder.embed_query(request.query)
         spare = dead = 0
         of = 1
@@ -73,7 +74,7 @@ class Searcher:
                         elapsed_ms = 1000 * (self._clock() - started)
                         candidates = replace(provisional[1], stage=hits.stage, elapsed_ms=elapsed_ms)
                     else:
-                        candidates, dead = self._resolve(collection, ids, hits, request.top_k, started)
+                        candidates, dead = self._resolve(collection, ids, hits, request.top_k, unknown, started)
                         provisional = ids, candidates
                     if candidates.final:
                         break
@@ -101,10 +102,9 @@ class Searcher:
             raise NoDocuments(f"{request.collection!r} holds nothing to search yet", param="collection")
         return collection
 
-    def _check_keys(self, transaction: Transaction, collection: int, filters: Filter) -> None:
-        for key in dict.fromkeys(filter_keys(filters)):
-            if not self._chunks.has_attribute(transaction, collection, key):
-                raise UnknownFilterKey(f"no document has an attribute {key!r}", param="filters")
+    def _unknown_keys(self, transaction: Transaction, collection: int, filters: Filter | None) -> tuple[str, ...]:
+        keys = () if filters is None else dict.fromkeys(filter_keys(filters))
+        return tuple(key for key in keys if not self._chunks.has_attribute(transaction, collection, key))
 
     def _allowed(self, collection: int, filters: Filter | None, *, live_only: bool) -> Ids | None:
         with self._database.read() as transaction:
@@ -113,7 +113,13 @@ class Searcher:
             return self._chunks.ids(transaction, collection) if live_only else None
 
     def _resolve(
-        self, collection: int, ids: list[int], hits: StageHits, top_k: int, started: float
+        self,
+        collection: int,
+        ids: list[int],
+        hits: StageHits,
+        top_k: int,
+        unknown_keys: tuple[str, ...],
+        started: float,
     ) -> tuple[CandidateSet, int]:
         """The live ones of the hits, all read from one state of the store, and how many are not."""
         with self._database.read() as transaction:
@@ -127,5 +133,6 @@ class Searcher:
             scores=tuple(max(-1.0, min(1.0, score)) for _, score in found[:top_k]),
             final=hits.stage == hits.of,
             elapsed_ms=1000 * (self._clock() - started),
+            unknown_keys=unknown_keys,
         )
         return candidates, len(ids) - len(live)

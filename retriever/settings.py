@@ -123,6 +123,20 @@ class IngestSettings(BaseModel):
     job_retention_s: float = Field(7 * 86400.0, gt=0, description="How long ended jobs are remembered.")
 
 
+class ShardSettings(BaseModel):
+    """Over how many retrievers the documents are spread, and what becomes of a search that not all of them answer."""
+
+    model_config = _FIXED
+
+    count: int = Field(1, gt=0, description="Retrievers that keep a shard each; fixed once a data folder is filled.")
+    timeout_s: float = Field(3.0, gt=0, description="A shard whose search takes longer than this is given up.")
+    on_lost: Literal["error", "partial"] = Field(
+        "error",
+        description="Where a shard is lost or too slow: error fails the search; partial goes on with what the others "
+        "find, and marks the answer.",
+    )
+
+
 class RetrieverSettings(BaseModel):
     """Everything a retriever is built from, but the folder that it owns."""
 
@@ -132,6 +146,7 @@ class RetrieverSettings(BaseModel):
     chunks: ChunkSettings = Field(ChunkSettings(), description="How documents are cut.")
     index: IndexSettings = Field(IndexSettings(), description="How vectors are searched.")
     ingest: IngestSettings = Field(IngestSettings(), description="How documents are taken in.")
+    shards: ShardSettings = Field(ShardSettings(), description="How documents are spread over several retrievers.")
     search_threads: int = Field(4, gt=0, description="Searches that run side by side.")
     max_database_bytes: int | None = Field(
         None, gt=0, description="Bound of the database file; what would exceed it is refused as on a full disk."

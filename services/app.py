@@ -1,6 +1,8 @@
 """The composition root: one typed config in, one bound stack out.
 
 gateway (ASGI) ── handles ──► retriever, controller, generator (one Ray Serve application each)
+
+A retriever of several shards is an application for each of them, and the gateway merges what they find.
 """
 
 from typing import NamedTuple
@@ -13,6 +15,8 @@ from ray.serve.schema import LoggingConfig
 
 from gateway.app import create_app
 from generator.layout import SegmentLayout
+from protocol.parts import Retriever
+from retriever.sharding.sharded import ShardedRetriever
 from services.config import Config
 from services.deployments.controller import ControllerDeployment
 from services.deployments.generator import GeneratorDeployment
@@ -28,8 +32,9 @@ _UNBOUNDED = 100_000
 
 def build_parts(config: Config) -> list[serve.RunTarget]:
     """The Serve applications of the three parts behind the gateway."""
+    retrievers = _retriever_names(config)
     return [
-        _target(serve.deployment(RetrieverDeployment), RETRIEVER, config),
+        *(_target(serve.deployment(RetrieverDeployment), name, config, n) for n, name in enumerate(retrievers)),
         _target(serve.deployment(ControllerDeployment), CONTROLLER, config, GENERATOR),
         _target(serve.deployment(GeneratorDeployment), GENERATOR, config),
     ]
@@ -48,7 +53,7 @@ def build_ingress(config: Config) -> serve.RunTarget:
 class Parts(NamedTuple):
     """The parts of a running stack, as the gateway and the benchmarks call them."""
 
-    retriever: RetrieverHandle
+    retriever: Retriever
     controller: ControllerHandle
     generator: GeneratorHandle
     layout: SegmentLayout
@@ -72,11 +77,21 @@ def connect_controller() -> ControllerHandle:
 
 def _parts(config: Config) -> Parts:
     return Parts(
-        RetrieverHandle(_handle(RETRIEVER)),
+        _retriever(config),
         connect_controller(),
         GeneratorHandle(_handle(GENERATOR)),
         generator_factory(config).layout(),
     )
+
+
+def _retriever(config: Config) -> Retriever:
+    shards = [RetrieverHandle(_handle(name), name) for name in _retriever_names(config)]
+    return shards[0] if len(shards) == 1 else ShardedRetriever(shards, config.retriever.shards)
+
+
+def _retriever_names(config: Config) -> list[str]:
+    count = config.retriever.shards.count
+    return [RETRIEVER] if count == 1 else [f"{RETRIEVER}-{shard}" for shard in range(count)]
 
 
 def _handle(name: str) -> DeploymentHandle:

@@ -104,10 +104,10 @@ class ServeHandle:
 
 
 class RetrieverHandle:
-    """``protocol.parts.Retriever`` over a handle."""
+    """``protocol.parts.Retriever``, or a shard of one, over a handle; ``name`` is what messages call it."""
 
-    def __init__(self, handle: DeploymentHandle) -> None:
-        self._part = ServeHandle(handle, "retriever", RetrieverNotReady)
+    def __init__(self, handle: DeploymentHandle, name: str = "retriever") -> None:
+        self._part = ServeHandle(handle, name, RetrieverNotReady)
 
     def search(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:
         """Search in stages."""
@@ -126,6 +126,10 @@ class RetrieverHandle:
         """Take a batch in."""
         job: IngestJob = await self._part.call("put_batch", tenant, collection, jsonl, idempotency_key)
         return job
+
+    async def claim_key(self, tenant: str, key: str, body_hash: str) -> None:
+        """Bind an idempotency key."""
+        await self._part.call("claim_key", tenant, key, body_hash)
 
     async def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
         """Remove a document."""

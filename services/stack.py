@@ -18,6 +18,7 @@ from services.app import build_app, build_ingress, build_parts, connect_controll
 from services.config import Config, ServerSettings
 from services.model import kv_settings
 from services.run_state import RunState
+from services.shards import shard_folders
 
 log = structlog.get_logger(__name__)
 
@@ -43,10 +44,12 @@ class Stack:
     def run(self) -> None:
         """Serve until SIGINT or SIGTERM, then stop everything that was started.
 
-        Raises Conflict when another stack owns the data folder, ConfigError when the port cannot be had.
+        Raises Conflict when another stack owns the data folder, ConfigError when the port cannot be had, or the folder
+        was filled with another number of shards.
         """
         signal.signal(signal.SIGTERM, _interrupt)
         with self._state.claimed(), _listening_socket(self._config.server) as listener:
+            shard_folders(self._config).claim()
             try:
                 if self._config.server.ingress == "serve":
                     self._run_behind_serve(listener)

@@ -53,14 +53,20 @@ class Jobs:
         ).fetchone()
         if row is None:
             return None
-        if row["body_hash"] != body_hash:
-            raise IdempotencyMismatch("this Idempotency-Key was used with another body", param="Idempotency-Key")
+        _check_hash(row, body_hash)
         return _job(row)
 
     def remember_key(self, transaction: Transaction, tenant: str, key: str, body_hash: str, job_id: str) -> None:
         """Bind an idempotency key to the job that it began."""
         insert = "INSERT INTO idempotency_keys (tenant, key, body_hash, job) VALUES (?, ?, ?, ?)"
         transaction.execute(insert, (tenant, key, body_hash, job_id))
+
+    def claim_key(self, transaction: Transaction, tenant: str, key: str, body_hash: str) -> None:
+        """Bind an idempotency key to a body whose jobs are kept elsewhere. Raises IdempotencyMismatch for another."""
+        insert = "INSERT INTO claimed_keys (tenant, key, body_hash, since) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+        transaction.execute(insert, (tenant, key, body_hash, self._clock()))
+        select = "SELECT body_hash FROM claimed_keys WHERE tenant = ? AND key = ?"
+        _check_hash(transaction.execute(select, (tenant, key)).fetchone(), body_hash)
 
     def create(
         self,
@@ -170,9 +176,10 @@ class Jobs:
         return bool(rows)
 
     def purge(self, transaction: Transaction, older_than_s: float) -> None:
-        """Forget the jobs that ended so long ago, and their idempotency keys."""
+        """Forget the jobs that ended so long ago and their idempotency keys, and keys that were claimed so long ago."""
         ended = "DELETE FROM jobs WHERE status IN ('completed', 'failed') AND updated_at < ?"
         transaction.execute(ended, (self._clock() - older_than_s,))
+        transaction.execute("DELETE FROM claimed_keys WHERE since < ?", (self._clock() - older_than_s,))
 
     def _count(self, transaction: Transaction, job_id: str, counts: Counter[Outcome], errors: list[JobError]) -> None:
         row = self._row(transaction, job_id)
@@ -198,6 +205,11 @@ class Jobs:
     def _row(self, transaction: Transaction, job_id: str) -> sqlite3.Row:
         row: sqlite3.Row = transaction.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
         return row
+
+
+def _check_hash(row: sqlite3.Row, body_hash: str) -> None:
+    if row["body_hash"] != body_hash:
+        raise IdempotencyMismatch("this Idempotency-Key was used with another body", param="Idempotency-Key")
 
 
 def _job(row: sqlite3.Row) -> IngestJob:

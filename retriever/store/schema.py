@@ -97,5 +97,17 @@ CREATE INDEX orphans_by_document ON orphans (tenant, collection, document_id);
 CREATE INDEX chunks_by_content ON chunks (content_hash);
 """
 
-VERSIONS = (_FIRST, _ORPHANS)
+_CLAIMED_KEYS = """
+-- An idempotency key of an upload that is spread over several stores, of which this one says whose the key is.
+CREATE TABLE claimed_keys (
+    tenant TEXT NOT NULL,
+    key TEXT NOT NULL,
+    body_hash TEXT NOT NULL,
+    since REAL NOT NULL,
+    PRIMARY KEY (tenant, key)
+) WITHOUT ROWID;
+CREATE INDEX claimed_keys_by_time ON claimed_keys (since);
+"""
+
+VERSIONS = (_FIRST, _ORPHANS, _CLAIMED_KEYS)
 """The statements that make a store of each version out of one of the version before, from an empty file on."""

@@ -40,6 +40,9 @@ def query(
         print(json.dumps(response))
         return
     print("\n")
+    if response["partial"]:
+        missing = ", ".join(response["missing_shards"])
+        errors.print(f"[bold yellow]partial:[/] not all is searched that these shards have: {missing}")
     _print_sources(response)
     _print_timings(response)
 

@@ -1,4 +1,4 @@
-"""The retriever as a Ray Serve deployment: one replica, which owns the data folder."""
+"""The retriever, or a shard of it, as a Ray Serve deployment: one replica, which owns its data folder."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -8,14 +8,15 @@ from protocol.logs import configure_logging
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
 from retriever.build import build_retriever
 from services.config import Config
+from services.shards import shard_folders
 
 
 class RetrieverDeployment:
     """Holds a ``Retriever`` and its ingest worker."""
 
-    async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, config: Config, shard: int) -> None:  # type: ignore[misc]  # Serve awaits it
         configure_logging()
-        self._retriever = build_retriever(config.retriever, config.data_dir / "retriever")
+        self._retriever = build_retriever(config.retriever, shard_folders(config).of(shard))
         await self._retriever.start()
 
     async def search(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:
@@ -35,6 +36,10 @@ class RetrieverDeployment:
     ) -> IngestJob:
         """Take a batch in."""
         return await self._retriever.put_batch(tenant, collection, jsonl, idempotency_key)
+
+    async def claim_key(self, tenant: str, key: str, body_hash: str) -> None:
+        """Bind an idempotency key."""
+        await self._retriever.claim_key(tenant, key, body_hash)
 
     async def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
         """Remove a document."""

@@ -88,7 +88,7 @@ def chunk(rank: int) -> Chunk:
 
 
 class FakeRetriever:
-    """Finds ``top_k`` of five chunks in the collections of one tenant, in two stages."""
+    """Finds ``top_k`` of five chunks in the collections of one tenant, in two stages, without ``missing_shards``."""
 
     def __init__(self, phases: Phases) -> None:
         self.phases = phases
@@ -98,6 +98,7 @@ class FakeRetriever:
         self.batches: list[bytes] = []
         self.deleted: dict[tuple[str, str, str], Orphan] = {}
         self.orphaned: list[Orphan] = []
+        self.missing_shards: tuple[str, ...] = ()
         self.open = 0
 
     def _size(self, tenant: str, collection: str) -> int:
@@ -119,7 +120,7 @@ class FakeRetriever:
             scores = tuple(1.0 - rank / 10 for rank in range(len(docs)))
             yield CandidateSet(1, 2, docs[:1], scores[:1], final=False, elapsed_ms=1.0)
             await self.phases.enter("second_stage")
-            yield CandidateSet(2, 2, docs, scores, final=True, elapsed_ms=2.5)
+            yield CandidateSet(2, 2, docs, scores, True, elapsed_ms=2.5, missing_shards=self.missing_shards)
         finally:
             self.open -= 1
 

@@ -5,6 +5,8 @@ import inspect
 import pytest
 
 from protocol import parts
+from retriever.sharding.shard import Shard
+from retriever.sharding.sharded import ShardedRetriever
 from services.deployments.controller import ControllerDeployment
 from services.deployments.generator import GeneratorDeployment
 from services.deployments.retriever import RetrieverDeployment
@@ -20,8 +22,9 @@ def calls(contract: type) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("contract", "passing"),
     [
-        (parts.Retriever, RetrieverHandle),
-        (parts.Retriever, RetrieverDeployment),
+        (parts.Retriever, ShardedRetriever),
+        (Shard, RetrieverHandle),
+        (Shard, RetrieverDeployment),
         (parts.Controller, ControllerHandle),
         (parts.Controller, ControllerDeployment),
         (parts.Generator, GeneratorHandle),

@@ -1,0 +1,9 @@
+"""The retriever's shards as the configuration asks for them."""
+
+from retriever.sharding.folders import ShardFolders
+from services.config import Config
+
+
+def shard_folders(config: Config) -> ShardFolders:
+    """Where the shards keep their files."""
+    return ShardFolders(config.data_dir / "retriever", config.retriever.shards.count)

@@ -1,0 +1,312 @@
+"""Documents in shards: where they go, and that jobs, listings and orphans are as if there were one retriever."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from retriever_cases import SMALL, TENANT, ended, lines, put, put_lines, running, search, upload
+from sharded_cases import PARTIAL, ScriptedShard, running_shards, sharded
+
+from protocol.documents import DEFAULT_COLLECTION
+from protocol.errors import (
+    EmptyDocument,
+    IdempotencyMismatch,
+    InvalidRequest,
+    NoDocuments,
+    RetrieverNotReady,
+    StorageFull,
+    UnknownCollection,
+    UnknownDocument,
+    UnknownFilterKey,
+    UnknownJob,
+)
+from protocol.filters import Comparison, Compound
+from retriever.settings import ShardSettings
+from retriever.sharding.batches import split_batch
+from retriever.sharding.placement import place_of
+from retriever.sharding.sharded import ShardedRetriever
+
+ANIMALS = ("elephant", "giraffe", "zebra", "lion", "tiger", "bear", "wolf", "fox", "owl", "eagle", "hawk", "swan")
+
+
+def animals(**fields):
+    return [{"id": name, "text": f"The {name} is an animal.", **fields} for name in ANIMALS]
+
+
+def placed(document_id, count=3, collection="default"):
+    return place_of(count, TENANT, collection, document_id)
+
+
+async def listed(retriever, collection="default"):
+    with suppress(UnknownCollection):
+        return {info.document_id for info in (await retriever.list_documents(TENANT, collection, 1000)).documents}
+    return set()
+
+
+def test_the_place_of_a_document_never_changes():
+    # Or the documents that a data folder was filled with could not be found any more.
+    assert [place_of(7, "acme", "default", f"d{n}") for n in range(10)] == [4, 3, 5, 3, 4, 0, 4, 3, 1, 1]
+
+
+def test_documents_are_spread_evenly():
+    counts = [0] * 4
+    for number in range(4000):
+        counts[place_of(4, "acme", "default", f"d{number}")] += 1
+    assert all(900 < count < 1100 for count in counts)
+
+
+async def test_each_document_is_in_its_shard_and_in_no_other(tmp_path):
+    async with running_shards(tmp_path) as (retriever, shards):
+        job = await put_lines(retriever, animals())
+        assert (job.status, job.total, job.stored) == ("completed", len(ANIMALS), len(ANIMALS))
+        await put(retriever, "newt", "A newt got better.")
+        for number, shard in enumerate(shards):
+            assert await listed(shard) == {name for name in (*ANIMALS, "newt") if placed(name) == number}
+        assert (await retriever.get_document(TENANT, "default", "newt")).text == "A newt got better."
+        (chunk,) = await retriever.chunks(TENANT, "default", "newt")
+        assert (await search(retriever, "newt got better", top_k=1)).docs == (chunk,)
+        await retriever.delete_document(TENANT, "default", "newt")
+        with pytest.raises(UnknownDocument):
+            await retriever.get_document(TENANT, "default", "newt")
+
+
+@pytest.mark.parametrize("filters", [None, Comparison("even", "eq", True)])
+async def test_a_search_finds_what_one_retriever_finds(tmp_path, filters):
+    documents = [
+        {"id": f"d{n}", "text": f"fact {n} of {n % 7} and {ANIMALS[n % 12]}", "attributes": {"even": n % 2 == 0}}
+        for n in range(60)
+    ]
+    async with running(tmp_path / "one") as one, running_shards(tmp_path / "many") as (many, _):
+        for retriever in (one, many):
+            await put_lines(retriever, documents)
+        for question in ("fact 7 of the wolf", "giraffe", "animals of 3"):
+            expected = await search(one, question, top_k=60, filters=filters)
+            merged = await search(many, question, top_k=60, filters=filters)
+            assert merged.scores == pytest.approx(expected.scores, abs=1e-6)
+            of_each = [dict(zip((c.document_id for c in s.docs), s.scores, strict=True)) for s in (merged, expected)]
+            assert of_each[0] == pytest.approx(of_each[1], abs=1e-6)
+
+
+async def test_chunk_ids_are_unique_over_all_shards(tmp_path):
+    async with running_shards(tmp_path) as (retriever, _):
+        await put_lines(retriever, animals())
+        found = await search(retriever, "animal", top_k=100)
+        assert len({chunk.chunk_id for chunk in found.docs}) == len(ANIMALS)
+        assert all(chunk.chunk_id.startswith(f"{placed(chunk.document_id)}.") for chunk in found.docs)
+
+
+async def test_a_filter_holds_in_shards_that_do_not_know_its_attribute(tmp_path):
+    async with running_shards(tmp_path) as (retriever, _):
+        await put_lines(retriever, animals())
+        await put(retriever, "newt", "The newt is an animal.", attributes={"wet": True})
+        dry = await search(retriever, "animal", top_k=100, filters=Comparison("wet", "ne", True))
+        assert {chunk.document_id for chunk in dry.docs} == set(ANIMALS)
+        await put(retriever, "dodo", "The dodo is an animal.", attributes={"extinct": True})
+        both = Compound("or", (Comparison("wet", "eq", True), Comparison("extinct", "eq", True)))
+        assert {c.document_id for c in (await search(retriever, "animal", filters=both)).docs} == {"newt", "dodo"}
+        with pytest.raises(UnknownFilterKey, match="colour"):
+            await search(retriever, "animal", filters=Compound("or", (both, Comparison("colour", "eq", "red"))))
+
+
+async def test_a_broken_line_is_reported_under_its_number_in_the_whole_batch(tmp_path):
+    batch = [line for name in ANIMALS for line in (lines([{"id": name, "text": name}]), b"", b"\r")]
+    batch[3] = b'{"id": "giraffe"'
+    batch[12] = b'{"id": "tiger"}'
+    batch[15] = lines([{"id": "bear", "text": " "}])
+    batch.append(b"\xff")
+    body = b"\xef\xbb\xbf" + b"\n".join(batch)
+    async with running(tmp_path / "one") as one, running_shards(tmp_path / "many") as (many, _):
+        first, second = [await ended(each, await each.put_batch(TENANT, "default", body)) for each in (one, many)]
+    assert [error.line for error in first.errors] == [4, 13, 16, 37]
+    assert first.errors == second.errors
+    assert (first.status, first.total, first.stored, first.failed_documents) == (
+        *(second.status, second.total, second.stored, second.failed_documents),
+    )
+
+
+async def test_a_batch_of_broken_lines_fails_and_one_of_none_is_refused(tmp_path):
+    async with running_shards(tmp_path) as (retriever, _):
+        job = await ended(retriever, await retriever.put_batch(TENANT, "default", b"not json\nnor this"))
+        assert (job.status, job.total, [error.line for error in job.errors]) == ("failed", 2, [1, 2])
+        with pytest.raises(EmptyDocument):
+            await retriever.put_batch(TENANT, "default", b"\xef\xbb\xbf\n \r\n", "key")
+
+
+def test_what_of_a_batch_a_shard_gets_has_its_lines_in_their_order():
+    batch = lines([{"id": name, "text": str(n)} for n, name in enumerate(ANIMALS * 3)])
+    parts = split_batch(batch, lambda name: len(name) % 2)
+    whole = batch.split(b"\n")
+    for shard, part in parts.items():
+        expected = [line if len(ANIMALS[n % 12]) % 2 == shard else b"" for n, line in enumerate(whole)]
+        assert part.split(b"\n") == expected[: part.count(b"\n") + 1]
+
+
+async def test_a_job_is_asked_for_in_the_shards_that_its_id_names(tmp_path):
+    async with running_shards(tmp_path) as (retriever, _):
+        job = await put_lines(retriever, animals())
+        assert await retriever.get_job(TENANT, job.job_id) == job
+        parts = job.job_id.split(".")
+        assert len(parts) == 3
+        names = ["job_1", "", "0-", "9-job_1", "0-job_1", ".".join(reversed(parts)), f"{parts[0]}.{parts[0]}"]
+        for name in (*names, f"{job.job_id}.", f"{parts[0]}.1-job_gone"):
+            with pytest.raises(UnknownJob):
+                await retriever.get_job(TENANT, name)
+        with pytest.raises(UnknownJob):
+            await retriever.get_job("other", job.job_id)
+
+
+def other_place(document_id):
+    """The id of a document that another shard has."""
+    return next(name for name in ANIMALS if placed(name) != placed(document_id))
+
+
+async def test_a_key_used_again_gives_the_same_job_and_with_another_body_is_refused(tmp_path):
+    here, there = "elephant", other_place("elephant")
+    one, both = lines([{"id": here, "text": "x"}]), lines([{"id": here, "text": "x"}, {"id": there, "text": "y"}])
+    async with running_shards(tmp_path) as (retriever, _):
+        job = await ended(retriever, await retriever.put_batch(TENANT, "default", one, "key"))
+        assert await retriever.put_batch(TENANT, "default", one, "key") == job
+        others = [lambda: retriever.put_batch(TENANT, "zoo", one, "key")]
+        others += [
+            lambda body=body: retriever.put_batch(TENANT, "default", body, "key") for body in (both, b"\n" + one)
+        ]
+        others += [
+            lambda name=name: retriever.put_document(TENANT, "default", upload(name, "x"), "key")
+            for name in (here, there)
+        ]
+        for another in others:
+            with pytest.raises(IdempotencyMismatch):
+                await another()
+        assert await listed(retriever) == {here}
+        assert (await retriever.put_batch("other", "default", both, "key")).job_id != job.job_id
+        put_one = await retriever.put_document(TENANT, "default", upload(there, "x"), "another key")
+        assert (
+            await retriever.put_document(TENANT, "default", upload(there, "x"), "another key")
+        ).job_id == put_one.job_id
+
+
+async def test_a_claimed_key_stays_with_its_body_over_a_restart_and_for_as_long_as_jobs_do(tmp_path):
+    async with running(tmp_path) as shard:
+        await shard.claim_key(TENANT, "key", "one body")
+    async with running(tmp_path) as shard:
+        await shard.claim_key(TENANT, "key", "one body")
+        await shard.claim_key("other", "key", "another body")
+        with pytest.raises(IdempotencyMismatch):
+            await shard.claim_key(TENANT, "key", "another body")
+    async with running(tmp_path, ingest={"job_retention_s": 1e-6}) as shard:
+        await put(shard, "a", "elephant")
+        await shard.claim_key(TENANT, "key", "another body")
+
+
+async def test_a_batch_that_got_only_halfway_is_healed_by_sending_it_again(tmp_path):
+    async with running_shards(tmp_path) as (retriever, shards):
+        full = shards[placed("zebra")]
+        put_batch = full.put_batch
+
+        async def refuse(*_):
+            raise StorageFull("no room")
+
+        full.put_batch = refuse
+        with pytest.raises(StorageFull):
+            await retriever.put_batch(TENANT, "default", lines(animals()), "key")
+        full.put_batch = put_batch
+        job = await ended(retriever, await retriever.put_batch(TENANT, "default", lines(animals()), "key"))
+        assert (job.status, job.total, job.stored) == ("completed", len(ANIMALS), len(ANIMALS))
+        assert await listed(retriever) == set(ANIMALS)
+
+
+async def test_nothing_is_written_where_a_shard_is_known_to_be_lost(tmp_path):
+    async with running_shards(tmp_path) as (_, shards):
+        lost = ScriptedShard()
+        lost.missing = RetrieverNotReady("it is being restarted")
+        retriever = ShardedRetriever([*shards[:2], lost], ShardSettings(count=3, **PARTIAL))
+        await retriever.ready()
+        with pytest.raises(RetrieverNotReady):
+            await retriever.put_batch(TENANT, "default", lines(animals()))
+        assert [await listed(shard) for shard in shards] == [set(), set(), set()]
+
+
+async def test_pages_go_through_all_documents_in_the_order_of_their_ids(tmp_path):
+    async with running_shards(tmp_path) as (retriever, _):
+        await put_lines(retriever, animals())
+        for limit in (1, 4, 5, 12, 13):
+            seen, after = [], None
+            while True:
+                page = await retriever.list_documents(TENANT, "default", limit, after)
+                seen += [info.document_id for info in page.documents]
+                after = page.next_cursor
+                if after is None:
+                    break
+                assert len(page.documents) == limit
+            assert seen == sorted(ANIMALS)
+        assert (await retriever.list_documents(TENANT, "default", 5, "zz")).documents == ()
+        for limit in (0, 1001):
+            with pytest.raises(InvalidRequest):
+                await retriever.list_documents(TENANT, "default", limit)
+
+
+async def test_a_collection_is_there_when_any_shard_has_it(tmp_path):
+    async with running_shards(tmp_path) as (retriever, _):
+        await put(retriever, "elephant", "big", collection="zoo")
+        await put_lines(retriever, animals(), collection="animals")
+        infos = {info.name: (info.documents, info.chunks) for info in await retriever.list_collections(TENANT)}
+        assert list(infos) == sorted(infos)
+        assert infos == {DEFAULT_COLLECTION: (0, 0), "animals": (12, 12), "zoo": (1, 1)}
+        assert len((await retriever.list_documents(TENANT, "zoo", 9)).documents) == 1
+        for call in (retriever.get_document, retriever.chunks, retriever.delete_document):
+            for name in ANIMALS[1:]:
+                with pytest.raises(UnknownDocument):
+                    await call(TENANT, "zoo", name)
+            with pytest.raises(UnknownCollection):
+                await call(TENANT, "nowhere", "elephant")
+        with pytest.raises(UnknownCollection):
+            await retriever.list_documents(TENANT, "nowhere", 9)
+        with pytest.raises(UnknownCollection):
+            await search(retriever, "big", collection="nowhere")
+        with pytest.raises(NoDocuments):
+            await search(retriever, "big")
+        assert len((await search(retriever, "big", collection="zoo")).docs) == 1
+
+
+async def test_orphans_are_forgotten_in_the_shard_that_named_them(tmp_path):
+    async with running_shards(tmp_path, **SMALL) as (retriever, shards):
+        await put_lines(retriever, animals())
+        gone = {}
+        for name in ANIMALS:
+            (chunk,) = await retriever.chunks(TENANT, "default", name)
+            gone[name] = chunk.content_hash
+            await retriever.delete_document(TENANT, "default", name)
+        everything = await retriever.orphans(0, 100)
+        assert {orphan.content_hash for orphan in everything} == set(gone.values())
+        assert len({orphan.number for orphan in everything}) == len(ANIMALS)
+        assert await retriever.orphans(3600, 100) == []
+        assert await retriever.orphans(0, 5) == everything[:5]
+        (of_fox,) = await retriever.orphans_of(TENANT, "default", "fox")
+        assert of_fox in everything
+        for _ in range(2):
+            await retriever.forget_orphans([of_fox])
+            left = {orphan.content_hash for orphan in await retriever.orphans(0, 100)}
+            assert left == set(gone.values()) - {gone["fox"]}
+        while some := await retriever.orphans(0, 5):
+            await retriever.forget_orphans(some)
+        assert [await shard.orphans(0, 9) for shard in shards] == [[], [], []]
+
+
+async def test_one_shard_that_fails_a_call_is_not_left_alone_with_it():
+    """The others' calls have ended too when the error comes."""
+    gate, ended_calls = asyncio.Event(), []
+
+    class Slow(ScriptedShard):
+        async def list_collections(self, tenant):
+            await gate.wait()
+            ended_calls.append(tenant)
+            return []
+
+    class Failing(ScriptedShard):
+        async def list_collections(self, tenant):
+            gate.set()
+            raise RetrieverNotReady("lost")
+
+    with pytest.raises(RetrieverNotReady):
+        await sharded(Failing(), Slow()).list_collections(TENANT)
+    assert ended_calls == [TENANT]
