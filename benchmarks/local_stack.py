@@ -12,7 +12,7 @@ from benchmarks.engines import Generation, generate
 from cachectl.live import LiveController
 from cachectl.settings import ControllerSettings
 from generator.vllm_engine import VllmEngine
-from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PlanOutcome
+from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, DocumentOrder, PlanOutcome
 from protocol.prompts import Prompt
 
 log = structlog.get_logger(__name__)
@@ -36,15 +36,22 @@ class LocalStack:
         yield cls(live, engine)
         live.controller.check_integrity()
 
-    async def answer(self, prompt: Prompt, namespace: str, max_tokens: int, logprobs: bool = False) -> Generation:
+    async def answer(
+        self,
+        prompt: Prompt,
+        namespace: str,
+        max_tokens: int,
+        logprobs: bool = False,
+        order: DocumentOrder = DocumentOrder.RETRIEVAL,
+    ) -> Generation:
         """Admit, generate and complete, as a query does; the time to first token counts from the admission on.
 
-        Raises what controller and engine raise.
+        The engine is asked the prompt with its documents in ``order``. Raises what controller and engine raise.
         """
         controller = self._live.controller
         query_id = uuid4().hex
         arrived = time.perf_counter()
-        plan = await controller.admit(AdmissionRequest(query_id, namespace, prompt, searched_at=time.time()))
+        plan = await controller.admit(AdmissionRequest(query_id, namespace, prompt, time.time(), order))
         queued_ms = (time.perf_counter() - arrived) * 1000
         report = CompletionReport(query_id, PlanOutcome.FAILED)
         try:
