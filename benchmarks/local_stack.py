@@ -6,12 +6,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
 
+import msgspec
 import structlog
 
 from benchmarks.engines import Generation, generate
 from cachectl.live import LiveController
 from cachectl.settings import ControllerSettings
 from generator.vllm_engine import VllmEngine
+from protocol.generation import PrefillResult
 from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, DocumentOrder, PlanOutcome
 from protocol.prompts import Prompt
 
@@ -54,21 +56,25 @@ class LocalStack:
         plan = await controller.admit(AdmissionRequest(query_id, namespace, prompt, time.time(), order))
         queued_ms = (time.perf_counter() - arrived) * 1000
         report = CompletionReport(query_id, PlanOutcome.FAILED)
+
+        async def prefilled(prefill: PrefillResult) -> None:
+            # From here on others may be prefilled, and find what this one has computed.
+            await controller.prefilled(query_id, prefill.lost)
+
         try:
-            came = await generate(self._engine, plan, max_tokens, logprobs)
+            came = await generate(self._engine, plan, max_tokens, logprobs, prefilled)
             prefill = came.prefill
             report = CompletionReport(
                 query_id,
                 PlanOutcome.COMPLETED,
                 cached_tokens=prefill.cached_tokens,
                 computed_tokens=prefill.prompt_tokens - prefill.cached_tokens,
-                completion_tokens=max_tokens,
+                completion_tokens=came.tokens,
                 prefill_ms=prefill.prefill_ms,
-                lost=prefill.lost,
             )
         finally:
             await controller.complete(report)
-        return Generation(came.ttft_ms + queued_ms, prefill, came.text, came.logprobs)
+        return msgspec.structs.replace(came, ttft_ms=came.ttft_ms + queued_ms)
 
     async def stats(self) -> ControllerStats:
         """The controller's counters and gauges."""
