@@ -5,6 +5,9 @@ nothing cached: in one cache the orders would compete, and what one keeps would 
 asked a few at once, so that the engine decodes them together. With each such handful the orders take turns, one at a
 time, and another one begins each time: so whatever else the machine does meets all of them alike.
 
+No two questions of a handful share a document. Cached-first order is made when a query comes and not when its turn has
+come, so it knows nothing of what those before it in the queue compute, which the other orders would find.
+
 Engines round differently from batch to batch, and an answer may change by that alone. So the F1 of an order stands
 beside the interval of its difference from that of retrieval order, question by question.
 """
@@ -13,6 +16,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from statistics import mean
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,7 +34,7 @@ BASELINE = DocumentOrder.RETRIEVAL
 
 
 class OrdersSettings(msgspec.Struct, frozen=True):
-    """How to ask: ``at_once`` questions together, for ``max_tokens`` each; ``instruction`` stands behind each question.
+    """How to ask: ``at_once`` questions together, for ``max_tokens`` each; ``instruction`` stands below each question.
 
     ``seed`` is that of the intervals.
     """
@@ -51,6 +55,8 @@ class Difference(msgspec.Struct, frozen=True):
 
 class OrderRow(msgspec.Struct, frozen=True):
     """An order's questions of one set: share of prompt tokens that were not computed, and mean TTFT in milliseconds.
+
+    The latter is that of questions asked together, of which one waits for another's prefill.
 
     ``exact_match`` and ``f1`` are means over questions, from 0 to 1 (`benchmarks.answer_scores`), and
     ``f1_over_retrieval`` how much higher the latter is than in retrieval order; None for that order itself.
@@ -89,68 +95,61 @@ class OrdersBenchmark:
         """Ask each set's questions; ``progress`` hears (step, done, total). Raises what layout and systems raise."""
         rows: list[OrderRow] = []
         for name, questions in sets.items():
-            prompts = [self._prompt(found) for found in questions]
-            came = await self._ask(name, prompts, progress)
-            rows += self._rows(name, questions, prompts, came)
+            handfuls = _handfuls([self._laid_out(found) for found in questions], self._settings.at_once)
+            came = await self._ask(name, handfuls, progress)
+            rows += self._rows(name, [one for handful in handfuls for one in handful], came)
         return OrdersResult(rows)
 
-    def _prompt(self, found: FoundQuestion) -> Prompt:
-        asked = f"{found.question.question} {self._settings.instruction}".strip()
-        return self._layout.lay_out([ChatMessage("user", asked)], found.chunks, self._settings.max_tokens)
+    def _laid_out(self, found: FoundQuestion) -> "_Asked":
+        # A line of its own: not every set's questions end with a question mark.
+        message = ChatMessage("user", f"{found.question.question}\n{self._settings.instruction}".strip())
+        prompt = self._layout.lay_out([message], found.chunks, self._settings.max_tokens)
+        # Documents that do not fit are those at the end.
+        texts = [chunk.text for chunk in found.chunks[: len(prompt.documents)]]
+        return _Asked(prompt, found.question.answers, any(holds_answer(text, found.question.answers) for text in texts))
 
     async def _ask(
-        self, name: str, prompts: Sequence[Prompt], progress: Progress
+        self, name: str, handfuls: Sequence[Sequence["_Asked"]], progress: Progress
     ) -> dict[DocumentOrder, list[Generation]]:
-        """What came of the prompts, by order."""
-        at_once = self._settings.at_once
+        """What came of the questions, by order."""
+        step, total = f"asking {name}", sum(map(len, handfuls))
         came: dict[DocumentOrder, list[Generation]] = {order: [] for order in DocumentOrder}
         async with AsyncExitStack() as running:
             systems = [
                 (order, await running.enter_async_context(self._systems.ours(order, self._settings.max_tokens)))
                 for order in came
             ]
-            for begin in range(0, len(prompts), at_once):
-                progress(f"asking {name}", begin, len(prompts))
-                handful = prompts[begin : begin + at_once]
+            for handful in handfuls:
+                progress(step, len(came[BASELINE]), total)
                 for order, system in systems:
-                    came[order] += await asyncio.gather(*(system.answer(prompt) for prompt in handful))
+                    came[order] += await asyncio.gather(*(system.answer(one.prompt) for one in handful))
                     # What goes on behind the answers must not slow the next one down.
                     await system.settle()
                 systems.append(systems.pop(0))
-        progress(f"asking {name}", len(prompts), len(prompts))
+        progress(step, total, total)
         return came
 
     def _rows(
-        self,
-        name: str,
-        questions: Sequence[FoundQuestion],
-        prompts: Sequence[Prompt],
-        came: Mapping[DocumentOrder, Sequence[Generation]],
+        self, name: str, asked: Sequence["_Asked"], came: Mapping[DocumentOrder, Sequence[Generation]]
     ) -> list[OrderRow]:
-        right = [found.question.answers for found in questions]
+        right = [one.answers for one in asked]
         scores = {
             order: [f1(one.text, answers) for one, answers in zip(given, right, strict=True)]
             for order, given in came.items()
         }
-        in_prompt = [
-            # Documents that did not fit are those at the end.
-            any(holds_answer(chunk.text, found.question.answers) for chunk in found.chunks[: len(prompt.documents)])
-            for found, prompt in zip(questions, prompts, strict=True)
-        ]
-        repeated = _repeated(prompts)
         return [
             OrderRow(
                 set=name,
                 order=order,
-                questions=len(questions),
+                questions=len(asked),
                 token_hit_rate=sum(one.prefill.cached_tokens for one in given)
                 / sum(one.prefill.prompt_tokens for one in given),
                 mean_ttft_ms=mean(one.ttft_ms for one in given),
                 exact_match=mean(exact_match(one.text, answers) for one, answers in zip(given, right, strict=True)),
                 f1=mean(scores[order]),
                 f1_over_retrieval=None if order is BASELINE else self._difference(scores[order], scores[BASELINE]),
-                answer_in_prompt=mean(in_prompt),
-                repeated_documents=repeated,
+                answer_in_prompt=mean(one.answer_in_prompt for one in asked),
+                repeated_documents=_repeated(asked),
             )
             for order, given in came.items()
         ]
@@ -160,8 +159,37 @@ class OrdersBenchmark:
         return Difference(mean(differences), *bootstrap_interval(differences, self._settings.seed))
 
 
-def _repeated(prompts: Sequence[Prompt]) -> float:
+class _Asked(NamedTuple):
+    """A question as it is asked, its right answers, and whether a document of the prompt holds one of them."""
+
+    prompt: Prompt
+    answers: tuple[str, ...]
+    answer_in_prompt: bool
+
+    @property
+    def documents(self) -> set[str]:
+        return {document.key for document in self.prompt.documents}
+
+
+def _handfuls(asked: Sequence[_Asked], at_once: int) -> list[list[_Asked]]:
+    """The questions by so many, no two of which share a document; those that would wait for a later handful."""
+    handfuls = []
+    while asked:
+        handful: list[_Asked] = []
+        waiting: list[_Asked] = []
+        taken: set[str] = set()
+        for one in asked:
+            if len(handful) < at_once and taken.isdisjoint(one.documents):
+                handful.append(one)
+                taken |= one.documents
+            else:
+                waiting.append(one)
+        handfuls.append(handful)
+        asked = waiting
+    return handfuls
+
+
+def _repeated(asked: Sequence[_Asked]) -> float:
     """The share of the prompts' documents that an earlier prompt has already; 0 where there are none."""
-    keys = [{document.key for document in prompt.documents} for prompt in prompts]
-    documents = sum(map(len, keys))
-    return 1 - len(set().union(*keys)) / documents if documents else 0.0
+    documents = sum(len(one.documents) for one in asked)
+    return 1 - len(set().union(*(one.documents for one in asked))) / documents if documents else 0.0

@@ -1,5 +1,6 @@
 """The benchmark's own arithmetic over systems whose answers are scripted, and the order's way to the engine."""
 
+import asyncio
 from contextlib import asynccontextmanager
 from itertools import groupby
 
@@ -44,7 +45,7 @@ class WordLayout:
 
 
 class ScriptedSystems:
-    """A system for each order, which has its answers and how many of 100 tokens were cached."""
+    """A system for each order, which has its answers by question and how many of 100 tokens were cached."""
 
     def __init__(self, answers: dict[DocumentOrder, list[str]], cached: dict[DocumentOrder, int]) -> None:
         self._answers = answers
@@ -61,11 +62,11 @@ class ScriptedSystems:
         asked = self.asked[order]
 
         async def answer(prompt):
-            number = len(asked)
             asked.append(prompt.segments[-1].key)
             self.log.append(("answer", order))
             prefill = PrefillResult(100, self._cached[order], 1.0)
-            return Generation(10.0 * (number + 1), prefill, self._answers[order][number], ())
+            text = self._answers[order][int(asked[-1].split()[1])]
+            return Generation(10.0 * len(asked), prefill, text, ())
 
         async def settle():
             self.log.append(("settle", order))
@@ -102,7 +103,8 @@ async def result(systems, questions):
 
 
 async def test_all_orders_are_asked_the_same_in_the_same_sequence(result, systems):
-    asked = [f"question {number} Be short." for number in range(3)]
+    # The second one has a document of the first, so it is not asked together with it.
+    asked = [f"question {number}\nBe short." for number in (0, 2, 1)]
     assert systems.asked == dict.fromkeys(DocumentOrder, asked)
     assert systems.max_tokens == {7}
 
@@ -158,7 +160,6 @@ async def test_what_retrieval_leaves_is_told_of_prompts_as_they_were_asked(resul
 
 
 async def test_each_set_begins_with_nothing_cached(systems, questions):
-    systems._answers = {order: answers * 2 for order, answers in systems._answers.items()}
     settings = OrdersSettings(at_once=4, max_tokens=7, instruction="", seed=0)
     asked = {"tales": questions, "more": questions}
     result = await OrdersBenchmark(systems, WordLayout(), settings).run(asked, lambda *_: None)
@@ -167,20 +168,70 @@ async def test_each_set_begins_with_nothing_cached(systems, questions):
     assert systems.asked[RETRIEVAL][0] == "question 0"
 
 
+async def test_what_is_asked_together_shares_no_document(systems):
+    systems._answers = {order: [""] * 12 for order in DocumentOrder}
+    names = ["ab", "ac", "de", "af", "ad", "gh", "ab", "ij", "kl", "ca", "mn", "op"]
+    questions = [found(number, *(chunk(name) for name in pair)) for number, pair in enumerate(names)]
+    settings = OrdersSettings(at_once=4, max_tokens=7, instruction="", seed=0)
+    await OrdersBenchmark(systems, WordLayout(), settings).run({"tales": questions}, lambda *_: None)
+    handfuls = [
+        len(list(times)) for (what, order), times in groupby(systems.log) if what == "answer" and order is RETRIEVAL
+    ]
+    asked = iter(int(key.split()[1]) for key in systems.asked[RETRIEVAL])
+    taken = [[next(asked) for _ in range(count)] for count in handfuls]
+    assert taken[0] == [0, 2, 5, 7], "in the sequence that they come in, but for those that have to wait"
+    assert sorted(number for handful in taken for number in handful) == list(range(12))
+    for handful in taken:
+        assert len(handful) <= 4
+        documents = "".join(names[number] for number in handful)
+        assert len(set(documents)) == len(documents)
+
+
+class WatchedEngine:
+    """The fake engine, its plans kept, and how many of its streams were under way at once at most."""
+
+    def __init__(self, folder, **settings) -> None:
+        speeds = FakeEngineSettings(prefill_tokens_per_s=1e6, decode_tokens_per_s=100)
+        self._engine = GeneratorFactory(
+            GeneratorSettings(engine="fake", fake=speeds, **settings), ModelStore(folder)
+        ).engine()
+        self._under_way = 0
+        self.plans = []
+        self.most_at_once = 0
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    async def stream(self, plan, sampling):
+        self.plans.append(plan)
+        self._under_way += 1
+        self.most_at_once = max(self.most_at_once, self._under_way)
+        async for step in self._engine.stream(plan, sampling):
+            yield step
+        self._under_way -= 1
+
+
+def prompt_of(*names: str) -> Prompt:
+    return Prompt((*(random_segment(name, 5) for name in names), random_segment("question", 5, SegmentKind.QUESTION)))
+
+
 @pytest.mark.parametrize("order", list(DocumentOrder))
 async def test_the_engine_is_asked_in_the_order_that_was_asked_for(tmp_path, order):
-    settings = GeneratorSettings(
-        engine="fake", fake=FakeEngineSettings(prefill_tokens_per_s=1e6, decode_tokens_per_s=1e6)
-    )
-    engine = GeneratorFactory(settings, ModelStore(tmp_path)).engine()
-    plans = []
-    stream = engine.stream
-    engine.stream = lambda plan, sampling: plans.append(plan) or stream(plan, sampling)
+    engine = WatchedEngine(tmp_path)
     await engine.start()
-    documents = [random_segment(key, 5) for key in ("b", "c", "a")]
-    prompt = Prompt((*documents, random_segment("question", 5, SegmentKind.QUESTION)))
     async with LocalStack.over(engine, ControllerSettings(), tmp_path) as stack:
-        await stack.answer(prompt, "tenant", 2, order=order)
+        came = await stack.answer(prompt_of("b", "c", "a"), "tenant", 2, order=order)
     await engine.close()
+    assert came.tokens == 2
     expected = ["a", "b", "c"] if order is CANONICAL else ["b", "c", "a"]
-    assert [segment.key for segment in plans[0].prompt.documents] == expected
+    assert [segment.key for segment in engine.plans[0].prompt.documents] == expected
+
+
+async def test_answers_are_decoded_together_though_only_one_prompt_is_prefilled_at_a_time(tmp_path):
+    engine = WatchedEngine(tmp_path, max_model_len=30)
+    await engine.start()
+    async with LocalStack.over(engine, ControllerSettings(), tmp_path) as stack:
+        await asyncio.gather(*(stack.answer(prompt_of("a", "b", "c"), "tenant", 8) for _ in range(2)))
+        assert (await stack.stats()).completed == 2
+    await engine.close()
+    assert engine.most_at_once == 2

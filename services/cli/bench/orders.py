@@ -24,7 +24,7 @@ def orders(
     at_once: Annotated[int, typer.Option(min=1, help="Questions that are asked together.")] = 4,
     max_tokens: Annotated[int, typer.Option(min=1, help="Greedy tokens of an answer at most.")] = 32,
     instruction: Annotated[
-        str, typer.Option(help="What stands behind each question; empty: nothing.")
+        str, typer.Option(help="What stands below each question; empty: nothing.")
     ] = "Answer in a few words.",
     seed: SeedOption = 0,
     data: DataOption = DEFAULT_DATA,
