@@ -34,7 +34,10 @@ def f1(answer: str, right: Sequence[str]) -> float:
 
 
 def holds_answer(text: str, right: Sequence[str]) -> bool:
-    """Whether the words of a right answer stand in the text one after another."""
+    """Whether the words of a right answer stand in the text one after another.
+
+    Of an answer this is the best subspan match of "Lost in the middle" (Liu et al., 2023, section 2).
+    """
     words = f" {normalised(text)} "
     return any(f" {normalised(one)} " in words for one in right if normalised(one))
 

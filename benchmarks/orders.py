@@ -15,7 +15,7 @@ beside the interval of its difference from that of retrieval order, question by 
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from statistics import mean
+from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
@@ -58,8 +58,9 @@ class OrderRow(msgspec.Struct, frozen=True):
 
     The latter is that of questions asked together, of which one waits for another's prefill.
 
-    ``exact_match`` and ``f1`` are means over questions, from 0 to 1 (`benchmarks.answer_scores`), and
-    ``f1_over_retrieval`` how much higher the latter is than in retrieval order; None for that order itself.
+    ``exact_match``, ``subspan_match`` and ``f1`` are means over questions, from 0 to 1 (`benchmarks.answer_scores`);
+    the second asks only whether an answer holds a right one (Liu et al., 2023), as small models answer in sentences.
+    ``f1_over_retrieval`` is how much higher F1 is than in retrieval order; None for that order itself.
 
     The others are the same for all orders: ``answer_in_prompt``, the share of questions for which a document of the
     prompt holds a right answer, and ``repeated_documents``, the share of prompts' documents that an earlier one had.
@@ -71,6 +72,7 @@ class OrderRow(msgspec.Struct, frozen=True):
     token_hit_rate: float
     mean_ttft_ms: float
     exact_match: float
+    subspan_match: float
     f1: float
     f1_over_retrieval: Difference | None
     answer_in_prompt: float
@@ -144,11 +146,12 @@ class OrdersBenchmark:
                 questions=len(asked),
                 token_hit_rate=sum(one.prefill.cached_tokens for one in given)
                 / sum(one.prefill.prompt_tokens for one in given),
-                mean_ttft_ms=mean(one.ttft_ms for one in given),
-                exact_match=mean(exact_match(one.text, answers) for one, answers in zip(given, right, strict=True)),
-                f1=mean(scores[order]),
+                mean_ttft_ms=fmean(one.ttft_ms for one in given),
+                exact_match=fmean(exact_match(one.text, answers) for one, answers in zip(given, right, strict=True)),
+                subspan_match=fmean(holds_answer(one.text, answers) for one, answers in zip(given, right, strict=True)),
+                f1=fmean(scores[order]),
                 f1_over_retrieval=None if order is BASELINE else self._difference(scores[order], scores[BASELINE]),
-                answer_in_prompt=mean(one.answer_in_prompt for one in asked),
+                answer_in_prompt=fmean(one.answer_in_prompt for one in asked),
                 repeated_documents=_repeated(asked),
             )
             for order, given in came.items()
@@ -156,7 +159,7 @@ class OrdersBenchmark:
 
     def _difference(self, scores: Sequence[float], baseline: Sequence[float]) -> Difference:
         differences = [mine - theirs for mine, theirs in zip(scores, baseline, strict=True)]
-        return Difference(mean(differences), *bootstrap_interval(differences, self._settings.seed))
+        return Difference(fmean(differences), *bootstrap_interval(differences, self._settings.seed))
 
 
 class _Asked(NamedTuple):

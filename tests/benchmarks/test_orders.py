@@ -90,7 +90,7 @@ def systems():
         {
             RETRIEVAL: ["the red fox", "cat", "blue fox"],
             CANONICAL: ["red", "cat", "blue fox"],
-            CACHED_FIRST: ["red fox", "red fox", "fox"],
+            CACHED_FIRST: ["red fox", "A red fox cub.", "fox"],
         },
         {RETRIEVAL: 10, CANONICAL: 20, CACHED_FIRST: 40},
     )
@@ -129,13 +129,18 @@ async def test_a_row_for_each_order(result):
     assert {order: row.exact_match for order, row in rows.items()} == {
         RETRIEVAL: pytest.approx(2 / 3),
         CANONICAL: pytest.approx(1 / 3),
+        CACHED_FIRST: pytest.approx(1 / 3),
+    }
+    assert {order: row.subspan_match for order, row in rows.items()} == {
+        RETRIEVAL: pytest.approx(2 / 3),
+        CANONICAL: pytest.approx(1 / 3),
         CACHED_FIRST: pytest.approx(2 / 3),
     }
-    # "red" of "red fox" and "fox" of "blue fox" are two thirds each.
+    # "red" of "red fox" and "fox" of "blue fox" are two thirds each, "red fox cub" is four fifths.
     assert {order: row.f1 for order, row in rows.items()} == {
         RETRIEVAL: pytest.approx(2 / 3),
         CANONICAL: pytest.approx(5 / 9),
-        CACHED_FIRST: pytest.approx(8 / 9),
+        CACHED_FIRST: pytest.approx(37 / 45),
     }
 
 
@@ -143,7 +148,7 @@ async def test_f1_stands_beside_its_difference_question_by_question(result):
     retrieval, canonical, cached_first = result.rows
     assert retrieval.f1_over_retrieval is None
     assert canonical.f1_over_retrieval.mean == pytest.approx(-1 / 9)
-    assert cached_first.f1_over_retrieval.mean == pytest.approx(2 / 9)
+    assert cached_first.f1_over_retrieval.mean == pytest.approx(37 / 45 - 2 / 3)
     for row in (canonical, cached_first):
         difference = row.f1_over_retrieval
         assert difference.low <= difference.mean <= difference.high

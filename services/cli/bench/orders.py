@@ -62,7 +62,7 @@ def orders(
         print_json(result)
         return
     table = Table(
-        "set", Column("order", no_wrap=True), "tokens cached", "mean TTFT", "exact", "F1", "over retrieval (95 %)"
+        "set", Column("order", no_wrap=True), "cached", "mean TTFT", "exact", "subspan", "F1", "over retrieval (95 %)"
     )
     for row in result.rows:
         over = row.f1_over_retrieval
@@ -72,6 +72,7 @@ def orders(
             f"{row.token_hit_rate:.1%}",
             f"{row.mean_ttft_ms:.0f} ms",
             f"{row.exact_match:.3f}",
+            f"{row.subspan_match:.3f}",
             f"{row.f1:.3f}",
             f"{over.mean:+.3f} ({over.low:+.3f} to {over.high:+.3f})" if over else "",
         )
