@@ -7,6 +7,7 @@ import msgspec
 from benchmarks.datasets import Dataset
 from benchmarks.progress import Progress
 from protocol.errors import InternalError
+from protocol.retrieval import Chunk, SearchRequest
 from retriever.retriever import Retriever
 
 TENANT = "bench"
@@ -35,3 +36,13 @@ async def ingest_corpus(retriever: Retriever, dataset: Dataset, progress: Progre
             raise InternalError(f"the corpus did not go in whole: {job.last_error}")
     await retriever.settle()
     return len(lines)
+
+
+async def search_corpus(retriever: Retriever, dataset: Dataset, query: str, top_k: int) -> tuple[Chunk, ...]:
+    """The ``top_k`` chunks of the corpus that the last stage of a search finds, best first.
+
+    Raises what the retriever raises.
+    """
+    async for candidates in retriever.search(SearchRequest(TENANT, dataset.corpus, query, top_k)):
+        last = candidates
+    return last.docs

@@ -1,4 +1,4 @@
-"""Question sets on disk, as gzipped JSON lines: docs (doc_id, title, text) and questions (question, gold_doc_ids)."""
+"""Question sets on disk, as gzipped JSON lines: docs, which have doc_id, title and text, and questions."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,11 +21,12 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A question and the documents that hold its answer."""
+    """A question, the documents that hold its answer, and ``answers``, any one of which is right."""
 
     qid: str
     question: str
     gold_doc_ids: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
 
 
 class Dataset:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -27,32 +27,46 @@ def kv_cache_of(tokens: int) -> dict[str, int]:
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """What came of one plan: milliseconds to the first token as its caller saw them, the prefill, and the answer."""
+    """What came of one plan: milliseconds to the first token as its caller saw them, the prefill, and the answer.
+
+    ``tokens`` counts the answer's.
+    """
 
     ttft_ms: float
     prefill: PrefillResult
     text: str
     logprobs: tuple[TokenLogprob, ...]
+    tokens: int = 0
 
 
-async def generate(engine: VllmEngine, plan: PrefillPlan, max_tokens: int, logprobs: bool = False) -> Generation:
-    """Run a plan to its end, greedily. Raises what the engine raises."""
+async def generate(
+    engine: VllmEngine,
+    plan: PrefillPlan,
+    max_tokens: int,
+    logprobs: bool = False,
+    on_prefill: Callable[[PrefillResult], Awaitable[None]] | None = None,
+) -> Generation:
+    """Run a plan to its end, greedily; ``on_prefill`` hears of the first token. Raises what the engine raises."""
     began = time.perf_counter()
     first_s: float | None = None
     prefill: PrefillResult | None = None
     text = ""
-    tokens: list[TokenLogprob] = []
+    tokens = 0
+    chosen: list[TokenLogprob] = []
     sampling = Sampling(max_tokens=max_tokens, logprobs=logprobs)
     async with aclosing(engine.stream(plan, sampling)) as steps:
         async for step in steps:
             if first_s is None:
                 first_s = time.perf_counter() - began
                 prefill = step.prefill
+                if on_prefill is not None and prefill is not None:
+                    await on_prefill(prefill)
             text += step.text
-            tokens += step.logprobs
+            tokens += step.tokens
+            chosen += step.logprobs
     if first_s is None or prefill is None:
         raise EngineDied("the stream ended without a token")
-    return Generation(first_s * 1000, prefill, text, tuple(tokens))
+    return Generation(first_s * 1000, prefill, text, tuple(chosen), tokens)
 
 
 class EngineMaker:

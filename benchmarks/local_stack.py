@@ -6,13 +6,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
 
+import msgspec
 import structlog
 
 from benchmarks.engines import Generation, generate
 from cachectl.live import LiveController
 from cachectl.settings import ControllerSettings
 from generator.vllm_engine import VllmEngine
-from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PlanOutcome
+from protocol.generation import PrefillResult
+from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, DocumentOrder, PlanOutcome
 from protocol.prompts import Prompt
 
 log = structlog.get_logger(__name__)
@@ -36,32 +38,43 @@ class LocalStack:
         yield cls(live, engine)
         live.controller.check_integrity()
 
-    async def answer(self, prompt: Prompt, namespace: str, max_tokens: int, logprobs: bool = False) -> Generation:
+    async def answer(
+        self,
+        prompt: Prompt,
+        namespace: str,
+        max_tokens: int,
+        logprobs: bool = False,
+        order: DocumentOrder = DocumentOrder.RETRIEVAL,
+    ) -> Generation:
         """Admit, generate and complete, as a query does; the time to first token counts from the admission on.
 
-        Raises what controller and engine raise.
+        The engine is asked the prompt with its documents in ``order``. Raises what controller and engine raise.
         """
         controller = self._live.controller
         query_id = uuid4().hex
         arrived = time.perf_counter()
-        plan = await controller.admit(AdmissionRequest(query_id, namespace, prompt, searched_at=time.time()))
+        plan = await controller.admit(AdmissionRequest(query_id, namespace, prompt, time.time(), order))
         queued_ms = (time.perf_counter() - arrived) * 1000
         report = CompletionReport(query_id, PlanOutcome.FAILED)
+
+        async def prefilled(prefill: PrefillResult) -> None:
+            # From here on others may be prefilled, and find what this one has computed.
+            await controller.prefilled(query_id, prefill.lost)
+
         try:
-            came = await generate(self._engine, plan, max_tokens, logprobs)
+            came = await generate(self._engine, plan, max_tokens, logprobs, prefilled)
             prefill = came.prefill
             report = CompletionReport(
                 query_id,
                 PlanOutcome.COMPLETED,
                 cached_tokens=prefill.cached_tokens,
                 computed_tokens=prefill.prompt_tokens - prefill.cached_tokens,
-                completion_tokens=max_tokens,
+                completion_tokens=came.tokens,
                 prefill_ms=prefill.prefill_ms,
-                lost=prefill.lost,
             )
         finally:
             await controller.complete(report)
-        return Generation(came.ttft_ms + queued_ms, prefill, came.text, came.logprobs)
+        return msgspec.structs.replace(came, ttft_ms=came.ttft_ms + queued_ms)
 
     async def stats(self) -> ControllerStats:
         """The controller's counters and gauges."""

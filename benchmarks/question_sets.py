@@ -19,13 +19,12 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from benchmarks.corpus_store import TENANT, ingest_corpus
+from benchmarks.corpus_store import ingest_corpus, search_corpus
 from benchmarks.datasets import DOCUMENTS_FILE, QUESTIONS_FILE, Dataset, Question
 from benchmarks.progress import Progress
 from benchmarks.synthetic import DocumentLengths
 from benchmarks.workload import TraceDocument, TraceRequest, Workload, check_rate
 from protocol.errors import ConfigError
-from protocol.retrieval import SearchRequest
 from retriever.build import build_retriever
 from retriever.settings import RetrieverSettings
 
@@ -134,12 +133,9 @@ class QuestionRetrieval:
         try:
             await ingest_corpus(retriever, questions, self._progress)
             for done, (place, question) in enumerate(asked, start=1):
-                request = SearchRequest(TENANT, questions.corpus, question.question, top_k)
-                async for candidates in retriever.search(request):
-                    last = candidates
                 chunks = [
                     FoundChunk(f"{chunk.document_id}#{chunk.index}", estimated_tokens(chunk.text))
-                    for chunk in last.docs
+                    for chunk in await search_corpus(retriever, questions, question.question, top_k)
                 ]
                 found[place] = Finding(top_k, tuple(chunks))
                 self._progress("retrieving", done, len(asked))

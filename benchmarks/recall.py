@@ -13,13 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.corpus_store import TENANT, ingest_corpus
+from benchmarks.corpus_store import ingest_corpus, search_corpus
 from benchmarks.datasets import Dataset, Question
 from benchmarks.exact_search import ExactSearch
 from benchmarks.progress import Progress
 from benchmarks.statistics import percentile
 from protocol.errors import ConfigError
-from protocol.retrieval import SearchRequest
 from retriever.build import build_retriever
 from retriever.retriever import Retriever
 from retriever.settings import RetrieverSettings
@@ -66,7 +65,7 @@ class RecallBenchmark:
             documents = await ingest_corpus(retriever, dataset, self._progress)
             # The folder stays the retriever's until both have searched, so nobody changes the store in between.
             with closing(ExactSearch(self._settings, self._folder, dataset.corpus)) as exact:
-                searches = (_search_of(retriever, dataset.corpus), partial(exact.search, top_k=TOP_K))
+                searches = (_search_of(retriever, dataset), partial(exact.search, top_k=TOP_K))
                 (recall, times), (exact_recall, exact_times) = await self._ask(asked, searches)
         finally:
             await retriever.close()
@@ -97,10 +96,8 @@ class RecallBenchmark:
         return [(count / len(questions), taken) for count, taken in zip(found, times, strict=True)]
 
 
-def _search_of(retriever: Retriever, collection: str) -> Search:
+def _search_of(retriever: Retriever, dataset: Dataset) -> Search:
     async def search(question: str) -> set[str]:
-        async for candidates in retriever.search(SearchRequest(TENANT, collection, question, TOP_K)):
-            last = candidates
-        return {chunk.document_id for chunk in last.docs}
+        return {chunk.document_id for chunk in await search_corpus(retriever, dataset, question, TOP_K)}
 
     return search

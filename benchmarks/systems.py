@@ -17,7 +17,7 @@ from benchmarks.engines import EngineMaker, Generation, generate
 from benchmarks.local_stack import LocalStack
 from cachectl.settings import ControllerSettings
 from protocol.errors import ConfigError
-from protocol.plans import ControllerStats, PrefillPlan
+from protocol.plans import ControllerStats, DocumentOrder, PrefillPlan
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
 
@@ -28,7 +28,7 @@ BASELINES = {"vllm": False, "vllm-prefix": True}
 
 
 class System(msgspec.Struct, frozen=True):
-    """A system that runs: asked a prompt, it answers with one token.
+    """A system that runs and answers prompts, with one token where nothing else is said.
 
     ``settle`` waits until nothing goes on behind its answers. ``cache_tokens`` is what its engine's KV cache holds,
     ``memory_tokens`` what it can keep by tier, and ``stats`` its controller's, all three told by ours alone.
@@ -70,7 +70,7 @@ class Systems:
     async def running(self, name: str) -> AsyncGenerator[System]:
         """A system, ours or one of ``BASELINES``, until it is left. Raises what its engine raises."""
         if name == OURS:
-            async with self._ours() as system:
+            async with self.ours() as system:
                 yield system
             return
         async with self._engines.plain(prefix_caching=BASELINES[name]) as engine:
@@ -81,7 +81,11 @@ class Systems:
             yield System(answer, _nothing)
 
     @asynccontextmanager
-    async def _ours(self) -> AsyncGenerator[System]:
+    async def ours(self, order: DocumentOrder = DocumentOrder.RETRIEVAL, max_tokens: int = 1) -> AsyncGenerator[System]:
+        """RAGTree with nothing cached, until it is left: prompts get their documents in ``order``, and ``max_tokens``.
+
+        Raises what its engine raises, and ConfigError for one that keeps no KV.
+        """
         with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder:
             async with (
                 self._engines.caching(Path(folder), **self._kv) as engine,
@@ -89,7 +93,7 @@ class Systems:
             ):
 
                 async def answer(prompt: Prompt) -> Generation:
-                    return await stack.answer(prompt, NAMESPACE, 1)
+                    return await stack.answer(prompt, NAMESPACE, max_tokens, order=order)
 
                 kv = (await engine.info()).kv
                 if kv is None:

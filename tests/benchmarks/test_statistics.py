@@ -1,4 +1,4 @@
-"""Percentiles of counted times are those of the times themselves, within a percent."""
+"""Percentiles of counted times are those of the times themselves, within a percent; the interval of a mean."""
 
 import math
 from fractions import Fraction
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.statistics import TimeHistogram, percentile
+from benchmarks.statistics import TimeHistogram, bootstrap_interval, percentile
 
 # From the shortest time that is told apart to eleven days.
 times = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=200)
@@ -93,3 +93,21 @@ def test_an_exact_percentile_is_linearly_interpolated(values, share):
 
 def test_an_exact_percentile_of_a_known_series():
     assert [percentile([4, 1, 3, 2], share) for share in (0, 50, 99, 100)] == pytest.approx([1, 2.5, 3.97, 4])
+
+
+def test_the_interval_of_a_mean_is_about_two_standard_errors_wide():
+    values = np.random.default_rng(1).normal(3.0, 2.0, 400)
+    low, high = bootstrap_interval(values.tolist(), 0)
+    error = values.std() / 20
+    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.1 * error)
+    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.1 * error)
+
+
+def test_equal_values_leave_no_doubt_of_their_mean():
+    assert bootstrap_interval([0.5] * 7, 0) == (0.5, 0.5)
+
+
+def test_equal_seeds_give_equal_intervals():
+    values = [0.0, 0.0, 1.0, 0.25, 0.5]
+    assert bootstrap_interval(values, 3) == bootstrap_interval(values, 3)
+    assert bootstrap_interval(values, 3)[0] >= 0

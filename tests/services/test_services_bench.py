@@ -1,13 +1,18 @@
-"""``ragtree bench policies`` and ``bench scheduling``: what they print, draw and refuse."""
+"""``ragtree bench policies``, ``scheduling`` and ``orders``: what they print, draw and refuse."""
 
+import gzip
 import json
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.engines import Generation
+from benchmarks.systems import System, Systems
 from cachectl.policies import policy_names
 from protocol.errors import ConfigError, UnknownPolicy
+from protocol.generation import PrefillResult
 from services.cli import app
 
 PNG = b"\x89PNG\r\n"
@@ -94,3 +99,58 @@ def test_scheduling_is_measured_on_a_large_tree_and_a_small_one():
     assert list(result["by_nodes"]) == ["3000", "4000"]
     assert 0 < result["p50_us"] <= result["p99_us"]
     assert result["by_nodes"]["4000"]["evictions"] > 0
+
+
+@pytest.fixture
+def tales(tmp_path: Path, monkeypatch) -> str:
+    """A made-up question set, over which systems answer "amber" and had half of every prompt cached."""
+
+    @asynccontextmanager
+    async def ours(_systems, _order, max_tokens):
+        async def answer(prompt):
+            assert prompt.documents
+            return Generation(5.0, PrefillResult(10, 5, 1.0), "Amber." if max_tokens > 1 else "", ())
+
+        async def settle():
+            pass
+
+        yield System(answer, settle)
+
+    monkeypatch.setattr(Systems, "ours", ours)
+    monkeypatch.setenv("RAGTREE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("RAGTREE_RETRIEVER__EMBEDDER__KIND", "hashing")
+    # Its tokenizer is always there.
+    monkeypatch.setenv("RAGTREE_GENERATOR__ENGINE", "fake")
+    things = ["amber", "basalt", "cedar", "dune"]
+    rows = {
+        "docs": [{"doc_id": thing, "text": f"The {thing} is {thing}."} for thing in things],
+        "questions": [
+            {"qid": thing, "question": f"What is the {thing}?", "answers": [thing], "gold_doc_ids": [thing]}
+            for thing in things
+        ],
+    }
+    (tmp_path / "tales").mkdir()
+    for name, lines in rows.items():
+        with gzip.open(tmp_path / "tales" / f"{name}.jsonl.gz", "wt") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+    return str(tmp_path)
+
+
+def test_orders_are_compared_on_the_sets_that_are_named(tales):
+    arguments = ("orders", "--data", tales, "--sets", "tales", "--top-k", "2", "--at-once", "3")
+    rows = json.loads(bench(*arguments, "--json"))["rows"]
+    assert [row["order"] for row in rows] == ["retrieval", "canonical", "cached-first"]
+    for row in rows:
+        assert (row["set"], row["questions"], row["token_hit_rate"], row["mean_ttft_ms"]) == ("tales", 4, 0.5, 5.0)
+        assert (row["exact_match"], row["f1"], row["answer_in_prompt"]) == (0.25, 0.25, 1.0)
+    assert [row["f1_over_retrieval"] for row in rows] == [None] + [{"mean": 0.0, "low": 0.0, "high": 0.0}] * 2
+    printed = bench(*arguments)
+    assert "cached-first" in printed
+    assert "tales: 4 questions, for 100% of which" in printed
+    assert "{" not in printed
+
+
+def test_orders_over_a_set_that_is_not_there_are_refused_before_anything_runs(tales):
+    with pytest.raises(ConfigError, match="no data set 'nowhere'"):
+        bench("orders", "--data", tales, "--sets", "tales,nowhere")
+    assert not (Path(tales) / "cache").exists()

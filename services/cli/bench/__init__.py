@@ -3,6 +3,7 @@
 import typer
 
 from services.cli.bench.exactness import exactness
+from services.cli.bench.orders import orders
 from services.cli.bench.overhead import overhead
 from services.cli.bench.policies import policies
 from services.cli.bench.recall import recall
@@ -27,5 +28,6 @@ for command in (
     replay,
     reorder,
     sustained,
+    orders,
 ):
     app.command()(command)

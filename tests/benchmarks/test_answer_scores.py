@@ -1,0 +1,106 @@
+"""Exact match and F1 on examples worked by hand, and what holds of them for all texts."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.answer_scores import exact_match, f1, holds_answer, normalised
+
+# Words that normalising changes, and letters that it does not, so that texts often have words in common.
+words = st.lists(st.sampled_from(["a", "An", "THE", "theme", "red", "Red!", "fox", "'", "--", "1972", "ß", "\u00a0"]))
+texts = words.map(" ".join) | st.text(max_size=20)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("  The Eiffel  Tower.\n", "eiffel tower"),
+        ("An apple a day", "apple day"),
+        # An article is a whole word, and punctuation goes before articles are looked for.
+        ("theatre, Anna", "theatre anna"),
+        ("'the' U.S.A.", "usa"),
+        ("twenty-one", "twentyone"),
+        # Only ASCII's punctuation is.
+        ("1939-1945; 1939\u20131945", "19391945 1939\u20131945"),
+        ("the", ""),
+    ],
+)
+def test_what_is_compared(text, expected):
+    assert normalised(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "exact", "expected"),
+    [
+        ("the Eiffel Tower", ["Eiffel tower."], True, 1.0),
+        # Two words in common of three and two.
+        ("big Eiffel tower", ["the Eiffel Tower"], False, 4 / 5),
+        # One of four and one.
+        ("It is in Paris.", ["Paris"], False, 2 / 5),
+        # A word counts as often as both have it: one of three and one.
+        ("no no no", ["no"], False, 2 / 4),
+        ("blue", ["red"], False, 0.0),
+        # The best of the alternatives: one in common of two and two, or one and two.
+        ("Marie Curie", ["Pierre Curie", "Curie", "Bohr"], False, 2 / 3),
+        ("order does not matter", ["matter not does order"], False, 1.0),
+        ("", ["something"], False, 0.0),
+        ("The", ["something"], False, 0.0),
+        ("something", ["the"], False, 0.0),
+        ("the", ["a"], True, 1.0),
+        ("anything", [], False, 0.0),
+    ],
+)
+def test_worked_examples(answer, right, exact, expected):
+    assert exact_match(answer, right) is exact
+    assert f1(answer, right) == pytest.approx(expected, abs=1e-12)
+
+
+@given(texts, st.lists(texts, max_size=4))
+def test_f1_lies_between_0_and_1_and_is_1_for_an_exact_match(answer, right):
+    score = f1(answer, right)
+    assert 0 <= score <= 1
+    if exact_match(answer, right):
+        assert score == 1
+
+
+@given(texts, texts)
+def test_f1_is_symmetric(one, other):
+    assert f1(one, [other]) == f1(other, [one])
+
+
+@given(texts, texts, st.randoms(use_true_random=False))
+def test_f1_is_of_words_however_they_are_ordered(answer, right, random):
+    shuffled = normalised(answer).split()
+    random.shuffle(shuffled)
+    assert f1(" ".join(shuffled), [right]) == f1(normalised(answer), [right])
+
+
+@given(texts, st.lists(texts, min_size=1, max_size=4))
+def test_the_best_alternative_counts(answer, right):
+    assert f1(answer, right) == max(f1(answer, [one]) for one in right)
+
+
+@given(texts)
+def test_normalising_ends_with_nothing_but_words(text):
+    compared = normalised(text)
+    assert compared == " ".join(compared.split())
+    assert not set(compared.split()) & {"a", "an", "the"}
+
+
+@pytest.mark.parametrize(
+    ("right", "holds"),
+    [
+        (["Wilhelm Conrad Röntgen"], True),
+        (["1905", "1901"], True),
+        (["a prize in"], True),
+        # Not all words of it, part of a word, and words with others between.
+        (["Wilhelm Röntgen"], False),
+        (["Germ"], False),
+        (["the"], False),
+        ([""], False),
+        ([], False),
+    ],
+)
+def test_an_answer_stands_in_a_text_word_by_word(right, holds):
+    text = "The prize, in 1901, went to Wilhelm Conrad Röntgen of Germany."
+    assert holds_answer(text, right) is holds

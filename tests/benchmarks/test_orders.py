@@ -1,0 +1,242 @@
+"""The benchmark's own arithmetic over systems whose answers are scripted, and the order's way to the engine."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from itertools import groupby
+
+import pytest
+
+from benchmarks.datasets import Question
+from benchmarks.engines import Generation
+from benchmarks.local_stack import LocalStack
+from benchmarks.orders import OrdersBenchmark, OrdersSettings
+from benchmarks.paths import random_segment
+from benchmarks.systems import System
+from benchmarks.topics import FoundQuestion
+from cachectl.settings import ControllerSettings
+from generator.factory import GeneratorFactory
+from generator.models import ModelStore
+from generator.settings import FakeEngineSettings, GeneratorSettings
+from protocol.generation import PrefillResult
+from protocol.plans import DocumentOrder
+from protocol.prompts import Prompt, Segment, SegmentKind
+from protocol.retrieval import Chunk
+
+RETRIEVAL, CANONICAL, CACHED_FIRST = DocumentOrder
+ROOM = 3
+"""Documents that fit a prompt."""
+
+
+def chunk(name: str, text: str = "nothing") -> Chunk:
+    return Chunk(name, name, name, 0, text, name)
+
+
+def found(number: int, *chunks: Chunk, answers=("red fox",)) -> FoundQuestion:
+    return FoundQuestion(Question(str(number), f"question {number}", (), answers), chunks)
+
+
+class WordLayout:
+    """Keeps a few documents; the question's key is what is asked."""
+
+    def lay_out(self, messages, chunks, max_tokens):
+        documents = [Segment(SegmentKind.DOCUMENT, each.content_hash, (1, 2)) for each in chunks[:ROOM]]
+        question = Segment(SegmentKind.QUESTION, messages[0].content, (max_tokens,))
+        return Prompt((*documents, question), max(0, len(chunks) - ROOM))
+
+
+class ScriptedSystems:
+    """A system for each order, which has its answers by question and how many of 100 tokens were cached."""
+
+    def __init__(self, answers: dict[DocumentOrder, list[str]], cached: dict[DocumentOrder, int]) -> None:
+        self._answers = answers
+        self._cached = cached
+        self.asked: dict[DocumentOrder, list[str]] = {order: [] for order in DocumentOrder}
+        self.log: list[tuple[str, DocumentOrder]] = []
+        self.max_tokens: set[int] = set()
+        self.started = 0
+
+    @asynccontextmanager
+    async def ours(self, order, max_tokens):
+        self.max_tokens.add(max_tokens)
+        self.started += 1
+        asked = self.asked[order]
+
+        async def answer(prompt):
+            asked.append(prompt.segments[-1].key)
+            self.log.append(("answer", order))
+            prefill = PrefillResult(100, self._cached[order], 1.0)
+            text = self._answers[order][int(asked[-1].split()[1])]
+            return Generation(10.0 * len(asked), prefill, text, ())
+
+        async def settle():
+            self.log.append(("settle", order))
+
+        yield System(answer, settle)
+
+
+@pytest.fixture
+def questions():
+    return [
+        found(0, chunk("one", "A red fox!"), chunk("two")),
+        # The document that holds the answer does not fit.
+        found(1, chunk("two"), chunk("three"), chunk("four"), chunk("five", "red fox")),
+        found(2, chunk("six"), chunk("five", "a blue fox"), answers=("no fox", "blue fox")),
+    ]
+
+
+@pytest.fixture
+def systems():
+    return ScriptedSystems(
+        {
+            RETRIEVAL: ["the red fox", "cat", "blue fox"],
+            CANONICAL: ["red", "cat", "blue fox"],
+            CACHED_FIRST: ["red fox", "A red fox cub.", "fox"],
+        },
+        {RETRIEVAL: 10, CANONICAL: 20, CACHED_FIRST: 40},
+    )
+
+
+@pytest.fixture
+async def result(systems, questions):
+    settings = OrdersSettings(at_once=2, max_tokens=7, instruction="Be short.", seed=0)
+    return await OrdersBenchmark(systems, WordLayout(), settings).run({"tales": questions}, lambda *_: None)
+
+
+async def test_all_orders_are_asked_the_same_in_the_same_sequence(result, systems):
+    # The second one has a document of the first, so it is not asked together with it.
+    asked = [f"question {number}\nBe short." for number in (0, 2, 1)]
+    assert systems.asked == dict.fromkeys(DocumentOrder, asked)
+    assert systems.max_tokens == {7}
+
+
+async def test_orders_take_turns_with_handfuls_and_wait_until_nothing_goes_on(result, systems):
+    turns = [(what, order, len(list(times))) for (what, order), times in groupby(systems.log)]
+    first = [(RETRIEVAL, 2), (CANONICAL, 2), (CACHED_FIRST, 2)]
+    second = [(CANONICAL, 1), (CACHED_FIRST, 1), (RETRIEVAL, 1)]
+    expected = [step for order, count in first + second for step in (("answer", order, count), ("settle", order, 1))]
+    assert turns == expected
+
+
+async def test_a_row_for_each_order(result):
+    rows = {row.order: row for row in result.rows}
+    assert list(rows) == list(DocumentOrder)
+    assert {(row.set, row.questions, row.mean_ttft_ms) for row in result.rows} == {("tales", 3, 20.0)}
+    assert {order: row.token_hit_rate for order, row in rows.items()} == {
+        RETRIEVAL: 0.1,
+        CANONICAL: 0.2,
+        CACHED_FIRST: 0.4,
+    }
+    assert {order: row.exact_match for order, row in rows.items()} == {
+        RETRIEVAL: pytest.approx(2 / 3),
+        CANONICAL: pytest.approx(1 / 3),
+        CACHED_FIRST: pytest.approx(1 / 3),
+    }
+    assert {order: row.subspan_match for order, row in rows.items()} == {
+        RETRIEVAL: pytest.approx(2 / 3),
+        CANONICAL: pytest.approx(1 / 3),
+        CACHED_FIRST: pytest.approx(2 / 3),
+    }
+    # "red" of "red fox" and "fox" of "blue fox" are two thirds each, "red fox cub" is four fifths.
+    assert {order: row.f1 for order, row in rows.items()} == {
+        RETRIEVAL: pytest.approx(2 / 3),
+        CANONICAL: pytest.approx(5 / 9),
+        CACHED_FIRST: pytest.approx(37 / 45),
+    }
+
+
+async def test_f1_stands_beside_its_difference_question_by_question(result):
+    retrieval, canonical, cached_first = result.rows
+    assert retrieval.f1_over_retrieval is None
+    assert canonical.f1_over_retrieval.mean == pytest.approx(-1 / 9)
+    assert cached_first.f1_over_retrieval.mean == pytest.approx(37 / 45 - 2 / 3)
+    for row in (canonical, cached_first):
+        difference = row.f1_over_retrieval
+        assert difference.low <= difference.mean <= difference.high
+    # Differences are -1/3, 0 and 0: no draw of them is above 0, and one in 27 has the first alone.
+    assert canonical.f1_over_retrieval.low == pytest.approx(-1 / 3)
+    assert canonical.f1_over_retrieval.high == 0
+
+
+async def test_what_retrieval_leaves_is_told_of_prompts_as_they_were_asked(result):
+    # The first question's document, and the third's: an alternative is enough, but a document must fit.
+    assert [row.answer_in_prompt for row in result.rows] == [pytest.approx(2 / 3)] * 3
+    # Of seven documents that fit, only the second came again.
+    assert [row.repeated_documents for row in result.rows] == [pytest.approx(1 / 7)] * 3
+
+
+async def test_each_set_begins_with_nothing_cached(systems, questions):
+    settings = OrdersSettings(at_once=4, max_tokens=7, instruction="", seed=0)
+    asked = {"tales": questions, "more": questions}
+    result = await OrdersBenchmark(systems, WordLayout(), settings).run(asked, lambda *_: None)
+    assert [row.set for row in result.rows] == ["tales"] * 3 + ["more"] * 3
+    assert systems.started == 6
+    assert systems.asked[RETRIEVAL][0] == "question 0"
+
+
+async def test_what_is_asked_together_shares_no_document(systems):
+    systems._answers = {order: [""] * 12 for order in DocumentOrder}
+    names = ["ab", "ac", "de", "af", "ad", "gh", "ab", "ij", "kl", "ca", "mn", "op"]
+    questions = [found(number, *(chunk(name) for name in pair)) for number, pair in enumerate(names)]
+    settings = OrdersSettings(at_once=4, max_tokens=7, instruction="", seed=0)
+    await OrdersBenchmark(systems, WordLayout(), settings).run({"tales": questions}, lambda *_: None)
+    handfuls = [
+        len(list(times)) for (what, order), times in groupby(systems.log) if what == "answer" and order is RETRIEVAL
+    ]
+    asked = iter(int(key.split()[1]) for key in systems.asked[RETRIEVAL])
+    taken = [[next(asked) for _ in range(count)] for count in handfuls]
+    assert taken[0] == [0, 2, 5, 7], "in the sequence that they come in, but for those that have to wait"
+    assert sorted(number for handful in taken for number in handful) == list(range(12))
+    for handful in taken:
+        assert len(handful) <= 4
+        documents = "".join(names[number] for number in handful)
+        assert len(set(documents)) == len(documents)
+
+
+class WatchedEngine:
+    """The fake engine, its plans kept, and how many of its streams were under way at once at most."""
+
+    def __init__(self, folder, **settings) -> None:
+        speeds = FakeEngineSettings(prefill_tokens_per_s=1e6, decode_tokens_per_s=100)
+        self._engine = GeneratorFactory(
+            GeneratorSettings(engine="fake", fake=speeds, **settings), ModelStore(folder)
+        ).engine()
+        self._under_way = 0
+        self.plans = []
+        self.most_at_once = 0
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    async def stream(self, plan, sampling):
+        self.plans.append(plan)
+        self._under_way += 1
+        self.most_at_once = max(self.most_at_once, self._under_way)
+        async for step in self._engine.stream(plan, sampling):
+            yield step
+        self._under_way -= 1
+
+
+def prompt_of(*names: str) -> Prompt:
+    return Prompt((*(random_segment(name, 5) for name in names), random_segment("question", 5, SegmentKind.QUESTION)))
+
+
+@pytest.mark.parametrize("order", list(DocumentOrder))
+async def test_the_engine_is_asked_in_the_order_that_was_asked_for(tmp_path, order):
+    engine = WatchedEngine(tmp_path)
+    await engine.start()
+    async with LocalStack.over(engine, ControllerSettings(), tmp_path) as stack:
+        came = await stack.answer(prompt_of("b", "c", "a"), "tenant", 2, order=order)
+    await engine.close()
+    assert came.tokens == 2
+    expected = ["a", "b", "c"] if order is CANONICAL else ["b", "c", "a"]
+    assert [segment.key for segment in engine.plans[0].prompt.documents] == expected
+
+
+async def test_answers_are_decoded_together_though_only_one_prompt_is_prefilled_at_a_time(tmp_path):
+    engine = WatchedEngine(tmp_path, max_model_len=30)
+    await engine.start()
+    async with LocalStack.over(engine, ControllerSettings(), tmp_path) as stack:
+        await asyncio.gather(*(stack.answer(prompt_of("a", "b", "c"), "tenant", 8) for _ in range(2)))
+        assert (await stack.stats()).completed == 2
+    await engine.close()
+    assert engine.most_at_once == 2
