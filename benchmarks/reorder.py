@@ -15,7 +15,7 @@ import msgspec
 from benchmarks.phases import Measured, one_by_one, open_loop
 from benchmarks.progress import Progress
 from benchmarks.retrieved_prompts import Arrival, document_tokens, poisson
-from benchmarks.systems import OURS, System, Systems
+from benchmarks.systems import System, Systems
 from protocol.errors import ConfigError, InternalError
 from protocol.prompts import Prompt
 
@@ -79,8 +79,8 @@ class ReorderBenchmark:
         """
         settings = self._settings
         async with AsyncExitStack() as running:
-            first_come = await running.enter_async_context(self._first_come.running(OURS))
-            reordering = await running.enter_async_context(self._reordering.running(OURS))
+            first_come = await running.enter_async_context(self._first_come.ours())
+            reordering = await running.enter_async_context(self._reordering.ours())
             needed, kept = document_tokens(every), sum(reordering.memory_tokens.values())
             if needed <= kept:
                 raise ConfigError(

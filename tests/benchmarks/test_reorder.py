@@ -36,9 +36,7 @@ class ScriptedStack:
         self.asked: list[str] = []
 
     @asynccontextmanager
-    async def running(self, name):
-        assert name == "ragtree"
-
+    async def ours(self):
         async def answer(prompt):
             self.asked.append(prompt.segments[0].key)
             return Generation(self._ttft_ms, PrefillResult(100, 40, 1.0, loaded={Tier.HOST: 40}), "", ())

@@ -25,7 +25,7 @@ def reorder(
     workload: WorkloadOption = "squad",
     window: Annotated[int, typer.Option(min=1, help="How often a waiting request may be overtaken.")] = 32,
     loads: Annotated[str, typer.Option(help="Rates of arrival, in multiples of the sustainable one.")] = "1.1,1.2,1.3",
-    requests: Annotated[int, typer.Option(min=2, help="Requests at each rate, in each order.")] = 120,
+    requests: Annotated[int, typer.Option(min=2, help="Requests at each rate, in each order.")] = 240,
     warm_up: Annotated[int, typer.Option(min=1, help="Requests that fill the caches first.")] = 80,
     saturating: Annotated[
         int, typer.Option(min=2, help="Requests that come all at once, to find the sustainable rate.")
