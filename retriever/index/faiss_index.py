@@ -68,8 +68,12 @@ class FaissIndex:
         """Note a change; the lock is held for writing."""
         self._version += 1
 
-    def _staged(self, k: int, slices: Sequence[Slice], version: int, scan: Scan, pace: Pace) -> Iterator[StageHits]:
+    def _staged(
+        self, k: int, slices: Sequence[Slice], version: int, scan: Scan, pace: Pace, units: int
+    ) -> Iterator[StageHits]:
         """The ``k`` best after each slice of what was there at ``version``; there must be a slice.
+
+        All together are so many units of work, for ``pace`` to learn from; 0 where there is nothing to learn.
 
         The lock is free between two stages, as whoever reads the hits may take their time. What changes there may
         move a document from where the search would yet have come to where it has been, so the last stage of a search
@@ -85,5 +89,5 @@ class FaissIndex:
                 hits = best.take(partial(scan, 0 if again else part.begin, part.end))
                 seconds += self._clock() - began
             if stage == of and not again:
-                pace.learn(sum(each.vectors for each in slices), seconds)
+                pace.learn(units, seconds)
             yield StageHits(*hits, stage, of)

@@ -44,7 +44,7 @@ class FlatIndex(FaissIndex):
             size, version = self.size, self._version
         slices = equal_slices(size, 1 if selector else pace.stages(size))
         scan = scan_allowed if selector else scan_rows
-        return self._staged(max(1, min(k, size)), slices, version, scan, pace)
+        return self._staged(max(1, min(k, size)), slices, version, scan, pace, size)
 
     def ids(self) -> Ids:
         """The ids it holds, ascending."""

@@ -82,7 +82,8 @@ class HNSWIndex(FaissIndex):
         pace = self._paces[allowed is not None]
         if candidates <= beam * 2 * self._settings.hnsw.links:
             scan = partial(self._scan_all, asked, allowed)
-            return self._staged(most, [Slice(0, candidates, 0)], version, lambda _begin, _end, *into: scan(*into), pace)
+            slices = [Slice(0, candidates)]
+            return self._staged(most, slices, version, lambda _begin, _end, *into: scan(*into), pace, units=0)
         beams = [max(most, beam // _NARROWING), beam] if pace.stages(beam) > 1 else [beam]
         return self._widening(most, asked, allowed, beams, pace)
 

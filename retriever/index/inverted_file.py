@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import Any
 
 import faiss
+import numpy as np
 
 from retriever.embedding.base import Vector
 from retriever.index.base import Ids, StageHits, Trained
@@ -41,11 +42,14 @@ class InvertedFile(FaissIndex):
         with self._lock.reading():
             version, most = self._version, max(1, min(k, self.size))
             probes = self._probes(most, self.size if allowed is None else len(allowed))
-            nearness, lists = self._quantizer.search(asked, probes)
-            filled = self._sizes[lists[0]].cumsum().tolist()
-        slices = level_slices(filled, pace.stages(filled[-1]))
-        scan = self._scan_of(Probed(asked, lists[0], nearness[0]), allowed)
-        return self._staged(most, slices, version, scan, pace)
+            nearness, lists = np.empty(probes, np.float32), np.empty(probes, np.int64)
+            # Faiss's own wrapper of this call checks what is known here.
+            self._quantizer.search_c(1, faiss.swig_ptr(asked), probes, faiss.swig_ptr(nearness), faiss.swig_ptr(lists))
+            filled = self._sizes[lists].cumsum()
+        units = int(filled[-1])
+        slices = level_slices(filled, pace.stages(units))
+        scan = self._scan_of(Probed(asked, lists, nearness, slices), allowed)
+        return self._staged(most, slices, version, scan, pace, units)
 
     def _scan_of(self, probed: Probed, allowed: Ids | None) -> Scan:
         """The reading of the lists for a query."""

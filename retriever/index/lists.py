@@ -1,5 +1,6 @@
 """The inverted lists of a Faiss index, and how a query reads them."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import faiss
@@ -8,36 +9,41 @@ import numpy as np
 from retriever.embedding.base import Vector
 from retriever.index.base import Ids
 from retriever.index.faiss_index import Scan
+from retriever.index.slices import Slice
 
 
 class Probed(NamedTuple):
-    """A query, [1, dimension], with the lists to read for it and how near they are, each [lists], nearest first."""
+    """A query, [1, dimension], with the lists to read for it and how near they are, each [lists], nearest first.
+
+    ``slices`` are the parts in which they are likely to be read.
+    """
 
     query: Vector
     lists: Ids
     nearness: Vector
+    slices: Sequence[Slice]
 
     def scan(self, index: Any, selector: faiss.IDSelector | None) -> Scan:  # noqa: ANN401 - as Faiss's stubs are
         """The reading of these lists in an index."""
         parameters = faiss.SearchParametersIVF(sel=selector)  # type: ignore[call-arg]
         query_at = faiss.swig_ptr(self.query)
+        # Before the lists are read: each part of them leaves nothing of this in the processor's caches.
+        parts: dict[tuple[int, int], tuple[Any, Any]] = {part: self._at(*part) for part in self.slices}
+        table: list[Any] = [None, None, None]
 
         def scan(begin: int, end: int, ids: Ids, scores: Vector) -> None:
             parameters.nprobe = end - begin
+            part = parts.get((begin, end)) or self._at(begin, end)
+            if table[0] is not ids:
+                table[:] = ids, faiss.swig_ptr(scores), faiss.swig_ptr(ids)
             # Faiss's own wrapper of this call takes no parameters.
-            index.search_preassigned_c(
-                1,
-                query_at,
-                len(ids),
-                faiss.swig_ptr(self.lists[begin:end]),
-                faiss.swig_ptr(self.nearness[begin:end]),
-                faiss.swig_ptr(scores),
-                faiss.swig_ptr(ids),
-                False,
-                parameters,
-            )
+            index.search_preassigned_c(1, query_at, len(ids), *part, table[1], table[2], False, parameters)
 
         return scan
+
+    def _at(self, begin: int, end: int) -> tuple[Any, Any]:
+        """Where Faiss finds some of the lists, and how near they are."""
+        return faiss.swig_ptr(self.lists[begin:end]), faiss.swig_ptr(self.nearness[begin:end])
 
 
 def listed_ids(index: Any) -> Ids:  # noqa: ANN401 - as Faiss's stubs are
