@@ -30,7 +30,8 @@ _REMEMBERED = 256
 class FakeEngine:
     """Prefills one prompt after the other at ``prefill_tokens_per_s``; all streams decode side by side.
 
-    Every prompt is computed whole: there is no KV to cache. A plan that another one ends gives the device free at once.
+    Every prompt is computed whole, in steps of ``step_tokens``: there is no KV to cache. A plan that is ended gives the
+    device free after its step in hand, as a real one does.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class FakeEngine:
             del self._ending[plan.query_id]
 
     async def end(self, plan_id: str) -> None:
-        """End a stream; the device is free at once."""
+        """End a stream, after its step in hand."""
         await self.ready()
         if plan_id in self._ending:
             self._ending[plan_id].set()
@@ -100,12 +101,15 @@ class FakeEngine:
     async def _steps(self, prompt: Prompt, sampling: Sampling, ended: asyncio.Event) -> AsyncGenerator[GenerationStep]:
         """The steps of a stream, as many as there are until it is ``ended``."""
         began = time.monotonic()
+        begun = asyncio.Event()
         prefilling, ending = (
-            asyncio.ensure_future(self._prefill(prompt.token_count)),
+            asyncio.ensure_future(self._prefill(prompt.token_count, begun, ended)),
             asyncio.ensure_future(ended.wait()),
         )
         try:
             await asyncio.wait({prefilling, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if begun.is_set():
+                await prefilling
         finally:
             prefilling.cancel()
             ending.cancel()
@@ -139,7 +143,7 @@ class FakeEngine:
         """Measure a wait of the set length; what is said to be cached costs nothing."""
         await self.ready()
         began = time.monotonic()
-        await self._prefill(new_tokens)
+        await self._prefill(new_tokens, asyncio.Event(), asyncio.Event())
         return PrefillCost(cached_tokens, new_tokens, time.monotonic() - began)
 
     def _answer(self, prompt: Prompt, sampling: Sampling) -> tuple[list[str], FinishReason]:
@@ -162,6 +166,12 @@ class FakeEngine:
                 break
         return kept, "stop"
 
-    async def _prefill(self, tokens: int) -> None:
+    async def _prefill(self, tokens: int, begun: asyncio.Event, ended: asyncio.Event) -> None:
+        """Take the device for a prompt, or for as much of it as there are steps until it is ``ended``."""
         async with self._device:
-            await self._sleep(tokens / self._speeds.prefill_tokens_per_s)
+            begun.set()
+            for computed in range(0, tokens, self._speeds.step_tokens):
+                if ended.is_set():
+                    return
+                step = min(self._speeds.step_tokens, tokens - computed)
+                await self._sleep(step / self._speeds.prefill_tokens_per_s)

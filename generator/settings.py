@@ -13,6 +13,7 @@ class FakeEngineSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     prefill_tokens_per_s: float = Field(4000.0, gt=0, description="Prompt tokens prefilled per second, one at a time.")
+    step_tokens: int = Field(256, gt=0, description="Prompt tokens of a step, after which a prefill can be ended.")
     decode_tokens_per_s: float = Field(30.0, gt=0, description="Answer tokens per second of each stream.")
 
 

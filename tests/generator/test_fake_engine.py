@@ -133,21 +133,29 @@ async def test_a_prefill_given_up_leaves_the_device_to_the_next(timed, clock, la
     assert len(await second) == 1
 
 
-async def test_a_plan_that_ends_another_has_the_device_at_once(timed, clock, layout):
+async def test_a_plan_that_ends_another_has_the_device_after_its_step(tokenizer, clock, layout):
+    speeds = FakeEngineSettings(prefill_tokens_per_s=1000, decode_tokens_per_s=50, step_tokens=4)
+    engine = FakeEngine("fake", tokenizer, MAX_MODEL_LEN, speeds, sleep=clock.sleep)
+    await engine.start()
     clock.held = True
     guess = plan(layout)
-    guessing = asyncio.create_task(steps_of(timed, guess, Sampling(max_tokens=LONG)))
+    guessing = asyncio.create_task(steps_of(engine, guess, Sampling(max_tokens=LONG)))
     while not clock.sleeping:
         await asyncio.sleep(0)
     request = msgspec.structs.replace(plan(layout), ends=(guess.query_id, "nobody's"))
-    answering = asyncio.create_task(steps_of(timed, request, Sampling(max_tokens=1)))
+    answering = asyncio.create_task(steps_of(engine, request, Sampling(max_tokens=1)))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not guessing.done()
+    clock.go_on()
     (last,) = await guessing
     assert (last.text, last.tokens, last.prefill, last.finish_reason) == ("", 0, None, "ended")
-    while len(clock.asked) < 2:
-        await asyncio.sleep(0)
-    assert (clock.sleeping, clock.most_sleeping) == (1, 1), "the request is prefilled while the clock stands still"
-    clock.go_on()
     assert len(await answering) == 1
+    tokens = request.prompt.token_count
+    assert tokens > 4
+    assert clock.most_sleeping == 1
+    # One step of the guess, and all of the request.
+    assert clock.asked == [0.004, *[0.004] * (tokens // 4), *([tokens % 4 / 1000] if tokens % 4 else [])]
 
 
 async def test_a_stream_that_is_ended_says_no_more_and_leaves_the_others(timed, clock, layout):
