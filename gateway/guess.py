@@ -22,8 +22,8 @@ class Use(NamedTuple):
 class Guess:
     """A generation on provisional documents. Its steps wait here, however many there are, until they are wanted.
 
-    ``documents`` are the content keys that it rests on; it began and ended at ``began_ms`` and ``ended_ms``, from the
-    query's arrival. It is ``over`` when it broke, or gave way to a request.
+    ``documents`` are the content keys that it rests on; it began at ``began_ms``, from the query's arrival, and whoever
+    ends it notes at ``ended_ms`` when the engine had let go of it. It is ``over`` when it broke, or gave way to a request.
     """
 
     def __init__(
@@ -51,10 +51,6 @@ class Guess:
             yield step
         if self._error is not None:
             raise self._error
-
-    def end(self, at_ms: float) -> None:
-        """Note when the engine had let go of it."""
-        self.ended_ms = at_ms
 
     def use(self, prompt: Prompt) -> Use:
         """What of its work another prompt has use for: what was computed of the segments that both begin with.

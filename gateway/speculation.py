@@ -207,6 +207,6 @@ class Speculation:
 
     def _let_gone(self, guess: Guess, wrong_at_ms: float | None, _: asyncio.Task[None]) -> None:
         now_ms = self._transcript.elapsed_s * 1000
-        guess.end(now_ms)
+        guess.ended_ms = now_ms
         if wrong_at_ms is not None:
             self._settling.ended(now_ms - wrong_at_ms)

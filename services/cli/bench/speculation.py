@@ -25,8 +25,9 @@ def speculation(
         str, typer.Option(help="vllm: the real one; fake: none, at the speeds of a 7B model on an A10G.")
     ] = "vllm,fake",
     rates: Annotated[
-        str, typer.Option(help="Questions a second to sweep on the fake engine, far into overload; empty: none.")
+        str, typer.Option(help="Questions a second to sweep, far into overload; empty: none.")
     ] = "1,2,3,4,5,6",
+    sweep_engines: Annotated[str, typer.Option(help="Which of the engines get that sweep.")] = "fake",
     sweep_ratio: Annotated[float, typer.Option(min=0.001, max=1, help="The share of the lists in that sweep.")] = 0.125,
     sweep_questions: Annotated[int, typer.Option(min=2, help="Questions at each rate, in each mode.")] = 100,
     vectors: Annotated[int, typer.Option(min=1000, help="Documents to search, a vector each.")] = 300_000,
@@ -58,12 +59,11 @@ def speculation(
         sweep_questions=sweep_questions,
         order=order,
     )
-    named = [name.strip() for name in engines.split(",")]
-    if not set(named) <= {"vllm", "fake"}:
-        raise typer.BadParameter("there are vllm and fake", param_hint="--engines")
+    named, to_sweep = _engines(engines, "--engines"), _engines(sweep_engines, "--sweep-engines")
     ratios, swept = numbers(search_ratio, "--search-ratio", most=1), numbers(rates, "--rates")
     with StepBars() as show:
-        measured = asyncio.run(_measure(config, settings, named, ratios, swept, sweep_ratio, show))
+        rates_of = {name: swept if name in to_sweep else [] for name in named}
+        measured = asyncio.run(_measure(config, settings, rates_of, ratios, sweep_ratio, show))
     if as_json:
         first = next(iter(measured.values()))
         print_json(SpeculationReport(first.engine, first.rows, measured))
@@ -72,15 +72,22 @@ def speculation(
         _show(name, result)
 
 
+def _engines(given: str, option: str) -> list[str]:
+    named = [name.strip() for name in given.split(",")]
+    if not set(named) <= {"vllm", "fake"}:
+        raise typer.BadParameter("there are vllm and fake", param_hint=option)
+    return named
+
+
 async def _measure(
     config: Config,
     settings: "SpeculationSettings",
-    engines: list[str],
+    rates: dict[str, list[float]],
     ratios: list[float],
-    rates: list[float],
     sweep_ratio: float,
     progress: "Progress",
 ) -> "dict[str, SpeculationResult]":
+    """Each engine's result by its name; ``rates`` has what is swept on each."""
     from benchmarks.speculation import SpeculationBenchmark
     from generator.factory import GeneratorFactory
     from generator.models import ModelStore
@@ -91,7 +98,7 @@ async def _measure(
     )
     await benchmark.prepare()
     measured: dict[str, SpeculationResult] = {}
-    for kind in engines:
+    for kind, swept in rates.items():
         with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder:
             kv = config.generator.kv.model_copy(update={"disk_dir": Path(folder)})
             generator = config.generator.model_copy(update={"engine": kind, "kv": kv})
@@ -99,7 +106,6 @@ async def _measure(
             engine = factory.engine()
             await engine.start()
             try:
-                swept = rates if kind == "fake" else []
                 measured[kind] = await benchmark.run(engine, factory.layout(), ratios, swept, sweep_ratio)
             finally:
                 await engine.close()
