@@ -22,7 +22,7 @@ class Use(NamedTuple):
 class Guess:
     """A generation on provisional documents. Its steps wait here, however many there are, until they are wanted.
 
-    ``documents`` are the content keys that it rests on. It began at ``began_ms``, from the query's arrival; whoever ends
+    ``documents`` are the content keys that it rests on. It began at ``began_ms``, from the query's arrival; who ends
     it notes in ``ended_ms`` when the engine had let go of it. It is ``over`` when it broke, or gave way to a request.
     """
 
