@@ -6,12 +6,16 @@ from protocol.errors import InvalidRequest
 from retriever.embedding.base import Vector
 
 
+def query_row(query: Vector, dimension: int) -> Vector:
+    """The query, [dimension], as the one row that Faiss reads, whatever its numbers are. Raises InvalidRequest."""
+    if query.shape != (dimension,):
+        raise _of_another_shape(query[np.newaxis], dimension)
+    return np.ascontiguousarray(query, np.float32).reshape(1, dimension)
+
+
 def checked_query(query: Vector, dimension: int) -> Vector:
-    """The query, [dimension], as the one row that Faiss reads. Raises InvalidRequest as ``checked_vectors`` does."""
-    # The same in fewer calls, as a search waits for it.
-    if query.shape == (dimension,) and query.dtype == np.float32 and 0 < query.dot(query) < np.inf:
-        return np.ascontiguousarray(query).reshape(1, dimension)
-    return checked_vectors(query[np.newaxis], dimension)
+    """The query as ``query_row`` gives it. Raises InvalidRequest as ``checked_vectors`` does."""
+    return checked_vectors(query_row(query, dimension), dimension)
 
 
 def checked_vectors(vectors: Vector, dimension: int) -> Vector:
@@ -21,7 +25,7 @@ def checked_vectors(vectors: Vector, dimension: int) -> Vector:
     one such vector would spoil every ranking it stands in.
     """
     if vectors.ndim != 2 or vectors.shape[1] != dimension:
-        raise InvalidRequest(f"vectors of shape {list(vectors.shape)} where [n, {dimension}] is expected")
+        raise _of_another_shape(vectors, dimension)
     squares = np.einsum("nd,nd->n", vectors, vectors)
     # A comparison with what is not a number is false.
     good = (squares > 0) & (squares < np.inf)
@@ -29,3 +33,7 @@ def checked_vectors(vectors: Vector, dimension: int) -> Vector:
         worst = squares[int(np.argmin(good))]
         raise InvalidRequest("a zero vector has no direction" if worst == 0 else "a vector is not finite")
     return np.ascontiguousarray(vectors, np.float32)
+
+
+def _of_another_shape(vectors: Vector, dimension: int) -> InvalidRequest:
+    return InvalidRequest(f"vectors of shape {list(vectors.shape)} where [n, {dimension}] is expected")

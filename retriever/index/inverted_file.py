@@ -9,10 +9,11 @@ import faiss
 import numpy as np
 
 from retriever.embedding.base import Vector
+from retriever.embedding.checks import checked_vectors, query_row
 from retriever.index.base import Ids, StageHits, Trained
 from retriever.index.faiss_index import FaissIndex, Scan
 from retriever.index.lists import Probed
-from retriever.index.slices import level_slices
+from retriever.index.slices import equal_slices
 from retriever.settings import IndexSettings
 
 POINTS_PER_LIST = 64
@@ -33,44 +34,37 @@ class InvertedFile(FaissIndex):
         self.trained = trained
         # Faiss makes new Python objects of its parts every time it is asked for them.
         self._quantizer: Any = self._index.quantizer
-        self._sizes = self._list_sizes()
+        self._lists = int(self._index.nlist)
 
     def search(self, query: Vector, k: int, allowed: Ids | None = None) -> Iterator[StageHits]:
         """The ``k`` nearest vectors of the lists that are read."""
-        asked = self._asked(query)
+        asked = query_row(query, self._dimension)
         pace = self._paces[allowed is not None]
         with self._lock.reading():
-            version, most = self._version, max(1, min(k, self.size))
-            probes = self._probes(most, self.size if allowed is None else len(allowed))
-            nearness, lists = np.empty(probes, np.float32), np.empty(probes, np.int64)
-            # Faiss's own wrapper of this call checks what is known here.
-            self._quantizer.search_c(1, faiss.swig_ptr(asked), probes, faiss.swig_ptr(nearness), faiss.swig_ptr(lists))
-            filled = self._sizes[lists].cumsum()
-        units = int(filled[-1])
-        slices = level_slices(filled, pace.stages(units))
+            version, size = self._version, self.size
+        most = max(1, min(k, size))
+        probes = self._probes(most, size, size if allowed is None else len(allowed))
+        nearness, lists = np.empty(probes, np.float32), np.empty(probes, np.int64)
+        # Faiss's own wrapper of this call checks what is known here. Centroids never change.
+        self._quantizer.search_c(1, faiss.swig_ptr(asked), probes, faiss.swig_ptr(nearness), faiss.swig_ptr(lists))
+        if lists[0] < 0 or not 0 < abs(nearness[0]) < math.inf:
+            # What is zero or no number shows here, and need not be looked for in all other queries.
+            checked_vectors(asked, self._dimension)
+        slices = equal_slices(probes, pace.stages(probes))
         scan = self._scan_of(Probed(asked, lists, nearness, slices), allowed)
-        return self._staged(most, slices, version, scan, pace, units)
+        return self._staged(most, slices, version, scan, pace, probes)
 
     def _scan_of(self, probed: Probed, allowed: Ids | None) -> Scan:
         """The reading of the lists for a query."""
         raise NotImplementedError
 
-    def _list_sizes(self) -> Ids:
-        """How many vectors each list holds, [lists]; asked once a change, as searches want them all."""
-        raise NotImplementedError
-
-    def _changed(self) -> None:
-        super()._changed()
-        self._sizes = self._list_sizes()
-
-    def _probes(self, k: int, candidates: int) -> int:
-        """How many lists to read, so that what is read holds many times ``k`` candidates."""
-        lists = len(self._sizes)
-        share = max(self._settings.probe_share, self._settings.min_probes / lists)
+    def _probes(self, k: int, size: int, candidates: int) -> int:
+        """How many lists to read, so that what is read of ``size`` vectors holds many times ``k`` candidates."""
+        share = max(self._settings.probe_share, self._settings.min_probes / self._lists)
         # With a small share and a large k, the lists read might not even hold k vectors.
-        share = max(share, 4 * k / max(1, self.size))
-        thinned = share * self.size / max(1, candidates)
-        return max(1, min(lists, math.ceil(lists * thinned)))
+        share = max(share, 4 * k / max(1, size))
+        thinned = share * size / max(1, candidates)
+        return max(1, min(self._lists, math.ceil(self._lists * thinned)))
 
 
 def trained_lists(count: int, sample: Vector, settings: IndexSettings) -> Any:  # noqa: ANN401 - as Faiss's stubs are

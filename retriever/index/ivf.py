@@ -10,7 +10,7 @@ from retriever.embedding.base import Vector
 from retriever.index.base import Ids, Trained
 from retriever.index.faiss_index import Scan
 from retriever.index.inverted_file import InvertedFile, trained_lists
-from retriever.index.lists import Probed, list_sizes, listed_ids
+from retriever.index.lists import Probed, listed_ids
 from retriever.settings import IndexSettings
 
 
@@ -54,6 +54,3 @@ class IVFIndex(InvertedFile):
 
     def _scan_of(self, probed: Probed, allowed: Ids | None) -> Scan:
         return probed.scan(self._index, None if allowed is None else faiss.IDSelectorBatch(allowed))
-
-    def _list_sizes(self) -> Ids:
-        return list_sizes(self._index)

@@ -55,9 +55,3 @@ def listed_ids(index: Any) -> Ids:  # noqa: ANN401 - as Faiss's stubs are
         if lists.list_size(number)
     ]
     return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
-
-
-def list_sizes(index: Any) -> Ids:  # noqa: ANN401 - as Faiss's stubs are
-    """How many vectors each of an index's lists holds, [lists]."""
-    lists = index.invlists
-    return np.fromiter(map(lists.list_size, range(lists.nlist)), np.int64, lists.nlist)

@@ -12,7 +12,7 @@ from retriever.embedding.base import Vector
 from retriever.index.base import Ids, Trained
 from retriever.index.faiss_index import Scan
 from retriever.index.inverted_file import InvertedFile, trained_lists
-from retriever.index.lists import Probed, list_sizes, listed_ids
+from retriever.index.lists import Probed, listed_ids
 from retriever.index.removed import RemovedIds
 from retriever.settings import IndexSettings
 
@@ -34,7 +34,6 @@ class MappedIVFIndex(InvertedFile):
         # Faiss's type stubs lack half of what is called here.
         self._mapped = cast("Any", mapped)
         self._mapped_ids = listed_ids(mapped)
-        self._mapped_sizes = list_sizes(mapped)
         self._removed = RemovedIds()
         fresh: Any = faiss.IndexIVFFlat(
             self._mapped.quantizer, mapped.d, self._mapped.nlist, faiss.METRIC_INNER_PRODUCT
@@ -85,9 +84,6 @@ class MappedIVFIndex(InvertedFile):
                 ids[:], scores[:] = both_ids[best], both_scores[best]
 
         return scan
-
-    def _list_sizes(self) -> Ids:
-        return self._mapped_sizes + list_sizes(self._index)
 
 
 def write_lists(

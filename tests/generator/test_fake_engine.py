@@ -79,7 +79,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 async def timed(tokenizer, clock) -> FakeEngine:
-    speeds = FakeEngineSettings(prefill_tokens_per_s=1000, decode_tokens_per_s=50)
+    speeds = FakeEngineSettings(prefill_tokens_per_s=1000, decode_tokens_per_s=50, step_tokens=MAX_MODEL_LEN)
     engine = FakeEngine("fake", tokenizer, MAX_MODEL_LEN, speeds, sleep=clock.sleep)
     await engine.start()
     return engine
@@ -134,7 +134,7 @@ async def test_a_prefill_given_up_leaves_the_device_to_the_next(timed, clock, la
 
 
 async def test_a_plan_that_ends_another_has_the_device_after_its_step(tokenizer, clock, layout):
-    speeds = FakeEngineSettings(prefill_tokens_per_s=1000, decode_tokens_per_s=50, step_tokens=4)
+    speeds = FakeEngineSettings(prefill_tokens_per_s=1000, decode_tokens_per_s=50, step_tokens=100)
     engine = FakeEngine("fake", tokenizer, MAX_MODEL_LEN, speeds, sleep=clock.sleep)
     await engine.start()
     clock.held = True
@@ -152,10 +152,10 @@ async def test_a_plan_that_ends_another_has_the_device_after_its_step(tokenizer,
     assert (last.text, last.tokens, last.prefill, last.finish_reason) == ("", 0, None, "ended")
     assert len(await answering) == 1
     tokens = request.prompt.token_count
-    assert tokens > 4
     assert clock.most_sleeping == 1
     # One step of the guess, and all of the request.
-    assert clock.asked == [0.004, *[0.004] * (tokens // 4), *([tokens % 4 / 1000] if tokens % 4 else [])]
+    assert clock.asked == [0.1, *[0.1] * (tokens // 100), tokens % 100 / 1000]
+    assert len(clock.asked) > 2
 
 
 async def test_a_stream_that_is_ended_says_no_more_and_leaves_the_others(timed, clock, layout):

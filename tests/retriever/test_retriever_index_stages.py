@@ -15,7 +15,7 @@ from retriever.index.flat import FlatIndex
 from retriever.index.ivf import IVFIndex
 from retriever.index.mapped import MappedIVFIndex, write_lists
 from retriever.index.pace import Pace
-from retriever.index.slices import equal_slices, level_slices
+from retriever.index.slices import equal_slices
 from retriever.settings import IndexSettings
 
 DIMENSION = 8
@@ -144,15 +144,11 @@ def test_a_change_between_stages_holds_nobody_off_and_the_last_stage_sees_it(mak
         list(index.search(vectors[0], 10))
 
 
-def test_lists_are_cut_where_about_equally_many_vectors_lie():
-    assert level_slices(np.array([10, 20, 30, 40]), 2) == [(0, 2), (2, 4)]
-    assert level_slices(np.array([97, 98, 99, 100]), 2) == [(0, 1), (1, 4)]
-    assert level_slices(np.array([0, 0, 100]), 3) == [(0, 3)]
-    assert level_slices(np.array([0, 0]), 5) == [(0, 1), (1, 2)]
-    assert level_slices(np.array([5]), 1) == [(0, 1)]
-    assert equal_slices(7, 2) == [(0, 3), (3, 7)]
-    assert equal_slices(2, 9) == [(0, 1), (1, 2)]
-    assert equal_slices(0, 3) == [(0, 0)]
+def test_what_a_search_reads_is_cut_into_about_equal_parts():
+    assert equal_slices(7, 2) == ((0, 3), (3, 7))
+    assert equal_slices(2, 9) == ((0, 1), (1, 2))
+    assert equal_slices(1, 1) == ((0, 1),)
+    assert equal_slices(0, 3) == ((0, 0),)
 
 
 def test_a_search_has_the_stages_that_its_time_is_worth():
