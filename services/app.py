@@ -29,6 +29,9 @@ RETRIEVER, CONTROLLER, GENERATOR, GATEWAY = "retriever", "controller", "generato
 # Queues are the controller's business: Serve's own must never be the one that holds a request back.
 _UNBOUNDED = 100_000
 
+_SHARE_OF_A_SHARD = 0.75
+"""Of the time that the retriever has to say that it is ready, what a shard of it has."""
+
 
 def build_parts(config: Config) -> list[serve.RunTarget]:
     """The Serve applications of the three parts behind the gateway."""
@@ -86,7 +89,11 @@ def _parts(config: Config) -> Parts:
 
 def _retriever(config: Config) -> Retriever:
     shards = [RetrieverHandle(_handle(name), name) for name in _retriever_names(config)]
-    return shards[0] if len(shards) == 1 else ShardedRetriever(shards, config.retriever.shards)
+    if len(shards) == 1:
+        return shards[0]
+    # One silent shard must be found missing before the gateway takes all of them for silent.
+    ready_within_s = _SHARE_OF_A_SHARD * config.gateway.readiness_timeout_s
+    return ShardedRetriever(shards, config.retriever.shards, ready_within_s)
 
 
 def _retriever_names(config: Config) -> list[str]:

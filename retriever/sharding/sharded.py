@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 import structlog
 
 from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, Orphan, StoredDocument
-from protocol.errors import DeployFailed, RagtreeError, ShardTimeout, UnknownCollection, UnknownDocument
+from protocol.errors import DeployFailed, RagtreeError, ShardTimeout, Unavailable, UnknownCollection, UnknownDocument
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
 from retriever.accepting import body_hash
 from retriever.settings import ShardSettings
@@ -30,12 +31,13 @@ T = TypeVar("T")
 class ShardedRetriever:
     """Keeps each document in one of the shards, by a hash of tenant, collection and id, and searches all of them.
 
-    Only a search may be partial: any other call that needs a shard which is lost raises that shard's error. A shard
-    that ``ready`` found missing counts as lost until ``ready`` is called again, so nobody waits for it meanwhile; it is
-    missing if it says so, or says nothing for ``ready_within_s`` seconds.
+    Only a search and ``orphans`` may be partial: any other call that needs a shard which is lost raises that shard's
+    error. A shard that ``ready`` found missing counts as lost until ``ready`` is called again, so nobody waits for it
+    meanwhile; it is missing if it says so, or says nothing for ``ready_within_s`` seconds. ``ready`` must be given at
+    least that long, or a silent shard is never found missing.
     """
 
-    def __init__(self, shards: Sequence[Shard], settings: ShardSettings, ready_within_s: float = 3.0) -> None:
+    def __init__(self, shards: Sequence[Shard], settings: ShardSettings, ready_within_s: float) -> None:
         self._shards = shards
         self._every = range(len(shards))
         self._partial = settings.on_lost == "partial"
@@ -148,14 +150,25 @@ class ShardedRetriever:
         return numbered(found, shard, len(self._shards))
 
     async def orphans(self, older_than_s: float, limit: int) -> Sequence[Orphan]:
-        """Of those that are orphans for so many seconds, the oldest of each shard.
+        """Of those that are orphans for so many seconds, the oldest of each shard that is there.
 
-        Another shard's documents may still have them, or have them again.
+        Another shard's documents may still have them, or have them again. What a lost shard has noted stays noted, and
+        is found when the shard is back; it does not hold up those of the others. Raises why there is none where all
+        shards are lost.
         """
-        count = len(self._shards)
-        found = await self._ask(self._every, lambda _, shard: shard.orphans(older_than_s, limit))
-        of_all = (orphan for shard, part in found.items() for orphan in numbered(part, shard, count))
-        return sorted(of_all, key=lambda orphan: orphan.number)[:limit]
+        count, lost = len(self._shards), dict(self._absent)
+
+        async def noted(number: int, shard: Shard) -> list[Orphan]:
+            try:
+                return numbered(await self._in_time(number, shard.orphans(older_than_s, limit)), number, count)
+            except Unavailable as error:
+                lost[number] = error
+                return []
+
+        found = await self._ask([shard for shard in self._every if shard not in lost], noted)
+        if len(lost) == count:
+            raise next(iter(lost.values()))
+        return sorted(chain.from_iterable(found.values()), key=lambda orphan: orphan.number)[:limit]
 
     async def forget_orphans(self, orphans: Sequence[Orphan]) -> None:
         """Take orphans off the lists of the shards that they came from. Raises StorageFull."""
@@ -209,10 +222,15 @@ class ShardedRetriever:
 
     async def _missing(self, shard: int) -> RagtreeError | None:
         try:
-            async with asyncio.timeout(self._ready_within_s):
-                await self._shards[shard].ready()
-        except TimeoutError:
-            return ShardTimeout(f"shard {shard} does not answer")
+            await self._in_time(shard, self._shards[shard].ready())
         except RagtreeError as error:
             return error
         return None
+
+    async def _in_time(self, shard: int, answer: Awaitable[T]) -> T:
+        """A shard's answer. Raises ShardTimeout where it says nothing for as long as makes it missing."""
+        try:
+            async with asyncio.timeout(self._ready_within_s):
+                return await answer
+        except TimeoutError:
+            raise ShardTimeout(f"shard {shard} does not answer") from None

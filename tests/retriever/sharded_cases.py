@@ -81,4 +81,4 @@ async def running_shards(
     """Real retrievers in folders of their own, and all of them as one."""
     async with AsyncExitStack() as stack:
         shards = [await stack.enter_async_context(running(folder / str(n), **changes)) for n in range(count)]
-        yield ShardedRetriever(shards, ShardSettings(count=count)), shards
+        yield ShardedRetriever(shards, ShardSettings(count=count), ready_within_s=3.0), shards

@@ -7,13 +7,15 @@ import pytest
 from retriever_cases import SMALL, TENANT, ended, lines, put, put_lines, running, search, upload
 from sharded_cases import PARTIAL, ScriptedShard, running_shards, sharded
 
-from protocol.documents import DEFAULT_COLLECTION
+from protocol.documents import DEFAULT_COLLECTION, Orphan
 from protocol.errors import (
     EmptyDocument,
     IdempotencyMismatch,
+    InternalError,
     InvalidRequest,
     NoDocuments,
     RetrieverNotReady,
+    ShardTimeout,
     StorageFull,
     UnknownCollection,
     UnknownDocument,
@@ -219,7 +221,7 @@ async def test_nothing_is_written_where_a_shard_is_known_to_be_lost(tmp_path):
     async with running_shards(tmp_path) as (_, shards):
         lost = ScriptedShard()
         lost.missing = RetrieverNotReady("it is being restarted")
-        retriever = ShardedRetriever([*shards[:2], lost], ShardSettings(count=3, **PARTIAL))
+        retriever = ShardedRetriever([*shards[:2], lost], ShardSettings(count=3, **PARTIAL), ready_within_s=3.0)
         await retriever.ready()
         with pytest.raises(RetrieverNotReady):
             await retriever.put_batch(TENANT, "default", lines(animals()))
@@ -290,6 +292,49 @@ async def test_orphans_are_forgotten_in_the_shard_that_named_them(tmp_path):
         while some := await retriever.orphans(0, 5):
             await retriever.forget_orphans(some)
         assert [await shard.orphans(0, 9) for shard in shards] == [[], [], []]
+
+
+class Noting(ScriptedShard):
+    """A shard with an orphan; it names it, raises an error or waits, as it is told."""
+
+    def __init__(self, outcome: Exception | asyncio.Event | None = None) -> None:
+        super().__init__()
+        self.outcome = outcome
+        self.asked = 0
+
+    async def orphans(self, older_than_s: float, limit: int) -> list[Orphan]:
+        self.asked += 1
+        if isinstance(self.outcome, asyncio.Event):
+            await self.outcome.wait()
+        elif self.outcome is not None:
+            raise self.outcome
+        return [Orphan(7, TENANT, "content")]
+
+
+@pytest.mark.parametrize("mode", ["error", "partial"])
+@pytest.mark.parametrize("make", [lambda: RetrieverNotReady("lost"), asyncio.Event], ids=["lost", "silent"])
+async def test_orphans_of_a_lost_shard_do_not_hold_up_those_of_others(make, mode):
+    outcome = make()
+    retriever = sharded(Noting(), Noting(outcome), Noting(), on_lost=mode)
+    assert [orphan.number for orphan in await retriever.orphans(0, 9)] == [21, 23]
+    with pytest.raises((RetrieverNotReady, ShardTimeout)):
+        await sharded(Noting(outcome), Noting(outcome)).orphans(0, 9)
+    with pytest.raises(InternalError):
+        await sharded(Noting(), Noting(InternalError("a defect"))).orphans(0, 9)
+
+
+async def test_a_shard_that_was_not_ready_is_not_asked_for_orphans():
+    up, down = Noting(), Noting()
+    down.missing = InternalError("it cannot say")
+    retriever = sharded(up, down, **PARTIAL)
+    await retriever.ready()
+    assert [orphan.number for orphan in await retriever.orphans(0, 9)] == [14]
+    assert (up.asked, down.asked) == (1, 0)
+    up.missing = RetrieverNotReady("lost, too")
+    with pytest.raises(RetrieverNotReady):
+        await retriever.ready()
+    with pytest.raises((RetrieverNotReady, InternalError)):
+        await retriever.orphans(0, 9)
 
 
 async def test_one_shard_that_fails_a_call_is_not_left_alone_with_it():
