@@ -53,4 +53,5 @@ class IVFIndex(InvertedFile):
         return bytes(faiss.serialize_index(self._index))
 
     def _scan_of(self, probed: Probed, allowed: Ids | None) -> Scan:
-        return probed.scan(self._index, None if allowed is None else faiss.IDSelectorBatch(allowed))
+        selector = None if allowed is None else faiss.IDSelectorBatch(allowed)
+        return probed.scan(self._index, lambda: selector)

@@ -1,6 +1,6 @@
 """The inverted lists of a Faiss index, and how a query reads them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import faiss
@@ -23,16 +23,20 @@ class Probed(NamedTuple):
     nearness: Vector
     slices: Sequence[Slice]
 
-    def scan(self, index: Any, selector: faiss.IDSelector | None) -> Scan:  # noqa: ANN401 - as Faiss's stubs are
-        """The reading of these lists in an index."""
-        parameters = faiss.SearchParametersIVF(sel=selector)  # type: ignore[call-arg]
+    def scan(
+        self,
+        index: Any,  # noqa: ANN401 - as Faiss's stubs are
+        selector: Callable[[], faiss.IDSelector | None],
+    ) -> Scan:
+        """The reading of these lists in an index; each time it asks for the selector anew."""
+        parameters: Any = faiss.SearchParametersIVF()
         query_at = faiss.swig_ptr(self.query)
         # Before the lists are read: each part of them leaves nothing of this in the processor's caches.
         parts: dict[tuple[int, int], tuple[Any, Any]] = {part: self._at(*part) for part in self.slices}
         table: list[Any] = [None, None, None]
 
         def scan(begin: int, end: int, ids: Ids, scores: Vector) -> None:
-            parameters.nprobe = end - begin
+            parameters.nprobe, parameters.sel = end - begin, selector()
             part = parts.get((begin, end)) or self._at(begin, end)
             if table[0] is not ids:
                 table[:] = ids, faiss.swig_ptr(scores), faiss.swig_ptr(ids)

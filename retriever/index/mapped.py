@@ -71,11 +71,13 @@ class MappedIVFIndex(InvertedFile):
         return np.union1d(self._removed.without(self._mapped_ids), listed_ids(self._index))
 
     def _scan_of(self, probed: Probed, allowed: Ids | None) -> Scan:
-        fresh = probed.scan(self._index, None if allowed is None else faiss.IDSelectorBatch(allowed))
+        selector = None if allowed is None else faiss.IDSelectorBatch(allowed)
+        fresh = probed.scan(self._index, lambda: selector)
+        # What is passed over may have become more since the stage before.
+        mapped = probed.scan(self._mapped, lambda: self._removed.selector(allowed))
 
         def scan(begin: int, end: int, ids: Ids, scores: Vector) -> None:
-            # What is passed over may have become more since the stage before.
-            probed.scan(self._mapped, self._removed.selector(allowed))(begin, end, ids, scores)
+            mapped(begin, end, ids, scores)
             if self._index.ntotal:
                 more_ids, more_scores = np.empty_like(ids), np.empty_like(scores)
                 fresh(begin, end, more_ids, more_scores)
