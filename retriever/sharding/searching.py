@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import structlog
 from msgspec.structs import replace
@@ -15,6 +15,9 @@ from retriever.sharding.merging import Merging
 from retriever.sharding.shard import Shard
 
 _log = structlog.get_logger(__name__)
+
+_ENDING_S = 0.05
+"""How long a stream may take to end behind its final set before it is broken off."""
 
 _News = tuple[int, CandidateSet | Exception] | None
 """What a shard has found, or what it raised; None when the time is up."""
@@ -62,7 +65,7 @@ class ShardedSearcher:
         finally:
             alarm.cancel()
             for shard, reader in readers.items():
-                # With its final set a search is at its end, and need not be broken off.
+                # With its final set a search is at its end, and its reader soon.
                 if not merging.answered(shard):
                     reader.cancel()
             await asyncio.gather(*readers.values(), return_exceptions=True)
@@ -98,7 +101,12 @@ async def _read(shard: int, stages: AsyncGenerator[CandidateSet, None], news: as
         async with aclosing(stages):
             async for found in stages:
                 news.put_nowait((shard, found))
-        # Who has given its final set by now is no longer listened to.
+                if found.final:
+                    # Closing a stream breaks the shard's work off, which is not called for where it ends by itself.
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_ENDING_S):
+                            await anext(stages, None)
+                    return
         raise InternalError(f"the search of shard {shard} ended without its final documents")
     except Exception as error:
         news.put_nowait((shard, error))

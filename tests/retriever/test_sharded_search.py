@@ -173,6 +173,33 @@ async def test_closed_it_ends_every_shards_search():
     assert asyncio.all_tasks() == tasks
 
 
+async def test_a_shard_that_does_not_end_behind_its_final_set_does_not_hold_the_search_back():
+    shards = [ScriptedShard(found(1, 1, {"a": 0.5}), asyncio.Event()) for _ in range(3)]
+    tasks = asyncio.all_tasks()
+    async with asyncio.timeout(1):
+        (only,) = [candidates async for candidates in sharded(*shards, on_lost="error").search(REQUEST)]
+    assert (names(only), only.missing_shards) == (["0.a", "1.a", "2.a"], ())
+    assert [shard.open for shard in shards] == [0, 0, 0]
+    assert asyncio.all_tasks() == tasks
+
+
+async def test_a_shard_that_ends_behind_its_final_set_is_not_broken_off():
+    ends = []
+
+    class Ending(ScriptedShard):
+        async def search(self, request):
+            try:
+                yield found(1, 1, {"a": 0.5})
+                await all_that_can_happen()
+                ends.append("by itself")
+            except BaseException:
+                ends.append("broken off")
+                raise
+
+    await sets_of(sharded(Ending(), Ending()))
+    assert ends == ["by itself"] * 2
+
+
 async def test_cancelled_it_ends_every_shards_search():
     shards = [ScriptedShard(asyncio.Event()) for _ in range(3)]
     tasks = asyncio.all_tasks()
