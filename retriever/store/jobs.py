@@ -62,9 +62,15 @@ class Jobs:
         transaction.execute(insert, (tenant, key, body_hash, job_id))
 
     def claim_key(self, transaction: Transaction, tenant: str, key: str, body_hash: str) -> None:
-        """Bind an idempotency key to a body whose jobs are kept elsewhere. Raises IdempotencyMismatch for another."""
-        insert = "INSERT INTO claimed_keys (tenant, key, body_hash, since) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
-        transaction.execute(insert, (tenant, key, body_hash, self._clock()))
+        """Bind an idempotency key to a body whose jobs are kept elsewhere, and remember it from now on.
+
+        Raises IdempotencyMismatch for another body, whose claim it does not keep alive.
+        """
+        transaction.execute(
+            """INSERT INTO claimed_keys (tenant, key, body_hash, since) VALUES (?, ?, ?, ?)
+               ON CONFLICT DO UPDATE SET since = excluded.since WHERE body_hash = excluded.body_hash""",
+            (tenant, key, body_hash, self._clock()),
+        )
         select = "SELECT body_hash FROM claimed_keys WHERE tenant = ? AND key = ?"
         _check_hash(transaction.execute(select, (tenant, key)).fetchone(), body_hash)
 
@@ -176,10 +182,11 @@ class Jobs:
         return bool(rows)
 
     def purge(self, transaction: Transaction, older_than_s: float) -> None:
-        """Forget the jobs that ended so long ago and their idempotency keys, and keys that were claimed so long ago."""
+        """Forget the jobs that ended so long ago, their idempotency keys, and keys last claimed twice as long ago."""
         ended = "DELETE FROM jobs WHERE status IN ('completed', 'failed') AND updated_at < ?"
         transaction.execute(ended, (self._clock() - older_than_s,))
-        transaction.execute("DELETE FROM claimed_keys WHERE since < ?", (self._clock() - older_than_s,))
+        # A key is claimed before its jobs begin, and they are kept from their end.
+        transaction.execute("DELETE FROM claimed_keys WHERE since < ?", (self._clock() - 2 * older_than_s,))
 
     def _count(self, transaction: Transaction, job_id: str, counts: Counter[Outcome], errors: list[JobError]) -> None:
         row = self._row(transaction, job_id)

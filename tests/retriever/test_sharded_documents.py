@@ -27,6 +27,8 @@ from retriever.settings import ShardSettings
 from retriever.sharding.batches import split_batch
 from retriever.sharding.placement import place_of
 from retriever.sharding.sharded import ShardedRetriever
+from retriever.store.database import Database
+from retriever.store.jobs import Jobs
 
 ANIMALS = ("elephant", "giraffe", "zebra", "lion", "tiger", "bear", "wolf", "fox", "owl", "eagle", "hawk", "swan")
 
@@ -198,6 +200,28 @@ async def test_a_claimed_key_stays_with_its_body_over_a_restart_and_for_as_long_
     async with running(tmp_path, ingest={"job_retention_s": 1e-6}) as shard:
         await put(shard, "a", "elephant")
         await shard.claim_key(TENANT, "key", "another body")
+
+
+def test_a_claim_outlives_the_jobs_of_its_last_use(tmp_path):
+    now = [0.0]
+    jobs, database = Jobs(lambda: now[0]), Database(tmp_path / "store.sqlite3")
+
+    def claim(at: float, body: str) -> None:
+        now[0] = at
+        with database.write() as transaction:
+            jobs.purge(transaction, older_than_s=10.0)
+            jobs.claim_key(transaction, TENANT, "key", body)
+
+    claim(0, "one body")
+    # Its jobs may have ended at 9, and are kept until 19.
+    with pytest.raises(IdempotencyMismatch):
+        claim(18, "another body")
+    claim(19, "one body")
+    with pytest.raises(IdempotencyMismatch):
+        claim(38, "another body")
+    # What was refused has not kept it alive.
+    claim(40, "another body")
+    database.close()
 
 
 async def test_a_batch_that_got_only_halfway_is_healed_by_sending_it_again(tmp_path):
