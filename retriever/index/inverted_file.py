@@ -37,7 +37,11 @@ class InvertedFile(FaissIndex):
         self._lists = int(self._index.nlist)
 
     def search(self, query: Vector, k: int, allowed: Ids | None = None) -> Iterator[StageHits]:
-        """The ``k`` nearest vectors of the lists that are read."""
+        """The ``k`` nearest vectors of the lists that are read.
+
+        A query so large or so small that its square is no float32 is refused by other indexes and accepted here, as
+        long as its products with centroids are numbers: the ranking is that of a unit vector of its direction.
+        """
         asked = query_row(query, self._dimension)
         pace = self._paces[allowed is not None]
         with self._lock.reading():

@@ -139,6 +139,46 @@ def test_broken_vectors_are_refused_and_change_nothing(index, message):
     assert last(index, VECTORS[0], 1).ids.tolist() == [IDS[0]]
 
 
+def with_places(**values):
+    """A good query with other numbers in some places."""
+    query = VECTORS[0].copy()
+    for place, value in values.items():
+        query[int(place.removeprefix("at"))] = value
+    return query
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        with_places(at0=np.inf, at1=-np.inf),
+        with_places(at3=np.inf, at7=-np.inf, at11=np.inf),
+        with_places(at5=np.nan),
+        with_places(**{f"at{DIMENSION - 1}": -np.inf}),
+    ],
+)
+def test_a_query_that_is_no_number_in_one_place_is_refused(index, query):
+    with pytest.raises(InvalidRequest, match="finite"):
+        last(index, query, 5)
+
+
+def test_a_query_may_be_laid_out_in_any_way(index):
+    query = unit(1, seed=9)[0]
+    expected = last(index, query, 5)
+    strided = np.stack([query, VECTORS[0]], axis=1)[:, 0]
+    assert not strided.flags.c_contiguous
+    for other in (strided, query.astype(np.float64), query[::-1].copy()[::-1]):
+        hits = last(index, other, 5)
+        assert hits.ids.tolist() == expected.ids.tolist()
+        assert hits.scores.tobytes() == expected.scores.tobytes()
+
+
+@pytest.mark.parametrize("make", [ivf, mapped])
+@pytest.mark.parametrize("scale", [1e25, 1e-25])
+def test_inverted_files_take_a_query_whose_square_is_no_number(make, scale):
+    query = unit(1, seed=9)[0]
+    assert last(make(), (query * scale).astype(np.float32), 5).ids.tolist() == truth(query, 5)
+
+
 def test_searches_run_beside_changes(index):
     stop = threading.Event()
     wrong = []
