@@ -86,7 +86,7 @@ class ReorderBenchmark:
                 raise ConfigError(
                     f"the documents come to {needed} tokens and {kept} can be kept, so soon all requests are alike: "
                     "ask more questions, or keep less",
-                    "host_tokens",
+                    "host_gib",
                 )
             stacks = {"first come": first_come, "reordered": reordering}
             warming = list(islice(prompts, settings.warm_up))

@@ -1,4 +1,4 @@
-"""Who carries out what the controller orders on its own account, and for no query."""
+"""Who carries out what the controller orders on its own account, and prefills for a query that still waits."""
 
 from collections.abc import Sequence
 from typing import Protocol

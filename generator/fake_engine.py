@@ -42,7 +42,8 @@ class FakeEngine:
         speeds: FakeEngineSettings,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        # One prompt at a time is all that there is to gain from: a step is a whole prefill.
+        # Prompts are computed one after the other, so there is nothing to gain from a second one in hand. To whoever
+        # plans, a step is as long as the longest prompt; in how many steps that can be ended is no matter of plans.
         step = StepBudget(max_model_len, max_model_len)
         self._info = EngineInfo(model=model, engine="fake", max_model_len=max_model_len, step=step)
         self._tokenizer = tokenizer

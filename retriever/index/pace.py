@@ -6,7 +6,10 @@ _WEIGHT_OF_LATEST = 0.2
 
 
 class Pace:
-    """A running estimate of the seconds that a unit of work takes, a vector read as a rule, learnt from stages."""
+    """A running estimate of the seconds that a unit of work takes, learnt from searches.
+
+    A unit is what the index counts its work in: a row, a list, or a candidate of a beam.
+    """
 
     def __init__(self, settings: IndexSettings) -> None:
         self._settings = settings
