@@ -8,9 +8,11 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 
+from cachectl.deliveries import Deliveries
 from cachectl.grant import Grant
 from cachectl.hands import Hands
 from cachectl.leases import Leases
@@ -24,10 +26,19 @@ from protocol.tiers import Tier
 _log = structlog.get_logger(__name__)
 
 
+class _Prefilled(NamedTuple):
+    """What became of a plan: its prefill, if any of it is kept, and the copies that are not there."""
+
+    prefill: PrefillResult | None
+    lost: list[tuple[bytes, Tier]]
+    failed: bool = False
+
+
 class AheadOfTurn:
     """Has the ``hands`` prefill for requests that wait longer than ``after_s``, the longest waiting first.
 
-    ``plan`` makes a grant the plan that is carried out. Belongs to one event loop.
+    One that had to give way is tried again. ``outdated`` says of whose documents some were deleted since: nothing of
+    them may be kept. ``plan`` makes a grant the plan that is carried out. Belongs to one event loop.
     """
 
     def __init__(
@@ -36,16 +47,20 @@ class AheadOfTurn:
         leases: Leases,
         hands: Hands | None,
         after_s: float | None,
+        outdated: Callable[[AdmissionRequest], bool],
         plan: Callable[[AdmissionRequest, Grant], PrefillPlan],
+        deliveries: Deliveries,
     ) -> None:
         self._scheduler = scheduler
         self._leases = leases
         self._hands = hands
         self._after_s = after_s
+        self._outdated = outdated
         self._plan = plan
+        self._deliveries = deliveries
         # In the order in which they became overdue.
         self._overdue: dict[str, AdmissionRequest] = {}
-        self._running: dict[str, asyncio.Task[PrefillResult | None]] = {}
+        self._running: dict[str, asyncio.Task[_Prefilled]] = {}
         # Loaded from slower tiers or computed.
         self.prepared_tokens = 0
 
@@ -67,7 +82,7 @@ class AheadOfTurn:
             self._overdue.pop(request.query_id, None)
 
     def look(self) -> None:
-        """Begin for whoever is overdue, if there is room now: something may have ended."""
+        """Begin for whoever is overdue and waits, if there is room now: something may have ended."""
         for query_id, request in list(self._overdue.items()):
             if self._scheduler.may_prepare(query_id):
                 del self._overdue[query_id]
@@ -78,32 +93,45 @@ class AheadOfTurn:
         self.look()
 
     def _begin(self, request: AdmissionRequest) -> None:
-        grant = self._leases.prepare(request.query_id, f"{request.query_id}~ahead")
+        if self._outdated(request):
+            return
+        try:
+            grant = self._leases.prepare(request.query_id, f"{request.query_id}~ahead")
+        except RagtreeError as error:
+            # Whoever has come by with news of another query must not suffer for this one.
+            _log.warning("nothing_prepared", query_id=request.query_id, error=str(error))
+            return
         if grant is not None:
-            task = asyncio.get_running_loop().create_task(self._prefill(self._plan(request, grant)))
+            plan = self._plan(request, grant)
+            task = asyncio.get_running_loop().create_task(self._prefill(plan))
             self._running[request.query_id] = task
             # Not at the end of the task itself: one that is cancelled before its first step has none.
-            task.add_done_callback(partial(self._ended, request.query_id, grant.query_id))
+            task.add_done_callback(partial(self._ended, request, plan))
 
-    async def _prefill(self, plan: PrefillPlan) -> PrefillResult | None:
+    async def _prefill(self, plan: PrefillPlan) -> _Prefilled:
         assert self._hands is not None
         try:
-            return await self._hands.prefill(plan)
+            prefill = await self._hands.prefill(plan)
+            return _Prefilled(prefill, lost_copies(prefill.lost) if prefill is not None else [])
         except RagtreeError as error:
             _log.warning("nothing_prepared", plan_id=plan.query_id, error=str(error))
         except Exception:
             _log.exception("nothing_prepared", plan_id=plan.query_id)
-        return None
+        return _Prefilled(None, [], failed=True)
 
-    def _ended(self, query_id: str, plan_id: str, task: asyncio.Task[PrefillResult | None]) -> None:
-        del self._running[query_id]
-        prefill = None if task.cancelled() else task.result()
+    def _ended(self, request: AdmissionRequest, plan: PrefillPlan, task: asyncio.Task[_Prefilled]) -> None:
+        del self._running[request.query_id]
+        prefill, lost, failed = (None, [], True) if task.cancelled() else task.result()
+        gave_way = not failed and (prefill is None or prefill.prompt_tokens < plan.prompt.token_count)
         try:
-            self._leases.release(plan_id, prefill is not None, lost_copies(prefill.lost) if prefill is not None else ())
+            self._leases.release(plan.query_id, prefill is not None, lost)
         except UnknownPlan:
             # Its time ran out, or it went with its instance.
             return
         if prefill is not None:
             loaded = sum(tokens for tier, tokens in prefill.loaded.items() if tier is not Tier.GPU)
             self.prepared_tokens += prefill.prompt_tokens - prefill.cached_tokens + loaded
+        if gave_way and self._scheduler.waits(request.query_id):
+            self._overdue = {request.query_id: request, **self._overdue}
         self.look()
+        self._deliveries.start()

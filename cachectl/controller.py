@@ -99,7 +99,15 @@ class Controller:
             self._scheduler, self._leases, self._deliveries, self._tombstones, settings.delete_timeout_s
         )
         self._speculations = Speculations(self._scheduler)
-        self._ahead = AheadOfTurn(self._scheduler, self._leases, hands, settings.prepare_after_s, self._plan_ahead)
+        self._ahead = AheadOfTurn(
+            self._scheduler,
+            self._leases,
+            hands,
+            settings.prepare_after_s,
+            self._outdated,
+            self._plan_ahead,
+            self._deliveries,
+        )
         # Every namespace that had a plan or was restored: an engine's own cache may have something of it.
         self._namespaces: set[str] = set()
         self._admitted = self._rejected = 0
@@ -294,6 +302,7 @@ class Controller:
         """Release what was leased too long ago, and try again to deliver orders that wait."""
         self._leases.expire()
         self._speculations.sweep()
+        self._ahead.look()
         self._deliveries.start()
 
     def check_integrity(self) -> None:

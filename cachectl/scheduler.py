@@ -2,7 +2,7 @@
 
     submit ─► route to an instance ─► wait in its cache-aware queue ─► Grant ─► prefilled ─► complete
     speculate ─► Grant, or none ─► confirm, withdraw, or give way to a request ─► complete
-    prepare ─► Grant, or none, for one that waits ─► give way to it, or to others ─► complete
+    prepare ─► Grant, or none, for one that waits ─► complete, or give way to others; then it may be that one's turn
 
 Both the first token and the end of a request may be others' turn.
 
@@ -223,15 +223,19 @@ class Scheduler:
         self._work[request.query_id] = line.speculations[request.query_id] = work
         return self._start(work, now)
 
+    def waits(self, query_id: str) -> bool:
+        """Whether a request waits for its turn."""
+        work = self._work.get(query_id)
+        return work is not None and work.grant is None
+
     def may_prepare(self, query_id: str) -> bool:
         """Whether a request waits where a whole prompt's part of the engine's step is free, and no other is prepared.
 
         That is the case while all places are taken by requests that have their first tokens.
         """
-        work = self._work.get(query_id)
-        if work is None or work.grant is not None:
+        if not self.waits(query_id):
             return False
-        line = self._lines[work.instance]
+        line = self._lines[self._work[query_id].instance]
         if any(other.prepares for other in line.speculations.values()):
             return False
         return not self._step_tokens or line.step_taken() + self._step_prompt_tokens <= self._step_tokens
@@ -239,8 +243,9 @@ class Scheduler:
     def prepare(self, query_id: str, plan_id: str, now: float) -> Grant | None:
         """Begin to load and compute what a waiting request lacks in its instance's GPU, ahead of its turn.
 
-        The grant is under an id of its own, gives way like a speculation, and ends when it is the request's turn. None
-        unless it may begin (``may_prepare``), and where nothing is lacking or nothing of it could be kept.
+        The grant is under an id of its own and gives way like a speculation. The request's turn does not come before it
+        has ended: it does what that would do. None unless it may begin (``may_prepare``), and where nothing is lacking
+        or nothing of it could be kept.
         """
         if not self.may_prepare(query_id):
             return None
@@ -256,7 +261,8 @@ class Scheduler:
         self._work[plan_id] = line.speculations[plan_id] = work
         grant = self._start(work, now)
         if not any(step.kept is not None and step.kept is not step.source for step in grant.steps):
-            self.complete(plan_id, now, kept=False)
+            self.tree.settle(grant, kept=False)
+            del self._work[plan_id], line.speculations[plan_id]
             return None
         waiting.prepared_by = plan_id
         return grant
@@ -300,6 +306,8 @@ class Scheduler:
         """
         work = self._running_work(query_id)
         self._leave_step(work)
+        if work.prepares and query_id in self._lines[work.instance].speculations:
+            self._give_way(work)
         return self._next(work.instance, now)
 
     def complete(self, query_id: str, now: float, kept: bool, lost: Collection[tuple[bytes, Tier]] = ()) -> list[Grant]:
@@ -321,7 +329,8 @@ class Scheduler:
         del self._work[query_id]
         if work.speculative:
             line.speculations.pop(query_id, None)
-            return []
+            # Nobody waits for a guess.
+            return self._next(work.instance, now) if work.prepares else []
         line.running -= work.grant is not None
         line.backlog_s = line.backlog_s - work.seconds if line.running or line.queue else 0.0
         return self._next(work.instance, now)
@@ -377,7 +386,8 @@ class Scheduler:
             others = [work for work in here if work.speculative and work not in line.speculations.values()]
             assert not any(work.step_share for work in others), "what gave way takes part of a step"
             assert line.places_taken() <= self._max_running
-            full = line.running == self._max_running or line.step_tokens
+            prepares = any(work.prepares for work in line.speculations.values())
+            full = line.running == self._max_running or line.step_tokens or prepares
             assert not line.queue or full, "a request waits beside a free place"
 
     def _taken_on(self, request: Request) -> _Work:
@@ -455,9 +465,6 @@ class Scheduler:
             line = self._lines[work.instance]
             line.running += 1
             line.step_tokens += work.step_share
-            if work.prepared_by in line.speculations:
-                self._give_way(self._work[work.prepared_by])
-                work.grant.ends.append(work.prepared_by)
             work.grant.ends += self._make_way(line)
         if len(self._lines) > 1 and self._lookahead:
             # What went to a shared tier can be used by requests that wait for other instances.
@@ -470,7 +477,7 @@ class Scheduler:
         line = self._lines[instance]
         grants: list[Grant] = []
         while line.running < self._max_running:
-            turn = line.queue.pop(self._fits_now if self._step_tokens else None)
+            turn = line.queue.pop(self._fits_now)
             if turn is None:
                 break
             self._lookahead.leave(turn.query_id)
@@ -498,8 +505,12 @@ class Scheduler:
         return not line.step_tokens or line.step_tokens + step_share <= self._step_tokens
 
     def _fits_now(self, query_id: str) -> bool:
-        """Whether a request that waits could start, as the tree is now."""
+        """Whether a request that waits could start, as the tree is now, and is not being prepared."""
         work = self._work[query_id]
+        if work.prepared_by in self._lines[work.instance].speculations:
+            return False
+        if not self._step_tokens:
+            return True
         work.step_share = self._step_share(work, self._loading(work, work.instance))
         return self._fits(self._lines[work.instance], work.step_share)
 

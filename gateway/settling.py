@@ -7,8 +7,10 @@ from collections.abc import Hashable
 _PARTS = 16
 _PRIOR = 4.0
 _FORGET = 0.98
+_FADE = 0.99
 _KINDS = 256
 _WEIGHT_OF_LATEST = 0.2
+_FOR_EVER = 1000.0
 
 
 class Settling:
@@ -16,51 +18,96 @@ class Settling:
 
     RAGCache, Algorithm 2, begins at once: a guess that turns out wrong costs nothing there but the iteration in hand.
     Where an iteration takes as long as the rest of the search, the first guess is the only one, and it had better be
-    right. So a guess is worth the part of the search that it is expected to overlap: what is left, if the documents are
-    final ones, and otherwise what the next guess is worth when the engine is free again. It is begun where that is no
-    less than what waiting for a later stage is worth.
+    right. So a guess is worth the part of the search that it is expected to overlap: all that is left, if the documents
+    are final; otherwise, until the engine has let go of it, the share of its work that other prompts have found of use,
+    and then what the next guess is worth; less the rest of that work, where it outlasts the search. It is begun where
+    that is no less than what waiting is worth, and than nothing.
 
-    Searches are told apart by ``kind``. Nothing known, they settle as likely at any time as at another, and engines are
-    free at once.
+    Searches are told apart by ``kind``. Of those of an unknown kind the first documents are begun on. What is known of
+    engines fades while nothing is learnt of them, so that what was given up is tried again.
     """
 
     def __init__(self) -> None:
-        # By kind, the least recently ended first: the weight of searches that settled in each part of their time.
-        self._settled: OrderedDict[Hashable, list[float]] = OrderedDict()
+        # The least recently searched kind first.
+        self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
         self._ending_ms = 0.0
+        self._of_use = 0.0
 
-    def settled(self, kind: Hashable, at: float) -> None:
-        """Hear at which share of its time, in (0, 1], a search had its final documents for good."""
-        parts = self._settled.setdefault(kind, [0.0] * _PARTS)
-        parts[:] = [weight * _FORGET for weight in parts]
-        parts[_part(at)] += 1.0
-        self._settled.move_to_end(kind)
-        if len(self._settled) > _KINDS:
-            self._settled.popitem(last=False)
+    def searched(self, kind: Hashable, settled: float, stage_ms: float) -> None:
+        """Hear of a search in stages of this length: at which share of it, in (0, 1], its documents were final."""
+        self._kinds.setdefault(kind, _Kind()).learn(settled, stage_ms)
+        self._kinds.move_to_end(kind)
+        if len(self._kinds) > _KINDS:
+            self._kinds.popitem(last=False)
+        self._ending_ms *= _FADE
 
     def ended(self, ms: float) -> None:
         """Hear how long an engine took to let go of a guess that was wrong."""
         self._ending_ms += _WEIGHT_OF_LATEST * (ms - self._ending_ms)
 
+    def used(self, share: float) -> None:
+        """Hear which share of a wrong guess's work the final prompt had use for."""
+        self._of_use += _WEIGHT_OF_LATEST * (share - self._of_use)
+
     def odds(self, kind: Hashable, at: float) -> float:
         """The probability that a search has its final documents by this share of its time."""
-        parts = self._settled.get(kind, [])
-        seen = sum(parts[: _part(at) + 1])
-        return (seen + _PRIOR * at) / (sum(parts) + _PRIOR)
+        return self._kinds.get(kind, _NOTHING_KNOWN).odds(at)
 
-    def worth_beginning(self, kind: Hashable, stage: int, of: int, elapsed_ms: float) -> bool:
-        """Whether to begin after this ``stage`` of so many, ``elapsed_ms`` into the search."""
-        stage_ms = elapsed_ms / stage
+    def worth_beginning(self, kind: Hashable, stage: int, of: int, since: int) -> bool:
+        """Whether to begin after this ``stage`` of so many on documents that have been the best ``since`` an earlier.
+
+        All is counted in stages. What is found at a stage is final with the probability that searches settle there,
+        against that of settling later than now.
+        """
+        known = self._kinds.get(kind)
+        if known is None or not known.stage_ms:
+            return True
+        odds = [known.odds(now / of) for now in range(of + 1)]
         # A wrong guess is found out by the next stage at the earliest.
-        lost = 1 + (math.ceil(self._ending_ms / stage_ms) if stage_ms else 0)
-        # Expected stages that are overlapped, by the stage from which on they are counted.
-        best = [0.0] * (of + 1)
-        begun = 0.0
-        for now in range(of - 1, stage - 1, -1):
-            right = self.odds(kind, now / of)
-            begun = right * (of - now) + (1 - right) * best[min(of, now + lost)]
-            best[now] = max(begun, best[now + 1])
-        return begun >= best[stage]
+        held = 1 + min(_FOR_EVER, self._ending_ms / known.stage_ms)
+        # By the stage at which a guess was wrong: what going on is worth from each later stage on.
+        after: dict[int, list[float]] = {}
+
+        def begun(now: int, right: float) -> float:
+            left = of - now
+            overlapped = self._of_use * min(held, left)
+            delayed = (1 - self._of_use) * max(0.0, held - left)
+            return right * left + (1 - right) * (overlapped - delayed + after[now][min(of, now + math.ceil(held))])
+
+        for wrong in range(of - 1, stage - 1, -1):
+            after[wrong] = [0.0] * (of + 1)
+            for now in range(of - 1, wrong, -1):
+                right = (odds[now] - odds[wrong]) / (1 - odds[wrong])
+                after[wrong][now] = max(after[wrong][now + 1], begun(now, right))
+        settled_then = odds[since] - odds[since - 1]
+        right = settled_then / (settled_then + 1 - odds[stage])
+        settles_by = (
+            right + (1 - right) * (odds[now] - odds[stage]) / (1 - odds[stage]) for now in range(stage + 1, of)
+        )
+        waited = [begun(now, by) for now, by in enumerate(settles_by, start=stage + 1)]
+        return begun(stage, right) >= max(waited, default=0.0) and begun(stage, right) >= 0
+
+
+class _Kind:
+    """Searches of a kind: the weight of those that settled in each part of their time, and the length of a stage."""
+
+    def __init__(self) -> None:
+        self.stage_ms = 0.0
+        self._parts = [0.0] * _PARTS
+
+    def learn(self, settled: float, stage_ms: float) -> None:
+        self._parts = [weight * _FORGET for weight in self._parts]
+        self._parts[_part(settled)] += 1.0
+        self.stage_ms += (_WEIGHT_OF_LATEST if self.stage_ms else 1.0) * (stage_ms - self.stage_ms)
+
+    def odds(self, at: float) -> float:
+        """Nothing known, a search settles as likely at any time as at another."""
+        if at <= 0:
+            return 0.0
+        return (sum(self._parts[: _part(at) + 1]) + _PRIOR * at) / (sum(self._parts) + _PRIOR)
+
+
+_NOTHING_KNOWN = _Kind()
 
 
 def _part(at: float) -> int:

@@ -53,8 +53,9 @@ class Speculation:
         self._searched_at = searched_at
         search, ranked = self._query.search, self._query.order is DocumentOrder.RETRIEVAL
         self._kind = search.tenant, search.collection, search.top_k, search.filters is None, ranked
-        # Since this share of the search, the documents are the newest.
-        self._settled_at = 0.0
+        # The first stage, and the one since which the documents are the newest.
+        self._first: CandidateSet | None = None
+        self._since = 1
         self._guess: Guess | None = None
         self._asked = self._begun = self._wasted_tokens = 0
         self._given_up: list[Guess] = []
@@ -82,6 +83,8 @@ class Speculation:
         if not self._begun:
             return None
         uses = [guess.use(prompt) for guess in self._given_up]
+        for use in uses:
+            self._settling.used(use.share)
         overlapped_ms = sum(
             use.share * max(0.0, min(guess.ended_ms, retrieval_ms) - guess.began_ms)
             for guess, use in zip(self._given_up, uses, strict=True)
@@ -101,12 +104,13 @@ class Speculation:
             # The prompt is the same however they were ranked, or the guess's order is as good.
             documents.sort()
         if self._newest is None or self._newest[1] != documents:
-            self._settled_at = found.stage / found.of
+            self._since = found.stage
         self._newest = found, documents
         if found.final:
-            self._settling.settled(self._kind, self._settled_at)
+            self._learn(found)
             await self._conclude(documents)
             return
+        self._first = self._first or found
         if self._beginning_anew is not None:
             if not self._beginning_anew.done():
                 return
@@ -168,8 +172,14 @@ class Speculation:
             self._let_go("gave_way")
         return self._guess is not None and self._guess.documents == documents
 
+    def _learn(self, found: CandidateSet) -> None:
+        # A search in one stage leaves nothing to decide. In the first stage's time is that of embedding the question.
+        if self._first is not None:
+            stage_ms = (found.elapsed_ms - self._first.elapsed_ms) / (found.of - self._first.stage)
+            self._settling.searched(self._kind, self._since / found.of, stage_ms)
+
     def _worth_beginning(self, found: CandidateSet) -> bool:
-        return self._settling.worth_beginning(self._kind, found.stage, found.of, found.elapsed_ms)
+        return self._settling.worth_beginning(self._kind, found.stage, found.of, self._since)
 
     async def _start(self, found: CandidateSet, documents: Sequence[str]) -> None:
         self._asked += 1

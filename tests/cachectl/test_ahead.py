@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 from controller_under_test import TOKENS, Clock, ask, cached, checked_controllers, fill, key, report, sources, waiting
 
+from protocol.cache import DocumentDeletion
 from protocol.errors import EngineDied, Overloaded
 from protocol.generation import PrefillResult, StepBudget
 from protocol.kv import LostCopy
@@ -108,16 +109,75 @@ async def test_what_lies_in_slower_tiers_is_brought_to_the_gpu(build, engine):
     await controller.complete(report("waits"))
 
 
-async def test_the_turn_ends_what_is_still_under_way_for_it(build, engine):
+async def test_the_turn_comes_when_what_is_under_way_for_it_has_ended(build, engine):
+    """It does what the turn would do, so nothing is computed twice, and all of it is kept."""
     controller = build()
     await decoding(controller, "runs")
     task = await overdue(controller, ask("waits", "ab"))
     (begun,) = engine.asked
     await controller.complete(report("runs"))
-    assert (await task).ends == (begun,)
-    await engine.end(begun, PrefillResult(TOKENS, 0, 1.0, lost=(LostCopy(key("ab"), GPU),)))
+    await settled()
+    assert not task.done()
+    await engine.end(begun, WHOLE)
+    plan = await task
+    assert (sources(plan), plan.ends) == ([GPU, GPU], ())
     await controller.complete(report("waits"))
-    assert (await cached(controller, "a")) == [GPU]
+    assert await cached(controller, "ab") == [GPU, GPU]
+
+
+async def test_it_gives_way_to_a_request_and_goes_on_later(build, engine):
+    controller = build(max_running=2)
+    await decoding(controller, "runs")
+    await decoding(controller, "too")
+    task = await overdue(controller, ask("waits", "ab"))
+    more = await waiting(controller, ask("goes past", "x"))
+    await controller.complete(report("too"))
+    plan = await more
+    assert plan.ends == ()
+    await controller.complete(report("goes past"))
+    other = await controller.admit(ask("large", "xefg"))
+    assert other.ends == ("waits~ahead",)
+    await engine.end("waits~ahead", PrefillResult(TOKENS, 0, 1.0, lost=(LostCopy(key("ab"), GPU),)))
+    assert not task.done()
+    await controller.prefilled("large")
+    await settled()
+    assert engine.asked == ["waits~ahead", "waits~ahead"]
+    assert sources(engine.plans[1]) == [GPU, None]
+    await engine.end("waits~ahead", WHOLE)
+    await controller.complete(report("large"))
+    assert sources(await task) == [GPU, GPU]
+    await controller.complete(report("waits"))
+    await controller.complete(report("runs"))
+
+
+async def test_one_whose_first_token_is_overdue_keeps_nobody_waiting(build, engine):
+    clock = Clock()
+    with checked_controllers(clock, hands=engine, max_running=1, prepare_after_s=0.0, first_token_s=5.0) as make:
+        controller = make(step=STEP)
+        await decoding(controller, "runs")
+        task = await overdue(controller, ask("waits", "ab"))
+        await controller.complete(report("runs"))
+        clock.now = 6.0
+        controller.expire_leases()
+        await settled()
+        assert task.done()
+        await engine.end("waits~ahead", None)
+        await controller.complete(report("waits"))
+
+
+async def test_nothing_is_prepared_of_what_is_being_deleted(build, engine):
+    controller = build()
+    await controller.admit(ask("runs", "xy"))
+    task = await overdue(controller, ask("waits", "ab", searched_at=0.0))
+    deleting = asyncio.create_task(controller.delete_document(DocumentDeletion(("a",), None)))
+    await settled()
+    await controller.prefilled("runs")
+    await settled()
+    assert engine.plans == []
+    task.cancel()
+    await settled()
+    await controller.complete(report("runs"))
+    await deleting
 
 
 async def test_a_client_that_leaves_takes_it_along(build, engine):

@@ -539,6 +539,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
     def prefill(self, data, late):
         query_id = data.draw(st.sampled_from(sorted(self.prefilling)))
         if late:
+            self.prepared.pop(query_id, None)
             self.turns_of(self.scheduler.stalled(query_id, 0.0), prefilled=query_id)
         else:
             self.turns_of(self.scheduler.prefilled(query_id, 0.0), prefilled=query_id)
@@ -591,8 +592,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
             self.requests[grant.query_id] = grant
             self.prefilling.add(grant.query_id)
             here = [query_id for query_id, guess in self.guesses.items() if guess.instance == grant.instance]
-            own = [plan_id for plan_id, query_id in self.prepared.items() if query_id == grant.query_id]
-            assert set(own) <= set(grant.ends), "what was begun for a request goes on beside it"
+            assert grant.query_id not in self.prepared.values(), "what was begun for a request goes on beside it"
             prepared = [plan_id for plan_id in grant.ends if self.prepared.pop(plan_id, None) is not None]
             ends = [query_id for query_id in grant.ends if query_id not in prepared]
             # Those that take nothing of the step may be passed over.

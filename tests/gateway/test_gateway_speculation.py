@@ -406,8 +406,8 @@ async def test_it_begins_no_sooner_than_is_worth_it(scene: Scene):
     """Searches like this one settle after five of nine stages, and an engine is long in letting go of a guess."""
     kind = ("default", "default", 3, True, True)
     for _ in range(40):
-        scene.settling.settled(kind, 5 / 9)
-        Settling.ended(scene.settling, 1000.0)
+        scene.settling.searched(kind, 5 / 9, 1.0)
+        Settling.ended(scene.settling, 9.0)
     query = scene.asks("q")
     for documents in "aab":
         await scene.finds("q", documents)
@@ -419,7 +419,15 @@ async def test_it_begins_no_sooner_than_is_worth_it(scene: Scene):
     before = scene.settling.odds(kind, 4 / 9)
     await scene.finds("q", "c", final=True)
     assert await query.answer() == "c "
-    assert scene.settling.odds(kind, 4 / 9) <= before, "it settled after five stages again"
+    assert scene.settling.odds(kind, 4 / 9) < before, "it settled after five stages again"
+
+
+async def test_a_search_in_one_stage_teaches_nothing(scene: Scene):
+    query = scene.asks("q")
+    await scene.finds("q", "a", final=True)
+    (await scene.opened("q")).says(finish=True)
+    await query.answer()
+    assert scene.settling.odds(("default", "default", 3, True, True), 0.5) == 0.5
 
 
 async def test_how_long_an_engine_takes_to_let_go_is_learnt_from_wrong_guesses_alone(scene: Scene):
