@@ -30,8 +30,8 @@ class Settling:
     def __init__(self) -> None:
         # The least recently searched kind first.
         self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
-        self._ending_ms = 0.0
-        self._of_use = 0.0
+        self._ending_ms = _Mean()
+        self._of_use = _Mean()
 
     def searched(self, kind: Hashable, settled: float, stage_ms: float) -> None:
         """Hear of a search in stages of this length: at which share of it, in (0, 1], its documents were final."""
@@ -39,15 +39,15 @@ class Settling:
         self._kinds.move_to_end(kind)
         if len(self._kinds) > _KINDS:
             self._kinds.popitem(last=False)
-        self._ending_ms *= _FADE
+        self._ending_ms.value *= _FADE
 
     def ended(self, ms: float) -> None:
         """Hear how long an engine took to let go of a guess that was wrong."""
-        self._ending_ms += _WEIGHT_OF_LATEST * (ms - self._ending_ms)
+        self._ending_ms.take(ms)
 
     def used(self, share: float) -> None:
         """Hear which share of a wrong guess's work the final prompt had use for."""
-        self._of_use += _WEIGHT_OF_LATEST * (share - self._of_use)
+        self._of_use.take(share)
 
     def odds(self, kind: Hashable, at: float) -> float:
         """The probability that a search has its final documents by this share of its time."""
@@ -60,18 +60,18 @@ class Settling:
         against that of settling later than now.
         """
         known = self._kinds.get(kind)
-        if known is None or not known.stage_ms:
+        if known is None or not known.stage_ms.value:
             return True
         odds = [known.odds(now / of) for now in range(of + 1)]
         # A wrong guess is found out by the next stage at the earliest.
-        held = 1 + min(_FOR_EVER, self._ending_ms / known.stage_ms)
+        held = 1 + min(_FOR_EVER, self._ending_ms.value / known.stage_ms.value)
         # By the stage at which a guess was wrong: what going on is worth from each later stage on.
         after: dict[int, list[float]] = {}
 
         def begun(now: int, right: float) -> float:
             left = of - now
-            overlapped = self._of_use * min(held, left)
-            delayed = (1 - self._of_use) * max(0.0, held - left)
+            overlapped = self._of_use.value * min(held, left)
+            delayed = (1 - self._of_use.value) * max(0.0, held - left)
             return right * left + (1 - right) * (overlapped - delayed + after[now][min(of, now + math.ceil(held))])
 
         for wrong in range(of - 1, stage - 1, -1):
@@ -88,17 +88,29 @@ class Settling:
         return begun(stage, right) >= max(waited, default=0.0) and begun(stage, right) >= 0
 
 
+class _Mean:
+    """A running mean: of all at first, and then mostly of the latest."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._taken = 0
+
+    def take(self, value: float) -> None:
+        self._taken += 1
+        self.value += max(_WEIGHT_OF_LATEST, 1 / self._taken) * (value - self.value)
+
+
 class _Kind:
     """Searches of a kind: the weight of those that settled in each part of their time, and the length of a stage."""
 
     def __init__(self) -> None:
-        self.stage_ms = 0.0
+        self.stage_ms = _Mean()
         self._parts = [0.0] * _PARTS
 
     def learn(self, settled: float, stage_ms: float) -> None:
         self._parts = [weight * _FORGET for weight in self._parts]
         self._parts[_part(settled)] += 1.0
-        self.stage_ms += (_WEIGHT_OF_LATEST if self.stage_ms else 1.0) * (stage_ms - self.stage_ms)
+        self.stage_ms.take(stage_ms)
 
     def odds(self, at: float) -> float:
         """Nothing known, a search settles as likely at any time as at another."""

@@ -83,8 +83,10 @@ class Speculation:
         if not self._begun:
             return None
         uses = [guess.use(prompt) for guess in self._given_up]
-        for use in uses:
-            self._settling.used(use.share)
+        for guess, use in zip(self._given_up, uses, strict=True):
+            # Of what was ended before it computed anything, nothing could be of use or stand in anybody's way.
+            if guess.lease.prefill is not None:
+                self._settling.used(use.share)
         overlapped_ms = sum(
             use.share * max(0.0, min(guess.ended_ms, retrieval_ms) - guess.began_ms)
             for guess, use in zip(self._given_up, uses, strict=True)
