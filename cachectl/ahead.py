@@ -34,6 +34,9 @@ class _Prefilled(NamedTuple):
     failed: bool = False
 
 
+_NOTHING = _Prefilled(None, [], failed=True)
+
+
 class AheadOfTurn:
     """Has the ``hands`` prefill for requests that wait longer than ``after_s``, the longest waiting first.
 
@@ -117,11 +120,11 @@ class AheadOfTurn:
             _log.warning("nothing_prepared", plan_id=plan.query_id, error=str(error))
         except Exception:
             _log.exception("nothing_prepared", plan_id=plan.query_id)
-        return _Prefilled(None, [], failed=True)
+        return _NOTHING
 
     def _ended(self, request: AdmissionRequest, plan: PrefillPlan, task: asyncio.Task[_Prefilled]) -> None:
         del self._running[request.query_id]
-        prefill, lost, failed = (None, [], True) if task.cancelled() else task.result()
+        prefill, lost, failed = _NOTHING if task.cancelled() else task.result()
         gave_way = not failed and (prefill is None or prefill.prompt_tokens < plan.prompt.token_count)
         try:
             self._leases.release(plan.query_id, prefill is not None, lost)

@@ -59,12 +59,12 @@ class Settling:
         All is counted in stages. What is found at a stage is final with the probability that searches settle there,
         against that of settling later than now.
         """
-        known = self._kinds.get(kind)
-        if known is None or not known.stage_ms.value:
+        stage_ms = self._kinds.get(kind, _NOTHING_KNOWN).stage_ms.value
+        if not stage_ms:
             return True
-        odds = [known.odds(now / of) for now in range(of + 1)]
+        odds = [self.odds(kind, now / of) for now in range(of + 1)]
         # A wrong guess is found out by the next stage at the earliest.
-        held = 1 + min(_FOR_EVER, self._ending_ms.value / known.stage_ms.value)
+        held = 1 + min(_FOR_EVER, self._ending_ms.value / stage_ms)
         # By the stage at which a guess was wrong: what going on is worth from each later stage on.
         after: dict[int, list[float]] = {}
 
@@ -85,7 +85,7 @@ class Settling:
             right + (1 - right) * (odds[now] - odds[stage]) / (1 - odds[stage]) for now in range(stage + 1, of)
         )
         waited = [begun(now, by) for now, by in enumerate(settles_by, start=stage + 1)]
-        return begun(stage, right) >= max(waited, default=0.0) and begun(stage, right) >= 0
+        return begun(stage, right) >= max([0.0, *waited])
 
 
 class _Mean:

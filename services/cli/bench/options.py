@@ -19,6 +19,12 @@ PartTokensOption = Annotated[
     int, typer.Option(min=16, help="A document is consecutive paragraphs of at most so many tokens.")
 ]
 
+QuestionsOption = Annotated[int, typer.Option(min=1, help="Questions to retrieve documents for.")]
+
+KvTokensOption = Annotated[
+    int, typer.Option(min=64, help="KV cache of each engine in tokens: documents outgrow it several times.")
+]
+
 TopKOption = Annotated[int, typer.Option(min=1, help="Documents of a prompt.")]
 
 DEFAULT_RATIOS = "0.125,0.25,0.5,1"

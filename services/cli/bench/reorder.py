@@ -10,7 +10,9 @@ from benchmarks.popularity import Popularity
 from services.cli.bench.options import (
     DEFAULT_DATA,
     DataOption,
+    KvTokensOption,
     PartTokensOption,
+    QuestionsOption,
     SeedOption,
     TopKOption,
     WorkloadOption,
@@ -30,11 +32,9 @@ def reorder(
     saturating: Annotated[
         int, typer.Option(min=2, help="Requests that come all at once, to find the sustainable rate.")
     ] = 60,
-    kv_tokens: Annotated[
-        int, typer.Option(min=64, help="KV cache of each engine in tokens; half of it may hold documents.")
-    ] = 23_296,
+    kv_tokens: KvTokensOption = 23_296,
     host_gib: Annotated[float, typer.Option(min=0, help="Host memory of each stack for KV, in GiB; no disk.")] = 1.0,
-    questions: Annotated[int, typer.Option(min=1, help="Questions to retrieve documents for.")] = 300,
+    questions: QuestionsOption = 300,
     part_tokens: PartTokensOption = 1000,
     top_k: TopKOption = 2,
     seed: SeedOption = 0,

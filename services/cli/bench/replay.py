@@ -10,7 +10,9 @@ from benchmarks.popularity import Popularity
 from services.cli.bench.options import (
     DEFAULT_DATA,
     DataOption,
+    KvTokensOption,
     PartTokensOption,
+    QuestionsOption,
     SeedOption,
     TopKOption,
     WorkloadOption,
@@ -38,10 +40,8 @@ def replay(
     warm_up: Annotated[
         int, typer.Option(min=0, help="Requests that warm caches up, after each prompt came once.")
     ] = 200,
-    kv_tokens: Annotated[
-        int, typer.Option(min=64, help="KV cache of each engine in tokens: documents outgrow it several times.")
-    ] = 23_296,
-    questions: Annotated[int, typer.Option(min=1, help="Questions to retrieve documents for.")] = 300,
+    kv_tokens: KvTokensOption = 23_296,
+    questions: QuestionsOption = 300,
     part_tokens: PartTokensOption = 1000,
     top_k: TopKOption = 2,
     seed: SeedOption = 0,
