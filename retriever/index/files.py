@@ -1,8 +1,6 @@
 """Indexes on disk: a cache of what the store could rebuild, and never believed without its checksum."""
 
 import contextlib
-import os
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +8,7 @@ import msgspec
 from blake3 import blake3
 
 from retriever.index.base import Trained
+from retriever.publishing import publish
 
 _FORMAT = "ragtree-index-2"
 
@@ -39,18 +38,7 @@ class IndexFiles:
     def save(self, collection: int, fingerprint: str, saved: SavedIndex) -> None:
         """Publish an index in one step: a reader finds the old file or the new one. Raises OSError."""
         header = _Header(_FORMAT, fingerprint, saved.kind, saved.trained, blake3(saved.dump).hexdigest())
-        self._folder.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=self._folder, suffix=".tmp")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(header) + b"\n")
-                file.write(saved.dump)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(self._path(collection))
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        publish(self._path(collection), msgspec.json.encode(header) + b"\n", saved.dump)
 
     def load(self, collection: int, fingerprint: str) -> SavedIndex | None:
         """The saved index, or None where there is none, or none of this fingerprint, or its bytes are damaged."""

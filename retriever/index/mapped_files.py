@@ -1,6 +1,5 @@
 """The folders of indexes that are mapped into memory, published whole or not at all."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -10,6 +9,7 @@ import msgspec
 from blake3 import blake3
 
 from retriever.index.base import Trained
+from retriever.publishing import sync
 
 _FORMAT = "ragtree-mapped-1"
 _HEADER = "header.json"
@@ -43,10 +43,10 @@ class MappedFiles:
             header = _Header(_FORMAT, fingerprint, trained, checksums)
             (folder / _HEADER).write_bytes(msgspec.json.encode(header))
             for path in [*folder.iterdir(), folder]:
-                _sync(path)
+                sync(path)
             published = self._folder / f"{collection}.{_number(older[-1]) + 1 if older else 1}.mapped"
             folder.rename(published)
-            _sync(self._folder)
+            sync(self._folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -88,11 +88,3 @@ def _number(folder: Path) -> int:
 
 def _checksum(path: Path) -> str:
     return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,12 +1,11 @@
 """The folders of the shards, and the number of them that they were filled with."""
 
-import os
-import tempfile
 from pathlib import Path
 
 import msgspec
 
 from protocol.errors import ConfigError
+from retriever.publishing import publish, sync
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -39,7 +38,8 @@ class ShardFolders:
                 param="retriever.shards.count",
             )
         if before is None and self._count > 1:
-            self._write()
+            publish(self._note, msgspec.json.encode(_Record(self._count)))
+            sync(self._root)
 
     def _filled_with(self) -> int | None:
         try:
@@ -48,21 +48,3 @@ class ShardFolders:
             return 1 if (self._root / "store.sqlite3").exists() else None
         except msgspec.DecodeError as error:
             raise ConfigError(f"{self._note} does not say how many shards there are: {error}") from error
-
-    def _write(self) -> None:
-        self._root.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=self._root, suffix=".tmp")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(_Record(self._count)))
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(self._note)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-        folder = os.open(self._root, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
