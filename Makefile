@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test unit lint format lock clean
+.PHONY: help setup demo test test-tools unit lint format lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -16,8 +16,11 @@ setup: ## build .venv from the locks in requirements/
 demo: setup ## start the stack, ingest the standard library, ask a question (ONESHOT=1 stops after the answer)
 	@scripts/demo "$(BIN)" "$(ONESHOT)"
 
-test: setup lint ## run everything, real vLLM and real Ray included
+test: setup test-tools lint ## run everything, real vLLM, Ray, Redis and Chromium included
 	@$(BIN)/python -m pytest
+
+test-tools:
+	@scripts/test-tools
 
 unit: setup ## run the tests that need neither Ray nor vLLM
 	@$(BIN)/python -m pytest -m "not ray and not vllm"
