@@ -151,7 +151,7 @@ class OverheadBenchmark:
         async for candidates in self._retriever.search(request):
             if candidates.final:
                 prompt = self._layout.lay_out([ChatMessage("user", question)], candidates.docs, max_tokens=1)
-                return PrefillPlan(f"bench-{time.monotonic_ns()}", "generator", "bench-overhead", prompt)
+                return PrefillPlan(f"bench-{time.monotonic_ns()}", "", "bench-overhead", prompt)
         raise InternalError("the search ended without its final documents")
 
     async def _through_stack(self, question: str) -> float:

@@ -40,7 +40,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
     ``namespace`` separates tenants' KV and salts its keys.
 
     The search that found the documents began at ``searched_at``, in seconds since the epoch; what was deleted since may
-    be among them.
+    be among them. ``avoid`` names instances that it is not to be given: those that it was lost on.
     """
 
     query_id: str
@@ -48,6 +48,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
     prompt: Prompt
     searched_at: float
     order: DocumentOrder = DocumentOrder.RETRIEVAL
+    avoid: tuple[str, ...] = ()
 
 
 class PlannedNode(msgspec.Struct, frozen=True):

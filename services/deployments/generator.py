@@ -4,6 +4,8 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from ray import serve
+
 from protocol.errors import EngineDied
 from protocol.generation import EngineInfo, GenerationStep, PrefillCost, Sampling
 from protocol.kv import LostCopy, Orders, ResidencyReport
@@ -18,29 +20,35 @@ class GeneratorDeployment:
 
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
         configure_logging()
-        self._engine = generator_factory(config).engine()
+        self._instance: str = serve.get_replica_context().replica_id.unique_id
+        self._engine = generator_factory(config).engine(self._instance)
         await self._engine.start()
 
     async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         """Generate for a plan."""
+        self._require_meant()
         async with aclosing(self._engine.stream(plan, sampling)) as steps:
             async for step in steps:
                 yield step
 
     async def end(self, plan_id: str) -> None:
         """End a speculative plan's stream."""
+        self._require_meant()
         await self._engine.end(plan_id)
 
     async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
         """Carry out orders outside of any plan."""
+        self._require_meant()
         return await self._engine.carry_out(orders)
 
     async def residency(self) -> tuple[ResidencyReport, ...]:
         """What the tiers hold."""
+        self._require_meant()
         return await self._engine.residency()
 
     async def info(self) -> EngineInfo:
         """What is served."""
+        self._require_meant()
         return await self._engine.info()
 
     async def ready(self) -> None:
@@ -62,6 +70,12 @@ class GeneratorDeployment:
     async def check_health(self) -> None:
         """Serve's periodic call. Raises when the engine is gone."""
         await self._engine.ready()
+
+    def _require_meant(self) -> None:
+        """Raises EngineDied for a call that another instance was meant by: Serve does not route to that any more."""
+        named = serve.get_multiplexed_model_id()
+        if named and named != self._instance:
+            raise EngineDied("the generator's instance ends, or is gone")
 
     async def __del__(self) -> None:
         """Serve's call before it ends the replica."""
