@@ -39,6 +39,7 @@ from protocol.plans import (
     CompletionReport,
     ControllerStats,
     DocumentOrder,
+    InstanceLoad,
     PlanOutcome,
     PrefillPlan,
     SpeculationDecision,
@@ -312,6 +313,7 @@ class Controller:
             largest_overtake=self._scheduler.largest_overtake,
             tiers=tier_stats(self._tree),
             prepared_tokens=self._ahead.prepared_tokens,
+            instances=tuple(InstanceLoad(*load, load[0] in self.retired) for load in self._scheduler.loads()),
         )
 
     async def tree(self, depth: int) -> TreeView:

@@ -160,6 +160,10 @@ class Scheduler:
         """The instances that are given requests."""
         return list(self._open())
 
+    def loads(self) -> list[tuple[str, int, int]]:
+        """Of every instance, how many requests run there and wait for it."""
+        return [(instance, line.running, len(line.queue)) for instance, line in self._lines.items()]
+
     @property
     def idle(self) -> list[str]:
         """Instances on which nothing runs or waits."""

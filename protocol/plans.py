@@ -125,6 +125,18 @@ class CompletionReport(msgspec.Struct, frozen=True):
     lost: tuple[LostCopy, ...] = ()
 
 
+class InstanceLoad(msgspec.Struct, frozen=True):
+    """An instance of the generator as its controller has it: queries that run there and that wait for it.
+
+    One that is ``retired`` is given nothing more; it ends, or is gone.
+    """
+
+    instance: str
+    running: int
+    queued: int
+    retired: bool
+
+
 class ControllerStats(msgspec.Struct, frozen=True):
     """The controller's counters since its start, and its gauges now.
 
@@ -150,3 +162,4 @@ class ControllerStats(msgspec.Struct, frozen=True):
     tiers: tuple[TierStats, ...] = ()
     planned_from: dict[Tier, int] = {}
     prepared_tokens: int = 0
+    instances: tuple[InstanceLoad, ...] = ()
