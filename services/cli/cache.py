@@ -60,7 +60,7 @@ def stats(url: UrlOption = None, admin_key: AdminKeyOption = None, as_json: Json
     else:
         results.print("No tier has room: nothing is kept outside of the engine's own cache.")
     ending = sum(load["retired"] for load in held["instances"])
-    instances = f"{len(held['instances']) - ending} instances" + (f" ({ending} more end)" if ending else "")
+    instances = f"{len(held['instances']) - ending} instances" + (f" ({ending} more ends)" if ending else "")
     summary = f"policy {held['policy']}, {instances}, {held['running']} running, {held['queued']} waiting"
     if held["planned_tokens"]:
         share = held["planned_cached_tokens"] / held["planned_tokens"]

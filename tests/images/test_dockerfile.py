@@ -12,6 +12,8 @@ import pytest
 from dockerfiles import DOCKERFILE, ROOT, chain, environment, last, reaches_builder, stages
 from options import is_option
 
+from services import RAY_ENVIRONMENT
+
 TARGETS = ["cpu", "gpu"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = [name.rstrip("*") for name in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]]
@@ -68,6 +70,13 @@ def test_everything_is_written_below_folders_that_are_writable(target):
 def test_the_image_sets_only_options_that_exist(target):
     ours = [name for name in environment(target) if name.startswith("RAGTREE_")]
     assert [name for name in ours if not is_option(name)] == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_ray_is_told_the_same_as_outside_of_a_container(target):
+    # But who may call it: that is a setting of the cluster that a container joins.
+    told = {name: value for name, value in RAY_ENVIRONMENT.items() if name != "RAY_AUTH_MODE"}
+    assert {name: environment(target).get(name) for name in told} == told
 
 
 def test_the_cpu_image_has_no_compiler_and_kuberay_finds_what_it_calls():
