@@ -13,6 +13,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError, 
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from benchmarks.stream_clock import StreamTiming
 from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, Orphan, StoredDocument
 from protocol.errors import (
@@ -323,7 +324,7 @@ class GeneratorHandle:
         cost: PrefillCost = await self._part.call("probe_prefill", cached_tokens, new_tokens)
         return cost
 
-    async def time_to_first_token(self, plan: PrefillPlan) -> float:
-        """Seconds to the first token of a plan as the engine's own process sees it: no hop is in it."""
-        seconds: float = await self._part.call("time_to_first_token", plan)
-        return seconds
+    async def time_stream(self, plan: PrefillPlan, max_tokens: int) -> StreamTiming:
+        """The times of a plan's stream as the engine's own process sees it: no hop is in them."""
+        timing: StreamTiming = await self._part.call("time_stream", plan, max_tokens)
+        return timing

@@ -1,11 +1,11 @@
 """The generator as a Ray Serve deployment."""
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from ray import serve
 
+from benchmarks.stream_clock import StreamClock, StreamTiming
 from protocol.errors import EngineDied
 from protocol.generation import EngineInfo, GenerationStep, PrefillCost, Sampling
 from protocol.kv import LostCopy, Orders, ResidencyReport
@@ -59,13 +59,14 @@ class GeneratorDeployment:
         """Measure one prefill."""
         return await self._engine.probe_prefill(cached_tokens, new_tokens)
 
-    async def time_to_first_token(self, plan: PrefillPlan) -> float:
-        """Seconds to the first token of a plan, measured beside the engine: the baseline of the stack's overhead."""
-        began = time.perf_counter()
-        async with aclosing(self._engine.stream(plan, Sampling(max_tokens=1))) as steps:
-            async for _ in steps:
-                return time.perf_counter() - began
-        raise EngineDied("the stream ended without a token")
+    async def time_stream(self, plan: PrefillPlan, max_tokens: int) -> StreamTiming:
+        """The times of a plan's stream, measured beside the engine: the baseline of the stack's overhead."""
+        texts = StreamClock()
+        async with aclosing(self._engine.stream(plan, Sampling(max_tokens=max_tokens))) as steps:
+            async for step in steps:
+                if step.text or (step.finish_reason is not None and not texts.started):
+                    texts.arrived()
+        return texts.timing()
 
     async def check_health(self) -> None:
         """Serve's periodic call. Raises when the engine is gone."""
