@@ -20,6 +20,7 @@ from gateway.middleware import RequestContext
 from gateway.pipeline import QueryPipeline
 from gateway.query_log import QueryLog
 from gateway.readiness import Readiness
+from gateway.recent_documents import RecentDocuments
 from gateway.replay import Replay
 from gateway.routes import admin, documents, health, query
 from gateway.routes import openai as openai_routes
@@ -56,8 +57,15 @@ def create_app(
         settings.readiness_interval_s,
         settings.readiness_timeout_s,
     )
+    recent = RecentDocuments()
     pipeline = QueryPipeline(
-        parts, metrics=metrics, releases=releases, query_log=query_log, settings=settings, settling=Settling()
+        parts,
+        metrics=metrics,
+        releases=releases,
+        query_log=query_log,
+        settings=settings,
+        settling=Settling(),
+        recent=recent,
     )
     runs = QueryRuns(pipeline, readiness.heard)
     forgetting = Forgetting(parts.retriever, parts.controller, settings)
@@ -85,6 +93,7 @@ def create_app(
         keyring=keyring,
         metrics=metrics,
         cache_metrics=CacheMetrics(metrics.registry, parts.controller, readiness, settings.readiness_timeout_s),
+        recent_documents=recent,
         settings=settings,
     )
     install_handlers(app, metrics, settings.retry_after_s)

@@ -11,6 +11,7 @@ from gateway.lease import Lease, Releases
 from gateway.metrics import GatewayMetrics
 from gateway.query import Query
 from gateway.query_log import QueryLog
+from gateway.recent_documents import RecentDocuments
 from gateway.settings import GatewaySettings
 from gateway.settling import Settling
 from gateway.speculation import Speculation
@@ -25,7 +26,10 @@ _NOTHING_FOUND = CandidateSet(stage=1, of=1, docs=(), scores=(), final=True, ela
 
 
 class QueryPipeline:
-    """Takes a query through the other three parts; holds no state of its own between queries."""
+    """Takes a query through the other three parts; holds no state of its own between queries.
+
+    ``recent`` hears of the documents that are found, one of its own by default.
+    """
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class QueryPipeline:
         query_log: QueryLog,
         settings: GatewaySettings,
         settling: Settling,
+        recent: RecentDocuments | None = None,
     ) -> None:
         self._parts = parts
         self._metrics = metrics
@@ -43,6 +48,7 @@ class QueryPipeline:
         self._query_log = query_log
         self._settings = settings
         self._settling = settling
+        self._recent = recent or RecentDocuments()
 
     async def run(self, transcript: Transcript) -> AsyncGenerator[Event]:
         """The query's events up to ``query.completed``; raises what any part raises, and DeadlineExceeded.
@@ -73,13 +79,14 @@ class QueryPipeline:
 
             guess = speculation.confirmed()
             if guess is not None:
-                held, plan, steps = guess.lease, guess.plan, guess.steps()
+                held, plan, steps, begun_ms = guess.lease, guess.plan, guess.steps(), guess.began_ms
                 transcript.place(found, plan.prompt)
                 yield transcript.retrieved()
             else:
                 prompt = self._lay_out(query, found)
                 transcript.place(found, prompt)
                 asked = AdmissionRequest(query.query_id, query.namespace, prompt, searched_at, query.order)
+                asked_ms = transcript.timeline.now_ms()
                 admission = lease.admission(self._parts.controller.admit(asked))
                 # A full queue refuses at once, and before the first event a refusal is still a status. Whoever has a
                 # place and waits long for his turn gets his sources meanwhile.
@@ -88,6 +95,8 @@ class QueryPipeline:
                     admission.result()
                 yield transcript.retrieved()
                 plan = await deadline.wait(admission)
+                transcript.timeline.queued(asked_ms, plan.overtaken)
+                begun_ms = transcript.timeline.now_ms()
                 stream = self._parts.generator.stream(plan, query.sampling)
                 held, steps = lease, lease.steps(stream, deadline, self._settings.first_step_timeout_s)
             transcript.admit(plan)
@@ -97,6 +106,8 @@ class QueryPipeline:
             async for step in steps:
                 if step.prefill is not None:
                     self._metrics.prefilled(plan, step.prefill)
+                    came_ms = transcript.timeline.now_ms() if guess is None else guess.prefilled_ms
+                    transcript.timeline.prefilled(step.prefill, begun_ms, came_ms)
                 for event in transcript.step(plan, step):
                     yield event
 
@@ -140,6 +151,7 @@ class QueryPipeline:
             yield _NOTHING_FOUND
 
     def _note(self, query: Query, found: CandidateSet) -> None:
+        self._recent.found(query.namespace, found.docs)
         # Documents behind a system prompt of the caller's own stand on another path than those that are warmed up.
         if found.docs and query.messages[0].role != "system":
             self._query_log.note(query.search)
