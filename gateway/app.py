@@ -22,7 +22,7 @@ from gateway.query_log import QueryLog
 from gateway.readiness import Readiness
 from gateway.recent_documents import RecentDocuments
 from gateway.replay import Replay
-from gateway.routes import admin, documents, health, query
+from gateway.routes import admin, documents, health, page, query
 from gateway.routes import openai as openai_routes
 from gateway.runs import QueryRuns
 from gateway.settings import GatewaySettings
@@ -99,7 +99,7 @@ def create_app(
     install_handlers(app, metrics, settings.retry_after_s)
     app.add_middleware(BodyLimit, settings=settings, metrics=metrics)
     app.add_middleware(RequestContext, retry_after_s=settings.retry_after_s)
-    for routes in (query, documents, openai_routes, admin, health):
+    for routes in (query, documents, openai_routes, admin, health, page):
         app.include_router(routes.router)
     openapi.describe(app, {openapi.API_KEY: keyring.asks, openapi.ADMIN_KEY: keyring.asks_administrators})
     return app
