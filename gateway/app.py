@@ -20,8 +20,9 @@ from gateway.middleware import RequestContext
 from gateway.pipeline import QueryPipeline
 from gateway.query_log import QueryLog
 from gateway.readiness import Readiness
+from gateway.recent_documents import RecentDocuments
 from gateway.replay import Replay
-from gateway.routes import admin, documents, health, query
+from gateway.routes import admin, documents, health, page, query
 from gateway.routes import openai as openai_routes
 from gateway.runs import QueryRuns
 from gateway.settings import GatewaySettings
@@ -56,8 +57,15 @@ def create_app(
         settings.readiness_interval_s,
         settings.readiness_timeout_s,
     )
+    recent = RecentDocuments()
     pipeline = QueryPipeline(
-        parts, metrics=metrics, releases=releases, query_log=query_log, settings=settings, settling=Settling()
+        parts,
+        metrics=metrics,
+        releases=releases,
+        query_log=query_log,
+        settings=settings,
+        settling=Settling(),
+        recent=recent,
     )
     runs = QueryRuns(pipeline, readiness.heard)
     forgetting = Forgetting(parts.retriever, parts.controller, settings)
@@ -85,12 +93,13 @@ def create_app(
         keyring=keyring,
         metrics=metrics,
         cache_metrics=CacheMetrics(metrics.registry, parts.controller, readiness, settings.readiness_timeout_s),
+        recent_documents=recent,
         settings=settings,
     )
     install_handlers(app, metrics, settings.retry_after_s)
     app.add_middleware(BodyLimit, settings=settings, metrics=metrics)
     app.add_middleware(RequestContext, retry_after_s=settings.retry_after_s)
-    for routes in (query, documents, openai_routes, admin, health):
+    for routes in (query, documents, openai_routes, admin, health, page):
         app.include_router(routes.router)
     openapi.describe(app, {openapi.API_KEY: keyring.asks, openapi.ADMIN_KEY: keyring.asks_administrators})
     return app

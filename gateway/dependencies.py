@@ -12,6 +12,7 @@ from gateway.forgetting import Forgetting
 from gateway.metrics import GatewayMetrics
 from gateway.openapi import ADMIN_KEY, API_KEY
 from gateway.readiness import Readiness
+from gateway.recent_documents import RecentDocuments
 from gateway.runs import QueryRuns
 from gateway.settings import GatewaySettings
 from gateway.warmup import WarmUps
@@ -33,6 +34,7 @@ class Gateway:
     keyring: Keyring
     metrics: GatewayMetrics
     cache_metrics: CacheMetrics
+    recent_documents: RecentDocuments
     settings: GatewaySettings
 
 
