@@ -8,8 +8,8 @@ import pytest
 from gateway_fakes import MODEL, Stack
 from structlog.testing import capture_logs
 
-from gateway import query_log
-from gateway.query_log import QueryLog
+from gateway import query_log_file
+from gateway.query_log_file import QueryLogFile
 from gateway.schemas import WarmQuery
 from gateway.settings import GatewaySettings
 from protocol.filters import Comparison, Compound
@@ -27,7 +27,7 @@ def as_search(query: WarmQuery) -> SearchRequest:
 
 
 async def noted(folder, *searches: SearchRequest, max_mib: int = 1) -> None:
-    log = QueryLog(folder, max_mib, clock=lambda: 12.5)
+    log = QueryLogFile(folder, max_mib, clock=lambda: 12.5)
     for one in searches:
         log.note(one)
     await log.close()
@@ -49,19 +49,19 @@ async def test_what_is_read_back_is_what_was_asked(tmp_path):
     filters = Compound("or", (Comparison("lang", "in", ("en", 1.0, True)), Comparison("year", "gte", 2000.0)))
     asked = [search(1), search(2, filters=filters), search(1), search(3, query="naïve\n\u2028 \U0001f333")]
     await noted(tmp_path, *asked)
-    counted = await QueryLog(tmp_path, 1).counted(as_search)
+    counted = await QueryLogFile(tmp_path, 1).counted(as_search)
     assert counted == {asked[0]: 2, asked[1]: 1, asked[3]: 1}
 
 
 async def test_two_files_at_most_and_the_newest_queries_in_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(query_log, "MIB", 400)
+    monkeypatch.setattr(query_log_file, "MIB", 400)
     await noted(tmp_path, *(search(number) for number in range(20)))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["queries.1.jsonl", "queries.jsonl"]
     assert all(file.stat().st_size <= 400 for file in tmp_path.iterdir())
     kept = [line["query"] for name in ("queries.1.jsonl", "queries.jsonl") for line in lines(tmp_path, name)]
     assert 4 < len(kept) < 20
     assert kept == [f"query {number}" for number in range(20)][-len(kept) :]
-    assert len(await QueryLog(tmp_path, 1).counted(as_search)) == len(kept)
+    assert len(await QueryLogFile(tmp_path, 1).counted(as_search)) == len(kept)
 
 
 async def test_lines_that_make_no_sense_are_passed_over(tmp_path):
@@ -69,12 +69,12 @@ async def test_lines_that_make_no_sense_are_passed_over(tmp_path):
     with (tmp_path / "queries.jsonl").open("a") as file:
         file.write('{"query": "half a li\n{"query": ""}\n\n')
     await noted(tmp_path, search(2))
-    assert await QueryLog(tmp_path, 1).counted(as_search) == {search(1): 1, search(2): 1}
+    assert await QueryLogFile(tmp_path, 1).counted(as_search) == {search(1): 1, search(2): 1}
 
 
 @pytest.mark.parametrize("off", ["no folder", "0 MiB"])
 async def test_it_can_be_off(tmp_path, off: str):
-    log = QueryLog(None if off == "no folder" else tmp_path, 0 if off == "0 MiB" else 1)
+    log = QueryLogFile(None if off == "no folder" else tmp_path, 0 if off == "0 MiB" else 1)
     log.note(search())
     assert await log.counted(as_search) == {}
     await log.close()
@@ -100,9 +100,9 @@ async def test_the_event_loop_does_not_wait_for_the_disk(tmp_path, monkeypatch):
         loop.call_soon_threadsafe(opened.set)
         release.wait(10)
 
-    monkeypatch.setattr(QueryLog, "_append", slow)
-    monkeypatch.setattr(query_log, "_MOST_WAITING", 3)
-    log = QueryLog(tmp_path, 1)
+    monkeypatch.setattr(QueryLogFile, "_append", slow)
+    monkeypatch.setattr(query_log_file, "_MOST_WAITING", 3)
+    log = QueryLogFile(tmp_path, 1)
     for number in range(10):
         log.note(search(number))
     await opened.wait()
