@@ -2,7 +2,7 @@
 
     {"error": {"message", "type", "param", "code"}}
 
-429 is the caller's own quota, 503 the stack's state, both with ``Retry-After``, which is exact where a window is full; a
+429 is the caller's own quota, 503 the stack's state, both with ``Retry-After``, exact where a window is full; a
 conflict that a retry cannot mend carries ``x-should-retry: false``, which OpenAI's clients obey.
 """
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import ray
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
@@ -23,6 +24,7 @@ from services.deployments.generator import GeneratorDeployment
 from services.deployments.retriever import RetrieverDeployment
 from services.handles import ControllerHandle, GeneratorHandle, RetrieverHandle
 from services.model import generator_factory
+from services.redis.stores import RedisStores
 
 RETRIEVER, CONTROLLER, GENERATOR, GATEWAY = "retriever", "controller", "generator", "gateway"
 
@@ -64,7 +66,11 @@ class Parts(NamedTuple):
 
 def build_app(config: Config) -> FastAPI:
     """The gateway over the Serve applications of a running stack; needs a connection to its Ray."""
-    return create_app(_parts(config), config.gateway, data_dir=config.data_dir / "gateway")
+    registry = CollectorRegistry()
+    stores = RedisStores(config.redis, config.gateway, registry) if config.redis.url else None
+    return create_app(
+        _parts(config), config.gateway, data_dir=config.data_dir / "gateway", registry=registry, stores=stores
+    )
 
 
 def connect_parts(config: Config, ray_address: str) -> Parts:

@@ -25,6 +25,7 @@ from gateway.settings import GatewaySettings
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError
 from retriever.settings import RetrieverSettings
+from services.redis.settings import RedisSettings
 
 
 class ServerSettings(BaseModel):
@@ -52,6 +53,8 @@ class Config(BaseSettings):
     retriever: RetrieverSettings = Field(RetrieverSettings(), description="Ingestion and search.")
     controller: ControllerSettings = Field(ControllerSettings(), description="Admission and caching.")
     generator: GeneratorSettings = Field(GeneratorSettings(), description="The engine and its model.")
+
+    redis: RedisSettings = Field(RedisSettings(), description="State that gateways share; each has its own without.")
 
     @model_validator(mode="after")
     def _leases_outlive_queries(self) -> Self:
