@@ -87,49 +87,43 @@ class Uploads:
 
     async def job(self, tenant: str, job_id: str) -> SeenJob:
         """A job. Raises UnknownJob, and Unavailable where the retriever is away and nobody has seen the job."""
-        away = self._readiness.missing().get("retriever")
-        seen = await self._stale(tenant, job_id) if away else None
-        if seen is not None:
-            # A replica that is being started would let the call wait in silence.
-            return seen
-        try:
-            job = await self._retriever.get_job(tenant, job_id)
-        except Unavailable:
-            seen = await self._stale(tenant, job_id)
-            if seen is None:
-                raise
-            return seen
-        await self._records.saw(tenant, job)
-        return SeenJob(job)
+        return await self._asked(tenant, job_id, lambda: self._retriever.get_job(tenant, job_id))
 
     async def _put(
         self, tenant: str, key: str | None, body: object, put: Callable[[], Awaitable[IngestJob]]
     ) -> SeenJob:
         if key is None:
-            job = await put()
-            await self._records.saw(tenant, job)
-            return SeenJob(job)
+            return await self._asked(tenant, None, put)
         hashed = await asyncio.to_thread(_hash, body)
         before = await self._records.begin(tenant, key, hashed)
         try:
-            job = await put()
+            seen = await self._asked(tenant, before, put)
         except Unavailable:
             # It may have been committed all the same: the claim ends by itself, and the same body is never refused.
-            seen = await self._stale(tenant, before) if before else None
-            if seen is None:
-                raise
-            return seen
+            raise
         except RagtreeError:
             await self._records.refused(tenant, key, hashed)
             raise
-        # The job first: the key must not name one that nobody can find.
-        await self._records.saw(tenant, job)
-        await self._records.accepted(tenant, key, hashed, job.job_id)
-        return SeenJob(job)
+        # Behind the job: the key must not name one that nobody can find.
+        await self._records.accepted(tenant, key, hashed, seen.job.job_id)
+        return seen
 
-    async def _stale(self, tenant: str, job_id: str) -> SeenJob | None:
-        job = await self._records.last_seen(tenant, job_id)
-        return None if job is None else SeenJob(job, stale=True)
+    async def _asked(self, tenant: str, job_id: str | None, ask: Callable[[], Awaitable[IngestJob]]) -> SeenJob:
+        """The job that the retriever gives, or where it is away, what was last seen of the job known before."""
+        if job_id is not None and "retriever" in self._readiness.missing():
+            # A replica that is being started would let the call wait in silence.
+            known = await self._records.last_seen(tenant, job_id)
+            if known is not None:
+                return SeenJob(known, stale=True)
+        try:
+            job = await ask()
+        except Unavailable:
+            known = await self._records.last_seen(tenant, job_id) if job_id is not None else None
+            if known is None:
+                raise
+            return SeenJob(known, stale=True)
+        await self._records.saw(tenant, job)
+        return SeenJob(job)
 
 
 def _hash(body: object) -> str:

@@ -1,10 +1,17 @@
 """Bodies that come slowly, and readers that do not read: what they may hold, and for how long."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
+from fastapi import HTTPException
 from gateway_fakes import eventually
+from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
+
+from gateway.body_limit import BodyLimit
+from gateway.metrics import GatewayMetrics
+from gateway.settings import GatewaySettings
 
 DOCUMENT = "/v1/collections/default/documents/d"
 KIB = 1024
@@ -24,6 +31,11 @@ async def status_of(reader: asyncio.StreamReader) -> int:
     return int((await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)).split(b" ", 2)[1])
 
 
+async def pieces(kib: int) -> AsyncIterator[bytes]:
+    for _ in range(kib):
+        yield b"x" * KIB
+
+
 SMALL = {"max_document_bytes": 64 * KIB, "max_query_bytes": KIB, "max_bodies_bytes": 64 * KIB}
 TEXT = {"Content-Type": "text/plain"}
 
@@ -35,6 +47,12 @@ async def test_all_bodies_together_have_a_bound(over_http):
         refused = await live.client.put(DOCUMENT, content=b"x" * 60 * KIB, headers=TEXT)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
         assert refused.headers["retry-after"]
+        # Declared, it is refused before a byte of it was sent; undeclared, when it is too much.
+        reader, writer = await sending(live.url, 60 * KIB, 0)
+        held.append((reader, writer))
+        assert await status_of(reader) == 503
+        undeclared = await live.client.put(DOCUMENT, content=pieces(60), headers=TEXT)
+        assert (undeclared.status_code, undeclared.json()["error"]["code"]) == (503, "overloaded")
         assert (await live.client.put(DOCUMENT, content=b"x" * KIB, headers=TEXT)).status_code == 202, "this one fits"
         for _, writer in held:
             writer.close()
@@ -91,3 +109,27 @@ async def test_a_client_that_does_not_read_keeps_neither_engine_nor_answer(over_
         answer = await live.client.post("/query", json={"query": "x"})
         assert answer.status_code == 200, "its place is free again"
         writer.close()
+
+
+async def test_a_body_in_one_piece_counts_as_any_other():
+    answered = asyncio.Event()
+
+    async def reads(scope, receive, send) -> None:
+        await receive()
+        await answered.wait()
+
+    async def sent(kib: int) -> None:
+        async def receive() -> dict[str, object]:
+            return {"type": "http.request", "body": b"x" * kib * KIB, "more_body": False}
+
+        await limit({"type": "http", "path": DOCUMENT, "headers": []}, receive, None)
+
+    limit = BodyLimit(reads, GatewaySettings(**SMALL), GatewayMetrics(CollectorRegistry()))
+    first = asyncio.create_task(sent(30))
+    await eventually(lambda: limit._held == 30 * KIB)
+    with pytest.raises(HTTPException) as refused:
+        await sent(60)
+    assert refused.value.status_code == 503
+    answered.set()
+    await first
+    await sent(60)
