@@ -21,8 +21,6 @@ T = TypeVar("T")
 
 PROBE_S = 1.0
 _CONNECTIONS = 16
-_STEPS = 5
-"""Turns of the event loop that it takes to read an answer which has arrived."""
 _GONE = (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError)
 
 log = structlog.get_logger(__name__)
@@ -110,11 +108,8 @@ class RedisLink:
         """What ``work`` comes to. Raises TimeoutError where it takes longer than a request may wait."""
         working = asyncio.ensure_future(work())
         try:
+            # Not asyncio.timeout(), which throws away an answer that arrived while this process itself was late.
             await asyncio.wait({working}, timeout=self._timeout_s)
-            for _ in range(_STEPS):
-                # It may be this process that was late, and not Redis: then the answer is here already.
-                if not working.done():
-                    await asyncio.sleep(0)
             if not working.done():
                 raise TimeoutError
             return working.result()
