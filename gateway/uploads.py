@@ -16,6 +16,9 @@ from protocol.documents import DocumentUpload, IngestJob
 from protocol.errors import RagtreeError, Unavailable
 from protocol.parts import Retriever
 
+_PATIENCE_S = 2.0
+"""How long the retriever may take to say how far a job has come before the caller is told what was last seen of it."""
+
 
 class SeenJob(NamedTuple):
     """A job as it is, or ``stale``, as it was when a gateway last saw it."""
@@ -87,7 +90,15 @@ class Uploads:
 
     async def job(self, tenant: str, job_id: str) -> SeenJob:
         """A job. Raises UnknownJob, and Unavailable where the retriever is away and nobody has seen the job."""
-        return await self._asked(tenant, job_id, lambda: self._retriever.get_job(tenant, job_id))
+        get = self._retriever.get_job
+        asking = asyncio.ensure_future(self._asked(tenant, job_id, lambda: get(tenant, job_id)))
+        try:
+            # It may have gone away a moment ago, and nobody has noticed yet.
+            answered, _ = await asyncio.wait({asking}, timeout=_PATIENCE_S)
+            known = None if answered else await self._records.last_seen(tenant, job_id)
+            return await asking if known is None else SeenJob(known, stale=True)
+        finally:
+            asking.cancel()
 
     async def _put(
         self, tenant: str, key: str | None, body: object, put: Callable[[], Awaitable[IngestJob]]

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from redis_cases import PATIENT_S, settings
 from redis_server import RedisServer
 
+from gateway import uploads
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
 from protocol.errors import RetrieverNotReady
@@ -139,11 +140,17 @@ async def test_any_gateway_tells_of_a_job_while_the_retriever_is_away(redis_serv
         accepted = await one.client.put(PUT, content=b"x", headers=headers)
         assert (accepted.status_code, accepted.json()["stale"]) == (202, False)
 
-        stack.phases.failing["put"] = stack.phases.failing["retriever_ready"] = RetrieverNotReady("It restarts.")
-        stack.phases.held.add("put")
-
         async def silent(tenant: str, job_id: str) -> None:
             await asyncio.Event().wait()
+
+        with monkeypatch.context() as just_gone:
+            just_gone.setattr(stack.retriever, "get_job", silent)
+            just_gone.setattr(uploads, "_PATIENCE_S", 0.02)
+            told = await asyncio.wait_for(other.client.get("/v1/jobs/job-1"), 2)
+            assert (told.status_code, told.json()["stale"]) == (200, True)
+
+        stack.phases.failing["put"] = stack.phases.failing["retriever_ready"] = RetrieverNotReady("It restarts.")
+        stack.phases.held.add("put")
 
         with monkeypatch.context() as restarting:
             restarting.setattr(stack.retriever, "get_job", silent)
