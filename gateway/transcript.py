@@ -70,6 +70,11 @@ class Transcript:
         return self._clock() - self._start
 
     @property
+    def tokens(self) -> int:
+        """Tokens that the query has used so far: of its prompt once that was prefilled, and of the answer."""
+        return self._prefill.prompt_tokens + self._completion_tokens
+
+    @property
     def first_token_s(self) -> float | None:
         """Seconds from the query's arrival to its first token, None before that."""
         return None if self._ttft_ms is None else self._ttft_ms / 1000
