@@ -3,12 +3,15 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 import structlog
 from ray import serve
 
 from cachectl.collector import collect_while_idle, spare_full_collections
+from cachectl.keeper import Keeper
 from cachectl.live import LiveController
+from cachectl.recollection import NOTHING_RECOLLECTED, Recollection
 from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.errors import DeployFailed, Unavailable
 from protocol.kv import LostCopy
@@ -16,6 +19,7 @@ from protocol.logs import configure_logging
 from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
 from services.config import Config
 from services.handles import GeneratorHandle
+from services.redis.controller_state import controller_state
 
 log = structlog.get_logger(__name__)
 
@@ -34,8 +38,13 @@ class ControllerDeployment:
         self._live = LiveController(
             config.controller, engines, config.cache_dir / "profiles", time.monotonic, time.time
         )
-        await _start(self._live, engines)
+        self._open = AsyncExitStack()
+        store = await self._open.enter_async_context(controller_state(config.redis))
+        await _start(self._live, engines, await store.load())
         self._controller = self._live.controller
+        # All of it is kept anew first: nobody knows in what state the former one left it.
+        self._keeper = Keeper(self._controller, store, config.controller.state_interval_s, NOTHING_RECOLLECTED)
+        await self._open.enter_async_context(self._keeper.keeping())
         self._following = asyncio.create_task(self._follow())
 
     async def on_candidates(self, query_id: str, documents: Sequence[str], final: bool) -> SpeculationDecision:
@@ -65,6 +74,7 @@ class ControllerDeployment:
     async def pin(self, path: CachePath, pinned: bool = True) -> None:
         """Keep a path, or no longer."""
         await self._controller.pin(path, pinned)
+        await self._keeper.keep()
 
     async def delete_document(self, deletion: DocumentDeletion) -> int:
         """Drop documents from every tier."""
@@ -101,6 +111,12 @@ class ControllerDeployment:
         if self._idle_checks == IDLE_CHECKS:
             collect_while_idle()
 
+    async def __del__(self) -> None:
+        """Serve's call before it ends the replica."""
+        self._following.cancel()
+        await self._keeper.keep()
+        await self._open.aclose()
+
     async def _follow(self) -> None:
         """Look every second which instances have come or gone: what a GPU held is gone with its instance."""
         while True:
@@ -111,12 +127,12 @@ class ControllerDeployment:
                 log.exception("the generator could not be followed")
 
 
-async def _start(live: LiveController, engines: GeneratorHandle) -> None:
+async def _start(live: LiveController, engines: GeneratorHandle, recollection: Recollection) -> None:
     """Start over the first engine that runs, however long its model takes to load, and again if it goes meanwhile."""
     while True:
         try:
             await engines.ready()
-            return await live.start(_log_progress)
+            return await live.start(_log_progress, recollection)
         except DeployFailed:
             raise
         except Unavailable:

@@ -1,6 +1,7 @@
 """One stack a session of each kind: real Ray, Serve, Faiss and embedder; the engine a fake, or a real vLLM."""
 
 import pytest
+from redis_server import RedisServer
 from stacks import FAKE, FREEDONIA, SYLVANIA, StackUnderTest
 
 VLLM = {
@@ -10,6 +11,7 @@ VLLM = {
     "RAGTREE_RETRIEVER__INDEX__STAGE_MS": "0.000001",
     # Few answers at once are enough to make another query wait.
     "RAGTREE_CONTROLLER__MAX_RUNNING": "2",
+    "RAGTREE_CONTROLLER__STATE_INTERVAL_S": "0.5",
 }
 
 
@@ -37,7 +39,14 @@ def fake_stack(start_stack):
 
 
 @pytest.fixture(scope="session")
-def vllm_stack(start_stack):
-    stack = start_stack(VLLM, "vllm")
+def shared_redis():
+    server = RedisServer().start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def vllm_stack(start_stack, shared_redis):
+    stack = start_stack({**VLLM, "RAGTREE_REDIS__URL": shared_redis.url}, "vllm")
     stack.ingest("countries", {"freedonia": FREEDONIA, "sylvania": SYLVANIA})
     return stack

@@ -3,6 +3,7 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import openai
 import psutil
 import pytest
@@ -98,9 +99,12 @@ def test_what_a_waiting_query_lacks_is_computed_ahead_of_its_turn(vllm_stack):
     assert cached(reply["usage"]) > reply["usage"]["prompt_tokens"] - 60
 
 
-def test_a_killed_controller_rebuilds_its_tree_and_reuse_goes_on(vllm_stack):
+def test_a_killed_controller_rebuilds_its_tree_and_reuse_goes_on(vllm_stack, shared_redis):
     before = asked_of_archive(vllm_stack, "What else is there?")
     assert cached(before) > 300
+    uses = uses_of_nodes(vllm_stack)
+    assert max(uses.values()) > 1
+    until(lambda: kept_uses(shared_redis).items() >= uses.items())
     (controller,) = vllm_stack.processes("ServeReplica:controller")
     controller.kill()
     psutil.wait_procs([controller], timeout=10)
@@ -108,7 +112,26 @@ def test_a_killed_controller_rebuilds_its_tree_and_reuse_goes_on(vllm_stack):
     with vllm_stack.client() as client:
         stats = client.get("/v1/admin/cache/stats").raise_for_status().json()
     assert sum(tier["nodes"] for tier in stats["tiers"]) > 0
+    again = uses_of_nodes(vllm_stack)
+    assert again
+    assert again.items() <= uses.items(), "what the former controller had counted"
     assert cached(asked_of_archive(vllm_stack, "And what besides?")) == cached(before)
+
+
+def uses_of_nodes(stack) -> dict[str, float]:
+    """How often each node of the tree was used, by its key."""
+    with stack.client() as client:
+        tree = client.get("/v1/admin/cache/tree", params={"depth": 10}).raise_for_status().json()
+    nodes = [node for top in tree["namespaces"].values() for node in top]
+    for node in nodes:
+        nodes += node["children"]
+    return {node["key"]: node["frequency"] for node in nodes}
+
+
+def kept_uses(redis) -> dict[str, float]:
+    with redis.client() as client:
+        nodes = client.hgetall("ragtree:kv:nodes")
+    return {key.decode(): msgspec.msgpack.decode(node)["accesses"] for key, node in nodes.items()}
 
 
 def test_of_a_deleted_document_nothing_is_kept(vllm_stack):

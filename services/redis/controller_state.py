@@ -1,0 +1,110 @@
+"""What a controller should know of the one before it, in Redis: the directory of KV and how often it was used."""
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import structlog
+from prometheus_client import CollectorRegistry
+
+from cachectl.recollection import DeletionRecord, NodeRecord, NoStore, Recollection, StateStore
+from services.redis.link import RedisAway, RedisLink
+from services.redis.metrics import RedisMetrics
+from services.redis.settings import RedisSettings
+
+_STORE = "controller"
+_BATCH = 500
+
+log = structlog.get_logger(__name__)
+
+
+class _Others(msgspec.Struct, frozen=True):
+    """What is kept besides nodes."""
+
+    tick: int
+    deletions: tuple[DeletionRecord, ...]
+
+
+class RedisControllerState:
+    """``cachectl.recollection.StateStore`` as a hash of nodes, ``<prefix>:kv:nodes``, and a value beside it.
+
+    All that is kept anew is written beside what there is and takes its place at once; what has changed since the last
+    time, in steps that are each whole. A record by itself is always true of some moment, so steps may come apart.
+    """
+
+    def __init__(self, link: RedisLink, prefix: str) -> None:
+        self._link = link
+        self._nodes = f"{prefix}:kv:nodes"
+        self._anew = f"{prefix}:kv:nodes:anew"
+        self._others = f"{prefix}:kv:others"
+
+    async def load(self) -> Recollection:
+        """What was kept last; nothing where Redis is away, or has what cannot be read."""
+        client = self._link.client
+        try:
+            others: Any = await self._link.call(_STORE, lambda: client.get(self._others))
+            nodes: dict[str, NodeRecord] = {}
+            cursor: int | None = None
+            while cursor != 0:
+                cursor, some = await self._scan(cursor or 0)
+                nodes |= {key.decode(): msgspec.msgpack.decode(node, type=NodeRecord) for key, node in some.items()}
+            if others is None:
+                return Recollection()
+            known = msgspec.msgpack.decode(others, type=_Others)
+            return Recollection(known.tick, nodes, known.deletions)
+        except RedisAway:
+            log.warning("the former controller's state cannot be had: Redis is away")
+        except msgspec.MsgspecError as error:
+            log.warning("the former controller's state cannot be read", error=str(error))
+        return Recollection()
+
+    async def keep(self, before: Recollection, now: Recollection) -> bool:
+        """Make what is kept ``now`` of what was kept ``before``; all of it anew where that is nothing."""
+        try:
+            if before.nodes or before.tick:
+                changed = {key: node for key, node in now.nodes.items() if before.nodes.get(key) != node}
+                await self._put(self._nodes, changed)
+                await self._remove(before.nodes.keys() - now.nodes.keys())
+            else:
+                await self._link.call(_STORE, lambda: self._link.client.delete(self._anew))
+                await self._put(self._anew, now.nodes)
+                # An empty hash is no key, and could not take the other's place.
+                swap = self._link.client.rename(self._anew, self._nodes) if now.nodes else None
+                await self._link.call(_STORE, lambda: swap or self._link.client.delete(self._nodes))
+            others = msgspec.msgpack.encode(_Others(now.tick, now.deletions))
+            await self._link.call(_STORE, lambda: self._link.client.set(self._others, others))
+        except RedisAway:
+            return False
+        return True
+
+    async def _scan(self, cursor: int) -> tuple[int, dict[bytes, bytes]]:
+        found: Any = await self._link.call(_STORE, lambda: self._link.client.hscan(self._nodes, cursor, count=_BATCH))
+        after, some = found
+        return after, some
+
+    async def _put(self, key: str, nodes: Mapping[str, NodeRecord]) -> None:
+        for some in _batches(nodes):
+            fields = {name: msgspec.msgpack.encode(nodes[name]) for name in some}
+            await self._link.call(_STORE, lambda fields=fields: self._link.client.hset(key, mapping=fields))  # type: ignore[misc]
+
+    async def _remove(self, names: Iterable[str]) -> None:
+        for some in _batches(names):
+            await self._link.call(_STORE, lambda some=some: self._link.client.hdel(self._nodes, *some))  # type: ignore[misc]
+
+
+def _batches(names: Iterable[str]) -> Iterable[list[str]]:
+    every = list(names)
+    return (every[begin : begin + _BATCH] for begin in range(0, len(every), _BATCH))
+
+
+@asynccontextmanager
+async def controller_state(settings: RedisSettings) -> AsyncIterator[StateStore]:
+    """Where a controller's state is kept: in Redis, if one is configured, or nowhere."""
+    if settings.url is None:
+        yield NoStore()
+        return
+    # Nobody scrapes the controller's process; the gateways say whether Redis is there.
+    link = RedisLink(settings, RedisMetrics(CollectorRegistry()))
+    async with link.watched():
+        yield RedisControllerState(link, settings.prefix)

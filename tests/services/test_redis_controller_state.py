@@ -1,0 +1,86 @@
+"""What one controller leaves to the next, in a real Redis that comes and goes."""
+
+import asyncio
+
+import pytest
+from redis_cases import linked
+
+from cachectl.recollection import DeletionRecord, NodeRecord, Recollection
+from services.redis.controller_state import RedisControllerState
+
+NOTHING = Recollection()
+
+
+def node(name: str, accesses: int = 1) -> NodeRecord:
+    return NodeRecord("tenant", (name,), 10, ("gpu@one", "disk@rack"), accesses, accesses, 0.5, 0)
+
+
+def some(count: int, accesses: int = 1, tick: int = 7) -> Recollection:
+    nodes = {f"{number:04x}": node(f"document {number}", accesses) for number in range(count)}
+    return Recollection(tick, nodes, (DeletionRecord("gone", None, 12.5), DeletionRecord("too", "tenant", 13.0)))
+
+
+@pytest.fixture
+async def redis(redis_server):
+    async with linked(redis_server) as its:
+        yield its
+
+
+@pytest.fixture
+def state(redis):
+    return RedisControllerState(redis.link, "test")
+
+
+async def test_what_is_kept_is_found(state):
+    # More than travel at once.
+    kept = some(1234)
+    assert await state.keep(NOTHING, kept)
+    assert await state.load() == kept
+
+
+async def test_nothing_is_found_where_nothing_was_kept(state):
+    assert await state.load() == NOTHING
+    assert await state.keep(NOTHING, NOTHING)
+    assert (await state.load()).nodes == {}
+
+
+async def test_changes_are_put_into_what_is_there(state):
+    before = some(3)
+    await state.keep(NOTHING, before)
+    nodes = {**before.nodes, "0000": node("document 0", 5), "beef": node("new")}
+    del nodes["0001"]
+    after = Recollection(9, nodes, ())
+    assert await state.keep(before, after)
+    assert await state.load() == after
+
+
+async def test_all_anew_leaves_nothing_of_before(state):
+    await state.keep(NOTHING, some(100))
+    assert await state.keep(NOTHING, some(2, accesses=3))
+    assert await state.load() == some(2, accesses=3)
+
+
+async def test_while_redis_is_away_nothing_is_kept_and_afterwards_all(state, redis, redis_server):
+    await state.keep(NOTHING, some(3))
+    redis_server.kill()
+    assert not await state.keep(some(3), some(4))
+    assert await state.load() == NOTHING
+    redis_server.start()
+    async with asyncio.timeout(10):
+        await redis.link.returned()
+    assert await state.keep(NOTHING, some(4))
+    assert await state.load() == some(4)
+
+
+async def test_what_cannot_be_read_is_taken_for_nothing(state, redis_server):
+    await state.keep(NOTHING, some(2))
+    with redis_server.client() as client:
+        client.hset("test:kv:nodes", "0000", b"\xc1 not msgpack")
+    assert await state.load() == NOTHING
+
+
+async def test_a_full_server_keeps_what_it_had(state, redis_server):
+    await state.keep(NOTHING, some(2))
+    redis_server.fill()
+    assert not await state.keep(NOTHING, some(50))
+    assert await state.load() == some(2)
