@@ -2,21 +2,26 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from gateway import openapi
 from gateway.auth import Keyring
 from gateway.body_limit import BodyLimit
 from gateway.cache_metrics import CacheMetrics
 from gateway.dependencies import Gateway
+from gateway.engine_metrics import EngineMetrics
 from gateway.forgetting import Forgetting
 from gateway.handlers import install_handlers
+from gateway.http_metrics import HttpMetrics
+from gateway.ingest_metrics import IngestMetrics
 from gateway.lease import Releases
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import RequestContext
+from gateway.part_metrics import Scrape
 from gateway.pipeline import QueryPipeline
 from gateway.query_log import QueryLog
 from gateway.readiness import Readiness
@@ -26,6 +31,7 @@ from gateway.routes import openai as openai_routes
 from gateway.runs import QueryRuns
 from gateway.settings import GatewaySettings
 from gateway.settling import Settling
+from gateway.state_metrics import StateMetrics
 from gateway.warmup import WarmUps
 from protocol.parts import Parts
 
@@ -45,7 +51,8 @@ def create_app(
     Its lifespan watches the parts and, at shutdown, gives every lease back, so a server must run it.
     Raises ConfigError for keys that cannot be used.
     """
-    metrics = GatewayMetrics(registry or CollectorRegistry())
+    registry = registry or CollectorRegistry()
+    metrics, http_metrics = GatewayMetrics(registry), HttpMetrics(registry)
     keyring = Keyring.from_settings(settings)
     releases = Releases()
     query_log = QueryLog(data_dir, settings.query_log_mib)
@@ -63,6 +70,14 @@ def create_app(
     forgetting = Forgetting(parts.retriever, parts.controller, settings)
     replay = Replay(parts, runs=runs, readiness=readiness, releases=releases, settings=settings)
     warm_ups = WarmUps(replay, query_log, settings)
+    asked_s = settings.readiness_timeout_s
+    scrape = Scrape(
+        CacheMetrics(registry, parts.controller, readiness, asked_s),
+        IngestMetrics(registry, parts.retriever, asked_s),
+        EngineMetrics(registry, parts.generator, asked_s),
+    )
+    StateMetrics(registry, runs, readiness, version("ragtree"))
+    ProcessCollector(registry=registry)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -73,7 +88,7 @@ def create_app(
             await releases.drain(settings.drain_s)
             await query_log.close()
 
-    app = FastAPI(title="RAGTree", version="0.1.0", lifespan=lifespan, docs_url="/docs", redoc_url=None)
+    app = FastAPI(title="RAGTree", version=version("ragtree"), lifespan=lifespan, docs_url="/docs", redoc_url=None)
     app.state.gateway = Gateway(
         retriever=parts.retriever,
         controller=parts.controller,
@@ -84,12 +99,13 @@ def create_app(
         readiness=readiness,
         keyring=keyring,
         metrics=metrics,
-        cache_metrics=CacheMetrics(metrics.registry, parts.controller, readiness, settings.readiness_timeout_s),
+        http_metrics=http_metrics,
+        scrape=scrape,
         settings=settings,
     )
     install_handlers(app, metrics, settings.retry_after_s)
     app.add_middleware(BodyLimit, settings=settings, metrics=metrics)
-    app.add_middleware(RequestContext, retry_after_s=settings.retry_after_s)
+    app.add_middleware(RequestContext, metrics=http_metrics, retry_after_s=settings.retry_after_s)
     for routes in (query, documents, openai_routes, admin, health):
         app.include_router(routes.router)
     openapi.describe(app, {openapi.API_KEY: keyring.asks, openapi.ADMIN_KEY: keyring.asks_administrators})

@@ -7,10 +7,11 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
 from gateway.auth import Caller, Keyring
-from gateway.cache_metrics import CacheMetrics
 from gateway.forgetting import Forgetting
+from gateway.http_metrics import HttpMetrics
 from gateway.metrics import GatewayMetrics
 from gateway.openapi import ADMIN_KEY, API_KEY
+from gateway.part_metrics import Scrape
 from gateway.readiness import Readiness
 from gateway.runs import QueryRuns
 from gateway.settings import GatewaySettings
@@ -32,7 +33,8 @@ class Gateway:
     readiness: Readiness
     keyring: Keyring
     metrics: GatewayMetrics
-    cache_metrics: CacheMetrics
+    http_metrics: HttpMetrics
+    scrape: Scrape
     settings: GatewaySettings
 
 

@@ -108,10 +108,14 @@ class QueryPipeline:
 
     @contextmanager
     def _timed(self, transcript: Transcript) -> Iterator[None]:
+        error: BaseException | None = None
         try:
             yield
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
-            self._metrics.ended(transcript.elapsed_s, transcript.first_token_s)
+            self._metrics.ended(transcript, error)
 
     def _speculation(self, transcript: Transcript, deadline: Deadline, searched_at: float) -> Speculation:
         within_s = self._settings.first_step_timeout_s

@@ -17,6 +17,7 @@ from retriever.index.lock import ReadWriteLock
 from retriever.index.mapped_files import MappedFiles
 from retriever.index.rebuilder import Rebuilder
 from retriever.ingest import Ingester
+from retriever.ingest_counts import IngestCounts
 from retriever.ingest_thread import IngestThread
 from retriever.loaders.registry import LoaderRegistry
 from retriever.preparing import Preparer
@@ -51,7 +52,8 @@ def build_retriever(
     rebuilder = Rebuilder(builder, wake_ingestion)
     catalog = IndexCatalog(database, chunks, files, mapped, builder, rebuilder, preparer.fingerprint)
     switching = ReadWriteLock()
-    ingester = Ingester(database, documents, jobs, preparer, catalog, switching, settings.ingest)
+    counts = IngestCounts()
+    ingester = Ingester(database, documents, jobs, preparer, catalog, switching, settings.ingest, counts)
     return Retriever(
         database=database,
         documents=documents,
@@ -61,8 +63,9 @@ def build_retriever(
         preparer=preparer,
         catalog=catalog,
         searcher=Searcher(database, documents, chunks, catalog, embedder, switching),
-        acceptor=Acceptor(database, documents, jobs, LoaderRegistry(), ingester, settings.ingest),
+        acceptor=Acceptor(database, documents, jobs, LoaderRegistry(), ingester, settings.ingest, counts),
         ingester=ingester,
+        counts=counts,
         ingest_thread=IngestThread(
             ingester,
             settings.ingest,

@@ -13,7 +13,15 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle
 
 from protocol.cache import CachePath, DocumentDeletion, TreeView
-from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, Orphan, StoredDocument
+from protocol.documents import (
+    CollectionInfo,
+    DocumentPage,
+    DocumentUpload,
+    IngestJob,
+    Orphan,
+    RetrieverStats,
+    StoredDocument,
+)
 from protocol.errors import (
     EngineDied,
     InternalError,
@@ -174,6 +182,11 @@ class RetrieverHandle:
         """Hear that nothing made of them is left."""
         await self._part.call("forget_orphans", orphans)
 
+    async def stats(self) -> RetrieverStats:
+        """Counters and gauges."""
+        stats: RetrieverStats = await self._part.call("stats")
+        return stats
+
     async def ready(self) -> None:
         """Return when searches can be served."""
         await self._part.ready()
@@ -274,6 +287,11 @@ class GeneratorHandle:
         """What is served."""
         info: EngineInfo = await self._part.call("info")
         return info
+
+    async def metrics(self) -> dict[str, str]:
+        """What the engines count."""
+        metrics: dict[str, str] = await self._part.call("metrics")
+        return metrics
 
     async def ready(self) -> None:
         """Return when plans can be executed."""

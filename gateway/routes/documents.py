@@ -85,6 +85,7 @@ async def put_document(
             parsed = _attributes.validate_json(attributes)
         upload = DocumentUpload(document_id, body, media_type(request), filename, title, parsed)
     job = await gateway.retriever.put_document(caller.tenant, collection, upload, idempotency_key)
+    gateway.http_metrics.uploaded("document", len(body))
     return _accepted(job)
 
 
@@ -103,7 +104,9 @@ async def put_batch(
     """Take in one document a line: ``{"id", "text", "filename"?, "title"?, "attributes"?}``."""
     if media_type(request) not in JSON_LINES:
         raise UnsupportedMediaType("Send JSON lines as application/x-ndjson.")
-    job = await gateway.retriever.put_batch(caller.tenant, collection, await request.body(), idempotency_key)
+    body = await request.body()
+    job = await gateway.retriever.put_batch(caller.tenant, collection, body, idempotency_key)
+    gateway.http_metrics.uploaded("batch", len(body))
     return _accepted(job)
 
 

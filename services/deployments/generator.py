@@ -43,6 +43,10 @@ class GeneratorDeployment:
         """What is served."""
         return await self._engine.info()
 
+    async def metrics(self) -> dict[str, str]:
+        """What the engine counts."""
+        return await self._engine.metrics()
+
     async def ready(self) -> None:
         """Return when plans can be executed."""
         await self._engine.ready()

@@ -3,7 +3,15 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, Orphan, StoredDocument
+from protocol.documents import (
+    CollectionInfo,
+    DocumentPage,
+    DocumentUpload,
+    IngestJob,
+    Orphan,
+    RetrieverStats,
+    StoredDocument,
+)
 from protocol.logs import configure_logging
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
 from retriever.build import build_retriever
@@ -76,6 +84,10 @@ class RetrieverDeployment:
     async def forget_orphans(self, orphans: Sequence[Orphan]) -> None:
         """Hear that nothing made of them is left."""
         await self._retriever.forget_orphans(orphans)
+
+    async def stats(self) -> RetrieverStats:
+        """Counters and gauges."""
+        return await self._retriever.stats()
 
     async def ready(self) -> None:
         """Return when searches can be served."""
