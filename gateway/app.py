@@ -1,5 +1,6 @@
 """The gateway as one ASGI app."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -32,6 +33,7 @@ from gateway.runs import QueryRuns
 from gateway.settings import GatewaySettings
 from gateway.settling import Settling
 from gateway.state_metrics import StateMetrics
+from gateway.tracing import Tracing
 from gateway.warmup import WarmUps
 from protocol.parts import Parts
 
@@ -42,16 +44,18 @@ def create_app(
     *,
     data_dir: Path | None = None,
     registry: CollectorRegistry | None = None,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """The ASGI app over the given parts.
 
     ``data_dir`` is the gateway's own folder, without which it keeps no query log; ``registry`` holds its metrics, a new
-    one by default.
+    one by default; ``tracing`` makes the spans of queries, none by default, and is closed at shutdown.
 
     Its lifespan watches the parts and, at shutdown, gives every lease back, so a server must run it.
     Raises ConfigError for keys that cannot be used.
     """
     registry = registry or CollectorRegistry()
+    tracing = tracing or Tracing()
     metrics, http_metrics = GatewayMetrics(registry), HttpMetrics(registry)
     keyring = Keyring.from_settings(settings)
     releases = Releases()
@@ -64,7 +68,13 @@ def create_app(
         settings.readiness_timeout_s,
     )
     pipeline = QueryPipeline(
-        parts, metrics=metrics, releases=releases, query_log=query_log, settings=settings, settling=Settling()
+        parts,
+        metrics=metrics,
+        releases=releases,
+        query_log=query_log,
+        settings=settings,
+        settling=Settling(),
+        tracing=tracing,
     )
     runs = QueryRuns(pipeline, readiness.heard)
     forgetting = Forgetting(parts.retriever, parts.controller, settings)
@@ -87,6 +97,7 @@ def create_app(
             await runs.shutdown()
             await releases.drain(settings.drain_s)
             await query_log.close()
+            await asyncio.to_thread(tracing.close)
 
     app = FastAPI(title="RAGTree", version=version("ragtree"), lifespan=lifespan, docs_url="/docs", redoc_url=None)
     app.state.gateway = Gateway(

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import error_response
 from gateway.http_metrics import HttpMetrics
+from gateway.tracing import continued
 from protocol.errors import InternalError
 
 REQUEST_ID = "X-Request-Id"
@@ -37,6 +38,7 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
+        traceparent = Headers(scope=scope).get("traceparent")
         started_at = time.monotonic()
         status: int | None = None
         streams = False
@@ -52,7 +54,7 @@ class RequestContext:
                     self._metrics.streams.inc()
             await send(message)
 
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
+        with structlog.contextvars.bound_contextvars(request_id=request_id), continued(traceparent):
             try:
                 await self._app(scope, receive, identified)
             except Exception:

@@ -14,6 +14,7 @@ from gateway.query_log import QueryLog
 from gateway.settings import GatewaySettings
 from gateway.settling import Settling
 from gateway.speculation import Speculation
+from gateway.tracing import QueryTrace, Tracing
 from gateway.transcript import Transcript
 from protocol.errors import InternalError, NoDocuments, QuestionTooLong, UnknownCollection
 from protocol.parts import Parts
@@ -36,6 +37,7 @@ class QueryPipeline:
         query_log: QueryLog,
         settings: GatewaySettings,
         settling: Settling,
+        tracing: Tracing | None = None,
     ) -> None:
         self._parts = parts
         self._metrics = metrics
@@ -43,6 +45,7 @@ class QueryPipeline:
         self._query_log = query_log
         self._settings = settings
         self._settling = settling
+        self._tracing = tracing or Tracing()
 
     async def run(self, transcript: Transcript) -> AsyncGenerator[Event]:
         """The query's events up to ``query.completed``; raises what any part raises, and DeadlineExceeded.
@@ -54,13 +57,14 @@ class QueryPipeline:
         searched_at = time.time()
         with (
             self._timed(transcript),
+            self._tracing.query(query) as trace,
             Lease(query.query_id, self._parts.controller, self._releases) as lease,
-            self._speculation(transcript, deadline, searched_at) as speculation,
+            self._speculation(transcript, deadline, searched_at, trace) as speculation,
         ):
             yield transcript.created()
 
             found: CandidateSet | None = None
-            async for found in self._search(query, deadline, lease):
+            async for found in self._search(query, deadline, lease, trace):
                 transcript.searched(found)
                 await speculation.consider(found)
                 if query.include_stages:
@@ -89,7 +93,8 @@ class QueryPipeline:
                 yield transcript.retrieved()
                 plan = await deadline.wait(admission)
                 stream = self._parts.generator.stream(plan, query.sampling)
-                held, steps = lease, lease.steps(stream, deadline, self._settings.first_step_timeout_s)
+                within_s = self._settings.first_step_timeout_s
+                held, steps = lease, lease.steps(stream, deadline, within_s, trace.chat(plan))
             transcript.admit(plan)
             self._metrics.admitted(plan.queued_ms / 1000, plan.overtaken)
 
@@ -103,6 +108,7 @@ class QueryPipeline:
             transcript.speculated(speculation.timings(plan.prompt, found.elapsed_ms))
             completed = transcript.completed()
             self._metrics.overlapped(completed.timings.non_overlapped_ms / 1000)
+            trace.completed(completed.response)
             held.completed()
             yield completed
 
@@ -117,7 +123,9 @@ class QueryPipeline:
         finally:
             self._metrics.ended(transcript, error)
 
-    def _speculation(self, transcript: Transcript, deadline: Deadline, searched_at: float) -> Speculation:
+    def _speculation(
+        self, transcript: Transcript, deadline: Deadline, searched_at: float, trace: QueryTrace
+    ) -> Speculation:
         within_s = self._settings.first_step_timeout_s
         return Speculation(
             transcript,
@@ -129,18 +137,24 @@ class QueryPipeline:
             self._metrics,
             self._settling,
             searched_at,
+            trace,
         )
 
-    async def _search(self, query: Query, deadline: Deadline, lease: Lease) -> AsyncGenerator[CandidateSet]:
+    async def _search(
+        self, query: Query, deadline: Deadline, lease: Lease, trace: QueryTrace
+    ) -> AsyncGenerator[CandidateSet]:
         before_ms = 0.0
         try:
-            async for found in deadline.each(lease.closing(self._parts.retriever.search(query.search))):
+            stages = lease.closing(self._parts.retriever.search(trace.retrieval(query.search)))
+            async for found in deadline.each(stages):
+                trace.found(found)
                 self._metrics.stage(found.stage, (found.elapsed_ms - before_ms) / 1000)
                 before_ms = found.elapsed_ms
                 yield found
         except (UnknownCollection, NoDocuments):
             if not query.documents_optional:
                 raise
+            trace.found(_NOTHING_FOUND)
             yield _NOTHING_FOUND
 
     def _note(self, query: Query, found: CandidateSet) -> None:

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from filelock import FileLock
+from opentelemetry.trace import NoOpTracer, Tracer
 
 from retriever.accepting import Acceptor
 from retriever.chunker import Chunker
@@ -33,12 +34,17 @@ from retriever.threads import work_in_background
 
 
 def build_retriever(
-    settings: RetrieverSettings, data_dir: Path, embedder: Embedder | None = None, database: Database | None = None
+    settings: RetrieverSettings,
+    data_dir: Path,
+    embedder: Embedder | None = None,
+    database: Database | None = None,
+    tracer: Tracer | None = None,
 ) -> Retriever:
     """A retriever that has yet to be started; its model is loaded here, which takes seconds.
 
     ``data_dir`` belongs to one retriever process alone. ``embedder`` and ``database`` stand in for those that the
-    settings name. Raises ConfigError, StorageFull, or Unavailable for an embedding endpoint that does not answer.
+    settings name; ``tracer`` records the embedding of questions. Raises ConfigError, StorageFull, or Unavailable for an
+    embedding endpoint that does not answer.
     """
     embedder = embedder or build_embedder(settings.embedder)
     database = database or Database(data_dir / "store.sqlite3", settings.max_database_bytes)
@@ -62,7 +68,7 @@ def build_retriever(
         orphans=orphans,
         preparer=preparer,
         catalog=catalog,
-        searcher=Searcher(database, documents, chunks, catalog, embedder, switching),
+        searcher=Searcher(database, documents, chunks, catalog, embedder, switching, tracer or NoOpTracer()),
         acceptor=Acceptor(database, documents, jobs, LoaderRegistry(), ingester, settings.ingest, counts),
         ingester=ingester,
         counts=counts,

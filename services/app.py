@@ -14,6 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from gateway.app import create_app
+from gateway.tracing import Tracing
 from generator.layout import SegmentLayout
 from protocol.parts import Retriever
 from retriever.sharding.sharded import ShardedRetriever
@@ -23,6 +24,7 @@ from services.deployments.generator import GeneratorDeployment
 from services.deployments.retriever import RetrieverDeployment
 from services.handles import ControllerHandle, GeneratorHandle, RetrieverHandle
 from services.model import generator_factory
+from services.spans import open_spans
 
 RETRIEVER, CONTROLLER, GENERATOR, GATEWAY = "retriever", "controller", "generator", "gateway"
 
@@ -48,6 +50,7 @@ def build_ingress(config: Config) -> serve.RunTarget:
 
     # A plain function, for Serve takes any other callable for the app itself. Each replica builds its own.
     def build() -> FastAPI:
+        config.observability.configure_logging()
         return build_app(config)
 
     return _target(serve.deployment(serve.ingress(build)()), GATEWAY, route_prefix="/")
@@ -64,7 +67,9 @@ class Parts(NamedTuple):
 
 def build_app(config: Config) -> FastAPI:
     """The gateway over the Serve applications of a running stack; needs a connection to its Ray."""
-    return create_app(_parts(config), config.gateway, data_dir=config.data_dir / "gateway")
+    spans = open_spans(config.observability, GATEWAY)
+    tracing = Tracing(spans.tracer, spans.close)
+    return create_app(_parts(config), config.gateway, data_dir=config.data_dir / "gateway", tracing=tracing)
 
 
 def connect_parts(config: Config, ray_address: str) -> Parts:

@@ -7,7 +7,6 @@ from contextlib import aclosing
 from protocol.errors import EngineDied
 from protocol.generation import EngineInfo, GenerationStep, PrefillCost, Sampling
 from protocol.kv import LostCopy, Orders, ResidencyReport
-from protocol.logs import configure_logging
 from protocol.plans import PrefillPlan
 from services.config import Config
 from services.model import generator_factory
@@ -17,7 +16,7 @@ class GeneratorDeployment:
     """Holds an engine. A replica whose engine died fails its health check, and Serve puts a new one in its place."""
 
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
-        configure_logging()
+        config.observability.configure_logging()
         self._engine = generator_factory(config).engine()
         await self._engine.start()
 
