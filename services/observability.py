@@ -2,7 +2,7 @@
 
 import os
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field
 
 from protocol.logs import LogFormat, LogLevel, configure_logging
 
@@ -18,7 +18,7 @@ class ObservabilitySettings(BaseModel):
     log_format: LogFormat = Field(
         "auto", description="json: a JSON object a line; console: for people; auto: for people on a terminal only."
     )
-    otlp_endpoint: str | None = Field(
+    otlp_endpoint: AnyHttpUrl | None = Field(
         None,
         description="Base URL of an OpenTelemetry collector that takes traces over OTLP/HTTP. Without it, or "
         "OTEL_EXPORTER_OTLP_ENDPOINT, nothing is traced.",

@@ -50,7 +50,7 @@ def _provider(settings: ObservabilitySettings, part: str) -> TracerProvider:
     # They would report each batch anew, and not as JSON.
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
     base = settings.otlp_endpoint
-    exporter = OTLPSpanExporter(None if base is None else f"{base.rstrip('/')}/v1/traces")
+    exporter = OTLPSpanExporter(None if base is None else f"{str(base).rstrip('/')}/v1/traces")
     ours = Resource.create({"service.name": "ragtree", "service.version": version("ragtree"), "ragtree.part": part})
     # What the user's environment says of this process wins.
     provider = TracerProvider(resource=ours.merge(OTELResourceDetector().detect()), shutdown_on_exit=False)

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from services.observability import ObservabilitySettings
@@ -88,6 +89,11 @@ def test_they_reach_the_collector_when_the_process_ends(receiver: Receiver, monk
     named = attributes(resource)
     assert (named["service.name"], named["ragtree.part"]) == ("ragtree", "retriever")
     assert named["service.version"]
+
+
+def test_an_address_that_is_none_is_refused():
+    with pytest.raises(ValidationError, match="otlp_endpoint"):
+        ObservabilitySettings(otlp_endpoint="collector:4318")
 
 
 def test_the_users_own_name_of_the_service_wins(receiver: Receiver, monkeypatch):
