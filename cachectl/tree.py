@@ -273,9 +273,23 @@ class KnowledgeTree:
 
     # Instances
 
-    def add_instance(self, instance: str) -> None:
-        """Give an instance an empty GPU tier; one that is known keeps its own."""
-        self.placement.add_instance(instance)
+    def add_instance(self, instance: str, aloof: bool = False) -> None:
+        """Give an instance an empty GPU tier, and nothing below if it is ``aloof``; one that is known keeps its own."""
+        self.placement.add_instance(instance, aloof)
+
+    def lose_shared(self) -> None:
+        """Hear that nobody reaches what the shared tiers held; whoever comes next has others, and nothing in them.
+
+        Instances that are left, retired ones, are aloof from now on.
+        """
+        for node in [*self.nodes.values(), *self.detached.values()]:
+            for place in (self.placement.host, self.placement.disk):
+                copy = node.copies.get(place)
+                if copy is not None:
+                    self.placement.discard(copy, self.tick, gone=True)
+        self.placement.outbox.lose_shared()
+        for gpu in self.placement.gpus.values():
+            gpu.slower = None
 
     def remove_instance(self, instance: str) -> list[str]:
         """Forget an instance that is gone, with its GPU's copies and its grants; the queries of those grants.

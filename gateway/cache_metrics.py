@@ -28,6 +28,15 @@ class CacheMetrics(PartMetrics[ControllerStats]):
         yield GaugeMetricFamily(
             "ragtree_plans_running", "Plans that engines work on, guesses included.", answer.running
         )
+        instances = GaugeMetricFamily(
+            "ragtree_instances",
+            "Instances of the generator: those that serve, and those that end.",
+            labels=["state"],
+        )
+        retired = sum(instance.retired for instance in answer.instances)
+        instances.add_metric(["serving"], len(answer.instances) - retired)
+        instances.add_metric(["retired"], retired)
+        yield instances
         yield CounterMetricFamily(
             "ragtree_cache_prepared_tokens",
             "Prompt tokens that were loaded or computed for queries that waited, ahead of their turns.",

@@ -111,6 +111,11 @@ class GatewayMetrics:
             "Prompt tokens computed for generations that were not confirmed.",
             registry=registry,
         )
+        self._begun_again = Counter(
+            "ragtree_requests_begun_again_total",
+            "Queries that went to another instance, the first one being lost before their first token.",
+            registry=registry,
+        )
         self._rejected = Counter(
             "ragtree_requests_rejected_total", "Requests refused, by error code.", ["reason"], registry=registry
         )
@@ -170,6 +175,10 @@ class GatewayMetrics:
             mean_s, longest_s = transcript.token_gaps
             self._output_token.observe(mean_s)
             self._longest_gap.observe(longest_s)
+
+    def begun_again(self) -> None:
+        """Count a query that lost its instance before its first token."""
+        self._begun_again.inc()
 
     def rejected(self, reason: str) -> None:
         """Count a refusal under its error code."""

@@ -26,6 +26,7 @@ from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError
 from retriever.settings import RetrieverSettings
 from services.observability import ObservabilitySettings
+from services.placement import ServingSettings
 
 
 class ServerSettings(BaseModel):
@@ -53,6 +54,7 @@ class Config(BaseSettings):
     retriever: RetrieverSettings = Field(RetrieverSettings(), description="Ingestion and search.")
     controller: ControllerSettings = Field(ControllerSettings(), description="Admission and caching.")
     observability: ObservabilitySettings = Field(ObservabilitySettings(), description="Logs and traces.")
+    serving: ServingSettings = Field(ServingSettings(), description="Replicas, and where they run.")
     generator: GeneratorSettings = Field(GeneratorSettings(), description="The engine and its model.")
 
     @model_validator(mode="after")

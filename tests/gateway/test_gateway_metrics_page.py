@@ -34,6 +34,7 @@ async def test_no_label_is_what_a_caller_chooses():
         "status",
         "kind",
         "part",
+        "state",
         "version",
     }
 

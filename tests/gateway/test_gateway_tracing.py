@@ -220,6 +220,26 @@ async def test_a_wrong_speculation_is_a_generation_of_its_own_that_was_cancelled
     assert [dict(event.attributes) for event in traced.one(WORKFLOW).events] == [{"ragtree.outcome": "wrong"}]
 
 
+async def test_a_query_that_loses_its_instance_shows_both_generations(traced: Traced):
+    stream = traced.stack.generator.stream
+    lost: list[str] = []
+
+    async def once_lost(plan, sampling):
+        if not lost:
+            lost.append(plan.query_id)
+            raise EngineDied("the instance is gone")
+        async for step in stream(plan, sampling):
+            yield step
+
+    traced.stack.generator.stream = once_lost
+    assert (await traced.ask()).status_code == 200
+    first, second = (span for span in traced.spans if span.name == CHAT)
+    assert first.attributes["error.type"] == "engine_died"
+    assert first.end_time <= second.start_time
+    assert second.attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    assert traced.one(WORKFLOW).status.status_code is StatusCode.UNSET
+
+
 async def test_a_chat_without_documents_ends_its_search(traced: Traced):
     traced.stack.retriever.collections["default", "default"] = 0
     async with traced.client() as client:
