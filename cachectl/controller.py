@@ -3,9 +3,10 @@
 on_candidates ─► Speculations ─► speculate        admit ─► Scheduler ─► Grant ─► PrefillPlan ─► prefilled ─► complete
 """
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence, Set
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import nullcontext, suppress
 
 import msgspec
 
@@ -23,6 +24,7 @@ from cachectl.ordering import order_by_name
 from cachectl.pages import PageAllocator
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy
+from cachectl.recollection import DeletionRecord, NodeRecord, Recollection, recollect
 from cachectl.restore import restore
 from cachectl.scheduler import Request, Scheduler
 from cachectl.settings import ControllerSettings, Swap
@@ -31,7 +33,7 @@ from cachectl.tombstones import Tombstones
 from cachectl.tree import KnowledgeTree
 from cachectl.view import tier_stats, tree_view
 from protocol.cache import CachePath, DocumentDeletion, RestoreResult, TreeView
-from protocol.errors import InvalidRequest, Overloaded, Unavailable
+from protocol.errors import InvalidRequest, Overloaded, PinRefused, Unavailable, UnknownNode
 from protocol.generation import StepBudget
 from protocol.kv import LostCopy, ResidencyReport
 from protocol.plans import (
@@ -45,6 +47,9 @@ from protocol.plans import (
     SpeculationDecision,
 )
 from protocol.tiers import Tier
+
+_AT_ONCE = 500
+"""Nodes that are recollected without a pause: about a millisecond's worth."""
 
 
 class Controller:
@@ -74,6 +79,10 @@ class Controller:
     ) -> None:
         self._settings = settings
         self._clock = clock
+        # What is kept of a former controller until the tiers have been asked.
+        self._recalled: Mapping[str, NodeRecord] = {}
+        # Names the memory and the disk that instances share.
+        self.shared = ""
         # What plans say of the engines that they are made for; whoever watches those keeps this true.
         self.boots: dict[str, str] = {}
         self._prefix = f"{fingerprint}/" if fingerprint else ""
@@ -243,6 +252,23 @@ class Controller:
         self._tree.persist()
         await self._deliveries.everywhere()
 
+    def recall(self, recollection: Recollection) -> None:
+        """Take over what a former controller remembered, before anything is restored."""
+        self._tree.tick = max(self._tree.tick, recollection.tick)
+        self._recalled = recollection.nodes
+        self._tombstones.recall((deleted.content, deleted.namespace, deleted.at) for deleted in recollection.deletions)
+
+    async def recollection(self) -> Recollection:
+        """What the next controller should know if this one is lost. Takes pauses, so that queries need not wait."""
+        tick = self._tree.tick
+        deletions = tuple(DeletionRecord(*each) for each in self._tombstones.deletions())
+        nodes: dict[str, NodeRecord] = {}
+        there = list(self._tree.nodes.values())
+        for begin in range(0, len(there), _AT_ONCE):
+            nodes |= recollect(self._tree, there[begin : begin + _AT_ONCE], self.shared)
+            await asyncio.sleep(0)
+        return Recollection(tick, nodes, deletions)
+
     async def restore(self, reports: Sequence[ResidencyReport]) -> RestoreResult:
         """Rebuild the tree from what tiers hold by their own account. Raises UnknownInstance or InvalidRequest."""
         result = self._restore(reports)
@@ -387,9 +413,18 @@ class Controller:
         for report in reports:
             self._namespaces.update(held.namespace for held in report.nodes)
             inside.append(report.within(self._prefix))
-        result = restore(self._tree, inside)
+        result = restore(self._tree, inside, self._recalled)
+        self._pin_again()
         self._scheduler.reprioritise()
         return result
+
+    def _pin_again(self) -> None:
+        """Pin what a former controller had pinned, as far as it is there; what is not is not pinned any more."""
+        for record in self._recalled.values():
+            for _ in range(record.pinned):
+                with suppress(UnknownNode, PinRefused):
+                    self._tree.pin(record.namespace, record.path)
+        self._recalled = {}
 
     def _admitted_plan(self, request: AdmissionRequest, grant: Grant, arrived: float, unshared: bool) -> PrefillPlan:
         self._admitted += 1

@@ -12,6 +12,7 @@ from cachectl.controller import Controller
 from cachectl.cost import DeviceProfile
 from cachectl.placement import Capacities
 from cachectl.profiling import PrefillProbe, load_or_measure
+from cachectl.recollection import NOTHING_RECOLLECTED, Recollection
 from cachectl.settings import ControllerSettings
 from protocol.errors import EngineDied, RagtreeError
 from protocol.generation import PrefillResult, Sampling, StepBudget
@@ -102,8 +103,7 @@ class LiveController:
         self._wall_clock = wall_clock
         self._controller: Controller | None = None
         self._fingerprint: str | None = None
-        # What the shared tiers are, and which instances that were not retired reach them.
-        self._shared = ""
+        # The instances that were not retired and reach the shared tiers.
         self._members: set[str] = set()
         self._refused: set[str] = set()
 
@@ -113,11 +113,14 @@ class LiveController:
         assert self._controller is not None, "the controller was not started"
         return self._controller
 
-    async def start(self, progress: Callable[[int, int], None]) -> None:
+    async def start(
+        self, progress: Callable[[int, int], None], recollection: Recollection = NOTHING_RECOLLECTED
+    ) -> None:
         """Make the controller over the instances that there are, and over what their tiers hold of former lives.
 
-        One must be ready. ``progress`` hears probes done and to do where the engine is new. Raises EngineDied where
-        there is none, ConfigError for an engine that cannot be profiled, and what the engine raises.
+        ``recollection`` is what a former controller remembered. One instance must be ready. ``progress`` hears probes
+        done and to do where the engine is new. Raises EngineDied where there is no instance, ConfigError for an engine
+        that cannot be profiled, and what the engine raises.
         """
         first = min(self._instances.names(), default=None)
         if first is None:
@@ -133,8 +136,10 @@ class LiveController:
             profile = await load_or_measure(engine, memory, info, self._profiles, progress)
             reports = await engine.residency()
             controller = self._new(first, profile, memory, reports, info.step)
+            controller.shared = memory.shared
+            controller.recall(recollection)
             await controller.add_instance(first, memory.boot, reports)
-            self._fingerprint, self._shared = memory.fingerprint, memory.shared
+            self._fingerprint = memory.fingerprint
         self._members.add(first)
         self._controller = controller
         await self.follow()
@@ -188,11 +193,11 @@ class LiveController:
         log.info("an instance takes plans", instance=instance)
         shared = memory.shared if memory is not None else ""
         first = not self._members
-        if shared != self._shared and first:
+        if shared != self.controller.shared and first:
             # What was shared is gone with the last that reached it.
             await self.controller.lose_shared()
-            self._shared = shared
-        aloof = shared != self._shared
+            self.controller.shared = shared
+        aloof = shared != self.controller.shared
         if not aloof:
             self._members.add(instance)
         # While others reached what is shared, the tree knew best what is there.

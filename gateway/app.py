@@ -26,8 +26,9 @@ from gateway.part_metrics import Scrape
 from gateway.pipeline import QueryPipeline
 from gateway.query_log import QueryLog
 from gateway.readiness import Readiness
+from gateway.recent_documents import RecentDocuments
 from gateway.replay import Replay
-from gateway.routes import admin, documents, health, query
+from gateway.routes import admin, documents, health, page, query
 from gateway.routes import openai as openai_routes
 from gateway.runs import QueryRuns
 from gateway.settings import GatewaySettings
@@ -67,6 +68,7 @@ def create_app(
         settings.readiness_interval_s,
         settings.readiness_timeout_s,
     )
+    recent = RecentDocuments()
     pipeline = QueryPipeline(
         parts,
         metrics=metrics,
@@ -75,6 +77,7 @@ def create_app(
         settings=settings,
         settling=Settling(),
         tracing=tracing,
+        recent=recent,
     )
     runs = QueryRuns(pipeline, readiness.heard)
     forgetting = Forgetting(parts.retriever, parts.controller, settings)
@@ -112,12 +115,13 @@ def create_app(
         metrics=metrics,
         http_metrics=http_metrics,
         scrape=scrape,
+        recent_documents=recent,
         settings=settings,
     )
     install_handlers(app, metrics, settings.retry_after_s)
     app.add_middleware(BodyLimit, settings=settings, metrics=metrics)
     app.add_middleware(RequestContext, metrics=http_metrics, retry_after_s=settings.retry_after_s)
-    for routes in (query, documents, openai_routes, admin, health):
+    for routes in (query, documents, openai_routes, admin, health, page):
         app.include_router(routes.router)
     openapi.describe(app, {openapi.API_KEY: keyring.asks, openapi.ADMIN_KEY: keyring.asks_administrators})
     return app

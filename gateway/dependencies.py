@@ -13,6 +13,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.openapi import ADMIN_KEY, API_KEY
 from gateway.part_metrics import Scrape
 from gateway.readiness import Readiness
+from gateway.recent_documents import RecentDocuments
 from gateway.runs import QueryRuns
 from gateway.settings import GatewaySettings
 from gateway.warmup import WarmUps
@@ -35,6 +36,7 @@ class Gateway:
     metrics: GatewayMetrics
     http_metrics: HttpMetrics
     scrape: Scrape
+    recent_documents: RecentDocuments
     settings: GatewaySettings
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from gateway import events, reply
+from gateway.activity import ActivityReport
 from gateway.cache import CacheStats, CacheTree, Dropped, Pinned, WarmUpReply
 from gateway.chat import ChatCompletion, Model, ModelList
 from gateway.documents import CollectionList, Deleted, DocumentList, DocumentReply, JobReply
@@ -42,6 +43,7 @@ _TYPES = (
     JobReply,
     CacheStats,
     CacheTree,
+    ActivityReport,
     Dropped,
     Pinned,
     WarmUpReply,

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypedDict
 
+import msgspec
+
 from gateway import events
 from gateway.errors import error_body
 from gateway.hits import found_in
@@ -19,6 +21,7 @@ from gateway.reply import (
     citation,
     search_results,
 )
+from gateway.timeline import Timeline
 from protocol.errors import DeadlineExceeded, InternalError, RagtreeError
 from protocol.generation import FinishReason, GenerationStep, PrefillResult
 from protocol.plans import PrefillPlan
@@ -43,6 +46,7 @@ class Transcript:
         self.query = query
         self._clock = clock
         self._start = clock()
+        self.timeline = Timeline(lambda: self.elapsed_s * 1000)
         self._created_at = int(time.time())
         self._sequence = 0
         self._results: tuple[SearchResult, ...] = ()
@@ -92,6 +96,7 @@ class Transcript:
     def searched(self, found: CandidateSet) -> None:
         """Note one stage of the search."""
         self._stages_ms.append(found.elapsed_ms)
+        self.timeline.stage(found.stage, found.of)
 
     def speculated(self, speculation: SpeculationTimings | None) -> None:
         """Note what generating on provisional documents has come to."""
@@ -144,15 +149,19 @@ class Transcript:
             yield events.OutputTextDelta(**self._stamp(), delta=step.text)
 
     def _time_token(self) -> None:
-        now_s = self.elapsed_s
         if self._ttft_ms is None:
-            self._ttft_ms = now_s * 1000
-        else:
-            self._longest_gap_s = max(self._longest_gap_s, now_s - self._last_token_s)
+            self._ttft_ms = self.timeline.moment("first_token")
+            self._last_token_s = self._ttft_ms / 1000
+            return
+        now_s = self.elapsed_s
+        self._longest_gap_s = max(self._longest_gap_s, now_s - self._last_token_s)
         self._last_token_s = now_s
 
     def completed(self) -> events.QueryCompleted:
         """The terminal event of an answered query."""
+        if self._ttft_ms is not None:
+            self.timeline.phase("decode", self._ttft_ms, f"{self._completion_tokens} tokens")
+        self.timeline.moment("end")
         reply = self._reply()
         return events.QueryCompleted(**self._stamp(), response=reply, usage=reply.usage, timings=reply.timings)
 
@@ -195,6 +204,7 @@ class Transcript:
             timings=self._timings(),
             partial=bool(self._missing_shards),
             missing_shards=self._missing_shards,
+            timeline=self.timeline.entries if self.query.include_timeline else msgspec.UNSET,
         )
 
     def _timings(self) -> Timings:

@@ -65,5 +65,6 @@ def _query(body: QueryBody, caller: Caller, gateway: Gateway) -> Query:
             seed=body.seed,
         ),
         include_stages="stages" in body.include,
+        include_timeline="timeline" in body.include,
         order=body.document_order or settings.default_document_order,
     )
