@@ -31,6 +31,7 @@ class VectorEmbedder:
 
     def __init__(self, vectors: SyntheticVectors) -> None:
         self._vectors = vectors
+        self.name = "synthetic"
         self.dimension = vectors.dimension
         self.max_tokens = 8192
         self.fingerprint = f"synthetic:{vectors.count}x{vectors.dimension}"

@@ -1,23 +1,29 @@
 """The gateway as one ASGI app."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from gateway import openapi
 from gateway.auth import Keyring
 from gateway.body_limit import BodyLimit
 from gateway.cache_metrics import CacheMetrics
 from gateway.dependencies import Gateway
+from gateway.engine_metrics import EngineMetrics
 from gateway.forgetting import Forgetting
 from gateway.handlers import install_handlers
+from gateway.http_metrics import HttpMetrics
+from gateway.ingest_metrics import IngestMetrics
 from gateway.lease import Releases
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import RequestContext
 from gateway.open_requests import OpenRequests
+from gateway.part_metrics import Scrape
 from gateway.pipeline import QueryPipeline
 from gateway.quotas import Quotas
 from gateway.readiness import Readiness
@@ -28,7 +34,9 @@ from gateway.routes import openai as openai_routes
 from gateway.runs import QueryRuns
 from gateway.settings import GatewaySettings
 from gateway.settling import Settling
+from gateway.state_metrics import StateMetrics
 from gateway.stores import EmbeddedStores, Stores
+from gateway.tracing import Tracing
 from gateway.uploads import Uploads
 from gateway.warmup import WarmUps
 from protocol.parts import Parts
@@ -41,16 +49,20 @@ def create_app(
     data_dir: Path | None = None,
     registry: CollectorRegistry | None = None,
     stores: Stores | None = None,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """The ASGI app over the given parts.
 
     ``data_dir`` is the gateway's own folder, without which it keeps no query log; ``registry`` holds its metrics, a new
-    one by default; ``stores`` are its own, in that folder and in memory, unless others are given.
+    one by default; ``stores`` are its own, in that folder and in memory, unless others are given; ``tracing`` makes the
+    spans of queries, none by default, and is closed at shutdown.
 
     Its lifespan watches the parts and, at shutdown, gives every lease back, so a server must run it.
     Raises ConfigError for keys that cannot be used.
     """
-    metrics = GatewayMetrics(registry or CollectorRegistry())
+    registry = registry or CollectorRegistry()
+    tracing = tracing or Tracing()
+    metrics, http_metrics = GatewayMetrics(registry), HttpMetrics(registry)
     keyring = Keyring.from_settings(settings)
     releases = Releases()
     stores = stores or EmbeddedStores(data_dir, settings)
@@ -69,12 +81,21 @@ def create_app(
         query_log=stores.query_log,
         settings=settings,
         settling=Settling(),
+        tracing=tracing,
         recent=recent,
     )
     runs = QueryRuns(pipeline, readiness.heard)
     forgetting = Forgetting(parts.retriever, parts.controller, settings)
     replay = Replay(parts, runs=runs, readiness=readiness, releases=releases, settings=settings)
     warm_ups = WarmUps(replay, stores.query_log, settings)
+    asked_s = settings.readiness_timeout_s
+    scrape = Scrape(
+        CacheMetrics(registry, parts.controller, readiness, asked_s),
+        IngestMetrics(registry, parts.retriever, asked_s),
+        EngineMetrics(registry, parts.generator, asked_s),
+    )
+    StateMetrics(registry, runs, readiness, version("ragtree"))
+    ProcessCollector(registry=registry)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -83,8 +104,9 @@ def create_app(
             await warm_ups.shutdown()
             await runs.shutdown()
             await releases.drain(settings.drain_s)
+            await asyncio.to_thread(tracing.close)
 
-    app = FastAPI(title="RAGTree", version="0.1.0", lifespan=lifespan, docs_url="/docs", redoc_url=None)
+    app = FastAPI(title="RAGTree", version=version("ragtree"), lifespan=lifespan, docs_url="/docs", redoc_url=None)
     app.state.gateway = Gateway(
         retriever=parts.retriever,
         controller=parts.controller,
@@ -98,14 +120,15 @@ def create_app(
         quotas=Quotas(stores.windows, releases, settings),
         stores=stores,
         metrics=metrics,
-        cache_metrics=CacheMetrics(metrics.registry, parts.controller, readiness, settings.readiness_timeout_s),
+        http_metrics=http_metrics,
+        scrape=scrape,
         recent_documents=recent,
         settings=settings,
     )
     install_handlers(app, metrics, settings.retry_after_s)
     app.add_middleware(BodyLimit, settings=settings, metrics=metrics)
     app.add_middleware(OpenRequests, settings=settings, metrics=metrics)
-    app.add_middleware(RequestContext, retry_after_s=settings.retry_after_s)
+    app.add_middleware(RequestContext, metrics=http_metrics, retry_after_s=settings.retry_after_s)
     for routes in (query, documents, openai_routes, admin, health, page):
         app.include_router(routes.router)
     openapi.describe(app, {openapi.API_KEY: keyring.asks, openapi.ADMIN_KEY: keyring.asks_administrators})

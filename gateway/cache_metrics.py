@@ -1,66 +1,52 @@
-"""The controller's gauges and counters as Prometheus metrics, asked for when they are scraped."""
+"""The controller's gauges and counters as Prometheus metrics."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator
 
-import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from gateway.cache import token_bytes
+from gateway.part_metrics import PartMetrics
 from gateway.readiness import Readiness
 from protocol.parts import Controller
 from protocol.plans import ControllerStats
 
-log = structlog.get_logger(__name__)
 
-
-class CacheMetrics(Collector):
-    """What the queue and the tiers are as of the last look. Where that got no answer, there are no samples."""
+class CacheMetrics(PartMetrics[ControllerStats]):
+    """What the queue and the tiers are. Bytes are missing where nobody said how many a token takes."""
 
     def __init__(
         self, registry: CollectorRegistry, controller: Controller, readiness: Readiness, timeout_s: float
     ) -> None:
-        self._controller = controller
         self._readiness = readiness
-        self._timeout_s = timeout_s
-        self._stats: ControllerStats | None = None
-        registry.register(self)
+        super().__init__(registry, controller.stats, timeout_s)
 
-    async def look(self) -> None:
-        """Ask the controller now."""
-        self._stats = None
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                self._stats = await self._controller.stats()
-        except Exception as error:
-            log.info("no_cache_metrics", error=repr(error))
-
-    def collect(self) -> Iterator[Metric]:
-        """The metrics as of the last look."""
-        if self._stats is None:
-            return
-        yield GaugeMetricFamily("ragtree_queue_depth", "Queries that wait for their turn.", self._stats.queued)
+    def families(self, answer: ControllerStats) -> Iterator[Metric]:
+        """The queue, and each kind of tier over all instances."""
+        yield GaugeMetricFamily("ragtree_queue_depth", "Queries that wait for their turn.", answer.queued)
+        yield GaugeMetricFamily(
+            "ragtree_plans_running", "Plans that engines work on, guesses included.", answer.running
+        )
         instances = GaugeMetricFamily(
             "ragtree_instances",
             "Instances of the generator: those that serve, and those that end.",
             labels=["state"],
         )
-        retired = sum(instance.retired for instance in self._stats.instances)
-        instances.add_metric(["serving"], len(self._stats.instances) - retired)
+        retired = sum(instance.retired for instance in answer.instances)
+        instances.add_metric(["serving"], len(answer.instances) - retired)
         instances.add_metric(["retired"], retired)
         yield instances
         yield CounterMetricFamily(
             "ragtree_cache_prepared_tokens",
             "Prompt tokens that were loaded or computed for queries that waited, ahead of their turns.",
-            self._stats.prepared_tokens,
+            answer.prepared_tokens,
         )
-        evictions, used = Counter[str](), Counter[str]()
-        for tier in self._stats.tiers:
+        evictions, used, capacity = Counter[str](), Counter[str](), Counter[str]()
+        for tier in answer.tiers:
             evictions[tier.tier.value] += tier.evictions
             used[tier.tier.value] += tier.used_tokens
+            capacity[tier.tier.value] += tier.capacity_tokens
         evicted = CounterMetricFamily(
             "ragtree_cache_evictions", "Nodes that left a tier, since the controller's start.", labels=["tier"]
         )
@@ -69,7 +55,12 @@ class CacheMetrics(Collector):
         yield evicted
         size = token_bytes(self._readiness)
         if size is not None:
-            held = GaugeMetricFamily("ragtree_cache_bytes", "KV that a tier holds.", labels=["tier"])
-            for name, tokens in used.items():
-                held.add_metric([name], tokens * size)
-            yield held
+            yield _bytes("ragtree_cache_bytes", "KV that a tier holds.", used, size)
+            yield _bytes("ragtree_cache_capacity_bytes", "KV that a tier has room for.", capacity, size)
+
+
+def _bytes(name: str, documentation: str, tokens: Counter[str], token_bytes: float) -> Metric:
+    family = GaugeMetricFamily(name, documentation, labels=["tier"])
+    for tier, count in tokens.items():
+        family.add_metric([tier], count * token_bytes)
+    return family

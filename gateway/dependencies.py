@@ -8,11 +8,12 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
 from gateway.auth import Caller, Keyring
-from gateway.cache_metrics import CacheMetrics
 from gateway.forgetting import Forgetting
+from gateway.http_metrics import HttpMetrics
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import said_of
 from gateway.openapi import ADMIN_KEY, API_KEY
+from gateway.part_metrics import Scrape
 from gateway.quotas import QueryTicket, Quotas, UploadTicket
 from gateway.readiness import Readiness
 from gateway.recent_documents import RecentDocuments
@@ -41,7 +42,8 @@ class Gateway:
     quotas: Quotas
     stores: Stores
     metrics: GatewayMetrics
-    cache_metrics: CacheMetrics
+    http_metrics: HttpMetrics
+    scrape: Scrape
     recent_documents: RecentDocuments
     settings: GatewaySettings
 

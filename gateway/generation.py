@@ -13,6 +13,7 @@ from gateway.lease import Lease, Releases
 from gateway.metrics import GatewayMetrics
 from gateway.settings import GatewaySettings
 from gateway.timeline import Timeline
+from gateway.tracing import QueryTrace
 from protocol.errors import EngineDied
 from protocol.generation import GenerationStep, Sampling
 from protocol.parts import Parts
@@ -36,6 +37,7 @@ class Generation:
         deadline: Deadline,
         settings: GatewaySettings,
         metrics: GatewayMetrics,
+        trace: QueryTrace,
         timeline: Timeline,
         on_turn: Callable[[PrefillPlan], None],
     ) -> None:
@@ -44,6 +46,7 @@ class Generation:
         self._deadline = deadline
         self._settings = settings
         self._metrics = metrics
+        self._trace = trace
         self._timeline = timeline
         # When its turn was asked for, and then the engine.
         self._asked_ms = self._begun_ms = 0.0
@@ -127,7 +130,8 @@ class Generation:
         if self._guess is not None:
             return self._guess.steps()
         stream = self._parts.generator.stream(plan, sampling)
-        return self._held.steps(stream, self._deadline, self._settings.first_step_timeout_s)
+        within_s, chat = self._settings.first_step_timeout_s, self._trace.chat(plan)
+        return self._held.steps(stream, self._deadline, within_s, chat)
 
     async def _begin_again(self, asked: AdmissionRequest, lost: PrefillPlan, error: EngineDied) -> PrefillPlan:
         """A turn on another instance; nothing has left yet that rests on the first. Raises what admission raises."""

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import structlog
 
 from gateway.deadline import Deadline
+from gateway.tracing import ChatTrace
 from protocol.errors import EngineDied, UnknownPlan
-from protocol.generation import GenerationStep, PrefillResult
+from protocol.generation import FinishReason, GenerationStep, PrefillResult
 from protocol.parts import Controller
 from protocol.plans import CompletionReport, PlanOutcome
 
@@ -67,6 +68,8 @@ class Lease:
         self._notice: asyncio.Task[None] | None = None
         self._prefill = _NO_PREFILL
         self._completion_tokens = 0
+        self._finish_reason: FinishReason | None = None
+        self._chat: ChatTrace | None = None
         self._completed = False
         self._told = False
         self.released: asyncio.Task[None] | None = None
@@ -79,6 +82,8 @@ class Lease:
     ) -> None:
         if self.released is not None:
             return
+        if self._chat is not None:
+            self._chat.ended(self._completion_tokens, self._finish_reason, error)
         outcome = PlanOutcome.FAILED if isinstance(error, Exception) else PlanOutcome.CANCELLED
         self.released = self._releases.start(self._release(PlanOutcome.COMPLETED if self._completed else outcome))
 
@@ -111,21 +116,28 @@ class Lease:
         self._end = end
 
     async def steps(
-        self, stream: AsyncIterator[GenerationStep], deadline: Deadline, first_within_s: float
+        self,
+        stream: AsyncIterator[GenerationStep],
+        deadline: Deadline,
+        first_within_s: float,
+        chat: ChatTrace | None = None,
     ) -> AsyncGenerator[GenerationStep]:
         """The steps of the plan's stream, closed at release; the controller hears of the first token meanwhile.
 
-        Raises what the stream and the deadline raise, and EngineDied for a stream that ends without a reason.
+        ``chat`` records them, until this is released. Raises what the stream and the deadline raise, and EngineDied for
+        a stream that ends without a reason.
         """
-        finished = False
+        self._chat = chat
         async for step in deadline.each(self.closing(stream), first_within_s):
             if step.prefill is not None:
                 self._prefill = step.prefill
                 self._notice = self._releases.start(self._tell_prefilled(step.prefill))
+                if chat is not None:
+                    chat.prefilled(step.prefill)
             self._completion_tokens += step.tokens
-            finished = step.finish_reason is not None
+            self._finish_reason = step.finish_reason
             yield step
-        if not finished:
+        if self._finish_reason is None:
             raise EngineDied("The engine's stream ended in the middle of the answer.")
 
     def _report(self, outcome: PlanOutcome) -> CompletionReport:

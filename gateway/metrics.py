@@ -3,13 +3,18 @@
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from gateway.activity import Activity
+from gateway.errors import http_error
 from gateway.hits import found_in
+from gateway.transcript import Transcript
+from protocol.errors import InternalError, Overloaded, RagtreeError
 from protocol.generation import PrefillResult
 from protocol.plans import PrefillPlan
 from protocol.tiers import Tier
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _STAGE_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+_TOKEN_SECONDS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
+_OUTCOMES = ("completed", "refused", "failed", "cancelled")
 _OVERTAKES = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
@@ -33,6 +38,33 @@ class GatewayMetrics:
             "From a query's arrival to its end, however it ended.",
             buckets=_SECONDS,
             registry=registry,
+        )
+        self._output_token = Histogram(
+            "ragtree_time_per_output_token_seconds",
+            "Mean time between the tokens of an answer, its first one not counted.",
+            buckets=_TOKEN_SECONDS,
+            registry=registry,
+        )
+        self._longest_gap = Histogram(
+            "ragtree_longest_token_gap_seconds",
+            "The longest time between two tokens of an answer.",
+            buckets=_TOKEN_SECONDS,
+            registry=registry,
+        )
+        self._completion_tokens = Counter(
+            "ragtree_completion_tokens_total", "Tokens generated for queries, ended early or not.", registry=registry
+        )
+        self._queries = Counter(
+            "ragtree_queries_total",
+            "Queries by their end: completed, refused, failed, or cancelled with their request.",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in _OUTCOMES:
+            # There from the start: a rate of what is missing is no rate of 0.
+            self._queries.labels(outcome)
+        self._failures = Counter(
+            "ragtree_query_failures_total", "Queries that failed, by error code.", ["code"], registry=registry
         )
         self._stage = Histogram(
             "ragtree_retrieval_stage_seconds",
@@ -136,12 +168,20 @@ class GatewayMetrics:
                 self._hits.labels(tier.value).inc()
                 return
 
-    def ended(self, seconds: float, first_token_s: float | None) -> None:
-        """Record a query's whole duration and, if it came that far, its time to first token."""
-        self._duration.observe(seconds)
-        if first_token_s is not None:
-            self._first_token.observe(first_token_s)
-        self.activity.ended(first_token_s)
+    def ended(self, transcript: Transcript, error: BaseException | None) -> None:
+        """Record a query at its end, by what it raised and how far it came."""
+        self._duration.observe(transcript.elapsed_s)
+        self._completion_tokens.inc(transcript.completion_tokens)
+        self._queries.labels(_outcome(error)).inc()
+        if _outcome(error) == "failed":
+            self._failures.labels(error.code if isinstance(error, RagtreeError) else InternalError.code).inc()
+        if transcript.first_token_s is not None:
+            self._first_token.observe(transcript.first_token_s)
+        if transcript.token_gaps is not None:
+            mean_s, longest_s = transcript.token_gaps
+            self._output_token.observe(mean_s)
+            self._longest_gap.observe(longest_s)
+        self.activity.ended(transcript.first_token_s)
 
     def begun_again(self) -> None:
         """Count a query that lost its instance before its first token."""
@@ -151,3 +191,13 @@ class GatewayMetrics:
         """Count a refusal under its error code."""
         self._rejected.labels(reason).inc()
         self.activity.rejected()
+
+
+def _outcome(error: BaseException | None) -> str:
+    """How a query ended that raised this: what closes or cancels it is no error, and a refusal no failure."""
+    if error is None:
+        return "completed"
+    if not isinstance(error, Exception):
+        return "cancelled"
+    refused = isinstance(error, Overloaded) or (isinstance(error, RagtreeError) and http_error(error).status < 500)
+    return "refused" if refused else "failed"

@@ -15,6 +15,7 @@ from gateway.recent_documents import RecentDocuments
 from gateway.settings import GatewaySettings
 from gateway.settling import Settling
 from gateway.speculation import Speculation
+from gateway.tracing import QueryTrace, Tracing
 from gateway.transcript import Transcript
 from protocol.errors import InternalError, NoDocuments, QuestionTooLong, UnknownCollection
 from protocol.parts import Parts
@@ -40,6 +41,7 @@ class QueryPipeline:
         query_log: QueryLog,
         settings: GatewaySettings,
         settling: Settling,
+        tracing: Tracing | None = None,
         recent: RecentDocuments | None = None,
     ) -> None:
         self._parts = parts
@@ -48,6 +50,7 @@ class QueryPipeline:
         self._query_log = query_log
         self._settings = settings
         self._settling = settling
+        self._tracing = tracing or Tracing()
         self._recent = recent or RecentDocuments()
 
     async def run(self, transcript: Transcript) -> AsyncGenerator[Event]:
@@ -60,13 +63,14 @@ class QueryPipeline:
         searched_at = time.time()
         with (
             self._timed(transcript),
-            self._generation(transcript, deadline) as generation,
-            self._speculation(transcript, deadline, searched_at) as speculation,
+            self._tracing.query(query) as trace,
+            self._generation(transcript, deadline, trace) as generation,
+            self._speculation(transcript, deadline, searched_at, trace) as speculation,
         ):
             yield transcript.created()
 
             found: CandidateSet | None = None
-            async for found in self._search(query, deadline, generation.lease):
+            async for found in self._search(query, deadline, generation.lease, trace):
                 transcript.searched(found)
                 await speculation.consider(found)
                 if query.include_stages:
@@ -99,17 +103,22 @@ class QueryPipeline:
             transcript.speculated(speculation.timings(plan.prompt, found.elapsed_ms))
             completed = transcript.completed()
             self._metrics.overlapped(completed.timings.non_overlapped_ms / 1000)
+            trace.completed(completed.response)
             generation.completed()
             yield completed
 
     @contextmanager
     def _timed(self, transcript: Transcript) -> Iterator[None]:
+        error: BaseException | None = None
         try:
             yield
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
-            self._metrics.ended(transcript.elapsed_s, transcript.first_token_s)
+            self._metrics.ended(transcript, error)
 
-    def _generation(self, transcript: Transcript, deadline: Deadline) -> Generation:
+    def _generation(self, transcript: Transcript, deadline: Deadline, trace: QueryTrace) -> Generation:
         def on_turn(plan: PrefillPlan) -> None:
             transcript.admit(plan)
             self._metrics.admitted(plan.queued_ms / 1000, plan.overtaken)
@@ -122,11 +131,14 @@ class QueryPipeline:
             deadline,
             self._settings,
             self._metrics,
+            trace,
             transcript.timeline,
             on_turn,
         )
 
-    def _speculation(self, transcript: Transcript, deadline: Deadline, searched_at: float) -> Speculation:
+    def _speculation(
+        self, transcript: Transcript, deadline: Deadline, searched_at: float, trace: QueryTrace
+    ) -> Speculation:
         within_s = self._settings.first_step_timeout_s
         return Speculation(
             transcript,
@@ -138,18 +150,24 @@ class QueryPipeline:
             self._metrics,
             self._settling,
             searched_at,
+            trace,
         )
 
-    async def _search(self, query: Query, deadline: Deadline, lease: Lease) -> AsyncGenerator[CandidateSet]:
+    async def _search(
+        self, query: Query, deadline: Deadline, lease: Lease, trace: QueryTrace
+    ) -> AsyncGenerator[CandidateSet]:
         before_ms = 0.0
         try:
-            async for found in deadline.each(lease.closing(self._parts.retriever.search(query.search))):
+            stages = lease.closing(self._parts.retriever.search(trace.retrieval(query.search)))
+            async for found in deadline.each(stages):
+                trace.found(found)
                 self._metrics.stage(found.stage, (found.elapsed_ms - before_ms) / 1000)
                 before_ms = found.elapsed_ms
                 yield found
         except (UnknownCollection, NoDocuments):
             if not query.documents_optional:
                 raise
+            trace.found(_NOTHING_FOUND)
             yield _NOTHING_FOUND
 
     def _note(self, query: Query, found: CandidateSet) -> None:

@@ -21,6 +21,8 @@ log = structlog.get_logger(__name__)
 class Readiness:
     """What is known of the other parts since the last look. Intervals and timeouts are seconds."""
 
+    PARTS = ("controller", "engine", "retriever")
+
     def __init__(
         self, retriever: Retriever, controller: Controller, generator: Generator, interval_s: float, timeout_s: float
     ) -> None:

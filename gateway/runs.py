@@ -28,7 +28,9 @@ class QueryRun:
         self._source = source
         self._buffer: asyncio.Queue[Event | None] = asyncio.Queue()
         self._startable = asyncio.Event()
-        self.task = asyncio.create_task(self._drive())
+        # The task takes this context along, and hands it on: all that is logged on the query's behalf names it.
+        with structlog.contextvars.bound_contextvars(query_id=transcript.query.query_id):
+            self.task = asyncio.create_task(self._drive())
         # Not a finally in _drive: a task cancelled before its first step never enters it.
         self.task.add_done_callback(self._end)
 
@@ -68,7 +70,7 @@ class QueryRun:
         except RagtreeError as error:
             self.error = error
         except Exception:
-            log.exception("query_defect", query_id=self.transcript.query.query_id)
+            log.exception("query_defect")
             self.error = InternalError("Something went wrong inside RAGTree; its log says what.")
 
     def _end(self, task: asyncio.Task[None]) -> None:

@@ -14,6 +14,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.query import Query
 from gateway.reply import SpeculationTimings
 from gateway.settling import Settling
+from gateway.tracing import QueryTrace
 from gateway.transcript import Transcript
 from protocol.parts import Parts
 from protocol.plans import AdmissionRequest, DocumentOrder, SpeculationDecision
@@ -40,6 +41,7 @@ class Speculation:
         metrics: GatewayMetrics,
         settling: Settling,
         searched_at: float,
+        trace: QueryTrace,
     ) -> None:
         self._transcript = transcript
         self._query = transcript.query
@@ -51,6 +53,7 @@ class Speculation:
         self._metrics = metrics
         self._settling = settling
         self._searched_at = searched_at
+        self._trace = trace
         search, ranked = self._query.search, self._query.order is DocumentOrder.RETRIEVAL
         self._kind = search.tenant, search.collection, search.top_k, search.filters is None, ranked
         # The first stage, and the one since which the documents are the newest.
@@ -75,7 +78,7 @@ class Speculation:
             self._beginning_anew.cancel()
         if self._guess is not None:
             self._guess.lease.__exit__(kind, error, trace)
-            self._metrics.speculated("confirmed" if self._confirmed else "abandoned")
+            self._ended("confirmed" if self._confirmed else "abandoned")
         self._metrics.wasted(self._wasted_tokens)
 
     def timings(self, prompt: Prompt, retrieval_ms: float) -> SpeculationTimings | None:
@@ -202,7 +205,7 @@ class Speculation:
                 lease.__exit__(None, None, None)
         if plan is not None:
             stream = self._parts.generator.stream(plan, query.sampling)
-            steps = lease.steps(stream, self._deadline, self._first_step_timeout_s)
+            steps = lease.steps(stream, self._deadline, self._first_step_timeout_s, self._trace.chat(plan))
             self._begun += 1
             self._guess = Guess(
                 plan, documents, lease, steps, self._parts.generator.end, self._transcript.timeline.now_ms
@@ -218,7 +221,11 @@ class Speculation:
             self._ending.add_done_callback(partial(self._let_gone, guess, wrong_at_ms))
             self._given_up.append(guess)
             self._transcript.timeline.phase("speculation", guess.began_ms, why)
-            self._metrics.speculated(why)
+            self._ended(why)
+
+    def _ended(self, outcome: str) -> None:
+        self._metrics.speculated(outcome)
+        self._trace.speculated(outcome)
 
     def _let_gone(self, guess: Guess, wrong_at_ms: float | None, _: asyncio.Task[None]) -> None:
         now_ms = self._transcript.elapsed_s * 1000

@@ -60,6 +60,8 @@ class Transcript:
         self._overtakes = 0
         self._prefill = _NO_PREFILL
         self._ttft_ms: float | None = None
+        self._last_token_s = 0.0
+        self._longest_gap_s = 0.0
         self._text: list[str] = []
         self._completion_tokens = 0
         self._finish_reason: FinishReason | None = None
@@ -78,6 +80,19 @@ class Transcript:
     def first_token_s(self) -> float | None:
         """Seconds from the query's arrival to its first token, None before that."""
         return None if self._ttft_ms is None else self._ttft_ms / 1000
+
+    @property
+    def completion_tokens(self) -> int:
+        """How many tokens were generated so far."""
+        return self._completion_tokens
+
+    @property
+    def token_gaps(self) -> tuple[float, float] | None:
+        """Seconds between the tokens so far, on average and at most; None before the second one."""
+        if self._ttft_ms is None or self._completion_tokens < 2:
+            return None
+        mean_s = (self._last_token_s - self._ttft_ms / 1000) / (self._completion_tokens - 1)
+        return mean_s, self._longest_gap_s
 
     def created(self) -> events.QueryCreated:
         """The query's first event."""
@@ -130,13 +145,22 @@ class Transcript:
             yield self._resolved(plan, step.prefill)
             for cited in self._citations:
                 yield events.AnnotationAdded(**self._stamp(), annotation=cited)
-        if step.tokens and self._ttft_ms is None:
-            self._ttft_ms = self.timeline.moment("first_token")
+        if step.tokens:
+            self._time_token()
         self._completion_tokens += step.tokens
         self._finish_reason = step.finish_reason
         if step.text:
             self._text.append(step.text)
             yield events.OutputTextDelta(**self._stamp(), delta=step.text)
+
+    def _time_token(self) -> None:
+        if self._ttft_ms is None:
+            self._ttft_ms = self.timeline.moment("first_token")
+            self._last_token_s = self._ttft_ms / 1000
+            return
+        now_s = self.elapsed_s
+        self._longest_gap_s = max(self._longest_gap_s, now_s - self._last_token_s)
+        self._last_token_s = now_s
 
     def completed(self) -> events.QueryCompleted:
         """The terminal event of an answered query."""

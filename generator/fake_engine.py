@@ -72,6 +72,10 @@ class FakeEngine:
         """What is served."""
         return self._info
 
+    async def metrics(self) -> dict[str, str]:
+        """Nothing is counted."""
+        return {}
+
     async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         """Wait as long as the prefill would take, then repeat the first document a token at a time."""
         await self.ready()

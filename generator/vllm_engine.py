@@ -111,6 +111,14 @@ class VllmEngine:
         """What is served."""
         return self._info
 
+    async def metrics(self) -> dict[str, str]:
+        """VLLM's own metrics."""
+        self._engine()
+        from generator.vllm_metrics import exposition
+
+        # Hundreds of lines, and this loop hands out tokens.
+        return {self._instance: await asyncio.to_thread(exposition)}
+
     async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         """Prefill the plan's prompt and stream the answer; closing the iterator aborts the request in vLLM."""
         parameters = _sampling_params(sampling)

@@ -69,6 +69,18 @@ class CollectionInfo(msgspec.Struct, frozen=True):
     chunks: int
 
 
+class RetrieverStats(msgspec.Struct, frozen=True):
+    """Documents by what became of them since the start (stored, unchanged, failed), those that wait, and the disk.
+
+    ``disk_free_bytes`` of ``disk_bytes`` are left on the file system of the store; of several, on the fullest.
+    """
+
+    ingested: dict[str, int]
+    queued: int
+    disk_bytes: int
+    disk_free_bytes: int
+
+
 DEFAULT_COLLECTION = "default"
 """The collection of requests that name none; every tenant has it before putting anything into it."""
 

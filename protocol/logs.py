@@ -1,15 +1,22 @@
 """Structured logging for every process of the stack."""
 
-import logging
 import sys
+from typing import Literal
 
 import structlog
 
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "json", "console"]
 
-def configure_logging(level: int = logging.INFO) -> None:
-    """Send structlog's events to standard error: for people on a terminal, as JSON lines elsewhere."""
+
+def configure_logging(level: LogLevel = "info", style: LogFormat = "auto") -> None:
+    """Send structlog's events to standard error, as JSON lines or for people; with ``auto`` for people on a terminal.
+
+    What is bound to the context (``request_id``, ``query_id``, ``trace_id``) stands in every line.
+    """
+    for_people = sys.stderr.isatty() if style == "auto" else style == "console"
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer() if for_people else structlog.processors.JSONRenderer()
     )
     structlog.configure(
         processors=[

@@ -14,6 +14,7 @@ from protocol.documents import (
     DocumentUpload,
     IngestJob,
     Orphan,
+    RetrieverStats,
     StoredDocument,
 )
 from protocol.generation import EngineInfo, GenerationStep, Sampling
@@ -78,6 +79,9 @@ class Retriever(Protocol):
 
     async def forget_orphans(self, orphans: Sequence[Orphan]) -> None:
         """Hear that nothing made of these contents is left. Doing so twice does no harm. Raises StorageFull."""
+
+    async def stats(self) -> RetrieverStats:
+        """Counters since the start, and gauges; reads only."""
 
     async def ready(self) -> None:
         """Return when searches can be served; raises RetrieverNotReady."""
@@ -175,6 +179,9 @@ class Generator(Protocol):
 
     async def info(self) -> EngineInfo:
         """What is served; reads only."""
+
+    async def metrics(self) -> dict[str, str]:
+        """What the engines count themselves, in Prometheus' text format by instance; reads only."""
 
     async def ready(self) -> None:
         """Return when plans can be executed; raises EngineNotReady or EngineDied."""

@@ -9,7 +9,8 @@ class SearchRequest(msgspec.Struct, frozen=True):
     """The ``top_k`` chunks of a tenant's collection nearest to ``query`` among those that pass ``filters``.
 
     With ``check_keys`` an attribute of the filters that no document has is refused; without, the sets name it. A shard
-    cannot refuse it, for it does not know the documents of the others.
+    cannot refuse it, for it does not know the documents of the others. ``traceparent`` is the caller's span, if it has
+    one, as W3C spells it.
     """
 
     tenant: str
@@ -18,6 +19,7 @@ class SearchRequest(msgspec.Struct, frozen=True):
     top_k: int
     filters: Filter | None = None
     check_keys: bool = True
+    traceparent: str | None = None
 
 
 class Chunk(msgspec.Struct, frozen=True):

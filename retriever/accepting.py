@@ -7,6 +7,7 @@ from protocol.documents import DocumentUpload, IngestJob
 from protocol.errors import Overloaded, UnknownDocument
 from retriever.batch import ParsedBatch, incoming, parse_batch
 from retriever.ingest import Ingester
+from retriever.ingest_counts import IngestCounts
 from retriever.loaders.registry import LoaderRegistry
 from retriever.settings import IngestSettings
 from retriever.store.database import Database
@@ -31,6 +32,7 @@ class Acceptor:
         loaders: LoaderRegistry,
         ingester: Ingester,
         settings: IngestSettings,
+        counts: IngestCounts,
     ) -> None:
         self._database = database
         self._documents = documents
@@ -38,6 +40,7 @@ class Acceptor:
         self._loaders = loaders
         self._ingester = ingester
         self._settings = settings
+        self._counts = counts
 
     def put_document(self, tenant: str, collection: str, upload: DocumentUpload, key: str | None) -> IngestJob:
         """A job that puts a document in.
@@ -78,7 +81,7 @@ class Acceptor:
             before = self._jobs.accepted_before(transaction, tenant, key, hashed) if key else None
             if before:
                 return before
-            waiting = self._jobs.waiting(transaction)
+            waiting = self._jobs.queued(transaction)
             if waiting >= self._settings.max_queued_documents:
                 raise Overloaded(f"{waiting:,} documents wait to go in already; try again later")
             self._jobs.purge(transaction, self._settings.job_retention_s)
@@ -86,4 +89,5 @@ class Acceptor:
             job = self._jobs.create(transaction, tenant, collection, into, batch.documents, batch.errors)
             if key:
                 self._jobs.remember_key(transaction, tenant, key, hashed, job.job_id)
+        self._counts.add(["failed"] * len(batch.errors))
         return job

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from filelock import FileLock
+from opentelemetry.trace import NoOpTracer, Tracer
 
 from retriever.accepting import Acceptor
 from retriever.chunker import Chunker
@@ -17,6 +18,7 @@ from retriever.index.lock import ReadWriteLock
 from retriever.index.mapped_files import MappedFiles
 from retriever.index.rebuilder import Rebuilder
 from retriever.ingest import Ingester
+from retriever.ingest_counts import IngestCounts
 from retriever.ingest_thread import IngestThread
 from retriever.loaders.registry import LoaderRegistry
 from retriever.preparing import Preparer
@@ -32,12 +34,17 @@ from retriever.threads import work_in_background
 
 
 def build_retriever(
-    settings: RetrieverSettings, data_dir: Path, embedder: Embedder | None = None, database: Database | None = None
+    settings: RetrieverSettings,
+    data_dir: Path,
+    embedder: Embedder | None = None,
+    database: Database | None = None,
+    tracer: Tracer | None = None,
 ) -> Retriever:
     """A retriever that has yet to be started; its model is loaded here, which takes seconds.
 
     ``data_dir`` belongs to one retriever process alone. ``embedder`` and ``database`` stand in for those that the
-    settings name. Raises ConfigError, StorageFull, or Unavailable for an embedding endpoint that does not answer.
+    settings name; ``tracer`` records the embedding of questions. Raises ConfigError, StorageFull, or Unavailable for an
+    embedding endpoint that does not answer.
     """
     embedder = embedder or build_embedder(settings.embedder)
     database = database or Database(data_dir / "store.sqlite3", settings.max_database_bytes)
@@ -51,7 +58,8 @@ def build_retriever(
     rebuilder = Rebuilder(builder, wake_ingestion)
     catalog = IndexCatalog(database, chunks, files, mapped, builder, rebuilder, preparer.fingerprint)
     switching = ReadWriteLock()
-    ingester = Ingester(database, documents, jobs, preparer, catalog, switching, settings.ingest)
+    counts = IngestCounts()
+    ingester = Ingester(database, documents, jobs, preparer, catalog, switching, settings.ingest, counts)
     return Retriever(
         database=database,
         documents=documents,
@@ -60,9 +68,10 @@ def build_retriever(
         orphans=orphans,
         preparer=preparer,
         catalog=catalog,
-        searcher=Searcher(database, documents, chunks, catalog, embedder, switching),
-        acceptor=Acceptor(database, documents, jobs, LoaderRegistry(), ingester, settings.ingest),
+        searcher=Searcher(database, documents, chunks, catalog, embedder, switching, tracer or NoOpTracer()),
+        acceptor=Acceptor(database, documents, jobs, LoaderRegistry(), ingester, settings.ingest, counts),
         ingester=ingester,
+        counts=counts,
         ingest_thread=IngestThread(
             ingester,
             settings.ingest,

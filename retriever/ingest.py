@@ -11,6 +11,7 @@ from protocol.documents import JobError
 from protocol.errors import InternalError, RagtreeError, StorageFull, Unavailable
 from retriever.index.catalog import IndexCatalog
 from retriever.index.lock import ReadWriteLock
+from retriever.ingest_counts import IngestCounts
 from retriever.preparing import Preparer, SourceText, ids_of, vectors_of
 from retriever.settings import IngestSettings
 from retriever.store.database import Database
@@ -38,6 +39,7 @@ class Ingester:
         catalog: IndexCatalog,
         switching: ReadWriteLock,
         settings: IngestSettings,
+        counts: IngestCounts,
     ) -> None:
         self._database = database
         self._documents = documents
@@ -46,6 +48,7 @@ class Ingester:
         self._catalog = catalog
         self._switching = switching
         self._settings = settings
+        self._counts = counts
         self._removals: deque[tuple[int, list[int]]] = deque()
         self._stepping = threading.Lock()
 
@@ -89,8 +92,11 @@ class Ingester:
             _log.error("disk full, jobs given up", jobs=len({item.job_id for item in group}))
             # Taking the rest out of the queue frees room, so this commit mostly succeeds where the other did not.
             with self._database.write() as transaction:
-                for job_id in {item.job_id for item in group}:
+                given_up = sum(
                     self._jobs.fail_rest(transaction, job_id, error.code, error.message)
+                    for job_id in {item.job_id for item in group}
+                )
+            self._counts.add(["failed"] * given_up)
         except Unavailable:
             with self._database.write() as transaction:
                 self._jobs.pause(transaction, group)
@@ -138,13 +144,15 @@ class Ingester:
                                 transaction, item.collection, item.document, chunks, self._preparer.fingerprint
                             )
                             added[item.collection] += chunks
-                    self._jobs.finish(transaction, [result for result in results if result.item.seq in pending])
+                    finished = [result for result in results if result.item.seq in pending]
+                    self._jobs.finish(transaction, finished)
                     for collection, chunks in added.items():
                         self._catalog.add(collection, ids_of(chunks), vectors_of(chunks))
             except BaseException:
                 for collection, chunks in added.items():
                     self._catalog.remove(collection, (chunk.id for chunk in chunks))
                 raise
+            self._counts.add(result.outcome for result in finished)
             for collection, chunk_ids in displaced.items():
                 self._catalog.remove(collection, chunk_ids)
         for collection in added:

@@ -47,5 +47,5 @@ def _prepared(preparer: Preparer, sources: Sequence[SourceText]) -> list[list[Pr
     except (EmptyDocument, InvalidRequest):
         if len(sources) > 1:
             return [chunks for source in sources for chunks in _prepared(preparer, [source])]
-        _log.warning("a document means nothing to the new embedder", beginning=sources[0].text[:40])
+        _log.warning("a document means nothing to the new embedder", characters=len(sources[0].text))
         return [[]]

@@ -1,6 +1,7 @@
 """The retriever: `protocol.parts.Retriever` as a plain object."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -9,12 +10,21 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from filelock import FileLock, Timeout
 
-from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, Orphan, StoredDocument
+from protocol.documents import (
+    CollectionInfo,
+    DocumentPage,
+    DocumentUpload,
+    IngestJob,
+    Orphan,
+    RetrieverStats,
+    StoredDocument,
+)
 from protocol.errors import Conflict, InvalidRequest, RetrieverNotReady, UnknownDocument
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
 from retriever.accepting import Acceptor
 from retriever.index.catalog import IndexCatalog
 from retriever.ingest import Ingester
+from retriever.ingest_counts import IngestCounts
 from retriever.ingest_thread import IngestThread
 from retriever.preparing import Preparer
 from retriever.reembedding import reembed
@@ -53,6 +63,7 @@ class Retriever:
         searcher: Searcher,
         acceptor: Acceptor,
         ingester: Ingester,
+        counts: IngestCounts,
         ingest_thread: IngestThread,
         search_threads: int,
         owner: FileLock,
@@ -67,6 +78,7 @@ class Retriever:
         self._searcher = searcher
         self._acceptor = acceptor
         self._ingester = ingester
+        self._counts = counts
         self._ingest_thread = ingest_thread
         self._search_pool = _pool(search_threads, "retriever-search")
         self._store_pool = _pool(2, "retriever-store")
@@ -168,6 +180,10 @@ class Retriever:
         """Take orphans off the list. Raises StorageFull."""
         await self._store(self._forget, orphans)
 
+    async def stats(self) -> RetrieverStats:
+        """Counters since the start, and gauges."""
+        return await self._read(self._stats)
+
     def _check_ready(self) -> None:
         if not self._ready:
             raise RetrieverNotReady("the retriever is not ready")
@@ -189,6 +205,10 @@ class Retriever:
         if held_in is None or self._documents.content_hash(transaction, held_in, document_id) is None:
             raise UnknownDocument(f"there is no document {document_id!r} in {collection!r}", param="document_id")
         return self._chunks.of_document(transaction, held_in, document_id)
+
+    def _stats(self, transaction: Transaction) -> RetrieverStats:
+        disk = shutil.disk_usage(Path(self._owner.lock_file).parent)
+        return RetrieverStats(self._counts.now(), self._jobs.queued(transaction), disk.total, disk.free)
 
     def _forget(self, orphans: Sequence[Orphan]) -> None:
         with self._database.write() as transaction:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 
 from msgspec.structs import replace
+from opentelemetry.trace import Tracer
 
 from protocol.errors import InvalidRequest, NoDocuments, UnknownFilterKey
 from protocol.filters import Filter
@@ -17,6 +18,7 @@ from retriever.index.lock import ReadWriteLock
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database, Transaction
 from retriever.store.documents import Documents
+from retriever.tracing import embeddings
 
 _ATTEMPTS = 3
 
@@ -36,6 +38,7 @@ class Searcher:
         catalog: IndexCatalog,
         embedder: Embedder,
         switching: ReadWriteLock,
+        tracer: Tracer,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._database = database
@@ -44,6 +47,7 @@ class Searcher:
         self._catalog = catalog
         self._embedder = embedder
         self._switching = switching
+        self._tracer = tracer
         self._clock = clock
 
     def stages(self, request: SearchRequest) -> Generator[CandidateSet, None, None]:
@@ -60,7 +64,8 @@ class Searcher:
             unknown = self._unknown_keys(transaction, collection, request.filters)
         if unknown and request.check_keys:
             raise UnknownFilterKey(f"no document has an attribute {unknown[0]!r}", param="filters")
-        query = self._embedder.embed_query(request.query)
+        with embeddings(self._tracer, self._embedder, request.traceparent):
+            query = self._embedder.embed_query(request.query)
         spare = dead = 0
         of = 1
         provisional: tuple[list[int], CandidateSet] | None = None

@@ -15,6 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from gateway.app import create_app
+from gateway.tracing import Tracing
 from generator.layout import SegmentLayout
 from protocol.parts import Retriever
 from retriever.sharding.sharded import ShardedRetriever
@@ -32,6 +33,7 @@ from services.config import Config
 from services.handles import ControllerHandle, GeneratorHandle, RetrieverHandle
 from services.model import generator_factory
 from services.redis.stores import RedisStores
+from services.spans import open_spans
 
 _SHARE_OF_A_SHARD = 0.75
 """Of the time that the retriever has to say that it is ready, what a shard of it has."""
@@ -64,9 +66,14 @@ class Parts(NamedTuple):
 def build_app(config: Config) -> FastAPI:
     """The gateway over the Serve applications of a running stack; needs a connection to its Ray."""
     registry = CollectorRegistry()
-    stores = RedisStores(config.redis, config.gateway, registry) if config.redis.url else None
+    spans = open_spans(config.observability, GATEWAY)
     return create_app(
-        _parts(config), config.gateway, data_dir=config.data_dir / "gateway", registry=registry, stores=stores
+        _parts(config),
+        config.gateway,
+        data_dir=config.data_dir / "gateway",
+        registry=registry,
+        stores=RedisStores(config.redis, config.gateway, registry) if config.redis.url else None,
+        tracing=Tracing(spans.tracer, spans.close),
     )
 
 

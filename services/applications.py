@@ -44,6 +44,7 @@ def gateway_application(config: Config, build_app: Callable[[Config], FastAPI]) 
 
     # A plain function, for Serve takes any other callable for the app itself. Each replica builds its own.
     def build() -> FastAPI:
+        config.observability.configure_logging()
         return build_app(config)
 
     return _bound(serve.ingress(build)(), config, GATEWAY)

@@ -25,6 +25,7 @@ from gateway.settings import GatewaySettings
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError
 from retriever.settings import RetrieverSettings
+from services.observability import ObservabilitySettings
 from services.placement import ServingSettings
 from services.redis.settings import RedisSettings
 
@@ -53,6 +54,7 @@ class Config(BaseSettings):
     gateway: GatewaySettings = Field(GatewaySettings(), description="The HTTP API.")
     retriever: RetrieverSettings = Field(RetrieverSettings(), description="Ingestion and search.")
     controller: ControllerSettings = Field(ControllerSettings(), description="Admission and caching.")
+    observability: ObservabilitySettings = Field(ObservabilitySettings(), description="Logs and traces.")
     serving: ServingSettings = Field(ServingSettings(), description="Replicas, and where they run.")
     generator: GeneratorSettings = Field(GeneratorSettings(), description="The engine and its model.")
     redis: RedisSettings = Field(RedisSettings(), description="State that gateways share; each has its own without.")

@@ -15,7 +15,15 @@ from ray.serve.handle import DeploymentHandle
 
 from benchmarks.stream_clock import StreamTiming
 from protocol.cache import CachePath, DocumentDeletion, TreeView
-from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, Orphan, StoredDocument
+from protocol.documents import (
+    CollectionInfo,
+    DocumentPage,
+    DocumentUpload,
+    IngestJob,
+    Orphan,
+    RetrieverStats,
+    StoredDocument,
+)
 from protocol.errors import (
     EngineDied,
     InternalError,
@@ -182,6 +190,11 @@ class RetrieverHandle:
         """Hear that nothing made of them is left."""
         await self._part.call("forget_orphans", orphans)
 
+    async def stats(self) -> RetrieverStats:
+        """Counters and gauges."""
+        stats: RetrieverStats = await self._part.call("stats")
+        return stats
+
     async def ready(self) -> None:
         """Return when searches can be served."""
         await self._part.ready()
@@ -314,6 +327,18 @@ class GeneratorHandle:
         """What is served."""
         info: EngineInfo = await self._part.call("info")
         return info
+
+    async def metrics(self) -> dict[str, str]:
+        """What the engines count; of an instance that is silent for ``PATIENCE_S`` seconds, nothing."""
+        parts = [self.at(name)._part for name in self.names()] or [self._part]
+        asked = [asyncio.create_task(part.call("metrics")) for part in parts]
+        try:
+            await asyncio.wait(asked, timeout=PATIENCE_S)
+            told = [task.result() for task in asked if task.done() and task.exception() is None]
+        finally:
+            for task in asked:
+                task.cancel()
+        return {instance: text for answer in told for instance, text in answer.items()}
 
     async def ready(self) -> None:
         """Return when plans can be executed."""

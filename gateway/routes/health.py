@@ -32,6 +32,6 @@ async def readyz(gateway: GatewayDep) -> Response:
 
 @router.get("/metrics", responses={200: {"description": "Prometheus metrics.", "content": {"text/plain": {}}}})
 async def metrics(gateway: GatewayDep) -> Response:
-    """The gateway's metrics, and the controller's as of now, in Prometheus' text format."""
-    await gateway.cache_metrics.look()
+    """The gateway's metrics, and the other parts' as of now, vLLM's own among them, in Prometheus' text format."""
+    await gateway.scrape.look()
     return Response(generate_latest(gateway.metrics.registry), media_type=CONTENT_TYPE_LATEST)

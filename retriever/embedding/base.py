@@ -19,6 +19,10 @@ class Embedder(Protocol):
     """
 
     @property
+    def name(self) -> str:
+        """What its model is called."""
+
+    @property
     def dimension(self) -> int:
         """The length of a vector."""
 

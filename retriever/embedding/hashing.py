@@ -23,6 +23,7 @@ class HashingEmbedder:
 
     def __init__(self, settings: HashingSettings | None = None) -> None:
         settings = settings or HashingSettings()
+        self.name = "hashing"
         self.dimension = settings.dimension
         self.max_tokens = settings.max_tokens
         self.fingerprint = f"hashing:{settings.dimension}"

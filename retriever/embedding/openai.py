@@ -33,6 +33,7 @@ class OpenAIEmbedder:
             )
         except openai.OpenAIError as error:
             raise ConfigError(str(error)) from error
+        self.name = settings.model
         self.dimension = settings.dimensions or self.embed_query("dimension").shape[0]
         self.fingerprint = f"openai:{settings.model}:{self.dimension}"
 

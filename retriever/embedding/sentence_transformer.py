@@ -24,6 +24,8 @@ class SentenceTransformerEmbedder:
     def __init__(self, settings: SentenceTransformerSettings | None = None) -> None:
         settings = settings or SentenceTransformerSettings()
         name = settings.model or _shipped_model()
+        # A model folder is called by its own name: its path is nobody's business.
+        self.name = _public_name(settings.model)
         self._batch_tokens = settings.batch_tokens
         self._model = _load(name, settings)
         dimension = self._model.get_embedding_dimension()
@@ -126,3 +128,9 @@ def _weights_hash(name: str, revision: str | None) -> str:
     for file in sorted(file for pattern in _WEIGHTS_AND_CONFIG for file in folder.rglob(pattern)):
         digest.update(file.relative_to(folder).as_posix().encode()).update_mmap(file)
     return digest.hexdigest(16)
+
+
+def _public_name(model: str | None) -> str:
+    if model is None:
+        return "all-MiniLM-L6-v2"
+    return Path(model).name if Path(model).exists() else model

@@ -1,9 +1,9 @@
 """What several shards list, as one list."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from protocol.documents import CollectionInfo, DocumentPage
+from protocol.documents import CollectionInfo, DocumentPage, RetrieverStats
 
 
 def merged_page(pages: Sequence[DocumentPage], limit: int) -> DocumentPage:
@@ -26,3 +26,16 @@ def merged_collections(listed: Iterable[Sequence[CollectionInfo]]) -> list[Colle
         CollectionInfo(name, sum(part.documents for part in parts), sum(part.chunks for part in parts))
         for name, parts in sorted(held.items())
     ]
+
+
+def merged_stats(stats: Iterable[RetrieverStats]) -> RetrieverStats:
+    """The counts together, and the disk that is the fullest."""
+    parts = list(stats)
+    ingested: Counter[str] = sum((Counter(part.ingested) for part in parts), Counter())
+    fullest = min(parts, key=lambda part: part.disk_free_bytes / max(1, part.disk_bytes))
+    return RetrieverStats(
+        {outcome: ingested[outcome] for outcome in parts[0].ingested},
+        sum(part.queued for part in parts),
+        fullest.disk_bytes,
+        fullest.disk_free_bytes,
+    )

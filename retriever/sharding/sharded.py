@@ -9,14 +9,22 @@ from typing import TypeVar
 
 import structlog
 
-from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, Orphan, StoredDocument
+from protocol.documents import (
+    CollectionInfo,
+    DocumentPage,
+    DocumentUpload,
+    IngestJob,
+    Orphan,
+    RetrieverStats,
+    StoredDocument,
+)
 from protocol.errors import DeployFailed, RagtreeError, ShardTimeout, Unavailable, UnknownCollection, UnknownDocument
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
 from retriever.accepting import body_hash
 from retriever.settings import ShardSettings
 from retriever.sharding.batches import split_batch
 from retriever.sharding.jobs import jobs_named, merged_job
-from retriever.sharding.listings import merged_collections, merged_page
+from retriever.sharding.listings import merged_collections, merged_page, merged_stats
 from retriever.sharding.merging import chunk_of
 from retriever.sharding.orphans import by_shard, numbered
 from retriever.sharding.placement import place_of
@@ -174,6 +182,10 @@ class ShardedRetriever:
         """Take orphans off the lists of the shards that they came from. Raises StorageFull."""
         parts = by_shard(orphans, len(self._shards))
         await self._ask(parts, lambda part, shard: shard.forget_orphans(parts[part]))
+
+    async def stats(self) -> RetrieverStats:
+        """The counts of all shards together. Raises what a lost one raises: a sum without it would jump."""
+        return merged_stats((await self._ask(self._every, lambda _, shard: shard.stats())).values())
 
     def _place(self, *names: str) -> int:
         return place_of(len(self._shards), *names)

@@ -145,7 +145,7 @@ class Jobs:
         sql = f"SELECT seq FROM job_items WHERE seq IN ({marks})"  # noqa: S608 - only places for values
         return {row["seq"] for row in transaction.execute(sql, [item.seq for item in items])}
 
-    def waiting(self, transaction: Transaction) -> int:
+    def queued(self, transaction: Transaction) -> int:
         """How many items of all jobs are pending."""
         return int(transaction.execute("SELECT count(*) FROM job_items").fetchone()[0])
 
@@ -165,13 +165,14 @@ class Jobs:
             errors = [result.error for result in part if result.error]
             self._count(transaction, job_id, counts, errors)
 
-    def fail_rest(self, transaction: Transaction, job_id: str, code: str, message: str) -> None:
-        """Take all that is left of a job out of the queue, as failed for one and the same reason."""
+    def fail_rest(self, transaction: Transaction, job_id: str, code: str, message: str) -> int:
+        """Take all that is left of a job out of the queue, as failed for one and the same reason; how many items."""
         rows = transaction.execute(
             "DELETE FROM job_items WHERE job = ? RETURNING document_id, line", (job_id,)
         ).fetchall()
         errors = [JobError(code, message, row["document_id"], row["line"]) for row in rows[:ERRORS_KEPT]]
         self._count(transaction, job_id, Counter({"failed": len(rows)}), errors)
+        return len(rows)
 
     def withdraw(self, transaction: Transaction, collection: int, document_id: str) -> bool:
         """Take a document that was deleted meanwhile out of the queue; true if it was there.

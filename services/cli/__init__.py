@@ -1,6 +1,5 @@
 """The command line, ``ragtree``: one module a command."""
 
-import logging
 import sys
 
 import typer
@@ -29,7 +28,7 @@ app.add_typer(config.app, name="config")
 def main() -> None:
     """Run one command; an error of ours is one line, not a stack trace."""
     # Standard output belongs to results; `up` says more.
-    configure_logging(logging.WARNING)
+    configure_logging("warning")
     try:
         app()
     except RagtreeError as error:

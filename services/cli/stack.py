@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from protocol.logs import configure_logging
 from services.cli.connection import ApiKeyOption, JsonOption, UrlOption, connect
 from services.cli.output import errors, results
 from services.config import load_config
@@ -24,7 +23,7 @@ def up(
     """Start the stack; Ctrl-C stops it."""
     config = load_config()
     if not detach:
-        configure_logging()
+        config.observability.configure_logging()
     # Here, where it can be watched: a download may take longer than anybody waits for a gateway.
     generator_factory(config).fetch()
     if detach:

@@ -15,7 +15,6 @@ from cachectl.recollection import NOTHING_RECOLLECTED, Recollection
 from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.errors import DeployFailed, Unavailable
 from protocol.kv import LostCopy
-from protocol.logs import configure_logging
 from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
 from services.config import Config
 from services.handles import GeneratorHandle
@@ -31,7 +30,7 @@ class ControllerDeployment:
     """Holds a ``Controller`` on the machine's monotonic clock, and keeps it true to the generator's instances."""
 
     async def __init__(self, config: Config, generator: str) -> None:  # type: ignore[misc]  # Serve awaits it
-        configure_logging()
+        config.observability.configure_logging()
         spare_full_collections()
         self._idle_checks = 0
         engines = GeneratorHandle.over(serve.get_deployment_handle(generator, app_name=generator))

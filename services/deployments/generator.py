@@ -9,7 +9,6 @@ from benchmarks.stream_clock import StreamClock, StreamTiming
 from protocol.errors import EngineDied
 from protocol.generation import EngineInfo, GenerationStep, PrefillCost, Sampling
 from protocol.kv import LostCopy, Orders, ResidencyReport
-from protocol.logs import configure_logging
 from protocol.plans import PrefillPlan
 from services.config import Config
 from services.model import generator_factory
@@ -19,7 +18,7 @@ class GeneratorDeployment:
     """Holds an engine. A replica whose engine died fails its health check, and Serve puts a new one in its place."""
 
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
-        configure_logging()
+        config.observability.configure_logging()
         self._instance: str = serve.get_replica_context().replica_id.unique_id
         self._engine = generator_factory(config).engine(self._instance)
         await self._engine.start()
@@ -50,6 +49,11 @@ class GeneratorDeployment:
         """What is served."""
         self._require_meant()
         return await self._engine.info()
+
+    async def metrics(self) -> dict[str, str]:
+        """What the engine counts."""
+        self._require_meant()
+        return await self._engine.metrics()
 
     async def ready(self) -> None:
         """Return when plans can be executed."""

@@ -1,22 +1,33 @@
 """The retriever, or a shard of it, as a Ray Serve deployment: one replica, which owns its data folder."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, Orphan, StoredDocument
-from protocol.logs import configure_logging
+from protocol.documents import (
+    CollectionInfo,
+    DocumentPage,
+    DocumentUpload,
+    IngestJob,
+    Orphan,
+    RetrieverStats,
+    StoredDocument,
+)
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
 from retriever.build import build_retriever
 from services.config import Config
 from services.shards import shard_folders
+from services.spans import open_spans
 
 
 class RetrieverDeployment:
     """Holds a ``Retriever`` and its ingest worker."""
 
     async def __init__(self, config: Config, shard: int) -> None:  # type: ignore[misc]  # Serve awaits it
-        configure_logging()
-        self._retriever = build_retriever(config.retriever, shard_folders(config).of(shard))
+        config.observability.configure_logging()
+        self._spans = open_spans(config.observability, "retriever")
+        folder = shard_folders(config).of(shard)
+        self._retriever = build_retriever(config.retriever, folder, tracer=self._spans.tracer)
         await self._retriever.start()
 
     async def search(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:
@@ -77,6 +88,10 @@ class RetrieverDeployment:
         """Hear that nothing made of them is left."""
         await self._retriever.forget_orphans(orphans)
 
+    async def stats(self) -> RetrieverStats:
+        """Counters and gauges."""
+        return await self._retriever.stats()
+
     async def ready(self) -> None:
         """Return when searches can be served."""
         await self._retriever.ready()
@@ -84,3 +99,4 @@ class RetrieverDeployment:
     async def __del__(self) -> None:
         """Serve's call before it ends the replica."""
         await self._retriever.close()
+        await asyncio.to_thread(self._spans.close)

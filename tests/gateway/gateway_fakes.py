@@ -16,6 +16,7 @@ from protocol.documents import (
     IngestJob,
     JobError,
     Orphan,
+    RetrieverStats,
     StoredDocument,
 )
 from protocol.errors import (
@@ -197,6 +198,10 @@ class FakeRetriever:
             raise UnknownJob(f"There is no job {job_id!r}.", "job_id")
         return self._job("default", "failed", (JobError("broken_document", "It does not parse.", "d9"),))
 
+    async def stats(self) -> RetrieverStats:
+        await self.phases.enter("retriever_stats")
+        return RetrieverStats({"stored": 5, "unchanged": 2, "failed": 1}, 3, 1000, 400)
+
     async def ready(self) -> None:
         await self.phases.enter("retriever_ready")
 
@@ -342,6 +347,7 @@ class FakeGenerator:
         self.loaded: dict[Tier, int] | None = None
         self.lost: tuple[LostCopy, ...] = ()
         self.kv: KvMemory | None = None
+        self.counted: dict[str, str] = {}
         self.samplings: list[Sampling] = []
         self.calls = Counter[str]()
         self.open = 0
@@ -401,6 +407,10 @@ class FakeGenerator:
 
     async def info(self) -> EngineInfo:
         return EngineInfo(MODEL, "fake", 100, self.kv)
+
+    async def metrics(self) -> dict[str, str]:
+        await self.phases.enter("engine_metrics")
+        return self.counted
 
     async def ready(self) -> None:
         await self.phases.enter("engine_ready")

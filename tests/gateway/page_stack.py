@@ -37,6 +37,8 @@ from retriever.retriever import Retriever
 from retriever.settings import ChunkSettings, HashingSettings, RetrieverSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
+# Not all of them: the pictures are not to change with every page that comes.
+PAGES = ("architecture", "dependencies", "docker", "policies", "speculation", "use-with-vllm")
 CONTEXT = 8192
 STAGES = 4
 
@@ -44,7 +46,7 @@ STAGES = 4
 def documents() -> dict[str, str]:
     """The sections of this project's own documents as plain text, by where they stand."""
     found = {}
-    for path in sorted(DOCS.glob("*.md")):
+    for path in (DOCS / f"{page}.md" for page in PAGES):
         for section in re.split(r"^(?=#+ )", path.read_text(encoding="utf-8"), flags=re.MULTILINE):
             title, _, text = section.partition("\n")
             prose = re.sub(r"```.*?```|^( {4}|\|)[^\n]*", "", text, flags=re.MULTILINE | re.DOTALL)

@@ -1,7 +1,7 @@
 """The composition root, without the stack that it binds."""
 
 import asyncio
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client import generate_latest
@@ -32,8 +32,8 @@ async def test_a_silent_shard_is_found_missing_before_the_gateway_gives_up_the_r
 
 @pytest.mark.parametrize("with_redis", [False, True])
 async def test_one_setting_says_where_the_gateway_keeps_what_it_shares(monkeypatch, redis_server, tmp_path, with_redis):
-    nobody = SimpleNamespace(retriever=None, controller=None, generator=None, layout=None)
-    monkeypatch.setattr(app, "_parts", lambda _: nobody)
+    # No part is asked anything here.
+    monkeypatch.setattr(app, "_parts", lambda _: Mock())
     redis = {"url": redis_server.url} if with_redis else {}
     built = app.build_app(Config(data_dir=tmp_path, redis=redis)).state.gateway
     assert type(built.stores) is (RedisStores if with_redis else EmbeddedStores)

@@ -1,7 +1,9 @@
 """End to end, over HTTP only: real vLLM through real Ray Serve."""
 
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import openai
@@ -56,6 +58,27 @@ def test_an_answer_that_began_during_the_search_is_the_same(vllm_stack):
     assert "Marxville" in reply["output_text"]
     with vllm_stack.client() as client:
         assert 'ragtree_speculation_total{outcome="confirmed"}' in client.get("/metrics").text
+
+
+def test_vllms_own_metrics_are_there_and_the_dashboards_know_their_names(vllm_stack):
+    vllm_stack.query(**QUESTION)
+    with vllm_stack.client() as client:
+        text = client.get("/metrics").text
+    exposed = set(re.findall(r"^(vllm:\w+)\{[^}]*generator=\"[^\"]+\"", text, re.MULTILINE))
+    boards = (Path(__file__).parents[2] / "helm/ragtree/dashboards").glob("*.json")
+    asked = {name for board in boards for name in re.findall(r"vllm:\w+", board.read_text(encoding="utf-8"))}
+    assert asked
+    assert asked <= exposed
+    described = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
+    assert len(set(described)) == len(described)
+    (generated,) = re.findall(r"^vllm:generation_tokens_total\{.*\} (\S+)$", text, re.MULTILINE)
+    assert float(generated) > 0
+    # How full the tiers are, in bytes, is what the alerts go by.
+    assert set(re.findall(r'^ragtree_cache_capacity_bytes\{tier="(\w+)"\}', text, re.MULTILINE)) >= {
+        "gpu",
+        "host",
+        "disk",
+    }
 
 
 ARCHIVE = "The archive of Ruritania holds letters, maps, ledgers and diaries from four centuries. " * 20

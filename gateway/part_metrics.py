@@ -1,0 +1,54 @@
+"""Metrics that other parts have, asked for when they are scraped."""
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+import structlog
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class PartMetrics(Collector, Generic[T]):
+    """What a part said of itself at the last look. Where that got no answer within ``timeout_s``, nothing."""
+
+    def __init__(self, registry: CollectorRegistry, ask: Callable[[], Awaitable[T]], timeout_s: float) -> None:
+        self._ask = ask
+        self._timeout_s = timeout_s
+        self._answer: T | None = None
+        registry.register(self)
+
+    async def look(self) -> None:
+        """Ask the part now."""
+        answer: T | None = None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await self._ask()
+        except Exception as error:
+            log.info("no_part_metrics", metrics=type(self).__name__, error=repr(error))
+        self._answer = answer
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics as of the last look."""
+        return () if self._answer is None else self.families(self._answer)
+
+    @abstractmethod
+    def families(self, answer: T) -> Iterator[Metric]:
+        """The answer as metrics."""
+
+
+class Scrape:
+    """All parts' metrics, asked side by side."""
+
+    def __init__(self, *parts: PartMetrics[Any]) -> None:
+        self._parts = parts
+
+    async def look(self) -> None:
+        """Ask all parts now."""
+        await asyncio.gather(*(part.look() for part in self._parts))
