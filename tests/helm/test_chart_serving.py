@@ -1,0 +1,141 @@
+"""Ray Serve's applications, and that Ray's pods offer what they ask for."""
+
+import json
+
+import pytest
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+from ray.serve.schema import ServeDeploySchema
+
+from services.config import Config
+
+SCALED = {"generator", "gateway"}
+
+
+def _expected(options):
+    """The applications as they follow from the options."""
+    serving, shards = options["serving"], options["retriever"]["shards"]["count"]
+    retrievers = ["retriever"] if shards == 1 else [f"retriever-{shard}" for shard in range(shards)]
+    applications = []
+    for name in [*retrievers, "controller", "generator", "gateway"]:
+        part = name.partition("-")[0]
+        of = serving[part]
+        replicas = {"num_replicas": 1}
+        if part in SCALED:
+            bounds = ("min_replicas", "max_replicas", "target_ongoing_requests")
+            replicas = {"autoscaling_config": {bound: of[bound] for bound in bounds}}
+        applications.append(
+            {
+                "name": name,
+                "import_path": f"services.serving:{part}",
+                "route_prefix": "/" if part == "gateway" else None,
+                **({"args": {"shard": int(name.partition("-")[2])}} if "-" in name else {}),
+                "deployments": [
+                    {
+                        "name": name,
+                        **replicas,
+                        "max_ongoing_requests": 100_000,
+                        "graceful_shutdown_timeout_s": of["drain_s"],
+                        "health_check_period_s": 1,
+                        "health_check_timeout_s": 10,
+                        "ray_actor_options": {key: of[key] for key in ("num_cpus", "num_gpus", "resources")},
+                    }
+                ],
+            }
+        )
+    return applications
+
+
+def test_the_serve_config_follows_from_the_options(each):
+    assert each.serve_config == {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": "0.0.0.0", "port": 8080},
+        "applications": _expected(each.options),
+    }
+
+
+def test_ray_serve_takes_it(each):
+    deployed = ServeDeploySchema.model_validate(each.serve_config)
+    assert len(deployed.applications) == 3 + each.options["retriever"]["shards"]["count"]
+
+
+def test_the_shards_are_applications_of_their_own(render):
+    names = [application["name"] for application in render("sharded").serve_config["applications"]]
+    assert names == ["retriever-0", "retriever-1", "retriever-2", "retriever-3", "controller", "generator", "gateway"]
+
+
+def test_ragtree_takes_the_options(each, monkeypatch, tmp_path):
+    options = dict(each.options)
+    options.pop("serving")
+    (tmp_path / "ragtree.yaml").write_text(json.dumps(options))
+    monkeypatch.setenv("RAGTREE_CONFIG", str(tmp_path / "ragtree.yaml"))
+    config = Config()
+    assert config.server.host == "0.0.0.0"
+    assert config.generator.kv.host_gib == options["generator"]["kv"]["host_gib"]
+
+
+def test_large_numbers_are_numbers_in_the_options(everything):
+    assert everything.options["gateway"]["max_document_bytes"] == 33554432
+
+
+class TestPlacement:
+    """What Ray's own autoscaler reads in the RayCluster that KubeRay makes of it."""
+
+    @pytest.fixture
+    def offered(self, each):
+        cluster = {"metadata": {"name": "c", "namespace": "rag"}, "spec": each.cluster}
+        types = _derive_autoscaling_config_from_ray_cr(cluster)["available_node_types"]
+        return {name: kind["resources"] for name, kind in types.items()}
+
+    def test_each_replica_that_serve_may_want_finds_its_place(self, each, offered):
+        groups = each.groups
+        for application in each.serve_config["applications"]:
+            (deployment,) = application["deployments"]
+            replicas = deployment.get("autoscaling_config", {}).get("max_replicas", 1)
+            part = application["name"].partition("-")[0]
+            of_the_kind = each.options["retriever"]["shards"]["count"] if part == "retriever" else replicas
+            for name, amount in deployment["ray_actor_options"]["resources"].items():
+                room = sum(groups[g]["maxReplicas"] * has.get(name, 0) for g, has in offered.items() if g in groups
+                           and g != "head")  # fmt: skip
+                assert room >= amount * of_the_kind
+
+    def test_no_part_fits_on_the_head_and_one_generator_on_each_of_its_pods(self, each, offered):
+        head = next(has for name, has in offered.items() if name not in each.groups or name == "head")
+        assert head["CPU"] == 0
+        assert not [name for name in head if name.startswith("ragtree")]
+        for application in each.serve_config["applications"]:
+            assert application["deployments"][0]["ray_actor_options"]["resources"]
+        assert offered["generator"]["ragtree_generator"] == 1
+
+    def test_a_gpu_is_offered_where_one_is_asked_for(self, render):
+        gpu = render("gpu")
+        cluster = {"metadata": {"name": "c", "namespace": "rag"}, "spec": gpu.cluster}
+        types = _derive_autoscaling_config_from_ray_cr(cluster)["available_node_types"]
+        assert {n: kind["resources"].get("GPU", 0) for n, kind in types.items() if n in gpu.groups and n != "head"} == {
+            "retriever": 0,
+            "generator": 1,
+            "gateway": 0,
+        }
+
+    def test_fractions_are_offered_as_whole_numbers(self, render):
+        halves = render(settings=("config.serving.gateway.resources.ragtree_gateway=0.75",))
+        offer = json.loads(halves.groups["retriever"]["rayStartParams"]["resources"].strip("'"))
+        assert offer["ragtree_gateway"] == 2
+        assert all(isinstance(amount, int) for amount in offer.values())
+
+
+class TestSize:
+    def test_groups_grow_with_serves_replicas(self, everything):
+        group = everything.groups["generator"]
+        assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 3, 6)
+        retriever = everything.groups["retriever"]
+        assert (retriever["minReplicas"], retriever["maxReplicas"]) == (1, 1)
+
+    def test_without_an_autoscaler_they_are_there_from_the_start(self, render):
+        fixed = render(settings=("autoscaling.enabled=false", "config.serving.generator.max_replicas=3"))
+        group = fixed.groups["generator"]
+        assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 3, 3)
+        assert "autoscalerOptions" not in fixed.cluster
+
+    def test_documents_in_a_volume_have_one_owner_during_upgrades(self, each):
+        strategy = each.ray_service["upgradeStrategy"]["type"]
+        assert strategy == ("NewCluster" if each.name == "ragtree" and not each.all("PersistentVolumeClaim") else "None")
