@@ -1,4 +1,4 @@
-"""JSON schemas of custom resources: KubeRay's own of RayService, where it is at hand, and what is known of Prometheus'."""
+"""JSON schemas of custom resources: KubeRay's own of RayService, where it is at hand, and ours of Prometheus' kinds."""
 
 import gzip
 import os
@@ -77,7 +77,7 @@ def ray_service() -> Schema | None:
     """
     if not DEFINITION.is_file():
         return None
-    resource = yaml.load(gzip.decompress(DEFINITION.read_bytes()), Loader=yaml.CSafeLoader)  # noqa: S506
+    resource = yaml.load(gzip.decompress(DEFINITION.read_bytes()), Loader=yaml.CSafeLoader)
     (version,) = (version for version in resource["spec"]["versions"] if version["name"] == "v1")
     schema: Schema = version["schema"]["openAPIV3Schema"]
     _close(schema)

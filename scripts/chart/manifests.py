@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 import jsonschema
-import kubernetes_validate
+import kubernetes_validate  # type: ignore[import-untyped]
 from kubernetes_validate import utils as kubernetes_schemas
 
 from scripts.chart.custom_resources import MONITORING, Schema

@@ -29,7 +29,9 @@ async def test_an_open_stack_answers(over_http):
     assert "answered: {" in said
 
 
-@pytest.mark.parametrize(("key", "said_last"), [({"API_KEY": "sesame"}, "answered: {"), ({}, "without a key is refused")])
+@pytest.mark.parametrize(
+    ("key", "said_last"), [({"API_KEY": "sesame"}, "answered: {"), ({}, "without a key is refused")]
+)
 async def test_a_stack_with_keys_answers_with_one_and_refuses_without(over_http, key, said_last):
     async with over_http(api_keys=KEYS) as served:
         status, said = await _ask(served.url, keys_required="true", **key)
@@ -41,7 +43,16 @@ async def test_an_open_stack_that_should_have_keys_fails(over_http):
     async with over_http() as served:
         status, said = await _ask(served.url, keys_required="true")
     assert status == 1
-    assert "/query says 200" in said
+    assert "/query says 200 to a question without a key" in said
+
+
+@pytest.mark.parametrize("collections", [{}, {("default", "default"): 0}])
+async def test_a_stack_without_documents_passes(over_http, stack, collections):
+    stack.retriever.collections = collections
+    async with over_http() as served:
+        status, said = await _ask(served.url, keys_required="false")
+    assert status == 0
+    assert "no documents yet" in said
 
 
 async def test_a_stack_that_is_not_ready_fails(over_http, stack):

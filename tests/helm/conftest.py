@@ -25,7 +25,7 @@ def render(chart) -> Render:
     @cache
     def render(*names: str, release: str = "ragtree", settings: tuple[str, ...] = ()) -> Release:
         files: list[Path] = [path for name in names for path in SETS[name]]
-        return Release(release, chart.render(*files, release=release, settings=settings))
+        return Release(chart.render(*files, release=release, settings=settings))
 
     return render
 

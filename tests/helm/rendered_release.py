@@ -11,8 +11,7 @@ from scripts.chart.manifests import pod_templates
 class Release:
     """What one rendering came to."""
 
-    def __init__(self, name: str, manifests: list[Manifest]) -> None:
-        self.name = name
+    def __init__(self, manifests: list[Manifest]) -> None:
         self.manifests = manifests
 
     def all(self, kind: str) -> list[Manifest]:

@@ -28,7 +28,7 @@ def with_files(tmp_path_factory):
         (chart / "files" / "alerts.yaml").unlink(missing_ok=True)
         if alerts:
             (chart / "files" / "alerts.yaml").write_text(alerts)
-        return Release("ragtree", Helm(chart).render(settings=ON))
+        return Release(Helm(chart).render(settings=ON))
 
     return render
 

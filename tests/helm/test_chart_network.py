@@ -1,9 +1,13 @@
 """Who may speak with whom, names and selectors, and what keeps pods from being evicted."""
 
 import re
+import shutil
 
 import pytest
-from rendered_release import labels_of, ray_container
+from rendered_release import Release, labels_of, ray_container
+
+from scripts.chart.helm import Helm
+from scripts.chart.value_sets import CHART
 
 
 def _selects(selector, labels):
@@ -41,8 +45,7 @@ class TestNetworkPolicy:
         opened = {}
         for name, policy in _policies(defaults).items():
             for rule in policy["ingress"]:
-                own = [{"podSelector": policies["podSelector"]} for policies in [_policies(defaults)[""]]]
-                if rule["from"] != own:
+                if rule["from"] != [{"podSelector": _policies(defaults)[""]["podSelector"]}]:
                     opened.setdefault(name, []).extend(port["port"] for port in rule["ports"])
         assert opened == {"": ["metrics"], "-gateway": ["serve"], "-head": ["dashboard"]}
 
@@ -84,7 +87,7 @@ class TestPorts:
         assert moved.one("Service")["spec"]["ports"] == [{"name": "http", "port": 9000, "targetPort": "serve"}]
         assert {"name": "GATEWAY_URL", "value": "http://ragtree:9000"} in ray_container(moved.one("Pod"))["env"]
 
-    def test_kubeRay_finds_the_ports_it_looks_for_by_name(self, each):
+    def test_kuberay_finds_the_ports_it_looks_for_by_name(self, each):
         assert {"gcs-server": 6379, "dashboard": 8265}.items() <= _ports(each.ray_pods["head"]).items()
 
 
@@ -122,8 +125,8 @@ class TestPodDisruptionBudget:
         assert kept == {"head": 1, "retriever": 1, "generator": 1}
 
     def test_with_redis_the_head_may_move_and_of_several_generators_one(self, everything):
-        kept = {b["metadata"]["labels"]["app.kubernetes.io/component"]: b["spec"]["minAvailable"]
-                for b in everything.all("PodDisruptionBudget")}  # fmt: skip
+        budgets = everything.all("PodDisruptionBudget")
+        kept = {labels_of(b)["app.kubernetes.io/component"]: b["spec"]["minAvailable"] for b in budgets}
         assert kept == {"retriever": 1, "generator": 2}
         assert everything.cluster["gcsFaultToleranceOptions"]["redisAddress"] == "rediss://redis.data.svc:6380"
 
@@ -158,19 +161,12 @@ class TestNames:
                 wanted = selector.get("matchLabels", selector)
                 assert not [labels for labels in strangers if wanted.items() <= labels.items()]
 
-    def test_an_upgrade_changes_no_selector(self, render, tmp_path, chart):
+    def test_an_upgrade_changes_no_selector(self, render, tmp_path):
         """Services and budgets go on finding the pods of the version before, and immutable fields stay as they are."""
-        import shutil
-
-        from rendered_release import Release
-
-        from scripts.chart.helm import Helm
-        from scripts.chart.value_sets import CHART
-
         newer = shutil.copytree(CHART, tmp_path / "ragtree")
         text = (newer / "Chart.yaml").read_text()
         (newer / "Chart.yaml").write_text(text.replace("ersion: 0.1.0", "ersion: 0.2.0"))
-        before, after = render("defaults"), Release("ragtree", Helm(newer).render())
+        before, after = render("defaults"), Release(Helm(newer).render())
         assert after.one("RayService")["metadata"]["labels"]["app.kubernetes.io/version"] == "0.2.0"
 
         def selectors(release):

@@ -158,7 +158,9 @@ class TestRoom:
         assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
         mounted = _volumes(defaults.ray_pods["retriever"])["data"]["persistentVolumeClaim"]["claimName"]
         assert mounted == claim["metadata"]["name"]
-        assert [g for g, t in defaults.ray_pods.items() if "persistentVolumeClaim" in _volumes(t)["data"]] == ["retriever"]
+        assert [g for g, t in defaults.ray_pods.items() if "persistentVolumeClaim" in _volumes(t)["data"]] == [
+            "retriever"
+        ]
 
     def test_a_claim_that_is_there_already_is_used_instead(self, render):
         given = render(settings=('retriever.persistence.existingClaim="mine"',))
