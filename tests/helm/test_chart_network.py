@@ -64,6 +64,11 @@ class TestNetworkPolicy:
         alone = render(settings=("autoscaling.enabled=false",))
         assert _policies(alone)["-head"]["egress"] == []
 
+    def test_nobody_named_is_nobody_let_in(self, render):
+        closed = render(settings=("networkPolicy.allowFrom=[]", "networkPolicy.prometheus=[]"))
+        assert _policies(closed)["-gateway"]["ingress"] == []
+        assert all(rule["from"] for policy in _policies(closed).values() for rule in policy["ingress"])
+
     def test_who_may_call_the_gateway_is_a_value(self, everything):
         (rule,) = _policies(everything)["-gateway"]["ingress"]
         assert {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}} in rule["from"]
@@ -133,13 +138,13 @@ class TestPodDisruptionBudget:
 
 class TestNames:
     def test_they_are_as_short_as_kuberay_and_dns_want_them(self, render):
-        for release in ("r" * 53, "9" + "x" * 52, "ragtree", "a"):
+        for release in ("r" * 53, "r" * 41, "9" + "x" * 52, "ragtree", "a"):
             rendered = render("everything", release=release, settings=('fullnameOverride=""',))
             name = rendered.one("RayService")["metadata"]["name"]
             assert len(name) <= 47
             assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
             for manifest in rendered.manifests:
-                assert len(manifest["metadata"]["name"]) <= 63
+                assert len(manifest["metadata"]["name"]) <= (253 if manifest["kind"] == "ConfigMap" else 63)
                 assert all(len(value) <= 63 for value in labels_of(manifest).values())
 
     def test_names_that_were_cut_off_differ_still(self, render):

@@ -57,6 +57,18 @@ class TestSecurity:
             assert {mount["name"] for mount in mounts.values()} <= _volumes(template).keys()
             assert _volumes(template)["shm"]["emptyDir"]["medium"] == "Memory"
 
+    def test_no_variables_of_services_are_mistaken_for_options(self, each):
+        assert all(pod["spec"]["enableServiceLinks"] is False for pod in each.pods.values())
+
+    def test_the_options_are_where_the_environment_says_and_stay_as_they_were(self, each):
+        name = each.one("RayService")["metadata"]["name"]
+        for template in each.ray_pods.values():
+            (mount,) = (m for m in ray_container(template)["volumeMounts"] if m["name"] == "config")
+            path = _env(ray_container(template))["RAGTREE_CONFIG"]["value"]
+            assert (mount["mountPath"], mount["subPath"]) == (path, "ragtree.yaml")
+            assert _volumes(template)["config"]["configMap"]["name"] == name
+            assert "ragtree.yaml" in each.one("ConfigMap", name)["data"]
+
     def test_only_the_autoscaler_may_call_kubernetes(self, each):
         token = "/var/run/secrets/kubernetes.io/serviceaccount"
         for pod in each.pods.values():

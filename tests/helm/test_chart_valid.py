@@ -1,8 +1,10 @@
 """Manifests are what Kubernetes, KubeRay and Prometheus' operator take, and the check of that sees what is wrong."""
 
 import copy
+import re
 import subprocess
 import sys
+from functools import reduce
 
 import pytest
 import yaml
@@ -108,6 +110,7 @@ def test_rules_are_taken_as_prometheus_spells_them(checker):
         ("generator.resources.requests.cpu=null", "missing property 'cpu'"),
         ("ingress.enabled=true", "secrets.apiKeys.existingSecret"),
         ('service.type="LoadBalancer"', "secrets.apiKeys.existingSecret"),
+        ("networkPolicy.operator=[]", "'/networkPolicy/operator': minItems: got 0, want 1"),
         ("redis.enabled=true", "redis.host and redis.existingSecret are required"),
         ('upgrade.strategy="NewCluster"', "one owner"),
         ('config.gateway.admin_key="hush"', "keys belong in a Secret"),
@@ -127,6 +130,15 @@ def test_every_value_is_described_and_in_the_schema_and_in_the_readme():
     assert set(schema["properties"]) - {"global"} == set(values)
     readme = (CHART / "README.md").read_text()
     assert [key for key in values if f"`{key}" not in readme] == []
+
+
+@pytest.mark.parametrize("page", [CHART / "README.md", ROOT / "README.md"])
+def test_what_the_pages_set_are_values(page):
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    named = re.findall(r"--set ([\w.]+)=", page.read_text())
+    assert named
+    for name in named:
+        reduce(lambda part, key: part[key], name.split("."), values)
 
 
 def test_the_chart_goes_with_the_project():

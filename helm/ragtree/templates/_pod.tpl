@@ -96,6 +96,7 @@ metadata:
 spec:
   serviceAccountName: {{ include "ragtree.serviceAccountName" $root }}
   automountServiceAccountToken: false
+  # They would be RAGTREE_... variables, which are options here.
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ add 60 $drain }}
   securityContext:
@@ -159,7 +160,8 @@ spec:
             command: [sleep, "5"]
       {{- end }}
       volumeMounts:
-        - {name: config, mountPath: /etc/ragtree, readOnly: true}
+        # A file of its own stays as it was when the container started, whatever becomes of the ConfigMap.
+        - {name: config, mountPath: /etc/ragtree/ragtree.yaml, subPath: ragtree.yaml, readOnly: true}
         - {name: tmp, mountPath: /tmp}
         - {name: shm, mountPath: /dev/shm}
         - {name: data, mountPath: /data}
