@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test test-tools unit lint chart format lock clean
+.PHONY: help setup demo test test-tools unit lint chart format lock images clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -25,8 +25,8 @@ test-tools:
 unit: setup ## run the tests that need neither Ray nor vLLM
 	@$(BIN)/python -m pytest -m "not ray and not vllm"
 
-lint: setup ## style, types and the import rules of docs/architecture.md
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+lint: setup ## style, types, the import rules of docs/architecture.md, and the Dockerfile
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/hadolint docker/Dockerfile
 
 chart: setup ## lint and render the Helm chart, and check every manifest
 	@$(BIN)/python -m scripts.chart
@@ -36,6 +36,9 @@ format: setup ## rewrite the sources in the project's style
 
 lock: ## resolve pyproject.toml anew into requirements/*.lock
 	@scripts/lock
+
+images: ## build the container images for CPUs and GPUs; needs a Docker engine (docs/docker.md)
+	@scripts/images
 
 clean: ## remove .venv and caches
 	find cachectl -name '*.so' -delete

@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from benchmarks.engines import Generation, generate
-from cachectl.live import LiveController
+from cachectl.live import LiveController, OneInstance
 from cachectl.settings import ControllerSettings
 from generator.vllm_engine import VllmEngine
 from protocol.generation import PrefillResult
@@ -33,7 +33,7 @@ class LocalStack:
         cls, engine: VllmEngine, settings: ControllerSettings, profiles: Path
     ) -> "AsyncGenerator[LocalStack]":
         """A stack over an engine that runs, whose costs are profiled into ``profiles`` if they are not there yet."""
-        live = LiveController(settings, "generator", engine, profiles, time.monotonic, time.time)
+        live = LiveController(settings, OneInstance("generator", engine), profiles, time.monotonic, time.time)
         await live.start(lambda done, total: log.info("profiling the engine, once", probe=done, of=total))
         yield cls(live, engine)
         live.controller.check_integrity()

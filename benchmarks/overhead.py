@@ -1,4 +1,4 @@
-"""What the stack adds to the engine's time to first token.
+"""What the stack adds to the engine's time to first token, and to the time of each token after it.
 
 The same prompts go through the whole stack (HTTP, search, layout, admission, Serve) and straight to the engine, in
 turn: round by round, in alternating order, each under a KV namespace of its own, so that neither finds in vLLM's
@@ -17,6 +17,7 @@ from httpx_sse import aconnect_sse
 
 from benchmarks.corpus import SyntheticCorpus
 from benchmarks.statistics import percentile
+from benchmarks.stream_clock import StreamClock, StreamTiming
 from protocol.documents import UNFINISHED
 from protocol.errors import InternalError
 from protocol.parts import PromptLayout, Retriever
@@ -26,10 +27,10 @@ from protocol.retrieval import SearchRequest
 
 
 class EngineClock(Protocol):
-    """The engine's own time to first token, without the stack around it."""
+    """The engine's own times, without the stack around it."""
 
-    async def time_to_first_token(self, plan: PrefillPlan) -> float:
-        """Seconds to the first token of a plan, measured beside the engine."""
+    async def time_stream(self, plan: PrefillPlan, max_tokens: int) -> StreamTiming:
+        """The times of a plan's stream, measured beside the engine."""
 
 
 class OverheadRow(msgspec.Struct, frozen=True):
@@ -37,7 +38,8 @@ class OverheadRow(msgspec.Struct, frozen=True):
 
     Overheads are percentiles of the differences pair by pair; the share is that of ``p50_overhead_ms`` in the engine's
     median. A pair is the n-th quickest of a round on both sides: one prompt where there is one stream; where there are
-    more, whose turn comes when is chance and no overhead.
+    more, whose turn comes when is chance and no overhead. ``per_token_overhead_ms`` is the same of the mean time from
+    one token to the next; None where answers had but one.
     """
 
     streams: int
@@ -49,6 +51,9 @@ class OverheadRow(msgspec.Struct, frozen=True):
     p50_overhead_ms: float
     p99_overhead_ms: float
     p50_overhead_share: float
+    engine_per_token_ms: float | None
+    stack_per_token_ms: float | None
+    per_token_overhead_ms: float | None
 
 
 class OverheadResult(msgspec.Struct, frozen=True):
@@ -58,6 +63,7 @@ class OverheadResult(msgspec.Struct, frozen=True):
     p50_overhead_ms: float
     p99_overhead_ms: float
     p50_overhead_share: float
+    per_token_overhead_ms: float | None
     by_streams: dict[str, OverheadRow]
 
 
@@ -92,6 +98,7 @@ class OverheadBenchmark:
         tenant: str,
         collection: str,
         top_k: int,
+        max_tokens: int,
     ) -> None:
         self._http = http
         self._retriever = retriever
@@ -100,6 +107,7 @@ class OverheadBenchmark:
         self._tenant = tenant
         self._collection = collection
         self._top_k = top_k
+        self._max_tokens = max_tokens
         self._prompt_tokens: list[int] = []
 
     async def run(
@@ -111,14 +119,14 @@ class OverheadBenchmark:
         await self._pair([next(questions)], stack_first=True)
         rows = {}
         for streams, wanted in samples.items():
-            stack: list[float] = []
-            engine: list[float] = []
+            stack: list[StreamTiming] = []
+            engine: list[StreamTiming] = []
             rounds = max(2, -(-wanted // streams))
             for number in range(rounds):
                 asked = [next(questions) for _ in range(streams)]
                 by_stack, by_engine = await self._pair(asked, stack_first=number % 2 == 0)
-                stack += sorted(by_stack)
-                engine += sorted(by_engine)
+                stack += by_stack
+                engine += by_engine
                 progress(streams)
             rows[str(streams)] = _row(streams, stack, engine)
         first = next(iter(rows.values()))
@@ -127,18 +135,19 @@ class OverheadBenchmark:
             p50_overhead_ms=first.p50_overhead_ms,
             p99_overhead_ms=first.p99_overhead_ms,
             p50_overhead_share=first.p50_overhead_share,
+            per_token_overhead_ms=first.per_token_overhead_ms,
             by_streams=rows,
         )
 
-    async def _pair(self, questions: list[str], stack_first: bool) -> tuple[list[float], list[float]]:
+    async def _pair(self, questions: list[str], stack_first: bool) -> tuple[list[StreamTiming], list[StreamTiming]]:
         plans = [await self._plan(question) for question in questions]
         self._prompt_tokens += [plan.prompt.token_count for plan in plans]
 
-        def by_stack() -> Awaitable[list[float]]:
+        def by_stack() -> Awaitable[list[StreamTiming]]:
             return asyncio.gather(*(self._through_stack(question) for question in questions))
 
-        def by_engine() -> Awaitable[list[float]]:
-            return asyncio.gather(*(self._engine.time_to_first_token(plan) for plan in plans))
+        def by_engine() -> Awaitable[list[StreamTiming]]:
+            return asyncio.gather(*(self._engine.time_stream(plan, self._max_tokens) for plan in plans))
 
         if stack_first:
             return await by_stack(), await by_engine()
@@ -150,45 +159,61 @@ class OverheadBenchmark:
         request = SearchRequest(self._tenant, self._collection, question, self._top_k)
         async for candidates in self._retriever.search(request):
             if candidates.final:
-                prompt = self._layout.lay_out([ChatMessage("user", question)], candidates.docs, max_tokens=1)
-                return PrefillPlan(f"bench-{time.monotonic_ns()}", "generator", "bench-overhead", prompt)
+                prompt = self._layout.lay_out([ChatMessage("user", question)], candidates.docs, self._max_tokens)
+                return PrefillPlan(f"bench-{time.monotonic_ns()}", "", "bench-overhead", prompt)
         raise InternalError("the search ended without its final documents")
 
-    async def _through_stack(self, question: str) -> float:
+    async def _through_stack(self, question: str) -> StreamTiming:
         body = {
             "query": question,
             "collection": self._collection,
             "top_k": self._top_k,
-            "max_tokens": 1,
+            "max_tokens": self._max_tokens,
             "stream": True,
         }
-        began = time.perf_counter()
+        texts = StreamClock()
         async with aconnect_sse(self._http, "POST", "/query", json=body) as source:
             source.response.raise_for_status()
-            first: float | None = None
             async for event in source.aiter_sse():
                 payload: dict[str, Any] = event.json()
                 # A token that completes no character sends no delta: then the end of the answer is its first sign.
-                if payload["type"] in ("output_text.delta", "query.completed") and first is None:
-                    first = time.perf_counter() - began
+                if payload["type"] == "output_text.delta" or (
+                    payload["type"] == "query.completed" and not texts.started
+                ):
+                    texts.arrived()
                 if payload["type"] == "query.failed":
                     raise InternalError(f"a query of the benchmark failed: {payload['error']['message']}")
-        if first is None:
-            raise InternalError("a stream of the benchmark ended without a token")
-        return first
+        return texts.timing()
 
 
-def _row(streams: int, stack: list[float], engine: list[float]) -> OverheadRow:
-    engine_p50_ms = percentile(engine, 50) * 1000
-    overheads = [(through - alone) * 1000 for through, alone in zip(stack, engine, strict=True)]
+def _row(streams: int, stack: list[StreamTiming], engine: list[StreamTiming]) -> OverheadRow:
+    through = [timing.first_token_s * 1000 for timing in stack]
+    alone = [timing.first_token_s * 1000 for timing in engine]
+    overheads = _differences(through, alone, streams)
+    per_token_through = [timing.per_token_s * 1000 for timing in stack if timing.per_token_s is not None]
+    per_token_alone = [timing.per_token_s * 1000 for timing in engine if timing.per_token_s is not None]
+    decoded = bool(per_token_alone) and len(per_token_alone) == len(per_token_through) == len(stack)
+    engine_p50_ms = percentile(alone, 50)
     return OverheadRow(
         streams=streams,
         samples=len(overheads),
         engine_p50_ms=engine_p50_ms,
-        engine_p99_ms=percentile(engine, 99) * 1000,
-        stack_p50_ms=percentile(stack, 50) * 1000,
-        stack_p99_ms=percentile(stack, 99) * 1000,
+        engine_p99_ms=percentile(alone, 99),
+        stack_p50_ms=percentile(through, 50),
+        stack_p99_ms=percentile(through, 99),
         p50_overhead_ms=percentile(overheads, 50),
         p99_overhead_ms=percentile(overheads, 99),
         p50_overhead_share=percentile(overheads, 50) / engine_p50_ms,
+        engine_per_token_ms=percentile(per_token_alone, 50) if decoded else None,
+        stack_per_token_ms=percentile(per_token_through, 50) if decoded else None,
+        per_token_overhead_ms=(
+            percentile(_differences(per_token_through, per_token_alone, streams), 50) if decoded else None
+        ),
     )
+
+
+def _differences(through: list[float], alone: list[float], streams: int) -> list[float]:
+    """The differences of the n-th quickest of each round, ``streams`` samples long."""
+    rounds = range(0, len(through), streams)
+    pairs = (zip(sorted(through[n : n + streams]), sorted(alone[n : n + streams]), strict=True) for n in rounds)
+    return [more - less for pair in pairs for more, less in pair]

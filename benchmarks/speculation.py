@@ -23,7 +23,7 @@ from benchmarks.statistics import percentile
 from benchmarks.synthetic_vectors import SyntheticVectors
 from benchmarks.vector_corpus import COLLECTION, TENANT, VectorEmbedder, ingest_vectors, question
 from cachectl.controller import Controller
-from cachectl.live import LiveController
+from cachectl.live import LiveController, OneInstance
 from cachectl.settings import ControllerSettings
 from gateway.events import QueryCompleted
 from gateway.lease import Releases
@@ -172,7 +172,8 @@ class SpeculationBenchmark:
         self, engine: Engine, layout: SegmentLayout, ratios: Sequence[float], rates: Sequence[float], sweep_ratio: float
     ) -> SpeculationResult:
         """Measure an engine that runs, at shares of the lists; at the last, rates of arrival."""
-        live = LiveController(self._controller_settings, "generator", engine, self._profiles, time.monotonic, time.time)
+        instances = OneInstance("generator", engine)
+        live = LiveController(self._controller_settings, instances, self._profiles, time.monotonic, time.time)
         await live.start(lambda done, total: self._progress("profiling the engine, once", done, total))
         rows: list[RatioRow] = []
         sweep: list[RateRow] = []

@@ -3,9 +3,10 @@
 on_candidates ─► Speculations ─► speculate        admit ─► Scheduler ─► Grant ─► PrefillPlan ─► prefilled ─► complete
 """
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import nullcontext, suppress
 
 import msgspec
 
@@ -23,6 +24,7 @@ from cachectl.ordering import order_by_name
 from cachectl.pages import PageAllocator
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy
+from cachectl.recollection import DeletionRecord, NodeRecord, Recollection, recollect
 from cachectl.restore import restore
 from cachectl.scheduler import Request, Scheduler
 from cachectl.settings import ControllerSettings, Swap
@@ -31,7 +33,7 @@ from cachectl.tombstones import Tombstones
 from cachectl.tree import KnowledgeTree
 from cachectl.view import tier_stats, tree_view
 from protocol.cache import CachePath, DocumentDeletion, RestoreResult, TreeView
-from protocol.errors import InvalidRequest, Overloaded
+from protocol.errors import InvalidRequest, Overloaded, PinRefused, Unavailable, UnknownNode
 from protocol.generation import StepBudget
 from protocol.kv import LostCopy, ResidencyReport
 from protocol.plans import (
@@ -39,11 +41,15 @@ from protocol.plans import (
     CompletionReport,
     ControllerStats,
     DocumentOrder,
+    InstanceLoad,
     PlanOutcome,
     PrefillPlan,
     SpeculationDecision,
 )
 from protocol.tiers import Tier
+
+_AT_ONCE = 500
+"""Nodes that are recollected without a pause: about a millisecond's worth."""
 
 
 class Controller:
@@ -73,8 +79,12 @@ class Controller:
     ) -> None:
         self._settings = settings
         self._clock = clock
-        # What plans say of the engine that they are made for; whoever watches it keeps this true.
-        self.boot = ""
+        # What is kept of a former controller until the tiers have been asked.
+        self._recalled: Mapping[str, NodeRecord] = {}
+        # Names the memory and the disk that instances share.
+        self.shared = ""
+        # What plans say of the engines that they are made for; whoever watches those keeps this true.
+        self.boots: dict[str, str] = {}
         self._prefix = f"{fingerprint}/" if fingerprint else ""
         lookahead = Lookahead()
         self._tree = KnowledgeTree(
@@ -146,18 +156,20 @@ class Controller:
     async def admit(self, request: AdmissionRequest) -> PrefillPlan:
         """Wait for the query's turn and lease it a plan; cancelling gives the turn up.
 
-        Raises Overloaded at once when no more may wait, InvalidRequest for a query that waits or runs already, and
-        EngineDied when its instance is lost as its turn comes.
+        Raises Overloaded at once when no more may wait, Unavailable where there is no instance but those to avoid,
+        InvalidRequest for a query that waits or runs already, and EngineDied when its instance is lost as its turn
+        comes.
         """
         self.expire_leases()
         self._speculations.end(request.query_id)
         request = self._in_order(request)
         arrived = self._clock()
         unshared = self._outdated(request)
+        among = self._among(request)
         try:
             # Nothing of what is unshared may be kept, so there is nothing to do ahead.
             with nullcontext() if unshared else self._ahead.while_waiting(request):
-                grant = await self._leases.acquire(self._request(request, unshared))
+                grant = await self._leases.acquire(self._request(request, unshared), among)
         except Overloaded:
             self._rejected += 1
             raise
@@ -240,11 +252,58 @@ class Controller:
         self._tree.persist()
         await self._deliveries.everywhere()
 
+    def recall(self, recollection: Recollection) -> None:
+        """Take over what a former controller remembered, before anything is restored."""
+        self._tree.tick = max(self._tree.tick, recollection.tick)
+        self._recalled = recollection.nodes
+        self._tombstones.recall((deleted.content, deleted.namespace, deleted.at) for deleted in recollection.deletions)
+
+    async def recollection(self) -> Recollection:
+        """What the next controller should know if this one is lost. Takes pauses, so that queries need not wait."""
+        tick = self._tree.tick
+        deletions = tuple(DeletionRecord(*each) for each in self._tombstones.deletions())
+        nodes: dict[str, NodeRecord] = {}
+        there = list(self._tree.nodes.values())
+        for begin in range(0, len(there), _AT_ONCE):
+            nodes |= recollect(self._tree, there[begin : begin + _AT_ONCE], self.shared)
+            await asyncio.sleep(0)
+        return Recollection(tick, nodes, deletions)
+
     async def restore(self, reports: Sequence[ResidencyReport]) -> RestoreResult:
         """Rebuild the tree from what tiers hold by their own account. Raises UnknownInstance or InvalidRequest."""
         result = self._restore(reports)
         self._deliveries.start()
         return result
+
+    async def add_instance(
+        self, instance: str, boot: str, reports: Sequence[ResidencyReport], aloof: bool = False
+    ) -> RestoreResult:
+        """Give requests to one more instance, whose engine is in the life ``boot`` and whose tiers hold this.
+
+        An ``aloof`` one reaches none of the shared tiers, and reports none. Raises what ``restore`` does; then the
+        instance is there, empty.
+        """
+        self.boots[instance] = boot
+        self._scheduler.add_instance(instance, aloof)
+        try:
+            return self._restore(reports)
+        finally:
+            self._leases.move_on()
+            self._deliveries.start()
+
+    async def retire_instance(self, instance: str) -> None:
+        """Give an instance nothing more, and forget it when what runs there has ended.
+
+        Who waits for it waits for another from now on, or for the next to come. Raises UnknownInstance.
+        """
+        self._scheduler.retire_instance(instance)
+        self._leases.move_on()
+        self._forget_ended()
+
+    async def lose_shared(self) -> None:
+        """Hear that nobody is left who reaches the shared tiers: the next instance brings its own."""
+        self._tree.lose_shared()
+        self._scheduler.reprioritise()
 
     async def restart_instance(self, instance: str, reports: Sequence[ResidencyReport]) -> RestoreResult:
         """Hear that an instance's engine came up anew, and what its tiers hold: its GPU nothing but what is reported.
@@ -280,6 +339,7 @@ class Controller:
             largest_overtake=self._scheduler.largest_overtake,
             tiers=tier_stats(self._tree),
             prepared_tokens=self._ahead.prepared_tokens,
+            instances=tuple(InstanceLoad(*load, load[0] in self.retired) for load in self._scheduler.loads()),
         )
 
     async def tree(self, depth: int) -> TreeView:
@@ -294,6 +354,11 @@ class Controller:
         """Return at once: a controller that is there can admit."""
 
     @property
+    def retired(self) -> Set[str]:
+        """Instances that are given nothing more and have not ended."""
+        return self._tree.placement.retired
+
+    @property
     def idle(self) -> bool:
         """Whether no query runs or waits."""
         return not self._scheduler.running and not self._scheduler.queued
@@ -301,6 +366,7 @@ class Controller:
     def expire_leases(self) -> None:
         """Release what was leased too long ago, and try again to deliver orders that wait."""
         self._leases.expire()
+        self._forget_ended()
         self._speculations.sweep()
         self._ahead.look()
         self._deliveries.start()
@@ -311,10 +377,24 @@ class Controller:
         self._scheduler.check_integrity()
         self._leases.check_integrity()
 
+    def _forget_ended(self) -> None:
+        for instance in self._scheduler.ended_instances():
+            self._scheduler.remove_instance(instance)
+            self.boots.pop(instance, None)
+
     def _request(self, admission: AdmissionRequest, unshared: bool = False) -> Request:
         self._namespaces.add(admission.namespace)
         namespace = self._prefix + admission.namespace
         return request_of(admission.query_id, namespace, admission.prompt, unshared, self._settings.cached_documents)
+
+    def _among(self, admission: AdmissionRequest) -> Sequence[str] | None:
+        """The instances that a request may be given; None: any."""
+        if not admission.avoid:
+            return None
+        others = [instance for instance in self._scheduler.instances if instance not in admission.avoid]
+        if not others:
+            raise Unavailable("there is no other instance of the generator")
+        return others
 
     def _in_order(self, admission: AdmissionRequest) -> AdmissionRequest:
         """The request with its documents in the order that it asks for, as the tree is now."""
@@ -333,9 +413,18 @@ class Controller:
         for report in reports:
             self._namespaces.update(held.namespace for held in report.nodes)
             inside.append(report.within(self._prefix))
-        result = restore(self._tree, inside)
+        result = restore(self._tree, inside, self._recalled)
+        self._pin_again()
         self._scheduler.reprioritise()
         return result
+
+    def _pin_again(self) -> None:
+        """Pin what a former controller had pinned, as far as it is there; what is not is not pinned any more."""
+        for record in self._recalled.values():
+            for _ in range(record.pinned):
+                with suppress(UnknownNode, PinRefused):
+                    self._tree.pin(record.namespace, record.path)
+        self._recalled = {}
 
     def _admitted_plan(self, request: AdmissionRequest, grant: Grant, arrived: float, unshared: bool) -> PrefillPlan:
         self._admitted += 1
@@ -362,5 +451,5 @@ class Controller:
             moves=tuple(grant.moves),
             ends=tuple(grant.ends),
             spare=spare_keys(self._tree, grant.instance),
-            boot=self.boot,
+            boot=self.boots.get(grant.instance, ""),
         )

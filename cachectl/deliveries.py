@@ -34,11 +34,10 @@ class Deliveries:
 
     def start(self) -> None:
         """Deliver what waits in the background; what cannot be delivered now waits for the next call."""
-        outbox = self._tree.placement.outbox
-        if self._hands is None or not outbox:
+        if self._hands is None or not self._tree.placement.outbox:
             return
-        for instance in self._tree.placement.gpus:
-            if instance not in self._tasks and outbox.waits_for(instance):
+        for instance in self._instances():
+            if instance not in self._tasks and self._tree.placement.orders_wait(instance):
                 self._tasks[instance] = asyncio.get_running_loop().create_task(self._in_background(instance))
 
     async def everywhere(self, forget: Sequence[tuple[str, str]] = (), everything: bool = False) -> None:
@@ -46,9 +45,8 @@ class Deliveries:
 
         Raises what the first one raised that failed, when all have been tried.
         """
-        instances = list(self._tree.placement.gpus)
         ended = await asyncio.gather(
-            *(self.deliver(name, forget, everything) for name in instances), return_exceptions=True
+            *(self.deliver(name, forget, everything) for name in self._instances()), return_exceptions=True
         )
         for failure in ended:
             if failure is not None:
@@ -72,9 +70,14 @@ class Deliveries:
                 raise
             self._tree.lose(instance, lost)
 
+    def _instances(self) -> list[str]:
+        """Who takes orders: what retires has no successor to what it holds, and may be out of reach already."""
+        placement = self._tree.placement
+        return [instance for instance in placement.gpus if instance not in placement.retired]
+
     async def _in_background(self, instance: str) -> None:
         try:
-            while self._tree.placement.outbox.waits_for(instance):
+            while instance in self._instances() and self._tree.placement.orders_wait(instance):
                 await self.deliver(instance)
         except RagtreeError as error:
             _log.warning("orders could not be delivered and wait", instance=instance, error=str(error))

@@ -32,13 +32,13 @@ class Leases:
         self.expired = 0
         self.cancelled = 0
 
-    async def acquire(self, request: Request) -> Grant:
-        """Wait for a request's turn; cancelling gives it up.
+    async def acquire(self, request: Request, among: Collection[str] | None = None) -> Grant:
+        """Wait for a request's turn, on one of the instances ``among`` if any are named; cancelling gives it up.
 
         Raises what ``Scheduler.submit`` does, at once or when its instance is lost while it waits, and EngineDied when
         that happens as its turn comes.
         """
-        grant = self._scheduler.submit(request, self._clock())
+        grant = self._scheduler.submit(request, self._clock(), among)
         if grant is None:
             grant = await self._turn(request.query_id)
         self._hold(grant)
@@ -127,6 +127,10 @@ class Leases:
                 self._prefilling.pop(request.query_id, None)
                 self._ended(request.query_id)
         return len(requests) - len(waiting), waiting
+
+    def move_on(self) -> None:
+        """Let requests that wait for a retired instance wait for another, as soon as there is one."""
+        self.wait_again(self._scheduler.stranded())
 
     def wait_again(self, requests: Iterable[Request]) -> None:
         """Let requests wait that an instance took with it, in this order."""

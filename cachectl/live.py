@@ -1,71 +1,111 @@
-"""A controller over an engine that really runs: made of what the engine says of itself, and told when it restarts."""
+"""A controller over engines that really run: made of what they say of themselves, and told when they come and go."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
+
+import structlog
 
 from cachectl.controller import Controller
 from cachectl.cost import DeviceProfile
 from cachectl.placement import Capacities
 from cachectl.profiling import PrefillProbe, load_or_measure
+from cachectl.recollection import NOTHING_RECOLLECTED, Recollection
 from cachectl.settings import ControllerSettings
+from protocol.errors import EngineDied, RagtreeError
 from protocol.generation import PrefillResult, Sampling, StepBudget
 from protocol.kv import KvMemory, LostCopy, Orders, ResidencyReport
 from protocol.parts import Generator
 from protocol.plans import PrefillPlan
+from protocol.tiers import Tier
 
 FALLBACK_PROFILE = "a10g-7b"
 """What prefills are thought to cost where no KV is kept: only the order of waiting queries depends on it then."""
+
+ANSWER_S = 10.0
+"""How long an instance may take to say what it is; one that takes longer is asked again at the next look."""
+
+log = structlog.get_logger(__name__)
 
 
 class LiveEngine(Generator, PrefillProbe, Protocol):
     """An instance as the controller sees it."""
 
 
-class EngineHands:
-    """``cachectl.hands.Hands`` over the one instance that there is."""
+class LiveInstances(Protocol):
+    """The instances that there are, as they come and go."""
 
-    def __init__(self, engine: Generator) -> None:
+    def names(self) -> Collection[str]:
+        """Those that take new plans now; one that ends, in order or not, is not among them any more."""
+
+    def at(self, instance: str) -> LiveEngine:
+        """One of them. Its calls raise EngineDied where it is gone."""
+
+
+class OneInstance:
+    """``LiveInstances`` of a single engine in this process."""
+
+    def __init__(self, name: str, engine: LiveEngine) -> None:
+        self._name = name
         self._engine = engine
 
-    async def carry_out(self, instance: str, orders: Orders) -> Sequence[LostCopy]:  # noqa: ARG002
-        """Have the engine carry out orders."""
-        return await self._engine.carry_out(orders)
+    def names(self) -> Collection[str]:
+        """The one."""
+        return (self._name,)
+
+    def at(self, instance: str) -> LiveEngine:  # noqa: ARG002
+        """The one."""
+        return self._engine
+
+
+class EngineHands:
+    """``cachectl.hands.Hands`` over instances."""
+
+    def __init__(self, instances: LiveInstances) -> None:
+        self._instances = instances
+
+    async def carry_out(self, instance: str, orders: Orders) -> Sequence[LostCopy]:
+        """Have an engine carry out orders."""
+        return await self._instances.at(instance).carry_out(orders)
 
     async def prefill(self, plan: PrefillPlan) -> PrefillResult | None:
-        """Have the engine prefill a plan's prompt; its one token is nobody's."""
+        """Have an engine prefill a plan's prompt; its one token is nobody's."""
         prefill = None
-        async with aclosing(self._engine.stream(plan, Sampling(max_tokens=1))) as steps:
+        async with aclosing(self._instances.at(plan.instance).stream(plan, Sampling(max_tokens=1))) as steps:
             async for step in steps:
                 prefill = step.prefill or prefill
         return prefill
 
 
 class LiveController:
-    """Keeps a ``controller`` true to one instance, ``engine``.
+    """Keeps a ``controller`` true to ``instances``.
 
-    Costs are profiled at the engine's first start, and kept below ``profiles``. ``clock`` gives seconds on any
-    monotonic scale; ``wall_clock`` those since the epoch, whose microseconds number what is handed out: so stamps rise
-    across restarts of the controller, too.
+    They are of one model, and so of one fingerprint; the first one's memory and costs are taken for all. Costs are
+    profiled at the engine's first start, and kept below ``profiles``. ``clock`` gives seconds on any monotonic scale;
+    ``wall_clock`` those since the epoch, whose microseconds number what is handed out: so stamps rise across restarts
+    of the controller, too.
     """
 
     def __init__(
         self,
         settings: ControllerSettings,
-        instance: str,
-        engine: LiveEngine,
+        instances: LiveInstances,
         profiles: Path,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
         self._settings = settings
-        self._instance = instance
-        self._engine = engine
+        self._instances = instances
         self._profiles = profiles
         self._clock = clock
         self._wall_clock = wall_clock
         self._controller: Controller | None = None
+        self._fingerprint: str | None = None
+        # The instances that were not retired and reach the shared tiers.
+        self._members: set[str] = set()
+        self._refused: set[str] = set()
 
     @property
     def controller(self) -> Controller:
@@ -73,41 +113,100 @@ class LiveController:
         assert self._controller is not None, "the controller was not started"
         return self._controller
 
-    async def start(self, progress: Callable[[int, int], None]) -> None:
-        """Make the controller, over what the tiers still hold of former lives.
+    async def start(
+        self, progress: Callable[[int, int], None], recollection: Recollection = NOTHING_RECOLLECTED
+    ) -> None:
+        """Make the controller over the instances that there are, and over what their tiers hold of former lives.
 
-        The engine must be ready. ``progress`` hears probes done and to do where the engine is new. Raises ConfigError
-        for an engine that cannot be profiled, and what the engine raises.
+        ``recollection`` is what a former controller remembered. One instance must be ready. ``progress`` hears probes
+        done and to do where the engine is new. Raises EngineDied where there is no instance, ConfigError for an engine
+        that cannot be profiled, and what the engine raises.
         """
-        info = await self._engine.info()
+        first = min(self._instances.names(), default=None)
+        if first is None:
+            raise EngineDied("no instance of the generator is there")
+        engine = self._instances.at(first)
+        info = await engine.info()
         memory = info.kv
         if memory is None:
             # vLLM's own cache is all that there is, and nobody here knows what it holds: so it orders what waits.
-            self._controller = self._new(DeviceProfile.shipped(FALLBACK_PROFILE), step=info.step)
-            return
-        profile = await load_or_measure(self._engine, memory, info, self._profiles, progress)
-        reports = await self._engine.residency()
-        controller = self._new(profile, memory, reports, info.step)
-        await controller.restore(reports)
-        controller.boot = memory.boot
+            controller = self._new(first, DeviceProfile.shipped(FALLBACK_PROFILE), step=info.step)
+            await controller.add_instance(first, "", ())
+        else:
+            profile = await load_or_measure(engine, memory, info, self._profiles, progress)
+            reports = await engine.residency()
+            controller = self._new(first, profile, memory, reports, info.step)
+            controller.shared = memory.shared
+            controller.recall(recollection)
+            await controller.add_instance(first, memory.boot, reports)
+            self._fingerprint = memory.fingerprint
+        self._members.add(first)
         self._controller = controller
+        await self.follow()
 
     async def follow(self) -> bool:
-        """Look whether the engine has restarted since the last look, and tell the controller; whether it had.
+        """Look which instances have come, gone or restarted since the last look, and tell the controller; whether any.
 
-        Raises what the engine raises where it is not there: then nothing has changed.
+        One that does not answer is looked at again the next time.
         """
-        memory = (await self._engine.info()).kv
-        if memory is None or memory.boot == self.controller.boot:
+        here = set(self._instances.names())
+        changed = False
+        for gone in self.controller.boots.keys() - here - self.controller.retired:
+            log.info("an instance takes no more plans", instance=gone)
+            self._members.discard(gone)
+            await self.controller.retire_instance(gone)
+            changed = True
+        for instance in sorted(here - self._refused):
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    changed |= await self._look_at(instance)
+            except (RagtreeError, TimeoutError) as error:
+                log.debug("an instance does not answer", instance=instance, error=str(error))
+        self._refused &= here
+        return changed
+
+    async def _look_at(self, instance: str) -> bool:
+        engine = self._instances.at(instance)
+        memory = (await engine.info()).kv
+        boot = memory.boot if memory is not None else ""
+        known = self.controller.boots.get(instance)
+        if known == boot:
             return False
-        reports = await self._engine.residency()
-        # Before its plans are ended: what cannot be restored must not end those of every second to come.
-        self.controller.boot = memory.boot
-        await self.controller.restart_instance(self._instance, reports)
+        reports = await engine.residency() if memory is not None else ()
+        if known is not None:
+            log.info("an instance has restarted", instance=instance)
+            # Before its plans are ended: what cannot be restored must not end those of every second to come.
+            self.controller.boots[instance] = boot
+            reached = [report for report in reports if report.tier is Tier.GPU or instance in self._members]
+            await self.controller.restart_instance(instance, reached)
+            return True
+        if memory is not None and memory.fingerprint != self._fingerprint:
+            log.error("an instance serves another model or layout, and gets no plans", instance=instance)
+            self._refused.add(instance)
+            return False
+        await self._join(instance, boot, memory, reports)
         return True
+
+    async def _join(
+        self, instance: str, boot: str, memory: KvMemory | None, reports: Sequence[ResidencyReport]
+    ) -> None:
+        log.info("an instance takes plans", instance=instance)
+        shared = memory.shared if memory is not None else ""
+        first = not self._members
+        if shared != self.controller.shared and first:
+            # What was shared is gone with the last that reached it.
+            await self.controller.lose_shared()
+            self.controller.shared = shared
+        aloof = shared != self.controller.shared
+        if not aloof:
+            self._members.add(instance)
+        # While others reached what is shared, the tree knew best what is there.
+        news = [report for report in reports if report.tier is Tier.GPU or (first and not aloof)]
+        await self.controller.add_instance(instance, boot, news, aloof)
 
     def _new(
         self,
+        instance: str,
         profile: DeviceProfile,
         memory: KvMemory | None = None,
         reports: Sequence[ResidencyReport] = (),
@@ -118,14 +217,14 @@ class LiveController:
         stamps = [held.pages.stamp for report in reports for held in report.nodes if held.pages is not None]
         return Controller(
             self._settings,
-            [self._instance],
+            [instance],
             self._clock,
             profile,
             Capacities(*(count * page for count in pages)),
             page_tokens=page,
             fingerprint=memory.fingerprint if memory is not None else "",
             first_stamp=max(int(self._wall_clock() * 1e6), *stamps, 0) + 1,
-            hands=EngineHands(self._engine),
+            hands=EngineHands(self._instances),
             step=step,
             wall_clock=self._wall_clock,
         )

@@ -138,6 +138,14 @@ class Node:
         self.accesses += 1
         self.frequency = self.accesses + self.previous_accesses * (1 - into / window_s)
 
+    def recall(self, accesses: int, last_access: int, average_cost: float) -> None:
+        """Take over what another controller had counted; the whole of it as if in the window that begins now."""
+        self.accesses = accesses
+        self.frequency = float(accesses)
+        self.last_access = last_access
+        self.average_cost = average_cost
+        self.computations = 1
+
     def count_computation(self, seconds_per_token: float) -> None:
         """Count a request that had to compute the node: ``average_cost`` is the mean over these (RAGCache, eq. 3)."""
         self.computations += 1

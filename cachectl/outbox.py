@@ -50,12 +50,15 @@ class Outbox:
             anyone = move.instance is None and move.target is None
             self._put(move, tick, None if anyone else instance)
 
-    def take(self, instance: str) -> list[Move]:
-        """Take out all that an instance can carry out; those that are still meant, in order."""
+    def take(self, instance: str, shared: bool = True) -> list[Move]:
+        """Take out all that an instance can carry out; those that are still meant, in order.
+
+        What any instance may do is among it where this one reaches the ``shared`` tiers.
+        """
         meant: list[Move] = []
         # What a later order copies on from host memory: it is to come there, though not to stay.
         passing: set[tuple[str, Pages | None]] = set()
-        for order in reversed([move for move in self if self._orders[move][1] in (None, instance)]):
+        for order in reversed([move for move in self if self._is_for(instance, shared, self._orders[move][1])]):
             self._remove(order)
             frees = order.evict and self._is_free(order)
             if self.target(order) is not None or (order.target is Tier.HOST and (order.node, order.pages) in passing):
@@ -77,9 +80,14 @@ class Outbox:
                 self._orders[move] = tick, None
         return void
 
-    def waits_for(self, instance: str) -> bool:
+    def waits_for(self, instance: str, shared: bool = True) -> bool:
         """Whether an instance has anything to take."""
-        return any(whose in (None, instance) for _, whose in self._orders.values())
+        return any(self._is_for(instance, shared, whose) for _, whose in self._orders.values())
+
+    def lose_shared(self) -> None:
+        """Hear that the shared tiers are others now: orders that touch none but them are void."""
+        for move in [move for move in self if move.instance is None]:
+            self._remove(move)
 
     def frees(self, node: str, tier: Tier, instance: str | None) -> bool:
         """Whether an order waits that frees a node's copy in a place."""
@@ -91,6 +99,10 @@ class Outbox:
         if copy is None or not copy.held or copy.node.detached:
             return None
         return copy if order.target is not Tier.HOST or copy.pages == order.pages else None
+
+    @staticmethod
+    def _is_for(instance: str, shared: bool, whose: str | None) -> bool:
+        return whose == instance or (shared and whose is None)
 
     def _is_free(self, order: Move) -> bool:
         """Whether the tree has nothing, not any more and not again, where an order frees a node's copy."""

@@ -32,7 +32,10 @@ class Capacities(NamedTuple):
 
 
 class Placement:
-    """All places: a GPU for each instance, and below them one host memory and one disk that all of them share.
+    """All places: a GPU for each instance, and below them one host memory and one disk that instances share.
+
+    An instance that is ``aloof`` has its GPU alone: it lies on another machine, and what is shared is out of its reach.
+    ``retired`` are instances that are given nothing more, and go when what runs there has ended.
 
     ``forget`` is told of a node that has lost its last copy, and ``find`` knows nodes by their keys. ``arena`` are the
     host memory's pages, if they have numbers. What has to be carried out is written down as orders: into the list of
@@ -62,6 +65,7 @@ class Placement:
         self.disk = Place(Tier.DISK, capacities.disk, policy)
         self.host = Place(Tier.HOST, capacities.host, policy, slower=self.disk, allocator=arena)
         self.gpus: dict[str, Place] = {}
+        self.retired: set[str] = set()
 
     def __iter__(self) -> Iterator[Place]:
         """Every place, the instances' own first."""
@@ -87,10 +91,15 @@ class Placement:
             return self.gpu(instance or "")
         return self.host if tier is Tier.HOST else self.disk
 
-    def add_instance(self, instance: str) -> None:
+    def aloof(self, instance: str) -> bool:
+        """Whether the shared tiers are out of an instance's reach. Raises UnknownInstance."""
+        return self.gpu(instance).slower is None
+
+    def add_instance(self, instance: str, aloof: bool = False) -> None:
         """Give an instance an empty GPU tier; one that is known keeps its own."""
         if instance not in self.gpus:
-            place = self.gpus[instance] = Place(Tier.GPU, self._gpu_capacity, self._policy, instance, self.host)
+            below = None if aloof else self.host
+            place = self.gpus[instance] = Place(Tier.GPU, self._gpu_capacity, self._policy, instance, below)
             for (root, tier), tokens in self._quotas.items():
                 if tier is Tier.GPU:
                     place.set_quota(root, tokens)
@@ -103,6 +112,7 @@ class Placement:
             if copy is not None:
                 self.discard(copy, tick)
         del self.gpus[instance]
+        self.retired.discard(instance)
 
     def set_quota(self, root: Node, tier: Tier, tokens: int | None) -> None:
         """Bound what a namespace holds in each place of a tier; None lifts the bound."""
@@ -157,11 +167,15 @@ class Placement:
         Ahead of its eviction, if there is room: when an instance is lost, it need not be computed anew (RAGCache,
         section 6).
         """
+        if self.aloof(instance):
+            return
         if node.pins or (node.accesses % REPLICATED_USES == 0 and _at_the_top(node)):
             self._copy_down(node, instance, self.host, moves)
 
     def write_through(self, nodes: Sequence[Node], instance: str) -> None:
         """Copy nodes from an instance's GPU to every slower tier that has room for them; the orders wait for it."""
+        if self.aloof(instance):
+            return
         moves: list[Move] = []
         for node in nodes:
             for place in (self.host, self.disk):
@@ -172,7 +186,7 @@ class Placement:
     def persist(self, nodes: Iterable[Node]) -> None:
         """Copy nodes, given parents first, to disk from wherever they are, if there is room; the orders wait for it."""
         for node in nodes:
-            source = next((copy for copy in node.copies.values() if copy.held), None)
+            source = next((copy for copy in node.copies.values() if copy.held and self._reaches_disk(copy)), None)
             if source is None or self.disk in node.copies:
                 continue
             moves: list[Move] = []
@@ -183,6 +197,10 @@ class Placement:
                 moves.append(Move(key, node.tokens, place.tier, Tier.DISK, place.instance, False, source.pages))
             for move in moves:
                 self.outbox.add(move, source.place.instance)
+
+    def _reaches_disk(self, copy: Copy) -> bool:
+        instance = copy.place.instance
+        return instance is None or not (self.aloof(instance) or instance in self.retired)
 
     def _copy_down(self, node: Node, instance: str, place: Place, moves: list[Move]) -> None:
         copy = node.copies.get(self.gpu(instance))
@@ -268,7 +286,11 @@ class Placement:
 
     def take_orders(self, instance: str) -> list[Move]:
         """Empty the outbox of all that this instance can carry out."""
-        return self.outbox.take(instance) if self.outbox else []
+        return self.outbox.take(instance, not self.aloof(instance)) if self.outbox else []
+
+    def orders_wait(self, instance: str) -> bool:
+        """Whether the outbox has anything that this instance can carry out."""
+        return self.outbox.waits_for(instance, not self.aloof(instance))
 
     def return_orders(self, moves: Sequence[Move], instance: str, tick: float) -> None:
         """Let orders wait again that were taken along: they may not have been carried out (``Outbox.give_back``)."""

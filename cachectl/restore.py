@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cachectl.node import path_keys
 from protocol.cache import RestoreResult
 from protocol.errors import InvalidRequest
 from protocol.kv import HeldNode, ResidencyReport
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from cachectl.recollection import NodeRecord
     from cachectl.tree import KnowledgeTree
 
 
-def restore(tree: KnowledgeTree, reports: Sequence[ResidencyReport]) -> RestoreResult:
+def restore(
+    tree: KnowledgeTree, reports: Sequence[ResidencyReport], recalled: Mapping[str, NodeRecord] | None = None
+) -> RestoreResult:
     """Take note of every copy that has room and a parent to stand on; order the others to be dropped.
 
     Faster tiers and upper nodes first, for the others rest on them. What the tree knows already is left as it is.
+    ``recalled`` is what is known of nodes, by their keys in hexadecimal, from the tree of a controller that is no more.
     Raises UnknownInstance and InvalidRequest for a report that cannot be true; then nothing has changed.
     """
     for report in reports:
@@ -31,12 +36,16 @@ def restore(tree: KnowledgeTree, reports: Sequence[ResidencyReport]) -> RestoreR
     restored = refused = 0
     for report in sorted(reports, key=lambda report: speed[report.tier]):
         for held in sorted(report.nodes, key=lambda held: len(held.path)):
-            if tree.insert(held, report.tier, report.instance):
+            if tree.insert(held, report.tier, report.instance, _recalled(held, recalled)):
                 restored += 1
             else:
                 refused += 1
                 tree.refuse(held, report.tier, report.instance)
     return RestoreResult(restored, refused)
+
+
+def _recalled(held: HeldNode, recalled: Mapping[str, NodeRecord] | None) -> NodeRecord | None:
+    return recalled.get(path_keys(held.namespace, held.path)[-1].hex()) if recalled else None
 
 
 def _check(held: HeldNode) -> None:

@@ -156,17 +156,26 @@ class Scheduler:
         return max((line.queue.largest_overtake for line in self._lines.values()), default=0)
 
     @property
+    def instances(self) -> list[str]:
+        """The instances that are given requests."""
+        return list(self._open())
+
+    def loads(self) -> list[tuple[str, int, int]]:
+        """Of every instance, how many requests run there and wait for it."""
+        return [(instance, line.running, len(line.queue)) for instance, line in self._lines.items()]
+
+    @property
     def idle(self) -> list[str]:
         """Instances on which nothing runs or waits."""
         return [
-            name for name, line in self._lines.items() if not line.running and not line.queue and not line.speculations
+            name for name, line in self._open().items() if not line.running and not line.queue and not line.speculations
         ]
 
     def cached(self, request: Request) -> bool:
         """Whether some instance has all of a request's documents."""
         return any(
             len(self.tree.hits(request.namespace, request.documents, instance)) == len(request.documents)
-            for instance in self._lines
+            for instance in self._open()
         )
 
     def submit(self, request: Request, now: float, among: Collection[str] | None = None) -> Grant | None:
@@ -174,13 +183,14 @@ class Scheduler:
 
         Returns its grant if it may run at once, None if it has to wait. Raises InvalidRequest for a query that is known
         already and for a document whose length is another one than the tree knows, Overloaded when no more may wait,
-        and Unavailable when there is no instance; then nothing has changed.
+        and Unavailable when there is no instance; then nothing has changed. Where all that there are have retired, it
+        waits for another to come.
         """
         work = self._taken_on(request)
         loading = self._route(work, among)
         line = self._lines[work.instance]
         work.step_share = self._step_share(work, loading)
-        fits = self._fits(line, work.step_share)
+        fits = self._fits(work.instance, work.step_share)
         starts = fits and not line.queue
         if not starts:
             line.queue.push(request.query_id, loading.tokens, work.tokens - loading.tokens)
@@ -199,14 +209,14 @@ class Scheduler:
         That is where nothing waits and the engine's step, its largest useful batch, has tokens left (RAGCache, section
         5.3, counts requests: ``pool.size < max_prefill_bs``).
         """
-        return any(self._has_room(line, besides) for line in self._lines.values())
+        return any(self._has_room(line, besides) for line in self._open().values())
 
     def speculate(self, request: Request, now: float) -> Grant | None:
         """Start a prefill that may turn out not to be wanted, in room that would stay empty; None where there is none.
 
         Raises what ``submit`` does; then nothing has changed.
         """
-        among = [instance for instance, line in self._lines.items() if self._has_room(line)]
+        among = [instance for instance, line in self._open().items() if self._has_room(line)]
         if not among:
             return None
         work = self._taken_on(request)
@@ -233,7 +243,7 @@ class Scheduler:
 
         That is the case while all places are taken by requests that have their first tokens.
         """
-        if not self.waits(query_id):
+        if not self.waits(query_id) or self._work[query_id].instance not in self._open():
             return False
         line = self._lines[self._work[query_id].instance]
         if any(other.prepares for other in line.speculations.values()):
@@ -350,11 +360,38 @@ class Scheduler:
             for query_id in line.queue:
                 line.queue.reprioritise(query_id, *self._progress(query_id))
 
-    def add_instance(self, instance: str) -> None:
-        """Let a new instance take requests; one that is known goes on."""
-        self.tree.add_instance(instance)
+    def add_instance(self, instance: str, aloof: bool = False) -> None:
+        """Let a new instance take requests; one that is known goes on. ``aloof`` is the tree's."""
+        self.tree.add_instance(instance, aloof)
         if instance not in self._lines:
             self._lines[instance] = _Line(CacheAwareQueue(self._max_queued, self._window, self._progress))
+
+    def retire_instance(self, instance: str) -> None:
+        """Give an instance nothing more; what runs there goes on. Raises UnknownInstance."""
+        self.tree.placement.gpu(instance)
+        self.tree.placement.retired.add(instance)
+
+    def stranded(self) -> list[Request]:
+        """Take out the requests that wait for a retired instance while there is another, to be submitted anew."""
+        taken: list[Request] = []
+        if not self._open():
+            return taken
+        for instance in self.tree.placement.retired:
+            line = self._lines[instance]
+            for query_id in list(line.queue):
+                line.queue.remove(query_id)
+                self.tree.reconsider(self._lookahead.leave(query_id))
+                work = self._work.pop(query_id)
+                line.backlog_s -= work.seconds
+                taken.append(work.request)
+        return taken
+
+    def ended_instances(self) -> list[str]:
+        """Retired instances on which nothing runs or waits any more; none while requests have nowhere else to wait."""
+        if not self._open():
+            return []
+        busy = {work.instance for work in self._work.values()}
+        return sorted(self.tree.placement.retired - busy)
 
     def remove_instance(self, instance: str) -> list[Request]:
         """Forget an instance that is gone; the requests that ran on it or waited for it, to be submitted anew.
@@ -388,7 +425,9 @@ class Scheduler:
             assert line.places_taken() <= self._max_running
             prepares = any(work.prepares for work in line.speculations.values())
             full = line.running == self._max_running or line.step_tokens or prepares
-            assert not line.queue or full, "a request waits beside a free place"
+            retired = instance in self.tree.placement.retired
+            assert not line.queue or full or retired, "a request waits beside a free place"
+            assert not (line.queue and retired and self._open()), "a request waits where nothing starts any more"
 
     def _taken_on(self, request: Request) -> _Work:
         """A new request, found to be well formed."""
@@ -419,11 +458,11 @@ class Scheduler:
     def _route(self, work: _Work, among: Collection[str] | None) -> Loading:
         """Choose the instance for a request; what it loads there."""
         loadings: dict[str, Loading] = {}
-        for instance, line in self._lines.items():
+        for instance, line in (self._open() or self._lines).items():
             may_wait = len(line.queue) < self._max_queued
             if (among is None or instance in among) and (may_wait or not line.queue):
                 loading = self._loading(work, instance)
-                if may_wait or self._fits(line, self._step_share(work, loading)):
+                if may_wait or self._fits(instance, self._step_share(work, loading)):
                     loadings[instance] = loading
         if self._lines and not loadings:
             raise Overloaded(f"{self.running} queries are running and {self.queued} waiting; try again later")
@@ -476,7 +515,7 @@ class Scheduler:
     def _next(self, instance: str, now: float) -> list[Grant]:
         line = self._lines[instance]
         grants: list[Grant] = []
-        while line.running < self._max_running:
+        while instance not in self.tree.placement.retired and line.running < self._max_running:
             turn = line.queue.pop(self._fits_now)
             if turn is None:
                 break
@@ -498,9 +537,17 @@ class Scheduler:
             return 0
         return min(computed, self._step_prompt_tokens)
 
-    def _fits(self, line: _Line, step_share: int) -> bool:
+    def _open(self) -> dict[str, _Line]:
+        """The instances that are given requests."""
+        retired = self.tree.placement.retired
+        if not retired:
+            return self._lines
+        return {instance: line for instance, line in self._lines.items() if instance not in retired}
+
+    def _fits(self, instance: str, step_share: int) -> bool:
         """Whether a request could start that takes so many tokens of each step; alone it takes what there is."""
-        if line.running >= self._max_running:
+        line = self._lines[instance]
+        if line.running >= self._max_running or instance in self.tree.placement.retired:
             return False
         return not line.step_tokens or line.step_tokens + step_share <= self._step_tokens
 
@@ -512,7 +559,7 @@ class Scheduler:
         if not self._step_tokens:
             return True
         work.step_share = self._step_share(work, self._loading(work, work.instance))
-        return self._fits(self._lines[work.instance], work.step_share)
+        return self._fits(work.instance, work.step_share)
 
     def _leave_step(self, work: _Work) -> None:
         """Give free what a request's prefill took of its engine's steps; once is enough."""

@@ -56,6 +56,12 @@ class ControllerSettings(BaseModel):
         30.0, gt=0, description="How long the deletion of a document waits for queries that use it."
     )
 
+    state_interval_s: float = Field(
+        5.0,
+        gt=0,
+        description="How often what a restarted controller should know is kept, where there is a Redis to keep it in.",
+    )
+
     @field_validator("policy")
     @classmethod
     def _known(cls, policy: str) -> str:

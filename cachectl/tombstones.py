@@ -29,6 +29,15 @@ class Tombstones:
             self._deleted_at.pop((content, namespace), None)
             self._deleted_at[content, namespace] = now
 
+    def deletions(self) -> list[tuple[str, str | None, float]]:
+        """All that is remembered: content, namespace and time of each."""
+        return [(content, namespace, at) for (content, namespace), at in self._deleted_at.items()]
+
+    def recall(self, deletions: Iterable[tuple[str, str | None, float]]) -> None:
+        """Remember deletions that another controller heard of; those that this one heard of are later."""
+        for content, namespace, at in sorted(deletions, key=lambda deletion: deletion[2]):
+            self._deleted_at.setdefault((content, namespace), at)
+
     def any(self, contents: Iterable[str], namespace: str, searched_at: float) -> bool:
         """Whether any of these documents was deleted since a search began, or in the same moment."""
         return any(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cachectl.pages import PageAllocator
     from cachectl.place import Copy
     from cachectl.policies.base import ReplacementPolicy
+    from cachectl.recollection import NodeRecord
     from protocol.kv import HeldNode
 
 
@@ -273,9 +274,23 @@ class KnowledgeTree:
 
     # Instances
 
-    def add_instance(self, instance: str) -> None:
-        """Give an instance an empty GPU tier; one that is known keeps its own."""
-        self.placement.add_instance(instance)
+    def add_instance(self, instance: str, aloof: bool = False) -> None:
+        """Give an instance an empty GPU tier, and nothing below if it is ``aloof``; one that is known keeps its own."""
+        self.placement.add_instance(instance, aloof)
+
+    def lose_shared(self) -> None:
+        """Hear that nobody reaches what the shared tiers held; whoever comes next has others, and nothing in them.
+
+        Instances that are left, retired ones, are aloof from now on.
+        """
+        for node in [*self.nodes.values(), *self.detached.values()]:
+            for place in (self.placement.host, self.placement.disk):
+                copy = node.copies.get(place)
+                if copy is not None:
+                    self.placement.discard(copy, self.tick, gone=True)
+        self.placement.outbox.lose_shared()
+        for gpu in self.placement.gpus.values():
+            gpu.slower = None
 
     def remove_instance(self, instance: str) -> list[str]:
         """Forget an instance that is gone, with its GPU's copies and its grants; the queries of those grants.
@@ -350,9 +365,10 @@ class KnowledgeTree:
             self.placement.persist(below)
             above = below
 
-    def insert(self, held: HeldNode, tier: Tier, instance: str | None) -> bool:
+    def insert(self, held: HeldNode, tier: Tier, instance: str | None, recalled: NodeRecord | None = None) -> bool:
         """Take note of a node that a place holds by its own account (``restore``); whether the tree has it now.
 
+        ``recalled`` is what is known of it from the tree of a controller that is no more.
         It has not when the place is full, when the node's parent is not where it must be, when it is (being) deleted
         and still to be dropped, or when the tree has other use for its pages.
         """
@@ -374,6 +390,8 @@ class KnowledgeTree:
                 node = Node(key, contents[-1], tokens, parent, self.page_tokens)
                 # Nobody knows what it did cost; what it would cost now stands in for that.
                 node.count_computation(self._cost(node.prefix_tokens, tokens) / tokens)
+                if recalled is not None:
+                    node.recall(recalled.accesses, recalled.last_access, recalled.average_cost)
             if not self.placement.insert(node, place, held.pages):
                 return False
             if node.key not in self.nodes:

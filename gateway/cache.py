@@ -10,7 +10,7 @@ from gateway.warmup import WarmUp
 from protocol.cache import TierStats, TreeView
 from protocol.documents import JobStatus
 from protocol.errors import RagtreeError
-from protocol.plans import ControllerStats
+from protocol.plans import ControllerStats, InstanceLoad
 
 
 class TierReply(TierStats, frozen=True, kw_only=True):
@@ -42,6 +42,7 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     queued: int
     planned_cached_tokens: int
     planned_tokens: int
+    instances: tuple[InstanceLoad, ...]
     tiers: tuple[TierReply, ...]
 
     @classmethod
@@ -53,6 +54,7 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
             queued=stats.queued,
             planned_cached_tokens=stats.planned_cached_tokens,
             planned_tokens=stats.planned_tokens,
+            instances=stats.instances,
             tiers=tuple(TierReply.of(tier, token_bytes) for tier in stats.tiers),
         )
 

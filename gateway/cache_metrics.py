@@ -43,6 +43,15 @@ class CacheMetrics(Collector):
         if self._stats is None:
             return
         yield GaugeMetricFamily("ragtree_queue_depth", "Queries that wait for their turn.", self._stats.queued)
+        instances = GaugeMetricFamily(
+            "ragtree_instances",
+            "Instances of the generator: those that serve, and those that end.",
+            labels=["state"],
+        )
+        retired = sum(instance.retired for instance in self._stats.instances)
+        instances.add_metric(["serving"], len(self._stats.instances) - retired)
+        instances.add_metric(["retired"], retired)
+        yield instances
         yield CounterMetricFamily(
             "ragtree_cache_prepared_tokens",
             "Prompt tokens that were loaded or computed for queries that waited, ahead of their turns.",

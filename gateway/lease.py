@@ -51,9 +51,9 @@ class Releases:
 class Lease:
     """One query's hold on the parts: iterators to close, a place in the queue to give up, a plan to release.
 
-    A context manager. However its block ends, all is given back in the background. Where a plan was asked for, the
-    controller hears of the end exactly once: failed after an error, cancelled otherwise, unless ``completed`` was
-    called; ``released`` is done by then.
+    A context manager. However its block ends, all is given back in the background, once; it may be left before. Where a
+    plan was asked for, the controller hears of the end exactly once: failed after an error, cancelled otherwise, unless
+    ``completed`` was called; ``released`` is done by then.
     """
 
     def __init__(self, query_id: str, controller: Controller, releases: Releases) -> None:
@@ -77,6 +77,8 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.released is not None:
+            return
         outcome = PlanOutcome.FAILED if isinstance(error, Exception) else PlanOutcome.CANCELLED
         self.released = self._releases.start(self._release(PlanOutcome.COMPLETED if self._completed else outcome))
 

@@ -79,6 +79,11 @@ class GatewayMetrics:
             "Prompt tokens computed for generations that were not confirmed.",
             registry=registry,
         )
+        self._begun_again = Counter(
+            "ragtree_requests_begun_again_total",
+            "Queries that went to another instance, the first one being lost before their first token.",
+            registry=registry,
+        )
         self._rejected = Counter(
             "ragtree_requests_rejected_total", "Requests refused, by error code.", ["reason"], registry=registry
         )
@@ -130,6 +135,10 @@ class GatewayMetrics:
         self._duration.observe(seconds)
         if first_token_s is not None:
             self._first_token.observe(first_token_s)
+
+    def begun_again(self) -> None:
+        """Count a query that lost its instance before its first token."""
+        self._begun_again.inc()
 
     def rejected(self, reason: str) -> None:
         """Count a refusal under its error code."""

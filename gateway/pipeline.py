@@ -1,12 +1,12 @@
 """The core of the product: search, speculate, lay out, admit, stream, complete."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 
 from gateway.deadline import Deadline
 from gateway.events import Event
+from gateway.generation import Generation
 from gateway.lease import Lease, Releases
 from gateway.metrics import GatewayMetrics
 from gateway.query import Query
@@ -17,7 +17,7 @@ from gateway.speculation import Speculation
 from gateway.transcript import Transcript
 from protocol.errors import InternalError, NoDocuments, QuestionTooLong, UnknownCollection
 from protocol.parts import Parts
-from protocol.plans import AdmissionRequest
+from protocol.plans import AdmissionRequest, PrefillPlan
 from protocol.prompts import Prompt
 from protocol.retrieval import CandidateSet
 
@@ -54,13 +54,13 @@ class QueryPipeline:
         searched_at = time.time()
         with (
             self._timed(transcript),
-            Lease(query.query_id, self._parts.controller, self._releases) as lease,
+            self._generation(transcript, deadline) as generation,
             self._speculation(transcript, deadline, searched_at) as speculation,
         ):
             yield transcript.created()
 
             found: CandidateSet | None = None
-            async for found in self._search(query, deadline, lease):
+            async for found in self._search(query, deadline, generation.lease):
                 transcript.searched(found)
                 await speculation.consider(found)
                 if query.include_stages:
@@ -72,29 +72,19 @@ class QueryPipeline:
             self._note(query, found)
 
             guess = speculation.confirmed()
+            prompt = guess.plan.prompt if guess is not None else self._lay_out(query, found)
+            transcript.place(found, prompt)
+            asked = AdmissionRequest(query.query_id, query.namespace, prompt, searched_at, query.order)
             if guess is not None:
-                held, plan, steps = guess.lease, guess.plan, guess.steps()
-                transcript.place(found, plan.prompt)
-                yield transcript.retrieved()
+                generation.take_over(guess)
             else:
-                prompt = self._lay_out(query, found)
-                transcript.place(found, prompt)
-                asked = AdmissionRequest(query.query_id, query.namespace, prompt, searched_at, query.order)
-                admission = lease.admission(self._parts.controller.admit(asked))
                 # A full queue refuses at once, and before the first event a refusal is still a status. Whoever has a
                 # place and waits long for his turn gets his sources meanwhile.
-                await asyncio.wait({admission}, timeout=self._settings.hold_back_s)
-                if admission.done():
-                    admission.result()
-                yield transcript.retrieved()
-                plan = await deadline.wait(admission)
-                stream = self._parts.generator.stream(plan, query.sampling)
-                held, steps = lease, lease.steps(stream, deadline, self._settings.first_step_timeout_s)
-            transcript.admit(plan)
-            self._metrics.admitted(plan.queued_ms / 1000, plan.overtaken)
+                await generation.ask(asked)
+            yield transcript.retrieved()
 
             # Tokens leave from here on: the documents that they rest on are final.
-            async for step in steps:
+            async for plan, step in generation.steps(asked, query.sampling):
                 if step.prefill is not None:
                     self._metrics.prefilled(plan, step.prefill)
                 for event in transcript.step(plan, step):
@@ -103,7 +93,7 @@ class QueryPipeline:
             transcript.speculated(speculation.timings(plan.prompt, found.elapsed_ms))
             completed = transcript.completed()
             self._metrics.overlapped(completed.timings.non_overlapped_ms / 1000)
-            held.completed()
+            generation.completed()
             yield completed
 
     @contextmanager
@@ -112,6 +102,14 @@ class QueryPipeline:
             yield
         finally:
             self._metrics.ended(transcript.elapsed_s, transcript.first_token_s)
+
+    def _generation(self, transcript: Transcript, deadline: Deadline) -> Generation:
+        def on_turn(plan: PrefillPlan) -> None:
+            transcript.admit(plan)
+            self._metrics.admitted(plan.queued_ms / 1000, plan.overtaken)
+
+        query_id = transcript.query.query_id
+        return Generation(query_id, self._parts, self._releases, deadline, self._settings, self._metrics, on_turn)
 
     def _speculation(self, transcript: Transcript, deadline: Deadline, searched_at: float) -> Speculation:
         within_s = self._settings.first_step_timeout_s

@@ -30,6 +30,8 @@ class Readiness:
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._engine: EngineInfo | None = None
+        # A look out of turn.
+        self._looking: asyncio.Task[None] | None = None
         self._missing: dict[str, RagtreeError] = {
             "engine": EngineNotReady("The engine is starting."),
             "retriever": RetrieverNotReady("The retriever is starting."),
@@ -54,15 +56,15 @@ class Readiness:
         return dict(sorted(self._missing.items()))
 
     def heard(self, error: RagtreeError) -> None:
-        """Take a query's failure as news: an engine that died is not asked again before the next look finds it well."""
-        if isinstance(error, EngineDied):
-            self._missing["engine"] = error
+        """Take a query's failure as news: look at once whether there is an engine left."""
+        if isinstance(error, EngineDied) and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._look_at_engine())
 
     async def look(self) -> None:
         """Ask all parts now."""
         before = self.missing()
         await asyncio.gather(
-            self._look_at("engine", self._ask_engine(), EngineNotReady("The engine does not answer.")),
+            self._look_at_engine(),
             self._look_at("retriever", self._retriever.ready(), RetrieverNotReady("The retriever does not answer.")),
             self._look_at("controller", self._controller.ready(), Unavailable("The controller does not answer.")),
         )
@@ -74,8 +76,15 @@ class Readiness:
     async def watched(self) -> AsyncIterator[None]:
         """Look once, and then at every interval for as long as the context is open."""
         await self.look()
-        async with repeated(self.look, self._interval_s):
-            yield
+        try:
+            async with repeated(self.look, self._interval_s):
+                yield
+        finally:
+            if self._looking is not None:
+                self._looking.cancel()
+
+    async def _look_at_engine(self) -> None:
+        await self._look_at("engine", self._ask_engine(), EngineNotReady("The engine does not answer."))
 
     async def _ask_engine(self) -> None:
         await self._generator.ready()

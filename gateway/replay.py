@@ -13,7 +13,7 @@ from gateway.lease import Lease, Releases
 from gateway.readiness import Readiness
 from gateway.runs import QueryRuns
 from gateway.settings import GatewaySettings
-from protocol.errors import NoDocuments, RagtreeError
+from protocol.errors import EngineDied, NoDocuments
 from protocol.generation import Sampling
 from protocol.parts import Parts
 from protocol.plans import AdmissionRequest, PrefillPlan
@@ -69,9 +69,9 @@ class Replay:
             if not self._readiness.missing():
                 try:
                     result = await self._until_asked(work(search))
-                except RagtreeError as error:
+                except EngineDied:
                     # Or all that follow would meet the same dead engine.
-                    self._readiness.heard(error)
+                    await self._readiness.look()
                     raise
                 if result is not None:
                     return result

@@ -27,12 +27,12 @@ class GeneratorFactory:
         """Have the model on this machine, which may take a conversion or a download. Raises ConfigError."""
         self._model_folder()
 
-    def engine(self) -> Engine:
-        """The configured engine, not started."""
+    def engine(self, instance: str = "generator") -> Engine:
+        """The configured engine, not started; ``instance`` is what plans call it."""
         settings = self._settings
         if settings.engine == "fake":
             return FakeEngine("fake", self.tokenizer(), settings.max_model_len, settings.fake)
-        return VllmEngine(settings, self._model_folder())
+        return VllmEngine(settings, self._model_folder(), instance)
 
     def layout(self) -> SegmentLayout:
         """The prompt layout for the configured model."""

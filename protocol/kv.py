@@ -90,6 +90,7 @@ class KvMemory(msgspec.Struct, frozen=True):
     KV is only good for engines of the same ``fingerprint``: of weights, dtype, RoPE, tokenizer and layout. ``boot``
     names this life of the engine; with it goes what its GPU holds. Rates are measured: from host memory to the engine's
     blocks, and from disk. ``device`` says what the engine computes on, for what is measured there is true there.
+    ``shared`` names the memory and the disk below its GPU: instances that say the same reach the same.
     """
 
     fingerprint: str
@@ -102,6 +103,7 @@ class KvMemory(msgspec.Struct, frozen=True):
     host_bytes_per_s: float
     disk_bytes_per_s: float
     device: str = ""
+    shared: str = ""
 
 
 class Orders(msgspec.Struct, frozen=True):

@@ -40,7 +40,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
     ``namespace`` separates tenants' KV and salts its keys.
 
     The search that found the documents began at ``searched_at``, in seconds since the epoch; what was deleted since may
-    be among them.
+    be among them. ``avoid`` names instances that it is not to be given: those that it was lost on.
     """
 
     query_id: str
@@ -48,6 +48,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
     prompt: Prompt
     searched_at: float
     order: DocumentOrder = DocumentOrder.RETRIEVAL
+    avoid: tuple[str, ...] = ()
 
 
 class PlannedNode(msgspec.Struct, frozen=True):
@@ -124,6 +125,18 @@ class CompletionReport(msgspec.Struct, frozen=True):
     lost: tuple[LostCopy, ...] = ()
 
 
+class InstanceLoad(msgspec.Struct, frozen=True):
+    """An instance of the generator as its controller has it: queries that run there and that wait for it.
+
+    One that is ``retired`` is given nothing more; it ends, or is gone.
+    """
+
+    instance: str
+    running: int
+    queued: int
+    retired: bool
+
+
 class ControllerStats(msgspec.Struct, frozen=True):
     """The controller's counters since its start, and its gauges now.
 
@@ -149,3 +162,4 @@ class ControllerStats(msgspec.Struct, frozen=True):
     tiers: tuple[TierStats, ...] = ()
     planned_from: dict[Tier, int] = {}
     prepared_tokens: int = 0
+    instances: tuple[InstanceLoad, ...] = ()

@@ -5,8 +5,7 @@ The only package that imports ray, and the only one that knows all the others.
 
 import os
 
-# Read by Ray when it is first imported, here and in the processes that it starts; what the user set wins.
-for _name, _value in {
+RAY_ENVIRONMENT = {
     # User code on the replica's own loop: a handle hop costs half.
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     # Comes with it, but the parts are called through handles: no HTTP port each, and no half minute to drain it.
@@ -17,5 +16,8 @@ for _name, _value in {
     "RAY_DEDUP_LOGS": "0",
     # A replica without GPUs must still see those of the machine: the engine takes them, not Ray.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}.items():
+}
+"""Read by Ray when it is first imported, here and in the processes that it starts; what the user set wins."""
+
+for _name, _value in RAY_ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)

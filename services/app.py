@@ -17,17 +17,19 @@ from gateway.app import create_app
 from generator.layout import SegmentLayout
 from protocol.parts import Retriever
 from retriever.sharding.sharded import ShardedRetriever
+from services.applications import (
+    CONTROLLER,
+    GATEWAY,
+    GENERATOR,
+    controller_application,
+    gateway_application,
+    generator_application,
+    retriever_application,
+    retriever_names,
+)
 from services.config import Config
-from services.deployments.controller import ControllerDeployment
-from services.deployments.generator import GeneratorDeployment
-from services.deployments.retriever import RetrieverDeployment
 from services.handles import ControllerHandle, GeneratorHandle, RetrieverHandle
 from services.model import generator_factory
-
-RETRIEVER, CONTROLLER, GENERATOR, GATEWAY = "retriever", "controller", "generator", "gateway"
-
-# Queues are the controller's business: Serve's own must never be the one that holds a request back.
-_UNBOUNDED = 100_000
 
 _SHARE_OF_A_SHARD = 0.75
 """Of the time that the retriever has to say that it is ready, what a shard of it has."""
@@ -35,22 +37,17 @@ _SHARE_OF_A_SHARD = 0.75
 
 def build_parts(config: Config) -> list[serve.RunTarget]:
     """The Serve applications of the three parts behind the gateway."""
-    retrievers = _retriever_names(config)
+    retrievers = retriever_names(config)
     return [
-        *(_target(serve.deployment(RetrieverDeployment), name, config, n) for n, name in enumerate(retrievers)),
-        _target(serve.deployment(ControllerDeployment), CONTROLLER, config, GENERATOR),
-        _target(serve.deployment(GeneratorDeployment), GENERATOR, config),
+        *(_target(retriever_application(config, shard), name) for shard, name in enumerate(retrievers)),
+        _target(controller_application(config), CONTROLLER),
+        _target(generator_application(config), GENERATOR),
     ]
 
 
 def build_ingress(config: Config) -> serve.RunTarget:
     """The gateway as a Serve application behind Serve's own proxy; the parts must have been deployed."""
-
-    # A plain function, for Serve takes any other callable for the app itself. Each replica builds its own.
-    def build() -> FastAPI:
-        return build_app(config)
-
-    return _target(serve.deployment(serve.ingress(build)()), GATEWAY, route_prefix="/")
+    return _target(gateway_application(config, build_app), GATEWAY, route_prefix="/")
 
 
 class Parts(NamedTuple):
@@ -82,13 +79,13 @@ def _parts(config: Config) -> Parts:
     return Parts(
         _retriever(config),
         connect_controller(),
-        GeneratorHandle(_handle(GENERATOR)),
+        GeneratorHandle.over(_handle(GENERATOR)),
         generator_factory(config).layout(),
     )
 
 
 def _retriever(config: Config) -> Retriever:
-    shards = [RetrieverHandle(_handle(name), name) for name in _retriever_names(config)]
+    shards = [RetrieverHandle(_handle(name), name) for name in retriever_names(config)]
     if len(shards) == 1:
         return shards[0]
     # One silent shard must be found missing before the gateway takes all of them for silent.
@@ -96,36 +93,12 @@ def _retriever(config: Config) -> Retriever:
     return ShardedRetriever(shards, config.retriever.shards, ready_within_s)
 
 
-def _retriever_names(config: Config) -> list[str]:
-    count = config.retriever.shards.count
-    return [RETRIEVER] if count == 1 else [f"{RETRIEVER}-{shard}" for shard in range(count)]
-
-
 def _handle(name: str) -> DeploymentHandle:
     return serve.get_deployment_handle(name, app_name=name)
 
 
-def _target(
-    deployment: serve.Deployment, name: str, *arguments: object, route_prefix: str | None = None
-) -> serve.RunTarget:
-    application = deployment.options(**_options(name)).bind(*arguments)
+def _target(application: serve.Application, name: str, route_prefix: str | None = None) -> serve.RunTarget:
     return serve.RunTarget(application, name=name, route_prefix=route_prefix, logging_config=_logging())
-
-
-def _options(name: str) -> dict[str, object]:
-    return {
-        "name": name,
-        "num_replicas": 1,
-        "max_ongoing_requests": _UNBOUNDED,
-        "ray_actor_options": {"num_cpus": 0},
-        # A part that cannot start is tried once more and then given up, with its error for all to see; one that ran
-        # before is started again for as long as it takes.
-        "max_constructor_retry_count": 2,
-        # A dead engine is noticed within seconds; three checks in a row must fail before a replica is replaced.
-        "health_check_period_s": 1,
-        "health_check_timeout_s": 10,
-        "graceful_shutdown_timeout_s": 10,
-    }
 
 
 def _logging() -> LoggingConfig:

@@ -25,6 +25,7 @@ from gateway.settings import GatewaySettings
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError
 from retriever.settings import RetrieverSettings
+from services.placement import ServingSettings
 
 
 class ServerSettings(BaseModel):
@@ -51,6 +52,7 @@ class Config(BaseSettings):
     gateway: GatewaySettings = Field(GatewaySettings(), description="The HTTP API.")
     retriever: RetrieverSettings = Field(RetrieverSettings(), description="Ingestion and search.")
     controller: ControllerSettings = Field(ControllerSettings(), description="Admission and caching.")
+    serving: ServingSettings = Field(ServingSettings(), description="Replicas, and where they run.")
     generator: GeneratorSettings = Field(GeneratorSettings(), description="The engine and its model.")
 
     @model_validator(mode="after")

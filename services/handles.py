@@ -5,13 +5,15 @@ an absent replica arrives as ``Unavailable``, and a call given up is cancelled o
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from benchmarks.stream_clock import StreamTiming
 from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.documents import CollectionInfo, DocumentPage, DocumentUpload, IngestJob, Orphan, StoredDocument
 from protocol.errors import (
@@ -27,6 +29,7 @@ from protocol.kv import LostCopy, Orders, ResidencyReport
 from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
 from services.absence import absence
+from services.membership import replicas_of
 
 PATIENCE_S = 1.0
 """How long a replica may take to say that it is ready before Serve is asked whether there is one."""
@@ -36,10 +39,15 @@ class ServeHandle:
     """Calls methods of one deployment; ``absent`` is the error that says it is not there."""
 
     def __init__(self, handle: DeploymentHandle, part: str, absent: type[Unavailable]) -> None:
+        self.app: str = handle.app_name
         self._unary = handle
         self._streaming = handle.options(stream=True)
         self._part = part
         self._absent = absent
+
+    def at(self, instance: str) -> "ServeHandle":
+        """The same, of one replica of the generator (``InstanceRouter``)."""
+        return ServeHandle(self._unary.options(multiplexed_model_id=instance), self._part, self._absent)
 
     async def call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 - whatever the method returns
         """The method's result. Raises what the method raised, or ``absent``."""
@@ -247,18 +255,50 @@ class ControllerHandle:
 
 
 class GeneratorHandle:
-    """``protocol.parts.Generator`` over a handle, and the engine's cost probe."""
+    """``protocol.parts.Generator`` over a handle, and the engine's cost probe; ``cachectl.live.LiveInstances``, too.
 
-    def __init__(self, handle: DeploymentHandle) -> None:
-        self._part = ServeHandle(handle, "generator", EngineDied)
+    Plans go to the instances that they name, what names none to any.
+    """
 
-    def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
-        """Generate for a plan."""
-        return self._part.stream("stream", plan, sampling)
+    def __init__(self, part: ServeHandle) -> None:
+        self._part = part
+        self._at: dict[str, GeneratorHandle] = {}
+        # Where the plans are whose streams are open.
+        self._streaming: dict[str, str] = {}
+
+    @classmethod
+    def over(cls, handle: DeploymentHandle) -> "GeneratorHandle":
+        """All instances of a deployment."""
+        return cls(ServeHandle(handle, "generator", EngineDied))
+
+    def names(self) -> Collection[str]:
+        """The instances that take plans now; none before the first call."""
+        return replicas_of(self._part.app)
+
+    def at(self, instance: str) -> "GeneratorHandle":
+        """One instance; its calls raise EngineDied where it is gone, or ends."""
+        if instance not in self._at:
+            here = self.names()
+            self._at = {name: handle for name, handle in self._at.items() if name in here}
+            self._at[instance] = GeneratorHandle(self._part.at(instance))
+        return self._at[instance]
+
+    async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
+        """Generate for a plan, where it is to be."""
+        part = self.at(plan.instance)._part if plan.instance else self._part
+        self._streaming[plan.query_id] = plan.instance
+        try:
+            async with aclosing(part.stream("stream", plan, sampling)) as steps:
+                async for step in steps:
+                    yield step
+        finally:
+            del self._streaming[plan.query_id]
 
     async def end(self, plan_id: str) -> None:
-        """End a speculative plan's stream."""
-        await self._part.call("end", plan_id)
+        """End a speculative plan's stream; nothing to do where none is open."""
+        instance = self._streaming.get(plan_id)
+        if instance is not None:
+            await (self.at(instance) if instance else self)._part.call("end", plan_id)
 
     async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
         """Carry out orders outside of any plan."""
@@ -284,7 +324,7 @@ class GeneratorHandle:
         cost: PrefillCost = await self._part.call("probe_prefill", cached_tokens, new_tokens)
         return cost
 
-    async def time_to_first_token(self, plan: PrefillPlan) -> float:
-        """Seconds to the first token of a plan as the engine's own process sees it: no hop is in it."""
-        seconds: float = await self._part.call("time_to_first_token", plan)
-        return seconds
+    async def time_stream(self, plan: PrefillPlan, max_tokens: int) -> StreamTiming:
+        """The times of a plan's stream as the engine's own process sees it: no hop is in them."""
+        timing: StreamTiming = await self._part.call("time_stream", plan, max_tokens)
+        return timing

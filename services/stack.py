@@ -154,9 +154,12 @@ def _url(listener: socket.socket) -> str:
 def _listening_socket(server: ServerSettings) -> socket.socket:
     """Take the port before anything slow is started. Raises ConfigError when it is taken."""
     try:
-        return socket.create_server((server.host, server.port), backlog=2048)
+        listener = socket.create_server((server.host, server.port), backlog=2048)
     except OSError as error:
         raise ConfigError(f"cannot listen on {server.host}:{server.port}: {error.strerror}", "server.port") from error
+    # asyncio sets it on sockets that it made itself alone; without it a reply's body waits for its headers' receipt.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

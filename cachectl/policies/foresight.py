@@ -84,6 +84,9 @@ class Foresight(ReplacementPolicy):
     def entered(self, node: Node) -> None:
         """Keep the history of a path as long as the tree has it."""
         history = self._histories.of(node.key, node.depth - 1, node.content)
+        if node.accesses and not history.uses:
+            # Another controller counted them, and is no more.
+            history.recall(node.accesses, node.last_access)
         self._histories.set_resident(history, True)
         node.history = history
 

@@ -96,6 +96,12 @@ class History:
         document.count = counted(document.count, tick - document.last, HALF_LIVES[2]) if document.last else 0.0
         document.last = tick
 
+    def recall(self, uses: int, last: int) -> None:
+        """Take over uses of the path that nobody here saw; when they were, but for the last, nobody knows."""
+        self.uses = uses
+        self.last = last
+        self.row = self.band * len(CLASSES) + _CLASS_OF[min(uses, 50)]
+
 
 class Histories:
     """The histories of all resident paths and of twice as many ghosts: paths that were used, or kept, not long ago."""

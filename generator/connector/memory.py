@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
 import structlog
+from blake3 import blake3
 
 from generator.connector.blocks import PagedBlocks
 from generator.settings import KvSettings
@@ -57,7 +59,18 @@ def describe(
         host_bytes_per_s=host_rate,
         disk_bytes_per_s=disk_rate or host_rate,
         device=blocks.device_name,
+        shared=_shared_tiers(settings),
     )
+
+
+def _shared_tiers(settings: KvSettings) -> str:
+    """Names the memory and the disk below the GPU: who opens the same files of the same machine says the same.
+
+    A file system that several machines have mounted counts as one of each.
+    """
+    machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    opened = [path.stat() for path in (settings.host_file, settings.disk_dir) if path is not None and path.exists()]
+    return blake3("/".join([machine, *(f"{file.st_dev}:{file.st_ino}" for file in opened)]).encode()).hexdigest(16)
 
 
 def pages_of(gib: float, page_bytes: int) -> int:

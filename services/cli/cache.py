@@ -59,7 +59,9 @@ def stats(url: UrlOption = None, admin_key: AdminKeyOption = None, as_json: Json
         results.print(table)
     else:
         results.print("No tier has room: nothing is kept outside of the engine's own cache.")
-    summary = f"policy {held['policy']}, {held['running']} running, {held['queued']} waiting"
+    ending = sum(load["retired"] for load in held["instances"])
+    instances = f"{len(held['instances']) - ending} instances" + (f" ({ending} more ends)" if ending else "")
+    summary = f"policy {held['policy']}, {instances}, {held['running']} running, {held['queued']} waiting"
     if held["planned_tokens"]:
         share = held["planned_cached_tokens"] / held["planned_tokens"]
         summary += f", {share:.0%} of prompt tokens planned from the cache"

@@ -11,17 +11,20 @@ from services.config import config_file, load_config
 app = typer.Typer(help="The configuration.", no_args_is_help=True)
 
 
-@app.callback()
-def _group() -> None:
-    """Make `show` a command of its own, although it is the only one yet."""
-
-
 @app.command()
 def show() -> None:
     """Print the configuration in force as YAML, each option with what it means; secrets are masked."""
     source = config_file()
     print(f"# from the environment (RAGTREE_...), {source or 'no ragtree.yaml'}, and defaults")
     print("\n".join(_commented(load_config(), indent="")))
+
+
+@app.command()
+def render() -> None:
+    """Print the stack as a config file of Ray Serve: for `serve run`, and for a RayService on Kubernetes."""
+    from services.serve_config import render as rendered
+
+    print(rendered(load_config()), end="")
 
 
 def _commented(model: BaseModel, indent: str) -> Iterator[str]:

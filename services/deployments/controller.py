@@ -21,22 +21,20 @@ log = structlog.get_logger(__name__)
 
 IDLE_CHECKS = 5
 FOLLOW_S = 1.0
-INSTANCE = "generator"
-"""The name that the one generator has in plans."""
 
 
 class ControllerDeployment:
-    """Holds a ``Controller`` on the machine's monotonic clock, and keeps it true to the generator."""
+    """Holds a ``Controller`` on the machine's monotonic clock, and keeps it true to the generator's instances."""
 
     async def __init__(self, config: Config, generator: str) -> None:  # type: ignore[misc]  # Serve awaits it
         configure_logging()
         spare_full_collections()
         self._idle_checks = 0
-        engine = GeneratorHandle(serve.get_deployment_handle(generator, app_name=generator))
+        engines = GeneratorHandle.over(serve.get_deployment_handle(generator, app_name=generator))
         self._live = LiveController(
-            config.controller, INSTANCE, engine, config.cache_dir / "profiles", time.monotonic, time.time
+            config.controller, engines, config.cache_dir / "profiles", time.monotonic, time.time
         )
-        await _start(self._live, engine)
+        await _start(self._live, engines)
         self._controller = self._live.controller
         self._following = asyncio.create_task(self._follow())
 
@@ -104,24 +102,20 @@ class ControllerDeployment:
             collect_while_idle()
 
     async def _follow(self) -> None:
-        """Look every second whether the generator has restarted: what its GPU held is gone then."""
+        """Look every second which instances have come or gone: what a GPU held is gone with its instance."""
         while True:
             await asyncio.sleep(FOLLOW_S)
             try:
-                if await self._live.follow():
-                    log.info("the generator has restarted")
-            except Unavailable:
-                # Being restarted, most likely; its plans fail by themselves meanwhile.
-                continue
+                await self._live.follow()
             except Exception:
                 log.exception("the generator could not be followed")
 
 
-async def _start(live: LiveController, engine: GeneratorHandle) -> None:
-    """Start over the engine once it runs, however long its model takes to load, and again if it goes meanwhile."""
+async def _start(live: LiveController, engines: GeneratorHandle) -> None:
+    """Start over the first engine that runs, however long its model takes to load, and again if it goes meanwhile."""
     while True:
         try:
-            await engine.ready()
+            await engines.ready()
             return await live.start(_log_progress)
         except DeployFailed:
             raise

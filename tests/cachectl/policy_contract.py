@@ -100,6 +100,9 @@ class WatchedOrder(EvictionOrder):
     def lowest(self) -> tuple[Copy, float] | None:
         return self._order.lowest()
 
+    def lowest_few(self, count: int) -> list[Copy]:
+        return self._order.lowest_few(count)
+
     def check_integrity(self) -> None:
         self._order.check_integrity()
 

@@ -39,6 +39,7 @@ from protocol.plans import (
     AdmissionRequest,
     CompletionReport,
     ControllerStats,
+    InstanceLoad,
     PlannedNode,
     PrefillPlan,
     SpeculationDecision,
@@ -323,8 +324,9 @@ class FakeController:
     async def stats(self) -> ControllerStats:
         await self.phases.enter("stats")
         admitted = len(self.admitted) + len(self.warmed)
+        loads = tuple(InstanceLoad(name, 0, 0, retired=name == "c") for name in "abc")
         stats = ControllerStats("LRU", int(self.busy), self.waiting, admitted, 0, 0, 0, 0, 0, 0, 0, 40, 100)
-        return msgspec.structs.replace(stats, tiers=self.tiers)
+        return msgspec.structs.replace(stats, tiers=self.tiers, instances=loads)
 
     async def ready(self) -> None:
         await self.phases.enter("controller_ready")

@@ -63,7 +63,7 @@ def test_stats(run: Run):
     shown = done(run("stats")).stdout
     assert "250" in shown
     assert "25%" in shown
-    assert "policy LRU, 0 running, 0 waiting, 40% of prompt tokens" in shown
+    assert "policy LRU, 2 instances (1 more ends), 0 running, 0 waiting, 40% of prompt tokens" in shown
     assert json.loads(done(run("stats", "--json")).stdout)["tiers"][0]["evictions"] == 7
 
 

@@ -72,8 +72,10 @@ async def test_it_comes_back_by_itself(stack: Stack, in_process):
 
 async def test_a_query_that_met_a_dead_engine_warns_the_next(in_process):
     async with in_process(readiness_interval_s=60) as served:
-        served.stack.phases.failing["prefill"] = EngineDied("gone")
+        gone = EngineDied("gone")
+        served.stack.phases.failing.update(prefill=gone, engine_ready=gone)
         assert (await served.client.post("/query", json={"query": "x"})).status_code == 503
+        await eventually(lambda: "engine" in served.app.state.gateway.readiness.missing())
         searched = len(served.stack.retriever.requests)
         answer = await served.client.post("/query", json={"query": "x"})
         assert answer.json()["error"]["code"] == "engine_died"

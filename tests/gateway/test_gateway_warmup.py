@@ -163,7 +163,7 @@ async def test_an_engine_that_dies_costs_one_sequence_and_not_all(in_process, st
         stack.phases.held.add("prefill")
         location = await started(served, {"queries": [top(1), top(2)]})
         await eventually(lambda: stack.phases.waiting["prefill"] == 1)
-        stack.phases.failing["prefill"] = EngineDied("gone")
+        stack.phases.failing.update(prefill=EngineDied("gone"), engine_ready=EngineDied("gone"))
         stack.phases.released["prefill"].set()
         async with asyncio.timeout(10):
             while not (job := (await served.client.get(location)).json())["failed"]:

@@ -1,11 +1,12 @@
 """Pods: plain users on read-only roots, secrets by reference alone, probes, drains, and room for what they hold."""
 
 import json
+import re
 
 import pytest
 from rendered_release import labels_of, ray_container
 
-from scripts.chart.value_sets import CHART
+from scripts.chart.value_sets import CHART, ROOT
 
 GIB, MIB = 1024**3, 1024**2
 
@@ -57,6 +58,23 @@ class TestSecurity:
             assert {mount["name"] for mount in mounts.values()} <= _volumes(template).keys()
             assert _volumes(template)["shm"]["emptyDir"]["medium"] == "Memory"
 
+    def test_what_the_image_writes_to_is_mounted(self, each):
+        """By its environment variables: everything else of it is read-only."""
+        dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
+        places = dict(re.findall(r"^(?:ENV|   ) (\w+)=(/[^:\s]+) ?\\?$", dockerfile, re.MULTILINE))
+        assert {"HOME": "/tmp", "RAGTREE_DATA_DIR": "/data", "XDG_CACHE_HOME": "/cache"}.items() <= places.items()
+        for template in each.ray_pods.values():
+            mounted = [mount["mountPath"] for mount in ray_container(template)["volumeMounts"]]
+            assert [place for place in places.values() if f"/{place.split('/')[1]}" not in mounted] == []
+
+    def test_the_images_entrypoint_runs_before_ray(self, each):
+        """KubeRay puts a command of its own in its place."""
+        for template in each.ray_pods.values():
+            (before,) = template["spec"]["initContainers"]
+            assert before["image"] == ray_container(template)["image"]
+            assert (before.get("command"), before["args"]) == (None, ["true"])
+            assert {mount["mountPath"] for mount in before["volumeMounts"]} == {"/tmp", "/data", "/cache"}
+
     def test_no_variables_of_services_are_mistaken_for_options(self, each):
         assert all(pod["spec"]["enableServiceLinks"] is False for pod in each.pods.values())
 
@@ -88,7 +106,7 @@ class TestSecurity:
         names = ("KEY", "TOKEN", "PASSWORD", "REDIS__URL")
         for pod in each.pods.values():
             for container in _containers(pod):
-                for variable in container["env"]:
+                for variable in container.get("env", []):
                     if any(word in variable["name"] for word in names):
                         assert set(variable) == {"name", "valueFrom"} or variable["name"] == "KEYS_REQUIRED"
         if ft := each.cluster.get("gcsFaultToleranceOptions"):

@@ -6,51 +6,25 @@ import pytest
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.serve.schema import ServeDeploySchema
 
-from services.config import Config
-
-SCALED = {"generator", "gateway"}
-
-
-def _expected(options):
-    """The applications as they follow from the options."""
-    serving, shards = options["serving"], options["retriever"]["shards"]["count"]
-    retrievers = ["retriever"] if shards == 1 else [f"retriever-{shard}" for shard in range(shards)]
-    applications = []
-    for name in [*retrievers, "controller", "generator", "gateway"]:
-        part = name.partition("-")[0]
-        of = serving[part]
-        replicas = {"num_replicas": 1}
-        if part in SCALED:
-            bounds = ("min_replicas", "max_replicas", "target_ongoing_requests")
-            replicas = {"autoscaling_config": {bound: of[bound] for bound in bounds}}
-        applications.append(
-            {
-                "name": name,
-                "import_path": f"services.serving:{part}",
-                "route_prefix": "/" if part == "gateway" else None,
-                **({"args": {"shard": int(name.partition("-")[2])}} if "-" in name else {}),
-                "deployments": [
-                    {
-                        "name": name,
-                        **replicas,
-                        "max_ongoing_requests": 100_000,
-                        "graceful_shutdown_timeout_s": of["drain_s"],
-                        "health_check_period_s": 1,
-                        "health_check_timeout_s": 10,
-                        "ray_actor_options": {key: of[key] for key in ("num_cpus", "num_gpus", "resources")},
-                    }
-                ],
-            }
-        )
-    return applications
+from services.config import load_config
+from services.serve_config import serve_config
 
 
-def test_the_serve_config_follows_from_the_options(each):
-    assert each.serve_config == {
-        "proxy_location": "EveryNode",
-        "http_options": {"host": "0.0.0.0", "port": 8080},
-        "applications": _expected(each.options),
-    }
+@pytest.fixture
+def config(each, monkeypatch, tmp_path):
+    """What a pod reads of the rendered options."""
+    (tmp_path / "ragtree.yaml").write_text(json.dumps(each.options))
+    monkeypatch.setenv("RAGTREE_CONFIG", str(tmp_path / "ragtree.yaml"))
+    return load_config()
+
+
+def test_the_serve_config_is_what_ragtree_renders_from_the_same_options(each, config):
+    assert each.serve_config == serve_config(config)
+
+
+def test_ragtree_takes_the_options(each, config):
+    assert config.server.host == "0.0.0.0"
+    assert config.generator.kv.host_gib == each.options["generator"]["kv"]["host_gib"]
 
 
 def test_ray_serve_takes_it(each):
@@ -61,16 +35,6 @@ def test_ray_serve_takes_it(each):
 def test_the_shards_are_applications_of_their_own(render):
     names = [application["name"] for application in render("sharded").serve_config["applications"]]
     assert names == ["retriever-0", "retriever-1", "retriever-2", "retriever-3", "controller", "generator", "gateway"]
-
-
-def test_ragtree_takes_the_options(each, monkeypatch, tmp_path):
-    options = dict(each.options)
-    options.pop("serving")
-    (tmp_path / "ragtree.yaml").write_text(json.dumps(options))
-    monkeypatch.setenv("RAGTREE_CONFIG", str(tmp_path / "ragtree.yaml"))
-    config = Config()
-    assert config.server.host == "0.0.0.0"
-    assert config.generator.kv.host_gib == options["generator"]["kv"]["host_gib"]
 
 
 def test_large_numbers_are_numbers_in_the_options(everything):
@@ -90,7 +54,7 @@ class TestPlacement:
         groups = each.groups
         for application in each.serve_config["applications"]:
             (deployment,) = application["deployments"]
-            replicas = deployment.get("autoscaling_config", {}).get("max_replicas", 1)
+            replicas = deployment.get("autoscaling_config", {}).get("max_replicas") or deployment["num_replicas"]
             part = application["name"].partition("-")[0]
             of_the_kind = each.options["retriever"]["shards"]["count"] if part == "retriever" else replicas
             for name, amount in deployment["ray_actor_options"]["resources"].items():

@@ -22,7 +22,8 @@ def test_the_overhead_is_that_of_the_stack_over_its_engine(tmp_path):
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("\n") == 1
     result = json.loads(ran.stdout)
-    shared = {"p50_overhead_ms", "p99_overhead_ms", "p50_overhead_share"}
+    shared = {"p50_overhead_ms", "p99_overhead_ms", "p50_overhead_share", "per_token_overhead_ms"}
+    per_token = {"engine_per_token_ms", "stack_per_token_ms"}
     assert result.keys() == {"prompt_tokens_p50", "by_streams"} | shared
     assert 1200 < result["prompt_tokens_p50"] < 1900
 
@@ -30,7 +31,7 @@ def test_the_overhead_is_that_of_the_stack_over_its_engine(tmp_path):
     assert list(rows) == ["1", "2"]
     for streams, row in rows.items():
         sides = {f"{side}_{share}_ms" for side in ("engine", "stack") for share in ("p50", "p99")}
-        assert row.keys() == {"streams", "samples"} | sides | shared
+        assert row.keys() == {"streams", "samples"} | sides | shared | per_token
         # Two rounds at least, so that each side goes first once.
         assert (row["streams"], row["samples"]) == (int(streams), 2 * int(streams))
         # Both sides contain the same prefill.
@@ -38,6 +39,9 @@ def test_the_overhead_is_that_of_the_stack_over_its_engine(tmp_path):
         assert row["engine_p50_ms"] <= row["engine_p99_ms"]
         assert row["stack_p50_ms"] <= row["stack_p99_ms"]
         assert row["p50_overhead_ms"] <= row["p99_overhead_ms"]
+        # The fake engine pauses for 5 ms between two tokens, and a little longer than it says.
+        assert 5 < row["engine_per_token_ms"] < 50
+        assert 5 < row["stack_per_token_ms"] < 50
         assert row["p50_overhead_share"] == pytest.approx(row["p50_overhead_ms"] / row["engine_p50_ms"])
     prefill_ms = result["prompt_tokens_p50"] / PREFILL_TOKENS_PER_S * 1000
     assert 0.9 * prefill_ms < rows["1"]["engine_p50_ms"] < 2 * prefill_ms

@@ -31,12 +31,6 @@ capabilities:
   value: /data
 - name: RAGTREE_CACHE_DIR
   value: /cache
-- name: XDG_CACHE_HOME
-  value: /cache
-- name: HOME
-  value: /tmp
-- name: RAY_USAGE_STATS_ENABLED
-  value: "0"
 {{- range $name, $value := .Values.env }}
 - name: {{ $name }}
   value: {{ $value | quote }}
@@ -123,6 +117,22 @@ spec:
   affinity:
     {{- toYaml . | nindent 4 }}
   {{- end }}
+  initContainers:
+    # The image's entrypoint, which KubeRay passes over: it finds volumes that cannot be written to, and links the models
+    # that came with the image to the cache.
+    - name: entrypoint
+      image: {{ include "ragtree.image" $root }}
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      args: ["true"]
+      securityContext:
+        {{- include "ragtree.containerSecurityContext" $root | nindent 8 }}
+      resources:
+        requests: {cpu: 50m, memory: 64Mi}
+        limits: {memory: 64Mi}
+      volumeMounts:
+        - {name: tmp, mountPath: /tmp}
+        - {name: data, mountPath: /data}
+        - {name: cache, mountPath: /cache}
   containers:
     - name: {{ ternary "ray-head" "ray-worker" $head }}
       image: {{ include "ragtree.image" $root }}

@@ -1,4 +1,4 @@
-{{/* Ray Serve's applications, as `ragtree config render` writes them from the same options. */}}
+{{/* Ray Serve's applications, the same that `ragtree config render` writes from the same options. */}}
 {{- define "ragtree.serveConfig" -}}
 {{- $serving := .Values.config.serving -}}
 {{- $shards := int .Values.config.retriever.shards.count -}}
@@ -6,42 +6,45 @@ proxy_location: EveryNode
 http_options:
   host: {{ .Values.config.server.host }}
   port: {{ .Values.config.server.port }}
+logging_config:
+  log_level: WARNING
+  enable_access_log: false
 applications:
+{{- if eq $shards 1 }}
+{{ include "ragtree.application" (dict "name" "retriever" "part" "retriever" "of" $serving.retriever) }}
+{{- else }}
 {{- range $shard := until $shards }}
-{{- $name := ternary "retriever" (printf "retriever-%d" $shard) (eq $shards 1) }}
-{{ include "ragtree.application" (dict "name" $name "part" "retriever" "of" $serving.retriever "shard" (ternary nil $shard (eq $shards 1))) }}
+{{ include "ragtree.application" (dict "name" (printf "retriever-%d" $shard) "part" "retriever" "of" $serving.retriever "args" (dict "shard" $shard)) }}
+{{- end }}
 {{- end }}
 {{ include "ragtree.application" (dict "name" "controller" "part" "controller" "of" $serving.controller) }}
-{{ include "ragtree.application" (dict "name" "generator" "part" "generator" "of" $serving.generator "scales" true) }}
-{{ include "ragtree.application" (dict "name" "gateway" "part" "gateway" "of" $serving.gateway "scales" true "route" "/") }}
+{{ include "ragtree.application" (dict "name" "generator" "part" "generator" "of" $serving.generator) }}
+{{ include "ragtree.application" (dict "name" "gateway" "part" "gateway" "of" $serving.gateway "route" "/") }}
 {{- end }}
 
 {{- define "ragtree.application" -}}
 - name: {{ .name }}
-  import_path: services.serving:{{ .part }}
   route_prefix: {{ default "null" .route }}
-  {{- if not (kindIs "invalid" .shard) }}
-  args:
-    shard: {{ .shard }}
-  {{- end }}
+  import_path: services.serving:{{ .part }}
+  args: {{ toJson (default dict .args) }}
   deployments:
     - name: {{ .name }}
-      {{- if .scales }}
-      autoscaling_config:
-        min_replicas: {{ .of.min_replicas }}
-        max_replicas: {{ .of.max_replicas }}
-        target_ongoing_requests: {{ .of.target_ongoing_requests }}
-      {{- else }}
-      num_replicas: 1
-      {{- end }}
       max_ongoing_requests: 100000
-      graceful_shutdown_timeout_s: {{ .of.drain_s }}
-      health_check_period_s: 1
-      health_check_timeout_s: 10
       ray_actor_options:
         num_cpus: {{ .of.num_cpus }}
         num_gpus: {{ .of.num_gpus }}
         resources: {{ toJson .of.resources }}
+      max_constructor_retry_count: 2
+      health_check_period_s: 1.0
+      health_check_timeout_s: 10.0
+      graceful_shutdown_timeout_s: {{ .of.drain_s }}
+      graceful_shutdown_wait_loop_s: 0.5
+      {{- if gt (dig "max_replicas" 1 .of | int) (dig "min_replicas" 1 .of | int) }}
+      autoscaling_config:
+        {{- pick .of "min_replicas" "max_replicas" "target_ongoing_requests" "upscale_delay_s" "downscale_delay_s" | toYaml | nindent 8 }}
+      {{- else }}
+      num_replicas: {{ dig "min_replicas" 1 .of }}
+      {{- end }}
 {{- end }}
 
 {{/* How long the slowest of some parts may take to finish what it has begun, in seconds: `parts`, and `serving`. */}}

@@ -1,0 +1,51 @@
+"""Keeps a controller's recollection up to date elsewhere."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+
+from cachectl.controller import Controller
+from cachectl.recollection import Recollection, StateStore
+
+log = structlog.get_logger(__name__)
+
+
+class Keeper:
+    """Has what a ``controller`` remembers kept in a ``store``: every ``interval_s`` seconds, and when told to.
+
+    Only what has changed goes there. Where the store may have missed something, all of it is kept anew.
+    """
+
+    def __init__(self, controller: Controller, store: StateStore, interval_s: float, known: Recollection) -> None:
+        self._controller = controller
+        self._store = store
+        self._interval_s = interval_s
+        self._kept = known
+        self._turn = asyncio.Lock()
+
+    async def keep(self) -> None:
+        """Keep what there is now."""
+        async with self._turn:
+            now = await self._controller.recollection()
+            kept = await self._store.keep(self._kept, now)
+            self._kept = now if kept else Recollection()
+
+    @asynccontextmanager
+    async def keeping(self) -> AsyncIterator[None]:
+        """Keep it at every interval for as long as the context is open."""
+        task = asyncio.create_task(self._go_on())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def _go_on(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            try:
+                await self.keep()
+            except Exception:
+                log.exception("the controller's state was not kept")

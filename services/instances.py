@@ -1,0 +1,30 @@
+"""Which replica of the generator a call goes to: each is an instance that plans name.
+
+The controller decides on an instance, so Serve's own choice by load is of no use for plans. A call that names one
+carries the name as Serve's multiplexed model id: Serve's word for what only some of the replicas have.
+"""
+
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from services.membership import note
+
+
+class InstanceRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
+    """Serve's router in each process that calls the generator: to the replica that is named, or else to any.
+
+    Where the named one is gone another gets the call, and says so: that is an error within milliseconds, where no
+    choice would be a call that waits for ever.
+    """
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The one that the request names, or all."""
+        named = pending_request.metadata.multiplexed_model_id if pending_request is not None else ""
+        chosen = [replica for replica in candidate_replicas if replica.replica_id.unique_id == named]
+        return [chosen or candidate_replicas]
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Hear from Serve which replicas there are."""
+        super().update_replicas(replicas)
+        note(self.app_name, [replica.replica_id.unique_id for replica in replicas])

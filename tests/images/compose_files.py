@@ -1,0 +1,56 @@
+"""The compose files as compose reads them: variables filled in, overlays laid over one another."""
+
+import re
+from typing import Any
+
+import yaml
+from compose_spec import PyCompose
+from dockerfiles import ROOT
+
+BASE, GPU, OBSERVABILITY = "docker-compose.yml", "docker-compose.gpu.yml", "docker-compose.observability.yml"
+COMBINATIONS = [(BASE,), (BASE, GPU), (BASE, OBSERVABILITY), (BASE, GPU, OBSERVABILITY)]
+
+_VARIABLE = re.compile(r"(?<!\$)\$\{(\w+)(?::-([^}]*))?\}")
+_REPLACED = {"command", "entrypoint", "test"}
+"""Lists that an overlay replaces; to all others it adds."""
+
+
+def text(file: str, environment: dict[str, str] | None = None) -> str:
+    """A file with its variables filled in."""
+    given = environment or {}
+    raw = "\n".join(line for line in (ROOT / file).read_text().splitlines() if not line.lstrip().startswith("#"))
+    return _VARIABLE.sub(lambda found: given.get(found[1]) or found[2] or "", raw)
+
+
+def defaults(file: str) -> dict[str, str | None]:
+    """The variables of a file, with their defaults; None: what compose passes through where it is set."""
+    found: dict[str, str | None] = {
+        variable: value for variable, value in _VARIABLE.findall((ROOT / file).read_text()) if variable != "VARIABLE"
+    }
+    for service in yaml.safe_load(text(file))["services"].values():
+        found |= {name: None for name, value in service.get("environment", {}).items() if value is None}
+    return found
+
+
+def merged(files: tuple[str, ...], environment: dict[str, str] | None = None) -> dict[str, Any]:
+    """The files as one document, each laid over those before it."""
+    document: dict[str, Any] = {}
+    for file in files:
+        document = _laid_over(document, yaml.safe_load(text(file, environment)))
+    return document
+
+
+def parsed(document: dict[str, Any]) -> PyCompose:
+    """The document after the specification. Raises ValueError where it is not what that asks for."""
+    compose = PyCompose.from_yaml(yaml.safe_dump(document))
+    compose.validate()
+    compose.to_spec()
+    return compose
+
+
+def _laid_over(below: Any, above: Any, key: str = "") -> Any:
+    if isinstance(below, dict) and isinstance(above, dict):
+        return below | {name: _laid_over(below.get(name), value, name) for name, value in above.items()}
+    if isinstance(below, list) and isinstance(above, list) and key not in _REPLACED:
+        return [*below, *(item for item in above if item not in below)]
+    return above

@@ -1,0 +1,68 @@
+"""The stack as a config file of Ray Serve."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from protocol.errors import ConfigError
+from services.config import Config, load_config
+from services.serve_config import render, serve_config
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAGTREE_CONFIG", raising=False)
+
+
+def deployments(config: Config) -> dict[str, dict]:
+    return {app["name"]: app["deployments"][0] for app in serve_config(config)["applications"]}
+
+
+def test_the_file_in_the_repository_is_that_of_the_defaults():
+    assert (ROOT / "services" / "serve.yaml").read_text() == render(load_config())
+
+
+def test_it_is_a_config_file_to_serve_itself():
+    schema = ServeDeploySchema.model_validate(yaml.safe_load(render(load_config())))
+    assert [app.name for app in schema.applications] == ["retriever", "controller", "generator", "gateway"]
+    assert [app.route_prefix for app in schema.applications] == [None, None, None, "/"]
+
+
+def test_every_application_is_there_to_be_imported():
+    for app in serve_config(load_config())["applications"]:
+        module, _, name = app["import_path"].partition(":")
+        assert callable(getattr(import_module(module), name))
+
+
+def test_each_shard_is_an_application_that_knows_its_number(monkeypatch):
+    monkeypatch.setenv("RAGTREE_RETRIEVER__SHARDS__COUNT", "2")
+    apps = {app["name"]: app["args"] for app in serve_config(load_config())["applications"]}
+    assert {name: apps[name] for name in apps if name.startswith("retriever")} == {
+        "retriever-0": {"shard": 0},
+        "retriever-1": {"shard": 1},
+    }
+
+
+def test_replicas_are_fixed_or_scaled_and_claim_what_is_configured(monkeypatch):
+    monkeypatch.setenv("RAGTREE_SERVING__GENERATOR__MIN_REPLICAS", "2")
+    assert deployments(load_config())["generator"]["num_replicas"] == 2
+    monkeypatch.setenv("RAGTREE_SERVING__GENERATOR__MAX_REPLICAS", "5")
+    monkeypatch.setenv("RAGTREE_SERVING__GENERATOR__NUM_GPUS", "1")
+    monkeypatch.setenv("RAGTREE_SERVING__GENERATOR__RESOURCES", '{"ragtree_generator": 1}')
+    generator = deployments(load_config())["generator"]
+    assert "num_replicas" not in generator
+    assert (generator["autoscaling_config"]["min_replicas"], generator["autoscaling_config"]["max_replicas"]) == (2, 5)
+    assert generator["ray_actor_options"] == {"num_cpus": 0, "num_gpus": 1, "resources": {"ragtree_generator": 1}}
+
+
+def test_fewer_at_most_than_at_least_is_refused(monkeypatch):
+    monkeypatch.setenv("RAGTREE_SERVING__GENERATOR__MIN_REPLICAS", "3")
+    monkeypatch.setenv("RAGTREE_SERVING__GENERATOR__MAX_REPLICAS", "2")
+    with pytest.raises(ConfigError, match="at least min_replicas"):
+        load_config()

@@ -1,0 +1,116 @@
+"""Several instances of the generator on real Ray Serve, with the fake engine: loss, another try, and draining."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import psutil
+import pytest
+from stacks import HASHING, come_to, until
+
+pytestmark = pytest.mark.ray
+
+PREFILL_TOKENS_PER_S = 100
+SLOW = {
+    "RAGTREE_GENERATOR__ENGINE": "fake",
+    "RAGTREE_GENERATOR__FAKE__DECODE_TOKENS_PER_S": "20",
+    "RAGTREE_GENERATOR__FAKE__PREFILL_TOKENS_PER_S": str(PREFILL_TOKENS_PER_S),
+    "RAGTREE_SERVING__GENERATOR__MIN_REPLICAS": "2",
+}
+# A second of prefill, and some of answer.
+LONG = {"query": "What has Ruritania?", "collection": "long", "top_k": 1, "max_tokens": 60}
+
+RESCALE = """
+import sys
+import ray
+from ray import serve
+from services.applications import GENERATOR, generator_application
+from services.config import load_config
+
+ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
+serve.run(generator_application(load_config()), name=GENERATOR, route_prefix=None)
+"""
+
+
+@pytest.fixture(scope="module")
+def two_instances(start_stack):
+    stack = start_stack({**SLOW, **HASHING}, "replicas")
+    stack.ingest("long", {"ruritania": " ".join(["Ruritania has hills, and castles, and one railway."] * 12)})
+    until(lambda: instances(stack) == 2)
+    return stack
+
+
+def instances(stack) -> int:
+    """How many the controller gives requests to."""
+    with stack.client() as client:
+        answer = client.get("/v1/admin/cache/stats")
+    # The controller is away while it starts.
+    return sum(not load["retired"] for load in answer.json()["instances"]) if answer.status_code == 200 else 0
+
+
+def replicas(stack) -> list[psutil.Process]:
+    return stack.processes("ServeReplica:generator")
+
+
+def terminal(events) -> dict:
+    """Read a stream to its one terminal event."""
+    *_, last = events
+    return last
+
+
+def test_a_query_that_loses_its_instance_before_a_token_is_answered_by_another(two_instances):
+    before = two_instances.metric("ragtree_requests_begun_again_total")
+    with ThreadPoolExecutor(2) as asking:
+        # One on each instance, and neither has its token within the next second.
+        answers = [asking.submit(two_instances.query, **LONG) for _ in range(2)]
+        until(lambda: two_instances.metric("ragtree_queue_wait_seconds_count") >= 2)
+        lost = replicas(two_instances)[0]
+        lost.kill()
+        replies = [answer.result() for answer in answers]
+    assert [reply.status_code for reply in replies] == [200, 200], replies
+    assert replies[0].json()["output_text"] == replies[1].json()["output_text"]
+    assert two_instances.metric("ragtree_requests_begun_again_total") == before + 1
+    until(lambda: instances(two_instances) == 2)
+
+
+def test_one_that_has_begun_fails_and_nobody_else_notices(two_instances):
+    with ExitStack() as streams:
+        running = [streams.enter_context(two_instances.asking(**LONG)) for _ in range(2)]
+        for events in running:
+            come_to(events, "output_text.delta")
+        replicas(two_instances)[0].kill()
+        # While one instance is away, the other takes all that comes.
+        assert two_instances.query(**{**LONG, "max_tokens": 1}).status_code == 200
+        ends = sorted(terminal(events)["type"] for events in running)
+    assert ends == ["query.completed", "query.failed"]
+    until(lambda: instances(two_instances) == 2)
+
+
+def test_an_instance_that_drains_finishes_its_streams_and_gets_no_more(two_instances):
+    with ExitStack() as streams:
+        running = [streams.enter_context(two_instances.asking(**LONG)) for _ in range(2)]
+        for events in running:
+            come_to(events, "output_text.delta")
+        rescale(two_instances, "1")
+        until(lambda: instances(two_instances) == 1)
+        assert two_instances.query(**{**LONG, "max_tokens": 1}).status_code == 200
+        assert [terminal(events)["type"] for events in running] == ["query.completed"] * 2
+    until(lambda: len(replicas(two_instances)) == 1)
+    rescale(two_instances, "2")
+    until(lambda: instances(two_instances) == 2)
+
+
+def rescale(stack, count: str) -> None:
+    environment = {**stack.environment, "RAGTREE_DATA_DIR": str(stack.folder)}
+    environment["RAGTREE_SERVING__GENERATOR__MIN_REPLICAS"] = count
+    ran = subprocess.run(
+        [sys.executable, "-c", RESCALE, stack.running.ray_address],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr

@@ -1,0 +1,52 @@
+"""The stack as `serve run` starts it from its config file, with the gateway behind Serve's own proxies."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import httpx
+import pytest
+from stacks import FAKE, FREEDONIA, HASHING, command, ended_job, until
+
+pytestmark = pytest.mark.ray
+
+
+def test_serve_runs_the_stack_from_its_config_file(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {
+        **FAKE,
+        **HASHING,
+        "RAGTREE_DATA_DIR": str(tmp_path / "data"),
+        "RAGTREE_SERVER__PORT": str(port),
+        "RAGTREE_SERVING__GATEWAY__MIN_REPLICAS": "2",
+    }
+    file = tmp_path / "serve.yaml"
+    file.write_text(command("config", "render", **environment).stdout)
+    log = (tmp_path / "log").open("wb")
+    # `import services` comes first, for what it says of Ray Serve in the environment; an image says it itself.
+    script = "import services; from ray.serve.scripts import cli; cli()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, "run", str(file)], env={**os.environ, **environment}, stdout=log, stderr=log
+    ) as serve:
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+                until(lambda: answers(client), timeout_s=90)
+                path = "/v1/collections/countries/documents/freedonia"
+                job = client.put(path, content=FREEDONIA, headers={"Content-Type": "text/plain"}).json()
+                until(lambda: ended_job(client, job["job_id"]))
+                body = {"query": "capital?", "collection": "countries", "stream": True}
+                frames = [line for line in client.post("/query", json=body).text.splitlines() if line]
+            assert frames[0] == "event: query.created"
+            assert frames[-2] == "event: query.completed"
+        finally:
+            serve.terminate()
+            serve.wait(60)
+
+
+def answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
