@@ -77,9 +77,9 @@ class TestPlacement:
         assert gpus == {"retriever": 0, "generator": 1, "gateway": 0}
 
     def test_fractions_are_offered_as_whole_numbers(self, render):
-        halves = render(settings=("config.serving.gateway.resources.ragtree_gateway=0.75",))
+        halves = render("sharded", settings=("config.serving.retriever.resources.ragtree_retriever=0.4",))
         offer = json.loads(halves.groups["retriever"]["rayStartParams"]["resources"].strip("'"))
-        assert offer["ragtree_gateway"] == 2
+        assert offer == {"ragtree_retriever": 2, "ragtree_controller": 1}
         assert all(isinstance(amount, int) for amount in offer.values())
 
 

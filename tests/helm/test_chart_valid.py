@@ -114,7 +114,9 @@ def test_rules_are_taken_as_prometheus_spells_them(checker):
         ("redis.enabled=true", "redis.host and redis.existingSecret are required"),
         ('upgrade.strategy="NewCluster"', "one owner"),
         ('config.gateway.admin_key="hush"', "keys belong in a Secret"),
-        ("config.serving.gateway.min_replicas=9", "min_replicas 9 is above max_replicas 2"),
+        ('config.redis.url="redis://:hush@redis"', "belongs in a Secret"),
+        ("config.serving.gateway.min_replicas=9", "min_replicas 9 is above max_replicas 1"),
+        ("config.serving.gateway.max_replicas=2", "several gateways need pods of their own"),
     ],
 )
 def test_wrong_values_are_refused_in_words(chart, setting, told):

@@ -16,9 +16,9 @@
 {{- if and (eq .Values.upgrade.strategy "NewCluster") .Values.retriever.persistence.enabled -}}
 {{- fail "upgrade.strategy NewCluster: two clusters would share the documents' volume, which has one owner. Use None, or turn retriever.persistence.enabled off." -}}
 {{- end -}}
-{{- if .Values.redis.enabled | not -}}{{- if (default dict .Values.config.redis).url -}}
+{{- if (default dict .Values.config.redis).url -}}
 {{- fail "config.redis.url: a URL with a password belongs in a Secret; use redis.enabled and redis.existingSecret." -}}
-{{- end -}}{{- end -}}
+{{- end -}}
 {{- range $key := list "api_keys" "admin_key" -}}
 {{- if hasKey (default dict $.Values.config.gateway) $key -}}
 {{- fail (printf "config.gateway.%s: keys belong in a Secret, and config becomes a ConfigMap. See secrets." $key) -}}
@@ -29,5 +29,9 @@
 {{- if gt (int $of.min_replicas) (int $of.max_replicas) -}}
 {{- fail (printf "config.serving.%s: min_replicas %v is above max_replicas %v." $part $of.min_replicas $of.max_replicas) -}}
 {{- end -}}
+{{- end -}}
+{{- $gateways := .Values.config.serving.gateway.max_replicas | int -}}
+{{- if and (gt $gateways 1) (not .Values.gateway.dedicated) -}}
+{{- fail (printf "config.serving.gateway.max_replicas %d: several gateways need pods of their own, where each is scraped for itself. Turn gateway.dedicated on." $gateways) -}}
 {{- end -}}
 {{- end }}
