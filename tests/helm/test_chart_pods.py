@@ -154,10 +154,10 @@ class TestProbesAndDrains:
         for group, template in each.ray_pods.items():
             drain = max((serving[part]["drain_s"] for part in runs[group]), default=0)
             assert _env(ray_container(template))["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"]["value"] == str(drain)
-            before = ray_container(template).get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command")
-            assert (before is None) == (group == "head")
-            paused = int(before[1]) if before else 0
-            assert template["spec"]["terminationGracePeriodSeconds"] >= drain + paused + 30
+            pause = int(ray_container(template)["lifecycle"]["preStop"]["exec"]["command"][1])
+            assert template["spec"]["terminationGracePeriodSeconds"] >= drain + pause + 30
+            # The head is there to be told that the others drain.
+            assert pause == (15 if group == "head" else 5)
         assert each.ray_service["rayClusterDeletionDelaySeconds"] == max(part["drain_s"] for part in serving.values())
 
     def test_the_longest_drain_counts_wherever_it_is_set(self, render):
@@ -185,6 +185,7 @@ class TestRoom:
 
     def test_documents_lie_in_a_claim_that_outlives_the_release(self, defaults):
         claim = defaults.one("PersistentVolumeClaim")
+        assert claim["spec"]["accessModes"] == ["ReadWriteOncePod"]
         assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
         mounted = _volumes(defaults.ray_pods["retriever"])["data"]["persistentVolumeClaim"]["claimName"]
         assert mounted == claim["metadata"]["name"]

@@ -162,13 +162,16 @@ spec:
           {{- toYaml . | nindent 10 }}
         {{- end }}
       {{- include "ragtree.probes" (dict "root" $root "head" $head "modelLoadSeconds" (default 300 .of.modelLoadSeconds)) | nindent 6 }}
-      {{- if not $head }}
       lifecycle:
         preStop:
           exec:
+            {{- if $head }}
+            # When all pods go, until the others have told it that they drain.
+            command: [sleep, "15"]
+            {{- else }}
             # Until nobody sends new requests here. Then Ray is told to end, and has Serve finish what runs first.
             command: [sleep, "5"]
-      {{- end }}
+            {{- end }}
       volumeMounts:
         # A file of its own stays as it was when the container started, whatever becomes of the ConfigMap.
         - {name: config, mountPath: /etc/ragtree/ragtree.yaml, subPath: ragtree.yaml, readOnly: true}
