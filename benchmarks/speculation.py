@@ -30,7 +30,7 @@ from gateway.lease import Releases
 from gateway.metrics import GatewayMetrics
 from gateway.pipeline import QueryPipeline
 from gateway.query import Query
-from gateway.query_log import QueryLog
+from gateway.query_log_file import QueryLogFile
 from gateway.reply import Timings
 from gateway.settings import GatewaySettings
 from gateway.settling import Settling
@@ -287,7 +287,7 @@ class _Asker:
             parts,
             metrics=GatewayMetrics(CollectorRegistry()),
             releases=self._releases,
-            query_log=QueryLog(None, 0),
+            query_log=QueryLogFile(None, 0),
             settings=GatewaySettings(query_timeout_s=3600.0, first_step_timeout_s=3600.0),
             settling=Settling(),
         )

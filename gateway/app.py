@@ -17,15 +17,19 @@ from gateway.handlers import install_handlers
 from gateway.lease import Releases
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import RequestContext
+from gateway.open_requests import OpenRequests
 from gateway.pipeline import QueryPipeline
-from gateway.query_log import QueryLog
+from gateway.quotas import Quotas
 from gateway.readiness import Readiness
+from gateway.recent_documents import RecentDocuments
 from gateway.replay import Replay
-from gateway.routes import admin, documents, health, query
+from gateway.routes import admin, documents, health, page, query
 from gateway.routes import openai as openai_routes
 from gateway.runs import QueryRuns
 from gateway.settings import GatewaySettings
 from gateway.settling import Settling
+from gateway.stores import EmbeddedStores, Stores
+from gateway.uploads import Uploads
 from gateway.warmup import WarmUps
 from protocol.parts import Parts
 
@@ -36,11 +40,12 @@ def create_app(
     *,
     data_dir: Path | None = None,
     registry: CollectorRegistry | None = None,
+    stores: Stores | None = None,
 ) -> FastAPI:
     """The ASGI app over the given parts.
 
     ``data_dir`` is the gateway's own folder, without which it keeps no query log; ``registry`` holds its metrics, a new
-    one by default.
+    one by default; ``stores`` are its own, in that folder and in memory, unless others are given.
 
     Its lifespan watches the parts and, at shutdown, gives every lease back, so a server must run it.
     Raises ConfigError for keys that cannot be used.
@@ -48,7 +53,7 @@ def create_app(
     metrics = GatewayMetrics(registry or CollectorRegistry())
     keyring = Keyring.from_settings(settings)
     releases = Releases()
-    query_log = QueryLog(data_dir, settings.query_log_mib)
+    stores = stores or EmbeddedStores(data_dir, settings)
     readiness = Readiness(
         parts.retriever,
         parts.controller,
@@ -56,41 +61,52 @@ def create_app(
         settings.readiness_interval_s,
         settings.readiness_timeout_s,
     )
+    recent = RecentDocuments()
     pipeline = QueryPipeline(
-        parts, metrics=metrics, releases=releases, query_log=query_log, settings=settings, settling=Settling()
+        parts,
+        metrics=metrics,
+        releases=releases,
+        query_log=stores.query_log,
+        settings=settings,
+        settling=Settling(),
+        recent=recent,
     )
     runs = QueryRuns(pipeline, readiness.heard)
     forgetting = Forgetting(parts.retriever, parts.controller, settings)
     replay = Replay(parts, runs=runs, readiness=readiness, releases=releases, settings=settings)
-    warm_ups = WarmUps(replay, query_log, settings)
+    warm_ups = WarmUps(replay, stores.query_log, settings)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with readiness.watched(), forgetting.sweeping():
+        async with stores.opened(), readiness.watched(), forgetting.sweeping():
             yield
             await warm_ups.shutdown()
             await runs.shutdown()
             await releases.drain(settings.drain_s)
-            await query_log.close()
 
     app = FastAPI(title="RAGTree", version="0.1.0", lifespan=lifespan, docs_url="/docs", redoc_url=None)
     app.state.gateway = Gateway(
         retriever=parts.retriever,
         controller=parts.controller,
         layout=parts.layout,
+        uploads=Uploads(parts.retriever, stores.upload_records, readiness),
         runs=runs,
         forgetting=forgetting,
         warm_ups=warm_ups,
         readiness=readiness,
         keyring=keyring,
+        quotas=Quotas(stores.windows, releases, settings),
+        stores=stores,
         metrics=metrics,
         cache_metrics=CacheMetrics(metrics.registry, parts.controller, readiness, settings.readiness_timeout_s),
+        recent_documents=recent,
         settings=settings,
     )
     install_handlers(app, metrics, settings.retry_after_s)
     app.add_middleware(BodyLimit, settings=settings, metrics=metrics)
+    app.add_middleware(OpenRequests, settings=settings, metrics=metrics)
     app.add_middleware(RequestContext, retry_after_s=settings.retry_after_s)
-    for routes in (query, documents, openai_routes, admin, health):
+    for routes in (query, documents, openai_routes, admin, health, page):
         app.include_router(routes.router)
     openapi.describe(app, {openapi.API_KEY: keyring.asks, openapi.ADMIN_KEY: keyring.asks_administrators})
     return app

@@ -7,17 +7,22 @@ from typing import NamedTuple
 
 from pydantic import SecretStr
 
-from gateway.settings import ApiKey, GatewaySettings
+from gateway.settings import ApiKey, GatewaySettings, Limits
 from protocol.errors import ConfigError, PermissionDenied, Unauthenticated
 
 _DIGEST_PREFIX = "sha256:"
 
 
 class Caller(NamedTuple):
-    """Whom a request is served for, as the key says."""
+    """Whom a request is served for, as the key says, and what that key may do.
+
+    ``owner`` stands for the key where its quotas are counted: a digest, of which neither key nor tenant can be read.
+    """
 
     tenant: str
     admin: bool
+    owner: str
+    limits: Limits
 
     @property
     def namespace(self) -> str:
@@ -31,25 +36,33 @@ class Keyring:
     Raises ConfigError for a digest that is none, or a key issued twice.
     """
 
-    def __init__(self, keys: Sequence[ApiKey], default_tenant: str, admin_key: SecretStr | None = None) -> None:
+    def __init__(
+        self,
+        keys: Sequence[ApiKey],
+        default_tenant: str,
+        admin_key: SecretStr | None = None,
+        limits: Limits = Limits(),  # noqa: B008 - it never changes
+    ) -> None:
         self._callers: dict[bytes, Caller] = {}
-        self._open = None if keys else Caller(default_tenant, admin=admin_key is None)
+        everyone = _owner_of(f"tenant:{default_tenant}".encode())
+        self._open = None if keys else Caller(default_tenant, admin_key is None, everyone, limits)
         for key in keys:
             digest = _digest_of(key.secret, f"The key of tenant {key.tenant!r}", "api_keys")
             if digest in self._callers:
                 raise ConfigError(f"An API key of tenant {key.tenant!r} was issued twice.", "api_keys")
-            self._callers[digest] = Caller(key.tenant, key.admin)
+            own = limits.overridden_by(key.limits)
+            self._callers[digest] = Caller(key.tenant, key.admin, _owner_of(digest), own)
         self._administrators = {digest: caller for digest, caller in self._callers.items() if caller.admin}
         if admin_key is not None:
             digest = _digest_of(admin_key, "The administrator's key", "admin_key")
             if digest in self._callers:
                 raise ConfigError("The administrator's key is an API key also.", "admin_key")
-            self._administrators[digest] = Caller(default_tenant, admin=True)
+            self._administrators[digest] = Caller(default_tenant, True, _owner_of(digest), Limits())
 
     @classmethod
     def from_settings(cls, settings: GatewaySettings) -> "Keyring":
         """The keyring that the settings describe; open where they hold no keys."""
-        return cls(settings.api_keys, settings.default_tenant, settings.admin_key)
+        return cls(settings.api_keys, settings.default_tenant, settings.admin_key, settings.limits)
 
     @property
     def asks(self) -> bool:
@@ -97,6 +110,10 @@ class Keyring:
 def namespace_of(tenant: str) -> str:
     """What keeps a tenant's KV apart from others'; a digest, so it may stand in keys and file names."""
     return hashlib.sha256(f"ragtree-namespace:{tenant}".encode()).hexdigest()[:32]
+
+
+def _owner_of(secret: bytes) -> str:
+    return hashlib.sha256(b"ragtree-quota:" + secret).hexdigest()[:32]
 
 
 def _digest_of(key: SecretStr, whose: str, setting: str) -> bytes:

@@ -6,6 +6,7 @@ import msgspec
 
 from gateway.errors import ErrorBody, error_body
 from gateway.readiness import Readiness
+from gateway.recent_documents import DocumentName, RecentDocuments
 from gateway.warmup import WarmUp
 from protocol.cache import TierStats, TreeView
 from protocol.documents import JobStatus
@@ -60,14 +61,18 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheTree(TreeView, frozen=True, kw_only=True):
-    """The knowledge tree down to a depth."""
+    """The knowledge tree down to a depth.
+
+    ``documents`` names, by namespace and content, those that this gateway's queries have found lately.
+    """
 
     object: Literal["cache.tree"] = "cache.tree"
+    documents: dict[str, dict[str, DocumentName]]
 
     @classmethod
-    def of(cls, view: TreeView) -> "CacheTree":
+    def of(cls, view: TreeView, recent: RecentDocuments) -> "CacheTree":
         """The tree as a reply."""
-        return cls(namespaces=view.namespaces, nodes=view.nodes, tiers=view.tiers)
+        return cls(namespaces=view.namespaces, nodes=view.nodes, tiers=view.tiers, documents=recent.names_in(view))
 
 
 class Pinned(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,6 @@
 """What routes are given: the gateway's parts, and who is calling."""
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -10,10 +11,15 @@ from gateway.auth import Caller, Keyring
 from gateway.cache_metrics import CacheMetrics
 from gateway.forgetting import Forgetting
 from gateway.metrics import GatewayMetrics
+from gateway.middleware import said_of
 from gateway.openapi import ADMIN_KEY, API_KEY
+from gateway.quotas import QueryTicket, Quotas, UploadTicket
 from gateway.readiness import Readiness
+from gateway.recent_documents import RecentDocuments
 from gateway.runs import QueryRuns
 from gateway.settings import GatewaySettings
+from gateway.stores import Stores
+from gateway.uploads import Uploads
 from gateway.warmup import WarmUps
 from protocol.errors import UnsupportedMediaType
 from protocol.parts import Controller, PromptLayout, Retriever
@@ -26,13 +32,17 @@ class Gateway:
     retriever: Retriever
     controller: Controller
     layout: PromptLayout
+    uploads: Uploads
     runs: QueryRuns
     forgetting: Forgetting
     warm_ups: WarmUps
     readiness: Readiness
     keyring: Keyring
+    quotas: Quotas
+    stores: Stores
     metrics: GatewayMetrics
     cache_metrics: CacheMetrics
+    recent_documents: RecentDocuments
     settings: GatewaySettings
 
 
@@ -50,12 +60,30 @@ _bearer = HTTPBearer(scheme_name=API_KEY, auto_error=False)
 _admin_bearer = HTTPBearer(scheme_name=ADMIN_KEY, auto_error=False)
 
 
-def authenticated(request: Request, gateway: GatewayDep, _scheme: Annotated[object, Security(_bearer)]) -> Caller:
-    """The caller named by the key. Raises Unauthenticated."""
-    return gateway.keyring.caller(request.headers)
+async def authenticated(request: Request, gateway: GatewayDep, _scheme: Annotated[object, Security(_bearer)]) -> Caller:
+    """The caller named by the key, of whose requests this is one. Raises Unauthenticated or RateLimited."""
+    caller = gateway.keyring.caller(request.headers)
+    await gateway.quotas.request(caller, said_of(request.scope))
+    return caller
 
 
 CallerDep = Annotated[Caller, Depends(authenticated)]
+
+
+async def _query_ticket(request: Request, caller: CallerDep, gateway: GatewayDep) -> AsyncIterator[QueryTicket]:
+    """The admission of a query, until its response was sent. Raises RateLimited or Overloaded."""
+    async with gateway.quotas.query(caller, said_of(request.scope)) as ticket:
+        yield ticket
+
+
+async def _upload_ticket(caller: CallerDep, gateway: GatewayDep) -> AsyncIterator[UploadTicket]:
+    """The admission of an upload, before its body is read. Raises RateLimited."""
+    async with gateway.quotas.upload(caller) as ticket:
+        yield ticket
+
+
+QueryTicketDep = Annotated[QueryTicket, Depends(_query_ticket)]
+UploadTicketDep = Annotated[UploadTicket, Depends(_upload_ticket)]
 
 
 def administrator(request: Request, gateway: GatewayDep, _scheme: Annotated[object, Security(_admin_bearer)]) -> Caller:

@@ -4,11 +4,15 @@ from typing import Literal
 
 import msgspec
 
-from protocol.documents import CollectionInfo, DocumentInfo, IngestJob, JobError, JobStatus, StoredDocument
+from gateway.uploads import SeenJob
+from protocol.documents import CollectionInfo, DocumentInfo, JobError, JobStatus, StoredDocument
 
 
 class JobReply(msgspec.Struct, frozen=True, kw_only=True):
-    """An ingestion job as ``IngestJob`` counts it, with its newest error apart."""
+    """An ingestion job as ``IngestJob`` counts it, with its newest error apart.
+
+    It is ``stale`` where the retriever cannot be asked now: then it is what was last seen of the job.
+    """
 
     job_id: str
     object: Literal["ingest.job"] = "ingest.job"
@@ -22,11 +26,12 @@ class JobReply(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: float
     errors: tuple[JobError, ...]
     last_error: JobError | None
+    stale: bool
 
     @classmethod
-    def of(cls, job: IngestJob) -> "JobReply":
+    def of(cls, seen: SeenJob) -> "JobReply":
         """The job as a reply."""
-        return cls(**msgspec.structs.asdict(job), last_error=job.last_error)
+        return cls(**msgspec.structs.asdict(seen.job), last_error=seen.job.last_error, stale=seen.stale)
 
 
 class DocumentReply(DocumentInfo, frozen=True, kw_only=True):

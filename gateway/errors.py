@@ -2,8 +2,8 @@
 
     {"error": {"message", "type", "param", "code"}}
 
-429 is the caller's own quota, 503 the stack's state, both with ``Retry-After``; a conflict that a retry cannot mend
-carries ``x-should-retry: false``, which OpenAI's clients obey.
+429 is the caller's own quota, 503 the stack's state, both with ``Retry-After``, exact where a window is full; a
+conflict that a retry cannot mend carries ``x-should-retry: false``, which OpenAI's clients obey.
 """
 
 from collections.abc import Mapping
@@ -70,12 +70,14 @@ def error_body(error: RagtreeError) -> ErrorBody:
 
 
 def error_headers(error: RagtreeError, retry_after_s: int) -> dict[str, str]:
-    """The headers that tell a client whether and when to try again, in seconds."""
+    """The headers that tell a client whether and when to try again: after ``retry_after_s`` unless the error knows."""
     match error:
         case errors.Unauthenticated():
             return {"WWW-Authenticate": "Bearer"}
         case errors.Conflict():
             return {"x-should-retry": "false"}
+        case errors.RateLimited(retry_after_s=int() as known_s):
+            return {"Retry-After": str(known_s)}
         case errors.RateLimited() | errors.Unavailable():
             return {"Retry-After": str(retry_after_s)}
         case _:

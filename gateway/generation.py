@@ -12,6 +12,7 @@ from gateway.guess import Guess
 from gateway.lease import Lease, Releases
 from gateway.metrics import GatewayMetrics
 from gateway.settings import GatewaySettings
+from gateway.timeline import Timeline
 from protocol.errors import EngineDied
 from protocol.generation import GenerationStep, Sampling
 from protocol.parts import Parts
@@ -35,6 +36,7 @@ class Generation:
         deadline: Deadline,
         settings: GatewaySettings,
         metrics: GatewayMetrics,
+        timeline: Timeline,
         on_turn: Callable[[PrefillPlan], None],
     ) -> None:
         self._parts = parts
@@ -42,6 +44,9 @@ class Generation:
         self._deadline = deadline
         self._settings = settings
         self._metrics = metrics
+        self._timeline = timeline
+        # When its turn was asked for, and then the engine.
+        self._asked_ms = self._begun_ms = 0.0
         self._on_turn = on_turn
         self.lease = Lease(query_id, parts.controller, releases)
         # The lease of the plan that it goes by: its own, or a guess's, or that of the second try.
@@ -65,7 +70,8 @@ class Generation:
 
     async def ask(self, asked: AdmissionRequest) -> None:
         """Ask for a turn, and wait ``hold_back_s`` for it: until then a refusal is raised here."""
-        self._turn = self._held.admission(self._parts.controller.admit(asked))
+        self._ask(asked)
+        assert self._turn is not None
         await asyncio.wait({self._turn}, timeout=self._settings.hold_back_s)
         if self._turn.done():
             self._turn.result()
@@ -94,16 +100,30 @@ class Generation:
         """Note that the answer came to its end."""
         self._held.completed()
 
+    def _ask(self, asked: AdmissionRequest) -> None:
+        self._asked_ms = self._timeline.now_ms()
+        self._turn = self._held.admission(self._parts.controller.admit(asked))
+
     async def _plan(self) -> PrefillPlan:
         if self._guess is not None:
             plan = self._guess.plan
+            self._begun_ms = self._guess.began_ms
         else:
             assert self._turn is not None, "nobody asked for a turn"
             plan = await self._deadline.wait(self._turn)
+            self._timeline.queued(self._asked_ms, plan.overtaken)
+            self._begun_ms = self._timeline.now_ms()
         self._on_turn(plan)
         return plan
 
-    def _stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncIterator[GenerationStep]:
+    async def _stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep]:
+        async for step in self._steps(plan, sampling):
+            if step.prefill is not None:
+                came_ms = self._timeline.now_ms() if self._guess is None else self._guess.prefilled_ms
+                self._timeline.prefilled(step.prefill, self._begun_ms, came_ms)
+            yield step
+
+    def _steps(self, plan: PrefillPlan, sampling: Sampling) -> AsyncIterator[GenerationStep]:
         if self._guess is not None:
             return self._guess.steps()
         stream = self._parts.generator.stream(plan, sampling)
@@ -117,5 +137,5 @@ class Generation:
         self._held.__exit__(type(error), error, None)
         again = msgspec.structs.replace(asked, query_id=f"{asked.query_id}~again", avoid=(lost.instance,))
         self._held = Lease(again.query_id, self._parts.controller, self._releases)
-        self._turn = self._held.admission(self._parts.controller.admit(again))
+        self._ask(again)
         return await self._plan()

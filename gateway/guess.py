@@ -22,8 +22,9 @@ class Use(NamedTuple):
 class Guess:
     """A generation on provisional documents. Its steps wait here, however many there are, until they are wanted.
 
-    ``documents`` are the content keys that it rests on. It began at ``began_ms``, from the query's arrival; who ends
-    it notes in ``ended_ms`` when the engine had let go of it. It is ``over`` when it broke, or gave way to a request.
+    ``documents`` are the content keys that it rests on. It began at ``began_ms``, and its first step came at
+    ``prefilled_ms``, from the query's arrival, as ``now_ms`` tells; who ends it notes in ``ended_ms`` when the engine
+    had let go of it. It is ``over`` when it broke, or gave way to a request.
     """
 
     def __init__(
@@ -33,14 +34,15 @@ class Guess:
         lease: Lease,
         steps: AsyncIterator[GenerationStep],
         end: Callable[[str], Coroutine[Any, Any, None]],
-        began_ms: float,
+        now_ms: Callable[[], float],
     ) -> None:
         self.plan = plan
         self.documents = documents
         self.lease = lease
-        self.began_ms = began_ms
-        self.ended_ms = math.inf
+        self.began_ms = now_ms()
+        self.prefilled_ms = self.ended_ms = math.inf
         self.over = False
+        self._now_ms = now_ms
         self._error: Exception | None = None
         self._buffer: asyncio.Queue[GenerationStep | None] = asyncio.Queue()
         lease.reading(self._read(steps), end)
@@ -70,6 +72,7 @@ class Guess:
     async def _read(self, steps: AsyncIterator[GenerationStep]) -> None:
         try:
             async for step in steps:
+                self.prefilled_ms = min(self.prefilled_ms, self._now_ms())
                 self._buffer.put_nowait(step)
                 self.over = step.finish_reason == "ended"
         except Exception as error:

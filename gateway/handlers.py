@@ -1,6 +1,6 @@
 """The exception handlers of the app: whatever is raised in a route leaves in the error shape."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,10 +12,14 @@ from starlette.routing import Match
 
 from gateway.errors import ErrorBody, encodable, error_response, http_error, shaped_response, status_body
 from gateway.metrics import GatewayMetrics
-from protocol.errors import PayloadTooLarge, RagtreeError
+from protocol.errors import Overloaded, PayloadTooLarge, RagtreeError
 
 CLIENT_GONE = 499
 """The status that stands in the log for a client that left; nobody receives it."""
+
+
+_FROM_READING: Mapping[int, type[RagtreeError]] = {413: PayloadTooLarge, 503: Overloaded}
+"""What may be raised while a body is read, where only the framework's own error passes."""
 
 
 def install_handlers(app: FastAPI, metrics: GatewayMetrics, retry_after_s: int) -> None:
@@ -34,8 +38,8 @@ def install_handlers(app: FastAPI, metrics: GatewayMetrics, retry_after_s: int) 
 
     def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        if error.status_code == 413:
-            return ours(request, PayloadTooLarge(str(error.detail)))
+        if error.status_code in _FROM_READING:
+            return ours(request, _FROM_READING[error.status_code](str(error.detail)))
         metrics.rejected("http_error")
         headers = {"Allow": _allowed(request)} if error.status_code == 405 else error.headers
         return shaped_response(error.status_code, status_body(error.status_code, str(error.detail)), headers)

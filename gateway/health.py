@@ -1,4 +1,4 @@
-"""The reply of the health checks."""
+"""The replies of the health checks."""
 
 from typing import Literal
 
@@ -9,3 +9,10 @@ class Health(msgspec.Struct, frozen=True):
     """All is well."""
 
     status: Literal["ok"] = "ok"
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """Queries can be served; without the help of those stores that are ``degraded``, for they cannot be reached."""
+
+    status: Literal["ok"] = "ok"
+    degraded: tuple[str, ...] = ()

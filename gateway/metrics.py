@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from gateway.activity import Activity
 from gateway.hits import found_in
 from protocol.generation import PrefillResult
 from protocol.plans import PrefillPlan
@@ -13,10 +14,14 @@ _OVERTAKES = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
 class GatewayMetrics:
-    """The gateway's Prometheus metrics in a registry of the caller's, so two gateways in one process do not clash."""
+    """The gateway's Prometheus metrics in a registry of the caller's, so two gateways in one process do not clash.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    What people look at of the last minutes, ``activity`` hears of too, one of its own by default.
+    """
+
+    def __init__(self, registry: CollectorRegistry, activity: Activity | None = None) -> None:
         self.registry = registry
+        self.activity = activity or Activity()
         self._first_token = Histogram(
             "ragtree_time_to_first_token_seconds",
             "From a query's arrival to its first generated token.",
@@ -122,6 +127,7 @@ class GatewayMetrics:
         computed = prefill.prompt_tokens - prefill.cached_tokens - prefill.composed_tokens
         self._cache_tokens.labels("composed").inc(prefill.composed_tokens)
         self._cache_tokens.labels("computed").inc(max(0, computed))
+        self.activity.prefilled(prefill.prompt_tokens, prefill.cached_tokens)
 
     def _looked_up(self, found: Tier | None) -> None:
         for tier in Tier:
@@ -135,6 +141,7 @@ class GatewayMetrics:
         self._duration.observe(seconds)
         if first_token_s is not None:
             self._first_token.observe(first_token_s)
+        self.activity.ended(first_token_s)
 
     def begun_again(self) -> None:
         """Count a query that lost its instance before its first token."""
@@ -143,3 +150,4 @@ class GatewayMetrics:
     def rejected(self, reason: str) -> None:
         """Count a refusal under its error code."""
         self._rejected.labels(reason).inc()
+        self.activity.rejected()

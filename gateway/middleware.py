@@ -1,7 +1,8 @@
-"""What surrounds every request, as plain ASGI: its id, its line in the log, and the answer to a defect."""
+"""What surrounds every request, as plain ASGI: its id, headers of any reply, its log line, the answer to a defect."""
 
 import re
 import time
+from collections.abc import MutableMapping
 from uuid import uuid4
 
 import structlog
@@ -15,6 +16,12 @@ REQUEST_ID = "X-Request-Id"
 _WELL_FORMED = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 log = structlog.get_logger(__name__)
+
+
+def said_of(scope: Scope) -> MutableMapping[str, str]:
+    """Headers that the reply to a request carries besides its own, whatever the reply is."""
+    said: MutableMapping[str, str] = scope.setdefault("state", {}).setdefault("headers", {})
+    return said
 
 
 class RequestContext:
@@ -41,7 +48,9 @@ class RequestContext:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                headers = MutableHeaders(scope=message)
+                headers.update(said_of(scope))
+                headers[REQUEST_ID] = request_id
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):

@@ -9,11 +9,12 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from gateway import events, reply
+from gateway.activity import ActivityReport
 from gateway.cache import CacheStats, CacheTree, Dropped, Pinned, WarmUpReply
 from gateway.chat import ChatCompletion, Model, ModelList
 from gateway.documents import CollectionList, Deleted, DocumentList, DocumentReply, JobReply
 from gateway.errors import ErrorReply
-from gateway.health import Health
+from gateway.health import Health, Ready
 from gateway.schemas import WarmBody
 
 API_KEY, ADMIN_KEY = "api_key", "admin_key"
@@ -42,10 +43,12 @@ _TYPES = (
     JobReply,
     CacheStats,
     CacheTree,
+    ActivityReport,
     Dropped,
     Pinned,
     WarmUpReply,
     Health,
+    Ready,
 )
 _BODIES: tuple[type[BaseModel], ...] = (WarmBody,)
 """The bodies that a route reads itself, so that FastAPI does not know them."""
@@ -80,10 +83,12 @@ _MEANING = {
     401: "No API key, or one that nobody issued.",
     403: "The key is not an administrator's.",
     404: "What the request names does not exist.",
+    408: "The body did not come in time.",
     409: "The request contradicts the state of the stack.",
     413: "The body is too large.",
     415: "No loader reads this content type.",
     422: "A field does not fit, or a document cannot be read.",
+    429: "The key's own quota is used up; Retry-After says when it has room again.",
     500: "A defect of RAGTree.",
     503: "Overloaded or not ready; Retry-After says when to try again.",
     507: "The disk is full; nothing was kept.",

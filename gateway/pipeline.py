@@ -11,6 +11,7 @@ from gateway.lease import Lease, Releases
 from gateway.metrics import GatewayMetrics
 from gateway.query import Query
 from gateway.query_log import QueryLog
+from gateway.recent_documents import RecentDocuments
 from gateway.settings import GatewaySettings
 from gateway.settling import Settling
 from gateway.speculation import Speculation
@@ -25,7 +26,10 @@ _NOTHING_FOUND = CandidateSet(stage=1, of=1, docs=(), scores=(), final=True, ela
 
 
 class QueryPipeline:
-    """Takes a query through the other three parts; holds no state of its own between queries."""
+    """Takes a query through the other three parts; holds no state of its own between queries.
+
+    ``recent`` hears of the documents that are found, one of its own by default.
+    """
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class QueryPipeline:
         query_log: QueryLog,
         settings: GatewaySettings,
         settling: Settling,
+        recent: RecentDocuments | None = None,
     ) -> None:
         self._parts = parts
         self._metrics = metrics
@@ -43,6 +48,7 @@ class QueryPipeline:
         self._query_log = query_log
         self._settings = settings
         self._settling = settling
+        self._recent = recent or RecentDocuments()
 
     async def run(self, transcript: Transcript) -> AsyncGenerator[Event]:
         """The query's events up to ``query.completed``; raises what any part raises, and DeadlineExceeded.
@@ -109,7 +115,16 @@ class QueryPipeline:
             self._metrics.admitted(plan.queued_ms / 1000, plan.overtaken)
 
         query_id = transcript.query.query_id
-        return Generation(query_id, self._parts, self._releases, deadline, self._settings, self._metrics, on_turn)
+        return Generation(
+            query_id,
+            self._parts,
+            self._releases,
+            deadline,
+            self._settings,
+            self._metrics,
+            transcript.timeline,
+            on_turn,
+        )
 
     def _speculation(self, transcript: Transcript, deadline: Deadline, searched_at: float) -> Speculation:
         within_s = self._settings.first_step_timeout_s
@@ -138,6 +153,7 @@ class QueryPipeline:
             yield _NOTHING_FOUND
 
     def _note(self, query: Query, found: CandidateSet) -> None:
+        self._recent.found(query.namespace, found.docs)
         # Documents behind a system prompt of the caller's own stand on another path than those that are warmed up.
         if found.docs and query.messages[0].role != "system":
             self._query_log.note(query.search)

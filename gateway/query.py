@@ -31,6 +31,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     question_field: str
     include_stages: bool = False
+    include_timeline: bool = False
     order: DocumentOrder = DocumentOrder.RETRIEVAL
     documents_optional: bool = False
     query_id: str = msgspec.field(default_factory=_new_id)

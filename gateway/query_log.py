@@ -1,107 +1,51 @@
-"""The log of past queries, for warming up the cache and nothing else: JSON lines in a file of the stack's own user."""
+"""The log of past queries, for warming up the cache and nothing else."""
 
-import asyncio
-import os
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import Path
+from typing import Protocol
 
 import msgspec
-import structlog
 from pydantic import ValidationError
 
 from gateway.filters import as_requested
 from gateway.schemas import WarmQuery
-from gateway.settings import MIB
 from protocol.errors import InvalidRequest
 from protocol.retrieval import SearchRequest
 
-log = structlog.get_logger(__name__)
 
-_MOST_WAITING = 1000
-_PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
-
-
-class QueryLog:
-    """What was asked: one ``{time, tenant, collection, query, top_k, filters?}`` a line in ``queries.jsonl``.
-
-    A file that would grow over ``max_mib`` takes the place of its predecessor, so there are never more than two. Lines
-    are written in a thread; where that cannot keep up or the disk refuses them, they are lost, and no query is. Without
-    a folder, or with 0 MiB, nothing is noted.
-    """
-
-    def __init__(self, folder: Path | None, max_mib: int, clock: Callable[[], float] = time.time) -> None:
-        self._folder = folder if max_mib else None
-        self._max_bytes = max_mib * MIB
-        self._clock = clock
-        self._writer = ThreadPoolExecutor(1, "query-log")
-        self._waiting = 0
-        self._failing = False
+class QueryLog(Protocol):
+    """What was asked, the newest of it. Noting never waits and never fails: what cannot be noted is lost."""
 
     def note(self, search: SearchRequest) -> None:
-        """Write down a query, some time soon."""
-        if self._folder is None or self._waiting >= _MOST_WAITING:
-            return
-        entry: dict[str, object] = {
-            "time": self._clock(),
-            "tenant": search.tenant,
-            "collection": search.collection,
-            "query": search.query,
-            "top_k": search.top_k,
-        }
-        if search.filters is not None:
-            entry["filters"] = as_requested(search.filters)
-        self._waiting += 1
-        writing = asyncio.get_running_loop().run_in_executor(self._writer, self._append, self._folder, entry)
-        writing.add_done_callback(self._written)
+        """Note a query, some time soon."""
 
     async def counted(self, as_search: Callable[[WarmQuery], SearchRequest]) -> Counter[SearchRequest]:
-        """How often each query was asked, as far back as the files go; ``as_search`` runs in a thread."""
-        if self._folder is None:
-            return Counter()
-        return await asyncio.get_running_loop().run_in_executor(self._writer, _count, self._folder, as_search)
+        """How often each query was asked, as far back as the log goes; ``as_search`` runs in a thread.
 
-    async def close(self) -> None:
-        """Return when all that was noted is written."""
-        await asyncio.to_thread(self._writer.shutdown)
-
-    def _written(self, writing: asyncio.Future[None]) -> None:
-        self._waiting -= 1
-        error = None if writing.cancelled() else writing.exception()
-        if error is not None and not self._failing:
-            # Once, and not a line for each query while the disk is full.
-            log.warning("query_not_logged", error=repr(error))
-        self._failing = error is not None
-
-    def _append(self, folder: Path, entry: dict[str, object]) -> None:
-        line = msgspec.json.encode(entry) + b"\n"
-        folder.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
-        current, before = _files(folder)
-        if current.exists() and current.stat().st_size + len(line) > self._max_bytes:
-            current.replace(before)
-        descriptor = os.open(current, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _PRIVATE_FILE)
-        with os.fdopen(descriptor, "ab") as file:
-            file.write(line)
+        Raises Unavailable where the log cannot be read now.
+        """
 
 
-def _files(folder: Path) -> tuple[Path, Path]:
-    """The file that is written to, and its predecessor."""
-    return folder / "queries.jsonl", folder / "queries.1.jsonl"
+def entry(search: SearchRequest, time: float) -> bytes:
+    """A query as it is noted: ``{time, tenant, collection, query, top_k, filters?}`` in JSON, without line breaks."""
+    fields: dict[str, object] = {
+        "time": time,
+        "tenant": search.tenant,
+        "collection": search.collection,
+        "query": search.query,
+        "top_k": search.top_k,
+    }
+    if search.filters is not None:
+        fields["filters"] = as_requested(search.filters)
+    return msgspec.json.encode(fields)
 
 
-def _count(folder: Path, as_search: Callable[[WarmQuery], SearchRequest]) -> Counter[SearchRequest]:
+def count(entries: Iterable[bytes], as_search: Callable[[WarmQuery], SearchRequest]) -> Counter[SearchRequest]:
+    """How often each query stands in the entries."""
     counted: Counter[SearchRequest] = Counter()
-    for line in _lines(folder):
-        # A line that the stack was killed over, or from before the limits of today.
+    for noted in entries:
+        # An entry that the stack was killed over, or from before the limits of today.
         with suppress(ValidationError, InvalidRequest):
-            counted[as_search(WarmQuery.model_validate_json(line))] += 1
+            counted[as_search(WarmQuery.model_validate_json(noted))] += 1
     return counted
-
-
-def _lines(folder: Path) -> Iterator[bytes]:
-    for path in reversed(_files(folder)):
-        with suppress(FileNotFoundError), path.open("rb") as file:
-            yield from file

@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from gateway.timeline import TimelineEntry
 from protocol.filters import Attributes
 from protocol.generation import FinishReason
 from protocol.retrieval import CandidateSet, Chunk
@@ -85,6 +86,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     ``citations`` are the ``results`` that stood in the prompt. ``dropped_documents`` counts those that the model's
     context had no room for, from the tail; ``dropped_chunk_ids`` names them. An answer is ``partial`` when
     ``missing_shards`` of the index did not give all they have, so that better documents may be missing.
+    ``timeline`` stands in it where it was asked for.
     """
 
     query_id: str
@@ -102,6 +104,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings
     partial: bool = False
     missing_shards: tuple[str, ...] = ()
+    timeline: tuple[TimelineEntry, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 def search_results(candidates: CandidateSet) -> tuple[SearchResult, ...]:

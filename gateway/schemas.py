@@ -82,7 +82,12 @@ class QueryBody(AnswerBody):
     temperature: Temperature = 0.0
     top_p: TopP = 1.0
     seed: Seed | None = None
-    include: list[Literal["stages"]] = Field(default=[], max_length=8)
+    include: list[Literal["stages", "timeline"]] = Field(
+        default=[],
+        max_length=8,
+        description="`stages`: an event for each stage of the search. `timeline`: in the reply, what the query went "
+        "through, and when.",
+    )
 
 
 class TextPart(BaseModel):

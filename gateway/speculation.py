@@ -162,6 +162,8 @@ class Speculation:
             decision = await self._deadline.wait(on_candidates(self._query.query_id, documents, final=True))
             # It may have broken meanwhile.
             self._confirmed = decision is SpeculationDecision.KEEP and self._runs_on(documents)
+        if self._confirmed and self._guess is not None:
+            self._transcript.timeline.phase("speculation", self._guess.began_ms, "confirmed")
         if not self._confirmed:
             # Admission ends it over there, and then finds what it has computed.
             self._let_go("wrong")
@@ -203,7 +205,7 @@ class Speculation:
             steps = lease.steps(stream, self._deadline, self._first_step_timeout_s)
             self._begun += 1
             self._guess = Guess(
-                plan, documents, lease, steps, self._parts.generator.end, self._transcript.elapsed_s * 1000
+                plan, documents, lease, steps, self._parts.generator.end, self._transcript.timeline.now_ms
             )
 
     def _let_go(self, why: Literal["wrong", "gave_way"]) -> None:
@@ -215,6 +217,7 @@ class Speculation:
             wrong_at_ms = self._transcript.elapsed_s * 1000 if why == "wrong" else None
             self._ending.add_done_callback(partial(self._let_gone, guess, wrong_at_ms))
             self._given_up.append(guess)
+            self._transcript.timeline.phase("speculation", guess.began_ms, why)
             self._metrics.speculated(why)
 
     def _let_gone(self, guess: Guess, wrong_at_ms: float | None, _: asyncio.Task[None]) -> None:

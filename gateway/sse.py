@@ -9,7 +9,9 @@ listens for the client, and lets streams end at shutdown.
 from collections.abc import AsyncIterator
 
 import msgspec
+import structlog
 from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
 from gateway.events import Event
@@ -18,11 +20,12 @@ from gateway.settings import GatewaySettings
 from protocol.errors import RagtreeError
 
 _HEADERS = {"Cache-Control": "no-cache"}  # the class adds X-Accel-Buffering: no
+log = structlog.get_logger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 
 class RunResponse(EventSourceResponse):
-    """A query's events on their way to a client; when the client leaves, the query is cancelled."""
+    """A query's events on their way to a client; when the client leaves or stops reading, the query is cancelled."""
 
     def __init__(self, run: QueryRun, frames: AsyncIterator[bytes], settings: GatewaySettings) -> None:
         super().__init__(
@@ -31,6 +34,8 @@ class RunResponse(EventSourceResponse):
             ping=settings.ping_s,
             ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
             shutdown_grace_period=settings.query_timeout_s,
+            # Or a client that never reads would hold its answer, and its place, for ever.
+            send_timeout=settings.send_timeout_s,
         )
         self._run = run
 
@@ -38,6 +43,9 @@ class RunResponse(EventSourceResponse):
         """Send the response; the run ends with it even if its frames were never asked for."""
         try:
             await super().__call__(scope, receive, send)
+        except* SendTimeoutError:
+            # The server closes a connection whose response was not completed.
+            log.info("client_does_not_read", query_id=self._run.transcript.query.query_id)
         finally:
             self._run.cancel()
 

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypedDict
 
+import msgspec
+
 from gateway import events
 from gateway.errors import error_body
 from gateway.hits import found_in
@@ -19,6 +21,7 @@ from gateway.reply import (
     citation,
     search_results,
 )
+from gateway.timeline import Timeline
 from protocol.errors import DeadlineExceeded, InternalError, RagtreeError
 from protocol.generation import FinishReason, GenerationStep, PrefillResult
 from protocol.plans import PrefillPlan
@@ -43,6 +46,7 @@ class Transcript:
         self.query = query
         self._clock = clock
         self._start = clock()
+        self.timeline = Timeline(lambda: self.elapsed_s * 1000)
         self._created_at = int(time.time())
         self._sequence = 0
         self._results: tuple[SearchResult, ...] = ()
@@ -66,6 +70,11 @@ class Transcript:
         return self._clock() - self._start
 
     @property
+    def tokens(self) -> int:
+        """Tokens that the query has used so far: of its prompt once that was prefilled, and of the answer."""
+        return self._prefill.prompt_tokens + self._completion_tokens
+
+    @property
     def first_token_s(self) -> float | None:
         """Seconds from the query's arrival to its first token, None before that."""
         return None if self._ttft_ms is None else self._ttft_ms / 1000
@@ -77,6 +86,7 @@ class Transcript:
     def searched(self, found: CandidateSet) -> None:
         """Note one stage of the search."""
         self._stages_ms.append(found.elapsed_ms)
+        self.timeline.stage(found.stage, found.of)
 
     def speculated(self, speculation: SpeculationTimings | None) -> None:
         """Note what generating on provisional documents has come to."""
@@ -121,7 +131,7 @@ class Transcript:
             for cited in self._citations:
                 yield events.AnnotationAdded(**self._stamp(), annotation=cited)
         if step.tokens and self._ttft_ms is None:
-            self._ttft_ms = self.elapsed_s * 1000
+            self._ttft_ms = self.timeline.moment("first_token")
         self._completion_tokens += step.tokens
         self._finish_reason = step.finish_reason
         if step.text:
@@ -130,6 +140,9 @@ class Transcript:
 
     def completed(self) -> events.QueryCompleted:
         """The terminal event of an answered query."""
+        if self._ttft_ms is not None:
+            self.timeline.phase("decode", self._ttft_ms, f"{self._completion_tokens} tokens")
+        self.timeline.moment("end")
         reply = self._reply()
         return events.QueryCompleted(**self._stamp(), response=reply, usage=reply.usage, timings=reply.timings)
 
@@ -172,6 +185,7 @@ class Transcript:
             timings=self._timings(),
             partial=bool(self._missing_shards),
             missing_shards=self._missing_shards,
+            timeline=self.timeline.entries if self.query.include_timeline else msgspec.UNSET,
         )
 
     def _timings(self) -> Timings:

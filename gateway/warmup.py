@@ -14,7 +14,7 @@ from gateway.replay import Replay
 from gateway.schemas import WarmBody, WarmQuery
 from gateway.settings import GatewaySettings
 from protocol.documents import UNFINISHED, JobStatus
-from protocol.errors import Conflict, InternalError, RagtreeError, UnknownJob
+from protocol.errors import Conflict, InternalError, RagtreeError, Unavailable, UnknownJob
 from protocol.retrieval import SearchRequest
 
 log = structlog.get_logger(__name__)
@@ -102,6 +102,9 @@ class WarmUps:
                 await self._prefill(job, search)
             tried = job.unresolved or job.failed
             job.status = "failed" if tried and not (job.warmed or job.present) else "completed"
+        except Unavailable as error:
+            job.last_error = error
+            job.status = "failed"
         except Exception:
             log.exception("warm_up_defect", job_id=job.job_id)
             job.last_error = InternalError("Something went wrong inside RAGTree; its log says what.")

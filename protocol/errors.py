@@ -206,9 +206,14 @@ class BrokenDocument(UnreadableDocument):
 
 
 class RateLimited(RagtreeError):
-    """The caller's own quota is used up."""
+    """The caller's own quota is used up; in ``retry_after_s`` seconds it has room again, where that is known."""
 
     code = "rate_limited"
+
+    def __init__(self, message: str, param: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message, param)
+        self.args = (message, param, retry_after_s)
+        self.retry_after_s = retry_after_s
 
 
 class Unavailable(RagtreeError):

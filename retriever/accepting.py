@@ -4,7 +4,7 @@ import msgspec
 from blake3 import blake3
 
 from protocol.documents import DocumentUpload, IngestJob
-from protocol.errors import UnknownDocument
+from protocol.errors import Overloaded, UnknownDocument
 from retriever.batch import ParsedBatch, incoming, parse_batch
 from retriever.ingest import Ingester
 from retriever.loaders.registry import LoaderRegistry
@@ -40,14 +40,20 @@ class Acceptor:
         self._settings = settings
 
     def put_document(self, tenant: str, collection: str, upload: DocumentUpload, key: str | None) -> IngestJob:
-        """A job that puts a document in. Raises as loaders do, InvalidRequest, StorageFull or IdempotencyMismatch."""
+        """A job that puts a document in.
+
+        Raises as loaders do, InvalidRequest, StorageFull, IdempotencyMismatch, and Overloaded while too many wait.
+        """
         loaded = self._loaders.load(upload.content, upload.media_type)
         title = upload.title or loaded.title
         document = incoming(upload.document_id, loaded.text, upload.filename, title, upload.attributes)
         return self._accept(tenant, collection, ParsedBatch([(None, document)], []), key, body_hash(collection, upload))
 
     def put_batch(self, tenant: str, collection: str, jsonl: bytes, key: str | None) -> IngestJob:
-        """A job that puts the documents of a batch in. Raises EmptyDocument, StorageFull or IdempotencyMismatch."""
+        """A job that puts the documents of a batch in.
+
+        Raises EmptyDocument, StorageFull, IdempotencyMismatch, and Overloaded while too many wait.
+        """
         return self._accept(tenant, collection, parse_batch(jsonl), key, body_hash(collection, jsonl))
 
     def claim_key(self, tenant: str, key: str, hashed: str) -> None:
@@ -72,6 +78,9 @@ class Acceptor:
             before = self._jobs.accepted_before(transaction, tenant, key, hashed) if key else None
             if before:
                 return before
+            waiting = self._jobs.waiting(transaction)
+            if waiting >= self._settings.max_queued_documents:
+                raise Overloaded(f"{waiting:,} documents wait to go in already; try again later")
             self._jobs.purge(transaction, self._settings.job_retention_s)
             into = self._documents.ensure_collection(transaction, tenant, collection)
             job = self._jobs.create(transaction, tenant, collection, into, batch.documents, batch.errors)

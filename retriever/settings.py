@@ -120,6 +120,9 @@ class IngestSettings(BaseModel):
     group_bytes: int = Field(256 * 1024, gt=0, description="Most bytes of a group, unless one document has more.")
     retry_first_s: float = Field(1.0, gt=0, description="Wait before a failed group is tried again.")
     retry_max_s: float = Field(60.0, gt=0, description="Longest such wait; they double.")
+    max_queued_documents: int = Field(
+        100_000, gt=0, description="Documents that may wait to go in; while more do, uploads are refused."
+    )
     job_retention_s: float = Field(7 * 86400.0, gt=0, description="How long ended jobs are remembered.")
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import ray
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
@@ -30,6 +31,7 @@ from services.applications import (
 from services.config import Config
 from services.handles import ControllerHandle, GeneratorHandle, RetrieverHandle
 from services.model import generator_factory
+from services.redis.stores import RedisStores
 
 _SHARE_OF_A_SHARD = 0.75
 """Of the time that the retriever has to say that it is ready, what a shard of it has."""
@@ -61,7 +63,11 @@ class Parts(NamedTuple):
 
 def build_app(config: Config) -> FastAPI:
     """The gateway over the Serve applications of a running stack; needs a connection to its Ray."""
-    return create_app(_parts(config), config.gateway, data_dir=config.data_dir / "gateway")
+    registry = CollectorRegistry()
+    stores = RedisStores(config.redis, config.gateway, registry) if config.redis.url else None
+    return create_app(
+        _parts(config), config.gateway, data_dir=config.data_dir / "gateway", registry=registry, stores=stores
+    )
 
 
 def connect_parts(config: Config, ray_address: str) -> Parts:

@@ -26,6 +26,7 @@ from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError
 from retriever.settings import RetrieverSettings
 from services.placement import ServingSettings
+from services.redis.settings import RedisSettings
 
 
 class ServerSettings(BaseModel):
@@ -54,6 +55,7 @@ class Config(BaseSettings):
     controller: ControllerSettings = Field(ControllerSettings(), description="Admission and caching.")
     serving: ServingSettings = Field(ServingSettings(), description="Replicas, and where they run.")
     generator: GeneratorSettings = Field(GeneratorSettings(), description="The engine and its model.")
+    redis: RedisSettings = Field(RedisSettings(), description="State that gateways share; each has its own without.")
 
     @model_validator(mode="after")
     def _leases_outlive_queries(self) -> Self:

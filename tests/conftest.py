@@ -1,13 +1,15 @@
-"""What all tests share: property tests that give the same verdict on the same code.
+"""What all tests share: property tests that give the same verdict on the same code, and a real Redis.
 
-``RAGTREE_TEST_SEARCH=1`` lets them look for examples that nobody has tried yet.
+``RAGTREE_TEST_SEARCH=1`` lets property tests look for examples that nobody has tried yet.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from redis_server import RedisServer
 
 import cachectl
 
@@ -21,3 +23,11 @@ def pytest_sessionstart() -> None:
         source = compiled.with_name(f"{compiled.name.partition('.')[0]}.py")
         if not source.exists() or source.stat().st_mtime > compiled.stat().st_mtime:
             pytest.exit(f"{compiled.name} was compiled before its source changed: run `make setup`", returncode=2)
+
+
+@pytest.fixture
+def redis_server() -> Iterator[RedisServer]:
+    """A running Redis of the test's own, empty, which it may kill, stop, fill and start again."""
+    server = RedisServer().start()
+    yield server
+    server.stop()

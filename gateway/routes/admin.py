@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
+from gateway.activity import ActivityReport
 from gateway.auth import namespace_of
 from gateway.bodies import JSON_LINES, blaming
 from gateway.cache import CacheStats, CacheTree, Dropped, Pinned, WarmUpReply, token_bytes
@@ -53,7 +54,16 @@ async def cache_tree(
 ) -> Response:
     """The knowledge tree by namespace, the most used documents first."""
     gateway.readiness.require_parts()
-    return json_response(CacheTree.of(await gateway.controller.tree(depth)))
+    return json_response(CacheTree.of(await gateway.controller.tree(depth), gateway.recent_documents))
+
+
+@router.get("/activity", responses={200: json_reply(ActivityReport, "The last minutes."), **errors(401, 403, 500)})
+async def activity(_administrator: AdminDep, gateway: GatewayDep) -> Response:
+    """What this gateway did in the last minutes: queries, times to first token, cached tokens, refusals.
+
+    Each replica of the gateway tells its own.
+    """
+    return json_response(gateway.metrics.activity.report())
 
 
 @router.post(

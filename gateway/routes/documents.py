@@ -8,12 +8,13 @@ from pydantic import TypeAdapter
 from starlette.responses import Response
 
 from gateway.bodies import JSON_LINES, blaming
-from gateway.dependencies import CallerDep, GatewayDep, media_type
+from gateway.dependencies import CallerDep, GatewayDep, UploadTicketDep, media_type
 from gateway.documents import CollectionList, Deleted, DocumentList, DocumentReply, JobReply
 from gateway.openapi import errors, json_reply
 from gateway.responses import json_response
 from gateway.schemas import COLLECTION, DOCUMENT_ID, AttributeMap, DocumentBody
-from protocol.documents import DocumentUpload, IngestJob
+from gateway.uploads import SeenJob
+from protocol.documents import DocumentUpload
 from protocol.errors import InvalidEncoding, UnsupportedMediaType
 from protocol.filters import Attributes
 
@@ -52,7 +53,7 @@ _ACCEPTED = json_reply(JobReply, "The job that takes it in.", Location="Where th
 _TAKES_IN: dict[str, Any] = {
     "status_code": 202,
     "response_class": Response,
-    "responses": {202: _ACCEPTED, **errors(400, 401, 409, 413, 415, 422, 500, 503, 507)},
+    "responses": {202: _ACCEPTED, **errors(400, 401, 408, 409, 413, 415, 422, 429, 500, 503, 507)},
 }
 
 
@@ -68,6 +69,7 @@ async def put_document(
     request: Request,
     caller: CallerDep,
     gateway: GatewayDep,
+    ticket: UploadTicketDep,
     idempotency_key: IdempotencyKey = None,
     filename: Annotated[str | None, Query(min_length=1, max_length=512)] = None,
     title: Annotated[str | None, Query(max_length=1024)] = None,
@@ -78,13 +80,14 @@ async def put_document(
     ``filename``, ``title`` and ``attributes`` describe raw bodies; a JSON body says them itself.
     """
     body = await request.body()
+    await ticket.received(len(body))
     if media_type(request) == "application/json":
         upload = _from_json(document_id, body)
     else:
         with blaming("query", "attributes"):
             parsed = _attributes.validate_json(attributes)
         upload = DocumentUpload(document_id, body, media_type(request), filename, title, parsed)
-    job = await gateway.retriever.put_document(caller.tenant, collection, upload, idempotency_key)
+    job = await gateway.uploads.put_document(caller.tenant, collection, upload, idempotency_key)
     return _accepted(job)
 
 
@@ -98,18 +101,21 @@ async def put_batch(
     request: Request,
     caller: CallerDep,
     gateway: GatewayDep,
+    ticket: UploadTicketDep,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Take in one document a line: ``{"id", "text", "filename"?, "title"?, "attributes"?}``."""
     if media_type(request) not in JSON_LINES:
         raise UnsupportedMediaType("Send JSON lines as application/x-ndjson.")
-    job = await gateway.retriever.put_batch(caller.tenant, collection, await request.body(), idempotency_key)
+    body = await request.body()
+    await ticket.received(len(body), documents=body.count(b"\n") + (not body.endswith(b"\n")))
+    job = await gateway.uploads.put_batch(caller.tenant, collection, body, idempotency_key)
     return _accepted(job)
 
 
 @router.get(
     "/collections/{collection}/documents/{document_id:path}",
-    responses={200: json_reply(DocumentReply, "The document."), **errors(401, 404, 422, 500, 503)},
+    responses={200: json_reply(DocumentReply, "The document."), **errors(401, 404, 422, 429, 500, 503)},
 )
 async def get_document(
     collection: CollectionPath, document_id: DocumentPath, caller: CallerDep, gateway: GatewayDep
@@ -120,7 +126,7 @@ async def get_document(
 
 @router.delete(
     "/collections/{collection}/documents/{document_id:path}",
-    responses={200: json_reply(Deleted, "It is gone."), **errors(401, 404, 422, 500, 503)},
+    responses={200: json_reply(Deleted, "It is gone."), **errors(401, 404, 422, 429, 500, 503)},
 )
 async def delete_document(
     collection: CollectionPath, document_id: DocumentPath, caller: CallerDep, gateway: GatewayDep
@@ -137,7 +143,7 @@ async def delete_document(
 
 @router.get(
     "/collections/{collection}/documents",
-    responses={200: json_reply(DocumentList, "One page."), **errors(400, 401, 404, 422, 500, 503)},
+    responses={200: json_reply(DocumentList, "One page."), **errors(400, 401, 404, 422, 429, 500, 503)},
 )
 async def list_documents(
     collection: CollectionPath,
@@ -152,20 +158,22 @@ async def list_documents(
     return json_response(DocumentList(data=page.documents, has_more=more, next_cursor=page.next_cursor))
 
 
-@router.get("/collections", responses={200: json_reply(CollectionList, "The collections."), **errors(401, 500, 503)})
+@router.get(
+    "/collections", responses={200: json_reply(CollectionList, "The collections."), **errors(401, 429, 500, 503)}
+)
 async def list_collections(caller: CallerDep, gateway: GatewayDep) -> Response:
     """List the tenant's collections."""
     return json_response(CollectionList(data=tuple(await gateway.retriever.list_collections(caller.tenant))))
 
 
-@router.get("/jobs/{job_id}", responses={200: json_reply(JobReply, "The job."), **errors(401, 404, 422, 500, 503)})
+@router.get("/jobs/{job_id}", responses={200: json_reply(JobReply, "The job."), **errors(401, 404, 422, 429, 500, 503)})
 async def get_job(job_id: str, caller: CallerDep, gateway: GatewayDep) -> Response:
     """Tell how far an ingestion has come."""
-    return json_response(JobReply.of(await gateway.retriever.get_job(caller.tenant, job_id)))
+    return json_response(JobReply.of(await gateway.uploads.job(caller.tenant, job_id)))
 
 
-def _accepted(job: IngestJob) -> Response:
-    return json_response(JobReply.of(job), 202, {"Location": f"/v1/jobs/{quote(job.job_id, safe='')}"})
+def _accepted(seen: SeenJob) -> Response:
+    return json_response(JobReply.of(seen), 202, {"Location": f"/v1/jobs/{quote(seen.job.job_id, safe='')}"})
 
 
 def _from_json(document_id: str, body: bytes) -> DocumentUpload:

@@ -5,7 +5,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
 from gateway.dependencies import GatewayDep
-from gateway.health import Health
+from gateway.health import Health, Ready
 from gateway.openapi import errors, json_reply
 from gateway.responses import json_response
 from protocol.errors import DeployFailed, Unavailable
@@ -19,7 +19,7 @@ async def healthz() -> Response:
     return json_response(Health())
 
 
-@router.get("/readyz", responses={200: json_reply(Health, "Queries can be served."), **errors(503)})
+@router.get("/readyz", responses={200: json_reply(Ready, "Queries can be served."), **errors(503)})
 async def readyz(gateway: GatewayDep) -> Response:
     """Whether queries can be served, and by whom not; the code `deploy_failed` says that waiting will not help."""
     await gateway.readiness.look()
@@ -27,7 +27,7 @@ async def readyz(gateway: GatewayDep) -> Response:
     if missing:
         kind = DeployFailed if any(isinstance(error, DeployFailed) for error in missing.values()) else Unavailable
         raise kind(" ".join(f"{part}: {error.message}" for part, error in missing.items()), ",".join(missing))
-    return json_response(Health())
+    return json_response(Ready(degraded=gateway.stores.degraded()))
 
 
 @router.get("/metrics", responses={200: {"description": "Prometheus metrics.", "content": {"text/plain": {}}}})

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from gateway.auth import Caller
 from gateway.chat import ChatCompletion, Model, ModelList, chat_completion, chat_frames
-from gateway.dependencies import CallerDep, Gateway, GatewayDep, json_only
+from gateway.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, json_only
 from gateway.disconnect import while_connected
 from gateway.openapi import errors, json_reply
 from gateway.query import Query
@@ -30,12 +30,15 @@ _chatted["content"]["text/event-stream"] = {"schema": {"type": "string"}}
 
 @router.post(
     "/chat/completions",
-    responses={200: _chatted, **errors(400, 401, 404, 409, 413, 415, 422, 500, 503)},
+    responses={200: _chatted, **errors(400, 401, 404, 408, 409, 413, 415, 422, 429, 500, 503)},
     dependencies=[Depends(json_only)],
 )
-async def chat(body: ChatBody, request: Request, caller: CallerDep, gateway: GatewayDep) -> Response:
+async def chat(
+    body: ChatBody, request: Request, caller: CallerDep, gateway: GatewayDep, ticket: QueryTicketDep
+) -> Response:
     """Answer the last user message of a conversation from the documents of a collection."""
     run = gateway.runs.start(_query(body, caller, gateway))
+    ticket.follow(run)
     if body.stream:
         await while_connected(request, run, run.started())
         include_usage = body.stream_options is not None and body.stream_options.include_usage
@@ -43,14 +46,14 @@ async def chat(body: ChatBody, request: Request, caller: CallerDep, gateway: Gat
     return json_response(chat_completion(await while_connected(request, run, run.reply())))
 
 
-@router.get("/models", responses={200: json_reply(ModelList, "The served models."), **errors(401, 500, 503)})
+@router.get("/models", responses={200: json_reply(ModelList, "The served models."), **errors(401, 429, 500, 503)})
 async def list_models(_caller: CallerDep, gateway: GatewayDep) -> Response:
     """List the served model."""
     return json_response(ModelList(data=(_model(gateway.readiness.engine()),)))
 
 
 @router.get(
-    "/models/{model_id:path}", responses={200: json_reply(Model, "The model."), **errors(401, 404, 422, 500, 503)}
+    "/models/{model_id:path}", responses={200: json_reply(Model, "The model."), **errors(401, 404, 422, 429, 500, 503)}
 )
 async def get_model(model_id: str, _caller: CallerDep, gateway: GatewayDep) -> Response:
     """Describe the served model."""

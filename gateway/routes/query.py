@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Header, Request
 from starlette.responses import Response
 
 from gateway.auth import Caller
-from gateway.dependencies import CallerDep, Gateway, GatewayDep, json_only
+from gateway.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, json_only
 from gateway.disconnect import while_connected
 from gateway.openapi import errors, json_reply
 from gateway.query import Query
@@ -26,7 +26,7 @@ _EVENTS = (
 )
 _answered: dict[str, Any] = json_reply(Reply, f"The answer. {_EVENTS}")
 _answered["content"]["text/event-stream"] = {"schema": {"type": "string"}}
-_RESPONSES = {200: _answered, **errors(400, 401, 404, 409, 413, 415, 422, 500, 503)}
+_RESPONSES = {200: _answered, **errors(400, 401, 404, 408, 409, 413, 415, 422, 429, 500, 503)}
 
 
 @router.post("/query", responses=_RESPONSES, dependencies=[Depends(json_only)], summary="Ask a question")
@@ -36,10 +36,12 @@ async def ask(
     request: Request,
     caller: CallerDep,
     gateway: GatewayDep,
+    ticket: QueryTicketDep,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Response:
     """Answer a question from the documents of a collection."""
     run = gateway.runs.start(_query(body, caller, gateway))
+    ticket.follow(run)
     if body.stream or "text/event-stream" in accept.lower():
         await while_connected(request, run, run.started())
         return RunResponse(run, event_frames(run), gateway.settings)
@@ -65,5 +67,6 @@ def _query(body: QueryBody, caller: Caller, gateway: Gateway) -> Query:
             seed=body.seed,
         ),
         include_stages="stages" in body.include,
+        include_timeline="timeline" in body.include,
         order=body.document_order or settings.default_document_order,
     )

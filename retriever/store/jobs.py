@@ -145,6 +145,10 @@ class Jobs:
         sql = f"SELECT seq FROM job_items WHERE seq IN ({marks})"  # noqa: S608 - only places for values
         return {row["seq"] for row in transaction.execute(sql, [item.seq for item in items])}
 
+    def waiting(self, transaction: Transaction) -> int:
+        """How many items of all jobs are pending."""
+        return int(transaction.execute("SELECT count(*) FROM job_items").fetchone()[0])
+
     def rest_of(self, transaction: Transaction, job_id: str) -> int:
         """How many items of a job are pending."""
         row = transaction.execute("SELECT count(*) FROM job_items WHERE job = ?", (job_id,)).fetchone()

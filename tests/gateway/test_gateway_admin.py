@@ -13,6 +13,7 @@ CACHE = "/v1/admin/cache"
 ROUTES = [
     ("GET", f"{CACHE}/stats", None),
     ("GET", f"{CACHE}/tree", None),
+    ("GET", f"{CACHE}/activity", None),
     ("POST", f"{CACHE}/warm", {"queries": ["x"]}),
     ("GET", f"{CACHE}/warm/none", None),
     ("POST", f"{CACHE}/pin", {"document_id": "d1"}),

@@ -11,7 +11,7 @@ from gateway.lease import Releases
 from gateway.metrics import GatewayMetrics
 from gateway.pipeline import QueryPipeline
 from gateway.query import Query
-from gateway.query_log import QueryLog
+from gateway.query_log_file import QueryLogFile
 from gateway.settings import GatewaySettings
 from gateway.settling import Settling
 from gateway.transcript import Transcript
@@ -41,7 +41,7 @@ class Bench:
             stack,
             metrics=GatewayMetrics(self.registry),
             releases=self.releases,
-            query_log=QueryLog(None, 0),
+            query_log=QueryLogFile(None, 0),
             settings=GatewaySettings(**settings),
             settling=Settling(),
         )

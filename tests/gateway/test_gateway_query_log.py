@@ -3,31 +3,33 @@
 import asyncio
 import json
 import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from gateway_fakes import MODEL, Stack
+from query_log_contract import QueryLogContract, as_search, search
 from structlog.testing import capture_logs
 
-from gateway import query_log
-from gateway.query_log import QueryLog
-from gateway.schemas import WarmQuery
-from gateway.settings import GatewaySettings
-from protocol.filters import Comparison, Compound
+from gateway import query_log_file
+from gateway.query_log_file import QueryLogFile
 from protocol.retrieval import SearchRequest
 
-SETTINGS = GatewaySettings()
 
+class TestQueryLogInAFile(QueryLogContract):
+    @pytest.fixture
+    def noting(self, tmp_path):
+        @asynccontextmanager
+        async def opened() -> AsyncIterator[QueryLogFile]:
+            log = QueryLogFile(tmp_path, 1)
+            yield log
+            await log.close()
 
-def search(number: int = 0, **changes) -> SearchRequest:
-    return SearchRequest(**{"tenant": "acme", "collection": "c", "query": f"query {number}", "top_k": 3, **changes})
-
-
-def as_search(query: WarmQuery) -> SearchRequest:
-    return query.search(query.query, "query", query.tenant, SETTINGS)
+        return opened
 
 
 async def noted(folder, *searches: SearchRequest, max_mib: int = 1) -> None:
-    log = QueryLog(folder, max_mib, clock=lambda: 12.5)
+    log = QueryLogFile(folder, max_mib, clock=lambda: 12.5)
     for one in searches:
         log.note(one)
     await log.close()
@@ -45,23 +47,15 @@ async def test_a_query_is_a_line_that_only_its_user_may_read(tmp_path):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-async def test_what_is_read_back_is_what_was_asked(tmp_path):
-    filters = Compound("or", (Comparison("lang", "in", ("en", 1.0, True)), Comparison("year", "gte", 2000.0)))
-    asked = [search(1), search(2, filters=filters), search(1), search(3, query="naïve\n\u2028 \U0001f333")]
-    await noted(tmp_path, *asked)
-    counted = await QueryLog(tmp_path, 1).counted(as_search)
-    assert counted == {asked[0]: 2, asked[1]: 1, asked[3]: 1}
-
-
 async def test_two_files_at_most_and_the_newest_queries_in_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(query_log, "MIB", 400)
+    monkeypatch.setattr(query_log_file, "MIB", 400)
     await noted(tmp_path, *(search(number) for number in range(20)))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["queries.1.jsonl", "queries.jsonl"]
     assert all(file.stat().st_size <= 400 for file in tmp_path.iterdir())
     kept = [line["query"] for name in ("queries.1.jsonl", "queries.jsonl") for line in lines(tmp_path, name)]
     assert 4 < len(kept) < 20
     assert kept == [f"query {number}" for number in range(20)][-len(kept) :]
-    assert len(await QueryLog(tmp_path, 1).counted(as_search)) == len(kept)
+    assert len(await QueryLogFile(tmp_path, 1).counted(as_search)) == len(kept)
 
 
 async def test_lines_that_make_no_sense_are_passed_over(tmp_path):
@@ -69,12 +63,12 @@ async def test_lines_that_make_no_sense_are_passed_over(tmp_path):
     with (tmp_path / "queries.jsonl").open("a") as file:
         file.write('{"query": "half a li\n{"query": ""}\n\n')
     await noted(tmp_path, search(2))
-    assert await QueryLog(tmp_path, 1).counted(as_search) == {search(1): 1, search(2): 1}
+    assert await QueryLogFile(tmp_path, 1).counted(as_search) == {search(1): 1, search(2): 1}
 
 
 @pytest.mark.parametrize("off", ["no folder", "0 MiB"])
 async def test_it_can_be_off(tmp_path, off: str):
-    log = QueryLog(None if off == "no folder" else tmp_path, 0 if off == "0 MiB" else 1)
+    log = QueryLogFile(None if off == "no folder" else tmp_path, 0 if off == "0 MiB" else 1)
     log.note(search())
     assert await log.counted(as_search) == {}
     await log.close()
@@ -100,9 +94,9 @@ async def test_the_event_loop_does_not_wait_for_the_disk(tmp_path, monkeypatch):
         loop.call_soon_threadsafe(opened.set)
         release.wait(10)
 
-    monkeypatch.setattr(QueryLog, "_append", slow)
-    monkeypatch.setattr(query_log, "_MOST_WAITING", 3)
-    log = QueryLog(tmp_path, 1)
+    monkeypatch.setattr(QueryLogFile, "_append", slow)
+    monkeypatch.setattr(query_log_file, "_MOST_WAITING", 3)
+    log = QueryLogFile(tmp_path, 1)
     for number in range(10):
         log.note(search(number))
     await opened.wait()

@@ -11,7 +11,7 @@ CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
 
 async def test_ready(served):
     assert (await served.client.get("/healthz")).json() == {"status": "ok"}
-    assert (await served.client.get("/readyz")).json() == {"status": "ok"}
+    assert (await served.client.get("/readyz")).json() == {"status": "ok", "degraded": []}
 
 
 @pytest.mark.parametrize(

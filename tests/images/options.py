@@ -8,14 +8,9 @@ from pydantic import BaseModel
 
 from services.config import Config
 
-PENDING = {"RAGTREE_REDIS__URL"}
-"""Options that the compose files set already and that are not built yet."""
-
 
 def is_option(variable: str) -> bool:
     """Whether the configuration reads this variable."""
-    if variable in PENDING:
-        return True
     name = variable.removeprefix("RAGTREE_")
     return name != variable and _reads(Config, name.lower().split("__"))
 

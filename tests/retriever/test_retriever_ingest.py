@@ -11,6 +11,7 @@ from protocol.errors import (
     IdempotencyMismatch,
     InvalidEncoding,
     InvalidRequest,
+    Overloaded,
     Unavailable,
     UnknownDocument,
     UnsupportedMediaType,
@@ -342,3 +343,16 @@ async def test_what_an_embedder_does_wrong_spoils_one_document_and_no_index(tmp_
         assert len((await search(retriever, "harbour", top_k=3)).docs) == 2
         with pytest.raises(InvalidRequest, match="not finite"):
             await search(retriever, "poison")
+
+
+async def test_uploads_are_refused_while_too_many_wait(tmp_path, embedder):
+    embedder.hold()
+    async with running(tmp_path, embedder, ingest=IngestSettings(max_queued_documents=3)) as retriever:
+        batch = lines([{"id": f"b{n}", "text": f"text {n}"} for n in range(10)])
+        first = await retriever.put_batch(TENANT, "c", batch, "key")
+        with pytest.raises(Overloaded):
+            await retriever.put_document(TENANT, "c", upload("d", "too much"))
+        assert (await retriever.put_batch(TENANT, "c", batch, "key")).job_id == first.job_id, "this one is in already"
+        embedder.go.set()
+        await ended(retriever, first)
+        await retriever.put_document(TENANT, "c", upload("d", "there is room again"))

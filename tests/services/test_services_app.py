@@ -1,9 +1,15 @@
 """The composition root, without the stack that it binds."""
 
 import asyncio
+from types import SimpleNamespace
 
+import pytest
+from prometheus_client import generate_latest
+
+from gateway.stores import EmbeddedStores
 from services import app
 from services.config import Config
+from services.redis.stores import RedisStores
 
 
 class Shard:
@@ -22,3 +28,16 @@ async def test_a_silent_shard_is_found_missing_before_the_gateway_gives_up_the_r
     retriever = app._retriever(config)
     async with asyncio.timeout(config.gateway.readiness_timeout_s):
         await retriever.ready()
+
+
+@pytest.mark.parametrize("with_redis", [False, True])
+async def test_one_setting_says_where_the_gateway_keeps_what_it_shares(monkeypatch, redis_server, tmp_path, with_redis):
+    nobody = SimpleNamespace(retriever=None, controller=None, generator=None, layout=None)
+    monkeypatch.setattr(app, "_parts", lambda _: nobody)
+    redis = {"url": redis_server.url} if with_redis else {}
+    built = app.build_app(Config(data_dir=tmp_path, redis=redis)).state.gateway
+    assert type(built.stores) is (RedisStores if with_redis else EmbeddedStores)
+    async with built.stores.opened():
+        assert built.stores.degraded() == ()
+    metrics = generate_latest(built.metrics.registry).decode()
+    assert ("ragtree_redis_up 1.0" in metrics) == with_redis

@@ -1,0 +1,103 @@
+// The answer as it comes, and the documents that it rests on.
+
+import { byId, el } from "./dom.js";
+import { count, duration, percent } from "./numbers.js";
+
+export class Answer {
+  constructor() {
+    this.area = byId("answer");
+    this.progress = byId("progress");
+    this.figures = byId("figures");
+    this.sources = byId("sources");
+    this.noSources = byId("no-sources");
+  }
+
+  begin() {
+    this.text = document.createTextNode("");
+    this.area.replaceChildren(el("p", { class: "text" }, this.text));
+    this.area.setAttribute("aria-busy", "true");
+    this.figures.hidden = true;
+    this.sources.replaceChildren();
+    this.noSources.hidden = false;
+    this.cards = [];
+    this.say("Searching");
+  }
+
+  say(what) {
+    this.progress.textContent = what;
+  }
+
+  add(delta) {
+    this.text.appendData(delta);
+  }
+
+  found(results) {
+    this.noSources.hidden = results.length > 0;
+    this.cards = results.map((result) => card(result));
+    this.sources.replaceChildren(...this.cards);
+  }
+
+  /** A document stands in the prompt. */
+  cited(citation) {
+    this.cards[citation.index]?.classList.add("cited");
+  }
+
+  completed({ response }) {
+    const { timings, usage } = response;
+    const cached = usage.prompt_tokens_details.cached_tokens;
+    const figures = [
+      ["First token", duration(timings.ttft_ms)],
+      ["In all", duration(timings.total_ms)],
+      ["Prompt", `${count(usage.prompt_tokens)} tokens`],
+      ["Cached", usage.prompt_tokens ? percent(cached / usage.prompt_tokens) : "none"],
+      ["Answer", `${count(usage.completion_tokens)} tokens`],
+    ];
+    this.figures.replaceChildren(
+      ...figures.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
+    );
+    this.figures.hidden = false;
+    for (const card of this.cards) {
+      if (!card.classList.contains("cited")) card.append(el("p", { class: "left-out" }, "No room in the prompt"));
+    }
+    const notes = [
+      response.finish_reason === "length" && "The answer was cut at its longest.",
+      response.partial && `Parts of the index did not answer: ${response.missing_shards.join(", ")}.`,
+    ].filter(Boolean);
+    if (notes.length) this.area.append(el("p", { class: "note" }, notes.join(" ")));
+    this.end("Complete");
+  }
+
+  stopped() {
+    this.area.append(el("p", { class: "note" }, "Stopped. What had come until then stands above."));
+    this.end("Stopped");
+  }
+
+  failed(why) {
+    this.area.append(el("p", { class: "problem" }, why));
+    this.end("Failed");
+  }
+
+  end(how) {
+    this.area.setAttribute("aria-busy", "false");
+    this.say(how);
+  }
+}
+
+function card({ index, filename, document_id: documentId, chunk_id: chunkId, score }) {
+  const share = el("span", { class: "share" });
+  share.style.setProperty("--share", Math.max(0, Math.min(1, score)));
+  return el(
+    "li",
+    { class: "source" },
+    el("span", { class: "number", "aria-label": `Source ${index + 1}` }, String(index + 1)),
+    el("p", { class: "filename", title: filename }, filename),
+    el("p", { class: "chunk" }, documentId === filename ? chunkId : `${documentId} · ${chunkId}`),
+    el(
+      "p",
+      { class: "score" },
+      el("span", { class: "unseen" }, "Score "),
+      el("span", { class: "track", "aria-hidden": "true" }, share),
+      score.toFixed(3),
+    ),
+  );
+}

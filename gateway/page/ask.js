@@ -1,0 +1,133 @@
+// The question form: one question at a time, streamed, and stopped when that is wanted.
+
+import { Problem, call, json } from "./api.js";
+import { byId, el } from "./dom.js";
+import { count } from "./numbers.js";
+import { events } from "./sse.js";
+
+export class Ask {
+  /** `onEnd` hears of each end, with the timeline of an answer that was completed. */
+  constructor(answer, keys, onEnd) {
+    this.answer = answer;
+    this.keys = keys;
+    this.onEnd = onEnd;
+    this.form = byId("ask");
+    this.question = byId("question");
+    this.collection = byId("collection");
+    this.note = byId("collection-note");
+    this.submit = byId("submit");
+    this.stop = byId("stop");
+    this.running = null;
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.ask();
+    });
+    this.question.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        this.form.requestSubmit();
+      }
+    });
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") this.running?.abort();
+    });
+    this.stop.addEventListener("click", () => this.running?.abort());
+  }
+
+  /** Fill the choice of collections. */
+  async open() {
+    try {
+      const { data } = await json("v1/collections");
+      const chosen = this.collection.value;
+      this.collection.replaceChildren(
+        ...data.map(({ name, documents }) => el("option", { value: name }, `${name} (${count(documents)})`)),
+      );
+      if (data.some(({ name }) => name === chosen)) this.collection.value = chosen;
+      this.note.textContent = data.length ? "" : "No documents are stored yet: ragtree ingest takes files and folders.";
+      this.keys.accepted();
+    } catch (error) {
+      this.refused(error, (why) => (this.note.textContent = error.status === 401 ? "" : why));
+    }
+  }
+
+  async ask() {
+    const question = this.question.value.trim();
+    if (!question || this.running) return;
+    const running = (this.running = new AbortController());
+    this.busy(true);
+    this.answer.begin();
+    let timeline;
+    try {
+      timeline = await this.read(question, running.signal);
+    } catch (error) {
+      if (running.signal.aborted) this.answer.stopped();
+      else this.refused(error, (why) => this.answer.failed(why));
+    } finally {
+      this.running = null;
+      this.busy(false);
+      this.onEnd(timeline);
+    }
+  }
+
+  /** Show an answer as it comes; its timeline. */
+  async read(question, signal) {
+    const body = { query: question, stream: true, include: ["stages", "timeline"] };
+    if (this.collection.value) body.collection = this.collection.value;
+    const headers = { "Content-Type": "application/json", Accept: "text/event-stream" };
+    const response = await call("query", { method: "POST", headers, body: JSON.stringify(body), signal });
+    try {
+      for await (const event of events(response)) {
+        this.take(event);
+        if (event.type === "query.completed") return event.response.timeline;
+      }
+    } catch (error) {
+      if (!(error instanceof TypeError)) throw error;
+      // This is how a broken connection shows.
+    }
+    throw new Problem("The connection ended before the answer did.");
+  }
+
+  take(event) {
+    const { answer } = this;
+    switch (event.type) {
+      case "retrieval.stage":
+        answer.say(`Searching, stage ${event.stage}`);
+        break;
+      case "retrieval.completed":
+        answer.found(event.results);
+        answer.say("Waiting for its turn");
+        break;
+      case "cache.resolved":
+        answer.say(`Writing; ${count(event.cached_tokens)} of ${count(event.prompt_tokens)} prompt tokens were cached`);
+        break;
+      case "output_text.annotation.added":
+        answer.cited(event.annotation);
+        break;
+      case "output_text.delta":
+        answer.add(event.delta);
+        break;
+      case "query.completed":
+        answer.completed(event);
+        break;
+      case "query.incomplete":
+        throw new Problem("The time for this question was up before its answer was complete.");
+      case "query.failed":
+        throw new Problem(event.error.message);
+      default:
+    }
+  }
+
+  refused(error, tell) {
+    if (!(error instanceof Problem)) console.error(error);
+    if (error.status === 401) this.keys.ask(error);
+    tell(error instanceof Problem ? error.message : "The page could not read the reply.");
+  }
+
+  busy(busy) {
+    // A control that vanishes under the focus takes it along.
+    if (!busy && document.activeElement === this.stop) this.question.focus();
+    this.stop.hidden = !busy;
+    this.submit.setAttribute("aria-disabled", busy);
+    this.form.classList.toggle("busy", busy);
+  }
+}

@@ -1,0 +1,43 @@
+// Elements by tag. Strings become text, never markup; the policy of the page lets no style attribute pass.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function made(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== null && value !== undefined && value !== false) {
+      element.setAttribute(name, value === true ? "" : value);
+    }
+  }
+  element.append(...children);
+  return element;
+}
+
+export const el = (tag, attributes = {}, ...children) => made(document.createElement(tag), attributes, children);
+
+export const svg = (tag, attributes = {}, ...children) =>
+  made(document.createElementNS(SVG, tag), attributes, children);
+
+export const byId = (id) => document.getElementById(id);
+
+/** A table with one row for each list of cells. */
+export function table(caption, headings, rows) {
+  return el(
+    "table",
+    {},
+    el("caption", {}, caption),
+    el("thead", {}, el("tr", {}, ...headings.map((heading) => el("th", { scope: "col" }, heading)))),
+    el("tbody", {}, ...rows.map((cells) => el("tr", {}, ...cells.map((cell) => el("td", {}, String(cell)))))),
+  );
+}
+
+/** Calls `draw` whenever the element's width has changed. */
+export function onWidth(element, draw) {
+  let width = 0;
+  new ResizeObserver(([entry]) => {
+    const now = Math.floor(entry.contentRect.width);
+    if (now && now !== width) {
+      width = now;
+      draw(now);
+    }
+  }).observe(element);
+}

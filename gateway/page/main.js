@@ -1,0 +1,84 @@
+// The page put together: the form above, and below it what is looked at again and again.
+
+import { KeyForm } from "./access.js";
+import { Answer } from "./answer.js";
+import { json } from "./api.js";
+import { Ask } from "./ask.js";
+import { Charts } from "./charts.js";
+import { byId } from "./dom.js";
+import { Gantt } from "./gantt.js";
+import { Live } from "./live.js";
+import { chooseTheme } from "./theme.js";
+import { Tree } from "./tree.js";
+
+const CACHE = "v1/admin/cache";
+
+chooseTheme();
+const tree = new Tree();
+const charts = new Charts();
+const gantt = new Gantt();
+const readiness = byId("readiness");
+const liveNote = byId("live-note");
+let depth = 2;
+
+const live = new Live(async () => {
+  if (readiness.dataset.ready === "no") greet();
+  try {
+    const shown = await lookAtTree();
+    const report = await json(`${CACHE}/activity`, { admin: true });
+    for (const part of document.querySelectorAll(".looked-at")) part.hidden = false;
+    tree.show(shown);
+    charts.show(report);
+    adminKey.accepted();
+    liveNote.textContent = "";
+    return "well";
+  } catch (error) {
+    const refused = error.status === 401 || error.status === 403;
+    if (refused) adminKey.ask(error);
+    liveNote.textContent = refused ? "" : error.message;
+    return refused ? "refused" : "failed";
+  }
+});
+
+const adminKey = new KeyForm("admin", "The tree and the figures below it are for administrators.", () => live.now());
+const apiKey = new KeyForm("api", "This gateway answers those who have a key.", open);
+const ask = new Ask(new Answer(), apiKey, (timeline) => {
+  if (timeline) gantt.show(timeline);
+  else greet();
+  live.again();
+});
+
+/** The tree as deep as its size allows: of a large one the front, which is what most requests use. */
+async function lookAtTree() {
+  const shown = await json(`${CACHE}/tree?depth=${depth}`, { admin: true });
+  const before = depth;
+  depth = shown.nodes <= 3000 ? 8 : shown.nodes <= 30000 ? 3 : 2;
+  return depth > before ? json(`${CACHE}/tree?depth=${depth}`, { admin: true }) : shown;
+}
+
+async function open() {
+  ask.open();
+  live.now();
+  greet();
+}
+
+/** Whether questions can be answered, and by which model. */
+async function greet() {
+  try {
+    await json("readyz");
+    readiness.dataset.ready = "yes";
+    readiness.textContent = "Ready";
+  } catch (error) {
+    readiness.dataset.ready = "no";
+    readiness.textContent = error.message;
+  }
+  try {
+    const { data } = await json("v1/models");
+    byId("model").textContent = data[0].id;
+    byId("model").hidden = false;
+  } catch {
+    // It needs a key, or there is no engine; both are said elsewhere.
+  }
+}
+
+open();

@@ -1,0 +1,125 @@
+"""The one connection of a process to Redis, and whether Redis is there."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import structlog
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from gateway.repeating import repeated
+from services.redis.metrics import RedisMetrics
+from services.redis.settings import RedisSettings
+
+T = TypeVar("T")
+
+PROBE_S = 1.0
+_CONNECTIONS = 16
+_GONE = (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError)
+
+log = structlog.get_logger(__name__)
+
+
+class RedisAway(Exception):
+    """Redis did not serve a call: it is away, refuses, or has no room. Never leaves the package ``services.redis``."""
+
+
+class RedisLink:
+    """Calls Redis, each call for ``timeout_s`` at most, and none while Redis is known to be away.
+
+    The first call that finds it away pays for all: from then on calls fail at once, until a probe, one each second,
+    finds it back. A server that answers with an error, being full for one, is not away: then only the call fails.
+    Belongs to one event loop.
+    """
+
+    def __init__(self, settings: RedisSettings, metrics: RedisMetrics) -> None:
+        assert settings.url is not None
+        self.pool = BlockingConnectionPool.from_url(
+            settings.url.get_secret_value(),
+            max_connections=_CONNECTIONS,
+            timeout=settings.timeout_s,
+            # Every call is bounded as a whole.
+            socket_timeout=None,
+            socket_connect_timeout=None,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self.client = Redis(connection_pool=self.pool)
+        self._timeout_s = settings.timeout_s
+        self._metrics = metrics
+        self._up = asyncio.Event()
+        self._looked = False
+        metrics.up.set(0)
+
+    @property
+    def up(self) -> bool:
+        """Whether Redis answered when it was last asked."""
+        return self._up.is_set()
+
+    async def returned(self) -> None:
+        """Return as soon as Redis is there."""
+        await self._up.wait()
+
+    async def call(self, store: str, work: Callable[[], Awaitable[T]]) -> T:
+        """What ``work`` on Redis comes to, counted for a store where it fails. Raises RedisAway."""
+        try:
+            if not self.up:
+                raise RedisAway
+            try:
+                return await self._in_time(work)
+            except _GONE as error:
+                self._lost(error)
+                raise RedisAway from error
+            except RedisError as error:
+                raise RedisAway from error
+        except RedisAway:
+            self._metrics.failed(store)
+            raise
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Look whether Redis is there, and again each second for as long as the context is open; then hang up."""
+        await self._probe()
+        try:
+            async with repeated(self._probe, PROBE_S):
+                yield
+        finally:
+            await self.client.aclose()
+            await self.pool.disconnect()
+
+    async def _probe(self) -> None:
+        try:
+            await self._in_time(self.client.ping)
+        except (*_GONE, RedisError) as error:
+            self._lost(error)
+        else:
+            if not self.up:
+                self._up.set()
+                self._metrics.up.set(1)
+                log.info("redis_is_there")
+        self._looked = True
+
+    async def _in_time(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What ``work`` comes to. Raises TimeoutError where it takes longer than a request may wait."""
+        working = asyncio.ensure_future(work())
+        try:
+            # Not asyncio.timeout(), which throws away an answer that arrived while this process itself was late.
+            await asyncio.wait({working}, timeout=self._timeout_s)
+            if not working.done():
+                raise TimeoutError
+            return working.result()
+        finally:
+            working.cancel()
+
+    def _lost(self, error: Exception) -> None:
+        if self.up or not self._looked:
+            # Once, and not for each call that meets it.
+            log.warning("redis_is_away", error=repr(error))
+        self._looked = True
+        self._up.clear()
+        self._metrics.up.set(0)

@@ -1,0 +1,55 @@
+"""The stores of a gateway that shares them with others."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from limits.aio.storage import MemoryStorage, RedisStorage
+from prometheus_client import CollectorRegistry
+
+from gateway.query_log import QueryLog
+from gateway.query_log_file import QueryLogFile
+from gateway.settings import GatewaySettings
+from gateway.uploads import UploadRecords
+from gateway.windows import SlidingWindows, Windows
+from services.redis.link import RedisLink
+from services.redis.metrics import RedisMetrics
+from services.redis.query_log import StreamQueryLog
+from services.redis.settings import RedisSettings
+from services.redis.uploads import RedisUploadRecords
+from services.redis.windows import SharedWindows
+
+_ENTRIES_PER_MIB = 2048
+"""Entries of the query log are reckoned at half a KiB; the file keeps up to two times its MiB."""
+
+
+class RedisStores:
+    """``gateway.stores.Stores`` in one Redis; while it is away, each gateway goes by what it knows itself."""
+
+    def __init__(self, settings: RedisSettings, gateway: GatewaySettings, registry: CollectorRegistry) -> None:
+        metrics = RedisMetrics(registry)
+        self._link = RedisLink(settings, metrics)
+        self.windows: Windows = SharedWindows(
+            self._link, SlidingWindows(shared_storage(self._link, settings.prefix)), SlidingWindows(MemoryStorage())
+        )
+        self._stream = StreamQueryLog(
+            self._link, metrics, f"{settings.prefix}:queries", max(1, gateway.query_log_mib * _ENTRIES_PER_MIB)
+        )
+        self.query_log: QueryLog = self._stream if gateway.query_log_mib else QueryLogFile(None, 0)
+        self.upload_records: UploadRecords = RedisUploadRecords(self._link, settings.prefix, settings.record_s)
+
+    def degraded(self) -> tuple[str, ...]:
+        """Redis, while it is away."""
+        return () if self._link.up else ("redis",)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """The stores in use; an absent server is no reason not to begin."""
+        async with self._link.watched(), self._stream.written():
+            yield
+
+
+def shared_storage(link: RedisLink, prefix: str) -> RedisStorage:
+    """Where windows are counted in Redis, over the link's own connections."""
+    options: dict[str, Any] = {"connection_pool": link.pool}
+    return RedisStorage("async+redis://", implementation="redispy", key_prefix=f"{prefix}:limits", **options)

@@ -1,0 +1,96 @@
+"""The page's files over HTTP: what is served, under which policy, and to whom."""
+
+import re
+from importlib.resources import files
+
+import pytest
+
+from gateway.routes.page import router
+from gateway.settings import ApiKey
+
+PATHS = sorted(route.path for route in router.routes)
+FOLDER = files("gateway") / "page"
+
+
+def test_every_file_of_the_folder_is_served_and_no_other():
+    names = {path.removeprefix("/page/") or "index.html" for path in PATHS}
+    assert {"index.html" if name == "/" else name for name in names} == {file.name for file in FOLDER.iterdir()}
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_file_and_its_headers(served, path):
+    reply = await served.client.get(path)
+    assert reply.status_code == 200
+    policy = dict(rule.split(" ", 1) for rule in reply.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert set(policy.values()) == {"'none'", "'self'"}
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert reply.headers["cache-control"] == "no-cache"
+    kind = {"": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}[
+        path.rpartition(".")[2].strip("/")
+    ]
+    assert reply.headers["content-type"] == f"{kind}; charset=utf-8"
+
+
+async def test_who_has_a_file_does_not_get_it_again(served):
+    tag = (await served.client.get("/")).headers["etag"]
+    for given in (tag, f"W/{tag}", f'"other", {tag}'):
+        again = await served.client.get("/", headers={"If-None-Match": given})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+    assert (await served.client.get("/", headers={"If-None-Match": '"other"'})).status_code == 200
+    assert (await served.client.get("/page/main.js")).headers["etag"] != tag
+
+
+async def test_head_says_the_same_without_the_file(live):
+    head, get = await live.client.head("/"), await live.client.get("/")
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["etag"] == get.headers["etag"]
+    assert head.headers["content-length"] == get.headers["content-length"] == str(len(get.content))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/page",
+        "/page/",
+        "/page/none.js",
+        "/page/index.html",
+        "/page/../app.py",
+        "/page/%2e%2e/app.py",
+        "/page/main.js/x",
+    ],
+)
+async def test_nothing_else_is_there(live, path):
+    # Over a socket and by hand, as a client may tidy the path up.
+    reply = await live.client.get(path.replace("..", "%2E%2E"))
+    assert reply.status_code == 404
+    assert reply.json()["error"]["code"] == "not_found"
+
+
+async def test_nothing_can_be_sent_to_it(served):
+    reply = await served.client.post("/")
+    assert (reply.status_code, set(reply.headers["allow"].split(", "))) == (405, {"GET", "HEAD"})
+
+
+async def test_the_page_needs_no_key_and_its_data_do(in_process):
+    async with in_process(api_keys=(ApiKey(secret="k", tenant="acme"),), admin_key="root") as served:
+        for path in PATHS:
+            assert (await served.client.get(path)).status_code == 200
+        for path in ("/v1/collections", "/v1/admin/cache/tree", "/v1/admin/cache/activity"):
+            assert (await served.client.get(path)).status_code == 401
+        assert (await served.client.post("/query", json={"query": "x"})).status_code == 401
+
+
+async def test_the_page_is_no_part_of_the_api_document(served):
+    described = (await served.client.get("/openapi.json")).json()["paths"]
+    assert not [path for path in described if path == "/" or path.startswith("/page")]
+
+
+def test_it_loads_nothing_from_elsewhere_and_writes_no_markup():
+    for file in FOLDER.iterdir():
+        text = file.read_text(encoding="utf-8")
+        hosts = set(re.findall(r"(?:https?:)?//[a-z][\w.-]*\.[a-z]+", text)) - {"http://www.w3.org"}
+        assert not hosts, file.name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), (
+            file.name
+        )

@@ -1,0 +1,46 @@
+"""What a query log promises, wherever it is kept. A subclass gives a fixture ``noting``: a context of an open log."""
+
+from gateway.schemas import WarmQuery
+from gateway.settings import GatewaySettings
+from protocol.filters import Comparison, Compound
+from protocol.retrieval import SearchRequest
+
+SETTINGS = GatewaySettings()
+
+
+def search(number: int = 0, **changes) -> SearchRequest:
+    return SearchRequest(**{"tenant": "acme", "collection": "c", "query": f"query {number}", "top_k": 3, **changes})
+
+
+def as_search(query: WarmQuery) -> SearchRequest:
+    return query.search(query.query, "query", query.tenant, SETTINGS)
+
+
+class QueryLogContract:
+    async def test_what_is_read_back_is_what_was_asked(self, noting):
+        filters = Compound("or", (Comparison("lang", "in", ("en", 1.0, True)), Comparison("year", "gte", 2000.0)))
+        asked = [search(1), search(2, filters=filters), search(1), search(3, query="naïve\n\u2028 \U0001f333")]
+        async with noting() as log:
+            for one in asked:
+                log.note(one)
+        async with noting() as log:
+            assert await log.counted(as_search) == {asked[0]: 2, asked[1]: 1, asked[3]: 1}
+
+    async def test_an_empty_log_counts_nothing(self, noting):
+        async with noting() as log:
+            assert await log.counted(as_search) == {}
+
+    async def test_what_makes_no_sense_any_more_is_passed_over(self, noting):
+        async with noting() as log:
+            log.note(search(1))
+            log.note(search(2, query=" "))
+            log.note(search(3, collection="not a collection's name"))
+        async with noting() as log:
+            assert await log.counted(as_search) == {search(1): 1}
+
+    async def test_it_goes_on_where_it_ended(self, noting):
+        for number in range(3):
+            async with noting() as log:
+                log.note(search(number))
+        async with noting() as log:
+            assert (await log.counted(as_search)).total() == 3

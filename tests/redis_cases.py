@@ -1,0 +1,45 @@
+"""Stores on a Redis that the test holds in its hands."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+from redis_server import RedisServer
+
+from services.redis.link import RedisLink
+from services.redis.metrics import RedisMetrics
+from services.redis.settings import RedisSettings
+
+PATIENT_S = 10.0
+"""For tests of what a Redis does that answers: a busy machine must not look like a lost server."""
+QUICK_S = 0.25
+"""For tests of one that does not."""
+
+
+@dataclass
+class Linked:
+    """A link under watch, and what it counts."""
+
+    link: RedisLink
+    metrics: RedisMetrics
+    registry: CollectorRegistry
+
+    def errors(self, store: str) -> float:
+        return self.registry.get_sample_value("ragtree_redis_errors_total", {"store": store}) or 0.0
+
+    def value(self, name: str) -> float:
+        return self.registry.get_sample_value(name) or 0.0
+
+
+def settings(server: RedisServer, **changes: object) -> RedisSettings:
+    return RedisSettings(**{"url": server.url, "timeout_s": PATIENT_S, **changes})
+
+
+@asynccontextmanager
+async def linked(server: RedisServer, **changes: object) -> AsyncIterator[Linked]:
+    registry = CollectorRegistry()
+    metrics = RedisMetrics(registry)
+    link = RedisLink(settings(server, **changes), metrics)
+    async with link.watched():
+        yield Linked(link, metrics, registry)
