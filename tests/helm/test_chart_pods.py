@@ -127,6 +127,15 @@ class TestSecurity:
             }
         assert everything.cluster["authOptions"] == {"mode": "token", "secretName": "ray-token"}
 
+    def test_releases_that_share_a_redis_keep_apart_in_it(self, render):
+        def prefix(*settings, release="ragtree"):
+            used = render("everything", release=release, settings=('fullnameOverride=""', *settings))
+            return _env(ray_container(used.ray_pods["gateway"])).get("RAGTREE_REDIS__PREFIX", {}).get("value")
+
+        assert prefix() == "ragtree:rag:ragtree"
+        assert prefix(release="other") == "ragtree:rag:other-ragtree"
+        assert prefix('config.redis.prefix="ours"') is None
+
 
 class TestProbesAndDrains:
     def test_liveness_asks_the_pods_own_ray_alone_and_readiness_the_stack(self, each):

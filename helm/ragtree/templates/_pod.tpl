@@ -46,6 +46,11 @@ capabilities:
 {{- end }}{{ end }}
 {{- with .Values.redis }}{{ if .enabled }}
 {{ include "ragtree.secretEnv" (dict "name" "RAGTREE_REDIS__URL" "secret" .existingSecret "key" .urlKey) }}
+{{- if not (default dict $.Values.config.redis).prefix }}
+# Releases may share a Redis.
+- name: RAGTREE_REDIS__PREFIX
+  value: {{ printf "ragtree:%s:%s" $.Release.Namespace (include "ragtree.fullname" $) }}
+{{- end }}
 {{- end }}{{ end }}
 {{- end }}
 
