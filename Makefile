@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test test-tools unit lint format lock images clean
+.PHONY: help setup demo test test-tools unit lint chart format lock images clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -27,6 +27,9 @@ unit: setup ## run the tests that need neither Ray nor vLLM
 
 lint: setup ## style, types, the import rules of docs/architecture.md, and the Dockerfile
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/hadolint docker/Dockerfile
+
+chart: setup ## lint and render the Helm chart, and check every manifest
+	@$(BIN)/python -m scripts.chart
 
 format: setup ## rewrite the sources in the project's style
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .

@@ -1,0 +1,37 @@
+{{/* What no schema can say, refused in words. */}}
+{{- define "ragtree.guards" -}}
+{{- $open := not .Values.secrets.apiKeys.existingSecret -}}
+{{- if and $open .Values.ingress.enabled -}}
+{{- fail "ingress.enabled: without secrets.apiKeys.existingSecret everyone could read and delete all documents. Name a Secret with API keys." -}}
+{{- end -}}
+{{- if and $open (ne .Values.service.type "ClusterIP") -}}
+{{- fail (printf "service.type %s: without secrets.apiKeys.existingSecret everyone could read and delete all documents. Name a Secret with API keys." .Values.service.type) -}}
+{{- end -}}
+{{- if and .Values.ingress.enabled (not .Values.ingress.host) -}}
+{{- fail "ingress.enabled: ingress.host must say which host it answers for." -}}
+{{- end -}}
+{{- if and .Values.redis.enabled (not (and .Values.redis.host .Values.redis.existingSecret)) -}}
+{{- fail "redis.enabled: redis.host and redis.existingSecret are required." -}}
+{{- end -}}
+{{- if and (eq .Values.upgrade.strategy "NewCluster") .Values.retriever.persistence.enabled -}}
+{{- fail "upgrade.strategy NewCluster: two clusters would share the documents' volume, which has one owner. Use None, or turn retriever.persistence.enabled off." -}}
+{{- end -}}
+{{- if (default dict .Values.config.redis).url -}}
+{{- fail "config.redis.url: a URL with a password belongs in a Secret; use redis.enabled and redis.existingSecret." -}}
+{{- end -}}
+{{- range $key := list "api_keys" "admin_key" -}}
+{{- if hasKey (default dict $.Values.config.gateway) $key -}}
+{{- fail (printf "config.gateway.%s: keys belong in a Secret, and config becomes a ConfigMap. See secrets." $key) -}}
+{{- end -}}
+{{- end -}}
+{{- range $part := list "generator" "gateway" -}}
+{{- $of := index $.Values.config.serving $part -}}
+{{- if gt (int $of.min_replicas) (int $of.max_replicas) -}}
+{{- fail (printf "config.serving.%s: min_replicas %v is above max_replicas %v." $part $of.min_replicas $of.max_replicas) -}}
+{{- end -}}
+{{- end -}}
+{{- $gateways := .Values.config.serving.gateway.max_replicas | int -}}
+{{- if and (gt $gateways 1) (not .Values.gateway.dedicated) -}}
+{{- fail (printf "config.serving.gateway.max_replicas %d: several gateways need pods of their own, where each is scraped for itself. Turn gateway.dedicated on." $gateways) -}}
+{{- end -}}
+{{- end }}

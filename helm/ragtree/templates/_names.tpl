@@ -1,0 +1,48 @@
+{{/* The name of the release's objects. KubeRay takes 47 characters for a RayService, and appends to them. */}}
+{{- define "ragtree.fullname" -}}
+{{- $chart := default .Chart.Name .Values.nameOverride -}}
+{{- $name := .Values.fullnameOverride -}}
+{{- if not $name -}}
+{{- $name = ternary .Release.Name (printf "%s-%s" .Release.Name $chart) (contains $chart .Release.Name) -}}
+{{- end -}}
+{{- /* It is a DNS label that begins with a letter; what had to be cut off is told apart by its hash. */ -}}
+{{- if not (regexMatch "^[a-z]" $name) -}}{{- $name = printf "r-%s" $name -}}{{- end -}}
+{{- if gt (len $name) 47 -}}
+{{- $name = printf "%s-%s" (trunc 40 $name | trimSuffix "-") (sha256sum $name | trunc 6) -}}
+{{- end -}}
+{{- $name -}}
+{{- end }}
+
+{{/* What selects the release's pods. It never changes: selectors cannot. */}}
+{{- define "ragtree.selectorLabels" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "ragtree.labels" -}}
+{{ include "ragtree.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* The one label of all pods that a gateway replica may run in. */}}
+{{- define "ragtree.gatewayPodLabel" -}}
+ragtree/gateway: "true"
+{{- end }}
+
+{{- define "ragtree.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}{{ include "ragtree.fullname" . }}{{- else -}}{{ default "default" .Values.serviceAccount.name }}{{- end -}}
+{{- end }}
+
+{{- define "ragtree.claimName" -}}
+{{- default (printf "%s-documents" (include "ragtree.fullname" .)) .Values.retriever.persistence.existingClaim -}}
+{{- end }}
+
+{{- define "ragtree.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ default (printf "%s-%s" .Chart.AppVersion .Values.image.variant) .Values.image.tag }}
+{{- end -}}
+{{- end }}

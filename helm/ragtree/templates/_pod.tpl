@@ -1,0 +1,217 @@
+{{- define "ragtree.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 1000
+runAsGroup: 1000
+fsGroup: 1000
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "ragtree.containerSecurityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{- define "ragtree.secretEnv" -}}
+- name: {{ .name }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ .secret }}
+      key: {{ .key }}
+{{- end }}
+
+{{- define "ragtree.env" -}}
+- name: RAGTREE_CONFIG
+  value: /etc/ragtree/ragtree.yaml
+- name: RAGTREE_DATA_DIR
+  value: /data
+- name: RAGTREE_CACHE_DIR
+  value: /cache
+{{- range $name, $value := .Values.env }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- with .Values.secrets.apiKeys }}{{ if .existingSecret }}
+{{ include "ragtree.secretEnv" (dict "name" "RAGTREE_GATEWAY__API_KEYS" "secret" .existingSecret "key" .key) }}
+{{- end }}{{ end }}
+{{- with .Values.secrets.adminKey }}{{ if .existingSecret }}
+{{ include "ragtree.secretEnv" (dict "name" "RAGTREE_GATEWAY__ADMIN_KEY" "secret" .existingSecret "key" .key) }}
+{{- end }}{{ end }}
+{{- with .Values.secrets.huggingFaceToken }}{{ if .existingSecret }}
+{{ include "ragtree.secretEnv" (dict "name" "HF_TOKEN" "secret" .existingSecret "key" .key) }}
+{{- end }}{{ end }}
+{{- with .Values.redis }}{{ if .enabled }}
+{{ include "ragtree.secretEnv" (dict "name" "RAGTREE_REDIS__URL" "secret" .existingSecret "key" .urlKey) }}
+{{- if not (default dict $.Values.config.redis).prefix }}
+# Releases may share a Redis.
+- name: RAGTREE_REDIS__PREFIX
+  value: {{ printf "ragtree:%s:%s" $.Release.Namespace (include "ragtree.fullname" $) }}
+{{- end }}
+{{- end }}{{ end }}
+{{- end }}
+
+{{- define "ragtree.probes" -}}
+{{- /* Ray's agent answers for its own raylet, and on the head for the cluster's state as well. */ -}}
+{{- $health := dict "path" "/api/healthz" "port" 52365 -}}
+startupProbe:
+  httpGet: {{ toJson $health }}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: {{ divf .modelLoadSeconds 5 | ceil | int }}
+livenessProbe:
+  httpGet: {{ toJson $health }}
+  {{- toYaml .root.Values.probes.liveness | nindent 2 }}
+readinessProbe:
+  httpGet: {{ toJson (ternary $health (dict "path" "/readyz" "port" "serve") .head) }}
+  {{- toYaml .root.Values.probes.readiness | nindent 2 }}
+{{- end }}
+
+{{/*
+The pods of one group: `root`; `group`, its name, `head` for the head; `of`, its values; `parts`, what Serve may run
+there; `hostMib`, shared memory beside Ray's; `data`, the volume of /data; `limits`, more of them.
+*/}}
+{{- define "ragtree.podTemplate" -}}
+{{- $root := .root -}}
+{{- $values := $root.Values -}}
+{{- $head := eq .group "head" -}}
+{{- $drain := include "ragtree.drain" (dict "parts" .parts "serving" $values.config.serving) | int -}}
+metadata:
+  labels:
+    {{- include "ragtree.selectorLabels" $root | nindent 4 }}
+    app.kubernetes.io/component: {{ .group }}
+    {{- if has "gateway" .parts }}
+    {{- include "ragtree.gatewayPodLabel" $root | nindent 4 }}
+    {{- end }}
+  annotations:
+    # A change of ragtree.yaml is a change of the pods.
+    checksum/config: {{ toJson $values.config | sha256sum }}
+    {{- with .of.annotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  serviceAccountName: {{ include "ragtree.serviceAccountName" $root }}
+  automountServiceAccountToken: false
+  # They would be RAGTREE_... variables, which are options here.
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ add 60 $drain }}
+  securityContext:
+    {{- include "ragtree.podSecurityContext" $root | nindent 4 }}
+  {{- with $values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .of.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with .of.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with .of.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .of.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .of.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  initContainers:
+    # The image's entrypoint, which KubeRay passes over: it finds volumes that cannot be written to, and links the models
+    # that came with the image to the cache.
+    - name: entrypoint
+      image: {{ include "ragtree.image" $root }}
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      args: ["true"]
+      securityContext:
+        {{- include "ragtree.containerSecurityContext" $root | nindent 8 }}
+      resources:
+        requests: {cpu: 50m, memory: 64Mi}
+        limits: {memory: 64Mi}
+      volumeMounts:
+        - {name: tmp, mountPath: /tmp}
+        - {name: data, mountPath: /data}
+        - {name: cache, mountPath: /cache}
+  containers:
+    - name: {{ ternary "ray-head" "ray-worker" $head }}
+      image: {{ include "ragtree.image" $root }}
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      securityContext:
+        {{- include "ragtree.containerSecurityContext" $root | nindent 8 }}
+      env:
+        {{- include "ragtree.env" $root | nindent 8 }}
+        - name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S
+          value: {{ $drain | quote }}
+      ports:
+        - name: serve
+          containerPort: {{ $values.config.server.port }}
+        - name: metrics
+          containerPort: {{ include "ragtree.metricsPort" $root }}
+        {{- if $head }}
+        - name: gcs-server
+          containerPort: 6379
+        - name: dashboard
+          containerPort: 8265
+        {{- end }}
+      resources:
+        requests:
+          {{- toYaml .of.resources.requests | nindent 10 }}
+        {{- with merge (default dict .limits) (default dict .of.resources.limits) }}
+        limits:
+          {{- toYaml . | nindent 10 }}
+        {{- end }}
+      {{- include "ragtree.probes" (dict "root" $root "head" $head "modelLoadSeconds" (default 300 .of.modelLoadSeconds)) | nindent 6 }}
+      lifecycle:
+        preStop:
+          exec:
+            {{- if $head }}
+            # When all pods go, until the others have told it that they drain.
+            command: [sleep, "15"]
+            {{- else }}
+            # Until nobody sends new requests here. Then Ray is told to end, and has Serve finish what runs first.
+            command: [sleep, "5"]
+            {{- end }}
+      volumeMounts:
+        # A file of its own stays as it was when the container started, whatever becomes of the ConfigMap.
+        - {name: config, mountPath: /etc/ragtree/ragtree.yaml, subPath: ragtree.yaml, readOnly: true}
+        - {name: tmp, mountPath: /tmp}
+        - {name: shm, mountPath: /dev/shm}
+        - {name: data, mountPath: /data}
+        - {name: cache, mountPath: /cache}
+  volumes:
+    - name: config
+      configMap:
+        name: {{ include "ragtree.fullname" $root }}
+    - name: tmp
+      emptyDir:
+        sizeLimit: {{ $values.tmpSizeLimit }}
+    - name: shm
+      emptyDir:
+        medium: Memory
+        sizeLimit: {{ add $values.objectStoreMib (default 0 .hostMib) 64 }}Mi
+    - name: data
+      {{- toYaml (default (dict "emptyDir" dict) .data) | nindent 6 }}
+    - name: cache
+      {{- if $values.cache.existingClaim }}
+      persistentVolumeClaim:
+        claimName: {{ $values.cache.existingClaim }}
+      {{- else }}
+      emptyDir:
+        sizeLimit: {{ $values.cache.sizeLimit }}
+      {{- end }}
+    {{- if and $head $values.autoscaling.enabled }}
+    # What automounting gives to every container of a pod, for the autoscaler's alone.
+    - name: kubernetes-api
+      projected:
+        sources:
+          - serviceAccountToken: {path: token, expirationSeconds: 3607}
+          - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+          - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
+    {{- end }}
+{{- end }}

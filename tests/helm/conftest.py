@@ -1,0 +1,45 @@
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from rendered_release import Release
+
+from scripts.chart.helm import Helm
+from scripts.chart.value_sets import CHART, value_sets
+
+SETS = value_sets()
+
+Render = Callable[..., Release]
+
+
+@pytest.fixture(scope="session")
+def chart() -> Helm:
+    return Helm(CHART)
+
+
+@pytest.fixture(scope="session")
+def render(chart) -> Render:
+    """Renders a value set by its name, or other files, each combination once a session."""
+
+    @cache
+    def render(*names: str, release: str = "ragtree", settings: tuple[str, ...] = ()) -> Release:
+        files: list[Path] = [path for name in names for path in SETS[name]]
+        return Release(chart.render(*files, release=release, settings=settings))
+
+    return render
+
+
+@pytest.fixture(params=SETS)
+def each(request, render) -> Release:
+    return render(request.param)
+
+
+@pytest.fixture(scope="session")
+def everything(render) -> Release:
+    return render("everything")
+
+
+@pytest.fixture(scope="session")
+def defaults(render) -> Release:
+    return render("defaults")

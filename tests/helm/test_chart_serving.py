@@ -1,0 +1,101 @@
+"""Ray Serve's applications, and that Ray's pods offer what they ask for."""
+
+import json
+
+import pytest
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+from ray.serve.schema import ServeDeploySchema
+
+from services.config import load_config
+from services.serve_config import serve_config
+
+
+@pytest.fixture
+def config(each, monkeypatch, tmp_path):
+    """What a pod reads of the rendered options."""
+    (tmp_path / "ragtree.yaml").write_text(json.dumps(each.options))
+    monkeypatch.setenv("RAGTREE_CONFIG", str(tmp_path / "ragtree.yaml"))
+    return load_config()
+
+
+def test_the_serve_config_is_what_ragtree_renders_from_the_same_options(each, config):
+    assert each.serve_config == serve_config(config)
+
+
+def test_ragtree_takes_the_options(each, config):
+    assert config.server.host == "0.0.0.0"
+    assert config.generator.kv.host_gib == each.options["generator"]["kv"]["host_gib"]
+
+
+def test_ray_serve_takes_it(each):
+    deployed = ServeDeploySchema.model_validate(each.serve_config)
+    assert len(deployed.applications) == 3 + each.options["retriever"]["shards"]["count"]
+
+
+def test_the_shards_are_applications_of_their_own(render):
+    names = [application["name"] for application in render("sharded").serve_config["applications"]]
+    assert names == ["retriever-0", "retriever-1", "retriever-2", "retriever-3", "controller", "generator", "gateway"]
+
+
+def test_large_numbers_are_numbers_in_the_options(everything):
+    assert everything.options["gateway"]["max_document_bytes"] == 33554432
+
+
+class TestPlacement:
+    """What Ray's own autoscaler reads in the RayCluster that KubeRay makes of it."""
+
+    @pytest.fixture
+    def offered(self, each):
+        cluster = {"metadata": {"name": "c", "namespace": "rag"}, "spec": each.cluster}
+        types = _derive_autoscaling_config_from_ray_cr(cluster)["available_node_types"]
+        return {name: kind["resources"] for name, kind in types.items()}
+
+    def test_each_replica_that_serve_may_want_finds_its_place(self, each, offered):
+        groups = each.groups
+        for application in each.serve_config["applications"]:
+            (deployment,) = application["deployments"]
+            replicas = deployment.get("autoscaling_config", {}).get("max_replicas") or deployment["num_replicas"]
+            part = application["name"].partition("-")[0]
+            of_the_kind = each.options["retriever"]["shards"]["count"] if part == "retriever" else replicas
+            for name, amount in deployment["ray_actor_options"]["resources"].items():
+                room = sum(groups[g]["maxReplicas"] * offered[g].get(name, 0) for g in groups if g != "head")
+                assert room >= amount * of_the_kind
+
+    def test_no_part_fits_on_the_head_and_one_generator_on_each_of_its_pods(self, each, offered):
+        head = next(has for name, has in offered.items() if name not in each.groups or name == "head")
+        assert head["CPU"] == 0
+        assert not [name for name in head if name.startswith("ragtree")]
+        for application in each.serve_config["applications"]:
+            assert application["deployments"][0]["ray_actor_options"]["resources"]
+        assert offered["generator"]["ragtree_generator"] == 1
+
+    def test_a_gpu_is_offered_where_one_is_asked_for(self, render):
+        gpu = render("gpu")
+        cluster = {"metadata": {"name": "c", "namespace": "rag"}, "spec": gpu.cluster}
+        types = _derive_autoscaling_config_from_ray_cr(cluster)["available_node_types"]
+        gpus = {name: types[name]["resources"].get("GPU", 0) for name in gpu.groups if name != "head"}
+        assert gpus == {"retriever": 0, "generator": 1, "gateway": 0}
+
+    def test_fractions_are_offered_as_whole_numbers(self, render):
+        halves = render("sharded", settings=("config.serving.retriever.resources.ragtree_retriever=0.4",))
+        offer = json.loads(halves.groups["retriever"]["rayStartParams"]["resources"].strip("'"))
+        assert offer == {"ragtree_retriever": 2, "ragtree_controller": 1}
+        assert all(isinstance(amount, int) for amount in offer.values())
+
+
+class TestSize:
+    def test_groups_grow_with_serves_replicas(self, everything):
+        group = everything.groups["generator"]
+        assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 3, 6)
+        retriever = everything.groups["retriever"]
+        assert (retriever["minReplicas"], retriever["maxReplicas"]) == (1, 1)
+
+    def test_without_an_autoscaler_they_are_there_from_the_start(self, render):
+        fixed = render(settings=("autoscaling.enabled=false", "config.serving.generator.max_replicas=3"))
+        group = fixed.groups["generator"]
+        assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 3, 3)
+        assert "autoscalerOptions" not in fixed.cluster
+
+    def test_documents_in_a_volume_have_one_owner_during_upgrades(self, each):
+        strategy = each.ray_service["upgradeStrategy"]["type"]
+        assert strategy == ("None" if each.all("PersistentVolumeClaim") else "NewCluster")
