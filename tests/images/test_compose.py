@@ -13,9 +13,6 @@ from options import is_option
 
 from services.stack import PERSIST_S
 
-PENDING_FILES = {"helm/ragtree/files/alerts.yaml", "helm/ragtree/dashboards"}
-"""What is mounted and comes with the Helm chart."""
-
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 PROVISIONING = ROOT / "docker" / "observability" / "grafana" / "provisioning"
 ALL = merged((BASE, GPU, OBSERVABILITY))
@@ -126,8 +123,6 @@ def test_a_stop_has_the_time_that_it_may_take():
 
 @pytest.mark.parametrize(("source", "target"), MOUNTS)
 def test_what_is_mounted_exists(source, target):
-    if source in PENDING_FILES and not (ROOT / source).exists():
-        pytest.skip("comes with the Helm chart")
     assert (ROOT / source).exists()
 
 
