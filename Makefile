@@ -5,7 +5,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test test-tools unit lint format lock clean
+URL ?= http://127.0.0.1:8080
+RATE ?= 2
+DURATION ?= 60
+SCHEDULE ?= $(RATE):$(DURATION)
+
+.PHONY: help setup demo test test-tools unit lint loadtest format lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -27,6 +32,9 @@ unit: setup ## run the tests that need neither Ray nor vLLM
 
 lint: setup ## style, types and the import rules of docs/architecture.md
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+loadtest: setup ## load the stack at URL: RATE a second for DURATION seconds, or SCHEDULE; OPTIONS as in loadtest/README.md
+	@$(BIN)/locust -f loadtest/locustfile.py --headless --only-summary --host "$(URL)" --schedule "$(SCHEDULE)" $(OPTIONS)
 
 format: setup ## rewrite the sources in the project's style
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
