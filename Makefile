@@ -9,8 +9,9 @@ URL ?= http://127.0.0.1:8080
 RATE ?= 2
 DURATION ?= 60
 SCHEDULE ?= $(RATE):$(DURATION)
+MINUTES ?= 30
 
-.PHONY: help setup demo test test-tools unit lint loadtest format lock clean
+.PHONY: help setup demo test test-tools unit lint loadtest soak format lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -35,6 +36,9 @@ lint: setup ## style, types and the import rules of docs/architecture.md
 
 loadtest: setup ## load the stack at URL: RATE a second for DURATION seconds, or SCHEDULE; OPTIONS as in loadtest/README.md
 	@$(BIN)/locust -f loadtest/locustfile.py --headless --only-summary --host "$(URL)" --schedule "$(SCHEDULE)" $(OPTIONS)
+
+soak: setup ## hold 80 % of the capacity of the local stack at URL for MINUTES, and watch the memory of every process
+	@$(BIN)/python -m loadtest.soak --url "$(URL)" --minutes "$(MINUTES)" $(OPTIONS)
 
 format: setup ## rewrite the sources in the project's style
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .

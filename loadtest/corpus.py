@@ -7,7 +7,7 @@ import msgspec
 
 SYLLABLES = "ba ce di fo gu ha je ki lo mu na pe qui ro su ta ve wi xo zu".split()  # noqa: SIM905
 _PER_TOPIC = 4
-_PER_BATCH = 200
+_PER_BATCH = 50
 
 
 class Document(msgspec.Struct, frozen=True):

@@ -68,7 +68,7 @@ def _latencies(total: Summary) -> str:
     text = (
         "Of the answered requests, in milliseconds; all but ITL from when a request was due, not from when it left.\n\n"
     )
-    return text + _table(["", "p50", "p90", "p95", "p99", "max", "mean", "count"], cells)
+    return text + table(["", "p50", "p90", "p95", "p99", "max", "mean", "count"], cells)
 
 
 def _steps(results: Results) -> str:
@@ -89,12 +89,12 @@ def _steps(results: Results) -> str:
             ]
         )
     head = ["step", *_COUNTS, "TTFT p50", "p90", "p95", "p99", "ITL p50", "good", "hit rate"]
-    return _table(head, cells)
+    return table(head, cells)
 
 
 def _outcomes(total: Summary) -> str:
     rows = [[outcome.value, str(total.outcomes[outcome])] for outcome in Outcome if outcome in total.outcomes]
-    return "\n\n".join([_table(["outcome", "requests"], rows), *_reasons(total)])
+    return "\n\n".join([table(["outcome", "requests"], rows), *_reasons(total)])
 
 
 def _writes(results: Results) -> str:
@@ -103,15 +103,13 @@ def _writes(results: Results) -> str:
         [action.value, *(str(writes.outcomes.get(outcome, 0)) for outcome in Outcome), *_milliseconds(writes.seconds)]
         for action, writes in results.writes.items()
     ]
-    return "\n\n".join(
-        [_table(head, cells), *(text for writes in results.writes.values() for text in _reasons(writes))]
-    )
+    return "\n\n".join([table(head, cells), *(text for writes in results.writes.values() for text in _reasons(writes))])
 
 
 def _reasons(summary: Summary | WriteSummary) -> Iterable[str]:
     for title, counts in (("refusal", summary.refusals), ("error", summary.errors)):
         if counts:
-            yield _table([title, "count"], [[reason, str(count)] for reason, count in counts.items()])
+            yield table([title, "count"], [[reason, str(count)] for reason, count in counts.items()])
 
 
 def _settings(run: RunFacts) -> str:
@@ -125,7 +123,7 @@ def _settings(run: RunFacts) -> str:
         ["its system", f"{machine.system}, Python {machine.python}"],
         *([f"`{name}`", str(value)] for name, value in msgspec.structs.asdict(run.settings).items()),
     ]
-    return _table(["setting", "value"], rows)
+    return table(["setting", "value"], rows)
 
 
 def _milliseconds(spread: Spread | None) -> list[str]:
@@ -139,6 +137,7 @@ def _share(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of texts; bars in them are escaped."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

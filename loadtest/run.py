@@ -3,9 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from itertools import accumulate
-from pathlib import Path
 
 import gevent
 from locust.clients import HttpSession
@@ -41,7 +39,7 @@ class LoadRun:
             if self._traffic.corpus and self._traffic.collection:
                 api.ingest(self._traffic.corpus, self._traffic.collection)
             facts = self._facts(url, api.model())
-        self.folder = _new_folder(settings.reports)
+        self.folder = run_facts.folder_for_now(settings.reports)
         facts.write(self.folder)
         self._records = RecordFile(self.folder)
 
@@ -121,14 +119,3 @@ class LoadRun:
             steps=tuple(StepFacts(str(step), begin, step.seconds) for step, begin in zip(steps, begins, strict=False)),
             seconds=self._traffic.seconds,
         )
-
-
-def _new_folder(reports: Path) -> Path:
-    name = f"{datetime.now():%Y%m%d-%H%M%S}"
-    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
-        try:
-            (reports / (name + suffix)).mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return reports / (name + suffix)
-    raise FileExistsError(reports / name)

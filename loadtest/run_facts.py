@@ -4,6 +4,7 @@ import os
 import platform
 import shlex
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -55,6 +56,17 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     def read(cls, folder: Path) -> "RunFacts":
         """The facts of a run's folder."""
         return msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=cls)
+
+
+def folder_for_now(reports: Path, prefix: str = "") -> Path:
+    """A new folder under ``reports``, named by the local time."""
+    name = f"{prefix}{datetime.now():%Y%m%d-%H%M%S}"
+    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
+        folder = reports / (name + suffix)
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+    raise FileExistsError(reports / name)
 
 
 def machine() -> Machine:

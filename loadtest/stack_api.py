@@ -52,7 +52,8 @@ class StackApi:
         headers = {"Content-Type": "application/x-ndjson"}
         jobs = [self._call("POST", path, content=batch, headers=headers)["job_id"] for batch in corpus.batches()]
         deadline = time.monotonic() + _INGEST_S
-        for job in jobs:
+        for done, job in enumerate(jobs):
+            _log.info("%d of %d batches are taken in", done, len(jobs))
             self._await_job(job, deadline)
 
     def _await_job(self, job_id: str, deadline: float) -> None:
