@@ -35,7 +35,7 @@ lint: setup ## style, types and the import rules of docs/architecture.md
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 
 loadtest: setup ## load the stack at URL: RATE a second for DURATION seconds, or SCHEDULE; OPTIONS as in loadtest/README.md
-	@$(BIN)/locust -f loadtest/locustfile.py --headless --only-summary --host "$(URL)" --schedule "$(SCHEDULE)" $(OPTIONS)
+	@$(BIN)/python -m loadtest --headless --only-summary --host "$(URL)" --schedule "$(SCHEDULE)" $(OPTIONS)
 
 soak: setup ## hold 80 % of the capacity of the local stack at URL for MINUTES, and watch the memory of every process
 	@$(BIN)/python -m loadtest.soak --url "$(URL)" --minutes "$(MINUTES)" $(OPTIONS)

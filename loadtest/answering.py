@@ -11,7 +11,7 @@ from loadtest.answer import Answer, Latency
 from loadtest.options import LoadSettings
 from loadtest.records import Outcome, QueryRecord
 from loadtest.traffic import Arrival
-from loadtest.verdicts import refusal_or_failure
+from loadtest.verdicts import refusal_or_failure, root_cause
 
 # An event stream that is compressed arrives when the compressor thinks fit.
 _HEADERS = {"Accept": "text/event-stream", "Accept-Encoding": "identity", "Connection": "close"}
@@ -75,7 +75,7 @@ class QuerySender:
             except TimeoutError as error:
                 record.outcome, record.reason = Outcome.FAILED, str(error)
             except requests.RequestException as error:
-                record.outcome, record.reason = Outcome.FAILED, f"the stream broke: {type(error).__name__}"
+                record.outcome, record.reason = Outcome.FAILED, f"the stream broke: {root_cause(error)}"
             finally:
                 response.close()
 

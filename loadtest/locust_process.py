@@ -10,8 +10,7 @@ import msgspec
 from loadtest.errors import LoadTestError
 from loadtest.results import Results
 
-_LOCUSTFILE = Path(__file__).with_name("locustfile.py")
-_ROOT = _LOCUSTFILE.parents[1]
+_ROOT = Path(__file__).parents[1]
 
 
 class RunFailed(LoadTestError):
@@ -26,7 +25,7 @@ class LocustProcess:
 
     def __init__(self, url: str, reports: Path, options: Sequence[str]) -> None:
         self._reports = reports
-        command = [sys.executable, "-m", "locust", "-f", str(_LOCUSTFILE), "--headless", "--only-summary"]
+        command = [sys.executable, "-m", "loadtest", "--headless", "--only-summary"]
         command += ["--host", url, "--report-dir", str(reports.absolute()), *options]
         self._process = subprocess.Popen(command, cwd=_ROOT)  # noqa: S603 - our own words
 

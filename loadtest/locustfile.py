@@ -1,22 +1,6 @@
 """``locust -f loadtest/locustfile.py``: what Locust loads."""
 
-from typing import Any
-
-from locust import events
-from locust.runners import LocalRunner, Runner
-
-from loadtest.errors import BadOption
-from loadtest.options import LoadSettings
+from loadtest import hooks
 from loadtest.user import QueryUser
 
-__all__ = ["QueryUser"]
-
-
-def one_process(runner: Runner, **_given: Any) -> None:  # noqa: ANN401 - Locust's own
-    """Refuse to be spread over processes: each would send the same arrivals, and none have all records."""
-    if not isinstance(runner, LocalRunner):
-        raise BadOption("this load test runs in one process, without --master, --worker and --processes")
-
-
-events.init_command_line_parser.add_listener(LoadSettings.add_to)  # type: ignore[no-untyped-call]
-events.init.add_listener(one_process)  # type: ignore[no-untyped-call]
+__all__ = ["QueryUser", "hooks"]

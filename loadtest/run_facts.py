@@ -76,8 +76,8 @@ def machine() -> Machine:
 
 
 def command() -> str:
-    """The command line of this process. Keys come by environment, so it has none."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """Locust's command line. Keys come by environment, so it has none."""
+    return shlex.join(["locust", *sys.argv[1:]])
 
 
 def now() -> str:

@@ -45,7 +45,7 @@ class SlowFrameServer:
     """
 
     def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.asked: list[tuple[str, float]] = []
         self.paths: Counter[str] = Counter()

@@ -1,12 +1,15 @@
 """The load test as its users start it: open loop, leaving clients, writes, Ctrl-C, the web page, bad options."""
 
 import socket
+import subprocess
+import sys
 
 import httpx
 import pytest
-from loadtest_runs import begin, end, log_of, trace, until
+from loadtest_runs import ROOT, begin, end, log_of, trace, until
 from slow_frame_server import FIRST_S, STALL_S, SlowFrameServer
 
+from loadtest.options import LoadSettings
 from loadtest.plots import PICTURES
 from loadtest.records import Outcome, WriteAction
 
@@ -18,7 +21,7 @@ def server():
 
 
 def test_a_stack_that_stalls_does_not_slow_arrivals_down(server, tmp_path):
-    due = [0.05 * number for number in range(20)]
+    due = [0.03 * number for number in range(20)]
     ran = end(begin(tmp_path, server.url, "--trace", trace(tmp_path, *((at, "stalls") for at in due))), tmp_path)
     asked = sorted(at for _, at in server.asked)
     gaps = [at - asked[0] for at in asked]
@@ -30,7 +33,7 @@ def test_a_stack_that_stalls_does_not_slow_arrivals_down(server, tmp_path):
 
 
 def test_what_leaves_late_is_late(server, tmp_path):
-    ran = end(begin(tmp_path, server.url, "--trace", trace(tmp_path, *[(0.0, "plain")] * 100)), tmp_path)
+    ran = end(begin(tmp_path, server.url, "--trace", trace(tmp_path, *[(0.0, "plain")] * 250)), tmp_path)
     assert max(record.sent for record in ran.queries) > 0.03
     assert all(record.ttft >= record.sent + FIRST_S for record in ran.queries)
     assert "**The load test itself was late**" in (ran.folder / "report.md").read_text()
@@ -108,6 +111,14 @@ def test_without_a_stack_it_says_how_to_start_one(tmp_path):
     assert process.returncode == 1
     assert "nothing answers at http://127.0.0.1:9. Start a stack there (`ragtree up -d`" in log
     assert list(tmp_path.glob("*/")) == []
+
+
+def test_its_help_has_every_option():
+    command = [sys.executable, "-m", "loadtest", "--help"]
+    text = " ".join(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
+    for name in LoadSettings.__struct_fields__:
+        assert f"--{name.replace('_', '-')} <" in text
+        assert f"[LOCUST_{name.upper()}]" in text
 
 
 @pytest.mark.parametrize(
