@@ -74,7 +74,8 @@ class QuerySender:
                 record.reason = answer.failure() if record.outcome is Outcome.FAILED else None
             except TimeoutError as error:
                 record.outcome, record.reason = Outcome.FAILED, str(error)
-            except requests.RequestException as error:
+            except Exception as error:
+                # Whatever it is, this client has no answer; left alone, it would pass for a run that was cut off.
                 record.outcome, record.reason = Outcome.FAILED, f"the stream broke: {root_cause(error)}"
             finally:
                 response.close()
@@ -102,6 +103,6 @@ def _note(answer: Answer, record: QueryRecord) -> None:
     record.query_id = answer.query_id
     record.ttfr, record.ttft, record.itl, record.e2e = answer.ttfr, answer.ttft, answer.itl, answer.e2e
     usage = answer.usage
-    record.prompt_tokens = usage.get("prompt_tokens", 0)
-    record.completion_tokens = usage.get("completion_tokens", 0)
-    record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    record.prompt_tokens = usage.get("prompt_tokens") or 0
+    record.completion_tokens = usage.get("completion_tokens") or 0
+    record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0

@@ -26,33 +26,37 @@ class Soak(msgspec.Struct, frozen=True, kw_only=True):
     queries: Summary
     memory: list[Trend]
 
-    @classmethod
-    def of(cls, rate: float, warm_up: float, bound: Bound, results: Results, memory: list[Trend]) -> "Soak":
-        """The verdict on a run and the trends of its processes after the warm-up."""
-        total = results.total
-        problems = [f"{count} queries: {reason}" for reason, count in total.errors.items()]
-        problems += [
-            f"{count} of {action.value}: {reason}"
-            for action, writes in results.writes.items()
-            for reason, count in writes.errors.items()
-        ]
-        if not total.outcomes.get(Outcome.ANSWERED):
-            problems.append("no query was answered")
-        if missed := total.outcomes.get(Outcome.MISSED):
-            problems.append(f"{missed} queries were never sent")
-        if not memory:
-            problems.append("no process was there for long enough to say how its memory goes")
-        problems += [
-            f"{trend.name} (process {trend.pid}) grew by {trend.growth / _MIB:.1f} MiB in {trend.seconds:.0f} s"
-            for trend in memory
-            if not bound.holds(trend)
-        ]
-        return cls(rate=rate, warm_up=warm_up, bound=bound, problems=problems, queries=total, memory=memory)
-
     @property
     def passed(self) -> bool:
         """Whether nothing was found."""
         return not self.problems
+
+
+def problems_of(results: Results) -> list[str]:
+    """What was wrong with the requests of a run; refusals are nothing wrong."""
+    total = results.total
+    problems = [f"{count} queries: {reason}" for reason, count in total.errors.items()]
+    problems += [
+        f"{count} of {action.value}: {reason}"
+        for action, writes in results.writes.items()
+        for reason, count in writes.errors.items()
+    ]
+    if not total.outcomes.get(Outcome.ANSWERED):
+        problems.append("no query was answered")
+    if missed := total.outcomes.get(Outcome.MISSED):
+        problems.append(f"{missed} queries were never sent")
+    return problems
+
+
+def problems_of_memory(trends: Sequence[Trend], bound: Bound) -> list[str]:
+    """Which processes were not flat."""
+    if not trends:
+        return ["no process was there for long enough to say how its memory goes"]
+    return [
+        f"{trend.name} (process {trend.pid}) grew by {trend.growth / _MIB:.1f} MiB in {trend.seconds:.0f} s"
+        for trend in trends
+        if not bound.holds(trend)
+    ]
 
 
 def write_soak(soak: Soak, samples: Sequence[Sample], folder: Path) -> None:

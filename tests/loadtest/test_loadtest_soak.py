@@ -1,6 +1,8 @@
 """Soaks: memory that grows is seen, memory that does not is not, and a failed request fails one."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -87,10 +89,16 @@ def test_a_stack_that_keeps_up_with_nothing_has_no_capacity():
         find_capacity(lambda _rate: SimpleNamespace(total=SimpleNamespace(good_share=None)))
 
 
-def soak(url, folder, *options):
+def begin_soak(url, folder, *options):
     command = [sys.executable, "-m", "loadtest.soak", "--url", url, "--minutes", "0.07", "--rate", "8"]
     command += ["--growth-mib", "200", "--report-dir", str(folder), *options]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    # A group of its own, as a terminal gives it, for Ctrl-C.
+    return subprocess.Popen(command, cwd=ROOT, start_new_session=True, **output)
+
+
+def soak(url, folder, *options):
+    process = begin_soak(url, folder, *options)
     return log_of(process), process.returncode
 
 
@@ -110,6 +118,17 @@ def test_a_soak_passes_only_if_nothing_fails(tmp_path, question, problem):
     settings = json.loads(results.read_text())["run"]["settings"]
     assert (settings["schedule"], settings["disconnect_share"]) == ("8.0000:4.2", 0.1)
     assert min(settings["ingest_rate"], settings["delete_rate"]) > 0
+
+
+def test_a_soak_that_is_interrupted_has_not_passed(tmp_path):
+    with SlowFrameServer() as server:
+        process = begin_soak(server.url, tmp_path, "--minutes", "5", "--", "--documents", "4")
+        until(lambda: any(file.stat().st_size for file in tmp_path.glob("soak-*/memory.jsonl")), timeout_s=30)
+        os.killpg(process.pid, signal.SIGINT)
+        log = log_of(process)
+    (folder,) = tmp_path.glob("soak-*")
+    assert process.returncode == 1, log
+    assert json.loads((folder / "soak.json").read_text())["problems"][0] == "it was interrupted"
 
 
 def test_a_soak_needs_a_stack_of_this_machine(tmp_path):
