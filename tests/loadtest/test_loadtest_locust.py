@@ -126,7 +126,7 @@ def test_its_help_has_every_option():
     [
         (["--schedule", "fast"], "schedule: 'fast' is no step"),
         (["--disconnect-share", "2"], "disconnect_share"),
-        (["--master"], "runs in one process"),
+        (["--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", "0"], "runs in one process"),
     ],
 )
 def test_what_it_cannot_do_it_refuses(server, tmp_path, options, says):
