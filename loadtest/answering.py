@@ -18,20 +18,20 @@ _HEADERS = {"Accept": "text/event-stream", "Accept-Encoding": "identity", "Conne
 
 
 class QuerySender:
-    """Sends arrivals' queries, as clients that have not met before: each on a connection of its own.
+    """Sends arrivals' queries, each with a client of its own, which ``new_client`` makes.
 
     ``measured`` hears of latencies as they become known.
     """
 
     def __init__(
         self,
-        client: HttpSession,
+        new_client: Callable[[], HttpSession],
         settings: LoadSettings,
         collection: str | None,
         start: float,
         measured: Callable[[Latency, float], None],
     ) -> None:
-        self._client = client
+        self._new_client = new_client
         self._timeout = settings.timeout
         self._start = start
         self._measured = measured
@@ -45,14 +45,17 @@ class QuerySender:
         answer = Answer(due, self._measured)
         record.sent = time.monotonic() - self._start
         try:
-            with self._client.post(
-                "/query",
-                json={**self._body, "query": arrival.query},
-                headers=_HEADERS,
-                stream=True,
-                catch_response=True,
-                timeout=self._timeout,
-            ) as response:
+            with (
+                self._new_client() as client,
+                client.post(
+                    "/query",
+                    json={**self._body, "query": arrival.query},
+                    headers=_HEADERS,
+                    stream=True,
+                    catch_response=True,
+                    timeout=self._timeout,
+                ) as response,
+            ):
                 self._judge(response, arrival, answer, record)
                 if record.outcome is Outcome.FAILED:
                     response.failure(record.reason)

@@ -45,19 +45,19 @@ class LoadRun:
 
     def drive(
         self,
-        client: HttpSession,
+        new_client: Callable[[], HttpSession],
         measured: Callable[[Latency, float], None],
         refused: Callable[[QueryRecord], None],
     ) -> None:
-        """Send the traffic over ``client``; returns when everything has ended.
+        """Send the traffic, each request with a client of its own; returns when everything has ended.
 
         ``measured`` hears of latencies in seconds, ``refused`` of refusals.
         """
         # A lead, so that the first arrival is not late already.
         start = time.monotonic() + _LEAD_S
         loop = self._loop = OpenLoop(start, self._settings.max_open)
-        sender = QuerySender(client, self._settings, self._traffic.collection, start, measured)
-        writer = DocumentWriter(client, self._settings, self._traffic, start)
+        sender = QuerySender(new_client, self._settings, self._traffic.collection, start, measured)
+        writer = DocumentWriter(new_client, self._settings, self._traffic, start)
 
         def ask(arrival: Arrival) -> None:
             record = QueryRecord(number=arrival.number, at=arrival.at, query=arrival.query)

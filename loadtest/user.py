@@ -4,9 +4,8 @@ import logging
 
 import gevent
 from locust import HttpUser, task
-from locust.env import Environment
+from locust.clients import HttpSession
 from locust.exception import StopUser
-from urllib3 import PoolManager
 
 from loadtest.answer import Latency
 from loadtest.errors import LoadTestError
@@ -28,13 +27,7 @@ class QueryUser(HttpUser):
     host = "http://127.0.0.1:8080"
     fixed_count = 1
 
-    def __init__(self, environment: Environment) -> None:
-        # Room for each stream's connection: urllib3 complains of those beyond it, though it does not make them wait.
-        assert environment.parsed_options is not None
-        self.pool_manager = PoolManager(maxsize=environment.parsed_options.max_open)
-        super().__init__(environment)  # type: ignore[no-untyped-call]
-        self.client.headers.update(authorization())
-        self._run: LoadRun | None = None
+    _run: LoadRun | None = None
 
     def on_start(self) -> None:
         """Ready the stack."""
@@ -49,7 +42,7 @@ class QueryUser(HttpUser):
         """Send all of it, once."""
         assert self._run is not None
         try:
-            self._run.drive(self.client, self._measured, self._refused)
+            self._run.drive(self._new_client, self._measured, self._refused)
             # Before the test is ended, which ends whatever its users still do.
             self.on_stop()
         except OSError as error:
@@ -63,6 +56,13 @@ class QueryUser(HttpUser):
         run, self._run = self._run, None
         if run is not None:
             run.close()
+
+    def _new_client(self) -> HttpSession:
+        # Not ``self.client``: it keeps connections if the server says so, and finds some closed when it needs them.
+        client = HttpSession(self.host, self.environment.events.request, self)
+        client.trust_env = False
+        client.headers.update(authorization())
+        return client
 
     def _measured(self, latency: Latency, seconds: float) -> None:
         self._report("SSE", latency, seconds)

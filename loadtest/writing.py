@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from urllib.parse import quote
 
 from locust.clients import HttpSession
@@ -18,8 +19,10 @@ _DEFAULT_COLLECTION = "default"
 class DocumentWriter:
     """Puts documents of its own into the collection that is asked, and deletes them again, the oldest first."""
 
-    def __init__(self, client: HttpSession, settings: LoadSettings, traffic: Traffic, start: float) -> None:
-        self._client = client
+    def __init__(
+        self, new_client: Callable[[], HttpSession], settings: LoadSettings, traffic: Traffic, start: float
+    ) -> None:
+        self._new_client = new_client
         self._start = start
         collection = quote(traffic.collection or _DEFAULT_COLLECTION, safe="")
         self._path = f"/v1/collections/{collection}/documents"
@@ -51,14 +54,17 @@ class DocumentWriter:
 
     def _send(self, method: str, document_id: str, record: WriteRecord, body: bytes | None = None) -> None:
         record.document_id = document_id
-        with self._client.request(
-            method,
-            f"{self._path}/{document_id}",
-            name=f"{self._path}/[id]",
-            data=body,
-            headers={"Content-Type": "text/plain", "Connection": "close"},
-            catch_response=True,
-        ) as response:
+        with (
+            self._new_client() as client,
+            client.request(
+                method,
+                f"{self._path}/{document_id}",
+                name=f"{self._path}/[id]",
+                data=body,
+                headers={"Content-Type": "text/plain", "Connection": "close"},
+                catch_response=True,
+            ) as response,
+        ):
             record.ended = time.monotonic() - self._start
             record.status = response.status_code
             if response.status_code in (200, 202):

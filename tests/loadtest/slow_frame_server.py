@@ -12,6 +12,7 @@ from collections import Counter
 RETRIEVED_S, FIRST_S, GAP_S, DELTAS = 0.15, 0.40, 0.05, 6
 LAST_S = FIRST_S + GAP_S * (DELTAS - 1)
 STALL_S = 1.0
+LINGER_S = 1.0
 
 
 def chunk(data: bytes) -> bytes:
@@ -41,7 +42,8 @@ REFUSALS: dict[str, tuple[str, ...]] = {
 class SlowFrameServer:
     """Serves on ``url`` while it is held; ``asked`` has the questions and when they came, by ``time.monotonic``.
 
-    ``paths`` counts requests, ``headers`` has all of theirs, and ``gone`` counts clients that left in mid-stream.
+    ``paths`` counts requests, ``headers`` has all of theirs, ``gone`` counts clients that left in mid-stream, and
+    ``reused`` connections that a second request came on.
     """
 
     def __init__(self) -> None:
@@ -51,6 +53,7 @@ class SlowFrameServer:
         self.paths: Counter[str] = Counter()
         self.headers: list[str] = []
         self.gone = 0
+        self.reused = 0
         self._open = True
 
     def __enter__(self) -> "SlowFrameServer":
@@ -112,7 +115,8 @@ class SlowFrameServer:
             time.sleep(STALL_S)
         chunked = question != "unchunked"
         wrap = chunk if chunked else bytes
-        head = ["HTTP/1.1 200 OK", "Connection: close", "Content-Type: text/event-stream"]
+        # Both, as sse-starlette and uvicorn together have it: a client that believes the first finds a closed door.
+        head = ["HTTP/1.1 200 OK", "Connection: keep-alive", "Connection: close", "Content-Type: text/event-stream"]
         head += ["Transfer-Encoding: chunked"] if chunked else []
         connection.sendall("\r\n".join([*head, "", ""]).encode())
         connection.sendall(wrap(frame("query.created")))
@@ -133,6 +137,8 @@ class SlowFrameServer:
             connection.sendall(wrap(end))
         if chunked:
             connection.sendall(b"0\r\n\r\n")
+            connection.settimeout(LINGER_S)
+            self.reused += bool(connection.recv(1))
 
 
 def _await(at: float) -> None:

@@ -20,7 +20,9 @@ def ran(tmp_path_factory):
     lines = [(0.12 * number, "plain") for number in range(PLAIN)]
     lines += [(0.12 * PLAIN + 0.05 * number, question) for number, question in enumerate(SPECIAL)]
     with SlowFrameServer() as server:
-        return end(begin(folder, server.url, "--trace", trace(folder, *lines)), folder)
+        ran = end(begin(folder, server.url, "--trace", trace(folder, *lines)), folder)
+    assert server.reused == 0
+    return ran
 
 
 @pytest.fixture(scope="module")
