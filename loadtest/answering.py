@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import requests
-from locust.clients import HttpSession, ResponseContextManager
+from locust.clients import ResponseContextManager
 
 from loadtest.answer import Answer, Latency
+from loadtest.client import OneRequestClient
 from loadtest.options import LoadSettings
 from loadtest.records import Outcome, QueryRecord
 from loadtest.traffic import Arrival
@@ -25,7 +26,7 @@ class QuerySender:
 
     def __init__(
         self,
-        new_client: Callable[[], HttpSession],
+        new_client: Callable[[], OneRequestClient],
         settings: LoadSettings,
         collection: str | None,
         start: float,

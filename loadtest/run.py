@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 
 import gevent
-from locust.clients import HttpSession
 
 from loadtest import run_facts
 from loadtest.answer import Latency
 from loadtest.answering import QuerySender
+from loadtest.client import OneRequestClient
 from loadtest.open_loop import OpenLoop
 from loadtest.options import LoadSettings
 from loadtest.records import Outcome, QueryRecord, RecordFile, WriteAction, WriteRecord
@@ -45,7 +45,7 @@ class LoadRun:
 
     def drive(
         self,
-        new_client: Callable[[], HttpSession],
+        new_client: Callable[[], OneRequestClient],
         measured: Callable[[Latency, float], None],
         refused: Callable[[QueryRecord], None],
     ) -> None:

@@ -4,15 +4,14 @@ import logging
 
 import gevent
 from locust import HttpUser, task
-from locust.clients import HttpSession
 from locust.exception import StopUser
 
 from loadtest.answer import Latency
+from loadtest.client import OneRequestClient
 from loadtest.errors import LoadTestError
 from loadtest.options import LoadSettings
 from loadtest.records import QueryRecord
 from loadtest.run import LoadRun
-from loadtest.stack_api import authorization
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ class QueryUser(HttpUser):
         """Send all of it, once."""
         assert self._run is not None
         try:
-            self._run.drive(self._new_client, self._measured, self._refused)
+            self._run.drive(lambda: OneRequestClient(self), self._measured, self._refused)
             # Before the test is ended, which ends whatever its users still do.
             self.on_stop()
         except OSError as error:
@@ -56,13 +55,6 @@ class QueryUser(HttpUser):
         run, self._run = self._run, None
         if run is not None:
             run.close()
-
-    def _new_client(self) -> HttpSession:
-        # Not ``self.client``: it keeps connections if the server says so, and finds some closed when it needs them.
-        client = HttpSession(self.host, self.environment.events.request, self)
-        client.trust_env = False
-        client.headers.update(authorization())
-        return client
 
     def _measured(self, latency: Latency, seconds: float) -> None:
         self._report("SSE", latency, seconds)

@@ -5,8 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from urllib.parse import quote
 
-from locust.clients import HttpSession
-
+from loadtest.client import OneRequestClient
 from loadtest.corpus import SyntheticCorpus
 from loadtest.options import LoadSettings
 from loadtest.records import Outcome, WriteAction, WriteRecord
@@ -20,7 +19,7 @@ class DocumentWriter:
     """Puts documents of its own into the collection that is asked, and deletes them again, the oldest first."""
 
     def __init__(
-        self, new_client: Callable[[], HttpSession], settings: LoadSettings, traffic: Traffic, start: float
+        self, new_client: Callable[[], OneRequestClient], settings: LoadSettings, traffic: Traffic, start: float
     ) -> None:
         self._new_client = new_client
         self._start = start
