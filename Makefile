@@ -5,7 +5,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test test-tools unit lint chart format lock images clean
+URL ?= http://127.0.0.1:8080
+RATE ?= 2
+DURATION ?= 60
+SCHEDULE ?= $(RATE):$(DURATION)
+MINUTES ?= 30
+
+.PHONY: help setup demo test test-tools unit lint chart loadtest soak format lock images clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -30,6 +36,12 @@ lint: setup ## style, types, the import rules of docs/architecture.md, and the D
 
 chart: setup ## lint and render the Helm chart, and check every manifest
 	@$(BIN)/python -m scripts.chart
+
+loadtest: setup ## load the stack at URL: RATE a second for DURATION seconds, or SCHEDULE; OPTIONS as in loadtest/README.md
+	@$(BIN)/python -m loadtest --headless --only-summary --host "$(URL)" --schedule "$(SCHEDULE)" $(OPTIONS)
+
+soak: setup ## hold 80 % of the capacity of the local stack at URL for MINUTES, and watch the memory of every process
+	@$(BIN)/python -m loadtest.soak --url "$(URL)" --minutes "$(MINUTES)" $(OPTIONS)
 
 format: setup ## rewrite the sources in the project's style
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .

@@ -37,6 +37,8 @@ class RunResponse(EventSourceResponse):
             # Or a client that never reads would hold its answer, and its place, for ever.
             send_timeout=settings.send_timeout_s,
         )
+        # Whether the connection stays is the server's word; two headers about it may differ.
+        del self.headers["connection"]
         self._run = run
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,0 +1,19 @@
+"""What Locust calls besides its user; registered once, when this is first imported."""
+
+from typing import Any
+
+from locust import events
+from locust.runners import LocalRunner, Runner
+
+from loadtest.errors import BadOption
+from loadtest.options import LoadSettings
+
+
+def one_process(runner: Runner, **_given: Any) -> None:  # noqa: ANN401 - Locust's own
+    """Refuse to be spread over processes: each would send the same arrivals, and none have all records."""
+    if not isinstance(runner, LocalRunner):
+        raise BadOption("this load test runs in one process, without --master, --worker and --processes")
+
+
+events.init_command_line_parser.add_listener(LoadSettings.add_to)  # type: ignore[no-untyped-call]
+events.init.add_listener(one_process)  # type: ignore[no-untyped-call]

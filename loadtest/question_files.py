@@ -1,0 +1,53 @@
+"""Questions of one's own, and traces of when they were asked, as JSON lines."""
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from loadtest.errors import BadOption
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A line of a file of questions."""
+
+    query: str
+
+
+class TracedQuestion(msgspec.Struct, frozen=True):
+    """A line of a trace: ``query`` was asked ``at`` seconds after the trace's begin."""
+
+    at: float
+    query: str
+
+
+def read_questions(path: Path) -> list[str]:
+    """The questions of a file. Raises BadOption."""
+    return [line.query for line in _read(path, Question)]
+
+
+def read_trace(path: Path) -> list[TracedQuestion]:
+    """The questions of a trace in the order of their times. Raises BadOption."""
+    lines = sorted(_read(path, TracedQuestion), key=lambda line: line.at)
+    if lines[0].at < 0:
+        raise BadOption(f"{path}: times count from the trace's begin, so none is below 0")
+    return lines
+
+
+def _read(path: Path, kind: type[T]) -> list[T]:
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise BadOption(f"{path}: {error.strerror}") from error
+    lines = []
+    for number, line in enumerate(raw.splitlines(), 1):
+        if line.strip():
+            try:
+                lines.append(msgspec.json.decode(line, type=kind))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise BadOption(f"{path}, line {number}: {error}") from error
+    if not lines:
+        raise BadOption(f"{path} has no lines")
+    return lines

@@ -1,0 +1,46 @@
+"""A run's report out of its folder: ``python -m loadtest.report FOLDER`` makes it anew."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from loadtest import plots
+from loadtest.markdown import render
+from loadtest.records import QueryRecord, WriteAction, WriteRecord, read_records
+from loadtest.results import Results, StepResults
+from loadtest.run_facts import RunFacts
+from loadtest.summary import summarize, summarize_writes
+
+
+def write_report(folder: Path) -> Results:
+    """Write ``results.json``, the pictures and ``report.md`` of the run whose facts and records lie in ``folder``."""
+    facts = RunFacts.read(folder)
+    records = read_records(folder)
+    queries = [record for record in records if isinstance(record, QueryRecord)]
+    results = _results(facts, queries, [record for record in records if isinstance(record, WriteRecord)])
+    text = msgspec.json.format(msgspec.json.encode(results), indent=2)
+    (folder / "results.json").write_bytes(text + b"\n")
+    plots.draw_all(queries, results.total.seconds, folder)
+    (folder / "report.md").write_text(render(results), encoding="utf-8")
+    return results
+
+
+def _results(facts: RunFacts, queries: Sequence[QueryRecord], writes: Sequence[WriteRecord]) -> Results:
+    seconds = max([0.0, *(query.ended or query.at for query in queries)])
+    by_step = [(step, [q for q in queries if 0 <= q.at - step.begin < step.seconds]) for step in facts.steps]
+    return Results(
+        run=facts,
+        total=summarize(queries, seconds, facts.settings),
+        steps=[StepResults(step, summarize(those, step.seconds, facts.settings)) for step, those in by_step if those],
+        writes={
+            action: summarize_writes(those)
+            for action in WriteAction
+            if (those := [write for write in writes if write.action is action])
+        },
+    )
+
+
+if __name__ == "__main__":
+    write_report(Path(sys.argv[1]))

@@ -1,0 +1,68 @@
+"""Reading one answer: latencies count from when it was due, and it has exactly one end."""
+
+import json
+
+import pytest
+
+from loadtest.answer import Answer
+
+
+def event(name, **body):
+    return f"event: {name}\ndata: {json.dumps({'type': name, **body})}\n\n".encode()
+
+
+COMPLETED = event("query.completed", query_id="q1", usage={"prompt_tokens": 7})
+DELTA = event("output_text.delta", delta="a")
+RETRIEVED = event("retrieval.completed")
+
+
+def answer(*timed):
+    """What is read when these bytes come at these times; it was due at 10."""
+    heard = []
+    read = Answer(10.0, lambda latency, seconds: heard.append((str(latency), seconds)))
+    for now, chunk in timed:
+        read.take(chunk, now)
+    return read, heard
+
+
+def test_latencies_count_from_when_it_was_due():
+    frames = [(11, RETRIEVED), (12, event("output_text.delta", delta="")), (13, DELTA), (15, DELTA), (18, DELTA)]
+    read, heard = answer(*frames, (20, COMPLETED))
+    assert heard == [("TTFR", 1.0), ("TTFT", 3.0), ("ITL", 2.0), ("ITL", 3.0)]
+    assert (read.ttfr, read.ttft, read.itl, read.e2e) == (1.0, 3.0, [2.0, 3.0], 10.0)
+    assert read.failure() is None
+    assert read.query_id == "q1"
+    assert read.usage == {"prompt_tokens": 7}
+
+
+@pytest.mark.parametrize(
+    ("frames", "failure"),
+    [
+        ([DELTA], "no terminal event"),
+        ([], "no terminal event"),
+        ([COMPLETED, COMPLETED], "2 terminal events"),
+        ([COMPLETED, event("query.failed", error={"code": "x"})], "2 terminal events"),
+        ([event("query.failed", error={"code": "engine_died"})], "query.failed: engine_died"),
+        ([event("query.failed")], "query.failed: None"),
+        ([event("query.incomplete", reason="timeout")], "query.incomplete: timeout"),
+        ([COMPLETED, DELTA], "output_text.delta after the terminal event"),
+        ([b"event: query.completed\ndata: {\n\n"], "an event that is not what its name says: query.completed"),
+        ([b"event: query.completed\ndata: [1]\n\n"], "an event that is not what its name says: query.completed"),
+        ([COMPLETED[:-1]], "no terminal event"),
+    ],
+)
+def test_anything_but_one_good_end_is_a_failure(frames, failure):
+    read, _ = answer(*((11, chunk) for chunk in frames))
+    assert read.failure() == failure
+
+
+def test_a_client_that_is_to_leave_knows_when():
+    read, _ = answer((11, DELTA))
+    assert not read.has_come_to(0)
+    read, _ = answer((11, RETRIEVED))
+    assert read.has_come_to(0)
+    assert not read.has_come_to(1)
+    read, _ = answer((11, RETRIEVED + DELTA))
+    assert read.has_come_to(1)
+    read, _ = answer((11, RETRIEVED + DELTA + COMPLETED))
+    assert not read.has_come_to(1)
