@@ -146,9 +146,8 @@ class Controller:
     async def admit(self, request: AdmissionRequest) -> PrefillPlan:
         """Wait for the query's turn and lease it a plan; cancelling gives the turn up.
 
-        Raises Overloaded at once when no more may wait, Unavailable where there is no instance but those to avoid,
-        InvalidRequest for a query that waits or runs already, and EngineDied when its instance is lost as its turn
-        comes.
+        Raises Overloaded at once when no more may wait, InvalidRequest for a query that waits or runs already, and
+        EngineDied where there is no instance but those to avoid, or when its instance is lost as its turn comes.
         """
         self.expire_leases()
         self._speculations.end(request.query_id)

@@ -17,7 +17,7 @@ from cachectl.grant import PathDocument
 from cachectl.node import path_keys
 from cachectl.queue import CacheAwareQueue
 from cachectl.routing import Candidate, route
-from protocol.errors import ConfigError, InvalidRequest, Overloaded, Unavailable, UnknownPlan
+from protocol.errors import ConfigError, EngineDied, InvalidRequest, Overloaded, UnknownPlan
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
@@ -180,8 +180,8 @@ class Scheduler:
 
         Returns its grant if it may run at once, None if it has to wait. Raises InvalidRequest for a query that is known
         already and for a document whose length is another one than the tree knows, Overloaded when no more may wait,
-        and Unavailable when there is no instance, or none but those to avoid; then nothing has changed. Where all that
-        there are have retired, it waits for another to come.
+        Unavailable when there is no instance, and EngineDied when there is none but those to avoid; then nothing has
+        changed. Where all that there are have retired, it waits for another to come.
         """
         work = self._taken_on(request)
         loading = self._route(work, among)
@@ -469,7 +469,7 @@ class Scheduler:
         if work.request.avoid:
             lines = {instance: line for instance, line in lines.items() if instance not in work.request.avoid}
             if not lines:
-                raise Unavailable("there is no other instance of the generator")
+                raise EngineDied("there is no other instance of the generator")
         loadings: dict[str, Loading] = {}
         for instance, line in lines.items():
             may_wait = len(line.queue) < self._max_queued
