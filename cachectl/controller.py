@@ -33,7 +33,7 @@ from cachectl.tombstones import Tombstones
 from cachectl.tree import KnowledgeTree
 from cachectl.view import tier_stats, tree_view
 from protocol.cache import CachePath, DocumentDeletion, RestoreResult, TreeView
-from protocol.errors import InvalidRequest, Overloaded, PinRefused, Unavailable, UnknownNode
+from protocol.errors import InvalidRequest, Overloaded, PinRefused, UnknownNode
 from protocol.generation import StepBudget
 from protocol.kv import LostCopy, ResidencyReport
 from protocol.plans import (
@@ -156,20 +156,18 @@ class Controller:
     async def admit(self, request: AdmissionRequest) -> PrefillPlan:
         """Wait for the query's turn and lease it a plan; cancelling gives the turn up.
 
-        Raises Overloaded at once when no more may wait, Unavailable where there is no instance but those to avoid,
-        InvalidRequest for a query that waits or runs already, and EngineDied when its instance is lost as its turn
-        comes.
+        Raises Overloaded at once when no more may wait, InvalidRequest for a query that waits or runs already, and
+        EngineDied where there is no instance but those to avoid, or when its instance is lost as its turn comes.
         """
         self.expire_leases()
         self._speculations.end(request.query_id)
         request = self._in_order(request)
         arrived = self._clock()
         unshared = self._outdated(request)
-        among = self._among(request)
         try:
             # Nothing of what is unshared may be kept, so there is nothing to do ahead.
             with nullcontext() if unshared else self._ahead.while_waiting(request):
-                grant = await self._leases.acquire(self._request(request, unshared), among)
+                grant = await self._leases.acquire(self._request(request, unshared))
         except Overloaded:
             self._rejected += 1
             raise
@@ -300,23 +298,33 @@ class Controller:
         self._leases.move_on()
         self._forget_ended()
 
+    async def reinstate_instance(self, instance: str) -> None:
+        """Give an instance requests again that was retired and has not ended. Raises UnknownInstance."""
+        self._leases.reinstate(instance)
+        self._leases.move_on()
+        self._deliveries.start()
+
     async def lose_shared(self) -> None:
         """Hear that nobody is left who reaches the shared tiers: the next instance brings its own."""
         self._tree.lose_shared()
         self._scheduler.reprioritise()
 
-    async def restart_instance(self, instance: str, reports: Sequence[ResidencyReport]) -> RestoreResult:
+    async def restart_instance(
+        self, instance: str, reports: Sequence[ResidencyReport], aloof: bool = False
+    ) -> RestoreResult:
         """Hear that an instance's engine came up anew, and what its tiers hold: its GPU nothing but what is reported.
 
-        The plans that ran there have failed, and their leases end; queries that wait go on waiting. Raises
-        UnknownInstance, and InvalidRequest as ``restore``, when the instance is new and empty all the same.
+        The plans that ran there have failed, and their leases end; queries that wait go on waiting. It is given
+        requests even if it was retired. Raises UnknownInstance, and InvalidRequest as ``restore``, when the instance is
+        new and empty all the same.
         """
-        failed, waiting = self._leases.restart(instance)
+        failed, waiting = self._leases.restart(instance, aloof)
         self._ended[PlanOutcome.FAILED] += failed
         try:
             return self._restore(reports)
         finally:
             self._leases.wait_again(waiting)
+            self._leases.move_on()
             self._deliveries.start()
 
     async def stats(self) -> ControllerStats:
@@ -359,6 +367,11 @@ class Controller:
         return self._tree.placement.retired
 
     @property
+    def sharing(self) -> Set[str]:
+        """Instances that are given requests and reach the shared tiers."""
+        return self._scheduler.sharing
+
+    @property
     def idle(self) -> bool:
         """Whether no query runs or waits."""
         return not self._scheduler.running and not self._scheduler.queued
@@ -385,16 +398,9 @@ class Controller:
     def _request(self, admission: AdmissionRequest, unshared: bool = False) -> Request:
         self._namespaces.add(admission.namespace)
         namespace = self._prefix + admission.namespace
-        return request_of(admission.query_id, namespace, admission.prompt, unshared, self._settings.cached_documents)
-
-    def _among(self, admission: AdmissionRequest) -> Sequence[str] | None:
-        """The instances that a request may be given; None: any."""
-        if not admission.avoid:
-            return None
-        others = [instance for instance in self._scheduler.instances if instance not in admission.avoid]
-        if not others:
-            raise Unavailable("there is no other instance of the generator")
-        return others
+        cached = self._settings.cached_documents
+        request = request_of(admission.query_id, namespace, admission.prompt, unshared, cached)
+        return request._replace(avoid=admission.avoid)
 
     def _in_order(self, admission: AdmissionRequest) -> AdmissionRequest:
         """The request with its documents in the order that it asks for, as the tree is now."""

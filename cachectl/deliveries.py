@@ -57,6 +57,9 @@ class Deliveries:
         if self._hands is None:
             return
         async with self._turns[instance]:
+            if instance not in self._instances():
+                # Retired while this waited for its turn.
+                return
             # Decided after the last plan and before the next.
             tick = self._tree.tick + 0.5
             moves = self._tree.placement.take_orders(instance)

@@ -99,6 +99,7 @@ def _check_support(copy: Copy) -> None:
     assert any(
         (above.held or not copy.held)
         and (above.place is copy.place or (copy.place.instance is None and above.place.rank < copy.place.rank))
+        and (above.place is copy.place or not above.place.aloof)
         for above in parent.copies.values()
     ), "a node lies where its parent does not support it"
 

@@ -32,13 +32,13 @@ class Leases:
         self.expired = 0
         self.cancelled = 0
 
-    async def acquire(self, request: Request, among: Collection[str] | None = None) -> Grant:
-        """Wait for a request's turn, on one of the instances ``among`` if any are named; cancelling gives it up.
+    async def acquire(self, request: Request) -> Grant:
+        """Wait for a request's turn; cancelling gives it up.
 
         Raises what ``Scheduler.submit`` does, at once or when its instance is lost while it waits, and EngineDied when
         that happens as its turn comes.
         """
-        grant = self._scheduler.submit(request, self._clock(), among)
+        grant = self._scheduler.submit(request, self._clock())
         if grant is None:
             grant = await self._turn(request.query_id)
         self._hold(grant)
@@ -113,13 +113,13 @@ class Leases:
             done.set_result(None)
         return done
 
-    def restart(self, instance: str) -> tuple[int, list[Request]]:
+    def restart(self, instance: str, aloof: bool = False) -> tuple[int, list[Request]]:
         """Hear that an instance begins anew: how many leases ended there, and the requests that still wait.
 
         They are to be passed to ``wait_again``. Raises UnknownInstance.
         """
         requests = self._scheduler.remove_instance(instance)
-        self._scheduler.add_instance(instance)
+        self._scheduler.add_instance(instance, aloof)
         waiting = [request for request in requests if request.query_id in self._turns]
         for request in requests:
             if request.query_id not in self._turns:
@@ -127,6 +127,11 @@ class Leases:
                 self._prefilling.pop(request.query_id, None)
                 self._ended(request.query_id)
         return len(requests) - len(waiting), waiting
+
+    def reinstate(self, instance: str) -> None:
+        """Let a retired instance take requests again, first those that wait for it. Raises UnknownInstance."""
+        for grant in self._scheduler.reinstate_instance(instance, self._clock()):
+            self._give(grant)
 
     def move_on(self) -> None:
         """Let requests that wait for a retired instance wait for another, as soon as there is one."""

@@ -103,8 +103,6 @@ class LiveController:
         self._wall_clock = wall_clock
         self._controller: Controller | None = None
         self._fingerprint: str | None = None
-        # The instances that were not retired and reach the shared tiers.
-        self._members: set[str] = set()
         self._refused: set[str] = set()
 
     @property
@@ -138,9 +136,8 @@ class LiveController:
             controller = self._new(first, profile, memory, reports, info.step)
             controller.shared = memory.shared
             controller.recall(recollection)
-            await controller.add_instance(first, memory.boot, reports)
             self._fingerprint = memory.fingerprint
-        self._members.add(first)
+            await controller.add_instance(first, memory.boot, reports)
         self._controller = controller
         await self.follow()
 
@@ -153,56 +150,61 @@ class LiveController:
         changed = False
         for gone in self.controller.boots.keys() - here - self.controller.retired:
             log.info("an instance takes no more plans", instance=gone)
-            self._members.discard(gone)
             await self.controller.retire_instance(gone)
             changed = True
-        for instance in sorted(here - self._refused):
-            try:
-                async with asyncio.timeout(ANSWER_S):
-                    changed |= await self._look_at(instance)
-            except (RagtreeError, TimeoutError) as error:
-                log.debug("an instance does not answer", instance=instance, error=str(error))
+        changes = await asyncio.gather(*(self._look(instance) for instance in sorted(here - self._refused)))
         self._refused &= here
-        return changed
+        return changed or any(changes)
+
+    async def _look(self, instance: str) -> bool:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await self._look_at(instance)
+        except (RagtreeError, TimeoutError) as error:
+            log.debug("an instance does not answer", instance=instance, error=str(error))
+        except Exception:
+            # Which is none of the others' fault.
+            log.exception("an instance could not be looked at", instance=instance)
+        return False
 
     async def _look_at(self, instance: str) -> bool:
         engine = self._instances.at(instance)
         memory = (await engine.info()).kv
         boot = memory.boot if memory is not None else ""
-        known = self.controller.boots.get(instance)
-        if known == boot:
-            return False
-        reports = await engine.residency() if memory is not None else ()
-        if known is not None:
-            log.info("an instance has restarted", instance=instance)
-            # Before its plans are ended: what cannot be restored must not end those of every second to come.
-            self.controller.boots[instance] = boot
-            reached = [report for report in reports if report.tier is Tier.GPU or instance in self._members]
-            await self.controller.restart_instance(instance, reached)
+        if self.controller.boots.get(instance) == boot:
+            if instance not in self.controller.retired:
+                return False
+            log.info("an instance takes plans again", instance=instance)
+            await self.controller.reinstate_instance(instance)
             return True
-        if memory is not None and memory.fingerprint != self._fingerprint:
+        if (memory.fingerprint if memory is not None else None) != self._fingerprint:
             log.error("an instance serves another model or layout, and gets no plans", instance=instance)
             self._refused.add(instance)
+            if instance in self.controller.boots:
+                await self.controller.retire_instance(instance)
             return False
-        await self._join(instance, boot, memory, reports)
+        reports = await engine.residency() if memory is not None else ()
+        await self._take(instance, boot, memory.shared if memory is not None else "", reports)
         return True
 
-    async def _join(
-        self, instance: str, boot: str, memory: KvMemory | None, reports: Sequence[ResidencyReport]
-    ) -> None:
-        log.info("an instance takes plans", instance=instance)
-        shared = memory.shared if memory is not None else ""
-        first = not self._members
-        if shared != self.controller.shared and first:
+    async def _take(self, instance: str, boot: str, shared: str, reports: Sequence[ResidencyReport]) -> None:
+        """Have the controller take an instance on that came, or came up anew."""
+        others = self.controller.sharing - {instance}
+        if shared != self.controller.shared and not others:
             # What was shared is gone with the last that reached it.
             await self.controller.lose_shared()
             self.controller.shared = shared
         aloof = shared != self.controller.shared
-        if not aloof:
-            self._members.add(instance)
-        # While others reached what is shared, the tree knew best what is there.
-        news = [report for report in reports if report.tier is Tier.GPU or (first and not aloof)]
-        await self.controller.add_instance(instance, boot, news, aloof)
+        # While others reach what is shared, the tree knows best what is there.
+        news = [report for report in reports if report.tier is Tier.GPU or not (others or aloof)]
+        if instance not in self.controller.boots:
+            log.info("an instance takes plans", instance=instance)
+            await self.controller.add_instance(instance, boot, news, aloof)
+        else:
+            log.info("an instance has restarted", instance=instance)
+            # Before its plans are ended: what cannot be restored must not end those of every second to come.
+            self.controller.boots[instance] = boot
+            await self.controller.restart_instance(instance, news, aloof)
 
     def _new(
         self,

@@ -86,6 +86,11 @@ class Place:
         self._orders: dict[Node | None, EvictionOrder] = {None: self._shared_order}
 
     @property
+    def aloof(self) -> bool:
+        """Whether this is an instance's own place, and all that it has."""
+        return self.instance is not None and self.slower is None
+
+    @property
     def turnovers(self) -> float:
         """How often the place was filled anew: tokens ever inserted over its capacity."""
         return self.inserted_tokens / self.capacity if self.capacity else 0.0

@@ -93,7 +93,12 @@ class Placement:
 
     def aloof(self, instance: str) -> bool:
         """Whether the shared tiers are out of an instance's reach. Raises UnknownInstance."""
-        return self.gpu(instance).slower is None
+        return self.gpu(instance).aloof
+
+    def reaches(self, instance: str, tier: Tier) -> bool:
+        """Whether an instance can say of a tier what is there; one that is gone could until now."""
+        gpu = self.gpus.get(instance)
+        return gpu is not None if tier is Tier.GPU else gpu is None or not gpu.aloof
 
     def add_instance(self, instance: str, aloof: bool = False) -> None:
         """Give an instance an empty GPU tier; one that is known keeps its own."""
@@ -295,7 +300,9 @@ class Placement:
     def return_orders(self, moves: Sequence[Move], instance: str, tick: float) -> None:
         """Let orders wait again that were taken along: they may not have been carried out (``Outbox.give_back``)."""
         if instance in self.gpus:
-            self.outbox.give_back(moves, instance, tick)
+            # What an aloof one took along on shared tiers was on those that it had before.
+            reached = [move for move in moves if move.instance is not None] if self.aloof(instance) else moves
+            self.outbox.give_back(reached, instance, tick)
             return
         for move in moves:
             if move.instance is None:
@@ -375,8 +382,8 @@ def _at_the_top(node: Node) -> bool:
 
 
 def _supports(copy: Copy, place: Place) -> bool:
-    """Whether a node's copy lets its children lie in a place: it is there, or in a faster tier of a shared one."""
-    return copy.place is place or (place.instance is None and copy.place.rank < place.rank)
+    """Whether a node's copy lets its children lie in a place: it is there, or in a faster tier that reaches it."""
+    return copy.place is place or (place.instance is None and copy.place.rank < place.rank and not copy.place.aloof)
 
 
 def _supported(parent: Node | None, place: Place, reserved: Sequence[Copy]) -> bool:

@@ -17,7 +17,7 @@ from cachectl.grant import PathDocument
 from cachectl.node import path_keys
 from cachectl.queue import CacheAwareQueue
 from cachectl.routing import Candidate, route
-from protocol.errors import ConfigError, InvalidRequest, Overloaded, UnknownPlan
+from protocol.errors import ConfigError, EngineDied, InvalidRequest, Overloaded, UnknownPlan
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Request(NamedTuple):
     """A request for a prefill: documents in prompt order, and ``question_tokens`` behind them.
 
-    The first ``pinned`` documents are pinned: the system prompt.
+    The first ``pinned`` documents are pinned: the system prompt. ``avoid`` are instances that it is not to be given.
     """
 
     query_id: str
@@ -41,6 +41,7 @@ class Request(NamedTuple):
     documents: tuple[PathDocument, ...]
     question_tokens: int
     pinned: int = 0
+    avoid: tuple[str, ...] = ()
 
 
 class _Work:
@@ -156,9 +157,9 @@ class Scheduler:
         return max((line.queue.largest_overtake for line in self._lines.values()), default=0)
 
     @property
-    def instances(self) -> list[str]:
-        """The instances that are given requests."""
-        return list(self._open())
+    def sharing(self) -> set[str]:
+        """The instances that are given requests and reach the shared tiers."""
+        return {instance for instance in self._open() if not self.tree.placement.aloof(instance)}
 
     def loads(self) -> list[tuple[str, int, int]]:
         """Of every instance, how many requests run there and wait for it."""
@@ -183,8 +184,8 @@ class Scheduler:
 
         Returns its grant if it may run at once, None if it has to wait. Raises InvalidRequest for a query that is known
         already and for a document whose length is another one than the tree knows, Overloaded when no more may wait,
-        and Unavailable when there is no instance; then nothing has changed. Where all that there are have retired, it
-        waits for another to come.
+        Unavailable when there is no instance, and EngineDied when there is none but those to avoid; then nothing has
+        changed. Where all that there are have retired, it waits for another to come.
         """
         work = self._taken_on(request)
         loading = self._route(work, among)
@@ -371,20 +372,31 @@ class Scheduler:
         self.tree.placement.gpu(instance)
         self.tree.placement.retired.add(instance)
 
+    def reinstate_instance(self, instance: str, now: float) -> list[Grant]:
+        """Give an instance requests again that was retired and has not ended; the grants of those whose turn that is.
+
+        Raises UnknownInstance.
+        """
+        self.tree.placement.gpu(instance)
+        self.tree.placement.retired.discard(instance)
+        return self._next(instance, now)
+
     def stranded(self) -> list[Request]:
-        """Take out the requests that wait for a retired instance while there is another, to be submitted anew."""
-        taken: list[Request] = []
-        if not self._open():
-            return taken
-        for instance in self.tree.placement.retired:
-            line = self._lines[instance]
-            for query_id in list(line.queue):
-                line.queue.remove(query_id)
-                self.tree.reconsider(self._lookahead.leave(query_id))
-                work = self._work.pop(query_id)
-                line.backlog_s -= work.seconds
-                taken.append(work.request)
-        return taken
+        """Take out the requests that wait for retired instances while there is another, to be submitted anew.
+
+        In their order of arrival.
+        """
+        retired = self.tree.placement.retired
+        if not retired or not self._open():
+            return []
+        taken = [work for work in self._work.values() if work.grant is None and work.instance in retired]
+        for work in taken:
+            query_id, line = work.request.query_id, self._lines[work.instance]
+            line.queue.remove(query_id)
+            self.tree.reconsider(self._lookahead.leave(query_id))
+            del self._work[query_id]
+            line.backlog_s = line.backlog_s - work.seconds if line.running or line.queue else 0.0
+        return [work.request for work in taken]
 
     def ended_instances(self) -> list[str]:
         """Retired instances on which nothing runs or waits any more; none while requests have nowhere else to wait."""
@@ -457,14 +469,19 @@ class Scheduler:
 
     def _route(self, work: _Work, among: Collection[str] | None) -> Loading:
         """Choose the instance for a request; what it loads there."""
+        lines = self._open() or self._lines
+        if work.request.avoid:
+            lines = {instance: line for instance, line in lines.items() if instance not in work.request.avoid}
+            if not lines:
+                raise EngineDied("there is no other instance of the generator")
         loadings: dict[str, Loading] = {}
-        for instance, line in (self._open() or self._lines).items():
+        for instance, line in lines.items():
             may_wait = len(line.queue) < self._max_queued
             if (among is None or instance in among) and (may_wait or not line.queue):
                 loading = self._loading(work, instance)
                 if may_wait or self._fits(instance, self._step_share(work, loading)):
                     loadings[instance] = loading
-        if self._lines and not loadings:
+        if lines and not loadings:
             raise Overloaded(f"{self.running} queries are running and {self.queued} waiting; try again later")
         candidates = [
             Candidate(

@@ -238,11 +238,12 @@ class KnowledgeTree:
     def lose(self, instance: str, lost: Iterable[tuple[bytes, Tier]]) -> None:
         """Hear that copies of an instance, or of a shared tier, are not there, by node and tier.
 
-        What only they support goes with them. Those that the tree knows nothing of (any more) are none of its concern.
+        What only they support goes with them. Those that the tree knows nothing of (any more) are none of its concern,
+        nor what an instance says of shared tiers that are out of its reach.
         """
         broken = []
         for key, tier in lost:
-            node = self.nodes.get(key)
+            node = self.nodes.get(key) if self.placement.reaches(instance, tier) else None
             copy = node.copies.get(self.placement.place(tier, instance)) if node is not None else None
             if copy is not None:
                 broken.append(copy)
@@ -287,7 +288,8 @@ class KnowledgeTree:
             for place in (self.placement.host, self.placement.disk):
                 copy = node.copies.get(place)
                 if copy is not None:
-                    self.placement.discard(copy, self.tick, gone=True)
+                    # Plans that use it do so elsewhere: what comes now is other memory.
+                    self.placement.discard(copy, self.tick, unused=True, gone=True)
         self.placement.outbox.lose_shared()
         for gpu in self.placement.gpus.values():
             gpu.slower = None

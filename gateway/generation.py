@@ -95,9 +95,12 @@ class Generation:
         except EngineDied as error:
             if begun:
                 raise
-            plan = await self._begin_again(asked, plan, error)
-            async for step in self._stream(plan, sampling):
-                yield plan, step
+            lost = error
+        else:
+            return
+        plan = await self._begin_again(asked, plan, lost)
+        async for step in self._stream(plan, sampling):
+            yield plan, step
 
     def completed(self) -> None:
         """Note that the answer came to its end."""
@@ -135,11 +138,12 @@ class Generation:
 
     async def _begin_again(self, asked: AdmissionRequest, lost: PrefillPlan, error: EngineDied) -> PrefillPlan:
         """A turn on another instance; nothing has left yet that rests on the first. Raises what admission raises."""
-        log.info("begun_again", query_id=asked.query_id, lost=lost.instance, reason=error.message)
-        self._metrics.begun_again()
         self._guess = None
         self._held.__exit__(type(error), error, None)
         again = msgspec.structs.replace(asked, query_id=f"{asked.query_id}~again", avoid=(lost.instance,))
         self._held = Lease(again.query_id, self._parts.controller, self._releases)
         self._ask(again)
-        return await self._plan()
+        plan = await self._plan()
+        log.info("begun_again", query_id=asked.query_id, lost=lost.instance, on=plan.instance, reason=error.message)
+        self._metrics.begun_again()
+        return plan

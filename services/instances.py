@@ -4,6 +4,9 @@ The controller decides on an instance, so Serve's own choice by load is of no us
 carries the name as Serve's multiplexed model id: Serve's word for what only some of the replicas have.
 """
 
+import asyncio
+from typing import Any
+
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from services.membership import note
@@ -23,6 +26,24 @@ class InstanceRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         named = pending_request.metadata.multiplexed_model_id if pending_request is not None else ""
         chosen = [replica for replica in candidate_replicas if replica.replica_id.unique_id == named]
         return [chosen or candidate_replicas]
+
+    def _fulfill_next_pending_request(
+        self,
+        replica: RunningReplica,
+        request_metadata: Any = None,  # noqa: ANN401, ARG002 - Serve's
+    ) -> None:
+        """Give a replica to the call that it was chosen for.
+
+        Serve's own code finds that by the id of the request within which it is made. Several that are made within one
+        at once have that in common: all but the first would wait for ever.
+        """
+        routing = asyncio.current_task()
+        for call in self._pending_requests_to_fulfill:
+            if self._routing_task_by_pending_request_future.get(call.future) is routing and not call.future.done():
+                self._record_queue_wait_time(call)
+                call.future.set_result(replica)
+                self._remove_pending_request_from_indices(call)
+                return
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Hear from Serve which replicas there are."""

@@ -468,6 +468,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
         # What goes on ahead of turns, by the plan; the request that it is for.
         self.prepared: dict[str, str] = {}
         self.prefilling: set[str] = set()
+        self.retired: set[str] = set()
         self.queries = 0
 
     def request(self, path, question):
@@ -481,8 +482,9 @@ class SpeculatingMachine(RuleBasedStateMachine):
         try:
             grant = self.scheduler.submit(request, 0.0)
         except Overloaded:
-            assert self.scheduler.queued or self.requests, "refused beside speculations alone"
+            assert self.scheduler.queued or self.requests or not self.open, "refused beside speculations alone"
         else:
+            assert grant is None or grant.instance not in self.retired
             self.waiting.add(request.query_id)
             self.turns_of([grant] if grant is not None else [])
 
@@ -498,6 +500,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
         else:
             assert room
             assert grant.instance not in queues, "a speculation started beside a request that waits"
+            assert grant.instance not in self.retired
             assert grant.ends == []
             self.guesses[request.query_id] = grant
             self.prefilling.add(request.query_id)
@@ -514,6 +517,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
             assert plan_id not in self.tree.grants
             return
         assert may
+        assert grant.instance not in self.retired
         assert any(step.source is not Tier.GPU and step.kept is not None for step in grant.steps)
         self.prepared[plan_id] = query_id
         self.given_up[plan_id] = grant
@@ -566,6 +570,53 @@ class SpeculatingMachine(RuleBasedStateMachine):
             with pytest.raises(UnknownPlan):
                 act(query_id)
 
+    @rule(instance=st.sampled_from(["one", "two", "three"]), aloof=st.booleans())
+    def add_instance(self, instance, aloof):
+        self.come(instance, aloof)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def retire_instance(self, data):
+        instance = data.draw(st.sampled_from(self.open))
+        self.scheduler.retire_instance(instance)
+        self.retired.add(instance)
+        self.move_on()
+
+    @rule()
+    def forget_ended(self):
+        for instance in self.scheduler.ended_instances():
+            assert instance in self.retired
+            assert self.open, "the last is kept while requests wait there"
+            assert self.scheduler.remove_instance(instance) == []
+            self.retired.remove(instance)
+
+    def come(self, instance, aloof=False):
+        self.scheduler.add_instance(instance, aloof)
+        if instance in self.retired:
+            self.retired.remove(instance)
+            self.turns_of(self.scheduler.reinstate_instance(instance, 0.0))
+        self.move_on()
+
+    @property
+    def open(self):
+        return [instance for instance in self.tree.placement.gpus if instance not in self.retired]
+
+    def move_on(self):
+        """Who waits for retired instances waits for others, in the order in which they came."""
+        moved = self.scheduler.stranded()
+        ids = [request.query_id for request in moved]
+        assert set(ids) <= self.waiting
+        assert not moved or self.open
+        # What was begun for them goes on where they are not any more.
+        self.prepared = {plan_id: query_id for plan_id, query_id in self.prepared.items() if query_id not in ids}
+        for request in moved:
+            try:
+                grant = self.scheduler.submit(request, 0.0)
+            except Overloaded:
+                self.waiting.remove(request.query_id)
+            else:
+                self.turns_of([grant] if grant is not None else [])
+
     @precondition(lambda self: len(self.tree.grants) > 2)
     @rule(data=st.data())
     def restart_instance(self, data):
@@ -576,6 +627,8 @@ class SpeculatingMachine(RuleBasedStateMachine):
         for query_id in lost:
             self.forget(query_id)
         self.scheduler.add_instance(instance)
+        self.retired.discard(instance)
+        self.move_on()
 
     def forget(self, query_id):
         for known in (self.requests, self.guesses, self.given_up):
@@ -588,6 +641,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
         if prefilled is not None:
             self.prefilling.remove(prefilled)
         for grant in grants:
+            assert grant.instance not in self.retired
             self.waiting.remove(grant.query_id)
             self.requests[grant.query_id] = grant
             self.prefilling.add(grant.query_id)
@@ -606,6 +660,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
             return
         self.scheduler.check_integrity()
         check_integrity(self.tree)
+        assert self.tree.placement.retired == self.retired
         assert self.scheduler.running == len(self.requests)
         assert self.scheduler.queued == len(self.waiting)
         assert set(going_on(self.scheduler)) == set(self.guesses)
@@ -622,12 +677,15 @@ class SpeculatingMachine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "scheduler"):
             return
+        self.come("last")
         while self.tree.grants:
             query_id = next(iter(self.tree.grants))
             self.forget(query_id)
             self.turns_of(self.scheduler.complete(query_id, 0.0, kept=True))
         assert not self.waiting
         self.holds_together()
+        for instance in self.scheduler.ended_instances():
+            self.scheduler.remove_instance(instance)
         assert sorted(self.scheduler.idle) == sorted(self.tree.placement.gpus)
         assert not any(node.locks for node in self.tree.nodes.values())
         assert not any(line.backlog_s for line in self.scheduler._lines.values())

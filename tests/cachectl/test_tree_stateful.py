@@ -13,7 +13,7 @@ from cachectl.placement import Capacities
 from cachectl.policies import create_policy, policy_names
 from cachectl.tree import KnowledgeTree
 from protocol.errors import PinRefused, UnknownNode
-from protocol.kv import HeldNode, Pages
+from protocol.kv import HeldNode, Move, Pages
 from protocol.tiers import Tier
 
 NAMESPACES = ("tenant-a", "tenant-b")
@@ -86,6 +86,9 @@ class TreeMachine(RuleBasedStateMachine):
         loaded = [step.source for step in grant.steps if step.source]
         assert loaded == before[: len(loaded)] if self.load_s else loaded == before
         self.open.append(grant)
+        self.check_reach(instance, grant.moves)
+        if self.tree.placement.aloof(instance):
+            assert {tier for step in grant.steps for tier in (step.source, step.kept)} <= {None, Tier.GPU}
 
     @rule(path=contents, namespace=namespaces)
     def wait_and_give_up(self, path: list[str], namespace: str) -> None:
@@ -180,6 +183,7 @@ class TreeMachine(RuleBasedStateMachine):
         instances = list(self.tree.placement.gpus)
         instance = instances[index % len(instances)]
         moves = self.tree.placement.take_orders(instance)
+        self.check_reach(instance, moves)
         if not delivered:
             self.tree.placement.return_orders(moves, instance, self.tree.tick + 0.5)
 
@@ -189,13 +193,32 @@ class TreeMachine(RuleBasedStateMachine):
             self.tree.shun(content, None, shunned)
 
     @precondition(lambda self: len(self.tree.placement.gpus) > 1)
-    @rule()
-    def lose_instance(self) -> None:
-        self.tree.remove_instance("two")
+    @rule(data=st.data())
+    def lose_instance(self, data: st.DataObject) -> None:
+        self.tree.remove_instance(data.draw(st.sampled_from(sorted(self.tree.placement.gpus))))
+
+    @rule(instance=st.sampled_from(["two", "three"]), aloof=st.booleans())
+    def gain_instance(self, instance: str, aloof: bool) -> None:
+        self.tree.add_instance(instance, aloof)
 
     @rule()
-    def gain_instance(self) -> None:
-        self.tree.add_instance("two")
+    def persist(self) -> None:
+        self.tree.persist()
+
+    @rule()
+    def lose_shared(self) -> None:
+        self.tree.lose_shared()
+        for place in (self.tree.placement.host, self.tree.placement.disk):
+            assert (place.used, place.copies) == (0, 0)
+        assert all(order.instance is not None for order in self.tree.placement.outbox)
+        assert all(self.tree.placement.aloof(instance) for instance in self.tree.placement.gpus)
+        self.lossy = True
+
+    def check_reach(self, instance: str, moves: list[Move]) -> None:
+        """Assert that orders are for this instance, and touch nothing below its GPU where that is all it has."""
+        assert all(move.instance in (None, instance) for move in moves)
+        if self.tree.placement.aloof(instance):
+            assert all(move.instance == instance and move.target is None for move in moves)
 
     @invariant()
     def holds_together(self) -> None:

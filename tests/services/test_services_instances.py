@@ -1,0 +1,189 @@
+"""Calls find the replica that they name: Serve's own router code over fake replicas, handles over a fake of Serve."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
+from ray.serve.request_router import PendingRequest
+
+from protocol.errors import EngineDied
+from protocol.generation import GenerationStep, Sampling
+from protocol.plans import PrefillPlan
+from protocol.prompts import Prompt
+from services import membership
+from services.handles import GeneratorHandle
+from services.instances import InstanceRouter
+
+APP = "generator"
+DEPLOYMENT = DeploymentID(name=APP, app_name=APP)
+
+
+class Replica:
+    """A replica that has room, as Serve's router sees it."""
+
+    def __init__(self, name: str) -> None:
+        self.replica_id = ReplicaID(name, DEPLOYMENT)
+        self.max_ongoing_requests = 100
+        self.node_id, self.availability_zone = "node", None
+        self.multiplexed_model_ids: set[str] = set()
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        await asyncio.sleep(0)
+        return 0
+
+
+def call(named: str = "", request: str = "request") -> PendingRequest:
+    metadata = RequestMetadata(request_id=request, internal_request_id=request, multiplexed_model_id=named)
+    return PendingRequest(args=[], kwargs={}, metadata=metadata)
+
+
+@pytest.fixture
+async def router():
+    membership.note(APP, ())
+    router = InstanceRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=False)
+    router.update_replicas([Replica(name) for name in ("a", "b", "c")])
+    yield router
+    membership.note(APP, ())
+
+
+def names(replicas) -> list[str]:
+    return [replica.replica_id.unique_id for replica in replicas]
+
+
+async def test_a_call_that_names_an_instance_goes_there_and_others_to_any(router):
+    candidates = [Replica(name) for name in ("a", "b", "c")]
+    assert [names(rank) for rank in await router.choose_replicas(candidates, call("b"))] == [["b"]]
+    assert [names(rank) for rank in await router.choose_replicas(candidates, call())] == [["a", "b", "c"]]
+    assert [names(rank) for rank in await router.choose_replicas(candidates)] == [["a", "b", "c"]]
+
+
+async def test_where_the_named_one_is_gone_another_gets_the_call_and_says_so(router):
+    assert names((await router.choose_replicas([Replica("a"), Replica("b")], call("gone")))[0]) == ["a", "b"]
+    assert (await router.choose_replicas([], call("gone"))) == [[]]
+
+
+async def test_it_is_known_which_replicas_there_are(router):
+    assert membership.replicas_of(APP) == {"a", "b", "c"}
+    router.update_replicas([Replica("b")])
+    assert membership.replicas_of(APP) == {"b"}
+    assert membership.replicas_of("another") == frozenset()
+
+
+async def test_many_calls_at_once_each_go_where_they_are_to(router):
+    wanted = ["a", "b", "c", "b", "a", "c"] * 5
+    async with asyncio.timeout(5):
+        chosen = await asyncio.gather(
+            *(router._choose_replica_for_request(call(name, f"request {n}")) for n, name in enumerate(wanted))
+        )
+    assert names(chosen) == wanted
+
+
+async def test_calls_of_one_request_at_once_each_go_where_they_are_to(router):
+    """Serve gives all calls that a request of its own makes the id of that request."""
+    wanted = ["a", "b", "c", "b", "a"]
+    async with asyncio.timeout(5):
+        chosen = await asyncio.gather(*(router._choose_replica_for_request(call(name)) for name in wanted))
+    assert names(chosen) == wanted
+
+
+async def test_a_call_that_is_given_up_is_in_nobodys_way(router):
+    async with asyncio.timeout(5):
+        calls = [asyncio.create_task(router._choose_replica_for_request(call(name))) for name in "abc"]
+        await asyncio.sleep(0)
+        calls[0].cancel()
+        assert names([await calls[1], await calls[2]]) == ["b", "c"]
+        assert names([await router._choose_replica_for_request(call("a"))]) == ["a"]
+    assert not router._pending_requests_by_id
+
+
+# Handles
+
+
+class Part:
+    """``ServeHandle`` of all instances, or of one: notes its calls, and streams until it is told to end."""
+
+    app = APP
+
+    def __init__(self, instance: str = "", calls: list | None = None) -> None:
+        self.instance = instance
+        self.calls = calls if calls is not None else []
+
+    def at(self, instance: str) -> "Part":
+        return Part(instance, self.calls)
+
+    async def call(self, method: str, *arguments: object) -> None:
+        self.calls.append((self.instance, method, *arguments))
+
+    async def stream(self, method, plan, sampling):
+        self.calls.append((self.instance, method, plan.query_id))
+        try:
+            for word in "ab":
+                yield GenerationStep(word, 1, None, None)
+            if plan.namespace == "breaks":
+                raise EngineDied("gone")
+        finally:
+            self.calls.append((self.instance, "closed", plan.query_id))
+
+
+def plan(query_id: str, instance: str, namespace: str = "n") -> PrefillPlan:
+    return PrefillPlan(query_id, instance, namespace, Prompt(()))
+
+
+@pytest.fixture
+def part():
+    membership.note(APP, ("a", "b"))
+    yield Part()
+    membership.note(APP, ())
+
+
+async def test_a_plan_is_streamed_and_ended_where_it_is_to_be(part):
+    generator = GeneratorHandle(part)
+    streams = [generator.stream(plan(name, name), Sampling(8)) for name in ("a", "b")]
+    await generator.end("a")
+    assert part.calls == [], "no stream is open"
+    for stream in streams:
+        await anext(stream)
+    await generator.end("b")
+    assert part.calls[-1] == ("b", "end", "b")
+    await streams[1].aclose()
+    assert part.calls[-1] == ("b", "closed", "b")
+    before = len(part.calls)
+    await generator.end("b")
+    assert len(part.calls) == before
+    await generator.end("a")
+    assert part.calls[-1] == ("a", "end", "a")
+    assert [step.text async for step in streams[0]] == ["b"]
+    assert generator._streaming == {}
+
+
+async def test_what_names_no_instance_goes_to_any(part):
+    generator = GeneratorHandle(part)
+    stream = generator.stream(plan("q", ""), Sampling(8))
+    await anext(stream)
+    await generator.end("q")
+    assert [call[0] for call in part.calls] == ["", ""]
+    await stream.aclose()
+
+
+async def test_a_stream_that_breaks_is_open_no_more(part):
+    generator = GeneratorHandle(part)
+    with pytest.raises(EngineDied):
+        async for _ in generator.stream(plan("q", "a", "breaks"), Sampling(8)):
+            pass
+    assert generator._streaming == {}
+    assert part.calls[-1] == ("a", "closed", "q")
+
+
+async def test_instances_that_are_gone_are_forgotten_when_others_come(part):
+    generator = GeneratorHandle(part)
+    first = generator.at("a")
+    assert generator.at("a") is first
+    for number in range(100):
+        membership.note(APP, (f"new {number}",))
+        generator.at(f"new {number}")
+    assert len(generator._at) <= 2
+    assert generator.names() == {"new 99"}
+    # One that is gone can still be asked for; the call says that it is gone.
+    await generator.at("a").carry_out(SimpleNamespace())
+    assert part.calls[-1][:2] == ("a", "carry_out")
