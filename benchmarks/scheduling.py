@@ -19,10 +19,11 @@ from benchmarks.statistics import percentile
 from cachectl import speculation, tree
 from cachectl.collector import spare_full_collections
 from cachectl.grant import PathDocument
+from cachectl.line import Request
 from cachectl.lookahead import Lookahead
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy
-from cachectl.scheduler import Request, Scheduler
+from cachectl.scheduler import Scheduler
 from cachectl.tree import KnowledgeTree
 from protocol.plans import SpeculationDecision
 

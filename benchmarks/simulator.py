@@ -16,8 +16,9 @@ import msgspec
 
 from benchmarks.statistics import TimeHistogram
 from cachectl.grant import PathDocument
+from cachectl.line import Request
 from cachectl.ordering import OrderStrategy, order_by_name
-from cachectl.scheduler import Request, Scheduler
+from cachectl.scheduler import Scheduler
 from protocol.plans import DocumentOrder
 from protocol.tiers import Tier
 

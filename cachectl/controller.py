@@ -18,6 +18,7 @@ from cachectl.grant import Grant
 from cachectl.hands import Hands
 from cachectl.integrity import check_integrity
 from cachectl.leases import Leases
+from cachectl.line import Request
 from cachectl.lookahead import Lookahead
 from cachectl.messages import lost_copies, planned_nodes, reordered, request_of, spare_keys
 from cachectl.ordering import order_by_name
@@ -26,7 +27,7 @@ from cachectl.placement import Capacities
 from cachectl.policies import create_policy
 from cachectl.recollection import DeletionRecord, NodeRecord, Recollection, recollect
 from cachectl.restore import restore
-from cachectl.scheduler import Request, Scheduler
+from cachectl.scheduler import Scheduler
 from cachectl.settings import ControllerSettings, Swap
 from cachectl.speculation import Speculations
 from cachectl.tombstones import Tombstones

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from cachectl.grant import Grant
-from cachectl.scheduler import Request, Scheduler
+from cachectl.line import Request
+from cachectl.scheduler import Scheduler
 from protocol.errors import EngineDied, RagtreeError
 from protocol.tiers import Tier
 

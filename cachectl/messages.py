@@ -6,8 +6,8 @@ from itertools import takewhile
 import msgspec
 
 from cachectl.grant import Grant, PathDocument
+from cachectl.line import Request
 from cachectl.ordering import CachedNode, OrderStrategy
-from cachectl.scheduler import Request
 from cachectl.tree import KnowledgeTree
 from protocol.errors import UnknownNode
 from protocol.kv import LostCopy

@@ -11,10 +11,9 @@ Synchronous and without a clock: the live controller and a simulator drive the s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from cachectl.grant import PathDocument
-from cachectl.node import path_keys
+from cachectl.line import Line, Request, Work
 from cachectl.queue import CacheAwareQueue
 from cachectl.routing import Candidate, route
 from protocol.errors import ConfigError, EngineDied, InvalidRequest, Overloaded, UnknownPlan
@@ -28,85 +27,6 @@ if TYPE_CHECKING:
     from cachectl.lookahead import Lookahead
     from cachectl.tree import KnowledgeTree
     from protocol.generation import StepBudget
-
-
-class Request(NamedTuple):
-    """A request for a prefill: documents in prompt order, and ``question_tokens`` behind them.
-
-    The first ``pinned`` documents are pinned: the system prompt. ``avoid`` are instances that it is not to be given.
-    """
-
-    query_id: str
-    namespace: str
-    documents: tuple[PathDocument, ...]
-    question_tokens: int
-    pinned: int = 0
-    avoid: tuple[str, ...] = ()
-
-
-class _Work:
-    """A request in the scheduler's hands: ``tokens`` its whole prompt has, ``seconds`` its prefill may take.
-
-    ``step_share`` are the tokens of an engine's step that its prefill takes, while it does. It is ``speculative`` until
-    somebody confirms that it is wanted. What ``prepares`` the turn of a request that waits, and is ``prepared_by`` on
-    the request's side, is speculative too; it has no answer, so no place.
-    """
-
-    __slots__ = (
-        "contents",
-        "grant",
-        "instance",
-        "keys",
-        "prepared_by",
-        "prepares",
-        "request",
-        "seconds",
-        "speculative",
-        "step_share",
-        "tokens",
-    )
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.contents = [document.content for document in request.documents]
-        self.keys = path_keys(request.namespace, self.contents)
-        self.tokens = request.question_tokens + sum([document.tokens for document in request.documents])
-        self.instance = ""
-        self.seconds = 0.0
-        self.step_share = 0
-        self.speculative = False
-        self.prepares = False
-        self.prepared_by = ""
-        self.grant: Grant | None = None
-
-
-class _Line:
-    """What an instance works on and what waits for it.
-
-    ``step_tokens`` are those of its step that requests take, ``backlog_s`` the seconds that they will. Speculations
-    come on top, oldest first: whatever room they take is there for requests all the same.
-    """
-
-    __slots__ = ("backlog_s", "queue", "running", "speculations", "step_tokens")
-
-    def __init__(self, queue: CacheAwareQueue) -> None:
-        self.queue = queue
-        self.running = 0
-        self.step_tokens = 0
-        self.speculations: dict[str, _Work] = {}
-        self.backlog_s = 0.0
-
-    def step_taken(self, besides: str | None = None) -> int:
-        """Tokens of its step that anything takes, ``besides`` one speculation."""
-        shares = [work.step_share for query_id, work in self.speculations.items() if query_id != besides]
-        return self.step_tokens + sum(shares)
-
-    def places_taken(self, besides: str | None = None) -> int:
-        """Places that anything takes, ``besides`` one speculation."""
-        guesses = [
-            query_id for query_id, work in self.speculations.items() if query_id != besides and not work.prepares
-        ]
-        return self.running + len(guesses)
 
 
 class Scheduler:
@@ -132,14 +52,13 @@ class Scheduler:
         self.tree = tree
         self._lookahead = lookahead
         self._max_running = max_running
+        self._step = step
         self._max_queued = max_queued
         self._window = window
-        self._step_tokens = step.tokens if step is not None else 0
-        self._step_prompt_tokens = step.prompt_tokens if step is not None else 0
-        self._work: dict[str, _Work] = {}
-        self._lines: dict[str, _Line] = {}
+        self._work: dict[str, Work] = {}
+        self._lines: dict[str, Line] = {}
         for instance in tree.placement.gpus:
-            self._lines[instance] = _Line(CacheAwareQueue(max_queued, window, self._progress))
+            self._lines[instance] = self._new_line()
 
     @property
     def running(self) -> int:
@@ -210,14 +129,14 @@ class Scheduler:
         That is where nothing waits and the engine's step, its largest useful batch, has tokens left (RAGCache, section
         5.3, counts requests: ``pool.size < max_prefill_bs``).
         """
-        return any(self._has_room(line, besides) for line in self._open().values())
+        return any(line.has_room(besides) for line in self._open().values())
 
     def speculate(self, request: Request, now: float) -> Grant | None:
         """Start a prefill that may turn out not to be wanted, in room that would stay empty; None where there is none.
 
         Raises what ``submit`` does; then nothing has changed.
         """
-        among = [instance for instance, line in self._open().items() if self._has_room(line)]
+        among = [instance for instance, line in self._open().items() if line.has_room()]
         if not among:
             return None
         work = self._taken_on(request)
@@ -227,8 +146,7 @@ class Scheduler:
             return None
         line = self._lines[work.instance]
         work.step_share = self._step_share(work, loading)
-        taken = line.step_taken()
-        if taken and taken + work.step_share > self._step_tokens:
+        if not line.fits_beside_all(work.step_share):
             return None
         work.speculative = True
         self._work[request.query_id] = line.speculations[request.query_id] = work
@@ -246,10 +164,7 @@ class Scheduler:
         """
         if not self.waits(query_id) or self._work[query_id].instance not in self._open():
             return False
-        line = self._lines[self._work[query_id].instance]
-        if any(other.prepares for other in line.speculations.values()):
-            return False
-        return not self._step_tokens or line.step_taken() + self._step_prompt_tokens <= self._step_tokens
+        return self._lines[self._work[query_id].instance].prompts_part_is_free()
 
     def prepare(self, query_id: str, plan_id: str, now: float) -> Grant | None:
         """Begin to load and compute what a waiting request lacks in its instance's GPU, ahead of its turn.
@@ -296,7 +211,7 @@ class Scheduler:
     def withdraw(self, query_id: str) -> None:
         """Count no more on a speculation; its grant stays until completed. Raises UnknownPlan unless it goes on."""
         work = self._speculation(query_id)
-        self._give_way(work)
+        self._lines[work.instance].give_way(work)
 
     def prefilled(self, query_id: str, now: float, lost: Collection[tuple[bytes, Tier]] = ()) -> list[Grant]:
         """Hear that a running request has its first token: what it computed serves others from now on.
@@ -307,7 +222,7 @@ class Scheduler:
         work = self._running_work(query_id)
         assert work.grant is not None
         self._gained(self.tree.commit(work.grant, lost))
-        self._leave_step(work)
+        self._lines[work.instance].leave_step(work)
         return self._next(work.instance, now)
 
     def stalled(self, query_id: str, now: float) -> list[Grant]:
@@ -316,9 +231,9 @@ class Scheduler:
         The grants of those whose turn that makes it. Raises UnknownPlan for a query that does not run.
         """
         work = self._running_work(query_id)
-        self._leave_step(work)
+        self._lines[work.instance].leave_step(work)
         if work.prepares and query_id in self._lines[work.instance].speculations:
-            self._give_way(work)
+            self._lines[work.instance].give_way(work)
         return self._next(work.instance, now)
 
     def complete(self, query_id: str, now: float, kept: bool, lost: Collection[tuple[bytes, Tier]] = ()) -> list[Grant]:
@@ -336,7 +251,7 @@ class Scheduler:
             self.tree.reconsider(self._lookahead.leave(query_id))
         else:
             self._gained(self.tree.settle(work.grant, kept, lost))
-            self._leave_step(work)
+            self._lines[work.instance].leave_step(work)
         del self._work[query_id]
         if work.speculative:
             line.speculations.pop(query_id, None)
@@ -365,7 +280,7 @@ class Scheduler:
         """Let a new instance take requests; one that is known goes on. ``aloof`` is the tree's."""
         self.tree.add_instance(instance, aloof)
         if instance not in self._lines:
-            self._lines[instance] = _Line(CacheAwareQueue(self._max_queued, self._window, self._progress))
+            self._lines[instance] = self._new_line()
 
     def retire_instance(self, instance: str) -> None:
         """Give an instance nothing more; what runs there goes on. Raises UnknownInstance."""
@@ -441,13 +356,13 @@ class Scheduler:
             assert not line.queue or full or retired, "a request waits beside a free place"
             assert not (line.queue and retired and self._open()), "a request waits where nothing starts any more"
 
-    def _taken_on(self, request: Request) -> _Work:
+    def _taken_on(self, request: Request) -> Work:
         """A new request, found to be well formed."""
         if request.query_id in self._work:
             raise InvalidRequest(f"query {request.query_id} was submitted before")
         if request.question_tokens < 0 or any(document.tokens <= 0 for document in request.documents):
             raise InvalidRequest("documents have at least one token, and questions not less than none")
-        work = _Work(request)
+        work = Work(request)
         for document, key in zip(request.documents, work.keys, strict=True):
             node = self.tree.nodes.get(key)
             if node is not None and node.tokens != document.tokens:
@@ -456,18 +371,18 @@ class Scheduler:
                 )
         return work
 
-    def _speculation(self, query_id: str) -> _Work:
+    def _speculation(self, query_id: str) -> Work:
         if not self.speculates(query_id):
             raise UnknownPlan(f"query {query_id!r} does not speculate")
         return self._work[query_id]
 
-    def _running_work(self, query_id: str) -> _Work:
+    def _running_work(self, query_id: str) -> Work:
         work = self._work.get(query_id)
         if work is None or work.grant is None:
             raise UnknownPlan(f"query {query_id!r} does not run")
         return work
 
-    def _route(self, work: _Work, among: Collection[str] | None) -> Loading:
+    def _route(self, work: Work, among: Collection[str] | None) -> Loading:
         """Choose the instance for a request; what it loads there."""
         lines = self._open() or self._lines
         if work.request.avoid:
@@ -495,7 +410,7 @@ class Scheduler:
         work.instance, work.seconds = chosen.instance, chosen.prefill_s
         return loadings[chosen.instance]
 
-    def _loading(self, work: _Work, instance: str) -> Loading:
+    def _loading(self, work: Work, instance: str) -> Loading:
         """What a request would load on an instance as the tree is now."""
         return self.tree.loading(self.tree.hits(work.request.namespace, work.request.documents, instance), work.tokens)
 
@@ -505,7 +420,7 @@ class Scheduler:
         cached = self._loading(work, work.instance).tokens
         return cached, work.tokens - cached
 
-    def _start(self, work: _Work, now: float) -> Grant:
+    def _start(self, work: Work, now: float) -> Grant:
         request = work.request
         work.grant = self.tree.grant(
             request.query_id,
@@ -521,7 +436,7 @@ class Scheduler:
             line = self._lines[work.instance]
             line.running += 1
             line.step_tokens += work.step_share
-            work.grant.ends += self._make_way(line)
+            work.grant.ends += line.make_way()
         if len(self._lines) > 1 and self._lookahead:
             # What went to a shared tier can be used by requests that wait for other instances.
             for move in work.grant.moves:
@@ -532,7 +447,7 @@ class Scheduler:
     def _next(self, instance: str, now: float) -> list[Grant]:
         line = self._lines[instance]
         grants: list[Grant] = []
-        while instance not in self.tree.placement.retired and line.running < self._max_running:
+        while instance not in self.tree.placement.retired and line.has_place():
             turn = line.queue.pop(self._fits_now)
             if turn is None:
                 break
@@ -542,19 +457,22 @@ class Scheduler:
             grants.append(grant)
         return grants
 
-    def _step_share(self, work: _Work, loading: Loading) -> int:
+    def _step_share(self, work: Work, loading: Loading) -> int:
         """Tokens of each step of the engine that a request's prefill will take, 0 where steps have no bound.
 
         What loads for longer than it computes takes none: the engine would be idle meanwhile.
         """
-        if not self._step_tokens:
+        if self._step is None:
             return 0
         computed = work.tokens - loading.tokens
         if loading.seconds > self.tree.prefill_seconds(loading.tokens, computed):
             return 0
-        return min(computed, self._step_prompt_tokens)
+        return min(computed, self._step.prompt_tokens)
 
-    def _open(self) -> dict[str, _Line]:
+    def _new_line(self) -> Line:
+        return Line(CacheAwareQueue(self._max_queued, self._window, self._progress), self._max_running, self._step)
+
+    def _open(self) -> dict[str, Line]:
         """The instances that are given requests."""
         retired = self.tree.placement.retired
         if not retired:
@@ -562,47 +480,18 @@ class Scheduler:
         return {instance: line for instance, line in self._lines.items() if instance not in retired}
 
     def _fits(self, instance: str, step_share: int) -> bool:
-        """Whether a request could start that takes so many tokens of each step; alone it takes what there is."""
-        line = self._lines[instance]
-        if line.running >= self._max_running or instance in self.tree.placement.retired:
-            return False
-        return not line.step_tokens or line.step_tokens + step_share <= self._step_tokens
+        """Whether a request could start on an instance that takes so many tokens of each step."""
+        return instance not in self.tree.placement.retired and self._lines[instance].fits(step_share)
 
     def _fits_now(self, query_id: str) -> bool:
         """Whether a request that waits could start, as the tree is now, and is not being prepared."""
         work = self._work[query_id]
         if work.prepared_by in self._lines[work.instance].speculations:
             return False
-        if not self._step_tokens:
+        if self._step is None:
             return True
         work.step_share = self._step_share(work, self._loading(work, work.instance))
         return self._fits(work.instance, work.step_share)
-
-    def _leave_step(self, work: _Work) -> None:
-        """Give free what a request's prefill took of its engine's steps; once is enough."""
-        if not work.speculative:
-            self._lines[work.instance].step_tokens -= work.step_share
-        work.step_share = 0
-
-    def _has_room(self, line: _Line, besides: str | None = None) -> bool:
-        """Whether a speculation could start on an instance, ``besides`` one that would end for it."""
-        if line.queue or line.places_taken(besides) >= self._max_running:
-            return False
-        return not self._step_tokens or line.step_taken(besides) < self._step_tokens
-
-    def _make_way(self, line: _Line) -> list[str]:
-        """Let go of speculations, the latest first, that keep requests from a place or from their part of a step."""
-        ended = []
-        for query_id, work in reversed(list(line.speculations.items())):
-            crowded = not work.prepares and line.places_taken() > self._max_running
-            if crowded or (work.step_share and line.step_taken() > self._step_tokens):
-                self._give_way(work)
-                ended.append(query_id)
-        return ended
-
-    def _give_way(self, work: _Work) -> None:
-        del self._lines[work.instance].speculations[work.request.query_id]
-        work.step_share = 0
 
     def _gained(self, uppermost: bytes | None) -> None:
         """Tell the queues of what the tree has gained: whoever needs any of it needs its uppermost node, by its key."""

@@ -3,12 +3,13 @@
 import pytest
 
 from cachectl.grant import Grant, PathDocument
+from cachectl.line import Request
 from cachectl.lookahead import Lookahead
 from cachectl.node import path_keys
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy
 from cachectl.queue import CacheAwareQueue
-from cachectl.scheduler import Request, Scheduler
+from cachectl.scheduler import Scheduler
 from cachectl.tree import KnowledgeTree
 
 TENANT = "tenant"

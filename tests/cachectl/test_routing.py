@@ -5,11 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachectl.grant import Grant, PathDocument
+from cachectl.line import Request
 from cachectl.lookahead import Lookahead
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy
 from cachectl.routing import Candidate, route
-from cachectl.scheduler import Request, Scheduler
+from cachectl.scheduler import Scheduler
 from cachectl.tree import KnowledgeTree
 from protocol.errors import Unavailable
 

@@ -7,12 +7,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cachectl.grant import Grant, PathDocument
 from cachectl.integrity import check_integrity
+from cachectl.line import Request
 from cachectl.lookahead import Lookahead
 from cachectl.node import path_keys
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy, policy_names
 from cachectl.queue import priority
-from cachectl.scheduler import Request, Scheduler
+from cachectl.scheduler import Scheduler
 from cachectl.tree import KnowledgeTree
 from protocol.errors import ConfigError, InvalidRequest, Overloaded, Unavailable, UnknownInstance, UnknownPlan
 from protocol.generation import StepBudget

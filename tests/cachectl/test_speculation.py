@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from cachectl.grant import PathDocument
 from cachectl.integrity import check_integrity
+from cachectl.line import Request
 from cachectl.lookahead import Lookahead
 from cachectl.placement import Capacities
 from cachectl.policies import create_policy
-from cachectl.scheduler import Request, Scheduler
+from cachectl.scheduler import Scheduler
 from cachectl.speculation import Speculations, decide
 from cachectl.tree import KnowledgeTree
 from protocol.generation import StepBudget
