@@ -66,9 +66,9 @@ class Work:
 class Line:
     """What an instance works on, at most ``max_running`` requests, and what waits for it.
 
-    Where the engine's ``step`` is known, no more prefills run at once than fit into one. ``step_tokens`` are those of it
-    that requests take, ``backlog_s`` the seconds that they will. Speculations come on top, oldest first: whatever room
-    they take is there for requests all the same.
+    Where the engine's ``step`` is known, no more prefills run at once than fit into one. ``step_tokens`` are those of
+    it that requests take, ``backlog_s`` the seconds that they will. Speculations come on top, oldest first: whatever
+    room they take is there for requests all the same.
     """
 
     __slots__ = ("_max_running", "_step", "backlog_s", "queue", "running", "speculations", "step_tokens")
