@@ -47,7 +47,7 @@ class Acceptor:
         return self._accept(tenant, collection, ParsedBatch([(None, document)], []), key, body_hash(collection, upload))
 
     def put_batch(self, tenant: str, collection: str, jsonl: bytes, key: str | None) -> IngestJob:
-        """A job that puts the documents of a batch in. Raises EmptyDocument, StorageFull or IdempotencyMismatch."""
+        """A job that puts a batch's documents in. Raises as ``parse_batch``, StorageFull or IdempotencyMismatch."""
         return self._accept(tenant, collection, parse_batch(jsonl), key, body_hash(collection, jsonl))
 
     def claim_key(self, tenant: str, key: str, hashed: str) -> None:
