@@ -18,7 +18,8 @@ from retriever.index.mapped_files import MappedFiles
 from retriever.index.rebuilder import Rebuilder
 from retriever.ingest import Ingester
 from retriever.ingest_thread import IngestThread
-from retriever.loaders.registry import LoaderRegistry
+from retriever.loaders.confined import ConfinedLoaders
+from retriever.loaders.registry import LOADERS, LoaderRegistry
 from retriever.preparing import Preparer
 from retriever.retriever import Retriever
 from retriever.searching import Searcher
@@ -51,6 +52,8 @@ def build_retriever(
     rebuilder = Rebuilder(builder, wake_ingestion)
     catalog = IndexCatalog(database, chunks, files, mapped, builder, rebuilder, preparer.fingerprint)
     switching = ReadWriteLock()
+    confined = ConfinedLoaders(settings.loaders)
+    loaders = LoaderRegistry({**LOADERS, **confined.loaders})
     ingester = Ingester(database, documents, jobs, preparer, catalog, switching, settings.ingest)
     return Retriever(
         database=database,
@@ -61,7 +64,7 @@ def build_retriever(
         preparer=preparer,
         catalog=catalog,
         searcher=Searcher(database, documents, chunks, catalog, embedder, switching),
-        acceptor=Acceptor(database, documents, jobs, LoaderRegistry(), ingester, settings.ingest),
+        acceptor=Acceptor(database, documents, jobs, loaders, ingester, settings.ingest),
         ingester=ingester,
         ingest_thread=IngestThread(
             ingester,
@@ -69,6 +72,7 @@ def build_retriever(
             prepare=partial(work_in_background, partial(embedder.embed_query, "warm up")),
             wake=wake_ingestion,
         ),
+        loaders=confined,
         search_threads=settings.search_threads,
         # Taken and given back by different threads of a pool.
         owner=FileLock(data_dir / "retriever.lock", thread_local=False),

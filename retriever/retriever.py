@@ -16,6 +16,7 @@ from retriever.accepting import Acceptor
 from retriever.index.catalog import IndexCatalog
 from retriever.ingest import Ingester
 from retriever.ingest_thread import IngestThread
+from retriever.loaders.confined import ConfinedLoaders
 from retriever.preparing import Preparer
 from retriever.reembedding import reembed
 from retriever.run_ahead import run_ahead
@@ -54,6 +55,7 @@ class Retriever:
         acceptor: Acceptor,
         ingester: Ingester,
         ingest_thread: IngestThread,
+        loaders: ConfinedLoaders,
         search_threads: int,
         owner: FileLock,
     ) -> None:
@@ -68,6 +70,7 @@ class Retriever:
         self._acceptor = acceptor
         self._ingester = ingester
         self._ingest_thread = ingest_thread
+        self._loaders = loaders
         self._search_pool = _pool(search_threads, "retriever-search")
         self._store_pool = _pool(2, "retriever-store")
         self._owner = owner
@@ -210,6 +213,7 @@ class Retriever:
         self._ingest_thread.close()
         self._search_pool.shutdown()
         self._store_pool.shutdown()
+        self._loaders.close()
         self._catalog.close()
         self._database.close()
         self._owner.release()
