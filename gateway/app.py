@@ -11,6 +11,7 @@ from gateway import openapi
 from gateway.auth import Keyring
 from gateway.body_limit import BodyLimit
 from gateway.cache_metrics import CacheMetrics
+from gateway.cross_site import CrossSite
 from gateway.dependencies import Gateway
 from gateway.forgetting import Forgetting
 from gateway.handlers import install_handlers
@@ -98,6 +99,8 @@ def create_app(
     )
     install_handlers(app, metrics, settings.retry_after_s)
     app.add_middleware(BodyLimit, settings=settings, metrics=metrics)
+    if not keyring.asks:
+        app.add_middleware(CrossSite, retry_after_s=settings.retry_after_s)
     app.add_middleware(RequestContext, retry_after_s=settings.retry_after_s)
     for routes in (query, documents, openai_routes, admin, health, page):
         app.include_router(routes.router)

@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 
 class RequestContext:
-    """Gives each request an id, echoed or made, and logs one line about it.
+    """Gives each request an id, echoed or made, and logs one line about it. No reply's type is to be guessed at.
 
     It also answers what no handler knows: 500 in the error shape, with the details in the log alone. Starlette's own
     answer to that would stand outside of this middleware and lack the id.
@@ -41,7 +41,10 @@ class RequestContext:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = request_id
+                # A reply may quote what its request said: it is never to be taken for a page.
+                headers["X-Content-Type-Options"] = "nosniff"
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):
