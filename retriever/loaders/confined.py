@@ -1,7 +1,7 @@
 """Loaders that run in a process of their own, with bounded processor time and memory.
 
-A PDF of a few kilobytes can take pypdf minutes, and nested HTML takes a time quadratic in its size. In the retriever's process
-that would stop every search; here it ends the process, and refuses the document.
+A PDF of a few kilobytes can take pypdf minutes, and nested HTML takes a time quadratic in its size. In the retriever's
+process that would hold up every search; here it ends the process, and the document is refused.
 """
 
 import os
@@ -63,7 +63,7 @@ class ConfinedLoaders:
         with suppress(Empty):
             return self._idle.get_nowait()
         memory = self._settings.memory_mib * 1024 * 1024
-        return subprocess.Popen(
+        return subprocess.Popen(  # noqa: S603 - no argument comes from a request
             [sys.executable, "-m", "retriever.loaders.child", str(memory)],
             # Nothing of this process's environment: it holds keys.
             env={"PYTHONPATH": os.pathsep.join(sys.path)},
