@@ -1,4 +1,4 @@
-"""Clients of server-sent events that behave as clients do: slow, halting, gone, or never any good. Raw sockets, seeded."""
+"""Clients of server-sent events as they come: slow, halting, gone, or never any good. Raw sockets, seeded."""
 
 import asyncio
 import contextlib
@@ -18,8 +18,8 @@ class RudeClient:
     def __init__(self, address: tuple[str, int], body: dict[str, object], chance: random.Random) -> None:
         self._address = address
         content = json.dumps({**body, "stream": True}).encode()
-        head = f"POST /query HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-        self.request = head.encode() + content
+        head = b"POST /query HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        self.request = head % len(content) + content
         self.chance = chance
         self._loop = asyncio.get_running_loop()
 
