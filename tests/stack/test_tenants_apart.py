@@ -1,4 +1,4 @@
-"""What one tenant has computed, another can tell neither by counts nor by time. Real vLLM, a gateway with keys before it.
+"""What one tenant has computed, another can tell neither by counts nor by time. Real vLLM, behind a gateway with keys.
 
 The session's stack asks for no key. So a second gateway is put before its parts, in a process of its own, that does.
 """
