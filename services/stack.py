@@ -1,6 +1,7 @@
 """A stack in the making: Ray, the Serve applications, and the gateway in front of them, run by one process."""
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -55,6 +56,8 @@ class Stack:
         was filled with another number of shards.
         """
         signal.signal(signal.SIGTERM, _interrupt)
+        # All that is written from here on, in Ray's processes too, holds documents or, as Ray's token, lets run code.
+        os.umask(0o077)
         with self._state.claimed(), _listening_socket(self._config.server) as listener:
             shard_folders(self._config).claim()
             try:
