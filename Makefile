@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test test-tools unit lint format lock images clean
+.PHONY: help setup demo test test-tools unit lint audit format lock images clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -25,8 +25,11 @@ test-tools:
 unit: setup ## run the tests that need neither Ray nor vLLM
 	@$(BIN)/python -m pytest -m "not ray and not vllm"
 
-lint: setup ## style, types, the import rules of docs/architecture.md, and the Dockerfile
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/hadolint docker/Dockerfile
+lint: setup ## style, types, the import rules of docs/architecture.md, the Dockerfile, and bandit
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/hadolint docker/Dockerfile && scripts/audit "$(BIN)" code
+
+audit: setup ## bandit over the packages, and what is known against the locked dependencies; needs PyPI's own API
+	@scripts/audit "$(BIN)" code && scripts/audit "$(BIN)" dependencies
 
 format: setup ## rewrite the sources in the project's style
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .

@@ -63,7 +63,7 @@ class ConfinedLoaders:
         with suppress(Empty):
             return self._idle.get_nowait()
         memory = self._settings.memory_mib * 1024 * 1024
-        return subprocess.Popen(  # noqa: S603 - no argument comes from a request
+        return subprocess.Popen(  # noqa: S603  # nosec B603  # no argument comes from a request
             [sys.executable, "-m", "retriever.loaders.child", str(memory)],
             # Nothing of this process's environment: it holds keys.
             env={"PYTHONPATH": os.pathsep.join(sys.path)},
