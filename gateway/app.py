@@ -23,7 +23,7 @@ from gateway.query_log import QueryLog
 from gateway.readiness import Readiness
 from gateway.recent_documents import RecentDocuments
 from gateway.replay import Replay
-from gateway.routes import admin, documents, health, page, query
+from gateway.routes import admin, docs, documents, health, page, query
 from gateway.routes import openai as openai_routes
 from gateway.runs import QueryRuns
 from gateway.settings import GatewaySettings
@@ -82,7 +82,7 @@ def create_app(
             await releases.drain(settings.drain_s)
             await query_log.close()
 
-    app = FastAPI(title="RAGTree", version="0.1.0", lifespan=lifespan, docs_url="/docs", redoc_url=None)
+    app = FastAPI(title="RAGTree", version="0.1.0", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.gateway = Gateway(
         retriever=parts.retriever,
         controller=parts.controller,
@@ -102,7 +102,7 @@ def create_app(
     if not keyring.asks:
         app.add_middleware(CrossSite, retry_after_s=settings.retry_after_s)
     app.add_middleware(RequestContext, retry_after_s=settings.retry_after_s)
-    for routes in (query, documents, openai_routes, admin, health, page):
+    for routes in (query, documents, openai_routes, admin, health, page, docs):
         app.include_router(routes.router)
     openapi.describe(app, {openapi.API_KEY: keyring.asks, openapi.ADMIN_KEY: keyring.asks_administrators})
     return app

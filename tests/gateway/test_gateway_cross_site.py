@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from gateway.settings import ApiKey
@@ -38,3 +40,10 @@ async def test_no_other_origin_is_ever_allowed(served):
 @pytest.mark.parametrize("path", ["/", "/healthz", "/v1/collections", "/nowhere", "/metrics", "/docs"])
 async def test_no_reply_is_to_be_taken_for_what_it_does_not_say_it_is(served, path: str):
     assert (await served.client.get(path)).headers["x-content-type-options"] == "nosniff"
+
+
+async def test_docs_run_nothing_but_the_bytes_that_are_named(served):
+    page = (await served.client.get("/docs")).text
+    foreign = re.findall(r'<(?:script|link)[^>]*"https?://[^>]*>', page)
+    assert len(foreign) == 2
+    assert all('integrity="sha384-' in tag and 'crossorigin="anonymous"' in tag for tag in foreign)

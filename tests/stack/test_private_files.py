@@ -1,6 +1,7 @@
 """Other users of the machine can read nothing of what a stack writes. A fake engine."""
 
 import stat
+from pathlib import Path
 
 import psutil
 import pytest
@@ -9,8 +10,8 @@ pytestmark = pytest.mark.ray
 
 
 def umask(process: psutil.Process) -> str:
-    with open(f"/proc/{process.pid}/status") as status:
-        return next(line.split()[1] for line in status if line.startswith("Umask:"))
+    status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return next(line.split()[1] for line in status if line.startswith("Umask:"))
 
 
 def test_every_process_makes_files_for_its_user_alone(fake_stack):
