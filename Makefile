@@ -11,7 +11,7 @@ DURATION ?= 60
 SCHEDULE ?= $(RATE):$(DURATION)
 MINUTES ?= 30
 
-.PHONY: help setup demo test test-tools unit lint chart loadtest soak format lock images clean
+.PHONY: help setup demo test test-tools unit lint audit chart loadtest soak format lock images clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -31,8 +31,11 @@ test-tools:
 unit: setup ## run the tests that need neither Ray nor vLLM
 	@$(BIN)/python -m pytest -m "not ray and not vllm"
 
-lint: setup ## style, types, the import rules of docs/architecture.md, and the Dockerfile
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/hadolint docker/Dockerfile
+lint: setup ## style, types, the import rules of docs/architecture.md, the Dockerfile, and bandit
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/hadolint docker/Dockerfile && scripts/audit "$(BIN)" code
+
+audit: setup ## bandit over the packages, and what is known against the locked dependencies; needs PyPI's own API
+	@scripts/audit "$(BIN)" code && scripts/audit "$(BIN)" dependencies
 
 chart: setup ## lint and render the Helm chart, and check every manifest
 	@$(BIN)/python -m scripts.chart

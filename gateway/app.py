@@ -13,6 +13,7 @@ from gateway import openapi
 from gateway.auth import Keyring
 from gateway.body_limit import BodyLimit
 from gateway.cache_metrics import CacheMetrics
+from gateway.cross_site import CrossSite
 from gateway.dependencies import Gateway
 from gateway.engine_metrics import EngineMetrics
 from gateway.forgetting import Forgetting
@@ -29,7 +30,7 @@ from gateway.quotas import Quotas
 from gateway.readiness import Readiness
 from gateway.recent_documents import RecentDocuments
 from gateway.replay import Replay
-from gateway.routes import admin, documents, health, page, query
+from gateway.routes import admin, docs, documents, health, page, query
 from gateway.routes import openai as openai_routes
 from gateway.runs import QueryRuns
 from gateway.settings import GatewaySettings
@@ -106,7 +107,7 @@ def create_app(
             await releases.drain(settings.drain_s)
             await asyncio.to_thread(tracing.close)
 
-    app = FastAPI(title="RAGTree", version=version("ragtree"), lifespan=lifespan, docs_url="/docs", redoc_url=None)
+    app = FastAPI(title="RAGTree", version=version("ragtree"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.gateway = Gateway(
         retriever=parts.retriever,
         controller=parts.controller,
@@ -128,8 +129,10 @@ def create_app(
     install_handlers(app, metrics, settings.retry_after_s)
     app.add_middleware(BodyLimit, settings=settings, metrics=metrics)
     app.add_middleware(OpenRequests, settings=settings, metrics=metrics)
+    if not keyring.asks:
+        app.add_middleware(CrossSite, retry_after_s=settings.retry_after_s)
     app.add_middleware(RequestContext, metrics=http_metrics, retry_after_s=settings.retry_after_s)
-    for routes in (query, documents, openai_routes, admin, health, page):
+    for routes in (query, documents, openai_routes, admin, health, page, docs):
         app.include_router(routes.router)
     openapi.describe(app, {openapi.API_KEY: keyring.asks, openapi.ADMIN_KEY: keyring.asks_administrators})
     return app

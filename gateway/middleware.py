@@ -30,6 +30,8 @@ def said_of(scope: Scope) -> MutableMapping[str, str]:
 class RequestContext:
     """Gives each request an id, echoed or made, counts it, and logs one line about it.
 
+    No reply's type is to be guessed at.
+
     It also answers what no handler knows: 500 in the error shape, with the details in the log alone. Starlette's own
     answer to that would stand outside of this middleware and lack the id.
     """
@@ -57,6 +59,8 @@ class RequestContext:
                 headers = MutableHeaders(scope=message)
                 headers.update(said_of(scope))
                 headers[REQUEST_ID] = request_id
+                # A reply may quote what its request said: it is never to be taken for a page.
+                headers["X-Content-Type-Options"] = "nosniff"
                 if headers.get("content-type", "").startswith("text/event-stream"):
                     streams = True
                     self._metrics.streams.inc()

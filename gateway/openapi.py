@@ -20,10 +20,7 @@ from gateway.schemas import WarmBody
 API_KEY, ADMIN_KEY = "api_key", "admin_key"
 """The names of the two kinds of keys that a route may ask for."""
 
-_REFERENCE = "#/components/schemas/{name}"
-_TYPES = (
-    ErrorReply,
-    reply.Reply,
+QUERY_EVENTS: tuple[type, ...] = (
     events.QueryCreated,
     events.RetrievalStage,
     events.RetrievalCompleted,
@@ -33,6 +30,13 @@ _TYPES = (
     events.QueryCompleted,
     events.QueryIncomplete,
     events.QueryFailed,
+)
+
+_REFERENCE = "#/components/schemas/{name}"
+_TYPES = (
+    ErrorReply,
+    reply.Reply,
+    *QUERY_EVENTS,
     ChatCompletion,
     Model,
     ModelList,
@@ -66,6 +70,19 @@ def json_reply(kind: type, description: str, **headers: str) -> dict[str, Any]:
             for name, text in headers.items()
         }
     return described
+
+
+def event_stream(*kinds: type) -> dict[str, Any]:
+    """The description of server-sent events: named ones whose data is JSON of these kinds, or unnamed ones of none."""
+    data: dict[str, Any] = {"type": "string"}
+    if kinds:
+        data |= {
+            "contentMediaType": "application/json",
+            "contentSchema": {"oneOf": [reference(kind) for kind in kinds]},
+        }
+    fields = {"data": data, "event": {"type": "string"}} if kinds else {"data": data}
+    event = {"type": "object", "properties": fields, "required": [*fields]}
+    return {"itemSchema": event}
 
 
 def reference(kind: type) -> dict[str, str]:

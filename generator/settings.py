@@ -27,7 +27,10 @@ class KvSettings(BaseModel):
         0.5, ge=0, lt=1, description="Share of the engine's KV cache that documents may hold; requests need the rest."
     )
     host_gib: float = Field(1.0, ge=0, description="KV in host memory, shared by the instances of a machine, in GiB.")
-    host_dir: Path = Field(Path("/dev/shm"), description="Where that memory is mapped from: a tmpfs.")  # noqa: S108
+    host_dir: Path = Field(
+        Path("/dev/shm"),  # noqa: S108  # nosec B108  # only a file of this user's own is opened there
+        description="Where that memory is mapped from: a tmpfs.",
+    )
     disk_gib: float = Field(8.0, ge=0, description="KV on disk, in GiB; survives restarts.")
     disk_dir: Path | None = Field(None, description="Folder of the KV on disk; by default `kv` in the data folder.")
     loader_threads: int = Field(2, gt=0, description="Threads that load from disk, each document with all of them.")

@@ -53,9 +53,9 @@ class Acceptor:
         return self._accept(tenant, collection, ParsedBatch([(None, document)], []), key, body_hash(collection, upload))
 
     def put_batch(self, tenant: str, collection: str, jsonl: bytes, key: str | None) -> IngestJob:
-        """A job that puts the documents of a batch in.
+        """A job that puts a batch's documents in.
 
-        Raises EmptyDocument, StorageFull, IdempotencyMismatch, and Overloaded while too many wait.
+        Raises as ``parse_batch``, StorageFull, IdempotencyMismatch, and Overloaded while too many wait.
         """
         return self._accept(tenant, collection, parse_batch(jsonl), key, body_hash(collection, jsonl))
 

@@ -10,6 +10,9 @@ from protocol.filters import Attributes
 from retriever.loaders.base import clean
 from retriever.store.incoming import IncomingDocument, checked_attributes, checked_name
 
+MOST_LINES = 100_000
+"""Lines of a batch: each costs memory and a row of the queue, however short it is."""
+
 
 class ParsedBatch(NamedTuple):
     """The documents of a batch with their lines, counted from 1, and the errors of the lines that hold none."""
@@ -30,12 +33,17 @@ _decoder = msgspec.json.Decoder(_Line)
 
 
 def batch_lines(jsonl: bytes) -> list[bytes]:
-    """The lines of a batch, blank ones too, without the mark that some editors put before the first."""
+    """The lines of a batch, blank ones too, without the mark that some editors put before the first.
+
+    Raises InvalidRequest for too many.
+    """
+    if jsonl.count(b"\n") > MOST_LINES:
+        raise InvalidRequest(f"a batch has at most {MOST_LINES:,} lines", param="body")
     return jsonl.removeprefix(b"\xef\xbb\xbf").split(b"\n")
 
 
 def parse_batch(jsonl: bytes) -> ParsedBatch:
-    """Read a batch; blank lines are nothing. Raises EmptyDocument if no line is left."""
+    """Read a batch; blank lines are nothing. Raises EmptyDocument if no line is left, InvalidRequest for too many."""
     batch = ParsedBatch([], [])
     for number, line in enumerate(batch_lines(jsonl), start=1):
         if not line.strip():
@@ -54,7 +62,7 @@ def _document(line: bytes) -> IncomingDocument:
         fields = _decoder.decode(line)
     except UnicodeDecodeError as error:
         raise InvalidEncoding("the line is not UTF-8") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"not a document in JSON: {error}") from error
     return incoming(fields.id, fields.text, fields.filename, fields.title, fields.attributes)
 

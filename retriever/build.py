@@ -20,7 +20,8 @@ from retriever.index.rebuilder import Rebuilder
 from retriever.ingest import Ingester
 from retriever.ingest_counts import IngestCounts
 from retriever.ingest_thread import IngestThread
-from retriever.loaders.registry import LoaderRegistry
+from retriever.loaders.confined import ConfinedLoaders
+from retriever.loaders.registry import LOADERS, LoaderRegistry
 from retriever.preparing import Preparer
 from retriever.retriever import Retriever
 from retriever.searching import Searcher
@@ -60,6 +61,8 @@ def build_retriever(
     switching = ReadWriteLock()
     counts = IngestCounts()
     ingester = Ingester(database, documents, jobs, preparer, catalog, switching, settings.ingest, counts)
+    confined = ConfinedLoaders(settings.loaders)
+    loaders = LoaderRegistry({**LOADERS, **confined.loaders})
     return Retriever(
         database=database,
         documents=documents,
@@ -69,7 +72,7 @@ def build_retriever(
         preparer=preparer,
         catalog=catalog,
         searcher=Searcher(database, documents, chunks, catalog, embedder, switching, tracer or NoOpTracer()),
-        acceptor=Acceptor(database, documents, jobs, LoaderRegistry(), ingester, settings.ingest, counts),
+        acceptor=Acceptor(database, documents, jobs, loaders, ingester, settings.ingest, counts),
         ingester=ingester,
         counts=counts,
         ingest_thread=IngestThread(
@@ -78,6 +81,7 @@ def build_retriever(
             prepare=partial(work_in_background, partial(embedder.embed_query, "warm up")),
             wake=wake_ingestion,
         ),
+        loaders=confined,
         search_threads=settings.search_threads,
         # Taken and given back by different threads of a pool.
         owner=FileLock(data_dir / "retriever.lock", thread_local=False),

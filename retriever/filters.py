@@ -1,5 +1,6 @@
 """The translation of filters into SQL conditions on documents."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from protocol.filters import AttributeValue, Comparison, Compound, Filter
 _DEEPEST = 8
 _MOST_COMPARISONS = 128
 _MOST_VALUES = 1000
+_MOST_VALUES_IN_ALL = 10_000  # SQLite binds 32,766 in one statement
 _ORDERED = {"eq": "=", "gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 
 Bound = str | float | bool
@@ -31,14 +33,19 @@ def condition_of(filters: Filter) -> Condition:
     """
     if sum(1 for _ in filter_keys(filters)) > _MOST_COMPARISONS:
         raise InvalidRequest(f"a filter has at most {_MOST_COMPARISONS} comparisons", param="filters")
-    return _condition(filters)
+    condition = _condition(filters)
+    if len(condition.values) > _MOST_VALUES_IN_ALL:
+        raise InvalidRequest(f"a filter has at most {_MOST_VALUES_IN_ALL:,} values in all", param="filters")
+    return condition
 
 
 def filter_keys(filters: Filter, depth: int = 1) -> Iterator[str]:
-    """The attributes that a filter names. Raises InvalidRequest for a filter that is too deep."""
+    """The attributes that a filter names. Raises InvalidRequest where it is too deep, or one no key at all."""
     if depth > _DEEPEST:
         raise InvalidRequest(f"a filter nests at most {_DEEPEST} deep", param="filters")
     if isinstance(filters, Comparison):
+        if any("\ud800" <= character <= "\udfff" for character in filters.key):
+            raise InvalidRequest("a filter's key has a character that cannot be written", param="filters")
         yield filters.key
     else:
         for part in filters.filters:
@@ -90,15 +97,22 @@ def _comparison(comparison: Comparison) -> Condition:
 
 
 def _attribute_is(key: str, values: tuple[AttributeValue, ...], *, denied: bool) -> Condition:
-    any_of = " OR ".join("(a.kind = ? AND a.value = ?)" for _ in values) or "FALSE"
-    bound = tuple(part for value in values for part in (kind_of(value), _bindable(value)))
-    found = _exists(key, f"({any_of})", bound)
+    by_kind: dict[str, list[Bound]] = defaultdict(list)
+    for value in values:
+        by_kind[kind_of(value)].append(_bindable(value))
+    # One IN a kind: SQLite refuses a chain of as many ORs as there may be values.
+    any_of = " OR ".join(f"(a.kind = ? AND a.value IN ({_places(found)}))" for found in by_kind.values()) or "FALSE"
+    found = _exists(key, f"({any_of})", tuple(part for kind, found in by_kind.items() for part in (kind, *found)))
     return Condition(f"NOT {found.sql}", found.values) if denied else found
 
 
 def _exists(key: str, sql: str, values: tuple[Bound, ...]) -> Condition:
-    found = f"EXISTS (SELECT 1 FROM attributes a WHERE a.document = d.id AND a.key = ? AND {sql})"  # noqa: S608
-    return Condition(found, (key, *values))
+    has = f"SELECT 1 FROM attributes a WHERE a.document = d.id AND a.key = ? AND {sql}"  # noqa: S608  # nosec B608  # bound
+    return Condition(f"EXISTS ({has})", (key, *values))
+
+
+def _places(values: list[Bound]) -> str:
+    return ",".join("?" * len(values))
 
 
 def _single(op: str, value: object) -> AttributeValue:

@@ -26,6 +26,7 @@ from retriever.index.catalog import IndexCatalog
 from retriever.ingest import Ingester
 from retriever.ingest_counts import IngestCounts
 from retriever.ingest_thread import IngestThread
+from retriever.loaders.confined import ConfinedLoaders
 from retriever.preparing import Preparer
 from retriever.reembedding import reembed
 from retriever.run_ahead import run_ahead
@@ -65,6 +66,7 @@ class Retriever:
         ingester: Ingester,
         counts: IngestCounts,
         ingest_thread: IngestThread,
+        loaders: ConfinedLoaders,
         search_threads: int,
         owner: FileLock,
     ) -> None:
@@ -80,6 +82,7 @@ class Retriever:
         self._ingester = ingester
         self._counts = counts
         self._ingest_thread = ingest_thread
+        self._loaders = loaders
         self._search_pool = _pool(search_threads, "retriever-search")
         self._store_pool = _pool(2, "retriever-store")
         self._owner = owner
@@ -230,6 +233,7 @@ class Retriever:
         self._ingest_thread.close()
         self._search_pool.shutdown()
         self._store_pool.shutdown()
+        self._loaders.close()
         self._catalog.close()
         self._database.close()
         self._owner.release()

@@ -126,6 +126,15 @@ class IngestSettings(BaseModel):
     job_retention_s: float = Field(7 * 86400.0, gt=0, description="How long ended jobs are remembered.")
 
 
+class LoaderSettings(BaseModel):
+    """What reading one uploaded document may take; one that takes more is refused."""
+
+    model_config = _FIXED
+
+    cpu_s: int = Field(30, gt=0, description="Processor time to read a document of HTML or PDF.")
+    memory_mib: int = Field(2048, ge=512, description="Memory to read a document of HTML or PDF.")
+
+
 class ShardSettings(BaseModel):
     """Over how many retrievers the documents are spread, and what becomes of a search that not all of them answer."""
 
@@ -149,6 +158,7 @@ class RetrieverSettings(BaseModel):
     chunks: ChunkSettings = Field(ChunkSettings(), description="How documents are cut.")
     index: IndexSettings = Field(IndexSettings(), description="How vectors are searched.")
     ingest: IngestSettings = Field(IngestSettings(), description="How documents are taken in.")
+    loaders: LoaderSettings = Field(LoaderSettings(), description="What reading a document may take.")
     shards: ShardSettings = Field(ShardSettings(), description="How documents are spread over several retrievers.")
     search_threads: int = Field(4, gt=0, description="Searches that run side by side.")
     max_database_bytes: int | None = Field(

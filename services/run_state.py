@@ -43,7 +43,8 @@ class RunState:
     @contextmanager
     def claimed(self) -> Iterator[None]:
         """Own the data folder. Raises Conflict when another stack does."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        # The log tells names of documents.
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             # Whoever looks whether a stack runs holds the lock for an instant.
             self._lock.acquire(timeout=1)

@@ -1,6 +1,7 @@
 """A stack in the making: Ray, the Serve applications, and the gateway in front of them, run by one process."""
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from protocol.errors import ConfigError, RagtreeError
 from protocol.parts import Controller
 from services.app import build_app, build_ingress, build_parts, connect_controller
 from services.config import Config, ServerSettings
+from services.http_protocol import BoundedHttpProtocol
 from services.model import kv_settings
 from services.run_state import RunState
 from services.shards import shard_folders
@@ -25,6 +27,12 @@ log = structlog.get_logger(__name__)
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
 """Messages between parts are kilobytes and travel inline; Ray's default would take a third of the memory."""
 
+
+STALLED_MS = 60_000
+"""How long a client's machine may acknowledge nothing, or take nothing in, before its connection is cut.
+
+Without it a client that stops reading keeps its query, and one whose machine is gone, for as long as the kernel likes.
+"""
 
 PERSIST_S = 30.0
 """How long the stop of a stack may take for what is cached in memory."""
@@ -48,6 +56,8 @@ class Stack:
         was filled with another number of shards.
         """
         signal.signal(signal.SIGTERM, _interrupt)
+        # All that is written from here on, in Ray's processes too, holds documents or, as Ray's token, lets run code.
+        os.umask(0o077)
         with self._state.claimed(), _listening_socket(self._config.server) as listener:
             shard_folders(self._config).claim()
             try:
@@ -75,6 +85,7 @@ class Stack:
         server = _Server(
             uvicorn.Config(
                 build_app(self._config),
+                http=BoundedHttpProtocol,
                 log_config=None,
                 access_log=False,
                 timeout_graceful_shutdown=10,
@@ -159,6 +170,7 @@ def _listening_socket(server: ServerSettings) -> socket.socket:
         raise ConfigError(f"cannot listen on {server.host}:{server.port}: {error.strerror}", "server.port") from error
     # asyncio sets it on sockets that it made itself alone; without it a reply's body waits for its headers' receipt.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_MS)
     return listener
 
 

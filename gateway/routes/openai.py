@@ -14,7 +14,7 @@ from gateway.auth import Caller
 from gateway.chat import ChatCompletion, Model, ModelList, chat_completion, chat_frames
 from gateway.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, json_only
 from gateway.disconnect import while_connected
-from gateway.openapi import errors, json_reply
+from gateway.openapi import errors, event_stream, json_reply
 from gateway.query import Query
 from gateway.responses import json_response
 from gateway.schemas import ChatBody
@@ -25,7 +25,7 @@ from protocol.generation import EngineInfo, Sampling
 router = APIRouter(prefix="/v1", tags=["openai"])
 
 _chatted: dict[str, Any] = json_reply(ChatCompletion, "The answer; with `stream`, chunks of it and `[DONE]`.")
-_chatted["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+_chatted["content"]["text/event-stream"] = event_stream()
 
 
 @router.post(

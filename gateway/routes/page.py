@@ -38,7 +38,6 @@ class PageFile:
             "Cross-Origin-Opener-Policy": "same-origin",
             "ETag": f'"{sha256(self._content).hexdigest()[:32]}"',
             "Referrer-Policy": "no-referrer",
-            "X-Content-Type-Options": "nosniff",
         }
 
     async def serve(self, if_none_match: Annotated[str, Header()] = "") -> Response:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from gateway.auth import Caller
 from gateway.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, json_only
 from gateway.disconnect import while_connected
-from gateway.openapi import errors, json_reply
+from gateway.openapi import QUERY_EVENTS, errors, event_stream, json_reply
 from gateway.query import Query
 from gateway.reply import Reply
 from gateway.responses import json_response
@@ -25,7 +25,7 @@ _EVENTS = (
     "`query.incomplete`, `query.failed`."
 )
 _answered: dict[str, Any] = json_reply(Reply, f"The answer. {_EVENTS}")
-_answered["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+_answered["content"]["text/event-stream"] = event_stream(*QUERY_EVENTS)
 _RESPONSES = {200: _answered, **errors(400, 401, 404, 408, 409, 413, 415, 422, 429, 500, 503)}
 
 

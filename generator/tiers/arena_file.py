@@ -6,6 +6,7 @@ The file lies in memory (/dev/shm) and is mapped by every process. Its room is r
 memory that is too small is an error at the start and not a SIGBUS later, and mapped with all its pages present.
 """
 
+import errno
 import fcntl
 import mmap
 import os
@@ -169,7 +170,12 @@ class ArenaFile:
         return descriptor
 
     def _open(self) -> int:
-        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            # Anyone may put a file there under this name, to read along or to write what others answer from.
+            os.close(descriptor)
+            raise PermissionError(errno.EACCES, "the file is another user's", str(self._path))
+        return descriptor
 
     def _fits(self, descriptor: int) -> bool:
         encoded = self._geometry.encode()

@@ -19,7 +19,7 @@ def split_batch(jsonl: bytes, place: Callable[[str], int]) -> dict[int, bytes]:
     """A batch for each shard that gets something; ``place`` says which one a document id belongs to.
 
     The lines of the others are blank in it, so that a shard reports a broken line under the number that it has in the
-    whole. Raises EmptyDocument if there is no line at all.
+    whole. Raises EmptyDocument if there is no line at all, InvalidRequest for too many.
     """
     lines = batch_lines(jsonl)
     parts: dict[int, list[bytes]] = {}
@@ -36,6 +36,6 @@ def split_batch(jsonl: bytes, place: Callable[[str], int]) -> dict[int, bytes]:
 def _document_id(line: bytes) -> str:
     try:
         return _decoder.decode(line).id
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # Some shard has to say what is wrong with it, and always the same one.
         return ""

@@ -59,11 +59,9 @@ class Chunks:
 
     def matching(self, transaction: Transaction, collection: int, condition: Condition) -> Ids:
         """The live chunks of the documents that a filter lets pass, in ascending order."""
-        rows = transaction.execute(
-            f"""SELECT c.id FROM documents d JOIN chunks c ON c.document = d.id
-                WHERE d.collection = ? AND {condition.sql} ORDER BY c.id""",  # noqa: S608 - values are bound
-            (collection, *condition.values),
-        )
+        live = "SELECT c.id FROM documents d JOIN chunks c ON c.document = d.id WHERE d.collection = ?"
+        sql = f"{live} AND {condition.sql} ORDER BY c.id"  # nosec B608  # values are bound
+        rows = transaction.execute(sql, (collection, *condition.values))
         return np.fromiter((row["id"] for row in rows), np.int64)
 
     def has_attribute(self, transaction: Transaction, collection: int, key: str) -> bool:

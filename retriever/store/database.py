@@ -29,7 +29,9 @@ class Database:
         self._write_lock = threading.Lock()
         self._readers: SimpleQueue[sqlite3.Connection] = SimpleQueue()
         with _storage_errors():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # SQLite makes its other files with the mode of this one.
+            path.touch(mode=0o600)
             try:
                 self._writer = self._connect()
                 self._create_schema()

@@ -142,7 +142,7 @@ class Jobs:
     def pending(self, transaction: Transaction, items: Sequence[JobItem]) -> set[int]:
         """Those of the items, by ``seq``, that nobody took out of the queue meanwhile."""
         marks = ",".join("?" * len(items))
-        sql = f"SELECT seq FROM job_items WHERE seq IN ({marks})"  # noqa: S608 - only places for values
+        sql = f"SELECT seq FROM job_items WHERE seq IN ({marks})"  # noqa: S608  # nosec B608  # only places for values
         return {row["seq"] for row in transaction.execute(sql, [item.seq for item in items])}
 
     def queued(self, transaction: Transaction) -> int:

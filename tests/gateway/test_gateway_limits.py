@@ -1,4 +1,5 @@
 import asyncio
+import gzip
 from collections.abc import AsyncIterator
 
 import httpx
@@ -76,3 +77,13 @@ async def test_a_defect_is_a_500_without_details(served, monkeypatch):
     assert answer.json()["error"]["code"] == "internal_error"
     assert "secret" not in answer.text
     assert "r-1" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
+async def test_packed_bodies_stay_packed(served, encoding: str):
+    """Nothing here unpacks, so a small body cannot become a large one."""
+    packed = gzip.compress(b'{"query": "x"}' + b" " * 10_000_000)
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    assert (await served.client.post("/query", content=packed, headers=headers)).status_code == 400
+    headers["Content-Type"] = "text/plain"
+    assert (await served.client.put(DOCUMENT, content=packed, headers=headers)).status_code == 400

@@ -58,6 +58,8 @@ ALL = set(DOCUMENTS)
         (is_("eq", "' OR 1=1 --"), set()),
         (is_("eq", "\ud800"), set()),
         (is_("eq", 10**30), set()),
+        (is_("in", tuple(float(year) for year in range(2020, 3020))), {"number"}),
+        (is_("nin", (*map(str, range(2000, 2998)), 2020.0, True)), {"older", "without"}),
     ],
 )
 async def test_filter_lets_pass(retriever, filters, passing):
@@ -83,6 +85,9 @@ def nested(depth):
         Compound("not", (is_("eq", 1.0),)),
         Compound("or", (is_("eq", 1.0),) * 129),
         nested(9),
+        is_("eq", 1.0, "\ud800"),
+        is_("in", (1.0,) * 1001),
+        Compound("or", (is_("in", (1.0,) * 1000),) * 11),
     ],
 )
 async def test_filter_of_a_wrong_shape(retriever, filters):

@@ -200,6 +200,23 @@ async def test_uploads_at_once_end_in_one_whole_document(tmp_path):
         assert chunk.text == text
 
 
+@pytest.mark.parametrize(
+    "before", ["[", '{"id": "a", "text": "b", "x": [', '{"id": "a", "text": "b", "attributes": {"a": [']
+)
+async def test_a_line_nested_without_end_is_one_broken_line(tmp_path, before):
+    async with running(tmp_path) as retriever:
+        body = (before + "[" * 200_000).encode() + b"\n" + lines([{"id": "whole", "text": "text"}])
+        job = await ended(retriever, await retriever.put_batch(TENANT, "default", body))
+        assert [(error.code, error.line) for error in job.errors] == [("invalid_request", 1)]
+        assert job.stored == 1
+
+
+async def test_a_batch_of_more_lines_than_may_be_is_refused_before_any_is_read(tmp_path):
+    async with running(tmp_path) as retriever:
+        with pytest.raises(InvalidRequest, match="100,000 lines"):
+            await retriever.put_batch(TENANT, "default", b"\n" * 100_001)
+
+
 async def test_same_id_twice_in_a_batch_the_last_wins(tmp_path):
     async with running(tmp_path) as retriever:
         job = await put_lines(

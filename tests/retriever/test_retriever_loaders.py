@@ -42,6 +42,20 @@ def test_markdown_is_titled_by_its_first_heading_outside_code():
     assert "# a comment" in loaded.text
 
 
+@pytest.mark.parametrize(
+    ("heading", "title"),
+    [
+        ("# C#", "C#"),
+        ("# C# #", "C#"),
+        ("#  spaced\t#  ", "spaced"),
+        ("# one ## two", "one ## two"),
+        ("# a" + " " * 200_000 + "b", "a b"),
+    ],
+)
+def test_the_title_of_a_heading_in_a_time_linear_in_its_length(heading, title):
+    assert LOADERS.load(f"{heading}\n\ntext\n".encode(), "text/markdown").title == title
+
+
 def test_markdown_that_begins_with_a_rule_is_no_front_matter():
     assert LOADERS.load(b"---\nonly a rule, then text", "text/markdown").text == "---\nonly a rule, then text"
 

@@ -293,3 +293,20 @@ def test_what_a_killed_process_had_published_stays(opened, tmp_path):
     (stored,) = arena.nodes()
     assert stored == (NODE, hand_out(NODE, 4))
     assert (read(arena, NODE, stored.pages) == content_of(NODE)).all()
+
+
+def test_another_users_file_of_the_arenas_name_is_left_alone(tmp_path, monkeypatch):
+    """Anyone can put one into shared memory, and would read and write what tenants are answered from."""
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ConfigError, match="another user's"):
+        open_arena(tmp_path)
+
+
+def test_nor_is_a_link_followed(tmp_path):
+    open_arena(tmp_path).close()
+    (file,) = (path for path in tmp_path.iterdir() if path.suffix != ".lock")
+    elsewhere = tmp_path / "elsewhere"
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+    with pytest.raises(ConfigError):
+        open_arena(tmp_path)
