@@ -5,6 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from protocol.errors import UnknownNode
 from protocol.kv import pages_spanned
 
 if TYPE_CHECKING:
@@ -33,6 +34,20 @@ def path_keys(namespace: str, contents: Sequence[str]) -> list[bytes]:
         key = child_key(key, content)
         keys.append(key)
     return keys
+
+
+def path_below(root: Node | None, contents: Sequence[str]) -> list[Node]:
+    """The nodes of a path. Raises UnknownNode unless all of it is there."""
+    nodes: list[Node] = []
+    node = root
+    for content in contents:
+        node = node.children.get(content) if node is not None else None
+        if node is None:
+            raise UnknownNode(f"document {content!r} is not in the knowledge tree behind {len(nodes)} others")
+        nodes.append(node)
+    if not nodes:
+        raise UnknownNode("a path has at least one document")
+    return nodes
 
 
 class Node:

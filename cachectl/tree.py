@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from cachectl.grant import Grant, Step
 from cachectl.loading import Loading, LoadOrRecompute
-from cachectl.node import Node, child_key, path_keys, root_key
+from cachectl.node import Node, child_key, path_below, path_keys, root_key
 from cachectl.pins import Pins
 from cachectl.placement import Capacities, Placement
 from cachectl.policies.base import Arrival
-from protocol.errors import ConfigError, InvalidRequest, UnknownNode, UnknownPlan
+from cachectl.shunned import Shunned
+from protocol.errors import ConfigError, InvalidRequest, UnknownPlan
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
@@ -73,9 +74,7 @@ class KnowledgeTree:
         self._loading = LoadOrRecompute(cost, load_seconds)
         self._window_s = window_s
         self._write_through = write_through
-        # Documents that are being deleted, by namespace (None: all), and how often.
-        self._unwanted: dict[tuple[str | None, str], int] = {}
-        self._with_quota: set[Node] = set()
+        self._shunned = Shunned()
         self.by_content: dict[str, dict[Node, None]] = {}
         for instance in instances:
             self.placement.add_instance(instance)
@@ -315,11 +314,11 @@ class KnowledgeTree:
 
     def pin(self, namespace: str, contents: Sequence[str]) -> None:
         """Keep a path until it is unpinned. Raises UnknownNode unless all of it is in the tree, and PinRefused."""
-        self._pins.pin(self._path(namespace, contents))
+        self._pins.pin(path_below(self.roots.get(namespace), contents))
 
     def unpin(self, namespace: str, contents: Sequence[str]) -> None:
         """Take a pin back. Raises UnknownNode if the path is not in the tree, or not pinned."""
-        self._pins.unpin(self._path(namespace, contents))
+        self._pins.unpin(path_below(self.roots.get(namespace), contents))
 
     def set_quota(self, namespace: str, tier: Tier, tokens: int | None) -> None:
         """Bound what a namespace may hold in a tier, in each instance's for the GPU; None lifts the bound.
@@ -330,10 +329,6 @@ class KnowledgeTree:
             raise ConfigError(f"a quota must not be negative: {tokens}")
         root = self._root(namespace)
         self.placement.set_quota(root, tier, tokens)
-        if self.placement.has_quota(root):
-            self._with_quota.add(root)
-        else:
-            self._with_quota.discard(root)
         self._keep_root(root)
 
     def delete(self, content: str, namespace: str | None = None) -> int:
@@ -350,10 +345,7 @@ class KnowledgeTree:
 
     def shun(self, content: str, namespace: str | None, shunned: bool = True) -> None:
         """Keep nothing of a document, in one namespace or in all, until that is taken back as often as it was said."""
-        what = namespace, content
-        count = self._unwanted.pop(what, 0) + (1 if shunned else -1)
-        if count:
-            self._unwanted[what] = count
+        self._shunned.count(content, namespace, 1 if shunned else -1)
 
     def clear(self) -> int:
         """Drop everything, pins too; how many nodes went."""
@@ -427,7 +419,7 @@ class KnowledgeTree:
 
     def _keep_root(self, root: Node) -> None:
         """Hold on to a namespace while it has nodes or a quota, and no longer."""
-        if root.children or root in self._with_quota:
+        if root.children or self.placement.has_quota(root):
             self.roots[root.content] = root
         else:
             self.roots.pop(root.content, None)
@@ -503,24 +495,4 @@ class KnowledgeTree:
         The tree may know it with another length; it was deleted, and a plan still uses what was kept under this key; or
         it is being deleted.
         """
-        return (
-            content in parent.children
-            or key in self.detached
-            or (
-                bool(self._unwanted)
-                and ((None, content) in self._unwanted or (parent.root.content, content) in self._unwanted)
-            )
-        )
-
-    def _path(self, namespace: str, contents: Sequence[str]) -> list[Node]:
-        """The nodes of a path. Raises UnknownNode unless all of it is there."""
-        nodes: list[Node] = []
-        node = self.roots.get(namespace)
-        for content in contents:
-            node = node.children.get(content) if node is not None else None
-            if node is None:
-                raise UnknownNode(f"document {content!r} is not in the knowledge tree behind {len(nodes)} others")
-            nodes.append(node)
-        if not nodes:
-            raise UnknownNode("a path has at least one document")
-        return nodes
+        return content in parent.children or key in self.detached or self._shunned.has(content, parent.root.content)

@@ -312,7 +312,7 @@ def test_nothing_of_a_shunned_document_is_kept_or_restored_until_that_is_taken_b
         assert [step.kept for step in ask(tree, "abc").steps] == [GPU, None, None]
         assert restore(tree, [ResidencyReport(GPU, (HeldNode(TENANT, ("b",), 1),), "one")]).refused == 1
         tree.shun("b", None, shunned=False)
-        if tree._unwanted:
+        if tree._shunned.has("b", TENANT):
             tree.shun("b", "another")
             tree.shun("b", "another", shunned=False)
         tree.shun("b", None)

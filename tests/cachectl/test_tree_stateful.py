@@ -189,7 +189,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(content=st.sampled_from("abc"), shunned=st.booleans())
     def shun(self, content: str, shunned: bool) -> None:
-        if shunned or (None, content) in self.tree._unwanted:
+        if shunned or self.tree._shunned.has(content, ""):
             self.tree.shun(content, None, shunned)
 
     @precondition(lambda self: len(self.tree.placement.gpus) > 1)
