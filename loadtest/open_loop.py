@@ -28,15 +28,22 @@ class OpenLoop:
         self._start = start
         self._most = most
         self._running = Group()
+        self._ended = False
 
     def run(self, due: Iterable[DueT], serve: Callable[[DueT], None], miss: Callable[[DueT], None]) -> None:
-        """Begin everything that is due; returns when the last has begun."""
+        """Begin everything that is due; returns when the last has begun, or at the next one after ``end``."""
         for item in due:
             gevent.sleep(max(0.0, self._start + item.at - time.monotonic()))
+            if self._ended:
+                return
             if len(self._running) < self._most:
                 self._running.spawn(serve, item)
             else:
                 miss(item)
+
+    def end(self) -> None:
+        """Begin nothing more; what has begun goes on."""
+        self._ended = True
 
     def join(self) -> None:
         """Wait until all that has begun has ended."""
