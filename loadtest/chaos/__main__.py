@@ -1,6 +1,7 @@
 """``make chaos``: random kills under load, of a stack that is started for it."""
 
 import logging
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,8 @@ import typer
 
 from loadtest.chaos.report import write_report
 from loadtest.chaos.run import ChaosRun
-from loadtest.chaos.settings import ChaosSettings, Engine, Ingress
+from loadtest.chaos.settings import ChaosSettings, Engine, Ingress, killable
+from loadtest.chaos.victims import Victim
 from loadtest.errors import LoadTestError
 from loadtest.run_facts import folder_for_now
 
@@ -18,6 +20,9 @@ def chaos(
     rate: Annotated[float, typer.Option(min=0.1, help="Arrivals a second.")] = 4.0,
     ingress: Annotated[Ingress, typer.Option(help="Behind Serve's proxy, or beside it.")] = Ingress.SERVE,
     engine: Annotated[Engine, typer.Option(help="What answers; the fake one is no model.")] = Engine.FAKE,
+    victim: Annotated[
+        list[Victim] | None, typer.Option(help="Kill this kind; may be given several times. By default all kinds.")
+    ] = None,
     overlapping: Annotated[bool, typer.Option(help="Kill while the stack recovers from the kill before.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Equal seeds give equal orders of kills, and questions.")] = 0,
     pause_s: Annotated[float, typer.Option(min=0, help="Mean pause before a kill.")] = 5.0,
@@ -30,22 +35,25 @@ def chaos(
     ),
 ) -> None:
     """Exit with 0 if every request came to one end that it may come to, with no wrong answer, and nothing was left."""
+    # The stack is stopped whatever ends this.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    settings = ChaosSettings(
-        minutes=minutes,
-        rate=rate,
-        seed=seed,
-        ingress=ingress,
-        engine=engine,
-        overlapping=overlapping,
-        pause_s=pause_s,
-        redis_away_s=redis_away_s,
-        documents=documents,
-        max_tokens=max_tokens,
-        timeout_s=timeout_s,
-    )
-    folder = folder_for_now(report_dir, "chaos-")
     try:
+        settings = ChaosSettings(
+            minutes=minutes,
+            rate=rate,
+            seed=seed,
+            ingress=ingress,
+            engine=engine,
+            victims=tuple(victim or killable(ingress)),
+            overlapping=overlapping,
+            pause_s=pause_s,
+            redis_away_s=redis_away_s,
+            documents=documents,
+            max_tokens=max_tokens,
+            timeout_s=timeout_s,
+        )
+        folder = folder_for_now(report_dir, "chaos-")
         happened = ChaosRun(settings, folder).run()
     except LoadTestError as error:
         typer.echo(f"error: {error}", err=True)

@@ -21,7 +21,10 @@ class Fate(StrEnum):
     REFUSED = "refused"
     """429 or 503 with Retry-After, before a stream began."""
     CUT = "cut"
-    """Its connection broke, or was not to be had, when the very process that holds connections was killed."""
+    """Its connection broke, or was not to be had, when the very process that holds connections was killed.
+
+    Serve's proxy says so with a bare 500 where a gateway dies before its first byte.
+    """
     WRONG = "wrong"
     """Completed, but with another answer than an undisturbed stack gives."""
     BROKEN = "broken"
@@ -57,7 +60,7 @@ class KillReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judge:
-    """Judges queries. Kills and records are in seconds of the load's begin; ``wrong`` says what is wrong of an answer."""
+    """Judges queries; ``wrong`` says what is wrong with an answer. All times are in seconds of the load's begin."""
 
     def __init__(self, kills: Sequence[Kill], wrong: Callable[[QueryRecord], str | None]) -> None:
         self._kills = kills
@@ -94,7 +97,7 @@ class Judge:
                 return Fate.REFUSED, reason
             case Outcome.FAILED if record.terminals == 1 and (record.reason or "").startswith("query."):
                 return Fate.FAILED, str(record.reason)
-            case Outcome.FAILED if _lost_connection(record):
+            case Outcome.FAILED if _lost_connection(record) or _lost_gateway(record):
                 held = any(kill.victim in HOLDING_CONNECTIONS for kill in disturbing)
                 return Fate.CUT if held else Fate.BROKEN, reason
             case Outcome.FAILED:
@@ -138,4 +141,9 @@ def _lost_connection(record: QueryRecord) -> bool:
     reason = record.reason or ""
     if "Timeout" in reason or reason.startswith("no end within"):
         return False
-    return not record.status or (record.status == 200 and record.terminals == 0)  # noqa: PLR2004
+    return not record.status or (record.status == 200 and record.terminals == 0)
+
+
+def _lost_gateway(record: QueryRecord) -> bool:
+    """Whether Serve's proxy answered in the place of a gateway: a 500 of the gateway's own has a code."""
+    return record.status == 500 and record.reason == "HTTP 500"

@@ -78,7 +78,7 @@ class OwnRedis:
             with (self._folder / "redis.log").open("ab") as log:
                 process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603 - our own words
         except FileNotFoundError as error:
-            raise LoadTestError("there is no redis-server on this machine (Debian's package is redis-server)") from error
+            raise LoadTestError("there is no redis-server on this machine; Debian has one") from error
         give_up = time.monotonic() + _START_S
         while not self._listens():
             if process.poll() is not None or time.monotonic() > give_up:

@@ -1,14 +1,14 @@
 """The report of a run of chaos."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
 from matplotlib.figure import Figure
 
-from loadtest.chaos.judging import Fate, Judged, KillReport
+from loadtest.chaos.judging import Fate, KillReport
 from loadtest.chaos.run import Chaos
 from loadtest.chaos.settings import ChaosSettings, Engine
 from loadtest.markdown import table
@@ -76,15 +76,15 @@ def _render(report: ChaosReport) -> str:
         f"When the load had ended, the controller had nothing under way {drained}.",
         table(["requests", "count"], [[fate, str(report.fates[fate])] for fate in Fate if fate in report.fates]),
         "## Kills",
-        "Times in seconds. Requests are those that were under way, or sent, before the stack had recovered from a kill. "
+        "Times in seconds. Requests are those that were under way, or sent, before the stack had recovered from one. "
         "Cut are those whose connection was held by the process that was killed, or by nobody until it was back.",
         table(
             ["at", "killed", "pid", "by", "recovered after", *(fate for fate in Fate), "why not completed"],
             [_row(kill) for kill in report.kills],
         ),
         "## Recovery times",
-        "Until a successor was there, `/readyz` said 200 with nothing degraded, all instances took requests, and a query "
-        "that was asked after the kill was answered, three times in a row.",
+        "Until a successor was there, `/readyz` said 200 with nothing degraded, all instances took requests, and a "
+        "query that was asked after the kill was answered, three times in a row.",
         table(
             ["killed", "times", "p50", "max", "mean"],
             [
@@ -118,7 +118,7 @@ def _recoveries(kills: Sequence[KillReport]) -> dict[str, Spread | None]:
 def _draw(chaos: Chaos, file: Path) -> None:
     figure = Figure(figsize=(12, 5), layout="constrained")
     axes = figure.add_subplot()
-    edges = np.arange(0.0, np.ceil(max(chaos.seconds, 1.0)) + 1)
+    edges = [float(second) for second in range(math.ceil(max(chaos.seconds, 1.0)) + 1)]
     there = [fate for fate in Fate if any(each.fate is fate for each in chaos.judged)]
     ends = [[each.record.ended or each.record.at for each in chaos.judged if each.fate is fate] for fate in there]
     if there:

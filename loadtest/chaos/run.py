@@ -28,7 +28,7 @@ from loadtest.stack_api import StackApi
 _WORDS = 60
 """So few that a document is one chunk, which the fake engine's answers begin."""
 _TIMES_EACH = {Engine.FAKE: 1, Engine.VLLM: 4}
-_SETTLE_S = 5.0
+_SETTLE_S = 4.0
 _MOST_S = 24 * 3600.0
 _POLL_S = 0.1
 

@@ -15,7 +15,10 @@ class Planned(NamedTuple):
 
 
 def kills(victims: Sequence[Victim], mean_pause_s: float, draws: Random) -> Iterator[Planned]:
-    """Kills for ever, in rounds: in each every kind comes once, in an order of its own. Equal draws give equal kills."""
+    """Kills for ever, in rounds of an order of their own, in each of which every kind comes once.
+
+    Equal draws give equal kills.
+    """
     while True:
         for victim in draws.sample(victims, len(victims)):
             yield Planned(mean_pause_s * draws.uniform(0.5, 1.5), victim)

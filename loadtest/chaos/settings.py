@@ -6,6 +6,7 @@ from enum import StrEnum
 import msgspec
 
 from loadtest.chaos.victims import HOLDING_CONNECTIONS, Victim
+from loadtest.errors import BadOption
 
 INSTANCES = 2
 GATEWAYS = 2
@@ -25,14 +26,21 @@ class Engine(StrEnum):
     VLLM = "vllm"
 
 
+def killable(ingress: Ingress) -> tuple[Victim, ...]:
+    """What can be killed. Without a proxy, the gateway is the stack itself, which nothing brings back."""
+    behind = ingress is Ingress.SERVE
+    return tuple(victim for victim in Victim if behind or victim not in HOLDING_CONNECTIONS)
+
+
 class ChaosSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``rate`` is arrivals a second; equal ``seed``s kill the same kinds in the same order."""
+    """``rate`` is arrivals a second; equal ``seed``s kill the same kinds in the same order. Raises BadOption."""
 
     minutes: float
     rate: float
     seed: int
     ingress: Ingress
     engine: Engine
+    victims: tuple[Victim, ...]
     overlapping: bool
     pause_s: float
     redis_away_s: float
@@ -40,11 +48,9 @@ class ChaosSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     timeout_s: float
 
-    @property
-    def victims(self) -> list[Victim]:
-        """What is killed. Without a proxy, the gateway is the stack itself, which nothing brings back."""
-        behind = self.ingress is Ingress.SERVE
-        return [victim for victim in Victim if behind or victim not in HOLDING_CONNECTIONS]
+    def __post_init__(self) -> None:
+        if strange := set(self.victims) - set(killable(self.ingress)):
+            raise BadOption(f"{', '.join(sorted(strange))}: only with --ingress {Ingress.SERVE} can they be killed")
 
     def environment(self, redis_url: str) -> dict[str, str]:
         """The stack's configuration, as its command line reads it.
