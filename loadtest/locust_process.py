@@ -50,8 +50,8 @@ class LocustProcess:
         """Have it send nothing more, once it has begun its traffic; it ends when all that is open has."""
         self._process.send_signal(END_ARRIVALS)
 
-    def kill(self) -> None:
-        """End it now, without a report."""
+    def close(self) -> None:
+        """End it now, without a report, if it still runs."""
         self._process.kill()
         self._process.wait()
 

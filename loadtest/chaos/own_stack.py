@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,21 +15,32 @@ from loadtest.chaos.own_redis import free_port
 from loadtest.errors import LoadTestError
 from loadtest.stack_api import authorization
 
+UP = (sys.executable, "-m", "services.cli", "up")
 _ROOT = Path(__file__).parents[2]
-_START_S, _STOP_S, _FAMILY_S = 300.0, 90.0, 15.0
+_START_S, _STOP_S = 300.0, 90.0
 _POLL_S = 0.2
 
 
 class OwnStack:
     """Runs on a data folder of its own and a free port. ``stop`` must be called, whatever ``start`` comes to.
 
-    ``environment`` has its configuration, beside what stands in this process's own.
+    ``environment`` has its configuration, beside what stands in this process's own. ``family_s`` is how long processes
+    below its own may outlive it.
     """
 
-    def __init__(self, data: Path, log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        data: Path,
+        log: Path,
+        environment: Mapping[str, str],
+        command: Sequence[str] = UP,
+        family_s: float = 15.0,
+    ) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._log = log
+        self._command = command
+        self._family_s = family_s
         own = {"RAGTREE_DATA_DIR": str(data), "RAGTREE_SERVER__PORT": str(port)}
         self._environment = {**os.environ, **environment, **own}
         self._process: subprocess.Popen[bytes] | None = None
@@ -38,8 +49,8 @@ class OwnStack:
     def start(self) -> None:
         """Return when it answers queries. Raises LoadTestError."""
         with self._log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "services.cli", "up"],
+            self._process = subprocess.Popen(  # noqa: S603 - our own words
+                self._command,
                 cwd=_ROOT,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
@@ -77,7 +88,7 @@ class OwnStack:
             left.append(f"the stack itself (process {self._process.pid}), which did not stop within {_STOP_S:g} s")
             self._process.kill()
             self._process.wait()
-        _, alive = psutil.wait_procs(self._seen, timeout=_FAMILY_S)
+        _, alive = psutil.wait_procs(self._seen, timeout=self._family_s)
         for process in alive:
             left.append(f"{called(process)} (process {process.pid})")
             with suppress(psutil.NoSuchProcess):

@@ -93,9 +93,10 @@ class ChaosRun:
         """Ask everything of the stack while nobody disturbs it. Raises LoadTestError where that is no measure."""
         questions = self._corpus.questions * _TIMES_EACH[self._settings.engine]
         lines = [{"at": number / self._settings.rate, "query": query} for number, query in enumerate(questions)]
-        load = self._begin(stack, "undisturbed", "--trace", _written(self._folder / "trace.jsonl", lines))
-        load.results()
-        assert load.folder is not None
+        trace = _written(self._folder / "trace.jsonl", lines)
+        with closing(self._begin(stack, "undisturbed", "--trace", trace)) as load:
+            load.results()
+            assert load.folder is not None
         records = [record for record in read_records(load.folder) if isinstance(record, QueryRecord)]
         texts = {document.id: f"{document.title} {document.text}" for document in self._corpus.documents}
         right = RightAnswers(records, texts if self._settings.engine is Engine.FAKE else None)
@@ -107,8 +108,7 @@ class ChaosRun:
         lines = [{"query": question} for question in self._corpus.questions]
         schedule = ("--schedule", f"{self._settings.rate:.4f}:{_MOST_S:g}")
         questions = ("--questions", _written(self._folder / "questions.jsonl", lines))
-        load = self._begin(stack, "load", *schedule, *questions)
-        try:
+        with closing(self._begin(stack, "load", *schedule, *questions)) as load:
             while (folder := load.folder) is None or not read_records(folder):
                 if load.ended(_POLL_S):
                     raise LoadTestError("the load test ended before its traffic began; what it says above is why")
@@ -116,8 +116,6 @@ class ChaosRun:
             load.ended(_SETTLE_S)
             load.end_arrivals()
             load.results()
-        finally:
-            load.kill()
         return read_records(folder)
 
     def _begin(self, stack: OwnStack, name: str, *options: str) -> LocustProcess:

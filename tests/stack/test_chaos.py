@@ -18,7 +18,7 @@ def end_of(command):
     try:
         log, _ = process.communicate(timeout=400)
     finally:
-        # Its stack stops with it.
+        # Its stack stops with it, should it still run.
         process.terminate()
         process.wait()
     return process.returncode, log
