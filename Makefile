@@ -9,9 +9,10 @@ URL ?= http://127.0.0.1:8080
 RATE ?= 2
 DURATION ?= 60
 SCHEDULE ?= $(RATE):$(DURATION)
-MINUTES ?= 30
+soak: MINUTES ?= 30
+chaos: MINUTES ?= 10
 
-.PHONY: help setup demo test test-tools unit lint audit chart loadtest soak format lock images clean
+.PHONY: help setup demo test test-tools unit lint audit chart loadtest soak chaos format lock images clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -45,6 +46,9 @@ loadtest: setup ## load the stack at URL: RATE a second for DURATION seconds, or
 
 soak: setup ## hold 80 % of the capacity of the local stack at URL for MINUTES, and watch the memory of every process
 	@$(BIN)/python -m loadtest.soak --url "$(URL)" --minutes "$(MINUTES)" $(OPTIONS)
+
+chaos: setup ## start a stack, kill its processes one by one under load for MINUTES, and judge what every request came to
+	@$(BIN)/python -m loadtest.chaos --minutes "$(MINUTES)" $(OPTIONS)
 
 format: setup ## rewrite the sources in the project's style
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .

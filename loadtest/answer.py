@@ -41,6 +41,19 @@ class Answer:
         self.ttfr: float | None = None
         self.ttft: float | None = None
         self.itl: list[float] = []
+        self.sources: list[str] = []
+        self.cited: list[str] = []
+        self._text: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """The answer as far as it came."""
+        return "".join(self._text)
+
+    @property
+    def terminals(self) -> int:
+        """How many events have ended it."""
+        return len(self._terminals)
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -92,11 +105,15 @@ class Answer:
             self._breach = self._breach or f"{event.name} after the terminal event"
         elif event.name == "retrieval.completed" and self.ttfr is None:
             self.ttfr = now - self._due
+            self.sources = _documents(body.get("results"))
             self._measured(Latency.TTFR, self.ttfr)
+        elif event.name == "output_text.annotation.added":
+            self.cited += _documents([body.get("annotation")])
         elif event.name == "output_text.delta" and body.get("delta"):
-            self._text(now)
+            self._text.append(str(body["delta"]))
+            self._time_text(now)
 
-    def _text(self, now: float) -> None:
+    def _time_text(self, now: float) -> None:
         if self.ttft is None:
             self.ttft = now - self._due
             self._measured(Latency.TTFT, self.ttft)
@@ -104,3 +121,8 @@ class Answer:
             self.itl.append(now - self._last_text)
             self._measured(Latency.ITL, self.itl[-1])
         self._last_text = now
+
+
+def _documents(named: object) -> list[str]:
+    listed = named if isinstance(named, list) else []
+    return [str(each["document_id"]) for each in listed if isinstance(each, dict) and "document_id" in each]

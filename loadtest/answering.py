@@ -106,6 +106,8 @@ def _chunks(response: ResponseContextManager) -> Iterator[bytes]:
 def _note(answer: Answer, record: QueryRecord) -> None:
     record.query_id = answer.query_id
     record.ttfr, record.ttft, record.itl, record.e2e = answer.ttfr, answer.ttft, answer.itl, answer.e2e
+    record.sources, record.cited, record.text = answer.sources, answer.cited, answer.text
+    record.terminals = answer.terminals
     usage = answer.usage
     record.prompt_tokens = usage.get("prompt_tokens") or 0
     record.completion_tokens = usage.get("completion_tokens") or 0

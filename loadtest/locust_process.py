@@ -1,5 +1,6 @@
 """Load tests started by a program: Locust in a process of its own, as gevent changes the one it runs in."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,9 @@ import msgspec
 
 from loadtest.errors import LoadTestError
 from loadtest.results import Results
+
+END_ARRIVALS = signal.SIGUSR1
+"""What a load test takes for the end of its schedule: nothing more is sent, and what is open comes to its end."""
 
 _ROOT = Path(__file__).parents[1]
 
@@ -41,6 +45,15 @@ class LocustProcess:
         except subprocess.TimeoutExpired:
             return False
         return True
+
+    def end_arrivals(self) -> None:
+        """Have it send nothing more, once it has begun its traffic; it ends when all that is open has."""
+        self._process.send_signal(END_ARRIVALS)
+
+    def close(self) -> None:
+        """End it now, without a report, if it still runs."""
+        self._process.kill()
+        self._process.wait()
 
     def results(self) -> Results:
         """Wait for the end; what came of it. Raises RunFailed."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
-import gevent
+from gevent.event import Event
 from gevent.pool import Group
 
 
@@ -28,15 +28,21 @@ class OpenLoop:
         self._start = start
         self._most = most
         self._running = Group()
+        self._ended = Event()
 
     def run(self, due: Iterable[DueT], serve: Callable[[DueT], None], miss: Callable[[DueT], None]) -> None:
-        """Begin everything that is due; returns when the last has begun."""
+        """Begin everything that is due; returns when the last has begun, or at ``end``."""
         for item in due:
-            gevent.sleep(max(0.0, self._start + item.at - time.monotonic()))
+            if self._ended.wait(max(0.0, self._start + item.at - time.monotonic())):
+                return
             if len(self._running) < self._most:
                 self._running.spawn(serve, item)
             else:
                 miss(item)
+
+    def end(self) -> None:
+        """Begin nothing more; what has begun goes on."""
+        self._ended.set()
 
     def join(self) -> None:
         """Wait until all that has begun has ended."""

@@ -23,11 +23,18 @@ class Outcome(StrEnum):
     """The run was ended before it was."""
 
 
+class BeginRecord(msgspec.Struct, tag="begin", tag_field="kind"):
+    """When the run began, in seconds of the machine's monotonic clock, which all of its processes share."""
+
+    monotonic: float
+
+
 class QueryRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag="query", tag_field="kind"):
     """One query. ``at``, ``sent`` and ``ended`` count from the run's begin, the latencies from ``at``, when it was due.
 
     All are seconds. ``itl`` has the gaps between pieces of text as the client saw them; ``reason`` says why it was
-    refused or failed.
+    refused or failed. ``sources`` are the documents that were found, ``cited`` those that the answer names, ``text`` is
+    the answer as far as it came, and ``terminals`` counts the events that end it.
     """
 
     number: int
@@ -46,6 +53,10 @@ class QueryRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag="query",
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    sources: list[str] = []
+    cited: list[str] = []
+    text: str = ""
+    terminals: int = 0
 
 
 class WriteAction(StrEnum):
@@ -67,7 +78,7 @@ class WriteRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag="write",
     reason: str | None = None
 
 
-Record = QueryRecord | WriteRecord
+Record = BeginRecord | QueryRecord | WriteRecord
 
 
 class RecordFile:

@@ -11,9 +11,10 @@ from loadtest import run_facts
 from loadtest.answer import Latency
 from loadtest.answering import QuerySender
 from loadtest.client import OneRequestClient
+from loadtest.locust_process import END_ARRIVALS
 from loadtest.open_loop import OpenLoop
 from loadtest.options import LoadSettings
-from loadtest.records import Outcome, QueryRecord, RecordFile, WriteAction, WriteRecord
+from loadtest.records import BeginRecord, Outcome, QueryRecord, RecordFile, WriteAction, WriteRecord
 from loadtest.report import write_report
 from loadtest.run_facts import RunFacts, StepFacts
 from loadtest.stack_api import StackApi
@@ -51,11 +52,13 @@ class LoadRun:
     ) -> None:
         """Send the traffic, each request with a client of its own; returns when everything has ended.
 
-        ``measured`` hears of latencies in seconds, ``refused`` of refusals.
+        ``measured`` hears of latencies in seconds, ``refused`` of refusals. A signal ``END_ARRIVALS`` ends the traffic.
         """
         # A lead, so that the first arrival is not late already.
         start = time.monotonic() + _LEAD_S
         loop = self._loop = OpenLoop(start, self._settings.max_open)
+        gevent.signal_handler(END_ARRIVALS, loop.end)
+        self._records.add(BeginRecord(start))
         sender = QuerySender(new_client, self._settings, self._traffic.collection, start, measured)
         writer = DocumentWriter(new_client, self._settings, self._traffic, start)
 

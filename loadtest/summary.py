@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from loadtest.options import LoadSettings
-from loadtest.records import Outcome, QueryRecord, Record, WriteRecord
+from loadtest.records import Outcome, QueryRecord, WriteRecord
 
 NOT_JUDGED = frozenset({Outcome.DISCONNECTED, Outcome.UNFINISHED})
 """What became of these says nothing of the stack."""
@@ -118,7 +118,7 @@ def hit_rate(queries: Iterable[QueryRecord]) -> float | None:
     return sum(cached for cached, _ in counts) / prompts if prompts else None
 
 
-def _reasons(records: Sequence[Record], outcome: Outcome) -> dict[str, int]:
+def _reasons(records: Sequence[QueryRecord | WriteRecord], outcome: Outcome) -> dict[str, int]:
     ended = [record for record in records if record.outcome is outcome]
     with_status = outcome is Outcome.REFUSED
     texts = (f"{record.status} {record.reason}".rstrip() if with_status else str(record.reason) for record in ended)

@@ -10,6 +10,9 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     # Comes with it, but the parts are called through handles: no HTTP port each, and no half minute to drain it.
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
+    # A proxy that is gone is noticed by three of these in a row: with Ray's ten seconds each, nobody answers for half a
+    # minute. What a check may take is left as it is, so that one that is busy stays.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     # Ray listens on every address, so it must ask who calls; processes of ours find the token in the home folder.
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -56,6 +56,21 @@ def test_anything_but_one_good_end_is_a_failure(frames, failure):
     assert read.failure() == failure
 
 
+def test_it_knows_its_text_and_its_sources():
+    found = event("retrieval.completed", results=[{"document_id": "b"}, {"document_id": "a"}])
+    cited = event("output_text.annotation.added", annotation={"document_id": "b"})
+    more = event("output_text.delta", delta="né")
+    read, _ = answer((11, found), (12, cited), (13, DELTA), (14, more), (15, COMPLETED))
+    assert (read.text, read.sources, read.cited, read.terminals) == ("ané", ["b", "a"], ["b"], 1)
+
+
+@pytest.mark.parametrize("results", [None, "b", [{}], ["b"]])
+def test_sources_that_are_none_are_left_out(results):
+    read, _ = answer((11, event("retrieval.completed", results=results)))
+    assert read.sources == []
+    assert read.ttfr == 1.0
+
+
 def test_a_client_that_is_to_leave_knows_when():
     read, _ = answer((11, DELTA))
     assert not read.has_come_to(0)

@@ -9,6 +9,7 @@ import pytest
 from loadtest_runs import ROOT, begin, end, log_of, trace, until
 from slow_frame_server import FIRST_S, STALL_S, SlowFrameServer
 
+from loadtest.locust_process import END_ARRIVALS
 from loadtest.options import LoadSettings
 from loadtest.plots import PICTURES
 from loadtest.records import Outcome, WriteAction
@@ -75,6 +76,16 @@ def test_ctrl_c_leaves_a_report_of_what_there_is(server, tmp_path):
     assert ran.results["total"]["outcomes"] == {"answered": 1, "unfinished": 1}
     assert "of the answered" in (ran.folder / "report.md").read_text().lower()
     assert all((ran.folder / picture).exists() for picture in PICTURES)
+    assert ran.returncode == 0
+
+
+def test_arrivals_can_be_ended_and_what_is_open_comes_to_its_end(server, tmp_path):
+    lines = [(0.0, "plain"), (0.1, "stalls"), (60.0, "plain")]
+    process = begin(tmp_path, server.url, "--trace", trace(tmp_path, *lines))
+    until(lambda: len(server.asked) == 2, timeout_s=20)
+    process.send_signal(END_ARRIVALS)
+    ran = end(process, tmp_path)
+    assert [record.outcome for record in ran.queries] == [Outcome.ANSWERED] * 2
     assert ran.returncode == 0
 
 
