@@ -4,6 +4,7 @@
 """
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,9 @@ settings.load_profile("search" if os.environ.get("RAGTREE_TEST_SEARCH") else "re
 
 
 def pytest_sessionstart() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So a shell starts what runs in its background, and that all it starts; but tests interrupt what they start.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for compiled in Path(cachectl.__path__[0]).rglob("*.so"):
         source = compiled.with_name(f"{compiled.name.partition('.')[0]}.py")
         if not source.exists() or source.stat().st_mtime > compiled.stat().st_mtime:
