@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import structlog
 
 from cachectl.controller import Controller
-from cachectl.recollection import Recollection, StateStore
+from cachectl.recollection import NOTHING_RECOLLECTED, StateStore
 
 log = structlog.get_logger(__name__)
 
@@ -15,22 +15,25 @@ log = structlog.get_logger(__name__)
 class Keeper:
     """Has what a ``controller`` remembers kept in a ``store``: every ``interval_s`` seconds, and when told to.
 
-    Only what has changed goes there. Where the store may have missed something, all of it is kept anew.
+    Only what has changed goes there. All of it is kept anew at first, as nobody knows in what state a former controller
+    left it, and where the store may have missed something.
     """
 
-    def __init__(self, controller: Controller, store: StateStore, interval_s: float, known: Recollection) -> None:
+    def __init__(self, controller: Controller, store: StateStore, interval_s: float) -> None:
         self._controller = controller
         self._store = store
         self._interval_s = interval_s
-        self._kept = known
+        self._kept = NOTHING_RECOLLECTED
         self._turn = asyncio.Lock()
 
     async def keep(self) -> None:
         """Keep what there is now."""
+        if not self._store.keeps:
+            return
         async with self._turn:
             now = await self._controller.recollection()
             kept = await self._store.keep(self._kept, now)
-            self._kept = now if kept else Recollection()
+            self._kept = now if kept else NOTHING_RECOLLECTED
 
     @asynccontextmanager
     async def keeping(self) -> AsyncIterator[None]:

@@ -76,7 +76,14 @@ def _record(node: Node, shared: str) -> NodeRecord:
 
 
 class StateStore(Protocol):
-    """Where recollections are kept. Its calls never raise: what cannot be kept or found now is lost, or comes later."""
+    """Where recollections are kept. Its calls never raise: what cannot be kept or found now is lost, or comes later.
+
+    For one that never ``keeps`` anything, nothing need be recollected.
+    """
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it ever keeps anything."""
 
     async def load(self) -> Recollection:
         """What was kept last; nothing where it cannot be had."""
@@ -87,6 +94,8 @@ class StateStore(Protocol):
 
 class NoStore:
     """A store that keeps nothing."""
+
+    keeps = False
 
     async def load(self) -> Recollection:
         """Nothing."""

@@ -11,7 +11,7 @@ from ray import serve
 from cachectl.collector import collect_while_idle, spare_full_collections
 from cachectl.keeper import Keeper
 from cachectl.live import LiveController
-from cachectl.recollection import NOTHING_RECOLLECTED, Recollection
+from cachectl.recollection import Recollection
 from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.errors import DeployFailed, Unavailable
 from protocol.kv import LostCopy
@@ -41,8 +41,7 @@ class ControllerDeployment:
         store = await self._open.enter_async_context(controller_state(config.redis))
         await _start(self._live, engines, await store.load())
         self._controller = self._live.controller
-        # All of it is kept anew first: nobody knows in what state the former one left it.
-        self._keeper = Keeper(self._controller, store, config.controller.state_interval_s, NOTHING_RECOLLECTED)
+        self._keeper = Keeper(self._controller, store, config.controller.state_interval_s)
         await self._open.enter_async_context(self._keeper.keeping())
         self._following = asyncio.create_task(self._follow())
 

@@ -33,6 +33,8 @@ class RedisControllerState:
     time, in steps that are each whole. A record by itself is always true of some moment, so steps may come apart.
     """
 
+    keeps = True
+
     def __init__(self, link: RedisLink, prefix: str) -> None:
         self._link = link
         self._nodes = f"{prefix}:kv:nodes"

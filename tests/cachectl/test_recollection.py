@@ -4,7 +4,7 @@ import pytest
 from controller_under_test import TOKENS, Clock, ask, checked_controllers, key, report
 
 from cachectl.keeper import Keeper
-from cachectl.recollection import Recollection
+from cachectl.recollection import NoStore, Recollection
 from protocol.cache import CachePath, DocumentDeletion
 from protocol.kv import HeldNode, Pages, ResidencyReport
 from protocol.tiers import Tier
@@ -12,6 +12,8 @@ from protocol.tiers import Tier
 
 class Memory:
     """A store in memory, which may be away."""
+
+    keeps = True
 
     def __init__(self) -> None:
         self.kept = Recollection()
@@ -51,7 +53,7 @@ def held(*documents: str) -> ResidencyReport:
 
 
 async def kept_of(controller, store: Memory) -> None:
-    await Keeper(controller, store, 1.0, await store.load()).keep()
+    await Keeper(controller, store, 1.0).keep()
 
 
 async def test_uses_pins_and_places_outlive_the_controller(build):
@@ -85,7 +87,7 @@ async def test_what_the_tiers_no_longer_have_is_forgotten(build):
     second.recall(store.kept)
     await second.restore([])
     assert (await second.tree(1)).nodes == 0
-    keeper = Keeper(second, store, 1.0, store.kept)
+    keeper = Keeper(second, store, 1.0)
     await keeper.keep()
     assert store.kept.nodes == {}
 
@@ -105,7 +107,7 @@ async def test_a_query_that_found_a_document_before_its_deletion_leaves_nothing_
 
 async def test_only_what_has_changed_is_kept_anew(build):
     controller, store = build(), Memory()
-    keeper = Keeper(controller, store, 1.0, Recollection())
+    keeper = Keeper(controller, store, 1.0)
     await use(controller, "1", "a")
     await use(controller, "2", "b")
     await keeper.keep()
@@ -116,7 +118,7 @@ async def test_only_what_has_changed_is_kept_anew(build):
 
 async def test_all_is_kept_anew_after_the_store_was_away(build):
     controller, store = build(), Memory()
-    keeper = Keeper(controller, store, 1.0, Recollection())
+    keeper = Keeper(controller, store, 1.0)
     await use(controller, "1", "a")
     await keeper.keep()
     store.away = True
@@ -137,3 +139,9 @@ async def test_pages_of_host_memory_are_found_with_their_uses(build):
     await second.restore([ResidencyReport(Tier.HOST, (HeldNode("tenant", ("a",), TOKENS, pages),))])
     (node,) = (await second.tree(1)).namespaces["tenant"]
     assert (node.frequency, node.places) == (1, ("host",))
+
+
+async def test_for_a_store_that_keeps_nothing_nothing_is_recollected(build, monkeypatch):
+    controller = build()
+    monkeypatch.setattr(controller, "recollection", None)
+    await Keeper(controller, NoStore(), 1.0).keep()
