@@ -48,7 +48,7 @@ class Gateway:
     settings: GatewaySettings
 
 
-def gateway_of(request: Request) -> Gateway:
+async def gateway_of(request: Request) -> Gateway:
     """The gateway that serves this request."""
     gateway = request.app.state.gateway
     assert isinstance(gateway, Gateway)
@@ -88,7 +88,7 @@ QueryTicketDep = Annotated[QueryTicket, Depends(_query_ticket)]
 UploadTicketDep = Annotated[UploadTicket, Depends(_upload_ticket)]
 
 
-def administrator(request: Request, gateway: GatewayDep, _scheme: Annotated[object, Security(_admin_bearer)]) -> Caller:
+async def administrator(request: Request, gateway: GatewayDep, _scheme: Annotated[object, Security(_admin_bearer)]) -> Caller:
     """The administrator named by the key. Raises Unauthenticated or PermissionDenied."""
     return gateway.keyring.administrator(request.headers)
 
@@ -101,7 +101,7 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def json_only(request: Request) -> None:
+async def json_only(request: Request) -> None:
     """Let JSON bodies pass. Raises UnsupportedMediaType."""
     given = media_type(request)
     if given != "application/json" and not (given.startswith("application/") and given.endswith("+json")):

@@ -10,6 +10,7 @@ from types import FrameType
 import ray
 import structlog
 import uvicorn
+import uvloop
 from ray import serve
 from ray.serve.config import HTTPOptions, ProxyLocation
 
@@ -77,7 +78,7 @@ class Stack:
         self._start_ray()
         serve.start(proxy_location=ProxyLocation.Disabled)
         _deploy(build_parts(self._config))
-        asyncio.run(self._serve(listener))
+        uvloop.run(self._serve(listener))
 
     async def _serve(self, listener: socket.socket) -> None:
         url = _url(listener)
