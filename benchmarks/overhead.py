@@ -4,6 +4,10 @@ The same prompts go through the whole stack (HTTP, search, layout, admission, Se
 turn: round by round, in alternating order, each under a KV namespace of its own, so that neither finds in vLLM's
 prefix cache what the other has just computed. Documents are synthetic and every round's are new, so all but the system
 prompt is prefilled anew on both sides.
+
+A stream that is alone ends with its first token: nothing behind that has a bearing on it, and more pairs fit into the
+time. Tokens after the first are timed when all streams ask a round's last question once more. Its prompt is cached on
+both sides by then, so that they decode at once: before, who decodes while another is prefilled is chance, no overhead.
 """
 
 import asyncio
@@ -25,6 +29,9 @@ from protocol.plans import PrefillPlan
 from protocol.prompts import ChatMessage
 from protocol.retrieval import SearchRequest
 
+_DECODING_ROUNDS = 4
+"""Enough for the time of a token, of which every answer has many."""
+
 
 class EngineClock(Protocol):
     """The engine's own times, without the stack around it."""
@@ -39,7 +46,7 @@ class OverheadRow(msgspec.Struct, frozen=True):
     Overheads are percentiles of the differences pair by pair; the share is that of ``p50_overhead_ms`` in the engine's
     median. A pair is the n-th quickest of a round on both sides: one prompt where there is one stream; where there are
     more, whose turn comes when is chance and no overhead. ``per_token_overhead_ms`` is the same of the mean time from
-    one token to the next; None where answers had but one.
+    one token to the next, when the prompts are cached; None where answers had but one.
     """
 
     streams: int
@@ -116,19 +123,26 @@ class OverheadBenchmark:
         """Take about ``samples[n]`` samples with n streams at once; ``progress`` hears of every finished pair."""
         questions = iter(corpus.questions)
         # One pair that does not count: both sides warm up, and the system prompt is cached on both.
-        await self._pair([next(questions)], stack_first=True)
+        await self._pair([next(questions)], True, self._max_tokens)
         rows = {}
         for streams, wanted in samples.items():
             stack: list[StreamTiming] = []
             engine: list[StreamTiming] = []
+            stack_again: list[StreamTiming] = []
+            engine_again: list[StreamTiming] = []
             rounds = max(2, -(-wanted // streams))
             for number in range(rounds):
                 asked = [next(questions) for _ in range(streams)]
-                by_stack, by_engine = await self._pair(asked, stack_first=number % 2 == 0)
+                stack_first = number % 2 == 0
+                by_stack, by_engine = await self._pair(asked, stack_first, 1 if streams == 1 else self._max_tokens)
                 stack += by_stack
                 engine += by_engine
+                if number < _DECODING_ROUNDS:
+                    by_stack, by_engine = await self._pair([asked[-1]] * streams, stack_first, self._max_tokens)
+                    stack_again += by_stack
+                    engine_again += by_engine
                 progress(streams)
-            rows[str(streams)] = _row(streams, stack, engine)
+            rows[str(streams)] = _row(streams, (stack, engine), (stack_again, engine_again))
         first = next(iter(rows.values()))
         return OverheadResult(
             prompt_tokens_p50=percentile(self._prompt_tokens, 50),
@@ -139,36 +153,38 @@ class OverheadBenchmark:
             by_streams=rows,
         )
 
-    async def _pair(self, questions: list[str], stack_first: bool) -> tuple[list[StreamTiming], list[StreamTiming]]:
-        plans = [await self._plan(question) for question in questions]
+    async def _pair(
+        self, questions: list[str], stack_first: bool, max_tokens: int
+    ) -> tuple[list[StreamTiming], list[StreamTiming]]:
+        plans = [await self._plan(question, max_tokens) for question in questions]
         self._prompt_tokens += [plan.prompt.token_count for plan in plans]
 
         def by_stack() -> Awaitable[list[StreamTiming]]:
-            return asyncio.gather(*(self._through_stack(question) for question in questions))
+            return asyncio.gather(*(self._through_stack(question, max_tokens) for question in questions))
 
         def by_engine() -> Awaitable[list[StreamTiming]]:
-            return asyncio.gather(*(self._engine.time_stream(plan, self._max_tokens) for plan in plans))
+            return asyncio.gather(*(self._engine.time_stream(plan, max_tokens) for plan in plans))
 
         if stack_first:
             return await by_stack(), await by_engine()
         engine = await by_engine()
         return await by_stack(), engine
 
-    async def _plan(self, question: str) -> PrefillPlan:
+    async def _plan(self, question: str, max_tokens: int) -> PrefillPlan:
         """The very prompt that the stack makes of this question."""
         request = SearchRequest(self._tenant, self._collection, question, self._top_k)
         async for candidates in self._retriever.search(request):
             if candidates.final:
-                prompt = self._layout.lay_out([ChatMessage("user", question)], candidates.docs, self._max_tokens)
+                prompt = self._layout.lay_out([ChatMessage("user", question)], candidates.docs, max_tokens)
                 return PrefillPlan(f"bench-{time.monotonic_ns()}", "", "bench-overhead", prompt)
         raise InternalError("the search ended without its final documents")
 
-    async def _through_stack(self, question: str) -> StreamTiming:
+    async def _through_stack(self, question: str, max_tokens: int) -> StreamTiming:
         body = {
             "query": question,
             "collection": self._collection,
             "top_k": self._top_k,
-            "max_tokens": self._max_tokens,
+            "max_tokens": max_tokens,
             "stream": True,
         }
         texts = StreamClock()
@@ -186,13 +202,18 @@ class OverheadBenchmark:
         return texts.timing()
 
 
-def _row(streams: int, stack: list[StreamTiming], engine: list[StreamTiming]) -> OverheadRow:
-    through = [timing.first_token_s * 1000 for timing in stack]
-    alone = [timing.first_token_s * 1000 for timing in engine]
+def _row(
+    streams: int,
+    anew: tuple[list[StreamTiming], list[StreamTiming]],
+    cached: tuple[list[StreamTiming], list[StreamTiming]],
+) -> OverheadRow:
+    """A row from the timings of the stack and of the engine, of prompts that are prefilled anew and of cached ones."""
+    through, alone = ([timing.first_token_s * 1000 for timing in timings] for timings in anew)
     overheads = _differences(through, alone, streams)
-    per_token_through = [timing.per_token_s * 1000 for timing in stack if timing.per_token_s is not None]
-    per_token_alone = [timing.per_token_s * 1000 for timing in engine if timing.per_token_s is not None]
-    decoded = bool(per_token_alone) and len(per_token_alone) == len(per_token_through) == len(stack)
+    per_token_through, per_token_alone = (
+        [timing.per_token_s * 1000 for timing in timings if timing.per_token_s is not None] for timings in cached
+    )
+    decoded = len(per_token_alone) == len(per_token_through) == len(cached[0])
     engine_p50_ms = percentile(alone, 50)
     return OverheadRow(
         streams=streams,

@@ -48,6 +48,9 @@ class Gateway:
     settings: GatewaySettings
 
 
+# FastAPI takes dependencies that are plain functions to a thread, a millisecond's way there and back: these are not.
+
+
 async def gateway_of(request: Request) -> Gateway:
     """The gateway that serves this request."""
     gateway = request.app.state.gateway
@@ -88,7 +91,9 @@ QueryTicketDep = Annotated[QueryTicket, Depends(_query_ticket)]
 UploadTicketDep = Annotated[UploadTicket, Depends(_upload_ticket)]
 
 
-async def administrator(request: Request, gateway: GatewayDep, _scheme: Annotated[object, Security(_admin_bearer)]) -> Caller:
+async def administrator(
+    request: Request, gateway: GatewayDep, _scheme: Annotated[object, Security(_admin_bearer)]
+) -> Caller:
     """The administrator named by the key. Raises Unauthenticated or PermissionDenied."""
     return gateway.keyring.administrator(request.headers)
 

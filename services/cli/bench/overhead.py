@@ -33,7 +33,7 @@ def overhead(
     ] = "1,4,16",
     samples: Annotated[
         int, typer.Option(min=1, help="Samples behind each row; at least two rounds of so many streams are run.")
-    ] = 8,
+    ] = 24,
     seed: Annotated[int, typer.Option(help="Seed of the made-up documents.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
