@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from cachectl.grant import Grant
+from cachectl.handover import Handover
 from cachectl.line import Request
 from cachectl.scheduler import Scheduler
 from protocol.errors import EngineDied, RagtreeError
@@ -24,6 +25,7 @@ class Leases:
         self._clock = clock
         self._lease_s = lease_s
         self._first_token_s = first_token_s
+        self._handover = Handover(scheduler, clock, self._give)
         self._turns: dict[str, asyncio.Future[Grant]] = {}
         self._deadlines: dict[str, float] = {}
         # When the first token of each lease that has none yet is overdue.
@@ -73,6 +75,7 @@ class Leases:
         """
         granted = self._scheduler.prefilled(query_id, self._clock(), lost)
         self._prefilling.pop(query_id, None)
+        self._handover.over(query_id)
         for grant in granted:
             self._give(grant)
 
@@ -184,8 +187,10 @@ class Leases:
         now = self._clock()
         self._deadlines[grant.query_id] = now + self._lease_s
         self._prefilling[grant.query_id] = now + self._first_token_s
+        self._handover.begun(grant.query_id)
 
     def _ended(self, query_id: str) -> None:
+        self._handover.over(query_id)
         for done, left in self._watched.items():
             left.discard(query_id)
             if not left and not done.done():

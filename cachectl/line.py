@@ -68,10 +68,10 @@ class Line:
 
     Where the engine's ``step`` is known, no more prefills run at once than fit into one. ``step_tokens`` are those of
     it that requests take, ``backlog_s`` the seconds that they will. Speculations come on top, oldest first: whatever
-    room they take is there for requests all the same.
+    room they take is there for requests all the same. What is ``due`` has left the step just before its first token.
     """
 
-    __slots__ = ("_max_running", "_step", "backlog_s", "queue", "running", "speculations", "step_tokens")
+    __slots__ = ("_max_running", "_step", "backlog_s", "due", "queue", "running", "speculations", "step_tokens")
 
     def __init__(self, queue: CacheAwareQueue, max_running: int, step: StepBudget | None) -> None:
         self.queue = queue
@@ -81,6 +81,7 @@ class Line:
         self.step_tokens = 0
         self.speculations: dict[str, Work] = {}
         self.backlog_s = 0.0
+        self.due: Work | None = None
 
     def step_taken(self, besides: str | None = None) -> int:
         """Tokens of its step that anything takes, ``besides`` one speculation."""
@@ -141,3 +142,10 @@ class Line:
         if not work.speculative:
             self.step_tokens -= work.step_share
         work.step_share = 0
+        if self.due is work:
+            self.due = None
+
+    def hand_over(self, work: Work) -> None:
+        """Give free what a request takes of the steps just before its first token, to one other at a time."""
+        self.leave_step(work)
+        self.due = work

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from cachectl.tree import KnowledgeTree
     from protocol.generation import StepBudget
 
+_AHEAD_STEPS = 2
+
 
 class Scheduler:
     """Lets at most ``max_running`` requests run on each instance, and at most ``max_queued`` wait for it.
@@ -223,6 +225,34 @@ class Scheduler:
         assert work.grant is not None
         self._gained(self.tree.commit(work.grant, lost))
         self._lines[work.instance].leave_step(work)
+        return self._next(work.instance, now)
+
+    def handover_in(self, query_id: str) -> float | None:
+        """How many seconds after it began a prefill is about to end, by what it should take.
+
+        That is two of the engine's steps before the end: one for what prefills differ by, one in which the next has to
+        arrive. Of a short prefill it is the half. None for a query that takes no part of them.
+        """
+        work = self._work.get(query_id)
+        if work is None or not work.step_share:
+            return None
+        step_s = self.tree.prefill_seconds(work.tokens - work.step_share, work.step_share)
+        return work.seconds - min(_AHEAD_STEPS * step_s, work.seconds / 2)
+
+    def hand_over(self, query_id: str, now: float) -> list[Grant]:
+        """Give away what a running request takes of its engine's steps, for its first token is due.
+
+        One at a time, and to those that wait: the others do so in their order. The grants of those whose turn that
+        makes it; none for a query that is not prefilled any more.
+        """
+        work = self._work.get(query_id)
+        if work is None or work.speculative or not work.step_share:
+            return []
+        line = self._lines[work.instance]
+        may_start = line.queue and line.has_place() and work.instance not in self.tree.placement.retired
+        if line.due is not None or not may_start:
+            return []
+        line.hand_over(work)
         return self._next(work.instance, now)
 
     def stalled(self, query_id: str, now: float) -> list[Grant]:

@@ -25,13 +25,14 @@ class Clock:
 
 
 class Costs:
-    """A second a token, and ``load_s`` for one from a slower tier."""
+    """``prefill_s`` seconds a token, and ``load_s`` for one from a slower tier."""
 
-    def __init__(self, load_s: float = 0.0) -> None:
+    def __init__(self, load_s: float = 0.0, prefill_s: float = 1.0) -> None:
         self._load_s = load_s
+        self._prefill_s = prefill_s
 
     def prefill_seconds(self, cached: int, new: int) -> float:
-        return float(new)
+        return new * self._prefill_s
 
     def load_seconds(self, tokens: int, tier: Tier) -> float:
         return tokens * self._load_s

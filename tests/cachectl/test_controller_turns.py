@@ -31,6 +31,7 @@ class Turns:
         host: int = 0,
         hands=None,
         engine_step: StepBudget | None = None,
+        prefill_s: float = 1.0,
         **bounds: int | str,
     ) -> None:
         self.clock = Clock()
@@ -39,7 +40,7 @@ class Turns:
             ControllerSettings(**defaults | bounds),
             [f"instance-{index}" for index in range(instances)],
             self.clock,
-            Costs(),
+            Costs(prefill_s=prefill_s),
             Capacities(gpu, host),
             hands=hands,
             step=engine_step,
@@ -193,6 +194,39 @@ async def test_the_first_token_of_a_long_prefill_lets_the_next_begin():
     await waits
     assert await turns.load() == (2, 0)
     await turns.ends("long")
+
+
+async def test_the_next_long_prefill_begins_when_the_one_before_it_is_about_to_end():
+    turns = Turns(max_running=9, engine_step=StepBudget(6, 4), prefill_s=0.01)
+    await turns.runs("long", "abcde")
+    began = asyncio.get_running_loop().time()
+    waits, next_one = await turns.waits("waits", "fghij"), await turns.waits("next", "klmno")
+    async with asyncio.timeout(5):
+        await waits
+    # Half of what five tokens and the question's one take.
+    assert asyncio.get_running_loop().time() - began >= 0.03 - 0.002
+    # One at a time: its own steps are handed over when it has them, which is when the first one has its first token.
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await asyncio.shield(next_one)
+    assert await turns.load() == (2, 1)
+    await turns.controller.prefilled("long")
+    assert not next_one.done()
+    async with asyncio.timeout(5):
+        await next_one
+    for query_id in ("waits", "next", "long"):
+        await turns.ends(query_id)
+
+
+async def test_nobody_is_let_in_ahead_of_a_first_token_where_no_place_is_free():
+    turns = Turns(max_running=1, engine_step=StepBudget(6, 4), prefill_s=0.0)
+    await turns.runs("long", "abcde")
+    waits = await turns.waits("waits", "fghij")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await asyncio.shield(waits)
+    await turns.ends("long")
+    await waits
 
 
 async def test_a_holder_that_is_lost_before_its_first_token_keeps_others_waiting_for_a_while_only():
@@ -541,6 +575,8 @@ def failure(task: asyncio.Task[PrefillPlan]) -> BaseException | None:
             "swap": st.sampled_from(Swap),
             "handy": st.booleans(),
             "engine_step": st.sampled_from([None, StepBudget(6, 4)]),
+            # At 0 seconds a token steps are handed over at once.
+            "prefill_s": st.sampled_from([0.0, 1.0]),
         }
     ),
     # Hypothesis makes short lists where it may.
