@@ -70,7 +70,7 @@ def deployment_options(config: Config, name: str) -> dict[str, object]:
         "graceful_shutdown_timeout_s": placement.drain_s,
         "graceful_shutdown_wait_loop_s": 0.5,
     }
-    if isinstance(placement, ReplicaSettings) and (placement.max_replicas or 0) > placement.min_replicas:
+    if isinstance(placement, ReplicaSettings) and placement.scales:
         options["autoscaling_config"] = {
             "min_replicas": placement.min_replicas,
             "max_replicas": placement.max_replicas,

@@ -66,6 +66,14 @@ class Config(BaseSettings):
             raise ValueError("controller.lease_s must be at least gateway.query_timeout_s")
         return self
 
+    @model_validator(mode="after")
+    def _full_instances_are_too_few(self) -> Self:
+        # Serve sees what runs, and no instance is given more than this: what else there is waits with the controller.
+        generator, most = self.serving.generator, self.controller.max_running
+        if generator.scales and generator.target_ongoing_requests >= most:
+            raise ValueError("serving.generator.target_ongoing_requests must be less than controller.max_running")
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,

@@ -26,7 +26,9 @@ class ReplicaSettings(PlacementSettings):
         None, ge=1, description="Most replicas, where there is load for them; by default no more than always."
     )
     target_ongoing_requests: float = Field(
-        16.0, gt=0, description="Calls under way for each replica beyond which another is started."
+        16.0,
+        gt=0,
+        description="Calls under way for each replica beyond which another is started; queries that wait are none.",
     )
     upscale_delay_s: float = Field(30.0, ge=0, description="How long load must last before replicas are added.")
     downscale_delay_s: float = Field(600.0, ge=0, description="How long there must be less before some are removed.")
@@ -36,6 +38,11 @@ class ReplicaSettings(PlacementSettings):
         if self.max_replicas is not None and self.max_replicas < self.min_replicas:
             raise ValueError("max_replicas must be at least min_replicas")
         return self
+
+    @property
+    def scales(self) -> bool:
+        """Whether there are more replicas where there is load for them."""
+        return self.max_replicas is not None and self.max_replicas > self.min_replicas
 
 
 class ServingSettings(BaseModel):

@@ -66,3 +66,14 @@ def test_fewer_at_most_than_at_least_is_refused(monkeypatch):
     monkeypatch.setenv("RAGTREE_SERVING__GENERATOR__MAX_REPLICAS", "2")
     with pytest.raises(ConfigError, match="at least min_replicas"):
         load_config()
+
+
+def test_a_load_that_no_instance_is_ever_given_cannot_be_what_brings_another(monkeypatch):
+    monkeypatch.setenv("RAGTREE_CONTROLLER__MAX_RUNNING", "8")
+    monkeypatch.setenv("RAGTREE_SERVING__GENERATOR__TARGET_ONGOING_REQUESTS", "8")
+    assert "num_replicas" in deployments(load_config())["generator"]
+    monkeypatch.setenv("RAGTREE_SERVING__GENERATOR__MAX_REPLICAS", "2")
+    with pytest.raises(ConfigError, match=r"less than controller\.max_running"):
+        load_config()
+    monkeypatch.setenv("RAGTREE_SERVING__GENERATOR__TARGET_ONGOING_REQUESTS", "7.5")
+    assert deployments(load_config())["generator"]["autoscaling_config"]["target_ongoing_requests"] == 7.5

@@ -1,4 +1,4 @@
-"""The load test against a real stack with a fake engine: it ingests, asks, and every stream ends as it should."""
+"""The load test and the soak against a real stack with a fake engine: every stream ends as it should."""
 
 import json
 import os
@@ -30,3 +30,41 @@ def test_a_stack_answers_the_load_test(fake_stack, tmp_path):
     with fake_stack.client() as client:
         listed = client.get("/v1/collections/loadtest-12x40-0/documents", params={"limit": 100}).json()["data"]
     assert {document["document_id"] for document in listed} == {str(number) for number in range(12)}
+
+
+def test_a_stack_is_soaked(fake_stack, tmp_path):
+    """Half a minute, with documents that come and go and clients that leave.
+
+    Of memory it is judged that every process of the stack was watched throughout, and that none grows without
+    restraint. That each stays flat is not: a process that has just started fills its caches and pools for minutes, so
+    ``make soak`` leaves out the first five and goes on for thirty.
+    """
+    command = [sys.executable, "-m", "loadtest.soak", "--url", fake_stack.url, "--report-dir", str(tmp_path)]
+    command += ["--minutes", "0.5", "--rate", "4", "--growth-mib", "256"]
+    command += ["--", "--documents", "16", "--document-words", "40", "--max-tokens", "12"]
+    command += ["--disconnect-share", "0.2", "--ingest-rate", "1", "--delete-rate", "1"]
+    before = processes(fake_stack)
+    ran = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=180, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (folder,) = tmp_path.glob("soak-*")
+    verdict = json.loads((folder / "soak.json").read_text())
+    assert verdict["problems"] == []
+    (file,) = folder.glob("load/*/results.json")
+    results = json.loads(file.read_text())
+    for judged in (results["total"], *results["writes"].values()):
+        assert judged["errors"] == {}
+        assert set(judged["outcomes"]) <= {"answered", "disconnected", "refused"}
+        assert judged["outcomes"].get("refused", 0) == sum(judged["refusals"].values())
+    assert min(results["total"]["outcomes"][end] for end in ("answered", "disconnected")) > 5
+    assert min(results["writes"][action]["outcomes"]["answered"] for action in ("ingest", "delete")) > 5
+    # Ray ends idle workers of its own, whenever it likes.
+    stayed = before & processes(fake_stack)
+    watched = {trend["pid"]: trend for trend in verdict["memory"]}
+    assert stayed <= set(watched)
+    # Half a minute, less the fifth that is left out.
+    assert all(watched[pid]["first"] > 0 and watched[pid]["seconds"] > 15 for pid in stayed)
+
+
+def processes(stack) -> set[int]:
+    """The stack's process that listens, and all below it."""
+    return {stack.running.pid, *(process.pid for process in stack.processes(""))}

@@ -1,4 +1,4 @@
-"""Several instances of the generator on real Ray Serve, with the fake engine: loss, another try, and draining."""
+"""Several instances of the generator on real Ray Serve, with the fake engine: loss, another try, draining, scaling."""
 
 import os
 import subprocess
@@ -19,8 +19,22 @@ SLOW = {
     "RAGTREE_GENERATOR__FAKE__PREFILL_TOKENS_PER_S": str(PREFILL_TOKENS_PER_S),
     "RAGTREE_SERVING__GENERATOR__MIN_REPLICAS": "2",
 }
+TERMINAL = {"query.completed", "query.incomplete", "query.failed"}
 # A second of prefill, and some of answer.
 LONG = {"query": "What has Ruritania?", "collection": "long", "top_k": 1, "max_tokens": 60}
+# One instance, and another where there is load for it.
+BREATHING = {
+    "RAGTREE_GENERATOR__ENGINE": "fake",
+    "RAGTREE_GENERATOR__FAKE__DECODE_TOKENS_PER_S": "3",
+    "RAGTREE_SERVING__GENERATOR__MIN_REPLICAS": "1",
+    "RAGTREE_SERVING__GENERATOR__MAX_REPLICAS": "2",
+    "RAGTREE_SERVING__GENERATOR__TARGET_ONGOING_REQUESTS": "1",
+    "RAGTREE_SERVING__GENERATOR__UPSCALE_DELAY_S": "0",
+    "RAGTREE_SERVING__GENERATOR__DOWNSCALE_DELAY_S": "1",
+}
+STREAMS = 4
+# Forty seconds of answer: Serve hears of load every ten, takes its mean over thirty, and a replica has to start.
+LONGER = {**LONG, "max_tokens": 120}
 
 RESCALE = """
 import sys
@@ -42,12 +56,25 @@ def two_instances(start_stack):
     return stack
 
 
+@pytest.fixture(scope="module")
+def breathing(start_stack):
+    stack = start_stack({**BREATHING, **HASHING}, "breathing")
+    stack.ingest("long", {"ruritania": " ".join(["Ruritania has hills, and castles, and one railway."] * 12)})
+    return stack
+
+
 def instances(stack) -> int:
     """How many the controller gives requests to."""
+    return len(running_on(stack))
+
+
+def running_on(stack) -> dict[str, int]:
+    """How many requests each of these instances works on."""
     with stack.client() as client:
         answer = client.get("/v1/admin/cache/stats")
     # The controller is away while it starts.
-    return sum(not load["retired"] for load in answer.json()["instances"]) if answer.status_code == 200 else 0
+    loads = answer.json()["instances"] if answer.status_code == 200 else []
+    return {load["instance"]: load["running"] for load in loads if not load["retired"]}
 
 
 def replicas(stack) -> list[psutil.Process]:
@@ -100,6 +127,28 @@ def test_an_instance_that_drains_finishes_its_streams_and_gets_no_more(two_insta
     until(lambda: len(replicas(two_instances)) == 1)
     rescale(two_instances, "2")
     until(lambda: instances(two_instances) == 2)
+
+
+def test_load_brings_an_instance_and_its_end_takes_one_away(breathing):
+    (first,) = running_on(breathing)
+    with ThreadPoolExecutor(STREAMS) as asking:
+        streams = [asking.submit(breathing.events, **LONGER) for _ in range(STREAMS)]
+        until(lambda: running_on(breathing) == {first: STREAMS})
+        until(lambda: instances(breathing) == 2)
+        # What streams stays where it is, and the instance that came takes the next.
+        with breathing.asking(**{**LONG, "max_tokens": 6}) as events:
+            come_to(events, "output_text.delta")
+            busy = running_on(breathing)
+            assert terminal(events)["type"] == "query.completed"
+        ends = [[event["type"] for event in stream.result() if event["type"] in TERMINAL] for stream in streams]
+    assert busy.pop(first) == STREAMS
+    assert list(busy.values()) == [1]
+    assert ends == [["query.completed"]] * STREAMS
+    until(lambda: instances(breathing) == 1)
+    # As one drains, and again when it is gone.
+    assert breathing.query(**{**LONG, "max_tokens": 1}).status_code == 200
+    until(lambda: len(replicas(breathing)) == 1)
+    assert breathing.query(**{**LONG, "max_tokens": 1}).status_code == 200
 
 
 def rescale(stack, count: str) -> None:
