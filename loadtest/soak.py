@@ -12,6 +12,7 @@ from loadtest.capacity import find_capacity
 from loadtest.errors import LoadTestError
 from loadtest.locust_process import LocustProcess
 from loadtest.memory import Bound, Sample, StackProcesses, trends
+from loadtest.options import LoadSettings
 from loadtest.results import Results
 from loadtest.run_facts import folder_for_now
 from loadtest.soak_report import Soak, problems_of, problems_of_memory, write_soak
@@ -20,6 +21,10 @@ LOAD_SHARE = 0.8
 WARM_UP_S, WARM_UP_SHARE = 300.0, 0.2
 _SAMPLE_S = 1.0
 _CAPACITY_S = 20.0
+_ALONE_RATE, _ALONE_S = 0.2, 30.0
+_PATIENCE = 3.0
+"""How many times as long as without load an answer may take while the stack keeps up."""
+
 _MEANWHILE = ("--disconnect-share", "0.1", "--ingest-rate", "0.2", "--delete-rate", "0.2")
 
 
@@ -44,8 +49,20 @@ class Soaking:
         self._options = options
 
     def capacity(self) -> float:
-        """The rate that the stack keeps up with, by trying. Raises LoadTestError."""
-        return find_capacity(lambda rate: self._begin(f"capacity-{rate:g}", rate, _CAPACITY_S).results())
+        """The rate that the stack keeps up with, by trying. Raises LoadTestError.
+
+        The objectives are three times what answers take without load, where that is longer than the load test's own:
+        those a stack without a GPU does not keep even then.
+        """
+        alone = self._begin("alone", _ALONE_RATE, _ALONE_S).results().total
+        if alone.ttft is None or alone.itl is None:
+            raise LoadTestError("the stack answered nothing though nothing else was asked")
+        usual = LoadSettings()
+        objectives = (
+            f"--slo-ttft={max(usual.slo_ttft, _PATIENCE * alone.ttft.p90):.3f}",
+            f"--slo-itl={max(usual.slo_itl, _PATIENCE * alone.itl.mean):.3f}",
+        )
+        return find_capacity(lambda rate: self._begin(f"capacity-{rate:g}", rate, _CAPACITY_S, *objectives).results())
 
     def hold(self, rate: float, seconds: float, processes: StackProcesses) -> Held:
         """Hold the rate; Ctrl-C ends it early, with what there is. Raises LoadTestError."""

@@ -76,7 +76,9 @@ def test_a_process_that_grows_below_another_is_seen():
         parent.wait()
 
 
-@pytest.mark.parametrize(("can", "found"), [(0.6, 0.5), (3.5, 3.0), (2.5, 2.0), (1e9, 1024.0)])
+@pytest.mark.parametrize(
+    ("can", "found"), [(0.07, 0.0625), (0.2, 0.1875), (0.4, 0.375), (0.6, 0.5), (3.5, 3.0), (2.5, 2.0), (1e9, 1024.0)]
+)
 def test_the_capacity_is_the_highest_rate_kept_up_with(can, found):
     def load(rate):
         return SimpleNamespace(total=SimpleNamespace(good_share=1.0 if rate <= can else 0.89))
