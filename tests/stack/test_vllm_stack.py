@@ -123,6 +123,8 @@ def test_what_a_waiting_query_lacks_is_computed_ahead_of_its_turn(vllm_stack):
 
 
 def test_a_killed_controller_rebuilds_its_tree_and_reuse_goes_on(vllm_stack, shared_redis):
+    vllm_stack.ingest("archive", {"ruritania": ARCHIVE})
+    asked_of_archive(vllm_stack, "What does the archive of Ruritania hold?")
     before = asked_of_archive(vllm_stack, "What else is there?")
     assert cached(before) > 300
     uses = uses_of_nodes(vllm_stack)
