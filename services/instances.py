@@ -5,6 +5,7 @@ carries the name as Serve's multiplexed model id: Serve's word for what only som
 """
 
 import asyncio
+from collections import deque
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
@@ -44,6 +45,19 @@ class InstanceRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
                 call.future.set_result(replica)
                 self._remove_pending_request_from_indices(call)
                 return
+
+    def _remove_pending_request_from_indices(self, pending_request: PendingRequest) -> None:
+        """Forget a call that has its replica.
+
+        Serve's own code forgets what names a model when it looks for another call for that model. Nobody does here, and
+        the call of each plan, its prompt and all, would be kept for ever.
+        """
+        super()._remove_pending_request_from_indices(pending_request)
+        named = pending_request.metadata.multiplexed_model_id
+        calls = self._pending_requests_by_model_id.pop(named, ())
+        waiting = deque(call for call in calls if call is not pending_request)
+        if waiting:
+            self._pending_requests_by_model_id[named] = waiting
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Hear from Serve which replicas there are."""

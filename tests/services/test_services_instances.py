@@ -1,6 +1,8 @@
 """Calls find the replica that they name: Serve's own router code over fake replicas, handles over a fake of Serve."""
 
 import asyncio
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -85,6 +87,19 @@ async def test_calls_of_one_request_at_once_each_go_where_they_are_to(router):
     async with asyncio.timeout(5):
         chosen = await asyncio.gather(*(router._choose_replica_for_request(call(name)) for name in wanted))
     assert names(chosen) == wanted
+
+
+async def test_nothing_is_kept_of_a_call_that_has_its_replica(router):
+    """Each carries a prompt: Serve's own code keeps those that name a replica, until one is looked for by that name."""
+    made = [call(name, f"request {n}") for n, name in enumerate(["a", "b", "a", ""] * 5)]
+    left = [weakref.ref(each) for each in made]
+    async with asyncio.timeout(5):
+        await asyncio.gather(*map(router._choose_replica_for_request, made))
+        del made
+        while router._routing_tasks:
+            await asyncio.sleep(0)
+    gc.collect()
+    assert [each() for each in left if each() is not None] == []
 
 
 async def test_a_call_that_is_given_up_is_in_nobodys_way(router):
