@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 import ray
@@ -98,6 +99,10 @@ class Stack:
         try:
             await server.serve(sockets=[listener])
         finally:
+            # Once it has stopped, uvicorn passes a Ctrl-C on, which cancels this task where it waits next: here, not
+            # in the middle of what there is still to do.
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
             if self._config.controller.persist:
                 await _persist(controller)
             await serve.shutdown_async()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -66,6 +67,13 @@ class StackUnderTest:
 
     def stop(self) -> bool:
         return self.process.stop()
+
+    def interrupt(self) -> None:
+        """Stop it as Ctrl-C does."""
+        assert self.running is not None
+        process = psutil.Process(self.running.pid)
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
 
     @property
     def url(self) -> str:

@@ -171,10 +171,10 @@ def test_of_a_deleted_document_nothing_is_kept(vllm_stack):
 
 
 def test_a_restart_loses_nothing_that_was_prefilled(vllm_stack):
-    """Not even what only lay in the engine's blocks: an orderly stop has it on disk."""
+    """Not even what only lay in the engine's blocks: an orderly stop has it on disk, and Ctrl-C is one."""
     before = asked_of_archive(vllm_stack, "What is the oldest map?")
     assert cached(asked_of_archive(vllm_stack, "What is the oldest letter?")) > 300
-    vllm_stack.stop()
+    vllm_stack.interrupt()
     vllm_stack.start()
     events = vllm_stack.events(**{**QUESTION, "query": "What is the oldest diary?", "collection": "archive"})
     (resolved,) = [event for event in events if event["type"] == "cache.resolved"]
