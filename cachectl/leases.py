@@ -43,7 +43,8 @@ class Leases:
         """
         grant = self._scheduler.submit(request, self._clock())
         if grant is None:
-            grant = await self._turn(request.query_id)
+            self._handover.look()
+            return await self._turn(request.query_id)
         self._hold(grant)
         return grant
 
@@ -103,6 +104,7 @@ class Leases:
             self.expired += 1
         for query_id in [query_id for query_id, deadline in self._prefilling.items() if deadline <= now]:
             del self._prefilling[query_id]
+            self._handover.over(query_id)
             for grant in self._scheduler.stalled(query_id, now):
                 self._give(grant)
 
@@ -152,9 +154,11 @@ class Leases:
             else:
                 if grant is not None:
                     self._give(grant)
+        self._handover.look()
 
     def check_integrity(self) -> None:
         """Assert that turns are what waits, and deadlines are of leases."""
+        self._handover.check_integrity(set(self._prefilling))
         assert self._prefilling.keys() <= self._deadlines.keys() <= self._scheduler.tree.grants.keys()
         assert len(self._turns) == self._scheduler.queued
         assert not any(turn.done() for turn in self._turns.values())

@@ -231,28 +231,26 @@ class Scheduler:
         """How many seconds after it began a prefill is about to end, by what it should take.
 
         That is two of the engine's steps before the end: one for what prefills differ by, one in which the next has to
-        arrive. Of a short prefill it is the half. None for a query that takes no part of them.
+        arrive. Of a short prefill it is the half. None where nothing could be handed over now.
         """
         work = self._work.get(query_id)
-        if work is None or not work.step_share:
+        if work is None or work.grant is None or not self._may_hand_over(work):
             return None
+        cached = sum([step.tokens for step in work.grant.steps if step.source is not None])
+        seconds = self.tree.prefill_seconds(cached, work.tokens - cached)
         step_s = self.tree.prefill_seconds(work.tokens - work.step_share, work.step_share)
-        return work.seconds - min(_AHEAD_STEPS * step_s, work.seconds / 2)
+        return seconds - min(_AHEAD_STEPS * step_s, seconds / 2)
 
     def hand_over(self, query_id: str, now: float) -> list[Grant]:
         """Give away what a running request takes of its engine's steps, for its first token is due.
 
-        One at a time, and to those that wait: the others do so in their order. The grants of those whose turn that
-        makes it; none for a query that is not prefilled any more.
+        One at a time on an instance, so the others go on waiting in their order. The grants of those whose turn that
+        makes it; none where nothing could be handed over.
         """
         work = self._work.get(query_id)
-        if work is None or work.speculative or not work.step_share:
+        if work is None or not self._may_hand_over(work):
             return []
-        line = self._lines[work.instance]
-        may_start = line.queue and line.has_place() and work.instance not in self.tree.placement.retired
-        if line.due is not None or not may_start:
-            return []
-        line.hand_over(work)
+        self._lines[work.instance].hand_over(work)
         return self._next(work.instance, now)
 
     def stalled(self, query_id: str, now: float) -> list[Grant]:
@@ -486,6 +484,14 @@ class Scheduler:
             grant.overtaken = turn.overtaken
             grants.append(grant)
         return grants
+
+    def _may_hand_over(self, work: Work) -> bool:
+        """Whether somebody waits for what a request takes of its engine's steps, and nobody came in ahead so far."""
+        if work.grant is None or work.speculative or not work.step_share:
+            return False
+        line = self._lines[work.instance]
+        may_start = line.has_place() and work.instance not in self.tree.placement.retired
+        return may_start and bool(line.queue) and line.due is None
 
     def _step_share(self, work: Work, loading: Loading) -> int:
         """Tokens of each step of the engine that a request's prefill will take, 0 where steps have no bound.

@@ -196,25 +196,40 @@ async def test_the_first_token_of_a_long_prefill_lets_the_next_begin():
     await turns.ends("long")
 
 
-async def test_the_next_long_prefill_begins_when_the_one_before_it_is_about_to_end():
+PREFILL_S = 0.06
+"""What five documents of a token each and a question of one take at a hundredth of a second a token."""
+
+
+async def test_each_long_prefill_begins_when_the_one_before_it_is_about_to_end():
+    turns = Turns(max_running=9, engine_step=StepBudget(6, 4), prefill_s=0.01)
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    await turns.runs("0", "abcde")
+    documents = ["fghij", "klmno", "pqrst", "uvwxy", "ABCDE"]
+    waiting = [await turns.waits(str(number), names) for number, names in enumerate(documents, 1)]
+    for number, task in enumerate(waiting):
+        async with asyncio.timeout(5):
+            await task
+        # Two steps of four tokens are more than half of it, which is when at the earliest.
+        assert clock() - began >= PREFILL_S / 2 - 0.002
+        turns.controller.check_integrity()
+        # One at a time: its own part is handed over after the first token of the one before it.
+        await asyncio.sleep(PREFILL_S)
+        assert await turns.load() == (number + 2, len(waiting) - number - 1)
+        began = clock()
+        await turns.controller.prefilled(str(number))
+    for number in range(len(waiting) + 1):
+        await turns.ends(str(number))
+
+
+async def test_who_comes_when_a_first_token_is_due_already_begins_at_once():
     turns = Turns(max_running=9, engine_step=StepBudget(6, 4), prefill_s=0.01)
     await turns.runs("long", "abcde")
-    began = asyncio.get_running_loop().time()
-    waits, next_one = await turns.waits("waits", "fghij"), await turns.waits("next", "klmno")
-    async with asyncio.timeout(5):
-        await waits
-    # Half of what five tokens and the question's one take.
-    assert asyncio.get_running_loop().time() - began >= 0.03 - 0.002
-    # One at a time: its own steps are handed over when it has them, which is when the first one has its first token.
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1):
-            await asyncio.shield(next_one)
-    assert await turns.load() == (2, 1)
-    await turns.controller.prefilled("long")
-    assert not next_one.done()
-    async with asyncio.timeout(5):
-        await next_one
-    for query_id in ("waits", "next", "long"):
+    await asyncio.sleep(PREFILL_S / 2)
+    asked = asyncio.get_running_loop().time()
+    await turns.controller.admit(ask("late", "fghij", tokens=1))
+    assert asyncio.get_running_loop().time() - asked < PREFILL_S / 2
+    for query_id in ("long", "late"):
         await turns.ends(query_id)
 
 
