@@ -20,7 +20,7 @@ from loadtest.soak_report import Soak, problems_of, problems_of_memory, write_so
 LOAD_SHARE = 0.8
 WARM_UP_S, WARM_UP_SHARE = 300.0, 0.2
 _SAMPLE_S = 1.0
-_CAPACITY_S = 20.0
+_CAPACITY_S, _CAPACITY_QUERIES = 20.0, 10
 _ALONE_RATE, _ALONE_S = 0.2, 30.0
 _PATIENCE = 3.0
 """How many times as long as without load an answer may take while the stack keeps up."""
@@ -55,14 +55,21 @@ class Soaking:
         those a stack without a GPU does not keep even then.
         """
         alone = self._begin("alone", _ALONE_RATE, _ALONE_S).results().total
-        if alone.ttft is None or alone.itl is None:
+        if alone.ttft is None:
             raise LoadTestError("the stack answered nothing though nothing else was asked")
         usual = LoadSettings()
+        # Answers of one token have no time between tokens.
+        itl_s = alone.itl.mean if alone.itl is not None else 0.0
         objectives = (
             f"--slo-ttft={max(usual.slo_ttft, _PATIENCE * alone.ttft.p90):.3f}",
-            f"--slo-itl={max(usual.slo_itl, _PATIENCE * alone.itl.mean):.3f}",
+            f"--slo-itl={max(usual.slo_itl, _PATIENCE * itl_s):.3f}",
         )
-        return find_capacity(lambda rate: self._begin(f"capacity-{rate:g}", rate, _CAPACITY_S, *objectives).results())
+
+        def load(rate: float) -> Results:
+            seconds = max(_CAPACITY_S, _CAPACITY_QUERIES / rate)
+            return self._begin(f"capacity-{rate:g}", rate, seconds, *objectives).results()
+
+        return find_capacity(load)
 
     def hold(self, rate: float, seconds: float, processes: StackProcesses) -> Held:
         """Hold the rate; Ctrl-C ends it early, with what there is. Raises LoadTestError."""
