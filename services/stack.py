@@ -11,7 +11,6 @@ from types import FrameType
 import ray
 import structlog
 import uvicorn
-import uvloop
 from ray import serve
 from ray.serve.config import HTTPOptions, ProxyLocation
 
@@ -79,7 +78,7 @@ class Stack:
         self._start_ray()
         serve.start(proxy_location=ProxyLocation.Disabled)
         _deploy(build_parts(self._config))
-        uvloop.run(self._serve(listener))
+        asyncio.run(self._serve(listener))
 
     async def _serve(self, listener: socket.socket) -> None:
         url = _url(listener)

@@ -140,7 +140,9 @@ async def test_it_waits_for_an_engine_that_restarts(in_process, stack: Stack):
     stack.phases.failing["engine_ready"] = EngineNotReady("loading")
     async with in_process(readiness_interval_s=0.005) as served:
         location = await started(served, {"queries": [top(2)]})
-        assert (await served.client.get(location)).json()["status"] == "in_progress"
+        async with asyncio.timeout(5):
+            while (await served.client.get(location)).json()["status"] != "in_progress":
+                await asyncio.sleep(0)
         assert stack.retriever.requests == []
         stack.phases.failing.clear()
         assert (await ended(served, location))["warmed"] == 1
