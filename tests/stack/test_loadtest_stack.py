@@ -40,7 +40,7 @@ def test_a_stack_is_soaked(fake_stack, tmp_path):
     ``make soak`` leaves out the first five and goes on for thirty.
     """
     command = [sys.executable, "-m", "loadtest.soak", "--url", fake_stack.url, "--report-dir", str(tmp_path)]
-    command += ["--minutes", "0.25", "--rate", "4", "--growth-mib", "256"]
+    command += ["--minutes", "0.5", "--rate", "4", "--growth-mib", "256"]
     command += ["--", "--documents", "16", "--document-words", "40", "--max-tokens", "12"]
     command += ["--disconnect-share", "0.2", "--ingest-rate", "1", "--delete-rate", "1"]
     before = processes(fake_stack)
