@@ -51,7 +51,8 @@ async def test_the_same_questions_are_asked_in_both_modes(result, steps):
     assert [row.search_ratio for row in result.rows] == [0.25, 1.0]
     for row in result.rows:
         assert row.non_overlapped_ms.off == pytest.approx(row.search_ms), "nothing overlaps without speculation"
-        assert 0 < row.non_overlapped_ms.on <= row.search_ms * row.search_slowdown
+        # The slowdown is a quotient: multiplied out again, it may be off by a rounding.
+        assert 0 < row.non_overlapped_ms.on <= row.search_ms * row.search_slowdown * (1 + 1e-9)
         assert row.non_overlapped_ratio == row.non_overlapped_ms.off / row.non_overlapped_ms.on
         assert row.ttft_ratio == row.ttft_ms.off / row.ttft_ms.on
         assert 0 <= row.confirmed <= 1
