@@ -75,6 +75,7 @@ def deployment_options(config: Config, name: str) -> dict[str, object]:
             "min_replicas": placement.min_replicas,
             "max_replicas": placement.max_replicas,
             "target_ongoing_requests": placement.target_ongoing_requests,
+            "look_back_period_s": placement.look_back_s,
             "upscale_delay_s": placement.upscale_delay_s,
             "downscale_delay_s": placement.downscale_delay_s,
         }

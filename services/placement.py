@@ -30,6 +30,9 @@ class ReplicaSettings(PlacementSettings):
         gt=0,
         description="Calls under way for each replica beyond which another is started; queries that wait are none.",
     )
+    look_back_s: float = Field(
+        30.0, gt=10, description="Over how long calls under way are averaged; Ray Serve counts them every ten seconds."
+    )
     upscale_delay_s: float = Field(30.0, ge=0, description="How long load must last before replicas are added.")
     downscale_delay_s: float = Field(600.0, ge=0, description="How long there must be less before some are removed.")
 

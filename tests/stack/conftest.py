@@ -1,5 +1,8 @@
 """One stack a session of each kind: real Ray, Serve, Faiss and embedder; the engine a fake, or a real vLLM."""
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
 import pytest
 from redis_server import RedisServer
 from stacks import FAKE, FREEDONIA, SYLVANIA, StackUnderTest
@@ -15,9 +18,9 @@ VLLM = {
 }
 
 
-@pytest.fixture(scope="session")
-def start_stack(tmp_path_factory):
-    """Starts stacks, and stops at the end of the session what still runs."""
+@contextmanager
+def starting(tmp_path_factory):
+    """Starts stacks, and stops at the end what still runs."""
     started: list[StackUnderTest] = []
 
     def start(environment, name):
@@ -27,13 +30,27 @@ def start_stack(tmp_path_factory):
         return stack
 
     yield start
-    for stack in started:
-        stack.stop()
+    with ThreadPoolExecutor() as stopping:
+        list(stopping.map(StackUnderTest.stop, started))
 
 
 @pytest.fixture(scope="session")
-def fake_stack(start_stack):
-    stack = start_stack(FAKE, "fake")
+def start_shared_stack(tmp_path_factory):
+    """Starts stacks for the whole session."""
+    with starting(tmp_path_factory) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def start_stack(tmp_path_factory):
+    """Starts stacks for a module; one that idles any longer slows down everybody else's tests."""
+    with starting(tmp_path_factory) as start:
+        yield start
+
+
+@pytest.fixture(scope="session")
+def fake_stack(start_shared_stack):
+    stack = start_shared_stack(FAKE, "fake")
     stack.ingest("countries", {"freedonia": FREEDONIA, "sylvania": SYLVANIA})
     return stack
 
@@ -46,7 +63,7 @@ def shared_redis():
 
 
 @pytest.fixture(scope="session")
-def vllm_stack(start_stack, shared_redis):
-    stack = start_stack({**VLLM, "RAGTREE_REDIS__URL": shared_redis.url}, "vllm")
+def vllm_stack(start_shared_stack, shared_redis):
+    stack = start_shared_stack({**VLLM, "RAGTREE_REDIS__URL": shared_redis.url}, "vllm")
     stack.ingest("countries", {"freedonia": FREEDONIA, "sylvania": SYLVANIA})
     return stack

@@ -29,12 +29,15 @@ BREATHING = {
     "RAGTREE_SERVING__GENERATOR__MIN_REPLICAS": "1",
     "RAGTREE_SERVING__GENERATOR__MAX_REPLICAS": "2",
     "RAGTREE_SERVING__GENERATOR__TARGET_ONGOING_REQUESTS": "1",
+    "RAGTREE_SERVING__GENERATOR__LOOK_BACK_S": "10.5",
     "RAGTREE_SERVING__GENERATOR__UPSCALE_DELAY_S": "0",
     "RAGTREE_SERVING__GENERATOR__DOWNSCALE_DELAY_S": "1",
+    # Ray Serve's own: it would hear of load only every ten seconds.
+    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
 }
 STREAMS = 4
-# Forty seconds of answer: Serve hears of load every ten, takes its mean over thirty, and a replica has to start.
-LONGER = {**LONG, "max_tokens": 120}
+# Half a minute of answer: Serve takes the mean of the load over ten seconds, and a replica has to start.
+LONGER = {**LONG, "max_tokens": 90}
 
 RESCALE = """
 import sys

@@ -42,6 +42,7 @@ applications:
       {{- if gt (dig "max_replicas" 1 .of | int) (dig "min_replicas" 1 .of | int) }}
       autoscaling_config:
         {{- pick .of "min_replicas" "max_replicas" "target_ongoing_requests" "upscale_delay_s" "downscale_delay_s" | toYaml | nindent 8 }}
+        look_back_period_s: {{ .of.look_back_s }}
       {{- else }}
       num_replicas: {{ dig "min_replicas" 1 .of }}
       {{- end }}
