@@ -100,9 +100,7 @@ class Line:
         return self.running < self._max_running
 
     def fits(self, step_share: int) -> bool:
-        """Whether a request could start that takes so many tokens of each step; alone it takes what there is."""
-        if not self.has_place():
-            return False
+        """Whether the step has room for a request that takes so many of its tokens; alone it takes what there is."""
         return self._step is None or not self.step_tokens or self.step_tokens + step_share <= self._step.tokens
 
     def fits_beside_all(self, step_share: int) -> bool:

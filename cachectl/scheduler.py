@@ -475,7 +475,7 @@ class Scheduler:
     def _next(self, instance: str, now: float) -> list[Grant]:
         line = self._lines[instance]
         grants: list[Grant] = []
-        while instance not in self.tree.placement.retired and line.has_place():
+        while self._has_place(instance):
             turn = line.queue.pop(self._fits_now)
             if turn is None:
                 break
@@ -490,8 +490,7 @@ class Scheduler:
         if work.grant is None or work.speculative or not work.step_share:
             return False
         line = self._lines[work.instance]
-        may_start = line.has_place() and work.instance not in self.tree.placement.retired
-        return may_start and bool(line.queue) and line.due is None
+        return self._has_place(work.instance) and bool(line.queue) and line.due is None
 
     def _step_share(self, work: Work, loading: Loading) -> int:
         """Tokens of each step of the engine that a request's prefill will take, 0 where steps have no bound.
@@ -515,9 +514,13 @@ class Scheduler:
             return self._lines
         return {instance: line for instance, line in self._lines.items() if instance not in retired}
 
+    def _has_place(self, instance: str) -> bool:
+        """Whether an instance is given requests, and works on fewer than it may."""
+        return instance not in self.tree.placement.retired and self._lines[instance].has_place()
+
     def _fits(self, instance: str, step_share: int) -> bool:
         """Whether a request could start on an instance that takes so many tokens of each step."""
-        return instance not in self.tree.placement.retired and self._lines[instance].fits(step_share)
+        return self._has_place(instance) and self._lines[instance].fits(step_share)
 
     def _fits_now(self, query_id: str) -> bool:
         """Whether a request that waits could start, as the tree is now, and is not being prepared."""
