@@ -26,7 +26,7 @@ from protocol.documents import UNFINISHED
 from protocol.errors import InternalError
 from protocol.parts import PromptLayout, Retriever
 from protocol.plans import PrefillPlan
-from protocol.prompts import ChatMessage
+from protocol.prompts import ChatMessage, Prompt
 from protocol.retrieval import SearchRequest
 
 _DECODING_ROUNDS = 4
@@ -115,7 +115,8 @@ class OverheadBenchmark:
         self._collection = collection
         self._top_k = top_k
         self._max_tokens = max_tokens
-        self._prompt_tokens: list[int] = []
+        # Of each question's prompt.
+        self._prompt_tokens: dict[str, int] = {}
 
     async def run(
         self, samples: dict[int, int], corpus: SyntheticCorpus, progress: Callable[[int], None]
@@ -145,7 +146,7 @@ class OverheadBenchmark:
             rows[str(streams)] = _row(streams, (stack, engine), (stack_again, engine_again))
         first = next(iter(rows.values()))
         return OverheadResult(
-            prompt_tokens_p50=percentile(self._prompt_tokens, 50),
+            prompt_tokens_p50=percentile(list(self._prompt_tokens.values()), 50),
             p50_overhead_ms=first.p50_overhead_ms,
             p99_overhead_ms=first.p99_overhead_ms,
             p50_overhead_share=first.p50_overhead_share,
@@ -156,8 +157,12 @@ class OverheadBenchmark:
     async def _pair(
         self, questions: list[str], stack_first: bool, max_tokens: int
     ) -> tuple[list[StreamTiming], list[StreamTiming]]:
-        plans = [await self._plan(question, max_tokens) for question in questions]
-        self._prompt_tokens += [plan.prompt.token_count for plan in plans]
+        prompts = {question: await self._prompt(question, max_tokens) for question in dict.fromkeys(questions)}
+        self._prompt_tokens |= {question: prompt.token_count for question, prompt in prompts.items()}
+        plans = [
+            PrefillPlan(f"bench-{time.monotonic_ns()}", "", "bench-overhead", prompts[question])
+            for question in questions
+        ]
 
         def by_stack() -> Awaitable[list[StreamTiming]]:
             return asyncio.gather(*(self._through_stack(question, max_tokens) for question in questions))
@@ -170,13 +175,12 @@ class OverheadBenchmark:
         engine = await by_engine()
         return await by_stack(), engine
 
-    async def _plan(self, question: str, max_tokens: int) -> PrefillPlan:
+    async def _prompt(self, question: str, max_tokens: int) -> Prompt:
         """The very prompt that the stack makes of this question."""
         request = SearchRequest(self._tenant, self._collection, question, self._top_k)
         async for candidates in self._retriever.search(request):
             if candidates.final:
-                prompt = self._layout.lay_out([ChatMessage("user", question)], candidates.docs, max_tokens)
-                return PrefillPlan(f"bench-{time.monotonic_ns()}", "", "bench-overhead", prompt)
+                return self._layout.lay_out([ChatMessage("user", question)], candidates.docs, max_tokens)
         raise InternalError("the search ended without its final documents")
 
     async def _through_stack(self, question: str, max_tokens: int) -> StreamTiming:
