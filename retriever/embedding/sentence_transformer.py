@@ -12,6 +12,9 @@ from protocol.errors import ConfigError
 from retriever.embedding.base import Vector, unit_rows
 from retriever.settings import SentenceTransformerSettings
 
+_QUESTION_TOKENS = 16
+"""In bfloat16 questions are padded to a multiple of this: kernels are made for each length, when it first comes."""
+
 _WEIGHTS_AND_CONFIG = ("*.json", "*.txt", "*.safetensors", "*.bin")
 
 
@@ -27,7 +30,8 @@ class SentenceTransformerEmbedder:
         # A model folder is called by its own name: its path is nobody's business.
         self.name = _public_name(settings.model)
         self._batch_tokens = settings.batch_tokens
-        self._model = _load(name, settings)
+        dtype = _fastest_dtype(settings.device) if settings.dtype == "auto" else settings.dtype
+        self._model = _load(name, settings, dtype)
         dimension = self._model.get_embedding_dimension()
         if not dimension:
             raise ConfigError(f"{name} does not say how long its vectors are")
@@ -40,12 +44,18 @@ class SentenceTransformerEmbedder:
         self.max_tokens = sequence - self.tokenizer.num_special_tokens_to_add(is_pair=False) - prompt_tokens
         # The dtype is left out: its vectors differ by less than neighbours do, and a store may move between machines.
         self.fingerprint = f"sentence-transformers:{_weights_hash(name, settings.revision)}:{sequence}"
-        # The library sets its tokenizer up on the first call, which must not happen in two threads at once.
-        self.embed_query("warm up")
+        # No further than the model's positions reach.
+        pads = dtype == "bfloat16" and sequence % _QUESTION_TOKENS == 0
+        self._padding = {"pad_to_multiple_of": _QUESTION_TOKENS} if pads else {}
+        # The library sets its tokenizer up on the first call, which must not happen in two threads at once; and usual
+        # lengths of questions are to have been seen.
+        for words in range(1, 4 * _QUESTION_TOKENS, _QUESTION_TOKENS):
+            self.embed_query("word " * words)
 
     def embed_query(self, text: str) -> Vector:
         """The vector of a question, [dimension]."""
-        vector = self._model.encode_query(text, show_progress_bar=False)
+        padding = {"text": self._padding}
+        vector = self._model.encode_query(text, show_progress_bar=False, processing_kwargs=padding)
         return unit_rows(np.asarray(vector, np.float32)[None]).reshape(self.dimension)
 
     def embed_documents(self, texts: Sequence[str]) -> Vector:
@@ -81,8 +91,7 @@ def _shipped_model() -> str:
     return str(get_model_path())
 
 
-def _load(name: str, settings: SentenceTransformerSettings) -> SentenceTransformer:
-    dtype = _fastest_dtype(settings.device) if settings.dtype == "auto" else settings.dtype
+def _load(name: str, settings: SentenceTransformerSettings, dtype: str) -> SentenceTransformer:
     try:
         return SentenceTransformer(
             name, device=settings.device, revision=settings.revision, model_kwargs={"dtype": dtype}

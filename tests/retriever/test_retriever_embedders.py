@@ -108,6 +108,12 @@ def test_a_question_is_nearest_to_its_answer(embedder):
         assert int(np.argmax(vectors @ embedder.embed_query(question))) == answer
 
 
+def test_a_question_of_any_length_has_the_vector_of_the_same_words_in_a_document(embedder):
+    for words in (1, 13, 14, 15, 40):
+        text = "the largest city " * words
+        assert float(embedder.embed_query(text) @ embedder.embed_documents([text])[0]) > 0.999
+
+
 def test_tokenizer_neither_cuts_nor_pads(embedder):
     long = "word " * (embedder.max_tokens + 100)
     assert len(embedder.tokenizer.encode(long, add_special_tokens=False).ids) >= embedder.max_tokens + 100
