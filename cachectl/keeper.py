@@ -4,12 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import structlog
-
 from cachectl.controller import Controller
 from cachectl.recollection import NOTHING_RECOLLECTED, StateStore
-
-log = structlog.get_logger(__name__)
+from protocol.repeating import repeated
 
 
 class Keeper:
@@ -38,17 +35,5 @@ class Keeper:
     @asynccontextmanager
     async def keeping(self) -> AsyncIterator[None]:
         """Keep it at every interval for as long as the context is open."""
-        task = asyncio.create_task(self._go_on())
-        try:
+        async with repeated(self.keep, self._interval_s):
             yield
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
-
-    async def _go_on(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_s)
-            try:
-                await self.keep()
-            except Exception:
-                log.exception("the controller's state was not kept")

@@ -11,18 +11,14 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-import structlog
-
 from gateway.auth import namespace_of
 from gateway.deadline import Deadline
-from gateway.repeating import repeated
 from gateway.settings import GatewaySettings
 from protocol.cache import DocumentDeletion
 from protocol.documents import Orphan
 from protocol.errors import UnknownDocument
 from protocol.parts import Controller, Retriever
-
-log = structlog.get_logger(__name__)
+from protocol.repeating import repeated
 
 _AT_ONCE = 1000
 _LONGEST_PAUSE_S = 30.0
@@ -59,15 +55,9 @@ class Forgetting:
     @asynccontextmanager
     async def sweeping(self) -> AsyncIterator[None]:
         """Sweep every now and then for as long as the context is open."""
-        async with repeated(self._try_to_sweep, min(self._timeout_s, _LONGEST_PAUSE_S)):
+        # What could not be dropped stays noted, and the parts come back.
+        async with repeated(self.sweep, min(self._timeout_s, _LONGEST_PAUSE_S)):
             yield
-
-    async def _try_to_sweep(self) -> None:
-        try:
-            await self.sweep()
-        except Exception as error:
-            # They stay noted, and the parts come back.
-            log.info("orphans_not_swept", error=repr(error))
 
     async def _drop(self, orphans: Sequence[Orphan]) -> None:
         contents: dict[str, list[str]] = defaultdict(list)

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Awaitable
 
 import structlog
 
-from gateway.repeating import repeated
 from protocol.errors import EngineDied, EngineNotReady, RagtreeError, RetrieverNotReady, Unavailable
 from protocol.generation import EngineInfo
 from protocol.parts import Controller, Generator, Retriever
+from protocol.repeating import repeated
 
 log = structlog.get_logger(__name__)
 

@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from gateway.repeating import repeated
+from protocol.repeating import repeated
 from services.redis.metrics import RedisMetrics
 from services.redis.settings import RedisSettings
 
