@@ -351,11 +351,12 @@ class Controller:
             instances=tuple(InstanceLoad(*load, load[0] in self.retired) for load in self._scheduler.loads()),
         )
 
-    async def tree(self, depth: int) -> TreeView:
-        """The knowledge tree down to ``depth`` documents. Raises InvalidRequest for a negative depth."""
-        if depth < 0:
-            raise InvalidRequest(f"a depth is not negative: {depth}", param="depth")
-        view = tree_view(self._tree, depth)
+    async def tree(self, depth: int, limit: int) -> TreeView:
+        """The knowledge tree down to ``depth`` documents, ``limit`` nodes of it. Raises InvalidRequest."""
+        for name, number in (("depth", depth), ("limit", limit)):
+            if number < 0:
+                raise InvalidRequest(f"a {name} is not negative: {number}", param=name)
+        view = tree_view(self._tree, depth, limit)
         plain = {namespace.removeprefix(self._prefix): nodes for namespace, nodes in view.namespaces.items()}
         return msgspec.structs.replace(view, namespaces=plain)
 

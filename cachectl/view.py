@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+from itertools import count
 from typing import TYPE_CHECKING
 
 from protocol.cache import TierStats, TreeNode, TreeView
@@ -29,23 +31,49 @@ def tier_stats(tree: KnowledgeTree) -> tuple[TierStats, ...]:
     )
 
 
-def tree_view(tree: KnowledgeTree, depth: int) -> TreeView:
-    """The tree down to ``depth`` documents, the most used first among siblings."""
+def tree_view(tree: KnowledgeTree, depth: int, limit: int) -> TreeView:
+    """The tree down to ``depth`` documents, ``limit`` nodes at most: the most used, which come first among siblings."""
+    shown = _most_used(tree, depth, limit)
     return TreeView(
-        namespaces={namespace: _children(root, depth, tree.tick) for namespace, root in sorted(tree.roots.items())},
+        namespaces={namespace: _children(root, shown, tree.tick) for namespace, root in sorted(tree.roots.items())},
         nodes=len(tree.nodes),
         tiers=tier_stats(tree),
     )
 
 
-def _children(node: Node, depth: int, tick: int) -> tuple[TreeNode, ...]:
-    if not depth:
-        return ()
-    children = sorted(node.children.values(), key=lambda child: (-child.frequency, child.content))
-    return tuple(_view(child, depth - 1, tick) for child in children)
+def _most_used(tree: KnowledgeTree, depth: int, limit: int) -> set[bytes]:
+    """The keys of the nodes that are shown: the most used of those whose parents are."""
+    shown: set[bytes] = set()
+    # Numbered, so that nodes themselves are never compared.
+    numbers = count()
+    waiting: list[tuple[tuple[float, str], int, int, Node]] = []
+
+    def reach(node: Node, left: int) -> None:
+        if left:
+            # Of a tree's hundred thousand first documents, not more than could be shown.
+            for child in heapq.nsmallest(limit, node.children.values(), key=_order):
+                heapq.heappush(waiting, (_order(child), next(numbers), left - 1, child))
+
+    for root in tree.roots.values():
+        reach(root, depth)
+    while waiting and len(shown) < limit:
+        *_, left, node = heapq.heappop(waiting)
+        shown.add(node.key)
+        reach(node, left)
+    return shown
 
 
-def _view(node: Node, depth: int, tick: int) -> TreeNode:
+def _order(node: Node) -> tuple[float, str]:
+    return -node.frequency, node.content
+
+
+def _children(node: Node, shown: set[bytes], tick: int) -> tuple[TreeNode, ...]:
+    children = [child for child in node.children.values() if child.key in shown]
+    return tuple(_view(child, shown, tick) for child in sorted(children, key=_order))
+
+
+def _view(node: Node, shown: set[bytes], tick: int) -> TreeNode:
+    children = _children(node, shown, tick)
     return TreeNode(
         key=node.key.hex(),
         content=node.content,
@@ -55,8 +83,8 @@ def _view(node: Node, depth: int, tick: int) -> TreeNode:
         requests_ago=tick - node.last_access,
         locked=node.locks > 0,
         pinned=node.pins > 0,
-        children=_children(node, depth, tick),
-        hidden=0 if depth else len(node.children),
+        children=children,
+        hidden=len(node.children) - len(children),
     )
 
 

@@ -143,8 +143,11 @@ class Controller(Protocol):
     async def persist(self) -> None:
         """Have on disk what is kept anywhere, as far as there is room: before everything stops."""
 
-    async def tree(self, depth: int) -> TreeView:
-        """The knowledge tree down to ``depth`` documents; reads only. Raises InvalidRequest for a negative depth."""
+    async def tree(self, depth: int, limit: int) -> TreeView:
+        """The knowledge tree down to ``depth`` documents, and of those the ``limit`` most used; reads only.
+
+        Raises InvalidRequest for a negative number.
+        """
 
     async def stats(self) -> ControllerStats:
         """Counters and gauges; reads only."""

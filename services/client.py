@@ -115,9 +115,9 @@ class StackClient:
         """What the cache's tiers hold."""
         return self._call("GET", f"{_CACHE}/stats")
 
-    def cache_tree(self, depth: int) -> dict[str, Any]:
-        """The knowledge tree down to a depth, in documents."""
-        return self._call("GET", f"{_CACHE}/tree", params={"depth": depth})
+    def cache_tree(self, depth: int, limit: int) -> dict[str, Any]:
+        """The ``limit`` most used nodes of the knowledge tree, down to a depth in documents."""
+        return self._call("GET", f"{_CACHE}/tree", params={"depth": depth, "limit": limit})
 
     def warm_cache(self, body: dict[str, Any]) -> dict[str, Any]:
         """Begin to bring past queries' documents into the cache; the job that does it."""

@@ -252,9 +252,9 @@ class ControllerHandle:
         dropped: int = await self._part.call("clear")
         return dropped
 
-    async def tree(self, depth: int) -> TreeView:
+    async def tree(self, depth: int, limit: int) -> TreeView:
         """The knowledge tree."""
-        view: TreeView = await self._part.call("tree", depth)
+        view: TreeView = await self._part.call("tree", depth, limit)
         return view
 
     async def stats(self) -> ControllerStats:

@@ -12,6 +12,9 @@ import { chooseTheme } from "./theme.js";
 import { Tree } from "./tree.js";
 
 const CACHE = "v1/admin/cache";
+// Of a large tree its front, which is what most requests use.
+const MOST_NODES = 3000;
+const DEPTH = 128;
 
 chooseTheme();
 const tree = new Tree();
@@ -19,12 +22,11 @@ const charts = new Charts();
 const gantt = new Gantt();
 const readiness = byId("readiness");
 const liveNote = byId("live-note");
-let depth = 2;
 
 const live = new Live(async () => {
   if (readiness.dataset.ready === "no") greet();
   try {
-    const shown = await lookAtTree();
+    const shown = await json(`${CACHE}/tree?depth=${DEPTH}&limit=${MOST_NODES}`, { admin: true });
     const report = await json(`${CACHE}/activity`, { admin: true });
     for (const part of document.querySelectorAll(".looked-at")) part.hidden = false;
     tree.show(shown);
@@ -47,14 +49,6 @@ const ask = new Ask(new Answer(), apiKey, (timeline) => {
   else greet();
   live.again();
 });
-
-/** The tree as deep as its size allows: of a large one the front, which is what most requests use. */
-async function lookAtTree() {
-  const shown = await json(`${CACHE}/tree?depth=${depth}`, { admin: true });
-  const before = depth;
-  depth = shown.nodes <= 3000 ? 8 : shown.nodes <= 30000 ? 3 : 2;
-  return depth > before ? json(`${CACHE}/tree?depth=${depth}`, { admin: true }) : shown;
-}
 
 async function open() {
   ask.open();

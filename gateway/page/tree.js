@@ -59,7 +59,7 @@ export class Tree {
     const words = [`${count(tree.nodes)} ${tree.nodes === 1 ? "node" : "nodes"}.`];
     if (!tree.tiers.length) words.push("The engine keeps no KV outside of its own cache, so there is none to show.");
     else if (!tree.nodes) words.push("The first answer puts its documents here.");
-    if (hidden > 0) words.push(`${count(hidden)} of them are further down than is shown.`);
+    if (hidden > 0) words.push(`${count(hidden)} of them are used less than those shown.`);
     const bounded = [...this.maps.values()].some(({ left }) => left > 0);
     if (bounded) words.push(`Each tier shows its ${MOST_CELLS} largest.`);
     this.note.textContent = words.join(" ");

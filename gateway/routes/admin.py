@@ -24,7 +24,7 @@ from protocol.errors import UnsupportedMediaType
 
 router = APIRouter(prefix="/v1/admin/cache", tags=["admin"])
 
-DEEPEST = 128
+DEEPEST, MOST_NODES = 128, 10_000
 
 TenantQuery = Annotated[TenantName | None, Query(description="Whose documents; by default the administrator's own.")]
 _WARM: dict[str, Any] = {
@@ -51,10 +51,11 @@ async def cache_tree(
     _administrator: AdminDep,
     gateway: GatewayDep,
     depth: Annotated[int, Query(ge=0, le=DEEPEST, description="How many documents deep.")] = 2,
+    limit: Annotated[int, Query(ge=0, le=MOST_NODES, description="How many nodes at most: the most used.")] = 1000,
 ) -> Response:
     """The knowledge tree by namespace, the most used documents first."""
     gateway.readiness.require_parts()
-    return json_response(CacheTree.of(await gateway.controller.tree(depth), gateway.recent_documents))
+    return json_response(CacheTree.of(await gateway.controller.tree(depth, limit), gateway.recent_documents))
 
 
 @router.get("/activity", responses={200: json_reply(ActivityReport, "The last minutes."), **errors(401, 403, 500)})

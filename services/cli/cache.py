@@ -71,20 +71,22 @@ def stats(url: UrlOption = None, admin_key: AdminKeyOption = None, as_json: Json
 @app.command()
 def tree(
     depth: Annotated[int, typer.Option(min=0, help="How many documents deep.")] = 2,
+    limit: Annotated[int, typer.Option(min=0, help="How many nodes at most: the most used.")] = 1000,
     url: UrlOption = None,
     admin_key: AdminKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Draw the knowledge tree, the most used documents first."""
-    view = _connect(url, admin_key).cache_tree(depth)
+    view = _connect(url, admin_key).cache_tree(depth, limit)
     if as_json:
         print(json.dumps(view))
         return
+    shown = 0
     for namespace, nodes in view["namespaces"].items():
         drawn = Tree(f"namespace {namespace}")
-        _draw(drawn, nodes)
+        shown += _draw(drawn, nodes)
         results.print(drawn, highlight=False)
-    results.print(f"{view['nodes']} nodes in all", highlight=False)
+    results.print(f"{shown} of {view['nodes']} nodes", highlight=False)
 
 
 @app.command()
@@ -196,11 +198,14 @@ def _followed(client: StackClient, job: dict[str, Any]) -> dict[str, Any]:
             job = client.warm_up(job["job_id"])
 
 
-def _draw(drawn: Tree, nodes: list[dict[str, Any]]) -> None:
+def _draw(drawn: Tree, nodes: list[dict[str, Any]]) -> int:
+    """Add nodes to a drawing with all that is told of what lies behind them; how many there are."""
+    shown = len(nodes)
     for node in nodes:
         marks = [mark for mark in ("pinned", "locked") if node[mark]]
         where = ", ".join([*node["places"], *marks]) or "nowhere"
         branch = drawn.add(f"{node['content'][:12]}  {node['tokens']} tokens  used {node['frequency']:g}x  {where}")
-        _draw(branch, node["children"])
+        shown += _draw(branch, node["children"])
         if node["hidden"]:
             branch.add(f"and {node['hidden']} more below")
+    return shown

@@ -86,9 +86,9 @@ class ControllerDeployment:
         """Have on disk what is kept anywhere."""
         await self._controller.persist()
 
-    async def tree(self, depth: int) -> TreeView:
+    async def tree(self, depth: int, limit: int) -> TreeView:
         """The knowledge tree."""
-        return await self._controller.tree(depth)
+        return await self._controller.tree(depth, limit)
 
     async def stats(self) -> ControllerStats:
         """Counters and gauges."""

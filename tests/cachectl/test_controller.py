@@ -76,7 +76,7 @@ async def used(controller: Controller) -> dict[tuple[Tier, str | None], int]:
 
 async def state(controller: Controller) -> object:
     """All that can be seen of a controller."""
-    return await controller.stats(), await controller.tree(99)
+    return await controller.stats(), await controller.tree(99, 1000)
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ async def test_a_prompt_without_documents_has_a_plan_without_nodes(controller, p
     plan = await controller.admit(AdmissionRequest("query", "tenant", prompt, searched_at=0.0))
     assert plan.nodes == ()
     await controller.complete(report("query"))
-    assert (await controller.tree(9)).namespaces == {}
+    assert (await controller.tree(9, 1000)).namespaces == {}
 
 
 async def test_the_same_documents_are_cached_once_the_first_query_has_completed_and_not_before(build):
@@ -198,11 +198,11 @@ async def test_without_a_cache_plans_are_made_all_the_same(build, settings):
 
 @pytest.mark.parametrize("outcome", [PlanOutcome.FAILED, PlanOutcome.CANCELLED])
 async def test_what_ended_before_its_first_token_leaves_nothing(controller, outcome):
-    before = await controller.tree(9)
+    before = await controller.tree(9, 1000)
     await controller.admit(ask("query", "ab"))
     assert await used(controller) == {(GPU, "one"): 20}
     await controller.complete(report("query", outcome, computed=0))
-    assert await controller.tree(9) == before
+    assert await controller.tree(9, 1000) == before
     assert await used(controller) == {(GPU, "one"): 0}
 
 
@@ -265,17 +265,17 @@ async def test_reports_are_counted_by_outcome_and_tokens(build):
 
 async def test_a_lost_lease_expires_and_frees_all_that_it_held(controller, clock):
     await fill(controller, "a")
-    before = (await controller.tree(9)).namespaces["tenant"][0]
+    before = (await controller.tree(9, 1000)).namespaces["tenant"][0]
     await controller.admit(ask("lost", "ab"))
     clock.now = LEASE_S - 0.1
     controller.expire_leases()
     assert (await controller.stats()).running == 1
-    assert (await controller.tree(9)).namespaces["tenant"][0].locked
+    assert (await controller.tree(9, 1000)).namespaces["tenant"][0].locked
     clock.now = LEASE_S
     controller.expire_leases()
     stats = await controller.stats()
     assert (stats.expired, stats.running) == (1, 0)
-    after = (await controller.tree(9)).namespaces["tenant"][0]
+    after = (await controller.tree(9, 1000)).namespaces["tenant"][0]
     assert (after.locked, after.children) == (before.locked, before.children) == (False, ())
     assert await used(controller) == {(GPU, "one"): TOKENS}
 
@@ -333,13 +333,13 @@ async def test_a_report_that_comes_after_its_lease_is_refused_and_counts_nothing
 async def test_overload_is_refused_at_once_and_counted(controller):
     await controller.admit(ask("runs"))
     task = await waiting(controller, ask("waits"))
-    before = await controller.tree(9)
+    before = await controller.tree(9, 1000)
     for query_id in "ab":
         with pytest.raises(Overloaded, match="1 queries are running and 1 waiting"):
             await controller.admit(ask(query_id, "a"))
     stats = await controller.stats()
     assert (stats.rejected, stats.running, stats.queued) == (2, 1, 1)
-    assert await controller.tree(9) == before
+    assert await controller.tree(9, 1000) == before
     await controller.complete(report("runs"))
     await task
 
@@ -502,7 +502,7 @@ async def test_a_pin_keeps_the_whole_path(build):
     await controller.pin(path("ab"))
     await fill(controller, "c", "d", "e", "c", "d")
     assert await cached(controller, "ab") == [GPU, GPU]
-    [first] = [node for node in (await controller.tree(1)).namespaces["tenant"] if node.content == "a"]
+    [first] = [node for node in (await controller.tree(1, 1000)).namespaces["tenant"] if node.content == "a"]
     assert first.pinned
     assert (await controller.stats()).tiers[0].pinned_tokens == 20
 
@@ -589,7 +589,7 @@ async def test_a_deleted_document_goes_with_all_that_stands_behind_it(controller
 async def test_all_chunks_of_a_document_are_deleted_and_counted_once(controller):
     await fill(controller, "abc", "bd")
     assert await controller.delete_document(DocumentDeletion(("a", "b", "c"))) == 5
-    assert (await controller.tree(9)).namespaces == {}
+    assert (await controller.tree(9, 1000)).namespaces == {}
 
 
 async def test_a_document_is_deleted_in_one_namespace_or_in_all(controller):
@@ -598,7 +598,7 @@ async def test_a_document_is_deleted_in_one_namespace_or_in_all(controller):
         await controller.complete(report("fill"))
     assert await controller.delete_document(DocumentDeletion(("a",), "nobody")) == 0
     assert await controller.delete_document(DocumentDeletion(("a",), "other")) == 1
-    assert list((await controller.tree(1)).namespaces) == ["tenant", "third"]
+    assert list((await controller.tree(1, 1000)).namespaces) == ["tenant", "third"]
     assert await controller.delete_document(DocumentDeletion(("a",))) == 2
 
 
@@ -618,7 +618,7 @@ async def test_a_plan_on_a_document_that_is_deleted_goes_on_and_leaves_nothing(b
     assert sources(await controller.admit(ask("next", "a"))) == [None]
     await controller.complete(report("next", PlanOutcome.CANCELLED, computed=0))
     await controller.complete(report("query"))
-    assert (await controller.tree(9)).namespaces == {}
+    assert (await controller.tree(9, 1000)).namespaces == {}
     assert await used(controller) == {(GPU, "one"): 0}
 
 
@@ -627,7 +627,7 @@ async def test_clearing_drops_everything_even_pins(build):
     await fill(controller, "ab", "c", system="s")
     await controller.pin(path("sa"))
     assert await controller.clear() == 4
-    assert (await controller.tree(9)).namespaces == {}
+    assert (await controller.tree(9, 1000)).namespaces == {}
     assert set((await used(controller)).values()) == {0}
     assert await controller.clear() == 0
     assert await cached(controller, "ab", system="s") == [None, None, None]
@@ -741,7 +741,7 @@ async def test_tiers_without_room_are_not_told(build):
 @pytest.mark.parametrize(("depth", "seen", "hidden"), [(0, "", 0), (1, "a", 2), (2, "abc", 0), (9, "abc", 0)])
 async def test_the_tree_is_shown_down_to_a_depth(controller, depth, seen, hidden):
     await fill(controller, "ab", "ac", "ac")
-    view = await controller.tree(depth)
+    view = await controller.tree(depth, 1000)
     assert view.nodes == 3
     shown = list(view.namespaces["tenant"])
     for node in shown:
@@ -757,7 +757,7 @@ async def test_a_node_is_shown_with_its_places_and_its_uses(build):
     await controller.pin(path("a"))
     await fill(controller, "x")
     await controller.admit(ask("query", "ab"))
-    view = await controller.tree(9)
+    view = await controller.tree(9, 1000)
     [first, second] = view.namespaces["tenant"]
     assert (first.key, first.content, first.tokens, first.places) == (key("a"), "a", TOKENS, ("gpu@one", "host"))
     assert (first.frequency, first.requests_ago, first.locked, first.pinned) == (2.0, 0, True, True)
@@ -767,11 +767,11 @@ async def test_a_node_is_shown_with_its_places_and_its_uses(build):
     assert view.tiers == (await controller.stats()).tiers
 
 
-@pytest.mark.parametrize("depth", [-1, -99])
-async def test_a_negative_depth_is_refused(controller, depth):
+@pytest.mark.parametrize(("depth", "limit", "param"), [(-1, 1000, "depth"), (-99, -1, "depth"), (9, -1, "limit")])
+async def test_a_negative_depth_or_limit_is_refused(controller, depth, limit, param):
     with pytest.raises(InvalidRequest) as caught:
-        await controller.tree(depth)
-    assert caught.value.param == "depth"
+        await controller.tree(depth, limit)
+    assert caught.value.param == param
 
 
 async def test_a_controller_is_ready(controller):

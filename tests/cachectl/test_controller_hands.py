@@ -145,11 +145,11 @@ async def test_a_copy_that_could_not_be_made_is_not_planned(build, engines):
     controller = build(gpu=TOKENS, host=100, swap="write_through")
     engines.lost = [LostCopy(key("a"), HOST)]
     await fill(controller, "a")
-    [node] = (await controller.tree(1)).namespaces["tenant"]
+    [node] = (await controller.tree(1, 1000)).namespaces["tenant"]
     assert node.places == ("gpu@one", "host")
     await engines.until(lambda: engines.done and not engines.busy)
     await begun(asyncio.sleep(0))
-    [node] = (await controller.tree(1)).namespaces["tenant"]
+    [node] = (await controller.tree(1, 1000)).namespaces["tenant"]
     assert node.places == ("gpu@one",)
 
 
@@ -414,7 +414,7 @@ async def test_a_fingerprint_is_part_of_every_key_and_of_no_name(build, engines)
     assert plan.namespace == "tenant"
     assert [node.key for node in plan.nodes] == [key("a", "llama/tenant"), key("ab", "llama/tenant")]
     await controller.complete(report("query"))
-    assert list((await controller.tree(1)).namespaces) == ["tenant"]
+    assert list((await controller.tree(1, 1000)).namespaces) == ["tenant"]
     await controller.pin(CachePath("tenant", ("a",)))
     await controller.pin(CachePath("tenant", ("a",)), pinned=False)
     assert await controller.delete_document(DocumentDeletion(("b",), "tenant")) == 1

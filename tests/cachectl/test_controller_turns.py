@@ -559,7 +559,7 @@ class Crowd(Turns):
 
     async def left_nothing(self) -> None:
         """Assert that nothing is locked or reserved."""
-        view = await self.controller.tree(9)
+        view = await self.controller.tree(9, 1000)
         nodes = [node for children in view.namespaces.values() for node in children]
         for node in nodes:
             nodes += node.children

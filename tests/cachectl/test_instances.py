@@ -266,7 +266,7 @@ async def test_what_runs_on_a_retired_instance_ends_as_usual_and_then_it_is_forg
     controller.expire_leases()
     assert (controller.retired, set(controller.boots)) == (set(), {"two"})
     assert await places(controller) == ["two"]
-    assert not any("one" in where for where in _where(await controller.tree(9)))
+    assert not any("one" in where for where in _where(await controller.tree(9, 1000)))
     stats = await controller.stats()
     assert (stats.running, stats.completed) == (0, 1)
     with pytest.raises(UnknownInstance):
@@ -478,10 +478,10 @@ async def test_orders_that_a_retired_instance_took_along_are_carried_out_by_othe
 async def test_a_copy_that_was_to_be_made_by_an_instance_that_ended_is_not_believed_in(build):
     controller = build("one", host=100, swap="write_through", hands=None)
     await fill(controller, "a")
-    assert _where(await controller.tree(1)) == ["gpu@one", "host"]
+    assert _where(await controller.tree(1, 1000)) == ["gpu@one", "host"]
     await controller.add_instance("two", "", [])
     await controller.retire_instance("one")
-    assert _where(await controller.tree(1)) == []
+    assert _where(await controller.tree(1, 1000)) == []
     assert await cached(controller, "a") == [None]
 
 

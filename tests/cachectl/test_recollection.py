@@ -71,7 +71,7 @@ async def test_uses_pins_and_places_outlive_the_controller(build):
     second = build(disk=100)
     second.recall(store.kept)
     await second.restore([held("a", "b", "c")])
-    nodes = {node.content: node for node in (await second.tree(1)).namespaces["tenant"]}
+    nodes = {node.content: node for node in (await second.tree(1, 1000)).namespaces["tenant"]}
     assert [nodes[name].frequency for name in "abc"] == [1, 2, 3]
     assert [nodes[name].pinned for name in "abc"] == [False, True, False]
     # The last request of the former one is one ago to nobody: it is the newest there is.
@@ -86,7 +86,7 @@ async def test_what_the_tiers_no_longer_have_is_forgotten(build):
     second = build(disk=100)
     second.recall(store.kept)
     await second.restore([])
-    assert (await second.tree(1)).nodes == 0
+    assert (await second.tree(1, 1000)).nodes == 0
     keeper = Keeper(second, store, 1.0)
     await keeper.keep()
     assert store.kept.nodes == {}
@@ -137,7 +137,7 @@ async def test_pages_of_host_memory_are_found_with_their_uses(build):
     second.recall(store.kept)
     pages = Pages(tuple(range(TOKENS)), 7)
     await second.restore([ResidencyReport(Tier.HOST, (HeldNode("tenant", ("a",), TOKENS, pages),))])
-    (node,) = (await second.tree(1)).namespaces["tenant"]
+    (node,) = (await second.tree(1, 1000)).namespaces["tenant"]
     assert (node.frequency, node.places) == (1, ("host",))
 
 

@@ -321,10 +321,10 @@ class FakeController:
     async def clear(self) -> int:
         return len(self.nodes)
 
-    async def tree(self, depth: int) -> TreeView:
+    async def tree(self, depth: int, limit: int) -> TreeView:
         leaf = TreeNode("01", "hash0", 3, ("gpu@engine-0", "host"), 2.0, 1, False, True, (), 1)
         top = TreeNode("00", "hash-system", 2, ("gpu@engine-0",), 5.0, 0, True, True, (leaf,), 0)
-        return TreeView({"n" * 32: (top,) if depth else ()}, 2, self.tiers)
+        return TreeView({"n" * 32: (top,) if depth and limit else ()}, 2, self.tiers)
 
     async def stats(self) -> ControllerStats:
         await self.phases.enter("stats")

@@ -123,6 +123,9 @@ async def test_the_tree_to_a_depth(served):
     assert len(namespace) == 32
     assert (top["content"], top["locked"], top["children"][0]["content"]) == ("hash-system", True, "hash0")
     assert (await served.client.get(f"{CACHE}/tree", params={"depth": 0})).json()["namespaces"][namespace] == []
+    assert (await served.client.get(f"{CACHE}/tree", params={"limit": 0})).json()["namespaces"][namespace] == []
+    for limit in (-1, 10_001, "all"):
+        assert (await served.client.get(f"{CACHE}/tree", params={"limit": limit})).status_code == 422
     for depth in (-1, 129, "deep"):
         assert (await served.client.get(f"{CACHE}/tree", params={"depth": depth})).status_code == 422
 

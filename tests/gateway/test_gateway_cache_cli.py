@@ -79,7 +79,7 @@ def test_the_tree_drawn(run: Run):
     assert "locked" in shown[1]
     assert shown[2].index("hash0") > shown[1].index("hash-system")
     assert "1 more below" in shown[3]
-    assert shown[-1] == "2 nodes in all"
+    assert shown[-1] == "2 of 2 nodes"
     assert json.loads(done(run("tree", "--json")).stdout)["nodes"] == 2
 
 
