@@ -75,5 +75,7 @@ class ChaosSettings(msgspec.Struct, frozen=True, kw_only=True):
         return common | {
             "RAGTREE_GENERATOR__ENGINE": "vllm",
             "RAGTREE_GENERATOR__MAX_MODEL_LEN": "2048",
+            # In bfloat16 an answer may change with what is computed beside it, and would be taken for a wrong one.
+            "RAGTREE_GENERATOR__DTYPE": "float32",
             "RAGTREE_GENERATOR__CPU_THREADS": "1",
         }
