@@ -1,6 +1,7 @@
 """The real engine keeps the contract; abort, cache namespaces and death are vLLM's own."""
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -42,14 +43,21 @@ def layout(folder) -> SegmentLayout:
     return SegmentLayout(ModelTokenizer(folder), "Answer.", SETTINGS.max_model_len)
 
 
+@pytest.fixture(scope="session")
+def settings() -> Iterator[GeneratorSettings]:
+    yield SETTINGS
+    # An engine leaves it to whoever comes next.
+    SETTINGS.kv.discard_host_memory()
+
+
 @pytest.fixture
-def new_engine(folder):
-    return lambda: VllmEngine(SETTINGS, folder)
+def new_engine(settings, folder):
+    return lambda: VllmEngine(settings, folder)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def engine(folder):
-    engine = VllmEngine(SETTINGS, folder)
+async def engine(settings, folder):
+    engine = VllmEngine(settings, folder)
     await engine.start()
     yield engine
     await engine.close()
