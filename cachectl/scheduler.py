@@ -523,14 +523,14 @@ class Scheduler:
         return self._has_place(instance) and self._lines[instance].fits(step_share)
 
     def _fits_now(self, query_id: str) -> bool:
-        """Whether a request that waits could start, as the tree is now, and is not being prepared."""
+        """Whether a place that is free could go to a request, as the tree is now: its step fits, nobody prepares it."""
         work = self._work[query_id]
         if work.prepared_by in self._lines[work.instance].speculations:
             return False
         if self._step is None:
             return True
         work.step_share = self._step_share(work, self._loading(work, work.instance))
-        return self._fits(work.instance, work.step_share)
+        return self._lines[work.instance].fits(work.step_share)
 
     def _gained(self, uppermost: bytes | None) -> None:
         """Tell the queues of what the tree has gained: whoever needs any of it needs its uppermost node, by its key."""
