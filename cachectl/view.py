@@ -41,24 +41,28 @@ def tree_view(tree: KnowledgeTree, depth: int, limit: int) -> TreeView:
     )
 
 
-def _most_used(tree: KnowledgeTree, depth: int, limit: int) -> set[bytes]:
-    """The keys of the nodes that are shown: the most used of those whose parents are."""
-    shown: set[bytes] = set()
+def _most_used(tree: KnowledgeTree, depth: int, limit: int) -> dict[Node, list[Node]]:
+    """What is shown below each node: the most used of those whose parents are shown, in that order."""
+    shown: dict[Node, list[Node]] = {}
     # Numbered, so that nodes themselves are never compared.
     numbers = count()
     waiting: list[tuple[tuple[float, str], int, int, Node]] = []
 
-    def reach(node: Node, left: int) -> None:
+    def reach(parent: Node, left: int) -> None:
+        shown[parent] = []
         if left:
             # Of a tree's hundred thousand first documents, not more than could be shown.
-            for child in heapq.nsmallest(limit, node.children.values(), key=_order):
+            for child in heapq.nsmallest(limit, parent.children.values(), key=_order):
                 heapq.heappush(waiting, (_order(child), next(numbers), left - 1, child))
 
     for root in tree.roots.values():
         reach(root, depth)
-    while waiting and len(shown) < limit:
+    for _ in range(limit):
+        if not waiting:
+            break
         *_, left, node = heapq.heappop(waiting)
-        shown.add(node.key)
+        assert node.parent is not None, "roots are not shown"
+        shown[node.parent].append(node)
         reach(node, left)
     return shown
 
@@ -67,13 +71,11 @@ def _order(node: Node) -> tuple[float, str]:
     return -node.frequency, node.content
 
 
-def _children(node: Node, shown: set[bytes], tick: int) -> tuple[TreeNode, ...]:
-    children = [child for child in node.children.values() if child.key in shown]
-    return tuple(_view(child, shown, tick) for child in sorted(children, key=_order))
+def _children(node: Node, shown: dict[Node, list[Node]], tick: int) -> tuple[TreeNode, ...]:
+    return tuple(_view(child, shown, tick) for child in shown[node])
 
 
-def _view(node: Node, shown: set[bytes], tick: int) -> TreeNode:
-    children = _children(node, shown, tick)
+def _view(node: Node, shown: dict[Node, list[Node]], tick: int) -> TreeNode:
     return TreeNode(
         key=node.key.hex(),
         content=node.content,
@@ -83,8 +85,8 @@ def _view(node: Node, shown: set[bytes], tick: int) -> TreeNode:
         requests_ago=tick - node.last_access,
         locked=node.locks > 0,
         pinned=node.pins > 0,
-        children=children,
-        hidden=len(node.children) - len(children),
+        children=_children(node, shown, tick),
+        hidden=len(node.children) - len(shown[node]),
     )
 
 

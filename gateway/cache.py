@@ -61,7 +61,7 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheTree(TreeView, frozen=True, kw_only=True):
-    """The knowledge tree down to a depth.
+    """The knowledge tree, or the most used nodes of a large one.
 
     ``documents`` names, by namespace and content, those that this gateway's queries have found lately.
     """

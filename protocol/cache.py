@@ -36,7 +36,7 @@ class TreeNode(msgspec.Struct, frozen=True):
 
 
 class TreeView(msgspec.Struct, frozen=True):
-    """The knowledge tree down to a depth: by namespace the documents that stand first, and what lies behind them."""
+    """The most used of a tree of ``nodes``: by namespace the documents that stand first, and what lies behind them."""
 
     namespaces: dict[str, tuple[TreeNode, ...]]
     nodes: int
