@@ -46,16 +46,15 @@ class SentenceTransformerEmbedder:
         self.fingerprint = f"sentence-transformers:{_weights_hash(name, settings.revision)}:{sequence}"
         # No further than the model's positions reach.
         pads = dtype == "bfloat16" and sequence % _QUESTION_TOKENS == 0
-        self._padding = {"pad_to_multiple_of": _QUESTION_TOKENS} if pads else {}
-        # The library sets its tokenizer up on the first call, which must not happen in two threads at once; and usual
-        # lengths of questions are to have been seen.
-        for words in range(1, 4 * _QUESTION_TOKENS, _QUESTION_TOKENS):
+        self._padding = {"text": {"pad_to_multiple_of": _QUESTION_TOKENS}} if pads else {}
+        # The library sets its tokenizer up on the first call, which must not happen in two threads at once; and of what
+        # questions are padded to, the usual lengths are to have been seen.
+        for words in range(1, 4 * _QUESTION_TOKENS if pads else 2, _QUESTION_TOKENS):
             self.embed_query("word " * words)
 
     def embed_query(self, text: str) -> Vector:
         """The vector of a question, [dimension]."""
-        padding = {"text": self._padding}
-        vector = self._model.encode_query(text, show_progress_bar=False, processing_kwargs=padding)
+        vector = self._model.encode_query(text, show_progress_bar=False, processing_kwargs=self._padding)
         return unit_rows(np.asarray(vector, np.float32)[None]).reshape(self.dimension)
 
     def embed_documents(self, texts: Sequence[str]) -> Vector:
