@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.engines import EngineMaker, Generation, generate, kv_cache_of
-from benchmarks.local_stack import LocalStack
-from benchmarks.progress import Progress
+from benchmarks.measuring.engines import EngineMaker, Generation, generate, kv_cache_of
+from benchmarks.measuring.local_stack import LocalStack
+from benchmarks.measuring.progress import Progress
 from cachectl.settings import ControllerSettings
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt

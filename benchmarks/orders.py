@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from benchmarks.answer_scores import exact_match, f1, holds_answer
-from benchmarks.engines import Generation
-from benchmarks.progress import Progress
-from benchmarks.statistics import bootstrap_interval
-from benchmarks.systems import Systems
-from benchmarks.topics import FoundQuestion
+from benchmarks.measuring.answer_scores import exact_match, f1, holds_answer
+from benchmarks.measuring.engines import Generation
+from benchmarks.measuring.progress import Progress
+from benchmarks.measuring.statistics import bootstrap_interval
+from benchmarks.measuring.systems import Systems
+from benchmarks.workloads.topics import FoundQuestion
 from protocol.parts import PromptLayout
 from protocol.plans import DocumentOrder
 from protocol.prompts import ChatMessage, Prompt
@@ -58,8 +58,9 @@ class OrderRow(msgspec.Struct, frozen=True):
 
     The latter is that of questions asked together, of which one waits for another's prefill.
 
-    ``exact_match``, ``subspan_match`` and ``f1`` are means over questions, from 0 to 1 (`benchmarks.answer_scores`);
-    the second asks only whether an answer holds a right one (Liu et al., 2023), as small models answer in sentences.
+    ``exact_match``, ``subspan_match`` and ``f1`` are means over questions, from 0 to 1
+    (`benchmarks.measuring.answer_scores`); the second asks only whether an answer holds a right one (Liu et al.,
+    2023), as small models answer in sentences.
     ``f1_over_retrieval`` is how much higher F1 is than in retrieval order; None for that order itself.
 
     The others are the same for all orders: ``answer_in_prompt``, the share of questions for which a document of the

@@ -19,15 +19,15 @@ import httpx
 import msgspec
 from httpx_sse import aconnect_sse
 
-from benchmarks.corpus import SyntheticCorpus
-from benchmarks.statistics import percentile
-from benchmarks.stream_clock import StreamClock, StreamTiming
+from benchmarks.measuring.statistics import percentile
+from benchmarks.workloads.corpus import SyntheticCorpus
 from protocol.documents import UNFINISHED
 from protocol.errors import InternalError
 from protocol.parts import PromptLayout, Retriever
 from protocol.plans import PrefillPlan
 from protocol.prompts import ChatMessage, Prompt
 from protocol.retrieval import SearchRequest
+from protocol.timing import StreamClock, StreamTiming
 
 _DECODING_ROUNDS = 4
 """Enough for the time of a token, of which every answer has many."""

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.corpus_store import ingest_corpus, search_corpus
-from benchmarks.datasets import Dataset, Question
-from benchmarks.exact_search import ExactSearch
-from benchmarks.progress import Progress
-from benchmarks.statistics import percentile
+from benchmarks.measuring.exact_search import ExactSearch
+from benchmarks.measuring.progress import Progress
+from benchmarks.measuring.statistics import percentile
+from benchmarks.workloads.corpus_store import ingest_corpus, search_corpus
+from benchmarks.workloads.datasets import Dataset, Question
 from protocol.errors import ConfigError
 from retriever.build import build_retriever
 from retriever.retriever import Retriever

@@ -12,10 +12,10 @@ from statistics import mean
 
 import msgspec
 
-from benchmarks.phases import Measured, one_by_one, open_loop
-from benchmarks.progress import Progress
-from benchmarks.retrieved_prompts import Arrival, document_tokens, poisson
-from benchmarks.systems import System, Systems
+from benchmarks.measuring.phases import Measured, one_by_one, open_loop
+from benchmarks.measuring.progress import Progress
+from benchmarks.measuring.systems import System, Systems
+from benchmarks.workloads.retrieved_prompts import Arrival, document_tokens, poisson
 from protocol.errors import ConfigError, InternalError
 from protocol.prompts import Prompt
 

@@ -1,10 +1,10 @@
 """The stack against plain vLLM under load: real questions, real retrieval, open-loop Poisson arrivals.
 
-All systems (see `benchmarks.systems`) get the same prompts at the same times: ``ragtree``, ``vllm`` without any reuse,
-``vllm-prefix`` with vLLM's own prefix cache. The first prompts go one after another to empty caches. Then caches are
-warmed up, until everything was seen that is ever asked for: what is computed from then on, somebody has forgotten. The
-next prompts go one after another again: no rate is lower. Then rates are swept upwards; at each the systems take turns,
-in alternating order, one at a time.
+All systems (see `benchmarks.measuring.systems`) get the same prompts at the same times: ``ragtree``, ``vllm`` without
+any reuse, ``vllm-prefix`` with vLLM's own prefix cache. The first prompts go one after another to empty caches. Then
+caches are warmed up, until everything was seen that is ever asked for: what is computed from then on, somebody has
+forgotten. The next prompts go one after another again: no rate is lower. Then rates are swept upwards; at each the
+systems take turns, in alternating order, one at a time.
 """
 
 import random
@@ -15,11 +15,11 @@ from statistics import mean
 
 import msgspec
 
-from benchmarks.engines import Generation
-from benchmarks.phases import Measured, one_by_one, open_loop
-from benchmarks.progress import Progress
-from benchmarks.retrieved_prompts import document_tokens, poisson
-from benchmarks.systems import BASELINES, OURS, Systems, check_baselines
+from benchmarks.measuring.engines import Generation
+from benchmarks.measuring.phases import Measured, one_by_one, open_loop
+from benchmarks.measuring.progress import Progress
+from benchmarks.measuring.systems import BASELINES, OURS, Systems, check_baselines
+from benchmarks.workloads.retrieved_prompts import document_tokens, poisson
 from protocol.errors import ConfigError
 from protocol.prompts import Prompt
 from protocol.tiers import Tier

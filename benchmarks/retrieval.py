@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from benchmarks.progress import Progress
+from benchmarks.measuring.progress import Progress
 from retriever.embedding.base import Vector
 from retriever.index.base import StageHits, Trained, VectorIndex
 from retriever.index.hnsw import HNSWIndex

@@ -14,23 +14,24 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from benchmarks.progress import Progress
-from benchmarks.statistics import percentile
-from cachectl import speculation, tree
-from cachectl.collector import spare_full_collections
-from cachectl.grant import PathDocument
-from cachectl.line import Request
-from cachectl.lookahead import Lookahead
-from cachectl.placement import Capacities
+from benchmarks.measuring.progress import Progress
+from benchmarks.measuring.statistics import percentile
 from cachectl.policies import create_policy
-from cachectl.scheduler import Scheduler
-from cachectl.tree import KnowledgeTree
+from cachectl.policies.lookahead import Lookahead
+from cachectl.runtime.gc_tuning import spare_full_collections
+from cachectl.scheduling import speculation
+from cachectl.scheduling.instance_state import Request
+from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tree import knowledge_tree as tree
+from cachectl.tree.grant import PathDocument
+from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.tier_manager import Capacities
 from protocol.plans import SpeculationDecision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from cachectl.cost import DeviceProfile
+    from cachectl.costs.device_profile import DeviceProfile
 
 TOP_K = 2
 STAGES = 4

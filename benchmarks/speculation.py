@@ -2,8 +2,8 @@
 
 The regime of RAGCache, section 7.3: hundreds of thousands of long vectors, searched up to exhaustively. Retriever,
 controller and query pipeline are the stack's own, without the servers between them; texts and vectors are made up (see
-`benchmarks.synthetic_vectors`). Every question is asked twice, in alternating order, each time under a namespace of its
-own, so that nothing of it is cached.
+`benchmarks.workloads.synthetic_vectors`). Every question is asked twice, in alternating order, each time under a
+namespace of its own, so that nothing of it is cached.
 """
 
 import asyncio
@@ -18,25 +18,25 @@ from statistics import mean
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from benchmarks.progress import Progress
-from benchmarks.statistics import percentile
-from benchmarks.synthetic_vectors import SyntheticVectors
-from benchmarks.vector_corpus import COLLECTION, TENANT, VectorEmbedder, ingest_vectors, question
-from cachectl.controller import Controller
-from cachectl.live import LiveController, OneInstance
+from benchmarks.measuring.progress import Progress
+from benchmarks.measuring.statistics import percentile
+from benchmarks.workloads.synthetic_vectors import SyntheticVectors
+from benchmarks.workloads.vector_corpus import COLLECTION, TENANT, VectorEmbedder, ingest_vectors, question
+from cachectl.runtime.controller import Controller
+from cachectl.runtime.live_controller import LiveController, OneInstance
 from cachectl.settings import ControllerSettings
-from gateway.events import QueryCompleted
-from gateway.lease import Releases
-from gateway.metrics import GatewayMetrics
-from gateway.pipeline import QueryPipeline
-from gateway.query import Query
-from gateway.query_log_file import QueryLogFile
-from gateway.reply import Timings
+from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.query.lease import Releases
+from gateway.query.pipeline import QueryPipeline
+from gateway.query.query import Query
+from gateway.query.speculation_start import Settling
+from gateway.query.transcript import Transcript
 from gateway.settings import GatewaySettings
-from gateway.settling import Settling
-from gateway.transcript import Transcript
-from generator.engine import Engine
-from generator.layout import SegmentLayout
+from gateway.stores.query_log_file import QueryLogFile
+from gateway.wire.events import QueryCompleted
+from gateway.wire.reply import Timings
+from generator.engines.engine import Engine
+from generator.prompts.layout import SegmentLayout
 from protocol.errors import InternalError
 from protocol.generation import Sampling
 from protocol.plans import DocumentOrder

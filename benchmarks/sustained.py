@@ -11,10 +11,10 @@ from statistics import mean
 
 import msgspec
 
-from benchmarks.engines import Generation
-from benchmarks.progress import Progress
-from benchmarks.retrieved_prompts import document_tokens
-from benchmarks.systems import OURS, Systems
+from benchmarks.measuring.engines import Generation
+from benchmarks.measuring.progress import Progress
+from benchmarks.measuring.systems import OURS, Systems
+from benchmarks.workloads.retrieved_prompts import document_tokens
 from protocol.errors import ConfigError
 from protocol.prompts import Prompt
 

@@ -16,11 +16,11 @@ from uuid import uuid4
 import msgspec
 import numpy as np
 
-from benchmarks.engines import EngineMaker, Generation, generate
-from benchmarks.paths import KvPath, random_segment
-from benchmarks.progress import Progress
-from benchmarks.statistics import percentile
-from generator.vllm_engine import VllmEngine
+from benchmarks.measuring.engines import EngineMaker, Generation, generate
+from benchmarks.measuring.kv_paths import KvPath, random_segment
+from benchmarks.measuring.progress import Progress
+from benchmarks.measuring.statistics import percentile
+from generator.engines.vllm_engine import VllmEngine
 from protocol.errors import InternalError
 from protocol.kv import Orders
 from protocol.plans import PrefillPlan

@@ -9,37 +9,37 @@ from pathlib import Path
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from gateway import openapi
-from gateway.auth import Keyring
-from gateway.body_limit import BodyLimit
-from gateway.cache_metrics import CacheMetrics
-from gateway.cross_site import CrossSite
-from gateway.dependencies import Gateway
-from gateway.engine_metrics import EngineMetrics
-from gateway.forgetting import Forgetting
-from gateway.handlers import install_handlers
-from gateway.http_metrics import HttpMetrics
-from gateway.ingest_metrics import IngestMetrics
-from gateway.lease import Releases
-from gateway.metrics import GatewayMetrics
-from gateway.middleware import RequestContext
-from gateway.open_requests import OpenRequests
-from gateway.part_metrics import Scrape
-from gateway.pipeline import QueryPipeline
-from gateway.quotas import Quotas
+from gateway.background.forgetting import Forgetting
+from gateway.background.replay import Replay
+from gateway.background.warmup import WarmUps
+from gateway.limits.auth import Keyring
+from gateway.limits.quotas import Quotas
+from gateway.metrics.cache_metrics import CacheMetrics
+from gateway.metrics.engine_metrics import EngineMetrics
+from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.metrics.http_metrics import HttpMetrics
+from gateway.metrics.ingest_metrics import IngestMetrics
+from gateway.metrics.part_metrics import Scrape
+from gateway.metrics.state_metrics import StateMetrics
+from gateway.middleware.body_limit import BodyLimit
+from gateway.middleware.cross_site import CrossSite
+from gateway.middleware.open_requests import OpenRequests
+from gateway.middleware.request_context import RequestContext
+from gateway.query.lease import Releases
+from gateway.query.pipeline import QueryPipeline
+from gateway.query.runs import QueryRuns
+from gateway.query.speculation_start import Settling
+from gateway.query.tracing import Tracing
 from gateway.readiness import Readiness
-from gateway.recent_documents import RecentDocuments
-from gateway.replay import Replay
 from gateway.routes import admin, docs, documents, health, page, query
 from gateway.routes import openai as openai_routes
-from gateway.runs import QueryRuns
+from gateway.routes.dependencies import Gateway
+from gateway.routes.error_handlers import install_handlers
 from gateway.settings import GatewaySettings
-from gateway.settling import Settling
-from gateway.state_metrics import StateMetrics
-from gateway.stores import EmbeddedStores, Stores
-from gateway.tracing import Tracing
-from gateway.uploads import Uploads
-from gateway.warmup import WarmUps
+from gateway.stores.recent_documents import RecentDocuments
+from gateway.stores.stores import EmbeddedStores, Stores
+from gateway.stores.uploads import Uploads
+from gateway.wire import openapi
 from protocol.parts import Parts
 
 

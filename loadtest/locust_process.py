@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from loadtest.errors import LoadTestError
-from loadtest.results import Results
+from loadtest.reporting.results import Results
 
 END_ARRIVALS = signal.SIGUSR1
 """What a load test takes for the end of its schedule: nothing more is sent, and what is open comes to its end."""

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest import plots
-from loadtest.markdown import render
-from loadtest.records import QueryRecord, WriteAction, WriteRecord, read_records
-from loadtest.results import Results, StepResults
-from loadtest.run_facts import RunFacts
-from loadtest.summary import summarize, summarize_writes
+from loadtest.reporting import plots
+from loadtest.reporting.markdown import render
+from loadtest.reporting.records import QueryRecord, WriteAction, WriteRecord, read_records
+from loadtest.reporting.results import Results, StepResults
+from loadtest.reporting.run_facts import RunFacts
+from loadtest.reporting.summary import summarize, summarize_writes
 
 
 def write_report(folder: Path) -> Results:

@@ -7,19 +7,19 @@ from itertools import accumulate
 
 import gevent
 
-from loadtest import run_facts
-from loadtest.answer import Latency
-from loadtest.answering import QuerySender
-from loadtest.client import OneRequestClient
+from loadtest.answers.answer import Latency
+from loadtest.answers.answering import QuerySender
+from loadtest.answers.client import OneRequestClient
 from loadtest.locust_process import END_ARRIVALS
-from loadtest.open_loop import OpenLoop
 from loadtest.options import LoadSettings
-from loadtest.records import BeginRecord, Outcome, QueryRecord, RecordFile, WriteAction, WriteRecord
 from loadtest.report import write_report
-from loadtest.run_facts import RunFacts, StepFacts
+from loadtest.reporting import run_facts
+from loadtest.reporting.records import BeginRecord, Outcome, QueryRecord, RecordFile, WriteAction, WriteRecord
+from loadtest.reporting.run_facts import RunFacts, StepFacts
 from loadtest.stack_api import StackApi
-from loadtest.traffic import Arrival, Traffic
-from loadtest.writing import DocumentWriter
+from loadtest.traffic.document_writes import DocumentWriter
+from loadtest.traffic.open_loop import OpenLoop
+from loadtest.traffic.traffic import Arrival, Traffic
 
 _log = logging.getLogger(__name__)
 _LEAD_S = 0.1

@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import httpx
 
-from loadtest.corpus import SyntheticCorpus
 from loadtest.errors import StackNotReady
+from loadtest.traffic.corpus import SyntheticCorpus
 
 _log = logging.getLogger(__name__)
 logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -6,11 +6,11 @@ import gevent
 from locust import HttpUser, task
 from locust.exception import StopUser
 
-from loadtest.answer import Latency
-from loadtest.client import OneRequestClient
+from loadtest.answers.answer import Latency
+from loadtest.answers.client import OneRequestClient
 from loadtest.errors import LoadTestError
 from loadtest.options import LoadSettings
-from loadtest.records import QueryRecord
+from loadtest.reporting.records import QueryRecord
 from loadtest.run import LoadRun
 
 _log = logging.getLogger(__name__)

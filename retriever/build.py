@@ -7,8 +7,6 @@ from pathlib import Path
 from filelock import FileLock
 from opentelemetry.trace import NoOpTracer, Tracer
 
-from retriever.accepting import Acceptor
-from retriever.chunker import Chunker
 from retriever.embedding.base import Embedder
 from retriever.embedding.factory import build_embedder
 from retriever.index.building import IndexBuilder
@@ -17,14 +15,16 @@ from retriever.index.files import IndexFiles
 from retriever.index.lock import ReadWriteLock
 from retriever.index.mapped_files import MappedFiles
 from retriever.index.rebuilder import Rebuilder
-from retriever.ingest import Ingester
-from retriever.ingest_counts import IngestCounts
-from retriever.ingest_thread import IngestThread
+from retriever.ingestion.accepting import Acceptor
+from retriever.ingestion.chunker import Chunker
+from retriever.ingestion.ingest_counts import IngestCounts
+from retriever.ingestion.ingest_thread import IngestThread
+from retriever.ingestion.ingester import Ingester
+from retriever.ingestion.preparing import Preparer
 from retriever.loaders.confined import ConfinedLoaders
 from retriever.loaders.registry import LOADERS, LoaderRegistry
-from retriever.preparing import Preparer
 from retriever.retriever import Retriever
-from retriever.searching import Searcher
+from retriever.search.search import Searcher
 from retriever.settings import RetrieverSettings
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database

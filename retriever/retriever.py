@@ -21,16 +21,16 @@ from protocol.documents import (
 )
 from protocol.errors import Conflict, InvalidRequest, RetrieverNotReady, UnknownDocument
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
-from retriever.accepting import Acceptor
 from retriever.index.catalog import IndexCatalog
-from retriever.ingest import Ingester
-from retriever.ingest_counts import IngestCounts
-from retriever.ingest_thread import IngestThread
+from retriever.ingestion.accepting import Acceptor
+from retriever.ingestion.ingest_counts import IngestCounts
+from retriever.ingestion.ingest_thread import IngestThread
+from retriever.ingestion.ingester import Ingester
+from retriever.ingestion.preparing import Preparer
+from retriever.ingestion.reembedding import reembed
 from retriever.loaders.confined import ConfinedLoaders
-from retriever.preparing import Preparer
-from retriever.reembedding import reembed
-from retriever.run_ahead import run_ahead
-from retriever.searching import Searcher
+from retriever.search.run_ahead import run_ahead
+from retriever.search.search import Searcher
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database, Transaction
 from retriever.store.documents import Documents

@@ -15,11 +15,14 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from gateway.app import create_app
-from gateway.tracing import Tracing
-from generator.layout import SegmentLayout
+from gateway.query.tracing import Tracing
+from generator.prompts.layout import SegmentLayout
 from protocol.parts import Retriever
 from retriever.sharding.sharded import ShardedRetriever
-from services.applications import (
+from services.config import Config
+from services.model import generator_factory
+from services.redis.stores import RedisStores
+from services.serve.applications import (
     CONTROLLER,
     GATEWAY,
     GENERATOR,
@@ -29,10 +32,7 @@ from services.applications import (
     retriever_application,
     retriever_names,
 )
-from services.config import Config
-from services.handles import ControllerHandle, GeneratorHandle, RetrieverHandle
-from services.model import generator_factory
-from services.redis.stores import RedisStores
+from services.serve.handles import ControllerHandle, GeneratorHandle, RetrieverHandle
 from services.spans import open_spans
 
 _SHARE_OF_A_SHARD = 0.75

@@ -26,8 +26,8 @@ from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError
 from retriever.settings import RetrieverSettings
 from services.observability import ObservabilitySettings
-from services.placement import ServingSettings
 from services.redis.settings import RedisSettings
+from services.serve.replica_settings import ServingSettings
 
 
 class ServerSettings(BaseModel):

@@ -1,6 +1,6 @@
 """The generator's factory over one configuration: engine and prompt layout share its model."""
 
-from generator.factory import GeneratorFactory
+from generator.engines.factory import GeneratorFactory
 from generator.models import ModelStore
 from generator.settings import KvSettings
 from services.config import Config

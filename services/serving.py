@@ -7,9 +7,9 @@ nothing of it. ``ragtree config render`` writes that file.
 from pydantic import BaseModel, ConfigDict
 from ray import serve
 
-from services import applications
 from services.app import build_app
 from services.config import load_config
+from services.serve import applications
 
 
 class NoArguments(BaseModel):

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Sequence
 
-from cachectl.chunks import PolicyChunkRanking
-from cachectl.cost import DeviceProfile
-from cachectl.local import LocalController
-from cachectl.lookahead import Lookahead
+from cachectl.costs.device_profile import DeviceProfile
+from cachectl.policies.lookahead import Lookahead
 from cachectl.policies.pgdsf import PrefixAwareGreedyDual
 from cachectl.settings import ControllerSettings
-from generator.connector.beside import PlanningConnector
+from cachectl.standalone.chunk_ranking import PolicyChunkRanking
+from cachectl.standalone.local_controller import LocalController
+from generator.connector.in_process_planner import PlanningConnector
 from generator.offloading_policy import RankedCachePolicy
 from protocol.kv import KvMemory, ResidencyReport
 

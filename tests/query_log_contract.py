@@ -1,7 +1,7 @@
 """What a query log promises, wherever it is kept. A subclass gives a fixture ``noting``: a context of an open log."""
 
-from gateway.schemas import WarmQuery
 from gateway.settings import GatewaySettings
+from gateway.wire.schemas import WarmQuery
 from protocol.filters import Comparison, Compound
 from protocol.retrieval import SearchRequest
 

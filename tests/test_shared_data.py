@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.datasets import Dataset
+from benchmarks.workloads.datasets import Dataset
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 

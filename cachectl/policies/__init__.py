@@ -1,12 +1,12 @@
 """The replacement policies, one formula a file, chosen by their declared names."""
 
-from cachectl.lookahead import Lookahead
 from cachectl.policies.base import ReplacementPolicy
 from cachectl.policies.foresight import Foresight
 from cachectl.policies.gdsf import GreedyDualSizeFrequency
 from cachectl.policies.hybrid import FrequencyRecency
 from cachectl.policies.lacr import LookaheadAware
 from cachectl.policies.lfu import LeastFrequentlyUsed
+from cachectl.policies.lookahead import Lookahead
 from cachectl.policies.lru import LeastRecentlyUsed
 from cachectl.policies.none import NoCache
 from cachectl.policies.pgdsf import PrefixAwareGreedyDual

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
-from cachectl.eviction import EvictionOrder, PriorityOrder
-from cachectl.grant import PathDocument
+from cachectl.policies.eviction_order import EvictionOrder, PriorityOrder
+from cachectl.tree.grant import PathDocument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cachectl.lookahead import Lookahead
-    from cachectl.node import Node
-    from cachectl.place import Copy, Place
+    from cachectl.policies.lookahead import Lookahead
+    from cachectl.tree.node import Node
+    from cachectl.tree.tier_cache import Copy, Place
 
 
 class Arrival(NamedTuple):

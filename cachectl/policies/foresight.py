@@ -7,17 +7,17 @@ from math import log
 from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
-from cachectl.eviction import EvictionOrder, SampledOrder
 from cachectl.policies.base import Arrival, ReplacementPolicy
-from cachectl.reuse.history import Histories, History
-from cachectl.reuse.model import Example, ReuseModel
+from cachectl.policies.eviction_order import EvictionOrder, SampledOrder
+from cachectl.policies.reuse.history import Histories, History
+from cachectl.policies.reuse.model import Example, ReuseModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cachectl.lookahead import Lookahead
-    from cachectl.node import Node
-    from cachectl.place import Copy, Place
+    from cachectl.policies.lookahead import Lookahead
+    from cachectl.tree.node import Node
+    from cachectl.tree.tier_cache import Copy, Place
 
 HORIZON = 0.2
 """W, "soon", as a share of the time in which misses fill all places once."""

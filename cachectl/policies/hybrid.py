@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from cachectl.policies.base import ReplacementPolicy
 
 if TYPE_CHECKING:
-    from cachectl.node import Node
-    from cachectl.place import Place
+    from cachectl.tree.node import Node
+    from cachectl.tree.tier_cache import Place
 
 ALPHA = 0.6
 """The weight of frequency; recency has the rest."""

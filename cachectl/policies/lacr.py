@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from cachectl.policies.base import ReplacementPolicy
 
 if TYPE_CHECKING:
-    from cachectl.node import Node
-    from cachectl.place import Copy, Place
+    from cachectl.tree.node import Node
+    from cachectl.tree.tier_cache import Copy, Place
 
 ALPHA = 0.2
 """The weight of past frequency; what the queue needs has the rest."""

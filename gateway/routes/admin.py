@@ -8,16 +8,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
-from gateway.activity import ActivityReport
-from gateway.auth import namespace_of
-from gateway.bodies import JSON_LINES, blaming
-from gateway.cache import CacheStats, CacheTree, Dropped, Pinned, WarmUpReply, token_bytes
-from gateway.dependencies import AdminDep, GatewayDep, json_only, media_type
-from gateway.openapi import errors, json_reply, reference
-from gateway.pinning import pin_document
-from gateway.responses import json_response
+from gateway.background.pinning import pin_document
+from gateway.limits.auth import namespace_of
+from gateway.query.activity import ActivityReport
+from gateway.routes.bodies import JSON_LINES, blaming
+from gateway.routes.dependencies import AdminDep, GatewayDep, json_only, media_type
 from gateway.routes.documents import DocumentPath
-from gateway.schemas import COLLECTION, PinBody, TenantName, WarmBody, WarmQuery
+from gateway.routes.responses import json_response
+from gateway.wire.cache_replies import CacheStats, CacheTree, Dropped, Pinned, WarmUpReply, token_bytes
+from gateway.wire.openapi import errors, json_reply, reference
+from gateway.wire.schemas import COLLECTION, PinBody, TenantName, WarmBody, WarmQuery
 from protocol.cache import DocumentDeletion
 from protocol.documents import DEFAULT_COLLECTION
 from protocol.errors import UnsupportedMediaType

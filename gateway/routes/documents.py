@@ -7,13 +7,13 @@ from fastapi import APIRouter, Header, Path, Query, Request
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
-from gateway.bodies import JSON_LINES, blaming
-from gateway.dependencies import CallerDep, GatewayDep, UploadTicketDep, media_type
-from gateway.documents import CollectionList, Deleted, DocumentList, DocumentReply, JobReply
-from gateway.openapi import errors, json_reply
-from gateway.responses import json_response
-from gateway.schemas import COLLECTION, DOCUMENT_ID, AttributeMap, DocumentBody
-from gateway.uploads import SeenJob
+from gateway.routes.bodies import JSON_LINES, blaming
+from gateway.routes.dependencies import CallerDep, GatewayDep, UploadTicketDep, media_type
+from gateway.routes.responses import json_response
+from gateway.stores.uploads import SeenJob
+from gateway.wire.document_replies import CollectionList, Deleted, DocumentList, DocumentReply, JobReply
+from gateway.wire.openapi import errors, json_reply
+from gateway.wire.schemas import COLLECTION, DOCUMENT_ID, AttributeMap, DocumentBody
 from protocol.documents import DocumentUpload
 from protocol.errors import InvalidEncoding, UnsupportedMediaType
 from protocol.filters import Attributes

@@ -10,15 +10,15 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from gateway.auth import Caller
-from gateway.chat import ChatCompletion, Model, ModelList, chat_completion, chat_frames
-from gateway.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, json_only
-from gateway.disconnect import while_connected
-from gateway.openapi import errors, event_stream, json_reply
-from gateway.query import Query
-from gateway.responses import json_response
-from gateway.schemas import ChatBody
-from gateway.sse import RunResponse
+from gateway.limits.auth import Caller
+from gateway.query.query import Query
+from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, json_only
+from gateway.routes.disconnect import while_connected
+from gateway.routes.responses import json_response
+from gateway.routes.sse import RunResponse
+from gateway.wire.chat import ChatCompletion, Model, ModelList, chat_completion, chat_frames
+from gateway.wire.openapi import errors, event_stream, json_reply
+from gateway.wire.schemas import ChatBody
 from protocol.errors import InvalidRequest, UnknownModel
 from protocol.generation import EngineInfo, Sampling
 

@@ -5,15 +5,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Request
 from starlette.responses import Response
 
-from gateway.auth import Caller
-from gateway.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, json_only
-from gateway.disconnect import while_connected
-from gateway.openapi import QUERY_EVENTS, errors, event_stream, json_reply
-from gateway.query import Query
-from gateway.reply import Reply
-from gateway.responses import json_response
-from gateway.schemas import QueryBody
-from gateway.sse import RunResponse, event_frames
+from gateway.limits.auth import Caller
+from gateway.query.query import Query
+from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, json_only
+from gateway.routes.disconnect import while_connected
+from gateway.routes.responses import json_response
+from gateway.routes.sse import RunResponse, event_frames
+from gateway.wire.openapi import QUERY_EVENTS, errors, event_stream, json_reply
+from gateway.wire.reply import Reply
+from gateway.wire.schemas import QueryBody
 from protocol.generation import Sampling
 from protocol.prompts import ChatMessage
 

@@ -16,11 +16,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 
 from generator.connector.blocks import PagedBlocks, marks
 from generator.connector.fingerprint import fingerprint
-from generator.connector.memory import describe, open_tiers
-from generator.connector.metadata import StepJobs, StepResults
-from generator.connector.orders import EngineReport, RequestOrders
-from generator.connector.scheduler_half import SchedulerHalf
-from generator.connector.worker_half import WorkerHalf
+from generator.connector.messages import EngineReport, RequestOrders
+from generator.connector.open_tiers import describe, open_tiers
+from generator.connector.scheduler_side import SchedulerHalf
+from generator.connector.step_jobs import StepJobs, StepResults
+from generator.connector.worker_side import WorkerHalf
 from generator.settings import KvSettings
 from protocol.errors import ConfigError
 from protocol.logs import configure_logging

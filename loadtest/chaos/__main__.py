@@ -12,7 +12,7 @@ from loadtest.chaos.run import ChaosRun
 from loadtest.chaos.settings import ChaosSettings, Engine, Ingress, killable
 from loadtest.chaos.victims import Victim
 from loadtest.errors import LoadTestError
-from loadtest.run_facts import folder_for_now
+from loadtest.reporting.run_facts import folder_for_now
 
 
 def chaos(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from loadtest.chaos.victims import HOLDING_CONNECTIONS, Kill, Victim
-from loadtest.records import Outcome, QueryRecord
+from loadtest.reporting.records import Outcome, QueryRecord
 
 
 class Fate(StrEnum):

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from loadtest.chaos.judging import Fate, KillReport
 from loadtest.chaos.run import Chaos
 from loadtest.chaos.settings import ChaosSettings, Engine
-from loadtest.markdown import table
-from loadtest.run_facts import Machine, machine
-from loadtest.summary import Spread
+from loadtest.reporting.markdown import table
+from loadtest.reporting.run_facts import Machine, machine
+from loadtest.reporting.summary import Spread
 
 _COLOURS = {
     Fate.COMPLETED: "tab:green",

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from loadtest.records import Outcome, QueryRecord
+from loadtest.reporting.records import Outcome, QueryRecord
 
 
 class Sources(NamedTuple):

@@ -19,11 +19,11 @@ from loadtest.chaos.right_answers import RightAnswers
 from loadtest.chaos.schedule import kills
 from loadtest.chaos.settings import INSTANCES, ChaosSettings, Engine
 from loadtest.chaos.victims import Kill, Victims
-from loadtest.corpus import SyntheticCorpus
 from loadtest.errors import LoadTestError
 from loadtest.locust_process import LocustProcess
-from loadtest.records import BeginRecord, QueryRecord, Record, read_records
+from loadtest.reporting.records import BeginRecord, QueryRecord, Record, read_records
 from loadtest.stack_api import StackApi
+from loadtest.traffic.corpus import SyntheticCorpus
 
 _WORDS = 60
 """So few that a document is one chunk, which the fake engine's answers begin."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from protocol.errors import EmptyDocument
-from retriever.batch import batch_lines
+from retriever.ingestion.batch import batch_lines
 
 
 class _Named(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from protocol.documents import (
 )
 from protocol.errors import DeployFailed, RagtreeError, ShardTimeout, Unavailable, UnknownCollection, UnknownDocument
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
-from retriever.accepting import body_hash
+from retriever.ingestion.accepting import body_hash
 from retriever.settings import ShardSettings
 from retriever.sharding.batches import split_batch
 from retriever.sharding.jobs import jobs_named, merged_job

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from protocol.filters import Attributes
 from protocol.retrieval import Chunk
 from retriever.embedding.base import Vector
-from retriever.filters import Condition
+from retriever.search.filters import Condition
 from retriever.store.database import Transaction
 
 Ids = npt.NDArray[np.int64]

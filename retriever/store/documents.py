@@ -10,9 +10,9 @@ import msgspec
 from protocol.documents import DEFAULT_COLLECTION, CollectionInfo, DocumentInfo, DocumentPage, StoredDocument
 from protocol.errors import UnknownCollection, UnknownDocument
 from protocol.filters import Attributes
-from retriever.chunker import ChunkText
 from retriever.embedding.base import Vector
-from retriever.filters import kind_of
+from retriever.ingestion.chunker import ChunkText
+from retriever.search.filters import kind_of
 from retriever.store.database import Transaction
 from retriever.store.incoming import IncomingDocument
 from retriever.store.orphans import Orphans

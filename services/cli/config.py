@@ -22,7 +22,7 @@ def show() -> None:
 @app.command()
 def render() -> None:
     """Print the stack as a config file of Ray Serve: for `serve run`, and for a RayService on Kubernetes."""
-    from services.serve_config import render as rendered
+    from services.serve.serve_config import render as rendered
 
     print(rendered(load_config()), end="")
 

@@ -8,7 +8,7 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
-from cachectl.recollection import DeletionRecord, NodeRecord, NoStore, Recollection, StateStore
+from cachectl.tree.snapshot import DeletionRecord, NodeRecord, NoStore, Recollection, StateStore
 from services.redis.link import RedisAway, RedisLink
 from services.redis.metrics import RedisMetrics
 from services.redis.settings import RedisSettings
@@ -27,7 +27,7 @@ class _Others(msgspec.Struct, frozen=True):
 
 
 class RedisControllerState:
-    """``cachectl.recollection.StateStore`` as a hash of nodes, ``<prefix>:kv:nodes``, and a value beside it.
+    """``cachectl.tree.snapshot.StateStore`` as a hash of nodes, ``<prefix>:kv:nodes``, and a value beside it.
 
     All that is kept anew is written beside what there is and takes its place at once; what has changed since the last
     time, in steps that are each whole. A record by itself is always true of some moment, so steps may come apart.

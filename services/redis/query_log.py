@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager, suppress
 from itertools import islice
 from typing import Any
 
-from gateway.query_log import count, entry
-from gateway.schemas import WarmQuery
+from gateway.stores.query_log import count, entry
+from gateway.wire.schemas import WarmQuery
 from protocol.errors import Unavailable
 from protocol.retrieval import SearchRequest
 from services.redis.link import PROBE_S, RedisAway, RedisLink

@@ -7,11 +7,11 @@ from typing import Any
 from limits.aio.storage import MemoryStorage, RedisStorage
 from prometheus_client import CollectorRegistry
 
-from gateway.query_log import QueryLog
-from gateway.query_log_file import QueryLogFile
 from gateway.settings import GatewaySettings
-from gateway.uploads import UploadRecords
-from gateway.windows import SlidingWindows, Windows
+from gateway.stores.query_log import QueryLog
+from gateway.stores.query_log_file import QueryLogFile
+from gateway.stores.uploads import UploadRecords
+from gateway.stores.windows import SlidingWindows, Windows
 from services.redis.link import RedisLink
 from services.redis.metrics import RedisMetrics
 from services.redis.query_log import StreamQueryLog
@@ -24,7 +24,7 @@ _ENTRIES_PER_MIB = 2048
 
 
 class RedisStores:
-    """``gateway.stores.Stores`` in one Redis; while it is away, each gateway goes by what it knows itself."""
+    """``gateway.stores.stores.Stores`` in one Redis; while it is away, each gateway goes by what it knows itself."""
 
     def __init__(self, settings: RedisSettings, gateway: GatewaySettings, registry: CollectorRegistry) -> None:
         metrics = RedisMetrics(registry)

@@ -1,6 +1,6 @@
 """The windows of quotas that all gateways share."""
 
-from gateway.windows import Standing, Windows
+from gateway.stores.windows import Standing, Windows
 from services.redis.link import RedisAway, RedisLink
 
 STORE = "rate_limits"

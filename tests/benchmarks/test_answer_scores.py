@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.answer_scores import exact_match, f1, holds_answer, normalised
+from benchmarks.measuring.answer_scores import exact_match, f1, holds_answer, normalised
 
 # Words that normalising changes, and letters that it does not, so that texts often have words in common.
 words = st.lists(st.sampled_from(["a", "An", "THE", "theme", "red", "Red!", "fox", "'", "--", "1972", "ß", "\u00a0"]))

@@ -6,15 +6,15 @@ from itertools import groupby
 
 import pytest
 
-from benchmarks.datasets import Question
-from benchmarks.engines import Generation
-from benchmarks.local_stack import LocalStack
+from benchmarks.measuring.engines import Generation
+from benchmarks.measuring.kv_paths import random_segment
+from benchmarks.measuring.local_stack import LocalStack
+from benchmarks.measuring.systems import System
 from benchmarks.orders import OrdersBenchmark, OrdersSettings
-from benchmarks.paths import random_segment
-from benchmarks.systems import System
-from benchmarks.topics import FoundQuestion
+from benchmarks.workloads.datasets import Question
+from benchmarks.workloads.topics import FoundQuestion
 from cachectl.settings import ControllerSettings
-from generator.factory import GeneratorFactory
+from generator.engines.factory import GeneratorFactory
 from generator.models import ModelStore
 from generator.settings import FakeEngineSettings, GeneratorSettings
 from protocol.generation import PrefillResult

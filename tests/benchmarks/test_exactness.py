@@ -1,7 +1,7 @@
 """How two runs of the same prompts are compared."""
 
-from benchmarks.engines import Generation
 from benchmarks.exactness import compare
+from benchmarks.measuring.engines import Generation
 from protocol.generation import PrefillResult, TokenLogprob
 
 

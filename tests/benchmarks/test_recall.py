@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from workload_files import write_lines
 
-from benchmarks.datasets import Dataset
 from benchmarks.recall import RecallBenchmark
+from benchmarks.workloads.datasets import Dataset
 from protocol.errors import ConfigError
 from retriever.embedding.hashing import HashingEmbedder
 from retriever.settings import HashingSettings, IndexSettings, IngestSettings, RetrieverSettings

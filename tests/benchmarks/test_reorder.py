@@ -6,10 +6,10 @@ from itertools import count, islice
 
 import pytest
 
-from benchmarks.engines import Generation
-from benchmarks.paths import random_segment
+from benchmarks.measuring.engines import Generation
+from benchmarks.measuring.kv_paths import random_segment
+from benchmarks.measuring.systems import System
 from benchmarks.reorder import ReorderBenchmark, ReorderSettings
-from benchmarks.systems import System
 from protocol.errors import ConfigError
 from protocol.generation import PrefillResult
 from protocol.plans import ControllerStats

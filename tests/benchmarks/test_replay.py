@@ -7,10 +7,10 @@ from itertools import accumulate, count, groupby, islice
 
 import pytest
 
-from benchmarks.engines import Generation
-from benchmarks.paths import random_segment
+from benchmarks.measuring.engines import Generation
+from benchmarks.measuring.kv_paths import random_segment
+from benchmarks.measuring.systems import System
 from benchmarks.replay import ReplayBenchmark, ReplaySettings
-from benchmarks.systems import System
 from protocol.errors import ConfigError
 from protocol.generation import PrefillResult
 from protocol.prompts import Prompt, SegmentKind

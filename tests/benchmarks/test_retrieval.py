@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.retrieval import RetrievalBenchmark
-from benchmarks.synthetic_vectors import SyntheticVectors
+from benchmarks.workloads.synthetic_vectors import SyntheticVectors
 from retriever.settings import HNSWSettings, IndexSettings
 
 SETTINGS = IndexSettings(hnsw=HNSWSettings(links=4, build_beam=40, beam=48))

@@ -16,9 +16,9 @@ from benchmarks.scheduling import (
     SchedulingRow,
     _Load,
 )
-from cachectl.cost import DeviceProfile
-from cachectl.integrity import check_integrity
+from cachectl.costs.device_profile import DeviceProfile
 from cachectl.policies import policy_names
+from cachectl.tree.integrity import check_integrity
 
 DEVICE = DeviceProfile.shipped("a10g-7b")
 

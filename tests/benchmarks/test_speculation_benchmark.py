@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.speculation import SpeculationBenchmark, SpeculationSettings
-from generator.factory import GeneratorFactory
+from generator.engines.factory import GeneratorFactory
 from generator.models import ModelStore
 from generator.settings import FakeEngineSettings, GeneratorSettings
 from protocol.plans import DocumentOrder

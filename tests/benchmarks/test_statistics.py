@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.statistics import TimeHistogram, bootstrap_interval, percentile
+from benchmarks.measuring.statistics import TimeHistogram, bootstrap_interval, percentile
 
 # From the shortest time that is told apart to eleven days.
 times = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=200)

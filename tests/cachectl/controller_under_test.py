@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from cachectl.controller import Controller
-from cachectl.node import path_keys
-from cachectl.placement import Capacities
+from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
+from cachectl.tree.node import path_keys
+from cachectl.tree.tier_manager import Capacities
 from protocol.plans import AdmissionRequest, CompletionReport, PlanOutcome, PrefillPlan
 from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.tiers import Tier

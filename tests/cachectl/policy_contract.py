@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachectl.eviction import EvictionOrder
-from cachectl.grant import Grant, PathDocument
-from cachectl.integrity import check_integrity
-from cachectl.lookahead import Lookahead
-from cachectl.node import path_keys
-from cachectl.place import Copy, Place
-from cachectl.placement import Capacities
 from cachectl.policies.base import ReplacementPolicy
-from cachectl.tree import KnowledgeTree
+from cachectl.policies.eviction_order import EvictionOrder
+from cachectl.policies.lookahead import Lookahead
+from cachectl.tree.grant import Grant, PathDocument
+from cachectl.tree.integrity import check_integrity
+from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.node import path_keys
+from cachectl.tree.tier_cache import Copy, Place
+from cachectl.tree.tier_manager import Capacities
 from protocol.tiers import Tier
 
 PolicyFactory = Callable[[Lookahead, Sequence[Sequence[bytes]]], ReplacementPolicy]

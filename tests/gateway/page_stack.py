@@ -21,10 +21,10 @@ import uvicorn
 from fastapi import FastAPI
 from gateway_fakes import FakeLayout
 
-from cachectl.controller import Controller
-from cachectl.cost import DeviceProfile
-from cachectl.placement import Capacities
+from cachectl.costs.device_profile import DeviceProfile
+from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
+from cachectl.tree.tier_manager import Capacities
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
 from protocol.errors import EngineNotReady

@@ -1,4 +1,4 @@
-"""What every engine promises (generator/engine.py), as tests that each implementation runs."""
+"""What every engine promises (generator/engines/engine.py), as tests that each implementation runs."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -8,8 +8,8 @@ from uuid import uuid4
 import pytest
 from blake3 import blake3
 
-from generator.engine import Engine
-from generator.layout import SegmentLayout
+from generator.engines.engine import Engine
+from generator.prompts.layout import SegmentLayout
 from protocol.errors import EngineDied, EngineNotReady
 from protocol.generation import GenerationStep, Sampling
 from protocol.plans import PrefillPlan

@@ -13,9 +13,9 @@ from types import ModuleType
 import pytest
 from platformdirs import user_cache_path
 
+from generator.engines.vllm_engine import _prepare_environment
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings
-from generator.vllm_engine import _prepare_environment
 
 pytestmark = pytest.mark.vllm
 

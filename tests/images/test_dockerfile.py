@@ -91,7 +91,7 @@ def test_what_is_copied_exists_and_reaches_the_builder(source):
     assert reaches_builder(source)
 
 
-@pytest.mark.parametrize("path", [*PACKAGES, *SCRIPTS, "LICENSE", "README.md", "cachectl/profiles/a10g-7b.json"])
+@pytest.mark.parametrize("path", [*PACKAGES, *SCRIPTS, "LICENSE", "README.md", "cachectl/costs/profiles/a10g-7b.json"])
 def test_what_the_image_is_made_of_reaches_the_builder(path):
     assert (ROOT / path).exists()
     assert reaches_builder(path)

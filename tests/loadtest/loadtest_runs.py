@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadtest.records import QueryRecord, WriteRecord, read_records
+from loadtest.reporting.records import QueryRecord, WriteRecord, read_records
 
 ROOT = Path(__file__).parents[2]
 

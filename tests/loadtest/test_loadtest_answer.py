@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from loadtest.answer import Answer
+from loadtest.answers.answer import Answer
 
 
 def event(name, **body):

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from loadtest.arrivals import Step, parse_schedule, poisson_arrivals
 from loadtest.errors import BadOption
-from loadtest.popularity import zipf_draws
+from loadtest.traffic.arrivals import Step, parse_schedule, poisson_arrivals
+from loadtest.traffic.popularity import zipf_draws
 
 SEEDS = range(5)
 

@@ -11,7 +11,7 @@ from loadtest.chaos.right_answers import RightAnswers
 from loadtest.chaos.schedule import kills
 from loadtest.chaos.settings import Ingress, killable
 from loadtest.chaos.victims import Kill, Victim
-from loadtest.records import Outcome, QueryRecord
+from loadtest.reporting.records import Outcome, QueryRecord
 
 TEXTS = {"0": "Gunahata: This is known.", "1": "Zuve: Nothing is known."}
 

@@ -11,8 +11,8 @@ from slow_frame_server import FIRST_S, STALL_S, SlowFrameServer
 
 from loadtest.locust_process import END_ARRIVALS
 from loadtest.options import LoadSettings
-from loadtest.plots import PICTURES
-from loadtest.records import Outcome, WriteAction
+from loadtest.reporting.plots import PICTURES
+from loadtest.reporting.records import Outcome, WriteAction
 
 
 @pytest.fixture

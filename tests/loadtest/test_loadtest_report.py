@@ -6,10 +6,18 @@ import struct
 import pytest
 
 from loadtest.options import LoadSettings
-from loadtest.plots import PICTURES
-from loadtest.records import FILE_NAME, Outcome, QueryRecord, RecordFile, WriteAction, WriteRecord, read_records
 from loadtest.report import write_report
-from loadtest.run_facts import Machine, RunFacts, StepFacts
+from loadtest.reporting.plots import PICTURES
+from loadtest.reporting.records import (
+    FILE_NAME,
+    Outcome,
+    QueryRecord,
+    RecordFile,
+    WriteAction,
+    WriteRecord,
+    read_records,
+)
+from loadtest.reporting.run_facts import Machine, RunFacts, StepFacts
 
 FACTS = RunFacts(
     url="http://stack.example",

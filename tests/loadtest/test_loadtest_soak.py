@@ -12,9 +12,9 @@ import pytest
 from loadtest_runs import ROOT, log_of, until
 from slow_frame_server import SlowFrameServer
 
-from loadtest.capacity import find_capacity
 from loadtest.errors import LoadTestError
-from loadtest.memory import Bound, Sample, StackProcesses, trends
+from loadtest.soak.capacity import find_capacity
+from loadtest.soak.memory import Bound, Sample, StackProcesses, trends
 
 MIB = 2**20
 FAMILY = """

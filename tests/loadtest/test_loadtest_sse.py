@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.sse import ServerSentEvent, SseDecoder
+from loadtest.answers.sse import ServerSentEvent, SseDecoder
 
 TEXT = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=12)
 ENDING = st.sampled_from(["\n", "\r", "\r\n"])

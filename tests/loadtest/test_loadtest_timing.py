@@ -6,7 +6,7 @@ import pytest
 from loadtest_runs import begin, end, trace
 from slow_frame_server import DELTAS, FIRST_S, GAP_S, LAST_S, RETRIEVED_S, SlowFrameServer
 
-from loadtest.records import Outcome
+from loadtest.reporting.records import Outcome
 
 PLAIN = 12
 SPECIAL = ("unchunked", "unended", "ends twice", "fails", "incomplete", "goes on", "429", "503", "bare")

@@ -5,10 +5,10 @@ from argparse import Namespace
 import msgspec
 import pytest
 
-from loadtest.corpus import SyntheticCorpus
 from loadtest.errors import BadOption
 from loadtest.options import LoadSettings
-from loadtest.traffic import Traffic
+from loadtest.traffic.corpus import SyntheticCorpus
+from loadtest.traffic.traffic import Traffic
 
 
 def traffic(**settings):

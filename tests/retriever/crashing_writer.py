@@ -11,7 +11,7 @@ from retriever_cases import SMALL, TENANT, settings, upload
 from retriever.build import build_retriever
 from retriever.index.catalog import IndexCatalog
 from retriever.index.files import IndexFiles
-from retriever.preparing import Preparer
+from retriever.ingestion.preparing import Preparer
 from retriever.store.database import Database
 from retriever.store.documents import Documents
 from retriever.store.jobs import Jobs

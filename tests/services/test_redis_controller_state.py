@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from redis_cases import linked
 
-from cachectl.recollection import DeletionRecord, NodeRecord, Recollection
+from cachectl.tree.snapshot import DeletionRecord, NodeRecord, Recollection
 from services.redis.controller_state import RedisControllerState
 
 NOTHING = Recollection()

@@ -10,7 +10,7 @@ import pytest
 from redis_cases import PATIENT_S, Linked, linked
 from redis_server import RedisServer
 
-from gateway.uploads import Uploads
+from gateway.stores.uploads import Uploads
 from protocol.documents import DocumentUpload, IngestJob
 from protocol.errors import IdempotencyMismatch, RetrieverNotReady, Unavailable, UnreadableDocument
 from protocol.parts import Retriever

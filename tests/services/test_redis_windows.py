@@ -10,7 +10,7 @@ from redis_cases import Linked, linked
 from redis_server import RedisServer
 from windows_contract import PERIOD_S, WindowsContract
 
-from gateway.windows import SlidingWindows
+from gateway.stores.windows import SlidingWindows
 from services.redis.stores import shared_storage
 from services.redis.windows import STORE, SharedWindows
 

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 from prometheus_client import generate_latest
 
-from gateway.stores import EmbeddedStores
+from gateway.stores.stores import EmbeddedStores
 from services import app
 from services.config import Config
 from services.redis.stores import RedisStores

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.engines import Generation
-from benchmarks.systems import System, Systems
+from benchmarks.measuring.engines import Generation
+from benchmarks.measuring.systems import System, Systems
 from cachectl.policies import policy_names
 from protocol.errors import ConfigError, UnknownPolicy
 from protocol.generation import PrefillResult

@@ -7,10 +7,10 @@ import pytest
 from protocol import parts
 from retriever.sharding.shard import Shard
 from retriever.sharding.sharded import ShardedRetriever
-from services.deployments.controller import ControllerDeployment
-from services.deployments.generator import GeneratorDeployment
-from services.deployments.retriever import RetrieverDeployment
-from services.handles import ControllerHandle, GeneratorHandle, RetrieverHandle
+from services.serve.deployments.controller import ControllerDeployment
+from services.serve.deployments.generator import GeneratorDeployment
+from services.serve.deployments.retriever import RetrieverDeployment
+from services.serve.handles import ControllerHandle, GeneratorHandle, RetrieverHandle
 
 
 def calls(contract: type) -> dict[str, list[str]]:

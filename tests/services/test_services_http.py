@@ -9,7 +9,7 @@ import uvicorn
 
 from services import stack
 from services.config import ServerSettings
-from services.http_protocol import MOST_UNREAD_BYTES, BoundedHttpProtocol
+from services.serve.http_protocol import MOST_UNREAD_BYTES, BoundedHttpProtocol
 
 
 async def echo(scope, receive, send):

@@ -13,9 +13,9 @@ from protocol.errors import EngineDied
 from protocol.generation import GenerationStep, Sampling
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
-from services import membership
-from services.handles import GeneratorHandle
-from services.instances import InstanceRouter
+from services.serve import membership
+from services.serve.handles import GeneratorHandle
+from services.serve.instance_router import InstanceRouter
 
 APP = "generator"
 DEPLOYMENT = DeploymentID(name=APP, app_name=APP)

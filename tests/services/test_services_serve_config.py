@@ -9,7 +9,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from protocol.errors import ConfigError
 from services.config import Config, load_config
-from services.serve_config import render, serve_config
+from services.serve.serve_config import render, serve_config
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -43,7 +43,7 @@ RESCALE = """
 import sys
 import ray
 from ray import serve
-from services.applications import GENERATOR, generator_application
+from services.serve.applications import GENERATOR, generator_application
 from services.config import load_config
 
 ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)

@@ -25,11 +25,11 @@ def exactness(
     as_json: JsonOption = False,
 ) -> None:
     """Greedy tokens of real questions over real documents, with KV from all tiers, against none cached."""
-    from benchmarks.articles import article_parts, question_prompts
-    from benchmarks.datasets import Dataset
-    from benchmarks.engines import EngineMaker
     from benchmarks.exactness import ExactnessBenchmark
-    from generator.factory import GeneratorFactory
+    from benchmarks.measuring.engines import EngineMaker
+    from benchmarks.workloads.articles import article_parts, question_prompts
+    from benchmarks.workloads.datasets import Dataset
+    from generator.engines.factory import GeneratorFactory
     from generator.models import ModelStore
 
     config = load_config()

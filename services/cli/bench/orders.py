@@ -31,12 +31,12 @@ def orders(
     as_json: JsonOption = False,
 ) -> None:
     """Token hit rate, TTFT, exact match and F1 with documents in retrieval, canonical and cached-first order."""
-    from benchmarks.engines import EngineMaker
+    from benchmarks.measuring.engines import EngineMaker
+    from benchmarks.measuring.systems import Systems
     from benchmarks.orders import OrdersBenchmark, OrdersSettings
-    from benchmarks.question_sets import QuestionSet
-    from benchmarks.systems import Systems
-    from benchmarks.topics import TopicDraw
-    from generator.factory import GeneratorFactory
+    from benchmarks.workloads.question_sets import QuestionSet
+    from benchmarks.workloads.topics import TopicDraw
+    from generator.engines.factory import GeneratorFactory
     from generator.models import ModelStore
     from protocol.plans import DocumentOrder
 

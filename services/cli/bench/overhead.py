@@ -63,8 +63,8 @@ def overhead(
 
 
 async def _overhead(config: Config, samples: dict[int, int], seed: int) -> "OverheadResult":
-    from benchmarks.corpus import SyntheticCorpus
     from benchmarks.overhead import OverheadBenchmark, ingest
+    from benchmarks.workloads.corpus import SyntheticCorpus
     from services.app import connect_parts
 
     groups = 1 + sum(max(2, -(-wanted // streams)) * streams for streams, wanted in samples.items())

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from cachectl.cost import DeviceProfile
-from cachectl.placement import Capacities
+from cachectl.costs.device_profile import DeviceProfile
 from cachectl.settings import ControllerSettings
+from cachectl.tree.tier_manager import Capacities
 from protocol.plans import DocumentOrder
 from services.cli.bench.options import DEFAULT_DATA, DEFAULT_DEVICE, DataOption
 from services.cli.connection import JsonOption
@@ -16,8 +16,8 @@ from services.cli.output import StepBars, print_json, results
 from services.config import load_config
 
 if TYPE_CHECKING:
-    from benchmarks.policies import PoliciesResult
-    from benchmarks.simulator import SimulatedService
+    from benchmarks.simulation.policies import PoliciesResult
+    from benchmarks.simulation.simulator import SimulatedService
 
 MISTRAL_7B_KV_BYTES = 131_072
 TABLE2_REQUESTS = 8000
@@ -64,10 +64,10 @@ def policies(
     as_json: JsonOption = False,
 ) -> None:
     """Hit rates and times to first token of replacement policies, in a simulation of the shipped scheduler."""
-    from benchmarks.policies import PolicyBenchmark, simulated_policies
-    from benchmarks.simulator import SimulatedService
-    from benchmarks.sweep import draw, size_where_lru_hits, sweep
-    from benchmarks.workload import open_workload
+    from benchmarks.simulation.policies import PolicyBenchmark, simulated_policies
+    from benchmarks.simulation.simulator import SimulatedService
+    from benchmarks.simulation.sweep import draw, size_where_lru_hits, sweep
+    from benchmarks.workloads.workload import open_workload
 
     profile = _device(device).with_kv_bytes(kv_bytes)
     service = SimulatedService(instances, max_running, reorder_window=window, order=order)
@@ -118,8 +118,8 @@ def _device(name: str) -> DeviceProfile:
 
 
 def _table2(device: DeviceProfile, service: "SimulatedService", requests: int, seed: int, as_json: bool) -> None:
-    from benchmarks.belady import Belady
-    from benchmarks.table2 import HOST_GIB, Table2
+    from benchmarks.simulation.belady import Belady
+    from benchmarks.simulation.table2 import HOST_GIB, Table2
 
     with StepBars() as bars:
         result = Table2(device, service, requests, seed).run([ControllerSettings().policy, Belady.name], bars)

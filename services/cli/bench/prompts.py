@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from benchmarks.articles import article_parts
-from benchmarks.progress import Progress
-from benchmarks.question_sets import QuestionRetrieval, QuestionSet
-from benchmarks.retrieved_prompts import RetrievedPrompts
-from generator.factory import GeneratorFactory
+from benchmarks.measuring.progress import Progress
+from benchmarks.workloads.articles import article_parts
+from benchmarks.workloads.question_sets import QuestionRetrieval, QuestionSet
+from benchmarks.workloads.retrieved_prompts import RetrievedPrompts
+from generator.engines.factory import GeneratorFactory
 from generator.models import ModelStore
 from services.config import Config
 

@@ -19,8 +19,8 @@ def recall(
     as_json: JsonOption = False,
 ) -> None:
     """Recall of the index, against exact search with the same embeddings."""
-    from benchmarks.datasets import Dataset
     from benchmarks.recall import RecallBenchmark
+    from benchmarks.workloads.datasets import Dataset
 
     config = load_config()
     with StepBars() as show:

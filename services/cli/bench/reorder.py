@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from benchmarks.popularity import Popularity
+from benchmarks.workloads.popularity import Popularity
 from services.cli.bench.options import (
     DEFAULT_DATA,
     DataOption,
@@ -42,9 +42,9 @@ def reorder(
     as_json: JsonOption = False,
 ) -> None:
     """Mean TTFT a little above the sustainable rate, requests served as they come and reordered by what is cached."""
-    from benchmarks.engines import EngineMaker
+    from benchmarks.measuring.engines import EngineMaker
+    from benchmarks.measuring.systems import Systems
     from benchmarks.reorder import ReorderBenchmark, ReorderSettings
-    from benchmarks.systems import Systems
     from generator.models import ModelStore
     from services.cli.bench.prompts import retrieved_prompts
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from benchmarks.popularity import Popularity
+from benchmarks.workloads.popularity import Popularity
 from services.cli.bench.options import (
     DEFAULT_DATA,
     DataOption,
@@ -49,9 +49,9 @@ def replay(
     as_json: JsonOption = False,
 ) -> None:
     """TTFT and throughput against vLLM without reuse, and with its own prefix cache, under Poisson arrivals."""
-    from benchmarks.engines import EngineMaker
+    from benchmarks.measuring.engines import EngineMaker
+    from benchmarks.measuring.systems import OURS, Systems
     from benchmarks.replay import ReplayBenchmark, ReplaySettings
-    from benchmarks.systems import OURS, Systems
     from generator.models import ModelStore
     from services.cli.bench.prompts import retrieved_prompts
 

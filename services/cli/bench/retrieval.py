@@ -26,7 +26,7 @@ def retrieval(
     import numpy as np
 
     from benchmarks.retrieval import RetrievalBenchmark
-    from benchmarks.synthetic_vectors import SyntheticVectors
+    from benchmarks.workloads.synthetic_vectors import SyntheticVectors
 
     if nlist > vectors:
         raise typer.BadParameter("there are fewer vectors than lists", param_hint="--nlist")

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from cachectl.cost import DeviceProfile
+from cachectl.costs.device_profile import DeviceProfile
 from cachectl.settings import ControllerSettings
 from services.cli.bench.options import DEFAULT_DEVICE
 from services.cli.connection import JsonOption

@@ -15,7 +15,7 @@ from services.cli.output import StepBars, print_json, results
 from services.config import Config, load_config
 
 if TYPE_CHECKING:
-    from benchmarks.progress import Progress
+    from benchmarks.measuring.progress import Progress
     from benchmarks.speculation import SpeculationResult, SpeculationSettings
 
 
@@ -89,7 +89,7 @@ async def _measure(
 ) -> "dict[str, SpeculationResult]":
     """Each engine's result by its name; ``rates`` has what is swept on each."""
     from benchmarks.speculation import SpeculationBenchmark
-    from generator.factory import GeneratorFactory
+    from generator.engines.factory import GeneratorFactory
     from generator.models import ModelStore
 
     name = f"speculation-{settings.vectors}x{settings.dimension}-{settings.words}-{settings.seed}"

@@ -27,9 +27,9 @@ def sustained(
     as_json: JsonOption = False,
 ) -> None:
     """Speed-up over plain vLLM, stretch by stretch, on new pairs of documents over more than the cache can hold."""
-    from benchmarks.engines import EngineMaker
+    from benchmarks.measuring.engines import EngineMaker
+    from benchmarks.measuring.systems import Systems
     from benchmarks.sustained import SustainedBenchmark
-    from benchmarks.systems import Systems
     from generator.models import ModelStore
     from services.cli.bench.prompts import retrieved_prompts
 

@@ -18,7 +18,7 @@ def tiers(
     as_json: JsonOption = False,
 ) -> None:
     """Time to first token with KV in GPU, host memory and on disk, against vLLM's own cache and none."""
-    from benchmarks.engines import EngineMaker
+    from benchmarks.measuring.engines import EngineMaker
     from benchmarks.tiers import TiersBenchmark
     from generator.models import ModelStore
 

@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from benchmarks.engines import generate
-from benchmarks.paths import KvPath, random_segment
-from generator.vllm_engine import VllmEngine
+from benchmarks.measuring.engines import generate
+from benchmarks.measuring.kv_paths import KvPath, random_segment
+from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import PrefillResult
 from protocol.plans import PrefillPlan
 from protocol.tiers import Tier

@@ -16,10 +16,10 @@ from platformdirs import user_cache_path
 from processes import engines_under
 from safetensors.numpy import load_file
 
+from generator.engines.vllm_engine import VllmEngine
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings, KvSettings
 from generator.tiers.node_file import NodeFormat
-from generator.vllm_engine import VllmEngine
 from protocol.errors import EngineDied
 from protocol.generation import Sampling
 from protocol.kv import LostCopy, Orders

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("vllm")
 
-from generator.connector.execution import Execution, Offer
-from generator.connector.metadata import Load, Piece
-from generator.connector.orders import RequestOrders, Resolved
+from generator.connector.messages import RequestOrders, Resolved
+from generator.connector.request_state import Execution, Offer
+from generator.connector.step_jobs import Load, Piece
 from protocol.kv import pages_spanned
 from protocol.plans import PlannedNode
 from protocol.tiers import Tier

@@ -10,8 +10,8 @@ pytest.importorskip("vllm")
 import torch
 from small_cache import small_cache
 
-from generator.connector.metadata import Load, Piece, StepJobs
-from generator.connector.worker_half import WorkerHalf
+from generator.connector.step_jobs import Load, Piece, StepJobs
+from generator.connector.worker_side import WorkerHalf
 from generator.tiers.disk import DiskTier
 from generator.tiers.null import NullTier
 from protocol.kv import KvMemory, KvNode

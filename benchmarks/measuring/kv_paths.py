@@ -1,0 +1,91 @@
+"""Plans without a controller: KV is put where a measurement or a test wants it, by orders made by hand."""
+
+import random
+from collections.abc import Sequence
+from itertools import accumulate, count
+from uuid import uuid4
+
+from cachectl.tree.node import path_keys
+from protocol.kv import Move, Pages, pages_spanned
+from protocol.plans import PlannedNode, PrefillPlan
+from protocol.prompts import Prompt, Segment, SegmentKind
+from protocol.tiers import Tier
+
+INSTANCE = "generator"
+QUESTION_TOKENS = 21
+# Stamps rise, whoever hands pages out.
+_STAMPS = count(1)
+
+
+def random_segment(key: str, tokens: int, kind: SegmentKind = SegmentKind.DOCUMENT) -> Segment:
+    """A segment of token ids that every vocabulary has, drawn by its key: equal keys are equal segments."""
+    draws = random.Random(key)  # noqa: S311 - a repeatable draw
+    return Segment(kind, key, tuple(draws.randrange(100, 1000) for _ in range(tokens)))
+
+
+class KvPath:
+    """Segments behind each other in one namespace, a new one by default, with pages of host memory of their own.
+
+    The pages are numbered from ``first_page``, in an arena of pages of ``page_tokens`` tokens.
+    """
+
+    def __init__(
+        self, segments: Sequence[Segment], page_tokens: int, namespace: str | None = None, first_page: int = 0
+    ) -> None:
+        self.segments = tuple(segments)
+        self.namespace = namespace or uuid4().hex
+        self.keys = [key.hex() for key in path_keys(self.namespace, [segment.key for segment in segments])]
+        self.pages: list[Pages] = []
+        lengths = [len(segment.token_ids) for segment in segments]
+        for begin, tokens in zip(accumulate(lengths, initial=0), lengths, strict=False):
+            span = len(pages_spanned(begin, tokens, page_tokens))
+            self.pages.append(Pages(tuple(range(first_page, first_page + span)), next(_STAMPS)))
+            first_page += span
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all segments."""
+        return sum(len(segment.token_ids) for segment in self.segments)
+
+    @property
+    def page_count(self) -> int:
+        """Pages of all segments."""
+        return sum(len(pages.numbers) for pages in self.pages)
+
+    def plan(
+        self,
+        question: str,
+        sources: Tier | Sequence[Tier | None] | None,
+        kept: Tier | Sequence[Tier | None] | None,
+        moves: Sequence[Move] = (),
+    ) -> PrefillPlan:
+        """A plan for the path and a question behind it; ``sources`` and ``kept`` are for all nodes, or one for each."""
+        nodes = tuple(
+            PlannedNode(key, len(part.token_ids), source, keep, pages if Tier.HOST in (source, keep) else None)
+            for key, part, source, keep, pages in zip(
+                self.keys, self.segments, self._each(sources), self._each(kept), self.pages, strict=True
+            )
+        )
+        asked = random_segment(question, QUESTION_TOKENS, SegmentKind.QUESTION)
+        prompt = Prompt((*self.segments, asked))
+        return PrefillPlan(uuid4().hex, INSTANCE, self.namespace, prompt, 0.0, nodes, tuple(moves))
+
+    def moves(self, source: Tier, target: Tier | None, evict: bool = True) -> tuple[Move, ...]:
+        """Orders that move all nodes, the last one first."""
+        instance = INSTANCE if source is Tier.GPU else None
+        nodes = list(zip(self.keys, self.segments, self.pages, strict=True))
+        return tuple(
+            Move(
+                key,
+                len(part.token_ids),
+                source,
+                target,
+                instance,
+                evict,
+                pages if Tier.HOST in (source, target) else None,
+            )
+            for key, part, pages in reversed(nodes)
+        )
+
+    def _each(self, given: Tier | Sequence[Tier | None] | None) -> Sequence[Tier | None]:
+        return [given] * len(self.keys) if given is None or isinstance(given, Tier) else given

@@ -1,0 +1,81 @@
+"""The stack without its servers: a controller over an engine, in this process, driven as the gateway drives them."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+import structlog
+
+from benchmarks.measuring.engines import Generation, generate
+from cachectl.runtime.live_controller import LiveController, OneInstance
+from cachectl.settings import ControllerSettings
+from generator.engines.vllm_engine import VllmEngine
+from protocol.generation import PrefillResult
+from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, DocumentOrder, PlanOutcome
+from protocol.prompts import Prompt
+
+log = structlog.get_logger(__name__)
+
+
+class LocalStack:
+    """Answers prompts by the controller's plans. Make it with ``over``."""
+
+    def __init__(self, live: LiveController, engine: VllmEngine) -> None:
+        self._live = live
+        self._engine = engine
+
+    @classmethod
+    @asynccontextmanager
+    async def over(
+        cls, engine: VllmEngine, settings: ControllerSettings, profiles: Path
+    ) -> "AsyncGenerator[LocalStack]":
+        """A stack over an engine that runs, whose costs are profiled into ``profiles`` if they are not there yet."""
+        live = LiveController(settings, OneInstance("generator", engine), profiles, time.monotonic, time.time)
+        await live.start(lambda done, total: log.info("profiling the engine, once", probe=done, of=total))
+        yield cls(live, engine)
+        live.controller.check_integrity()
+
+    async def answer(
+        self,
+        prompt: Prompt,
+        namespace: str,
+        max_tokens: int,
+        logprobs: bool = False,
+        order: DocumentOrder = DocumentOrder.RETRIEVAL,
+    ) -> Generation:
+        """Admit, generate and complete, as a query does; the time to first token counts from the admission on.
+
+        The engine is asked the prompt with its documents in ``order``. Raises what controller and engine raise.
+        """
+        controller = self._live.controller
+        query_id = uuid4().hex
+        arrived = time.perf_counter()
+        plan = await controller.admit(AdmissionRequest(query_id, namespace, prompt, time.time(), order))
+        queued_ms = (time.perf_counter() - arrived) * 1000
+        report = CompletionReport(query_id, PlanOutcome.FAILED)
+
+        async def prefilled(prefill: PrefillResult) -> None:
+            # From here on others may be prefilled, and find what this one has computed.
+            await controller.prefilled(query_id, prefill.lost)
+
+        try:
+            came = await generate(self._engine, plan, max_tokens, logprobs, prefilled)
+            prefill = came.prefill
+            report = CompletionReport(
+                query_id,
+                PlanOutcome.COMPLETED,
+                cached_tokens=prefill.cached_tokens,
+                computed_tokens=prefill.prompt_tokens - prefill.cached_tokens,
+                completion_tokens=came.tokens,
+                prefill_ms=prefill.prefill_ms,
+            )
+        finally:
+            await controller.complete(report)
+        return msgspec.structs.replace(came, ttft_ms=came.ttft_ms + queued_ms)
+
+    async def stats(self) -> ControllerStats:
+        """The controller's counters and gauges."""
+        return await self._live.controller.stats()

@@ -1,0 +1,1 @@
+"""The shipped scheduler and tree on a virtual clock."""

@@ -1,0 +1,103 @@
+"""Replacement policies against each other: the same arrivals through the shipped classes, once for each policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from benchmarks.simulation.belady import Belady
+from benchmarks.simulation.simulator import (
+    SimulatedService,
+    SimulationResult,
+    Simulator,
+    ordered_documents,
+    system_prompt,
+)
+from cachectl.policies import create_policy, policy_names
+from cachectl.policies.lookahead import Lookahead
+from cachectl.scheduling.document_order import order_by_name
+from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.node import path_keys
+from protocol.errors import ConfigError
+from protocol.plans import DocumentOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from benchmarks.workloads.workload import Workload
+    from cachectl.costs.device_profile import DeviceProfile
+    from cachectl.policies.base import ReplacementPolicy
+    from cachectl.tree.tier_manager import Capacities
+
+
+class PoliciesResult(msgspec.Struct, frozen=True):
+    """Each policy's figures on one workload, beside what it ran on."""
+
+    trace: str
+    device: str
+    gpu_tokens: int
+    host_tokens: int
+    disk_tokens: int
+    order: str
+    policies: dict[str, SimulationResult]
+
+
+def simulated_policies() -> list[str]:
+    """Every policy that a simulation knows: the shipped ones and the clairvoyant."""
+    return [*policy_names(), Belady.name]
+
+
+class PolicyBenchmark:
+    """Serves one workload once for each policy, on a device with so much room."""
+
+    def __init__(self, device: DeviceProfile, capacities: Capacities, service: SimulatedService) -> None:
+        self._device = device
+        self._capacities = capacities
+        self._service = service
+
+    def run(self, workload: Workload, policies: Sequence[str], progress: Callable[[str, int], None]) -> PoliciesResult:
+        """Every policy's figures; ``progress`` hears of the policy and of requests that arrived under it.
+
+        Raises UnknownPolicy, and ConfigError for BELADY where paths are not known ahead, before anything runs.
+        """
+        for name in policies:
+            if name != Belady.name:
+                create_policy(name, Lookahead())
+            elif self._service.order is DocumentOrder.CACHED_FIRST:
+                raise ConfigError("BELADY needs to know every path ahead, and the order cached-first decides late")
+        return PoliciesResult(
+            trace=workload.name,
+            device=self._device.name,
+            gpu_tokens=self._capacities.gpu,
+            host_tokens=self._capacities.host,
+            disk_tokens=self._capacities.disk,
+            order=self._service.order.value,
+            policies={name: self.simulate(workload, name, progress) for name in policies},
+        )
+
+    def simulate(self, workload: Workload, policy: str, progress: Callable[[str, int], None]) -> SimulationResult:
+        """One policy's figures."""
+        lookahead = Lookahead()
+        tree = KnowledgeTree(
+            self._policy(policy, lookahead, workload),
+            self._capacities,
+            [f"instance-{number}" for number in range(self._service.instances)],
+            self._device.prefill_seconds,
+        )
+        service = self._service
+        scheduler = Scheduler(tree, lookahead, service.max_running, service.max_queued, service.reorder_window)
+        return Simulator(scheduler, self._device, service).run(workload, lambda count: progress(policy, count))
+
+    def _policy(self, name: str, lookahead: Lookahead, workload: Workload) -> ReplacementPolicy:
+        if name != Belady.name:
+            return create_policy(name, lookahead)
+        return Belady(lookahead, self._paths(workload))
+
+    def _paths(self, workload: Workload) -> Iterator[list[bytes]]:
+        """The node keys of every request's path, as the simulator will ask for them."""
+        order = order_by_name(self._service.order)
+        for request in workload.requests():
+            path = [*system_prompt(request), *ordered_documents(request, order, None)]
+            yield path_keys(request.system_id, [document.content for document in path])

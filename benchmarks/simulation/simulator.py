@@ -1,0 +1,205 @@
+"""A discrete-event simulator of the serving stack: the shipped scheduler and tree on a virtual clock.
+
+What is real: routing, queues with their reordering, the knowledge tree with its tiers, and the policy, the very
+classes that serve. What is modelled: an instance prefills one request after the other, in seconds of a device's cost
+grid, after loading what its plan names over the device's link; tokens then take ``decode_s`` each while the next
+prefill goes on. Swapping out rides on the other direction of the link and costs nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from benchmarks.measuring.statistics import TimeHistogram
+from cachectl.scheduling.document_order import OrderStrategy, order_by_name
+from cachectl.scheduling.instance_state import Request
+from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tree.grant import PathDocument
+from protocol.plans import DocumentOrder
+from protocol.tiers import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.workloads.workload import TraceRequest, Workload
+    from cachectl.costs.device_profile import DeviceProfile
+    from cachectl.tree.grant import Grant
+    from cachectl.tree.node import Node
+
+
+class SimulatedService(NamedTuple):
+    """What requests meet: instances, how many each works on, how many may wait, and how often one may be overtaken.
+
+    Requests that come while every queue is full wait outside, first come, first served; their time counts.
+    """
+
+    instances: int = 1
+    max_running: int = 4
+    max_queued: int = 256
+    reorder_window: int = 32
+    decode_s: float = 0.0
+    order: DocumentOrder = DocumentOrder.RETRIEVAL
+
+
+class SimulationResult(msgspec.Struct, frozen=True):
+    """What became of a workload under one policy.
+
+    ``doc_hit_rate`` is hit documents over retrieved ones and ``token_hit_rate`` the same by tokens: a document is hit
+    when it and all in front of it come from some tier. Times are of the virtual clock, TTFT from arrival to the
+    end of prefill. ``evictions`` counts nodes that made room for others in a tier, by tier too.
+    """
+
+    doc_hit_rate: float
+    token_hit_rate: float
+    mean_ttft_s: float
+    p99_ttft_s: float
+    evictions: int
+    requests: int
+    documents: int
+    hit_tokens_by_tier: dict[str, int]
+    evictions_by_tier: dict[str, int]
+    largest_overtake: int
+    simulated_s: float
+
+
+class _Running:
+    """A request between its arrival and its end."""
+
+    __slots__ = ("arrival_s", "output_tokens", "system_documents", "total_tokens")
+
+    def __init__(self, request: TraceRequest, system_documents: int) -> None:
+        self.arrival_s = request.arrival_s
+        self.output_tokens = request.output_tokens
+        self.system_documents = system_documents
+        self.total_tokens = request.system_tokens + request.question_tokens
+        for document in request.documents:
+            self.total_tokens += document.tokens
+
+
+def system_prompt(request: TraceRequest) -> list[PathDocument]:
+    """The document that a request's path begins with: none without a system prompt."""
+    if not request.system_tokens:
+        return []
+    return [PathDocument(f"system {request.system_id}", request.system_tokens)]
+
+
+def ordered_documents(request: TraceRequest, order: OrderStrategy, above: Node | None) -> list[PathDocument]:
+    """A request's documents in prompt order; ``above`` is the tree's node in front of them, if there is one."""
+    indices = order([document.id for document in request.documents], above)
+    return [PathDocument(*request.documents[index]) for index in indices]
+
+
+class Simulator:
+    """Runs one workload through one scheduler. Memory is bounded by the tree and the queues, not by the workload."""
+
+    def __init__(self, scheduler: Scheduler, device: DeviceProfile, service: SimulatedService) -> None:
+        self._scheduler = scheduler
+        self._tree = scheduler.tree
+        self._device = device
+        self._service = service
+        self._order = order_by_name(service.order)
+        # Ends of prefills (kind 0) and of answers (kind 1), by time.
+        self._events: list[tuple[float, int, int, str]] = []
+        self._event_count = 0
+        self._engine_free_s = dict.fromkeys(scheduler.tree.placement.gpus, 0.0)
+        self._running: dict[str, _Running] = {}
+        self._ttft = TimeHistogram()
+        self._documents = self._hit_documents = self._tokens = 0
+        self._hit_tokens = dict.fromkeys(Tier, 0)
+
+    def run(self, workload: Workload, progress: Callable[[int], None]) -> SimulationResult:
+        """Serve every request; ``progress`` hears of each so many that arrived."""
+        now = 0.0
+        arrived = 0
+        requests: Iterator[TraceRequest] = iter(workload.requests())
+        room = self._service.instances * (self._service.max_running + self._service.max_queued)
+        upcoming = next(requests, None)
+        while upcoming is not None or self._events:
+            full = len(self._running) >= room
+            if upcoming is not None and not full and (not self._events or upcoming.arrival_s <= self._events[0][0]):
+                now = max(now, upcoming.arrival_s)
+                arrived += 1
+                self._arrive(str(arrived), upcoming, now)
+                progress(1)
+                upcoming = next(requests, None)
+            else:
+                now, _, kind, query_id = heapq.heappop(self._events)
+                self._finish(query_id, now) if kind else self._prefilled(query_id, now)
+        return self._result(arrived, now)
+
+    def _arrive(self, query_id: str, traced: TraceRequest, now: float) -> None:
+        system = system_prompt(traced)
+        above = self._tree.roots.get(traced.system_id)
+        for document in system:
+            above = above.child(document.content) if above is not None else None
+        documents = ordered_documents(traced, self._order, above)
+        request = Request(query_id, traced.system_id, (*system, *documents), traced.question_tokens, pinned=len(system))
+        self._running[query_id] = _Running(traced, len(system))
+        grant = self._scheduler.submit(request, now)
+        if grant is not None:
+            self._start(grant, now)
+
+    def _start(self, grant: Grant, now: float) -> None:
+        """Count what the plan found, and let the engine work on it as soon as it is free."""
+        running = self._running[grant.query_id]
+        cached = 0
+        load_s = 0.0
+        for index, step in enumerate(grant.steps):
+            document = index >= running.system_documents
+            if document:
+                self._documents += 1
+                self._tokens += step.tokens
+            if step.source is not None:
+                cached += step.tokens
+                load_s += self._device.load_seconds(step.tokens, step.source)
+                if document:
+                    self._hit_documents += 1
+                    self._hit_tokens[step.source] += step.tokens
+        # The last token is always computed: it is what the first token of the answer comes from.
+        computed = max(1, running.total_tokens - cached)
+        begin = max(now, self._engine_free_s[grant.instance])
+        end = begin + load_s + self._device.prefill_seconds(max(0, running.total_tokens - computed), computed)
+        self._engine_free_s[grant.instance] = end
+        self._at(end, 0, grant.query_id)
+
+    def _prefilled(self, query_id: str, now: float) -> None:
+        running = self._running[query_id]
+        self._ttft.add(now - running.arrival_s)
+        decode_s = running.output_tokens * self._service.decode_s
+        if decode_s:
+            for grant in self._scheduler.prefilled(query_id, now):
+                self._start(grant, now)
+            self._at(now + decode_s, 1, query_id)
+        else:
+            self._finish(query_id, now)
+
+    def _finish(self, query_id: str, now: float) -> None:
+        del self._running[query_id]
+        for grant in self._scheduler.complete(query_id, now, kept=True):
+            self._start(grant, now)
+
+    def _at(self, time_s: float, kind: int, query_id: str) -> None:
+        self._event_count += 1
+        heapq.heappush(self._events, (time_s, self._event_count, kind, query_id))
+
+    def _result(self, arrived: int, now: float) -> SimulationResult:
+        evictions = dict.fromkeys(Tier, 0)
+        for place in self._tree.placement:
+            evictions[place.tier] += place.evictions
+        return SimulationResult(
+            doc_hit_rate=self._hit_documents / self._documents if self._documents else 0.0,
+            token_hit_rate=sum(self._hit_tokens.values()) / self._tokens if self._tokens else 0.0,
+            mean_ttft_s=self._ttft.mean,
+            p99_ttft_s=self._ttft.percentile(99),
+            evictions=sum(evictions.values()),
+            requests=arrived,
+            documents=self._documents,
+            hit_tokens_by_tier={tier.value: tokens for tier, tokens in self._hit_tokens.items()},
+            evictions_by_tier={tier.value: count for tier, count in evictions.items()},
+            largest_overtake=self._scheduler.largest_overtake,
+            simulated_s=now,
+        )

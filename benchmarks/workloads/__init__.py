@@ -1,0 +1,1 @@
+"""What benchmarks ask: question sets, traces and generated workloads."""

@@ -1,0 +1,244 @@
+"""Workloads with the skew of real retrieval: the questions of a set, and what the retriever finds for them in a corpus.
+
+Sets are folders with questions, documents or both (see `benchmarks.workloads.datasets`). ``squad`` are its questions
+over its own corpus, ``mmlu@squad`` the questions of mmlu over the corpus of squad: the form for sets without a corpus,
+which any two can be put together in.
+
+Corpora are ingested into the folder that `benchmarks.recall` keeps, so what either has embedded, both have. What was
+found for a question is kept too, and a workload of the same questions opens at once. Data sets are only read.
+"""
+
+import asyncio
+import os
+import random
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+from blake3 import blake3
+
+from benchmarks.measuring.progress import Progress
+from benchmarks.workloads.corpus_store import ingest_corpus, search_corpus
+from benchmarks.workloads.datasets import DOCUMENTS_FILE, QUESTIONS_FILE, Dataset, Question
+from benchmarks.workloads.synthetic import DocumentLengths
+from benchmarks.workloads.workload import TraceDocument, TraceRequest, Workload, check_rate
+from protocol.errors import ConfigError
+from retriever.build import build_retriever
+from retriever.settings import RetrieverSettings
+
+TOKENS_A_WORD = 1.3
+# Chinese and Japanese have no spaces: there each character counts as a word.
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+")
+
+
+def estimated_tokens(text: str) -> int:
+    """About how many tokens a text has, without a tokenizer: 1.3 a word, at least one."""
+    return max(1, round(TOKENS_A_WORD * sum(1 for _ in _WORD.finditer(text))))
+
+
+class FoundChunk(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk that was found for a question, and the estimated tokens of its text."""
+
+    id: str
+    tokens: int
+
+
+class Finding(msgspec.Struct, frozen=True, array_like=True):
+    """What was found for a question when ``top_k`` chunks were asked for, best first."""
+
+    top_k: int
+    chunks: tuple[FoundChunk, ...]
+
+
+Found = dict[int, Finding]
+"""What was found, by the question's place in its set."""
+
+_KEPT_EVERY = 1000
+
+
+class QuestionSet(Dataset):
+    """A data set whose name may end with the name of another one's corpus, as in ``mmlu@squad``."""
+
+    def __init__(self, data: Path, name: str) -> None:
+        asked, _, corpus = name.partition("@")
+        super().__init__(data, asked, corpus)
+        self.name = name
+
+    @staticmethod
+    def exists(data: Path, name: str) -> bool:
+        """Whether this names a question set below ``data``."""
+        asked, _, corpus = name.partition("@")
+        return asked in _folders_with(data, QUESTIONS_FILE) and (corpus or asked) in _folders_with(data, DOCUMENTS_FILE)
+
+    @staticmethod
+    def names(data: Path) -> list[str]:
+        """What question sets below ``data`` are called; a set without a corpus shows where to name one."""
+        corpora = _folders_with(data, DOCUMENTS_FILE)
+        asked = _folders_with(data, QUESTIONS_FILE)
+        lone = [corpus for corpus in corpora if corpus not in asked]
+        return [name if name in corpora else f"{name}@CORPUS" for name in asked] + [
+            f"QUESTIONS@{name}" for name in lone
+        ]
+
+    def hash(self) -> str:
+        """What changes when questions or corpus do."""
+        digest = blake3()
+        for file in self.files:
+            digest.update(blake3().update_mmap(file).digest())
+        return digest.hexdigest()
+
+
+class QuestionRetrieval:
+    """What a retriever of these settings finds for questions, each searched for once and then kept below ``folder``.
+
+    It is kept by questions, corpus, and the settings that decide what is found; one file each, which grows. The first
+    of many chunks are what a search for few would find, so only a search for more is made anew.
+    """
+
+    def __init__(self, settings: RetrieverSettings, folder: Path, progress: Progress) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._progress = progress
+
+    def find(
+        self, questions: QuestionSet, asked: Sequence[tuple[int, Question]], top_k: int
+    ) -> dict[int, tuple[FoundChunk, ...]]:
+        """What is found for these questions, given with their places: by place, best first.
+
+        Must not be called inside a running event loop. Raises what the retriever raises, StorageFull among it.
+        """
+        file = self._file(questions)
+        found = _read(file)
+        missing = [asking for asking in asked if asking[0] not in found or found[asking[0]].top_k < top_k]
+        if missing:
+            try:
+                asyncio.run(self._search(questions, missing, top_k, found, file))
+            finally:
+                # What an interrupted search has found need not be looked for again.
+                _publish(file, found)
+        return {place: found[place].chunks[:top_k] for place, _ in asked}
+
+    def _file(self, questions: QuestionSet) -> Path:
+        settings = self._settings.model_dump_json(include={"embedder", "chunks", "index"})
+        key = blake3(msgspec.json.encode((questions.hash(), settings))).hexdigest(8)
+        return self._folder / "bench" / "retrieved" / f"{questions.name}-{key}.json"
+
+    async def _search(
+        self, questions: QuestionSet, asked: Sequence[tuple[int, Question]], top_k: int, found: Found, file: Path
+    ) -> None:
+        retriever = build_retriever(self._settings, self._folder / "bench" / "recall")
+        await retriever.start()
+        try:
+            await ingest_corpus(retriever, questions, self._progress)
+            for done, (place, question) in enumerate(asked, start=1):
+                chunks = [
+                    FoundChunk(f"{chunk.document_id}#{chunk.index}", estimated_tokens(chunk.text))
+                    for chunk in await search_corpus(retriever, questions, question.question, top_k)
+                ]
+                found[place] = Finding(top_k, tuple(chunks))
+                self._progress("retrieving", done, len(asked))
+                if not done % _KEPT_EVERY:
+                    _publish(file, found)
+        finally:
+            await retriever.close()
+
+
+class QuestionSetWorkload(Workload):
+    """Requests for questions in a seeded order with Poisson arrivals: each once, then any of them again and again.
+
+    A request's documents are the chunks found for its question, which are what RAGTree puts into a prompt and caches.
+    Memory goes with the number of different questions.
+    """
+
+    def __init__(
+        self, name: str, pool: Sequence[tuple[int, tuple[TraceDocument, ...]]], count: int, rate: float, seed: int
+    ) -> None:
+        self.name = name
+        self._pool = pool
+        self._count = count
+        self._rate = rate
+        self._seed = seed
+
+    @property
+    def length(self) -> int:
+        """As many as were asked for."""
+        return self._count
+
+    def requests(self) -> Iterator[TraceRequest]:
+        """The requests."""
+        draws = random.Random(f"requests {self._seed}")  # noqa: S311 - a repeatable draw
+        arrival_s = 0.0
+        for number in range(self._count):
+            arrival_s += draws.expovariate(self._rate)
+            question_tokens, documents = self._pool[
+                number if number < len(self._pool) else draws.randrange(len(self._pool))
+            ]
+            yield TraceRequest(arrival_s, documents, question_tokens)
+
+
+def open_question_set(
+    questions: QuestionSet,
+    settings: RetrieverSettings,
+    cache_dir: Path,
+    seed: int,
+    *,
+    count: int | None,
+    top_k: int,
+    rate: float,
+    mean_tokens: float | None,
+    progress: Progress,
+) -> QuestionSetWorkload:
+    """The workload of ``count`` requests, or of each question once, with what the retriever finds for each question.
+
+    Document lengths are drawn with mean ``mean_tokens``, fixed by document and seed, or with None estimated from the
+    texts. Must not be called inside a running event loop. Raises ConfigError, and what the retriever raises.
+    """
+    check_rate(rate)
+    if top_k < 1 or (count is not None and count < 1):
+        raise ConfigError(
+            "top_k and the number of requests must be at least 1", param="requests" if top_k > 0 else "top_k"
+        )
+    lengths = None if mean_tokens is None else DocumentLengths(mean_tokens, seed)
+    order = list(enumerate(questions.questions()))
+    if not order:
+        raise ConfigError(f"{questions.name} has no question", param="workload")
+    random.Random(seed).shuffle(order)  # noqa: S311 - a repeatable order
+    asked = order[:count]
+    found = QuestionRetrieval(settings, cache_dir, progress).find(questions, asked, top_k)
+    documents: dict[str, TraceDocument] = {}
+    for place, _ in asked:
+        for chunk in found[place]:
+            if chunk.id not in documents:
+                documents[chunk.id] = TraceDocument(chunk.id, lengths.of(chunk.id) if lengths else chunk.tokens)
+    pool = [
+        (estimated_tokens(question.question), tuple(documents[chunk.id] for chunk in found[place]))
+        for place, question in asked
+    ]
+    return QuestionSetWorkload(questions.name, pool, len(order) if count is None else count, rate, seed)
+
+
+def _folders_with(data: Path, file: str) -> list[str]:
+    return sorted(found.parent.name for found in data.glob(f"*/{file}"))
+
+
+def _read(file: Path) -> Found:
+    """What is kept in a file; nothing where there is none, or none that can be read."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Found)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+
+
+def _publish(file: Path, found: Found) -> None:
+    """Write a file in one step, so that a reader finds the old one or the new one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as written:
+            written.write(msgspec.json.encode(found))
+        Path(name).replace(file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,99 @@
+"""Questions that come in topics, with the chunks that real retrieval finds for them: so documents come back.
+
+A topic begins with a question drawn at random. Next come the questions that the documents found for it answer, then
+those that the documents found for these do, and so on until the topic has its share; then another topic begins. So
+users ask about what lies together. In the end all are put in random order.
+
+Each question comes once. One that came again would have the same documents in the same order, so that every strategy
+finds all of them, and would say nothing new of answers. Questions drawn one by one hardly ever share a document of a
+large corpus. Where questions do not name the documents that answer them, each is a topic of its own.
+"""
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.measuring.progress import Progress
+from benchmarks.workloads.corpus_store import ingest_corpus, search_corpus
+from benchmarks.workloads.datasets import Dataset, Question
+from protocol.errors import ConfigError
+from protocol.retrieval import Chunk
+from retriever.build import build_retriever
+from retriever.retriever import Retriever
+from retriever.settings import RetrieverSettings
+
+
+class FoundQuestion(msgspec.Struct, frozen=True):
+    """A question, and the chunks that were found for it, best first."""
+
+    question: Question
+    chunks: tuple[Chunk, ...]
+
+
+class TopicDraw:
+    """Draws questions of topics of ``topic_questions`` each, repeatably with ``seed``, and retrieves for them.
+
+    The retriever of these settings keeps its corpora in ``folder``; ``progress`` hears (step, done, total).
+    """
+
+    def __init__(
+        self,
+        settings: RetrieverSettings,
+        folder: Path,
+        top_k: int,
+        topic_questions: int,
+        seed: int,
+        progress: Progress,
+    ) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._top_k = top_k
+        self._topic_questions = topic_questions
+        self._seed = seed
+        self._progress = progress
+
+    async def draw(self, dataset: Dataset, count: int) -> list[FoundQuestion]:
+        """``count`` questions of the set that have an answer, or all, with ``top_k`` chunks each if there are so many.
+
+        Raises ConfigError where no question has an answer, and what the retriever raises.
+        """
+        draws = random.Random(f"topics {self._seed}")  # noqa: S311 - a repeatable draw
+        questions = [question for question in dataset.questions() if question.answers]
+        if not questions:
+            raise ConfigError(f"no question of {dataset.name!r} has an answer", "sets")
+        draws.shuffle(questions)
+        retriever = build_retriever(self._settings, self._folder)
+        await retriever.start()
+        try:
+            await ingest_corpus(retriever, dataset, self._progress)
+            drawn = await self._in_topics(retriever, dataset, questions, min(count, len(questions)))
+        finally:
+            await retriever.close()
+        draws.shuffle(drawn)
+        return drawn
+
+    async def _in_topics(
+        self, retriever: Retriever, dataset: Dataset, questions: Sequence[Question], count: int
+    ) -> list[FoundQuestion]:
+        answered_by: dict[str, list[int]] = defaultdict(list)
+        for place, question in enumerate(questions):
+            for document in question.gold_doc_ids:
+                answered_by[document].append(place)
+        drawn: dict[int, FoundQuestion] = {}
+        for first in range(len(questions)):
+            topic = deque([first])
+            most = min(count, len(drawn) + self._topic_questions)
+            while topic and len(drawn) < most:
+                place = topic.popleft()
+                if place in drawn:
+                    continue
+                question = questions[place]
+                chunks = await search_corpus(retriever, dataset, question.question, self._top_k)
+                drawn[place] = FoundQuestion(question, chunks)
+                self._progress(f"retrieving for {dataset.name}", len(drawn), count)
+                for chunk in chunks:
+                    topic.extend(answered_by[chunk.document_id])
+        return list(drawn.values())

@@ -1,0 +1,241 @@
+"""Readers of request traces: a plain format, RAGPulse and Mooncake; gzipped or not, told by what they hold.
+
+Each reads line by line and keeps no request. The plain format has a JSON object a line:
+
+    {"t": 0.5, "docs": [{"id": "a", "tokens": 512}], "question_tokens": 20}
+
+``t`` in seconds, never less than on the line before; optionally ``output_tokens``, ``system_tokens`` and ``system_id``.
+A document's tokens must be the same wherever its id stands, which is not checked. Fields of other names are ignored.
+"""
+
+import gzip
+import zlib
+from abc import abstractmethod
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, BinaryIO, Generic, TypeVar, cast
+
+import msgspec
+
+from benchmarks.workloads.workload import TraceDocument, TraceRequest, Workload
+from protocol.errors import ConfigError
+
+MOONCAKE_BLOCK_TOKENS = 512
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Length = Annotated[int, msgspec.Meta(ge=1)]
+T = TypeVar("T")
+
+
+class JsonLines(Generic[T]):
+    """A file of JSON objects, one a line, each of type ``record``; empty lines are skipped.
+
+    Reading raises ConfigError with the file, the line's number from 1, and what is wrong with it.
+    """
+
+    def __init__(self, path: Path, record: type[T]) -> None:
+        self.path = path
+        self._decoder = msgspec.json.Decoder(record)
+
+    def __iter__(self) -> Iterator[tuple[int, T]]:
+        """Each line's number and record."""
+        for number, line in self.lines():
+            try:
+                record = self._decoder.decode(line)
+            # Bytes that are no UTF-8 are neither of msgspec's errors.
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise self.fault(number, str(error)) from error
+            yield number, record
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Each line's number and its bytes, not looked into."""
+        number = 0
+        try:
+            with self.path.open("rb") as file:
+                gzipped = file.read(2) == b"\x1f\x8b"
+                file.seek(0)
+                lines = cast("BinaryIO", gzip.GzipFile(fileobj=file)) if gzipped else file
+                for number, line in enumerate(lines, start=1):
+                    if not line.isspace():
+                        yield number, line
+        except (OSError, EOFError, zlib.error) as error:
+            raise self.fault(number + 1, f"cannot be read: {error}") from error
+
+    def fault(self, number: int, what: str) -> ConfigError:
+        """The error that says what is wrong with a line."""
+        return ConfigError(f"{self.path}, line {number}: {what}")
+
+
+class _Timed(msgspec.Struct, frozen=True):
+    t: float
+
+
+R = TypeVar("R", bound=_Timed)
+
+
+class TraceFile(Workload, Generic[R]):
+    """A trace with a record a request. Reading raises ConfigError for a broken line, and where time goes backwards."""
+
+    def __init__(self, name: str, lines: JsonLines[R]) -> None:
+        self.name = name
+        self._lines = lines
+
+    @cached_property
+    def length(self) -> int | None:
+        """The file's lines, which are counted without decoding them."""
+        return sum(1 for _ in self._lines.lines())
+
+    def requests(self) -> Iterator[TraceRequest]:
+        """The requests in the file's order."""
+        last_s: float | None = None
+        for number, record in self._lines:
+            if last_s is not None and record.t < last_s:
+                raise self._lines.fault(number, f"time goes backwards, from {last_s} to {record.t} s")
+            last_s = record.t
+            yield self._request(record, number)
+
+    @abstractmethod
+    def _request(self, record: R, number: int) -> TraceRequest:
+        """What the record on this line stands for."""
+
+
+class _PlainDocument(msgspec.Struct, frozen=True):
+    id: str
+    tokens: Length
+
+
+class PlainRecord(_Timed, frozen=True):
+    """A line of the plain format."""
+
+    docs: tuple[_PlainDocument, ...]
+    question_tokens: Count
+    output_tokens: Count = 0
+    system_tokens: Count = 0
+    system_id: str = ""
+
+
+class PlainTrace(TraceFile[PlainRecord]):
+    """A trace in the plain format."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        super().__init__(name, JsonLines(path, PlainRecord))
+
+    def _request(self, record: PlainRecord, number: int) -> TraceRequest:  # noqa: ARG002
+        return TraceRequest(
+            arrival_s=record.t,
+            documents=tuple(TraceDocument(document.id, document.tokens) for document in record.docs),
+            question_tokens=record.question_tokens,
+            output_tokens=record.output_tokens,
+            system_tokens=record.system_tokens,
+            system_id=record.system_id,
+        )
+
+
+class _Block(msgspec.Struct, frozen=True):
+    id: int
+    kind: str
+    tokens: Length
+
+
+class RagPulseRecord(_Timed, frozen=True):
+    """A request of RAGPulse: the ids of its prompt's components, and of the retrieved ones among them, in order."""
+
+    input_len: Length
+    output_len: Count
+    hash_ids: tuple[int, ...]
+    passages: tuple[int, ...]
+
+
+class RagPulseTrace(TraceFile[RagPulseRecord]):
+    """The RAGPulse trace: requests to a university's question answering, and a table of what their components are.
+
+    The documents are the passages in prompt order, and the first component of kind ``sys_prompt`` is the system prompt.
+    All else counts as question, wherever it stands: the further ``sys_prompt`` parts, most of which differ from request
+    to request, history, web search, the user's input and the template's own tokens. It belongs to one request, and
+    RAGTree's prompts have what belongs to one request behind the documents. Requests without passages stay in. The
+    table of components is kept in memory.
+    """
+
+    def __init__(self, name: str, requests: Path, blocks: Path) -> None:
+        super().__init__(name, JsonLines(requests, RagPulseRecord))
+        self._table = JsonLines(blocks, _Block)
+
+    @cached_property
+    def _blocks(self) -> dict[int, tuple[bool, TraceDocument]]:
+        """Of each component, whether it is part of a system prompt, and its id and tokens."""
+        return {
+            block.id: (block.kind == "sys_prompt", TraceDocument(_name(block.id), block.tokens))
+            for _, block in self._table
+        }
+
+    def _request(self, record: RagPulseRecord, number: int) -> TraceRequest:
+        blocks = self._blocks
+        unknown = [id_ for id_ in (*record.hash_ids, *record.passages) if id_ not in blocks]
+        if unknown:
+            raise self._lines.fault(number, f"component {unknown[0]} is not in {self._table.path.name}")
+        first_parts = (blocks[id_][1] for id_ in record.hash_ids if blocks[id_][0])
+        system = next(first_parts, TraceDocument("", 0))
+        documents = tuple(blocks[id_][1] for id_ in record.passages)
+        rest = record.input_len - system.tokens - sum(document.tokens for document in documents)
+        if rest < 0:
+            raise self._lines.fault(number, f"input_len is {-rest} less than system prompt and passages have")
+        return TraceRequest(record.t, documents, rest, record.output_len, system.tokens, system.id)
+
+
+class MooncakeRecord(_Timed, frozen=True):
+    """A request of Mooncake: the ids of its prompt's blocks, each for a block and all that stands before it."""
+
+    input_len: Length
+    output_len: Count
+    hash_ids: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
+
+
+class MooncakeTrace(TraceFile[MooncakeRecord]):
+    """The Mooncake trace, whose blocks of 512 tokens are its documents; the last one of a request is what is left.
+
+    Where ``input_len`` leaves nothing for the last block, it has 512 tokens like the others. A request's blocks are
+    numbered upwards, and ids are padded with zeros, so that sorting blocks by id leaves them in place.
+    """
+
+    def __init__(self, name: str, path: Path) -> None:
+        super().__init__(name, JsonLines(path, MooncakeRecord))
+
+    def _request(self, record: MooncakeRecord, number: int) -> TraceRequest:  # noqa: ARG002
+        *whole, last = record.hash_ids
+        rest = record.input_len - MOONCAKE_BLOCK_TOKENS * len(whole)
+        blocks = [TraceDocument(_name(id_), MOONCAKE_BLOCK_TOKENS) for id_ in whole]
+        blocks.append(TraceDocument(_name(last), rest if rest > 0 else MOONCAKE_BLOCK_TOKENS))
+        return TraceRequest(record.t, tuple(blocks), 0, record.output_len)
+
+
+def open_trace(path: Path, name: str) -> Workload:
+    """The trace in this file, or in this folder's ``requests.jsonl[.gz]``, read as what its first line looks like.
+
+    RAGPulse has its table of components beside it, ``blocks.jsonl[.gz]``. Raises ConfigError for a trace of no known
+    kind, one that holds nothing, and one that lacks a file.
+    """
+    requests = _file(path, "requests") if path.is_dir() else path
+    for number, fields in JsonLines(requests, dict[str, msgspec.Raw]):
+        if "docs" in fields:
+            return PlainTrace(name, requests)
+        if "passages" in fields:
+            return RagPulseTrace(name, requests, _file(requests.parent, "blocks"))
+        if "hash_ids" in fields:
+            return MooncakeTrace(name, requests)
+        raise ConfigError(
+            f"{requests}, line {number}: a trace has docs (plain), passages (RAGPulse) or hash_ids (Mooncake), "
+            f"and this has {', '.join(fields) or 'nothing'}"
+        )
+    raise ConfigError(f"{requests} holds no request")
+
+
+def _file(folder: Path, stem: str) -> Path:
+    for file in (folder / f"{stem}.jsonl.gz", folder / f"{stem}.jsonl"):
+        if file.is_file():
+            return file
+    raise ConfigError(f"there is no {stem}.jsonl or {stem}.jsonl.gz in {folder}")
+
+
+def _name(number: int) -> str:
+    return f"{number:010d}"

@@ -1,0 +1,1 @@
+"""What a prefill and a load cost in seconds."""

@@ -1,0 +1,1 @@
+"""Whose turn it is, on which instance, and in which order."""

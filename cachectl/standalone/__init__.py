@@ -1,0 +1,1 @@
+"""Caching decisions for a plain vLLM that has no controller."""

@@ -1,0 +1,79 @@
+"""A controller for an engine that takes requests from others and orders them itself: for who runs plain vLLM."""
+
+from collections.abc import Callable, Sequence
+
+from cachectl.costs.device_profile import DeviceProfile
+from cachectl.policies import create_policy
+from cachectl.policies.lookahead import Lookahead
+from cachectl.scheduling.plan_translation import lost_copies, planned_nodes, request_of, spare_keys
+from cachectl.scheduling.scheduler import Scheduler
+from cachectl.settings import ControllerSettings, Swap
+from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.page_allocator import PageAllocator
+from cachectl.tree.restore import restore
+from cachectl.tree.tier_manager import Capacities
+from protocol.kv import KvMemory, LostCopy, ResidencyReport
+from protocol.plans import PrefillPlan
+from protocol.prompts import Prompt
+
+# The engine has a queue of its own; here everybody is granted a plan at once.
+_NO_BOUND = 1_000_000
+
+
+class LocalController:
+    """Leases plans to the one engine that it lives with, synchronously, each the moment its request arrives.
+
+    ``reports`` are what the engine's tiers hold. ``clock`` gives seconds on any monotonic scale, ``first_stamp`` is
+    above all that pages were ever handed out under. What prefills cost is taken from the shipped profile, for the
+    policy's sake alone: whatever is found is loaded.
+    """
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        instance: str,
+        memory: KvMemory,
+        reports: Sequence[ResidencyReport],
+        clock: Callable[[], float],
+        first_stamp: int,
+    ) -> None:
+        self._instance = instance
+        self._clock = clock
+        self._prefix = f"{memory.fingerprint}/"
+        page = memory.page_tokens
+        lookahead = Lookahead()
+        self._tree = KnowledgeTree(
+            create_policy(settings.policy, lookahead),
+            Capacities(memory.gpu_pages * page, memory.host_pages * page, memory.disk_pages * page),
+            [instance],
+            DeviceProfile.shipped("a10g-7b").prefill_seconds,
+            settings.frequency_window_s,
+            page_tokens=page,
+            arena=PageAllocator(memory.host_pages, page, first_stamp),
+            write_through=settings.swap is Swap.WRITE_THROUGH,
+        )
+        self._scheduler = Scheduler(self._tree, lookahead, _NO_BOUND, 0, 0)
+        restore(self._tree, [report.within(self._prefix) for report in reports])
+
+    def plan(self, query_id: str, namespace: str, prompt: Prompt) -> PrefillPlan:
+        """A plan for a prompt whose first segments are what may be kept. Raises InvalidRequest for a known query."""
+        request = request_of(query_id, self._prefix + namespace, prompt)
+        grant = self._scheduler.submit(request, self._clock())
+        assert grant is not None, "a request waits though nobody is made to"
+        return PrefillPlan(
+            query_id,
+            self._instance,
+            namespace,
+            prompt,
+            nodes=planned_nodes(grant),
+            moves=tuple(grant.moves),
+            spare=spare_keys(self._tree, self._instance),
+        )
+
+    def prefilled(self, query_id: str, lost: Sequence[LostCopy]) -> None:
+        """Hear that a plan has its first token. Raises UnknownPlan."""
+        self._scheduler.prefilled(query_id, self._clock(), lost_copies(lost))
+
+    def complete(self, query_id: str, kept: bool) -> None:
+        """Hear that a plan has ended; ``kept`` says whether it had its first token. Raises UnknownPlan."""
+        self._scheduler.complete(query_id, self._clock(), kept)

@@ -1,0 +1,1 @@
+"""The knowledge tree: which documents' KV is kept, behind which documents, and in which tiers."""

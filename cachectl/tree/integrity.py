@@ -1,0 +1,125 @@
+"""The invariants of the knowledge tree, re-derived from its nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from cachectl.tree.node import child_key
+from protocol.kv import pages_spanned
+
+if TYPE_CHECKING:
+    from cachectl.tree.knowledge_tree import KnowledgeTree
+    from cachectl.tree.node import Node
+    from cachectl.tree.tier_cache import Copy, Place
+
+
+def check_integrity(tree: KnowledgeTree) -> None:
+    """Assert every total, link and rule of the tree. O(nodes): for tests and idle time."""
+    attached = _attached(tree)
+    assert {node.key: node for node in attached} == tree.nodes
+    for node in attached:
+        assert node.parent is not None
+        assert node.key == child_key(node.parent.key, node.content)
+        assert node.prefix_tokens == node.parent.prefix_tokens + node.parent.tokens
+        pages = pages_spanned(node.prefix_tokens, node.tokens, tree.page_tokens)
+        assert node.room == len(pages) * tree.page_tokens
+        assert not node.detached
+        assert node.copies, "a node without a copy is kept"
+    for node in tree.detached.values():
+        assert node.detached
+        assert node.locks, "a deleted node outlived its plans"
+    everyone = [*attached, *tree.detached.values()]
+    _check_copies(tree, everyone)
+    _check_locks(tree, everyone)
+    _check_pins(attached)
+    _check_contents(tree, attached)
+
+
+def _attached(tree: KnowledgeTree) -> list[Node]:
+    nodes: list[Node] = []
+    for namespace, root in tree.roots.items():
+        assert root.content == namespace
+        nodes += root.children.values()
+    for node in nodes:
+        for child in node.children.values():
+            assert child.parent is node
+            nodes.append(child)
+    return nodes
+
+
+def _check_copies(tree: KnowledgeTree, nodes: list[Node]) -> None:
+    reserved = {id(copy) for grant in tree.grants.values() for copy in grant.reserved}
+    for place in tree.placement:
+        copies = [node.copies[place] for node in nodes if place in node.copies]
+        assert place.used == sum(copy.node.room for copy in copies)
+        assert place.copies == len(copies)
+        assert place.pinned_tokens == sum(copy.node.room for copy in copies if copy.node.pins)
+        used_by: Counter[Node] = Counter()
+        below: Counter[Node] = Counter()
+        for copy in copies:
+            used_by[copy.node.root] += copy.node.room
+            assert copy.node.parent is not None
+            below[copy.node.parent] += 1
+            assert copy.held or copy.condemned or id(copy) in reserved, "room is reserved for nobody"
+            assert not copy.condemned or (0 < copy.users <= copy.node.locks), "a copy outlived the plans that used it"
+            assert not (copy.condemned and copy.held)
+            _check_support(copy)
+        assert place.used_by == dict(used_by)
+        for node in nodes:
+            assert node.below.get(place, 0) == below[node]
+        place.check_integrity()
+        _check_pages(place, copies)
+        for copy in copies:
+            node = copy.node
+            free = copy.held and not (node.locks or node.pins or node.detached or below[node])
+            assert copy.ticket or not free, "a leaf that may be evicted is not in the order of eviction"
+
+
+def _check_pages(place: Place, copies: list[Copy]) -> None:
+    handed_out = [copy.pages for copy in copies if copy.pages is not None]
+    if place.allocator is None:
+        assert not handed_out
+        return
+    assert len(handed_out) == len(copies), "a copy has no pages"
+    assert all(
+        len(copy.pages.numbers) * place.allocator.page_tokens == copy.node.room
+        for copy in copies
+        if copy.pages is not None
+    )
+    place.allocator.check_integrity(handed_out)
+
+
+def _check_support(copy: Copy) -> None:
+    """A tier holds no node whose parent it lacks in that or a faster tier."""
+    node, parent = copy.node, copy.node.parent
+    assert parent is not None
+    if parent.parent is None or node.detached or copy.condemned:
+        return
+    assert any(
+        (above.held or not copy.held)
+        and (above.place is copy.place or (copy.place.instance is None and above.place.rank < copy.place.rank))
+        and (above.place is copy.place or not above.place.aloof)
+        for above in parent.copies.values()
+    ), "a node lies where its parent does not support it"
+
+
+def _check_locks(tree: KnowledgeTree, nodes: list[Node]) -> None:
+    locks = Counter(node for grant in tree.grants.values() for node in grant.locked)
+    for node in nodes:
+        assert node.locks == locks[node]
+        assert not node.locks or node.parent is None or node.parent.parent is None or node.parent.locks
+    for grant in tree.grants.values():
+        assert not grant.settled
+
+
+def _check_pins(nodes: list[Node]) -> None:
+    for node in nodes:
+        assert node.pins >= max((child.pins for child in node.children.values()), default=0)
+
+
+def _check_contents(tree: KnowledgeTree, nodes: list[Node]) -> None:
+    by_content: dict[str, dict[Node, None]] = {}
+    for node in nodes:
+        by_content.setdefault(node.content, {})[node] = None
+    assert by_content == tree.by_content

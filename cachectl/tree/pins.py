@@ -1,0 +1,79 @@
+"""Pins: paths that stay whatever comes, within a share of every place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cachectl.tree.tier_cache import PINNED_SHARE
+from protocol.errors import PinRefused, UnknownNode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from cachectl.tree.node import Node
+    from cachectl.tree.tier_cache import Place
+
+
+class Pins:
+    """Pins paths of nodes. A node's ``pins`` count its own and those of its descendants, which cannot stay without it.
+
+    ``places`` are all places that nodes may lie in, as they are when asked for.
+    """
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        self._places = places
+
+    def pin(self, path: Sequence[Node]) -> None:
+        """Keep all nodes of a path until it is unpinned. Raises PinRefused; then nothing has changed."""
+        for place, tokens in self._to_come(path):
+            if not place.may_pin(tokens):
+                raise PinRefused(
+                    f"pins may take {PINNED_SHARE:.0%} of the {place.tier} tier's {place.capacity} tokens; "
+                    f"{place.pinned_tokens} are pinned and these are {tokens} more"
+                )
+        for node in path:
+            _add(node)
+
+    def pin_if_room(self, node: Node) -> None:
+        """Pin a node's path, unless it is pinned or that would be too much."""
+        if not node.pins:
+            path = node.path
+            if all(place.may_pin(tokens) for place, tokens in self._to_come(path)):
+                for above in path:
+                    _add(above)
+
+    def unpin(self, path: Sequence[Node]) -> None:
+        """Take back a pin of a path. Raises UnknownNode if it has none of its own."""
+        if path[-1].pins <= sum(child.pins for child in path[-1].children.values()):
+            raise UnknownNode("this path is not pinned")
+        for node in path:
+            _take(node, 1)
+
+    def take_off_above(self, node: Node) -> None:
+        """Take a node's pins off what stands above it: they go with it."""
+        if node.pins:
+            for above in reversed(node.path[:-1]):
+                if above.detached:
+                    # It took all pins off what stands above it, this one's too, when it went.
+                    return
+                _take(above, node.pins)
+
+    def _to_come(self, path: Sequence[Node]) -> Iterator[tuple[Place, int]]:
+        """The tokens that pinning a path would pin in each place, those that are pinned already left out."""
+        for place in self._places:
+            yield place, sum(node.room for node in path if not node.pins and place in node.copies)
+
+
+def _add(node: Node) -> None:
+    node.pins += 1
+    if node.pins == 1:
+        for copy in node.copies.values():
+            copy.place.pinned_tokens += node.room
+
+
+def _take(node: Node, pins: int) -> None:
+    node.pins -= pins
+    for copy in node.copies.values():
+        if not node.pins:
+            copy.place.pinned_tokens -= node.room
+        copy.place.offer(copy)

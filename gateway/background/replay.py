@@ -1,0 +1,133 @@
+"""The replay of past queries with idle capacity alone: their documents come into the knowledge tree, no more."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from gateway.deadline import Deadline
+from gateway.limits.auth import namespace_of
+from gateway.query.lease import Lease, Releases
+from gateway.query.runs import QueryRuns
+from gateway.readiness import Readiness
+from gateway.settings import GatewaySettings
+from protocol.errors import EngineDied, NoDocuments
+from protocol.generation import Sampling
+from protocol.parts import Parts
+from protocol.plans import AdmissionRequest, PrefillPlan
+from protocol.prompts import ChatMessage, Prompt
+from protocol.retrieval import CandidateSet, SearchRequest
+
+T = TypeVar("T")
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
+
+
+class Replay:
+    """Finds out what past queries would prefill, and prefills it while nobody waits for anything.
+
+    The gateway's own queries interrupt it wherever it is; those of others it hears of from the controller, which grants
+    a plan only to an idle instance and is asked again after a while. One at a time is meant to be under way.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        runs: QueryRuns,
+        readiness: Readiness,
+        releases: Releases,
+        settings: GatewaySettings,
+    ) -> None:
+        self._parts = parts
+        self._runs = runs
+        self._readiness = readiness
+        self._releases = releases
+        self._settings = settings
+
+    async def documents(self, search: SearchRequest) -> tuple[str, ...]:
+        """The contents that the query's prompt would have, in order. Raises what the search and the layout raise."""
+        prompt = await self._when_idle(self._prompt, search)
+        return tuple(document.key for document in prompt.documents)
+
+    async def prefill(self, search: SearchRequest) -> int:
+        """Bring the query's documents into the tree; how many tokens were computed for it, 0 if all was there.
+
+        Raises what the parts raise, and DeadlineExceeded.
+        """
+        return await self._when_idle(self._attempt, search)
+
+    async def _when_idle(
+        self, work: Callable[[SearchRequest], Coroutine[Any, Any, T | None]], search: SearchRequest
+    ) -> T:
+        """The result of ``work`` on a query, begun again whenever it had to give way or was told None: not now."""
+        wait_s = _FIRST_WAIT_S
+        while True:
+            await self._runs.lull()
+            if not self._readiness.missing():
+                try:
+                    result = await self._until_asked(work(search))
+                except EngineDied:
+                    # Or all that follow would meet the same dead engine.
+                    await self._readiness.look()
+                    raise
+                if result is not None:
+                    return result
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    async def _until_asked(self, work: Coroutine[Any, Any, T | None]) -> T | None:
+        """The result of ``work``; None if a query came before there was one, which ends it."""
+        working = asyncio.create_task(work)
+        arrival = asyncio.create_task(self._runs.arrival())
+        try:
+            await asyncio.wait({working, arrival}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            working.cancel()
+            arrival.cancel()
+            await asyncio.wait({working, arrival})
+
+    async def _attempt(self, search: SearchRequest) -> int | None:
+        # Found anew: what a past query had found may have been deleted since.
+        searched_at = time.time()
+        prompt = await self._prompt(search)
+        query_id = f"warm_{uuid4().hex}"
+        deadline = self._deadline()
+        with Lease(query_id, self._parts.controller, self._releases) as lease:
+            before = await deadline.wait(self._parts.controller.stats())
+            order = self._settings.default_document_order
+            request = AdmissionRequest(query_id, namespace_of(search.tenant), prompt, searched_at, order)
+            plan = await deadline.wait(lease.admission(self._parts.controller.warm(request)))
+            if plan is None:
+                # Some query runs, or there is nothing to compute: only an idle controller tells the two apart.
+                after = await deadline.wait(self._parts.controller.stats())
+                idle = not before.running and not before.queued and after.admitted == before.admitted
+                return 0 if idle else None
+            computed = await self._computed(lease, plan, deadline)
+            lease.completed()
+            return computed
+
+    async def _computed(self, lease: Lease, plan: PrefillPlan, deadline: Deadline) -> int:
+        computed = 0
+        stream = self._parts.generator.stream(plan, Sampling(max_tokens=1))
+        async for step in lease.steps(stream, deadline, self._settings.first_step_timeout_s):
+            if step.prefill is not None:
+                computed = step.prefill.prompt_tokens - step.prefill.cached_tokens
+        return computed
+
+    async def _prompt(self, search: SearchRequest) -> Prompt:
+        last: CandidateSet | None = None
+        async with aclosing(self._parts.retriever.search(search)) as stages:
+            async for found in self._deadline().each(stages):
+                last = found
+        if last is None or not last.docs:
+            raise NoDocuments("The query finds no documents.", "queries")
+        # With the room of an answer of usual length, so that the same documents fit.
+        question = (ChatMessage("user", search.query),)
+        return self._parts.layout.lay_out(question, last.docs, self._settings.default_max_tokens)
+
+    def _deadline(self) -> Deadline:
+        return Deadline(self._settings.query_timeout_s, "The query was not replayed")

@@ -1,0 +1,143 @@
+"""Warming up: past queries in, the documents that came together most often into the tree, one job at a time."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from uuid import uuid4
+
+import msgspec
+import structlog
+
+from gateway.background.replay import Replay
+from gateway.settings import GatewaySettings
+from gateway.stores.query_log import QueryLog
+from gateway.wire.schemas import WarmBody, WarmQuery
+from protocol.documents import UNFINISHED, JobStatus
+from protocol.errors import Conflict, InternalError, RagtreeError, Unavailable, UnknownJob
+from protocol.retrieval import SearchRequest
+
+log = structlog.get_logger(__name__)
+
+
+class WarmUp(msgspec.Struct, kw_only=True):
+    """One warming up and how far it has come. It changes while it runs, and is never changed by its readers.
+
+    Of ``queries``, ``resolved`` found documents and ``unresolved`` did not. They make ``sequences`` of documents, each
+    replayed once: ``warmed`` are new in the tree, ``present`` were there, ``failed`` could not be replayed.
+    ``computed_tokens`` is what that took. Times are seconds since the epoch.
+    """
+
+    job_id: str
+    created_at: float
+    updated_at: float
+    status: JobStatus = "queued"
+    queries: int = 0
+    resolved: int = 0
+    unresolved: int = 0
+    sequences: int = 0
+    warmed: int = 0
+    present: int = 0
+    failed: int = 0
+    computed_tokens: int = 0
+    last_error: RagtreeError | None = None
+
+
+class WarmUps:
+    """Runs one warming up at a time, and remembers the last.
+
+    First it resolves the queries, each distinct one once, and counts how often each sequence of documents comes. Then
+    it replays a query of each sequence, the most frequent sequence first.
+    """
+
+    def __init__(
+        self, replay: Replay, query_log: QueryLog, settings: GatewaySettings, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._replay = replay
+        self._query_log = query_log
+        self._settings = settings
+        self._clock = clock
+        self._last: WarmUp | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, body: WarmBody, tenant: str) -> WarmUp:
+        """Begin with the given queries, or those of the query log; ``tenant`` asked those that nobody names one for.
+
+        Raises Conflict while another runs, and QuestionTooLong.
+        """
+        if self._last is not None and self._last.status in UNFINISHED:
+            raise Conflict(f"The cache is being warmed up already, by {self._last.job_id}.")
+
+        def as_search(query: WarmQuery) -> SearchRequest:
+            named = query if query.collection else query.model_copy(update={"collection": body.collection})
+            return named.search(query.query.strip(), "queries", query.tenant or body.tenant or tenant, self._settings)
+
+        given = None if body.log else Counter(map(as_search, body.queries))
+        now = self._clock()
+        job = WarmUp(job_id=f"warm_{uuid4().hex}", created_at=now, updated_at=now)
+        self._last = job
+        self._task = asyncio.create_task(self._run(job, given, as_search))
+        return job
+
+    def get(self, job_id: str) -> WarmUp:
+        """The last warming up as it is now. Raises UnknownJob for any other."""
+        if self._last is None or self._last.job_id != job_id:
+            raise UnknownJob(f"There is no job {job_id!r}.", "job_id")
+        return self._last
+
+    async def shutdown(self) -> None:
+        """Give up what is still under way."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _run(
+        self, job: WarmUp, given: Counter[SearchRequest] | None, as_search: Callable[[WarmQuery], SearchRequest]
+    ) -> None:
+        job.status = "in_progress"
+        try:
+            asked = await self._query_log.counted(as_search) if given is None else given
+            job.queries = asked.total()
+            for search in await self._resolved(job, asked):
+                await self._prefill(job, search)
+            tried = job.unresolved or job.failed
+            job.status = "failed" if tried and not (job.warmed or job.present) else "completed"
+        except Unavailable as error:
+            job.last_error = error
+            job.status = "failed"
+        except Exception:
+            log.exception("warm_up_defect", job_id=job.job_id)
+            job.last_error = InternalError("Something went wrong inside RAGTree; its log says what.")
+            job.status = "failed"
+        finally:
+            job.updated_at = self._clock()
+
+    async def _resolved(self, job: WarmUp, asked: Counter[SearchRequest]) -> list[SearchRequest]:
+        """A query for each sequence of documents, the most frequent sequence first."""
+        counts = Counter[tuple[str, tuple[str, ...]]]()
+        first: dict[tuple[str, tuple[str, ...]], SearchRequest] = {}
+        for search, times in asked.items():
+            try:
+                sequence = search.tenant, await self._replay.documents(search)
+            except RagtreeError as error:
+                job.unresolved += times
+                job.last_error = error
+            else:
+                job.resolved += times
+                counts[sequence] += times
+                first.setdefault(sequence, search)
+            job.updated_at = self._clock()
+        job.sequences = len(counts)
+        return [first[sequence] for sequence, _ in counts.most_common()]
+
+    async def _prefill(self, job: WarmUp, search: SearchRequest) -> None:
+        try:
+            computed = await self._replay.prefill(search)
+        except RagtreeError as error:
+            job.failed += 1
+            job.last_error = error
+        else:
+            job.warmed += bool(computed)
+            job.present += not computed
+            job.computed_tokens += computed
+        job.updated_at = self._clock()

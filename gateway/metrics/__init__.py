@@ -1,0 +1,1 @@
+"""What the gateway counts itself, and what it asks the other parts for at a scrape."""

@@ -1,0 +1,66 @@
+"""The controller's gauges and counters as Prometheus metrics."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from gateway.metrics.part_metrics import PartMetrics
+from gateway.readiness import Readiness
+from gateway.wire.cache_replies import token_bytes
+from protocol.parts import Controller
+from protocol.plans import ControllerStats
+
+
+class CacheMetrics(PartMetrics[ControllerStats]):
+    """What the queue and the tiers are. Bytes are missing where nobody said how many a token takes."""
+
+    def __init__(
+        self, registry: CollectorRegistry, controller: Controller, readiness: Readiness, timeout_s: float
+    ) -> None:
+        self._readiness = readiness
+        super().__init__(registry, controller.stats, timeout_s)
+
+    def families(self, answer: ControllerStats) -> Iterator[Metric]:
+        """The queue, and each kind of tier over all instances."""
+        yield GaugeMetricFamily("ragtree_queue_depth", "Queries that wait for their turn.", answer.queued)
+        yield GaugeMetricFamily(
+            "ragtree_plans_running", "Plans that engines work on, guesses included.", answer.running
+        )
+        instances = GaugeMetricFamily(
+            "ragtree_instances",
+            "Instances of the generator: those that serve, and those that end.",
+            labels=["state"],
+        )
+        retired = sum(instance.retired for instance in answer.instances)
+        instances.add_metric(["serving"], len(answer.instances) - retired)
+        instances.add_metric(["retired"], retired)
+        yield instances
+        yield CounterMetricFamily(
+            "ragtree_cache_prepared_tokens",
+            "Prompt tokens that were loaded or computed for queries that waited, ahead of their turns.",
+            answer.prepared_tokens,
+        )
+        evictions, used, capacity = Counter[str](), Counter[str](), Counter[str]()
+        for tier in answer.tiers:
+            evictions[tier.tier.value] += tier.evictions
+            used[tier.tier.value] += tier.used_tokens
+            capacity[tier.tier.value] += tier.capacity_tokens
+        evicted = CounterMetricFamily(
+            "ragtree_cache_evictions", "Nodes that left a tier, since the controller's start.", labels=["tier"]
+        )
+        for name, nodes in evictions.items():
+            evicted.add_metric([name], nodes)
+        yield evicted
+        size = token_bytes(self._readiness)
+        if size is not None:
+            yield _bytes("ragtree_cache_bytes", "KV that a tier holds.", used, size)
+            yield _bytes("ragtree_cache_capacity_bytes", "KV that a tier has room for.", capacity, size)
+
+
+def _bytes(name: str, documentation: str, tokens: Counter[str], token_bytes: float) -> Metric:
+    family = GaugeMetricFamily(name, documentation, labels=["tier"])
+    for tier, count in tokens.items():
+        family.add_metric([tier], count * token_bytes)
+    return family

@@ -1,0 +1,1 @@
+"""What wraps every request, as plain ASGI."""

@@ -1,0 +1,171 @@
+"""The spans of a query, as OpenTelemetry's conventions for generative AI have them.
+
+    invoke_workflow                 the whole query; continues its caller's trace
+      ├─ retrieval                  the search, an event for each stage
+      │    └─ embeddings            in the retriever's process
+      └─ chat                       each generation, those on provisional documents included
+
+Without a tracer that records, all of it does nothing; nothing of it is called for each token.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+
+import msgspec
+import structlog
+from opentelemetry.context import attach, detach
+from opentelemetry.trace import NoOpTracer, Span, SpanKind, Tracer, format_span_id, format_trace_id, set_span_in_context
+
+from gateway.query.query import Query
+from gateway.wire.reply import Reply
+from protocol.generation import FinishReason, PrefillResult
+from protocol.plans import PrefillPlan
+from protocol.retrieval import CandidateSet, SearchRequest
+from protocol.tracing import OPERATION, PROVIDER, REQUEST_MODEL, context_of, end, traceparent_of
+
+_Attributes = Mapping[str, str | float | bool]
+
+_US = "ragtree"
+_CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+_TTFT = "gen_ai.response.time_to_first_chunk"
+
+
+class ChatTrace:
+    """The span of one generation. Seconds count from its beginning."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self._began = time.monotonic()
+
+    def prefilled(self, prefill: PrefillResult) -> None:
+        """Record the first token, and what the prompt came to."""
+        if self._span.is_recording():
+            self._span.add_event("first_token")
+            self._span.set_attribute(_TTFT, time.monotonic() - self._began)
+            self._span.set_attribute("gen_ai.usage.input_tokens", prefill.prompt_tokens)
+            self._span.set_attribute(_CACHED_TOKENS, prefill.cached_tokens)
+
+    def ended(self, tokens: int, reason: FinishReason | None, error: BaseException | None) -> None:
+        """End the span of a generation of so many tokens; one without a reason was given up."""
+        if self._span.is_recording():
+            self._span.set_attribute("gen_ai.usage.output_tokens", tokens)
+            if reason is not None:
+                self._span.set_attribute("gen_ai.response.finish_reasons", (reason,))
+            elif error is None:
+                self._span.set_attribute("ragtree.cancelled", True)
+        end(self._span, error)
+
+
+class QueryTrace:
+    """The spans of one query. A context manager: what is still open at the end of its block ends with it."""
+
+    def __init__(self, tracer: Tracer, query: Query) -> None:
+        self._tracer = tracer
+        self._query = query
+        self._open: list[Span] = []
+        attributes = {"gen_ai.workflow.name": _US, "ragtree.query_id": query.query_id}
+        self._root = self._tracer.start_span(
+            f"invoke_workflow {_US}", attributes={**self._attributes("invoke_workflow"), **attributes}
+        )
+        self._retrieval = self._root
+
+    def __enter__(self) -> "QueryTrace":
+        context = self._root.get_span_context()
+        if context.is_valid:
+            # For the rest of the query's own task, and what it starts.
+            structlog.contextvars.bind_contextvars(
+                trace_id=format_trace_id(context.trace_id), span_id=format_span_id(context.span_id)
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for span in (*self._open, self._root):
+            end(span, error)
+
+    def retrieval(self, search: SearchRequest) -> SearchRequest:
+        """Begin the span of a search; the request that lets the retriever go on with it."""
+        collection = search.collection
+        attributes: _Attributes = {"gen_ai.data_source.id": collection, "gen_ai.request.top_k": search.top_k}
+        self._retrieval = self._start(f"retrieval {collection}", "retrieval", attributes)
+        traceparent = traceparent_of(self._retrieval)
+        return search if traceparent is None else msgspec.structs.replace(search, traceparent=traceparent)
+
+    def found(self, found: CandidateSet) -> None:
+        """Record a stage of the search; its span ends with the last one."""
+        if self._retrieval.is_recording():
+            self._retrieval.add_event("stage", {"ragtree.stage": found.stage, "ragtree.documents": len(found.docs)})
+            if found.final:
+                self._retrieval.set_attribute("ragtree.documents", len(found.docs))
+                self._retrieval.set_attribute("ragtree.partial", bool(found.missing_shards))
+                end(self._retrieval)
+
+    def chat(self, plan: PrefillPlan) -> ChatTrace:
+        """Begin the span of a generation."""
+        attributes: _Attributes = {
+            "gen_ai.request.max_tokens": self._query.sampling.max_tokens,
+            "gen_ai.request.temperature": self._query.sampling.temperature,
+            "ragtree.generator": plan.instance,
+            "ragtree.queue_ms": plan.queued_ms,
+            "ragtree.speculative": plan.speculative,
+        }
+        return ChatTrace(self._start(f"chat {self._query.model}", "chat", attributes))
+
+    def speculated(self, outcome: str) -> None:
+        """Record what became of a generation on provisional documents."""
+        if self._root.is_recording():
+            self._root.add_event("speculation", {"ragtree.outcome": outcome})
+
+    def completed(self, reply: Reply) -> None:
+        """Record what an answered query came to."""
+        if self._root.is_recording():
+            self._root.set_attributes(
+                {
+                    "gen_ai.usage.input_tokens": reply.usage.prompt_tokens,
+                    "gen_ai.usage.output_tokens": reply.usage.completion_tokens,
+                    _CACHED_TOKENS: reply.usage.prompt_tokens_details.cached_tokens,
+                    "gen_ai.response.finish_reasons": (reply.finish_reason,),
+                    _TTFT: reply.timings.ttft_ms / 1000,
+                }
+            )
+
+    def _start(self, name: str, operation: str, attributes: _Attributes) -> Span:
+        span = self._tracer.start_span(
+            name,
+            set_span_in_context(self._root),
+            SpanKind.CLIENT,
+            attributes={**self._attributes(operation), **attributes},
+        )
+        self._open.append(span)
+        return span
+
+    def _attributes(self, operation: str) -> dict[str, str]:
+        return {OPERATION: operation, PROVIDER: _US, REQUEST_MODEL: self._query.model}
+
+
+class Tracing:
+    """Makes the spans of queries with ``tracer``; ``close`` sends what is left of them."""
+
+    def __init__(self, tracer: Tracer | None = None, close: Callable[[], None] = lambda: None) -> None:
+        self._tracer = tracer or NoOpTracer()
+        self.close = close
+
+    def query(self, query: Query) -> QueryTrace:
+        """Begin the span of a query, in the trace of the request whose context this runs in."""
+        return QueryTrace(self._tracer, query)
+
+
+@contextmanager
+def continued(traceparent: str | None) -> Iterator[None]:
+    """Let what is begun inside belong to the caller's trace."""
+    if traceparent is None:
+        yield
+        return
+    token = attach(context_of(traceparent))
+    try:
+        yield
+    finally:
+        detach(token)

@@ -1,0 +1,234 @@
+"""What has become known of one query so far."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TypedDict
+
+import msgspec
+
+from gateway.query.hits import found_in
+from gateway.query.query import Query
+from gateway.wire import events
+from gateway.wire.errors import error_body
+from gateway.wire.reply import (
+    Citation,
+    PromptTokensDetails,
+    Reply,
+    SearchResult,
+    SpeculationTimings,
+    Timings,
+    Usage,
+    citation,
+    search_results,
+)
+from gateway.wire.timeline import Timeline
+from protocol.errors import DeadlineExceeded, InternalError, RagtreeError
+from protocol.generation import FinishReason, GenerationStep, PrefillResult
+from protocol.plans import PrefillPlan
+from protocol.prompts import Prompt
+from protocol.retrieval import CandidateSet
+
+_NO_PREFILL = PrefillResult(prompt_tokens=0, cached_tokens=0, prefill_ms=0.0)
+
+
+class _Stamp(TypedDict):
+    sequence_number: int
+    query_id: str
+
+
+class Transcript:
+    """Everything a query has come to: makes its events in order, and of them, in one place, its reply.
+
+    The clock counts seconds from any fixed point.
+    """
+
+    def __init__(self, query: Query, clock: Callable[[], float] = time.monotonic) -> None:
+        self.query = query
+        self._clock = clock
+        self._start = clock()
+        self.timeline = Timeline(lambda: self.elapsed_s * 1000)
+        self._created_at = int(time.time())
+        self._sequence = 0
+        self._results: tuple[SearchResult, ...] = ()
+        self._retrieval_ms = 0.0
+        self._stages_ms: list[float] = []
+        self._speculation: SpeculationTimings | None = None
+        self._citations: tuple[Citation, ...] = ()
+        self._dropped: tuple[str, ...] = ()
+        self._missing_shards: tuple[str, ...] = ()
+        self._queue_ms = 0.0
+        self._overtakes = 0
+        self._prefill = _NO_PREFILL
+        self._ttft_ms: float | None = None
+        self._last_token_s = 0.0
+        self._longest_gap_s = 0.0
+        self._text: list[str] = []
+        self._completion_tokens = 0
+        self._finish_reason: FinishReason | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the query arrived."""
+        return self._clock() - self._start
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the query has used so far: of its prompt once that was prefilled, and of the answer."""
+        return self._prefill.prompt_tokens + self._completion_tokens
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds from the query's arrival to its first token, None before that."""
+        return None if self._ttft_ms is None else self._ttft_ms / 1000
+
+    @property
+    def completion_tokens(self) -> int:
+        """How many tokens were generated so far."""
+        return self._completion_tokens
+
+    @property
+    def token_gaps(self) -> tuple[float, float] | None:
+        """Seconds between the tokens so far, on average and at most; None before the second one."""
+        if self._ttft_ms is None or self._completion_tokens < 2:
+            return None
+        mean_s = (self._last_token_s - self._ttft_ms / 1000) / (self._completion_tokens - 1)
+        return mean_s, self._longest_gap_s
+
+    def created(self) -> events.QueryCreated:
+        """The query's first event."""
+        return events.QueryCreated(**self._stamp(), model=self.query.model, created_at=self._created_at)
+
+    def searched(self, found: CandidateSet) -> None:
+        """Note one stage of the search."""
+        self._stages_ms.append(found.elapsed_ms)
+        self.timeline.stage(found.stage, found.of)
+
+    def speculated(self, speculation: SpeculationTimings | None) -> None:
+        """Note what generating on provisional documents has come to."""
+        self._speculation = speculation
+
+    def stage(self, found: CandidateSet) -> events.RetrievalStage:
+        """The event of one stage of the search."""
+        ids = tuple(chunk.document_id for chunk in found.docs)
+        return events.RetrievalStage(
+            **self._stamp(), stage=found.stage, elapsed_ms=found.elapsed_ms, doc_ids=ids, final=found.final
+        )
+
+    def place(self, found: CandidateSet, prompt: Prompt) -> None:
+        """Note the final documents, and which of them stand in the prompt."""
+        kept = len(found.docs) - prompt.dropped_documents
+        self._results = search_results(found)
+        self._retrieval_ms = found.elapsed_ms
+        self._citations = tuple(citation(rank, chunk) for rank, chunk in enumerate(found.docs[:kept]))
+        self._dropped = tuple(chunk.chunk_id for chunk in found.docs[kept:])
+        self._missing_shards = found.missing_shards
+
+    def retrieved(self) -> events.RetrievalCompleted:
+        """The event of the final documents."""
+        return events.RetrievalCompleted(
+            **self._stamp(),
+            results=self._results,
+            elapsed_ms=self._retrieval_ms,
+            partial=bool(self._missing_shards),
+            missing_shards=self._missing_shards,
+        )
+
+    def admit(self, plan: PrefillPlan) -> None:
+        """Note how long the query waited, and how often it was overtaken."""
+        self._queue_ms = plan.queued_ms
+        self._overtakes = plan.overtaken
+
+    def step(self, plan: PrefillPlan, step: GenerationStep) -> Iterator[events.Event]:
+        """The events of one step of the engine."""
+        if step.prefill is not None:
+            self._prefill = step.prefill
+            yield self._resolved(plan, step.prefill)
+            for cited in self._citations:
+                yield events.AnnotationAdded(**self._stamp(), annotation=cited)
+        if step.tokens:
+            self._time_token()
+        self._completion_tokens += step.tokens
+        self._finish_reason = step.finish_reason
+        if step.text:
+            self._text.append(step.text)
+            yield events.OutputTextDelta(**self._stamp(), delta=step.text)
+
+    def _time_token(self) -> None:
+        if self._ttft_ms is None:
+            self._ttft_ms = self.timeline.moment("first_token")
+            self._last_token_s = self._ttft_ms / 1000
+            return
+        now_s = self.elapsed_s
+        self._longest_gap_s = max(self._longest_gap_s, now_s - self._last_token_s)
+        self._last_token_s = now_s
+
+    def completed(self) -> events.QueryCompleted:
+        """The terminal event of an answered query."""
+        if self._ttft_ms is not None:
+            self.timeline.phase("decode", self._ttft_ms, f"{self._completion_tokens} tokens")
+        self.timeline.moment("end")
+        reply = self._reply()
+        return events.QueryCompleted(**self._stamp(), response=reply, usage=reply.usage, timings=reply.timings)
+
+    def failed(self, error: RagtreeError) -> events.QueryIncomplete | events.QueryFailed:
+        """The terminal event of a query that did not come to its end."""
+        if isinstance(error, DeadlineExceeded) and self._text:
+            return events.QueryIncomplete(**self._stamp(), reason="timeout")
+        return events.QueryFailed(**self._stamp(), error=error_body(error))
+
+    def _resolved(self, plan: PrefillPlan, prefill: PrefillResult) -> events.CacheResolved:
+        return events.CacheResolved(
+            **self._stamp(),
+            prompt_tokens=prefill.prompt_tokens,
+            cached_tokens=prefill.cached_tokens,
+            composed_tokens=prefill.composed_tokens,
+            hit_docs=sum(tier is not None for tier in found_in(plan, prefill)),
+            tiers={tier.value: tokens for tier, tokens in prefill.loaded.items() if tokens},
+        )
+
+    def _reply(self) -> Reply:
+        if self._finish_reason is None:
+            raise InternalError("The query ended without a reason.")
+        prompt_tokens = self._prefill.prompt_tokens
+        return Reply(
+            query_id=self.query.query_id,
+            created_at=self._created_at,
+            model=self.query.model,
+            finish_reason=self._finish_reason,
+            output_text="".join(self._text),
+            citations=self._citations,
+            results=self._results,
+            dropped_documents=len(self._dropped),
+            dropped_chunk_ids=self._dropped,
+            usage=Usage(
+                prompt_tokens,
+                self._completion_tokens,
+                prompt_tokens + self._completion_tokens,
+                PromptTokensDetails(self._prefill.cached_tokens),
+            ),
+            timings=self._timings(),
+            partial=bool(self._missing_shards),
+            missing_shards=self._missing_shards,
+            timeline=self.timeline.entries if self.query.include_timeline else msgspec.UNSET,
+        )
+
+    def _timings(self) -> Timings:
+        total_ms = self.elapsed_s * 1000
+        overlapped_ms = self._speculation.overlapped_ms if self._speculation is not None else 0.0
+        return Timings(
+            queue_ms=self._queue_ms,
+            retrieval_ms=self._retrieval_ms,
+            stages_ms=tuple(self._stages_ms),
+            non_overlapped_ms=max(0.0, self._retrieval_ms - overlapped_ms),
+            speculation=self._speculation,
+            kv_load_ms=self._prefill.kv_load_ms,
+            prefill_ms=self._prefill.prefill_ms,
+            ttft_ms=total_ms if self._ttft_ms is None else self._ttft_ms,
+            total_ms=total_ms,
+            overtakes=self._overtakes,
+        )
+
+    def _stamp(self) -> _Stamp:
+        number = self._sequence
+        self._sequence += 1
+        return {"sequence_number": number, "query_id": self.query.query_id}

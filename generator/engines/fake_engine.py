@@ -1,0 +1,182 @@
+"""An engine without a model, at set speeds: for load tests, and for trying the stack where no model can run.
+
+It is a fake and says so in its name wherever it shows. Its answers repeat the first document of the prompt.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from generator.prompts.tokenizer import ModelTokenizer
+from generator.settings import FakeEngineSettings
+from protocol.errors import EngineDied, EngineNotReady
+from protocol.generation import (
+    EngineInfo,
+    FinishReason,
+    GenerationStep,
+    PrefillCost,
+    PrefillResult,
+    Sampling,
+    StepBudget,
+)
+from protocol.kv import LostCopy, Orders, ResidencyReport
+from protocol.plans import PrefillPlan
+from protocol.prompts import Prompt
+
+_REMEMBERED = 256
+
+
+class FakeEngine:
+    """Prefills one prompt after the other at ``prefill_tokens_per_s``; all streams decode side by side.
+
+    Every prompt is computed whole, in steps of ``step_tokens``: there is no KV to cache. A plan that is ended gives the
+    device free after its step in hand, as a real one does.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer: ModelTokenizer,
+        max_model_len: int,
+        speeds: FakeEngineSettings,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        # Prompts are computed one after the other, so there is nothing to gain from a second one in hand. To whoever
+        # plans, a step is as long as the longest prompt; in how many steps that can be ended is no matter of plans.
+        step = StepBudget(max_model_len, max_model_len)
+        self._info = EngineInfo(model=model, engine="fake", max_model_len=max_model_len, step=step)
+        self._tokenizer = tokenizer
+        self._speeds = speeds
+        self._sleep = sleep
+        self._device = asyncio.Lock()
+        # Streams under way, by their plans' ids, and what ends each.
+        self._ending: dict[str, asyncio.Event] = {}
+        self._not_begun: deque[str] = deque(maxlen=_REMEMBERED)
+        self._started = False
+
+    async def start(self) -> None:
+        """Begin to accept plans."""
+        self._started = True
+
+    async def close(self) -> None:
+        """Refuse further plans; streams under way end with EngineDied at their next step."""
+        self._started = False
+
+    async def ready(self) -> None:
+        """Raise EngineNotReady before ``start`` and after ``close``."""
+        if not self._started:
+            raise EngineNotReady("the fake engine is not started")
+
+    async def info(self) -> EngineInfo:
+        """What is served."""
+        return self._info
+
+    async def metrics(self) -> dict[str, str]:
+        """Nothing is counted."""
+        return {}
+
+    async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
+        """Wait as long as the prefill would take, then repeat the first document a token at a time."""
+        await self.ready()
+        for plan_id in plan.ends:
+            await self.end(plan_id)
+        ended = self._ending[plan.query_id] = asyncio.Event()
+        if plan.query_id in self._not_begun:
+            ended.set()
+        finished = False
+        try:
+            async for step in self._steps(plan.prompt, sampling, ended):
+                yield step
+                finished = step.finish_reason is not None
+            if not finished:
+                yield GenerationStep("", 0, finish_reason="ended")
+        finally:
+            del self._ending[plan.query_id]
+
+    async def end(self, plan_id: str) -> None:
+        """End a stream, after its step in hand."""
+        await self.ready()
+        if plan_id in self._ending:
+            self._ending[plan_id].set()
+        else:
+            # It has ended, or the call has overtaken the one that begins it.
+            self._not_begun.append(plan_id)
+
+    async def _steps(self, prompt: Prompt, sampling: Sampling, ended: asyncio.Event) -> AsyncGenerator[GenerationStep]:
+        """The steps of a stream, as many as there are until it is ``ended``."""
+        began = time.monotonic()
+        begun = asyncio.Event()
+        prefilling, ending = (
+            asyncio.ensure_future(self._prefill(prompt.token_count, begun, ended)),
+            asyncio.ensure_future(ended.wait()),
+        )
+        try:
+            await asyncio.wait({prefilling, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if begun.is_set():
+                await prefilling
+        finally:
+            prefilling.cancel()
+            ending.cancel()
+        prefill: PrefillResult | None = PrefillResult(
+            prompt_tokens=prompt.token_count,
+            cached_tokens=0,
+            prefill_ms=(time.monotonic() - began) * 1000,
+        )
+        texts, reason = self._answer(prompt, sampling)
+        for position, text in enumerate(texts, start=1):
+            if position > 1:
+                await self._sleep(1 / self._speeds.decode_tokens_per_s)
+            if not self._started:
+                raise EngineDied("the fake engine was closed")
+            if ended.is_set():
+                return
+            yield GenerationStep(text, 1, prefill, reason if position == len(texts) else None)
+            prefill = None
+
+    async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:  # noqa: ARG002 - nothing lies where they point
+        """Do nothing: whatever is to be gone is not here, and nobody is told that anything is."""
+        await self.ready()
+        return ()
+
+    async def residency(self) -> tuple[ResidencyReport, ...]:
+        """No reports: there are no tiers."""
+        await self.ready()
+        return ()
+
+    async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
+        """Measure a wait of the set length; what is said to be cached costs nothing."""
+        await self.ready()
+        began = time.monotonic()
+        await self._prefill(new_tokens, asyncio.Event(), asyncio.Event())
+        return PrefillCost(cached_tokens, new_tokens, time.monotonic() - began)
+
+    def _answer(self, prompt: Prompt, sampling: Sampling) -> tuple[list[str], FinishReason]:
+        """The text of each token of the answer, and why the answer ends there."""
+        source = next(part.token_ids for part in (*prompt.documents, *prompt.segments) if part.token_ids)
+        stream = self._tokenizer.decode_stream()
+        texts = [stream.push(token_id) for token_id in source[: sampling.max_tokens]]
+        whole = "".join(texts)
+        found = [(begin, begin + len(stop)) for stop in sampling.stop if (begin := whole.find(stop)) >= 0]
+        if not found:
+            return texts, "length" if len(source) > len(texts) else "stop"
+        # The tokens of a stop string are generated, or nobody would know it is one; its text is not part of the answer.
+        begin, end = min(found)
+        kept: list[str] = []
+        at = 0
+        for text in texts:
+            kept.append(text[: max(0, begin - at)])
+            at += len(text)
+            if at >= end:
+                break
+        return kept, "stop"
+
+    async def _prefill(self, tokens: int, begun: asyncio.Event, ended: asyncio.Event) -> None:
+        """Take the device for a prompt, or for as much of it as there are steps until it is ``ended``."""
+        async with self._device:
+            begun.set()
+            for computed in range(0, tokens, self._speeds.step_tokens):
+                if ended.is_set():
+                    return
+                step = min(self._speeds.step_tokens, tokens - computed)
+                await self._sleep(step / self._speeds.prefill_tokens_per_s)

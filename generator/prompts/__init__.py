@@ -1,0 +1,1 @@
+"""How a prompt is laid out and tokenised."""

@@ -1,0 +1,1 @@
+"""How one answer is requested, read and judged."""

@@ -1,0 +1,1 @@
+"""The demo corpus: Python's standard library as documents."""

@@ -1,0 +1,1 @@
+"""From an accepted upload to visible chunks."""

@@ -1,0 +1,1 @@
+"""The parts as Ray Serve deployments."""

@@ -1,0 +1,99 @@
+"""The stack as Ray Serve applications: one for each part, with one deployment of the same name."""
+
+from collections.abc import Callable
+
+from fastapi import FastAPI
+from ray import serve
+
+from services.config import Config
+from services.serve.deployments.controller import ControllerDeployment
+from services.serve.deployments.generator import GeneratorDeployment
+from services.serve.deployments.retriever import RetrieverDeployment
+from services.serve.instance_router import InstanceRouter
+from services.serve.replica_settings import PlacementSettings, ReplicaSettings
+
+RETRIEVER, CONTROLLER, GENERATOR, GATEWAY = "retriever", "controller", "generator", "gateway"
+
+# Queues are the controller's business: Serve's own must never be the one that holds a request back.
+_UNBOUNDED = 100_000
+
+
+def retriever_names(config: Config) -> list[str]:
+    """The retriever's name, or those of its shards."""
+    count = config.retriever.shards.count
+    return [RETRIEVER] if count == 1 else [f"{RETRIEVER}-{shard}" for shard in range(count)]
+
+
+def retriever_application(config: Config, shard: int = 0) -> serve.Application:
+    """The retriever, or one shard of it."""
+    return _bound(RetrieverDeployment, config, retriever_names(config)[shard], config, shard)
+
+
+def controller_application(config: Config) -> serve.Application:
+    """The cache controller, which finds the generator by its name."""
+    return _bound(ControllerDeployment, config, CONTROLLER, config, GENERATOR)
+
+
+def generator_application(config: Config) -> serve.Application:
+    """The generator, of as many instances as there are to be."""
+    return _bound(GeneratorDeployment, config, GENERATOR, config)
+
+
+def gateway_application(config: Config, build_app: Callable[[Config], FastAPI]) -> serve.Application:
+    """The gateway behind Serve's own proxy; the parts must have been deployed."""
+
+    # A plain function, for Serve takes any other callable for the app itself. Each replica builds its own.
+    def build() -> FastAPI:
+        config.observability.configure_logging()
+        return build_app(config)
+
+    return _bound(serve.ingress(build)(), config, GATEWAY)
+
+
+def deployment_options(config: Config, name: str) -> dict[str, object]:
+    """A deployment's options, in Ray Serve's own words; the routers and classes that go with it stay in the code."""
+    placement = _placement(config, name)
+    options: dict[str, object] = {
+        "name": name,
+        "max_ongoing_requests": _UNBOUNDED,
+        "ray_actor_options": {
+            "num_cpus": placement.num_cpus,
+            "num_gpus": placement.num_gpus,
+            "resources": dict(placement.resources),
+        },
+        # A part that cannot start is tried once more and then given up, with its error for all to see; one that ran
+        # before is started again for as long as it takes.
+        "max_constructor_retry_count": 2,
+        # A dead engine is noticed within seconds; three checks in a row must fail before a replica is replaced.
+        "health_check_period_s": 1.0,
+        "health_check_timeout_s": 10.0,
+        "graceful_shutdown_timeout_s": placement.drain_s,
+        "graceful_shutdown_wait_loop_s": 0.5,
+    }
+    if isinstance(placement, ReplicaSettings) and placement.scales:
+        options["autoscaling_config"] = {
+            "min_replicas": placement.min_replicas,
+            "max_replicas": placement.max_replicas,
+            "target_ongoing_requests": placement.target_ongoing_requests,
+            "look_back_period_s": placement.look_back_s,
+            "upscale_delay_s": placement.upscale_delay_s,
+            "downscale_delay_s": placement.downscale_delay_s,
+        }
+    else:
+        options["num_replicas"] = placement.min_replicas if isinstance(placement, ReplicaSettings) else 1
+    return options
+
+
+def _placement(config: Config, name: str) -> PlacementSettings:
+    if name == GENERATOR:
+        return config.serving.generator
+    if name == GATEWAY:
+        return config.serving.gateway
+    return config.serving.controller if name == CONTROLLER else config.serving.retriever
+
+
+def _bound(wrapper: type, config: Config, name: str, *arguments: object) -> serve.Application:
+    deployment = serve.deployment(wrapper).options(**deployment_options(config, name))
+    if name == GENERATOR:
+        deployment = deployment.options(request_router_config={"request_router_class": InstanceRouter})
+    return deployment.bind(*arguments)

@@ -1,0 +1,44 @@
+"""The stack as a config file of Ray Serve, for ``serve run``, ``serve deploy`` and a RayService on Kubernetes."""
+
+from typing import Any
+
+import yaml
+
+from services.config import Config
+from services.serve.applications import CONTROLLER, GATEWAY, GENERATOR, RETRIEVER, deployment_options, retriever_names
+
+_HEADER = """\
+# The stack as Ray Serve applications. Written by `ragtree config render`; change options there, not here.
+# Each application reads RAGTREE_CONFIG and RAGTREE_... of the machine or container that it runs in.
+"""
+
+
+def render(config: Config) -> str:
+    """The file, as YAML."""
+    return _HEADER + yaml.safe_dump(serve_config(config), sort_keys=False)
+
+
+def serve_config(config: Config) -> dict[str, Any]:
+    """What the file says. Proxies stand on every node that has a replica, and listen where the gateway would."""
+    applications = [
+        *(_application(config, name, RETRIEVER, shard) for shard, name in enumerate(retriever_names(config))),
+        _application(config, CONTROLLER, CONTROLLER),
+        _application(config, GENERATOR, GENERATOR),
+        {**_application(config, GATEWAY, GATEWAY), "route_prefix": "/"},
+    ]
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": config.server.host, "port": config.server.port},
+        "logging_config": {"log_level": "WARNING", "enable_access_log": False},
+        "applications": applications,
+    }
+
+
+def _application(config: Config, name: str, builder: str, shard: int = 0) -> dict[str, Any]:
+    return {
+        "name": name,
+        "route_prefix": None,
+        "import_path": f"services.serving:{builder}",
+        "args": {} if name == builder else {"shard": shard},
+        "deployments": [deployment_options(config, name)],
+    }

@@ -1,0 +1,204 @@
+"""The clairvoyant is the optimum where theory says so, and a sound policy everywhere else."""
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.simulation.belady import Belady
+from benchmarks.simulation.policies import PolicyBenchmark
+from benchmarks.simulation.simulator import SimulatedService, Simulator, ordered_documents
+from benchmarks.workloads.workload import TraceDocument, TraceRequest, Workload
+from cachectl.costs.device_profile import CostGrid, DeviceProfile
+from cachectl.policies import policy_names
+from cachectl.policies.lookahead import Lookahead
+from cachectl.scheduling.document_order import order_by_name
+from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tree.grant import PathDocument
+from cachectl.tree.integrity import check_integrity
+from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.node import path_keys
+from cachectl.tree.tier_manager import Capacities
+from protocol.plans import DocumentOrder
+
+# A second a token, wherever it stands: flat costs.
+DEVICE = DeviceProfile("toy", "made up", 1.0, 1.0, 1, CostGrid([0, 1000], [1, 1001], [[1.0, 1001.0], [1.0, 1001.0]]))
+TEXTBOOK = "70120304230321201701"
+"""The reference string of operating systems textbooks."""
+ANOMALY = "123412512345"
+"""The one by which Belady, Nelson and Shedler show that FIFO may lose by more room."""
+
+references = st.text("abcdef", min_size=1, max_size=40)
+small = settings(max_examples=60, deadline=None)
+
+
+class Paths(Workload):
+    """A request for each of these paths, documents of one token each, and each when the one before is long done."""
+
+    name = "paths"
+
+    def __init__(self, paths, gap_s: float = 1000.0, tokens=lambda document: 1):
+        self._requests = [
+            TraceRequest(number * gap_s, tuple(TraceDocument(id_, tokens(id_)) for id_ in path), 1)
+            for number, path in enumerate(paths)
+        ]
+
+    @property
+    def length(self):
+        return len(self._requests)
+
+    def requests(self):
+        return iter(self._requests)
+
+
+def hits(policy: str, trace: str, room: int) -> int:
+    """Documents found when each is asked for alone, in a tier with room for so many."""
+    result = PolicyBenchmark(DEVICE, Capacities(room), SimulatedService()).simulate(
+        Paths(trace), policy, lambda *_: None
+    )
+    return round(result.doc_hit_rate * result.documents)
+
+
+def most_hits(trace: str, room: int) -> int:
+    """The most hits that any choice of what to keep, and what not to let in, can have: all of them tried."""
+    best: dict[frozenset[str], int] = {frozenset(): 0}
+    for document in trace:
+        reached: dict[frozenset[str], int] = {}
+        for kept, found in best.items():
+            after = found + (document in kept)
+            everything = kept | {document}
+            choices = [kept] if len(everything) > room else [everything]
+            if document not in kept and len(everything) > room:
+                choices += [everything - {victim} for victim in kept]
+            for choice in choices:
+                reached[choice] = max(reached.get(choice, 0), after)
+        best = reached
+    return max(best.values())
+
+
+@pytest.mark.parametrize(
+    ("trace", "room", "lru", "optimum"),
+    [
+        # 20 references: LRU faults 12 times, the optimum that lets everything in 9 times.
+        (TEXTBOOK, 3, 8, 11),
+        # 12 references: LRU faults 10 times with three places and 8 times with four, the optimum 7 and 6 times.
+        (ANOMALY, 3, 2, 5),
+        (ANOMALY, 4, 4, 6),
+        # A loop over one document too many: LRU finds nothing, the optimum keeps all but one of the loop.
+        ("abcabcabc", 2, 0, 3),
+        ("aba", 1, 0, 1),
+    ],
+)
+def test_textbook_sequences_have_their_known_hits(trace, room, lru, optimum):
+    assert hits("LRU", trace, room) == lru
+    # The textbook's optimum lets everything in; who may refuse a newcomer finds no less.
+    assert hits("BELADY", trace, room) == most_hits(trace, room) >= optimum
+
+
+@given(references, st.integers(1, 4))
+@example(TEXTBOOK, 3)
+@small
+def test_with_equal_documents_in_one_tier_nothing_has_more_hits(trace, room):
+    assert hits("BELADY", trace, room) == most_hits(trace, room)
+
+
+@given(references, st.integers(1, 4))
+@settings(max_examples=25, deadline=None)
+def test_with_equal_documents_in_one_tier_no_policy_beats_it(trace, room):
+    best = hits("BELADY", trace, room)
+    assert all(hits(policy, trace, room) <= best for policy in policy_names())
+
+
+@given(references)
+@small
+def test_with_room_for_all_it_misses_each_document_once(trace):
+    assert hits("BELADY", trace, 6) == len(trace) - len(set(trace))
+
+
+def test_a_newcomer_that_is_used_later_than_what_is_there_is_not_let_in():
+    # a is needed before b and c: it stays, and they come and go.
+    assert hits("BELADY", "abacabc", 1) == 2 + 0
+    assert hits("LRU", "abacabc", 1) == 0
+
+
+def test_what_is_used_no_more_makes_room_first():
+    # a is asked for once, though last before d: it goes, and b and c stay.
+    assert hits("BELADY", "bcadbcd", 3) == 3
+    assert hits("LRU", "bcadbcd", 3) == 1
+
+
+# What it knows of the future
+
+
+def a_second_a_token(cached: int, new: int) -> float:
+    return float(new)
+
+
+def tree_of(future: list[str], room: int = 10) -> KnowledgeTree:
+    policy = Belady(Lookahead(), (path_keys("tenant", path) for path in future))
+    return KnowledgeTree(policy, Capacities(room), ["one"], a_second_a_token)
+
+
+def serve(tree: KnowledgeTree, *paths: str) -> None:
+    for path in paths:
+        documents = [PathDocument(content, 1) for content in path]
+        grant = tree.grant(path, "tenant", documents, path_keys("tenant", path), 0, "one", 0.0)
+        tree.settle(grant, kept=True)
+
+
+def priority(tree: KnowledgeTree, path: str) -> float:
+    [copy] = tree.nodes[path_keys("tenant", path)[-1]].copies.values()
+    return tree.policy.current(copy)
+
+
+def test_a_priority_is_the_cost_over_the_requests_until_the_next_use():
+    tree = tree_of(["a", "b", "c", "b", "a"])
+    serve(tree, "a")
+    # a is used by the fifth request, and this is the first.
+    assert priority(tree, "a") == pytest.approx(1 / 4)
+    serve(tree, "b")
+    assert (priority(tree, "a"), priority(tree, "b")) == pytest.approx((1 / 3, 1 / 2))
+    serve(tree, "c")
+    assert (priority(tree, "a"), priority(tree, "b"), priority(tree, "c")) == pytest.approx((1 / 2, 1, 0))
+
+
+def test_a_document_is_another_one_behind_another():
+    tree = tree_of(["ab", "b", "b"])
+    serve(tree, "ab", "b")
+    assert (priority(tree, "a"), priority(tree, "ab"), priority(tree, "b")) == pytest.approx((0, 0, 1))
+
+
+def test_a_priority_that_falls_with_a_use_is_noticed():
+    # After its last use a goes first, though what was noted of it before was the highest.
+    tree = tree_of(["a", "b", "a", "c", "b", "c"], room=2)
+    serve(tree, "a", "b", "a", "c")
+    assert {node.content for node in tree.nodes.values()} == {"b", "c"}
+
+
+# Where it is no bound, it still works
+
+
+@given(
+    st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=4), min_size=1, max_size=40),
+    st.builds(Capacities, st.integers(0, 12), st.integers(0, 12), st.integers(0, 12)),
+    st.sampled_from([DocumentOrder.RETRIEVAL, DocumentOrder.CANONICAL]),
+    st.integers(1, 2),
+    st.sampled_from([0.5, 4.0]),
+)
+@small
+def test_sizes_tiers_instances_and_an_overtaking_queue_lose_no_use(paths, room, order, instances, gap_s):
+    workload = Paths(paths, gap_s, "_abcd".index)
+    strategy = order_by_name(order)
+    future = [
+        path_keys("", [document.content for document in ordered_documents(request, strategy, None)])
+        for request in workload.requests()
+    ]
+    lookahead = Lookahead()
+    policy = Belady(lookahead, future)
+    tree = KnowledgeTree(policy, room, [str(number) for number in range(instances)], DEVICE.prefill_seconds)
+    service = SimulatedService(instances, max_running=2, max_queued=2, order=order)
+    scheduler = Scheduler(tree, lookahead, service.max_running, service.max_queued, service.reorder_window)
+    result = Simulator(scheduler, DEVICE, service).run(workload, lambda _: None)
+    assert result.requests == len(paths)
+    assert result.documents == sum(map(len, paths))
+    assert not policy._uses, "a use was never served"
+    check_integrity(tree)

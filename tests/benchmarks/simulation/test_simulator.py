@@ -1,0 +1,484 @@
+"""The simulator's times are those worked out by hand, nothing is lost, and every policy meets the same arrivals."""
+
+from collections.abc import Iterable
+from itertools import permutations
+
+import msgspec
+import pytest
+
+from benchmarks.measuring.statistics import TimeHistogram
+from benchmarks.simulation.belady import Belady
+from benchmarks.simulation.policies import PoliciesResult, PolicyBenchmark, simulated_policies
+from benchmarks.simulation.simulator import SimulatedService, SimulationResult, Simulator
+from benchmarks.workloads.synthetic import SyntheticSettings, SyntheticWorkload
+from benchmarks.workloads.workload import TraceDocument, TraceRequest, Workload
+from cachectl.costs.device_profile import CostGrid, DeviceProfile
+from cachectl.policies import create_policy, policy_names
+from cachectl.policies.lookahead import Lookahead
+from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tree.integrity import check_integrity
+from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.tier_manager import Capacities
+from protocol.errors import ConfigError, UnknownPolicy
+from protocol.plans import DocumentOrder
+
+# A new token takes 1 s and one that it stands behind 0.1 s; loading one takes 0.5 s from host and 0.75 s from disk.
+DEVICE = DeviceProfile(
+    name="toy",
+    source="made up",
+    host_bytes_per_s=2.0,
+    disk_bytes_per_s=4.0,
+    kv_bytes_per_token=1,
+    grid=CostGrid([0, 1000], [1, 1001], [[1.0, 1001.0], [101.0, 1101.0]]),
+)
+ROOM = Capacities(1000)
+TOKENS = 10
+
+
+class Requests(Workload):
+    """These requests."""
+
+    name = "by hand"
+
+    def __init__(self, *requests: TraceRequest):
+        self._requests = requests
+
+    @property
+    def length(self):
+        return len(self._requests)
+
+    def requests(self):
+        return iter(self._requests)
+
+
+class Unread(Requests):
+    """A workload that must not be read."""
+
+    def requests(self):
+        raise AssertionError("something ran")
+
+
+class Times(TimeHistogram):
+    """A histogram that also remembers each time, in the order in which prefills end."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen: list[float] = []
+
+    def add(self, seconds):
+        super().add(seconds)
+        self.seen.append(seconds)
+
+
+def ask(arrival_s: float, documents: Iterable[str], question: int = 2, **fields) -> TraceRequest:
+    """A request for documents of ``TOKENS`` tokens each."""
+    return TraceRequest(arrival_s, tuple(TraceDocument(id_, TOKENS) for id_ in documents), question, **fields)
+
+
+class Run:
+    """A workload that was simulated: ``result``, each ``ttft`` in the order of first tokens, and what it ran on."""
+
+    def __init__(self, workload: Workload, policy: str = "LRU", room: Capacities = ROOM, **service):
+        bounds = SimulatedService(**service)
+        lookahead = Lookahead()
+        self.tree = KnowledgeTree(
+            create_policy(policy, lookahead),
+            room,
+            [f"instance-{number}" for number in range(bounds.instances)],
+            DEVICE.prefill_seconds,
+        )
+        self.scheduler = Scheduler(
+            self.tree, lookahead, bounds.max_running, bounds.max_queued, window=bounds.reorder_window
+        )
+        self.simulator = Simulator(self.scheduler, DEVICE, bounds)
+        times = self.simulator._ttft = Times()
+        self.ttft = times.seen
+        self.arrivals: list[int] = []
+        self.result = self.simulator.run(workload, self.arrivals.append)
+
+
+def run(*requests: TraceRequest, **how) -> Run:
+    return Run(Requests(*requests), **how)
+
+
+def simulate(workload: Workload, policy: str, room: Capacities = ROOM, **service) -> SimulationResult:
+    return PolicyBenchmark(DEVICE, room, SimulatedService(**service)).simulate(workload, policy, lambda *_: None)
+
+
+def busy(requests: int = 300, **fields) -> Workload:
+    """More work than is done at once: requests queue, evict and overtake."""
+    made = SyntheticSettings(requests=requests, documents=60, top_k=3, rate=0.01, mean_tokens=20, question_tokens=4)
+    return SyntheticWorkload("zipf", msgspec.structs.replace(made, **fields), seed=1)
+
+
+# Times
+
+
+def test_a_request_waits_for_the_prefill_in_front_of_it():
+    # Each computes 10 + 2 tokens. The second comes after 1 s, begins when the first ends, at 12 s, and ends at 24.
+    served = run(ask(0, "a"), ask(1, "b"), ask(30, "c"), policy="NONE")
+    assert served.ttft == pytest.approx([12, 23, 12])
+    assert served.result.mean_ttft_s == pytest.approx(47 / 3)
+    assert served.result.p99_ttft_s == pytest.approx(23, rel=0.01)
+    assert served.result.simulated_s == pytest.approx(42)
+
+
+def test_what_is_in_the_gpu_costs_what_it_is_attended_to():
+    # The second time 10 tokens are found, at 0.1 s, and 2 computed.
+    served = run(ask(0, "a"), ask(100, "a"))
+    assert served.ttft == pytest.approx([12, 1 + 2])
+    assert served.result.hit_tokens_by_tier == {"gpu": 10, "host": 0, "disk": 0}
+
+
+def test_only_the_prefix_that_is_found_is_saved():
+    # ab, then ac: a is found, c is not, 10 at 0.1 s and 12 at 1 s. Then ba: nothing of it stands behind that prefix.
+    served = run(ask(0, "ab"), ask(100, "ac"), ask(200, "ba"))
+    assert served.ttft == pytest.approx([22, 1 + 12, 22])
+    assert (served.result.documents, served.result.doc_hit_rate) == (6, pytest.approx(1 / 6))
+
+
+@pytest.mark.parametrize(
+    ("room", "tier", "load_s"),
+    [(Capacities(10, 10), "host", 5.0), (Capacities(10, 0, 10), "disk", 7.5), (Capacities(10, 10, 10), "host", 5.0)],
+)
+def test_what_lies_in_a_slower_tier_is_loaded_before_the_prefill(room, tier, load_s):
+    # b drives a out of the GPU; a comes back in the time of its transfer.
+    served = run(ask(0, "a"), ask(100, "b"), ask(200, "a"), room=room)
+    assert served.ttft == pytest.approx([12, 12, load_s + 1 + 2])
+    assert served.result.hit_tokens_by_tier == {"gpu": 0, "host": 0, "disk": 0} | {tier: 10}
+
+
+def test_a_load_holds_up_the_next_prefill():
+    # a is loaded in 5 s and prefilled in 3, from 200 to 208; c follows it.
+    served = run(ask(0, "a"), ask(100, "b"), ask(200, "a"), ask(200, "c"), room=Capacities(10, 20))
+    assert served.ttft == pytest.approx([12, 12, 8, 8 + 12])
+
+
+def test_the_last_token_is_computed_though_all_is_found():
+    served = run(ask(0, "a", question=0), ask(100, "a", question=0))
+    assert served.ttft == pytest.approx([10, 0.9 + 1])
+    assert served.result.hit_tokens_by_tier["gpu"] == 10
+
+
+def test_a_request_that_comes_during_the_prefill_of_its_documents_finds_nothing_yet():
+    served = run(ask(0, "a"), ask(1, "a"))
+    assert served.ttft == pytest.approx([12, 23])
+    assert served.result.doc_hit_rate == 0
+
+
+def test_a_request_that_waited_for_its_turn_finds_what_was_computed_meanwhile():
+    served = run(ask(0, "a"), ask(1, "a"), max_running=1)
+    assert served.ttft == pytest.approx([12, 11 + 3])
+
+
+def test_an_answer_occupies_its_place_until_its_last_token():
+    # Prefilled at 12, answered at 22: only then may the next one begin, though the engine was free.
+    requests = [ask(0, "a", output_tokens=5), ask(1, "b", output_tokens=5)]
+    served = run(*requests, max_running=1, decode_s=2.0)
+    assert served.ttft == pytest.approx([12, 33])
+    assert served.result.simulated_s == pytest.approx(44)
+    assert run(*requests, max_running=2, decode_s=2.0).ttft == pytest.approx([12, 23])
+    assert run(*requests, max_running=1, decode_s=0.0).ttft == pytest.approx([12, 23])
+
+
+def test_what_was_prefilled_serves_others_while_its_answer_is_written():
+    served = run(ask(0, "a", output_tokens=50), ask(15, "a"), decode_s=2.0)
+    assert served.ttft == pytest.approx([12, 3])
+
+
+def test_at_most_so_many_requests_have_their_hits_counted_at_once():
+    # Of three requests for a, two are taken on before anything is cached; the third gets its turn when the first ends.
+    requests = [ask(0, "a"), ask(0, "a"), ask(0, "a")]
+    assert run(*requests, max_running=2).ttft == pytest.approx([12, 24, 24 + 3])
+    assert run(*requests, max_running=3).ttft == pytest.approx([12, 24, 36])
+
+
+def test_requests_beyond_a_full_queue_wait_outside_and_their_time_counts():
+    requests = [ask(0, document) for document in "abcd"]
+    for max_queued in (0, 1, 9):
+        served = run(*requests, policy="NONE", max_running=1, max_queued=max_queued)
+        assert served.ttft == pytest.approx([12, 24, 36, 48])
+
+
+def test_what_is_cached_goes_first_in_the_queue_but_not_from_outside():
+    # The fourth finds a in the cache. In the queue it overtakes two, 3 s of work; outside it is served last.
+    requests = [ask(0, document) for document in "abca"]
+    inside = run(*requests, max_running=1)
+    assert inside.ttft == pytest.approx([12, 15, 27, 39])
+    assert inside.result.largest_overtake == 1
+    outside = run(*requests, max_running=1, max_queued=1)
+    assert outside.ttft == pytest.approx([12, 24, 36, 39])
+    assert outside.result.largest_overtake == 0
+
+
+def test_a_window_of_none_serves_in_order_of_arrival():
+    requests = [ask(0, document) for document in "abca"]
+    assert run(*requests, max_running=1, reorder_window=0).ttft == pytest.approx([12, 24, 36, 39])
+
+
+def test_instances_prefill_at_the_same_time():
+    served = run(ask(0, "a"), ask(0, "b"), ask(0, "c"), policy="NONE", instances=2)
+    assert served.ttft == pytest.approx([12, 12, 24])
+
+
+def test_a_request_goes_to_the_instance_that_has_its_documents():
+    served = run(ask(0, "a"), ask(0, "b"), ask(100, "a"), ask(200, "b"), ask(300, "b"), instances=2)
+    assert served.ttft == pytest.approx([12, 12, 3, 3, 3])
+
+
+def test_instances_share_host_memory_but_not_their_gpus():
+    # Each GPU has room for one document. b and c drive a and b' into host, where the other instance finds them.
+    room = Capacities(10, 100)
+    requests = [ask(0, "a"), ask(0, "b"), ask(100, "c"), ask(100, "d"), ask(200, "a"), ask(200, "b")]
+    served = run(*requests, room=room, instances=2)
+    assert served.result.hit_tokens_by_tier == {"gpu": 0, "host": 20, "disk": 0}
+    assert served.ttft == pytest.approx([12, 12, 12, 12, 8, 8])
+
+
+# What is counted
+
+
+def test_every_request_is_served_and_heard_of():
+    served = Run(busy(), "PGDSF", Capacities(200, 300), instances=2, max_running=2, max_queued=3, decode_s=0.1)
+    assert len(served.ttft) == sum(served.arrivals) == served.result.requests == 300
+    assert served.result.documents == 900
+    assert min(served.ttft) > 0
+    assert (served.scheduler.running, served.scheduler.queued, served.simulator._running) == (0, 0, {})
+    assert not any(node.locks for node in served.tree.nodes.values())
+    served.scheduler.check_integrity()
+    check_integrity(served.tree)
+
+
+def test_hit_rates_are_shares_of_documents_and_of_their_tokens():
+    long, short = TraceDocument("long", 30), TraceDocument("short", 10)
+    served = run(TraceRequest(0, (long, short), 2), TraceRequest(100, (long,), 2), TraceRequest(200, (short,), 2))
+    assert (served.result.documents, served.result.doc_hit_rate) == (4, 1 / 4)
+    assert served.result.token_hit_rate == pytest.approx(30 / 80)
+
+
+def test_evictions_are_counted_by_tier():
+    # Into one place of the GPU and one of host: b drives a down, c drives b down and a out.
+    served = run(ask(0, "a"), ask(100, "b"), ask(200, "c"), room=Capacities(10, 10))
+    assert served.result.evictions_by_tier == {"gpu": 2, "host": 1, "disk": 0}
+    assert served.result.evictions == 3
+
+
+def test_a_workload_without_requests_has_no_rates():
+    result = run().result
+    assert (result.requests, result.doc_hit_rate, result.token_hit_rate, result.mean_ttft_s) == (0, 0, 0, 0)
+
+
+def test_requests_without_documents_are_served():
+    served = run(ask(0, ""), ask(0, "", system_tokens=10, system_id="s"))
+    assert served.ttft == pytest.approx([2, 14])
+    assert (served.result.requests, served.result.documents) == (2, 0)
+
+
+def test_a_request_of_no_tokens_at_all_is_served():
+    # The plain format allows it: {"t": 0, "docs": [], "question_tokens": 0}.
+    assert run(ask(0, "", question=0)).result.requests == 1
+
+
+def test_a_document_may_stand_in_a_request_twice():
+    served = run(ask(0, "aab"), ask(100, "aab"), ask(200, "ab"))
+    assert served.ttft == pytest.approx([32, 3 + 2, 1 + 12])
+    assert served.result.doc_hit_rate == pytest.approx(4 / 8)
+    check_integrity(served.tree)
+
+
+@pytest.mark.parametrize("policy", simulated_policies())
+@pytest.mark.parametrize("order", [DocumentOrder.RETRIEVAL, DocumentOrder.CANONICAL])
+def test_every_policy_bears_repeated_documents(policy, order):
+    workload = Requests(*[ask(number, documents) for number, documents in enumerate(["aab", "aba", "baa", "aaa"] * 5)])
+    result = simulate(workload, policy, Capacities(30, 20), order=order)
+    assert (result.requests, result.documents) == (20, 60)
+
+
+def test_a_policy_that_keeps_nothing_has_no_hits():
+    result = simulate(busy(), "NONE", Capacities(10_000, 10_000, 10_000))
+    assert (result.doc_hit_rate, result.token_hit_rate, result.evictions) == (0, 0, 0)
+    assert set(result.hit_tokens_by_tier.values()) == {0}
+    assert result.documents == 900
+
+
+# The system prompt
+
+
+def test_a_system_prompt_is_found_but_is_no_document():
+    fields = {"system_tokens": 10, "system_id": "s"}
+    served = run(ask(0, "a", **fields), ask(100, "b", **fields))
+    # The second finds the prompt's 10 tokens, and computes 12.
+    assert served.ttft == pytest.approx([22, 1 + 12])
+    assert (served.result.documents, served.result.doc_hit_rate) == (2, 0)
+    assert sum(served.result.hit_tokens_by_tier.values()) == 0
+
+
+def test_a_system_prompt_is_pinned():
+    # Documents of another prompt flow through a GPU of 40 tokens; what was pinned is still there.
+    fields = {"system_tokens": 10, "system_id": "s"}
+    passing = [ask(100 * number, f"{number}") for number in range(1, 9)]
+    served = run(ask(0, "a", **fields), *passing, ask(1000, "a", **fields), room=Capacities(40))
+    assert served.ttft[-1] == pytest.approx(1 + 12)
+    assert served.tree.placement.gpu("instance-0").pinned_tokens == 10
+
+
+def test_documents_behind_different_system_prompts_are_different():
+    served = run(
+        ask(0, "a", system_tokens=10, system_id="s"),
+        ask(100, "a", system_tokens=10, system_id="t"),
+        ask(200, "a"),
+        ask(300, "a", system_tokens=10, system_id="s"),
+    )
+    assert served.ttft == pytest.approx([22, 22, 12, 2 + 2])
+
+
+# The order of documents
+
+
+# Of six permutations in retrieval order, three begin with what another began with, and none goes on like it.
+@pytest.mark.parametrize("system", [{}, {"system_tokens": 10, "system_id": "s"}])
+@pytest.mark.parametrize(
+    ("order", "hits"), [(DocumentOrder.RETRIEVAL, 3), (DocumentOrder.CANONICAL, 15), (DocumentOrder.CACHED_FIRST, 15)]
+)
+def test_an_order_decides_whether_a_permuted_set_is_found(order, hits, system):
+    served = run(
+        *[ask(100 * number, documents, **system) for number, documents in enumerate(permutations("abc"))], order=order
+    )
+    assert served.result.documents == 18
+    assert served.result.doc_hit_rate == pytest.approx(hits / 18)
+
+
+def test_cached_first_finds_subsets_that_the_canonical_order_does_not():
+    requests = [ask(0, "bc"), ask(100, "abc")]
+    assert run(*requests, order=DocumentOrder.CANONICAL).result.doc_hit_rate == 0
+    assert run(*requests, order=DocumentOrder.CACHED_FIRST).result.doc_hit_rate == pytest.approx(2 / 5)
+
+
+# The same again
+
+
+@pytest.mark.parametrize("policy", simulated_policies())
+def test_the_same_arrivals_give_the_same_result(policy):
+    room, service = Capacities(150, 200, 100), {"instances": 2, "max_running": 2, "decode_s": 0.1}
+    first, second = (simulate(busy(200), policy, room, **service) for _ in range(2))
+    assert first == second
+    assert first.requests == 200
+
+
+# Memory
+
+
+WAITING = 4
+
+
+class EverNew(Workload):
+    """Requests whose documents nobody asks for again, faster than they are served; ``look`` is called now and then."""
+
+    name = "ever new"
+
+    def __init__(self, count, look):
+        self._count = count
+        self._look = look
+
+    @property
+    def length(self):
+        return self._count
+
+    def requests(self):
+        for number in range(self._count):
+            if not number % 500:
+                self._look()
+            yield ask(number / 10, [f"{number}"], system_tokens=10, system_id="s")
+
+
+@pytest.mark.parametrize(
+    ("policy", "room", "requests"), [("PGDSF", Capacities(400, 600), 5000), ("FORESIGHT", Capacities(1000), 20_000)]
+)
+def test_memory_goes_with_the_tree_and_the_queues_and_not_with_the_requests(policy, room, requests):
+    looked = []
+
+    def look() -> None:
+        tree, simulator = served.tree, served.simulator
+        nodes = sum(room) // TOKENS
+        assert len(tree.nodes) <= nodes
+        assert len(tree.by_content) <= nodes
+        assert len(tree.grants) <= 4
+        assert not tree.detached
+        assert len(tree.roots) <= 1
+        assert len(simulator._running) <= 4 + WAITING
+        assert len(simulator._events) <= 4
+        assert len(served.scheduler._lookahead._needed) <= 2 * WAITING
+        # From a microsecond to ten days by one percent each.
+        assert len(simulator._ttft._counts) <= 2800
+        for place in tree.placement:
+            # Entries of copies that are gone are swept.
+            assert len(getattr(place._shared_order, "_entries", ())) <= 64 + 2 * nodes
+        if policy == "FORESIGHT":
+            histories = tree.policy._histories
+            assert len(histories) <= nodes + max(500, 2 * nodes) + 2
+            assert len(histories._documents) <= len(histories)
+            assert len(histories._ghosts) <= len(histories)
+            assert len(tree.policy._waiting) <= 2 * len(histories) + 64
+        looked.append(len(tree.nodes))
+
+    served = Run(Requests(), policy, room, max_queued=WAITING)
+    served.simulator._ttft = TimeHistogram()
+    result = served.simulator.run(EverNew(requests, look), lambda _: None)
+    look()
+    assert result.requests == requests
+    assert len(looked) == requests // 500 + 1
+    assert looked[-1] > 50
+
+
+# All policies
+
+
+def test_each_policy_has_its_figures_beside_what_it_ran_on():
+    heard = []
+    service = SimulatedService(order=DocumentOrder.CANONICAL)
+    result = PolicyBenchmark(DEVICE, Capacities(100, 200, 300), service).run(
+        busy(50), ["PGDSF", "BELADY", "NONE"], lambda policy, count: heard.append((policy, count))
+    )
+    assert isinstance(result, PoliciesResult)
+    assert (result.trace, result.device, result.order) == ("zipf", "toy", "canonical")
+    assert (result.gpu_tokens, result.host_tokens, result.disk_tokens) == (100, 200, 300)
+    assert list(result.policies) == ["PGDSF", "BELADY", "NONE"]
+    assert heard == [(policy, 1) for policy in result.policies for _ in range(50)]
+    for figures in result.policies.values():
+        assert (figures.requests, figures.documents) == (50, 150)
+        assert 0 <= figures.doc_hit_rate <= 1
+        assert 0 <= figures.token_hit_rate <= 1
+        assert 0 < figures.mean_ttft_s <= figures.p99_ttft_s * 1.01
+        assert figures.evictions == sum(figures.evictions_by_tier.values())
+        assert list(figures.hit_tokens_by_tier) == list(figures.evictions_by_tier) == ["gpu", "host", "disk"]
+    assert result.policies["PGDSF"].token_hit_rate > result.policies["NONE"].token_hit_rate == 0
+
+
+def test_figures_survive_being_written_down():
+    result = PolicyBenchmark(DEVICE, ROOM, SimulatedService()).run(busy(20), ["LRU"], lambda *_: None)
+    assert msgspec.json.decode(msgspec.json.encode(result), type=PoliciesResult) == result
+
+
+def test_every_shipped_policy_and_the_clairvoyant_can_be_simulated():
+    assert simulated_policies() == [*policy_names(), Belady.name]
+    result = PolicyBenchmark(DEVICE, Capacities(100, 100), SimulatedService()).run(
+        busy(40), simulated_policies(), lambda *_: None
+    )
+    assert list(result.policies) == simulated_policies()
+
+
+def test_an_unknown_policy_is_refused_before_anything_runs():
+    with pytest.raises(UnknownPolicy, match="'NOPE'"):
+        PolicyBenchmark(DEVICE, ROOM, SimulatedService()).run(Unread(), ["LRU", "BELADY", "NOPE"], lambda *_: None)
+
+
+def test_the_clairvoyant_does_without_the_order_that_only_the_tree_decides():
+    service = SimulatedService(order=DocumentOrder.CACHED_FIRST)
+    with pytest.raises(ConfigError, match="cached-first"):
+        PolicyBenchmark(DEVICE, ROOM, service).run(Unread(), ["BELADY"], lambda *_: None)
+
+
+def test_an_order_that_a_policy_cannot_do_with_is_refused_before_anything_runs():
+    service = SimulatedService(order=DocumentOrder.CACHED_FIRST)
+    with pytest.raises(ConfigError, match="cached-first"):
+        PolicyBenchmark(DEVICE, ROOM, service).run(Unread(), ["LRU", "BELADY"], lambda *_: None)

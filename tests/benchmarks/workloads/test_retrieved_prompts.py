@@ -1,0 +1,93 @@
+"""Prompts of retrieved documents: all new where they are to be, and counted as a cache would have to keep them."""
+
+from itertools import islice
+
+import pytest
+
+from benchmarks.workloads.articles import ArticlePart
+from benchmarks.workloads.datasets import Question
+from benchmarks.workloads.popularity import Popularity
+from benchmarks.workloads.retrieved_prompts import RetrievedPrompts, document_tokens, poisson
+from protocol.errors import ConfigError
+from protocol.prompts import Prompt, Segment, SegmentKind
+from protocol.retrieval import Chunk
+
+PARTS = [ArticlePart(number, "title", f"text {number}", (f"paragraph-{number}",)) for number in range(30)]
+
+
+class WordLayout:
+    """A document's tokens are its characters."""
+
+    def lay_out(self, messages, chunks: list[Chunk], _max_tokens: int) -> Prompt:
+        documents = [Segment(SegmentKind.DOCUMENT, chunk.chunk_id, tuple(map(ord, chunk.text))) for chunk in chunks]
+        question = Segment(SegmentKind.QUESTION, messages[0].content, (1,))
+        return Prompt((*documents, question))
+
+
+class ScriptedSet:
+    """Twenty questions."""
+
+    name = "scripted"
+
+    def questions(self):
+        return [Question(str(number), f"question {number}", ["answer"]) for number in range(20)]
+
+
+class ScriptedRetrieval:
+    """Finds for each question the part of its number, and the next."""
+
+    def find(self, _questions, asked, _count):
+        class Found:
+            def __init__(self, number: int) -> None:
+                self.id = f"paragraph-{number}#0"
+
+        return {place: (Found(place), Found(place), Found(place + 1)) for place, _ in asked}
+
+
+@pytest.fixture
+def drawn():
+    prompts = RetrievedPrompts(PARTS, WordLayout(), top_k=2, max_tokens=1)
+    prompts.retrieve(ScriptedSet(), ScriptedRetrieval(), 20, 0)
+    return prompts
+
+
+def keys(prompt: Prompt) -> tuple[str, ...]:
+    return tuple(segment.key for segment in prompt.documents)
+
+
+def test_a_question_stands_behind_the_documents_that_retrieval_brought(drawn):
+    for prompt in drawn.all():
+        number = int(prompt.segments[-1].key.split()[-1])
+        assert keys(prompt) == (f"part-{number}", f"part-{number + 1}")
+
+
+def test_drawing_again_draws_the_same(drawn):
+    first, again = (list(islice(drawn.draw(Popularity.PAPER, 3), 50)) for _ in range(2))
+    assert first == again
+    assert first != list(islice(drawn.draw(Popularity.PAPER, 4), 50))
+
+
+def test_novel_pairs_are_all_new_though_their_first_documents_come_back(drawn):
+    pairs = [keys(prompt) for prompt in drawn.draw_novel_pairs(29, 0)]
+    assert len(set(pairs)) == 29
+    assert all(first != second for first, second in pairs)
+    assert len({first for first, _ in pairs}) < 15
+
+
+def test_more_pairs_than_there_can_be_are_refused(drawn):
+    with pytest.raises(ConfigError, match="30 documents are too few"):
+        next(drawn.draw_novel_pairs(30, 0))
+
+
+def test_equal_prefixes_are_counted_once_and_equal_documents_behind_others_again():
+    one, other, asked = (Segment(SegmentKind.DOCUMENT, key, (1,) * 10) for key in ("one", "other", "asked"))
+    question = Segment(SegmentKind.QUESTION, "?", (1, 2))
+    prompts = [Prompt((one, other, question)), Prompt((one, asked, question)), Prompt((other, question))]
+    assert document_tokens(prompts) == 40
+
+
+def test_arrivals_are_in_order_and_at_about_the_rate():
+    question = Segment(SegmentKind.QUESTION, "?", (1, 2))
+    arrivals = poisson(iter([Prompt((question,))] * 2000), 50, 2000, 0)
+    assert arrivals == sorted(arrivals, key=lambda arrival: arrival.at_s)
+    assert arrivals[-1].at_s == pytest.approx(40, rel=0.1)

@@ -1,0 +1,353 @@
+"""A controller kept true to instances that come, restart, hang and go; the instances are fakes."""
+
+import asyncio
+
+import msgspec
+import pytest
+from controller_under_test import ask, key, report
+from structlog.testing import capture_logs
+
+from cachectl.runtime import live_controller as live_module
+from cachectl.runtime.live_controller import LiveController, OneInstance
+from cachectl.settings import ControllerSettings
+from protocol.errors import EngineDied
+from protocol.generation import EngineInfo, GenerationStep, PrefillCost, PrefillResult
+from protocol.kv import HeldNode, KvMemory, LostCopy, Orders, Pages, ResidencyReport
+from protocol.tiers import Tier
+
+GPU, HOST, DISK = Tier
+TOKENS = 10
+MEMORY = KvMemory("print", "boot", 1, 1, 100, 100, 100, 1e9, 1e9, shared="machine")
+
+
+class Engine:
+    """An instance that says what the test has it say, ``hangs``, or ``fails``."""
+
+    def __init__(self, memory: KvMemory | None = MEMORY, **said: object) -> None:
+        self.memory = msgspec.structs.replace(memory, **said) if memory is not None else None
+        self.reports: tuple[ResidencyReport, ...] = ()
+        self.hangs = False
+        self.fails: Exception | None = None
+        self.asked = 0
+        self.orders: list[Orders] = []
+
+    async def info(self) -> EngineInfo:
+        self.asked += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.fails is not None:
+            raise self.fails
+        return EngineInfo("model", "fake", 100_000, self.memory)
+
+    async def residency(self) -> tuple[ResidencyReport, ...]:
+        return self.reports
+
+    async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
+        self.orders.append(orders)
+        return ()
+
+    async def stream(self, plan, sampling):
+        assert sampling.max_tokens == 1
+        yield GenerationStep("", 1, PrefillResult(plan.prompt.token_count, 0, 1.0), "length")
+
+    async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
+        return PrefillCost(cached_tokens, new_tokens, 0.001 * new_tokens)
+
+    def restarts(self, **said: object) -> None:
+        assert self.memory is not None
+        self.memory = msgspec.structs.replace(self.memory, boot=f"{self.memory.boot}+", **said)
+        self.reports = ()
+
+
+class Fleet:
+    """The instances that there are."""
+
+    def __init__(self, **engines: Engine) -> None:
+        self.engines = engines
+
+    def names(self):
+        return set(self.engines)
+
+    def at(self, instance: str) -> Engine:
+        return self.engines[instance]
+
+
+def held(tier: Tier, documents: str, instance: str | None = None, first_page: int = 0) -> ResidencyReport:
+    pages = Pages(tuple(range(first_page, first_page + TOKENS)), 9 + first_page) if tier is HOST else None
+    return ResidencyReport(tier, (HeldNode("tenant", tuple(documents), TOKENS, pages),), instance)
+
+
+@pytest.fixture
+def start(tmp_path):
+    async def start(fleet, **settings: object) -> LiveController:
+        limits = ControllerSettings(**{"policy": "LRU", "max_running": 1, "prepare_after_s": None} | settings)
+        live = LiveController(limits, fleet, tmp_path, lambda: 0.0, lambda: 0.0)
+        await live.start(lambda done, total: None)
+        return live
+
+    return start
+
+
+async def where(live: LiveController, documents: str) -> list[Tier | None]:
+    plan = await live.controller.admit(ask("look", documents))
+    await live.controller.complete(report("look", computed=0))
+    return [node.source for node in plan.nodes]
+
+
+def events(logs: list) -> list[str]:
+    return [entry["event"] for entry in logs]
+
+
+async def test_it_starts_over_all_that_there_are(start):
+    fleet = Fleet(a=Engine(boot="boot-a"), b=Engine(boot="boot-b"))
+    fleet.engines["a"].reports = (held(GPU, "x", "a"), held(HOST, "h"))
+    fleet.engines["b"].reports = (held(GPU, "y", "b"), held(DISK, "d"))
+    live = await start(fleet)
+    assert live.controller.boots == {"a": "boot-a", "b": "boot-b"}
+    plan = await live.controller.admit(ask("query", "y"))
+    assert (plan.instance, plan.boot) == ("b", "boot-b")
+    assert [node.source for node in plan.nodes] == [GPU]
+    await live.controller.complete(report("query"))
+    assert await where(live, "h") == [HOST]
+    # What both reach the first has said all of.
+    assert await where(live, "d") == [None]
+    assert await live.follow() is False
+
+
+async def test_without_any_instance_it_does_not_start(start):
+    with pytest.raises(EngineDied):
+        await start(Fleet())
+
+
+async def test_an_instance_that_comes_takes_requests_and_one_that_goes_gets_none(start):
+    fleet = Fleet(a=Engine())
+    live = await start(fleet)
+    await live.controller.admit(ask("on a"))
+    fleet.engines["b"] = Engine(boot="boot-b")
+    assert await live.follow() is True
+    assert (await live.controller.admit(ask("on b"))).instance == "b"
+    del fleet.engines["a"]
+    assert await live.follow() is True
+    assert live.controller.retired == {"a"}
+    assert await live.follow() is False, "it is retired once"
+    await live.controller.complete(report("on a"))
+    live.controller.expire_leases()
+    assert set(live.controller.boots) == {"b"}
+
+
+@pytest.mark.parametrize("memory", [MEMORY, None])
+async def test_an_instance_that_is_back_before_it_has_ended_takes_requests_again(start, memory):
+    fleet = Fleet(a=Engine(memory))
+    live = await start(fleet)
+    engine = fleet.engines.pop("a")
+    assert await live.follow() is True
+    waits = asyncio.create_task(live.controller.admit(ask("waits")))
+    await asyncio.sleep(0)
+    fleet.engines["a"] = engine
+    assert await live.follow() is True
+    assert (await waits).instance == "a"
+    assert not live.controller.retired
+    assert await live.follow() is False
+
+
+async def test_an_instance_that_is_back_after_it_was_forgotten_brings_what_it_holds(start):
+    fleet = Fleet(a=Engine(), b=Engine())
+    live = await start(fleet)
+    engine = fleet.engines.pop("b")
+    await live.follow()
+    assert set(live.controller.boots) == {"a"}
+    engine.reports = (held(GPU, "x", "b"),)
+    fleet.engines["b"] = engine
+    await live.follow()
+    plan = await live.controller.admit(ask("query", "x"))
+    assert (plan.instance, plan.nodes[0].source) == ("b", GPU)
+
+
+async def test_an_engine_that_came_up_anew_under_its_name_has_what_it_says_now(start):
+    fleet = Fleet(a=Engine())
+    fleet.engines["a"].reports = (held(GPU, "x", "a"), held(HOST, "h"))
+    live = await start(fleet)
+    assert (await live.controller.admit(ask("lost", "x"))).boot == "boot"
+    fleet.engines["a"].restarts()
+    fleet.engines["a"].reports = (held(HOST, "i", first_page=20),)
+    assert await live.follow() is True
+    assert (await live.controller.stats()).failed == 1
+    assert [await where(live, documents) for documents in "xhi"] == [[None], [HOST], [HOST]]
+    assert live.controller.boots == {"a": "boot+"}
+    assert await live.follow() is False
+
+
+async def test_beside_others_an_engine_that_came_up_anew_speaks_for_its_gpu_alone(start):
+    fleet = Fleet(a=Engine(), b=Engine())
+    live = await start(fleet)
+    fleet.engines["b"].restarts()
+    fleet.engines["b"].reports = (held(GPU, "g", "b"), held(HOST, "h"))
+    await live.follow()
+    assert [await where(live, documents) for documents in "gh"] == [[GPU], [None]]
+
+
+async def test_another_model_is_refused_and_that_is_said_once(start):
+    fleet = Fleet(a=Engine())
+    live = await start(fleet)
+    fleet.engines |= {"b": Engine(fingerprint="another"), "c": Engine(None)}
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert await live.follow() is False
+    assert [entry["instance"] for entry in logs if entry["log_level"] == "error"] == ["b", "c"]
+    assert set(live.controller.boots) == {"a"}
+    # Another of the name may be another engine.
+    del fleet.engines["b"]
+    await live.follow()
+    fleet.engines["b"] = Engine()
+    assert await live.follow() is True
+    assert set(live.controller.boots) == {"a", "b"}
+
+
+async def test_an_engine_that_comes_up_with_another_model_gets_nothing_more(start):
+    fleet = Fleet(a=Engine(), b=Engine())
+    live = await start(fleet)
+    fleet.engines["a"].restarts(fingerprint="another")
+    with capture_logs() as logs:
+        await live.follow()
+        await live.follow()
+    assert [entry["instance"] for entry in logs if entry["log_level"] == "error"] == ["a"]
+    assert set(live.controller.boots) == {"b"}
+    assert (await live.controller.admit(ask("query"))).instance == "b"
+
+
+@pytest.mark.parametrize("error", [EngineDied("gone"), RuntimeError("broken")])
+async def test_one_that_fails_keeps_nobody_from_being_looked_at(start, error):
+    fleet = Fleet(a=Engine(), c=Engine())
+    live = await start(fleet)
+    fleet.engines["b"] = Engine()
+    fleet.engines["a"].fails = error
+    fleet.engines["c"].restarts()
+    assert await live.follow() is True
+    assert live.controller.boots == {"a": "boot", "b": "boot", "c": "boot+"}
+    fleet.engines["a"].fails = None
+    assert await live.follow() is False
+
+
+async def test_one_that_hangs_keeps_nobody_from_being_looked_at(start, monkeypatch):
+    fleet = Fleet(b=Engine(), d=Engine())
+    live = await start(fleet)
+    monkeypatch.setattr(live_module, "ANSWER_S", 0.01)
+    fleet.engines |= {"a": Engine(), "c": Engine(), "e": Engine()}
+    fleet.engines["a"].hangs = fleet.engines["d"].hangs = True
+    del fleet.engines["b"]
+    assert await live.follow() is True
+    assert set(live.controller.boots) == {"c", "d", "e"}
+    fleet.engines["a"].hangs = False
+    assert await live.follow() is True
+    assert set(live.controller.boots) == {"a", "c", "d", "e"}
+
+
+async def test_an_instance_whose_report_cannot_be_true_is_there_and_empty(start):
+    fleet = Fleet(a=Engine())
+    live = await start(fleet)
+    fleet.engines["b"] = Engine()
+    fleet.engines["b"].reports = (ResidencyReport(GPU, (HeldNode("tenant", (), 1),), "b"),)
+    await live.follow()
+    asked = fleet.engines["b"].asked
+    assert set(live.controller.boots) == {"a", "b"}
+    await live.follow()
+    assert (fleet.engines["b"].asked, set(live.controller.boots)) == (asked + 1, {"a", "b"})
+
+
+# What is shared
+
+
+async def test_an_instance_of_another_machine_is_aloof(start):
+    fleet = Fleet(a=Engine())
+    fleet.engines["a"].reports = (held(HOST, "h"),)
+    live = await start(fleet)
+    fleet.engines["b"] = Engine(shared="elsewhere")
+    fleet.engines["b"].reports = (held(GPU, "g", "b"), held(HOST, "i"))
+    await live.follow()
+    assert live.controller.sharing == {"a"}
+    assert [await where(live, documents) for documents in "hgi"] == [[HOST], [GPU], [None]]
+    # It still is when it comes up anew.
+    fleet.engines["b"].restarts()
+    await live.follow()
+    assert live.controller.sharing == {"a"}
+
+
+async def test_when_the_last_that_reached_what_is_shared_is_gone_the_next_brings_its_own(start):
+    fleet = Fleet(a=Engine(), b=Engine(shared="elsewhere"))
+    fleet.engines["a"].reports = (held(HOST, "h"), held(DISK, "d"))
+    live = await start(fleet)
+    runs = await live.controller.admit(ask("runs", "h"))
+    assert (runs.instance, runs.nodes[0].source) == ("a", HOST)
+    del fleet.engines["a"]
+    await live.follow()
+    assert live.controller.sharing == set()
+    fleet.engines["c"] = Engine(shared="a third")
+    fleet.engines["c"].reports = (held(HOST, "i", first_page=5), held(GPU, "g", "c"))
+    await live.follow()
+    live.controller.check_integrity()
+    assert live.controller.sharing == {"c"}
+    assert [await where(live, documents) for documents in "hdig"] == [[None], [None], [HOST], [GPU]]
+    # Whoever comes later with that is one of them, and the one with the first is not any more.
+    fleet.engines |= {"d": Engine(shared="a third"), "e": Engine()}
+    await live.follow()
+    assert live.controller.sharing == {"c", "d"}
+    await live.controller.complete(report("runs", lost=[LostCopy(key("i", "print/tenant"), HOST)]))
+    assert await where(live, "i") == [HOST]
+    live.controller.check_integrity()
+
+
+async def test_the_next_of_the_same_machine_finds_what_is_there(start):
+    fleet = Fleet(a=Engine())
+    fleet.engines["a"].reports = (held(HOST, "h"),)
+    live = await start(fleet)
+    del fleet.engines["a"]
+    await live.follow()
+    fleet.engines["b"] = Engine()
+    fleet.engines["b"].reports = (held(HOST, "h"), held(HOST, "i", first_page=20))
+    await live.follow()
+    live.controller.expire_leases()
+    assert set(live.controller.boots) == {"b"}
+    assert [await where(live, documents) for documents in "hi"] == [[HOST], [HOST]]
+
+
+async def test_the_only_one_that_restarts_with_other_shared_tiers_brings_them(start):
+    fleet = Fleet(a=Engine())
+    fleet.engines["a"].reports = (held(HOST, "h"),)
+    live = await start(fleet)
+    fleet.engines["a"].restarts(shared="elsewhere")
+    fleet.engines["a"].reports = (held(HOST, "i"),)
+    await live.follow()
+    assert live.controller.sharing == {"a"}
+    assert [await where(live, documents) for documents in "hi"] == [[None], [HOST]]
+
+
+async def test_engines_that_keep_nothing_are_ordered_all_the_same(start):
+    fleet = Fleet(a=Engine(None), b=Engine(None))
+    live = await start(fleet)
+    assert live.controller.boots == {"a": "", "b": ""}
+    plans = [await live.controller.admit(ask(name)) for name in ("first", "second")]
+    assert {(plan.instance, plan.boot) for plan in plans} == {("a", ""), ("b", "")}
+    del fleet.engines["a"]
+    assert await live.follow() is True
+    assert await live.follow() is False
+    fleet.engines["c"] = Engine(None)
+    assert await live.follow() is True
+    assert (await live.controller.admit(ask("third"))).instance == "c"
+
+
+async def test_a_single_engine_is_the_only_instance(start):
+    engine = Engine()
+    live = await start(OneInstance("only", engine))
+    assert (await live.controller.admit(ask("query"))).instance == "only"
+    assert await live.follow() is False
+
+
+async def test_what_the_controller_orders_reaches_the_instance_that_is_meant(start):
+    fleet = Fleet(a=Engine(), b=Engine())
+    live = await start(fleet)
+    await live.controller.clear()
+    assert all(engine.orders[-1].everything for engine in fleet.engines.values())
+    del fleet.engines["b"]
+    await live.follow()
+    await live.controller.clear()
+    assert len(fleet.engines["a"].orders) == 2

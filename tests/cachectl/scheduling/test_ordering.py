@@ -1,0 +1,179 @@
+"""A document order is a permutation, and cached-first finds the longest cached prefix without trying them all."""
+
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachectl.scheduling.document_order import (
+    VISIT_BUDGET,
+    CachedFirstOrder,
+    CanonicalOrder,
+    DocumentOrder,
+    RetrievalOrder,
+    order_by_name,
+)
+from protocol.errors import ConfigError
+
+KEYS = "abcdef"
+
+
+class Node:
+    """A cached document; the nodes of one tree share the count of lookups."""
+
+    def __init__(self, tokens: int, lookups: list[str]) -> None:
+        self.tokens = tokens
+        self.children: dict[str, Node] = {}
+        self.lookups = lookups
+
+    def child(self, key: str) -> "Node | None":
+        self.lookups.append(key)
+        return self.children.get(key)
+
+
+class EveryOrder:
+    """A tree that holds every order of some documents, each of one token, and counts lookups."""
+
+    tokens = 1
+
+    def __init__(self, cached: str) -> None:
+        self.cached = cached
+        self.lookups = 0
+
+    def child(self, key: str) -> "EveryOrder | None":
+        self.lookups += 1
+        return self if key in self.cached else None
+
+
+def tree(paths, sizes=None) -> Node:
+    """The root of a tree that holds ``paths``; a document has the tokens of ``sizes``, or one."""
+    root = Node(1000, [])
+    for path in paths:
+        node = root
+        for key in path:
+            node = node.children.setdefault(key, Node((sizes or {}).get(key, 1), root.lookups))
+    return root
+
+
+def cached_tokens(documents, order, root) -> int:
+    tokens, node = 0, root
+    for index in order:
+        node = node.child(documents[index])
+        if node is None:
+            break
+        tokens += node.tokens
+    return tokens
+
+
+def best_of_all(documents, root) -> tuple[int, ...]:
+    orders = permutations(range(len(documents)))  # lexicographic, so the first of equals is nearest to the ranks
+    return max(orders, key=lambda order: cached_tokens(documents, order, root))
+
+
+lists_of_documents = st.lists(st.sampled_from(KEYS), max_size=6)
+paths = lists_of_documents | st.permutations(KEYS)
+trees = st.builds(
+    tree,
+    st.lists(paths, max_size=20),
+    st.fixed_dictionaries({key: st.integers(0, 5) for key in KEYS}),
+)
+
+
+@pytest.mark.parametrize("name", DocumentOrder)
+@given(documents=lists_of_documents, root=st.none() | trees)
+def test_every_order_is_a_permutation_and_always_the_same_one(name, documents, root):
+    order = order_by_name(name)
+    assert order.name == name
+    found = order(documents, root)
+    assert sorted(found) == list(range(len(documents)))
+    assert order(tuple(documents), root) == found
+
+
+def test_an_unknown_name_is_refused_with_those_there_are():
+    with pytest.raises(ConfigError, match="'random'; there are retrieval, canonical, cached-first"):
+        order_by_name("random")
+
+
+def test_retrieval_order_changes_nothing():
+    assert RetrievalOrder()("cab", tree(["abc"])) == (0, 1, 2)
+
+
+@given(st.data(), lists_of_documents)
+def test_canonical_order_is_one_for_all_rankings_of_a_set(data, documents):
+    ranking = data.draw(st.permutations(documents))
+    assert [ranking[index] for index in CanonicalOrder()(ranking, None)] == sorted(documents)
+
+
+def test_canonical_order_keeps_equal_documents_by_rank():
+    assert CanonicalOrder()("baba", None) == (1, 3, 0, 2)
+
+
+@given(lists_of_documents, trees)
+def test_cached_first_finds_what_trying_all_permutations_finds(documents, root):
+    assert CachedFirstOrder()(documents, root) == best_of_all(documents, root)
+
+
+def test_cached_first_counts_tokens_not_documents():
+    root = tree(["ab", "c"], {"a": 10, "b": 10, "c": 50})
+    assert CachedFirstOrder()("abc", root) == (2, 0, 1)
+
+
+def test_cached_first_puts_what_is_not_cached_behind_in_retrieval_order():
+    assert CachedFirstOrder()("xcyaz", tree(["ac"])) == (3, 1, 0, 2, 4)
+
+
+def test_cached_first_takes_the_better_rank_of_equally_long_prefixes():
+    assert CachedFirstOrder()("xab", tree(["ba", "ab"])) == (1, 2, 0)
+
+
+def test_cached_first_uses_a_document_as_often_as_it_was_found():
+    root = tree(["aaa"])
+    assert CachedFirstOrder()("baca", root) == (1, 3, 0, 2)
+    assert cached_tokens("baca", (1, 3, 0, 2), root) == 2
+
+
+@pytest.mark.parametrize("root", [None, tree([])])
+def test_cached_first_is_retrieval_order_where_nothing_is_cached(root):
+    assert CachedFirstOrder()("cab", root) == (0, 1, 2)
+
+
+def test_ten_documents_in_a_wide_tree_cost_lookups_along_their_own_paths_only():
+    documents = [f"d{number}" for number in range(10)]
+    others = [[f"other{number}", *documents] for number in range(1000)]
+    root = tree([*others, ["d0", "d1"], ["d9", "d4", "d7"], ["d9", "other1", "d0"]])
+    assert CachedFirstOrder()(documents, root)[:3] == (9, 4, 7)
+    visited = ["root", "d0", "d0 d1", "d9", "d9 d4", "d9 d4 d7"]
+    assert len(root.lookups) <= len(visited) * len(documents)
+
+
+def test_ten_documents_cached_in_all_their_orders_cost_one_path():
+    root = EveryOrder("abcdefghij")
+    assert CachedFirstOrder()("abcdefghij", root) == tuple(range(10))
+    assert root.lookups == 10
+
+
+def test_equal_documents_are_looked_up_once():
+    root = tree(["aaa"])
+    assert CachedFirstOrder()("a" * 10, root) == tuple(range(10))
+    assert root.lookups == ["a", "a", "a", "a"]
+
+
+def test_six_documents_are_searched_to_the_end_whatever_is_cached():
+    almost_all = {path[:5] for path in permutations("abcdef")} - {tuple("fedcb")}
+    root = tree([*(path[:4] for path in permutations("abcdef")), *almost_all, "fedcba"])
+    assert CachedFirstOrder()("abcdef", root) == (5, 4, 3, 2, 1, 0)
+
+
+def test_the_budget_bounds_the_lookups_of_the_worst_tree():
+    root = EveryOrder("abcdefghi")  # "j" is never cached, so no path holds every document
+    assert CachedFirstOrder()("jabcdefghi", root) == (1, 2, 3, 4, 5, 6, 7, 8, 9, 0)
+    assert root.lookups <= VISIT_BUDGET * 10
+
+
+@given(lists_of_documents, trees, st.integers(0, 20))
+def test_a_short_budget_never_falls_behind_retrieval_order(documents, root, spare):
+    order = CachedFirstOrder(visit_budget=len(documents) + 1 + spare)(documents, root)
+    assert sorted(order) == list(range(len(documents)))
+    in_retrieval_order = cached_tokens(documents, range(len(documents)), root)
+    assert cached_tokens(documents, order, root) >= in_retrieval_order

@@ -1,0 +1,160 @@
+"""A request goes where its first token comes soonest: to its cached documents, unless too much waits there."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachectl.policies import create_policy
+from cachectl.policies.lookahead import Lookahead
+from cachectl.scheduling.instance_state import Request
+from cachectl.scheduling.routing import Candidate, route
+from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tree.grant import Grant, PathDocument
+from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.tier_manager import Capacities
+from protocol.errors import Unavailable
+
+seconds = st.integers(0, 5).map(float)
+
+
+def a_second_a_token(cached: int, new: int) -> float:
+    return float(new)
+
+
+@pytest.fixture
+def build():
+    """Makes schedulers over three instances, of which the first has computed ``documents``."""
+
+    def build(documents: str = "", host: int = 0, **bounds: int) -> Scheduler:
+        lookahead = Lookahead()
+        tree = KnowledgeTree(
+            create_policy("LRU", lookahead), Capacities(1000, host), ["one", "two", "three"], a_second_a_token
+        )
+        scheduler = Scheduler(tree, lookahead, **{"max_running": 1, "max_queued": 1, "window": 0} | bounds)
+        if documents:
+            assert scheduler.submit(ask("fill", documents), now=0.0).instance == "one"
+            scheduler.complete("fill", now=0.0, kept=True)
+        return scheduler
+
+    return build
+
+
+def ask(query_id: str, documents: str, question: int = 1) -> Request:
+    """A request whose documents have 10 tokens each."""
+    return Request(query_id, "tenant", tuple(PathDocument(content, 10) for content in documents), question)
+
+
+def occupy(scheduler: Scheduler, *seconds: int) -> list[str]:
+    """Requests without documents that take so long; the instances that got them."""
+    return [instance_of(scheduler.submit(ask(f"load-{index}", "", load), 0.0)) for index, load in enumerate(seconds)]
+
+
+def instance_of(grant: Grant | None) -> str:
+    assert grant is not None
+    return grant.instance
+
+
+@pytest.mark.parametrize(
+    ("candidates", "chosen"),
+    [
+        ([("a", 0, 9), ("b", 0, 4), ("c", 0, 7)], "b"),
+        ([("a", 2, 4), ("b", 3, 2), ("c", 0, 9)], "b"),
+        ([("a", 6, 1), ("b", 0, 6), ("c", 9, 0)], "b"),
+        ([("a", 1, 3), ("b", 2, 2), ("c", 4, 0)], "a"),
+        ([("a", 99, 99)], "a"),
+    ],
+    ids=["shortest prefill", "with backlog", "backlog outweighs", "first among equals", "no choice"],
+)
+def test_goes_where_the_first_token_comes_soonest(candidates, chosen):
+    assert route(Candidate(*candidate) for candidate in candidates).instance == chosen
+
+
+def test_without_instances_there_is_nowhere_to_go():
+    with pytest.raises(Unavailable, match="no instance"):
+        route([])
+
+
+@given(st.lists(st.tuples(seconds, seconds), min_size=1))
+def test_no_other_would_have_been_sooner_nor_as_soon_and_named_before(loads):
+    candidates = [Candidate(str(index), *load) for index, load in enumerate(loads)]
+    chosen = candidates.index(route(candidates))
+    sums = [sum(load) for load in loads]
+    assert sums[chosen] == min(sums)
+    assert min(sums) not in sums[:chosen]
+
+
+@given(st.lists(st.tuples(seconds, seconds), min_size=1), st.data())
+def test_more_backlog_elsewhere_changes_nothing(loads, data):
+    candidates = [Candidate(str(index), *load) for index, load in enumerate(loads)]
+    chosen = route(candidates)
+    index = data.draw(st.integers(0, len(candidates) - 1))
+    if candidates[index] != chosen:
+        candidates[index] = candidates[index]._replace(backlog_s=candidates[index].backlog_s + 1)
+        assert route(candidates) == chosen
+
+
+def test_idle_instances_without_anything_cached_are_taken_in_order(build):
+    assert occupy(build(), 5, 5, 5) == ["one", "two", "three"]
+
+
+def test_a_request_goes_to_the_instance_with_the_longest_cached_prefix(build):
+    scheduler = build("abc", max_running=9)
+    assert occupy(scheduler, 1, 1) == ["one", "two"]
+    # 20 of 40 tokens are on "one": 1 + 21 s there, 41 s on "three", which is idle.
+    assert instance_of(scheduler.submit(ask("query", "abxy"), 0.0)) == "one"
+
+
+def test_documents_behind_another_prefix_do_not_count(build):
+    scheduler = build("abc", max_running=9)
+    occupy(scheduler, 1, 1)
+    assert instance_of(scheduler.submit(ask("query", "bca"), 0.0)) == "three"
+
+
+@pytest.mark.parametrize(("backlog_s", "instance"), [(19, "one"), (20, "one"), (21, "two")])
+def test_a_backlog_that_outweighs_the_cached_prefix_sends_it_elsewhere(build, backlog_s, instance):
+    scheduler = build("ab", max_running=9)
+    assert occupy(scheduler, backlog_s) == ["one"]
+    assert instance_of(scheduler.submit(ask("query", "ab"), 0.0)) == instance
+
+
+def test_it_waits_for_its_cached_prefix_where_that_is_sooner(build):
+    scheduler = build("ab")
+    assert occupy(scheduler, 5) == ["one"]
+    assert scheduler.submit(ask("query", "ab"), 0.0) is None
+    assert scheduler.idle == ["two", "three"]
+    [grant] = scheduler.complete("load-0", 0.0, kept=True)
+    assert (grant.query_id, grant.instance) == ("query", "one")
+
+
+def test_who_waits_adds_to_the_backlog_and_takes_it_along(build):
+    scheduler = build("ab", max_queued=9)
+    assert occupy(scheduler, 5) == ["one"]
+    assert scheduler.submit(ask("waits", "ab", question=20), 0.0) is None
+    assert instance_of(scheduler.submit(ask("elsewhere", "ab"), 0.0)) == "two"
+    scheduler.complete("waits", 0.0, kept=False)
+    scheduler.complete("elsewhere", 0.0, kept=False)
+    assert scheduler.submit(ask("stays", "ab"), 0.0) is None
+    assert scheduler.idle == ["two", "three"]
+
+
+def test_what_has_ended_is_no_backlog(build):
+    scheduler = build("ab", max_running=9)
+    assert occupy(scheduler, 30, 40) == ["one", "two"]
+    scheduler.complete("load-0", 0.0, kept=True)
+    assert instance_of(scheduler.submit(ask("query", "ab"), 0.0)) == "one"
+
+
+def test_an_instance_that_takes_no_more_is_passed_over(build):
+    scheduler = build("ab", max_queued=0)
+    assert occupy(scheduler, 1) == ["one"]
+    assert instance_of(scheduler.submit(ask("query", "ab"), 0.0)) == "two"
+
+
+def test_what_lies_in_shared_memory_ties_to_no_instance(build):
+    scheduler = build("ab", host=1000, max_running=9)
+    first = scheduler.tree.roots["tenant"].children["a"]
+    scheduler.tree.pin("tenant", "a")
+    scheduler.tree.placement.replicate(first, "one", [])
+    assert occupy(scheduler, 12) == ["one"]
+    # With "a" in host memory it takes 12 + 1 s on "one" and 10 + 1 s on the others; without, it would take 21 s there.
+    assert instance_of(scheduler.submit(ask("query", "ab"), 0.0)) == "two"

@@ -1,0 +1,143 @@
+"""Counts that the RAGCache paper works out by hand come out of the real tree, queue and scheduler."""
+
+import pytest
+
+from cachectl.policies import create_policy
+from cachectl.policies.lookahead import Lookahead
+from cachectl.scheduling.instance_state import Request
+from cachectl.scheduling.queue import CacheAwareQueue
+from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tree.grant import Grant, PathDocument
+from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.node import path_keys
+from cachectl.tree.tier_manager import Capacities
+
+TENANT = "tenant"
+
+
+def tree_of(gpu: int, lookahead: Lookahead) -> KnowledgeTree:
+    return KnowledgeTree(create_policy("PGDSF", lookahead), Capacities(gpu), ["one"], lambda cached, new: float(new))
+
+
+# Two requests and the order in which they are served, in the shape of RAGCache's Figure 10.
+#
+# The figure gives each of two queries a cached and a computed length and counts what has to be computed in all, with
+# what the first one served pushes out and the second one must compute again. It draws lengths, not documents. So each
+# query is made of two documents here, one that is cached (lower case) and one that is not (upper case), the two share
+# nothing, and the capacity is what makes the first one served push out the other's cached document. The paper's sums
+# then follow, term by term, though the documents are ours.
+#
+#   scenario 1   capacity 4   Q1 = p P, 1 cached and 2 to compute    Q2 = q Q, 2 cached and 2 to compute
+#     {Q1, Q2}   P 2; there are 3 of 4 in use, so q leaves for it; Q2 computes q 2 and Q 2      2 + 2 + 2 = 6
+#     {Q2, Q1}   Q 2; p leaves for it; Q1 computes p 1 and P 2                                  2 + 1 + 2 = 5
+#   scenario 2   capacity 5   Q1 = p P, 2 cached and 2 to compute    Q2 = q Q, 2 cached and 1 to compute
+#     {Q1, Q2}   P 2; there are 4 of 5 in use, so q leaves for it; Q2 computes q 2 and Q 1      2 + 2 + 1 = 5
+#     {Q2, Q1}   Q 1 is the last there is room for; Q1 still finds p and computes P 2           1 + 2     = 3
+
+SCENARIOS = {
+    "the same computation, a longer cached context": (4, {"p": 1, "P": 2, "q": 2, "Q": 2}, 6, 5),
+    "the same cached context, a shorter computation": (5, {"p": 2, "P": 2, "q": 2, "Q": 1}, 5, 3),
+}
+QUERIES = {"Q1": "pP", "Q2": "qQ"}
+
+scenarios = pytest.mark.parametrize(("capacity", "tokens", "as_given", "reordered"), SCENARIOS.values(), ids=SCENARIOS)
+
+
+def prefill(tree: KnowledgeTree, query: str, path: str, tokens: dict[str, int]) -> int:
+    """Serve a request; the tokens that had to be computed."""
+    documents = [PathDocument(content, tokens[content]) for content in path]
+    grant = tree.grant(query, TENANT, documents, path_keys(TENANT, path), 0, "one", 0.0)
+    tree.settle(grant, kept=True)
+    return sum(step.tokens for step in grant.steps if step.source is None)
+
+
+def with_contexts_cached(capacity: int, tokens: dict[str, int]) -> KnowledgeTree:
+    tree = tree_of(capacity, Lookahead())
+    for context in "pq":
+        prefill(tree, context, context, tokens)
+    return tree
+
+
+def lengths(tree: KnowledgeTree, path: str, tokens: dict[str, int]) -> tuple[int, int]:
+    """Cached and computed tokens of a request as the tree is now."""
+    cached = sum(copy.node.tokens for copy in tree.match(TENANT, path, "one"))
+    return cached, sum(tokens[content] for content in path) - cached
+
+
+@scenarios
+def test_the_order_of_two_requests_decides_what_is_computed_again(capacity, tokens, as_given, reordered):
+    costs = []
+    for order in [("Q1", "Q2"), ("Q2", "Q1")]:
+        tree = with_contexts_cached(capacity, tokens)
+        costs.append(sum(prefill(tree, query, QUERIES[query], tokens) for query in order))
+    assert costs == [as_given, reordered]
+
+
+@scenarios
+@pytest.mark.parametrize("arrival", [("Q1", "Q2"), ("Q2", "Q1")])
+def test_order_priority_chooses_the_cheaper_order(capacity, tokens, as_given, reordered, arrival):
+    # OrderPriority: scenario 1 has 1/2 and 2/2, scenario 2 has 2/2 and 2/1. Q2 goes first whichever came first.
+    tree = with_contexts_cached(capacity, tokens)
+    queue = CacheAwareQueue(2, window=1, refresh=lambda query: lengths(tree, QUERIES[query], tokens))
+    for query in arrival:
+        queue.push(query, *lengths(tree, QUERIES[query], tokens))
+    served = {}
+    while (turn := queue.pop()) is not None:
+        served[turn.query_id] = prefill(tree, turn.query_id, QUERIES[turn.query_id], tokens)
+    assert list(served) == ["Q2", "Q1"]
+    assert sum(served.values()) == reordered
+
+
+@scenarios
+def test_without_a_window_to_reorder_in_the_dearer_order_stands(capacity, tokens, as_given, reordered):
+    tree = with_contexts_cached(capacity, tokens)
+    queue = CacheAwareQueue(2, window=0)
+    for query, path in QUERIES.items():
+        queue.push(query, *lengths(tree, path, tokens))
+    assert sum(prefill(tree, query, QUERIES[query], tokens) for query, _ in iter(queue.pop, None)) == as_given
+
+
+# Six requests, Q1, Q3 and Q5 on one set of documents and Q2, Q4 and Q6 on another, and a cache that holds one of the
+# two: RAGCache's example of why order matters (section 5.2). In the order of arrival each request pushes out what the
+# next one needs, 0 of 6 hits; as {Q1, Q3, Q5, Q2, Q4, Q6} only the first of each set misses, 4 of 6, which is 66 %.
+
+SETS = {"Q1": "ab", "Q2": "cd", "Q3": "ab", "Q4": "cd", "Q5": "ab", "Q6": "cd"}
+
+
+def serve_all(window: int) -> list[Grant]:
+    """Submit all six to an instance that works on one at a time, and see them through; grants in order of service."""
+    lookahead = Lookahead()
+    scheduler = Scheduler(tree_of(2, lookahead), lookahead, max_running=1, max_queued=5, window=window)
+    granted = []
+    for query, path in SETS.items():
+        documents = tuple(PathDocument(content, 1) for content in path)
+        grant = scheduler.submit(Request(query, TENANT, documents, question_tokens=1), 0.0)
+        granted += [] if grant is None else [grant]
+    for grant in granted:
+        granted += scheduler.complete(grant.query_id, 0.0, kept=True)
+        scheduler.check_integrity()
+    return granted
+
+
+def hit_rate(granted: list[Grant]) -> float:
+    return sum(all(step.source for step in grant.steps) for grant in granted) / len(granted)
+
+
+def test_alternating_requests_find_nothing_in_the_order_of_arrival():
+    granted = serve_all(window=0)
+    assert [grant.query_id for grant in granted] == ["Q1", "Q2", "Q3", "Q4", "Q5", "Q6"]
+    assert not any(step.source for grant in granted for step in grant.steps)
+    assert hit_rate(granted) == 0
+
+
+def test_reordered_by_what_is_cached_two_thirds_of_them_hit():
+    granted = serve_all(window=32)
+    assert [grant.query_id for grant in granted] == ["Q1", "Q3", "Q5", "Q2", "Q4", "Q6"]
+    assert hit_rate(granted) == pytest.approx(4 / 6)
+
+
+def test_a_window_of_one_overtake_gives_half_of_them_a_hit():
+    # Q3 overtakes Q2, which goes next then. Q4 is the oldest, and Q6 overtakes Q5: Q3, Q4 and Q6 hit.
+    granted = serve_all(window=1)
+    assert [grant.query_id for grant in granted] == ["Q1", "Q3", "Q2", "Q4", "Q6", "Q5"]
+    assert hit_rate(granted) == pytest.approx(3 / 6)

@@ -1,0 +1,96 @@
+"""What is found is loaded as far as that brings the first token sooner, and no further."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachectl.policies import create_policy
+from cachectl.policies.lookahead import Lookahead
+from cachectl.tree.load_or_recompute import Loading, LoadOrRecompute
+from cachectl.tree.node import Node
+from cachectl.tree.tier_cache import Copy, Place
+from protocol.tiers import Tier
+
+GPU, HOST, DISK = Tier
+QUESTION = 5
+
+
+PLACES = {tier: Place(tier, 1, create_policy("LRU", Lookahead())) for tier in Tier}
+
+
+def copies(*tiers: Tier, tokens: int = 10, page_tokens: int = 1) -> list[Copy]:
+    return [Copy(Node(b"", "document", tokens, None, page_tokens), PLACES[tier], held=True) for tier in tiers]
+
+
+def a_second_a_token(cached: int, new: int) -> float:
+    return float(new)
+
+
+def slow(host: float, disk: float):
+    rates = {GPU: 0.0, HOST: host, DISK: disk}
+    return lambda tokens, tier: tokens * rates[tier]
+
+
+@pytest.mark.parametrize(
+    ("host", "disk", "documents"),
+    [(0.5, 0.5, 4), (0.5, 2.0, 3), (2.0, 0.5, 1), (2.0, 2.0, 1), (0.5, 1.0, 4), (1.4, 0.1, 4), (1.5, 0.1, 1)],
+)
+def test_what_loads_faster_than_it_is_computed_is_loaded(host, disk, documents):
+    found = copies(GPU, HOST, HOST, DISK)
+    if (host, disk) == (1.4, 0.1):
+        # Host memory alone is not worth it; what lies on disk behind it makes up for that.
+        found = copies(GPU, HOST, DISK, DISK)
+    chosen = LoadOrRecompute(a_second_a_token, slow(host, disk)).choose(found, 40 + QUESTION)
+    assert (chosen.documents, chosen.tokens) == (documents, documents * 10)
+
+
+def test_what_lies_in_the_gpu_costs_nothing_and_is_always_used():
+    never = LoadOrRecompute(a_second_a_token, slow(9, 9))
+    assert never.choose(copies(GPU, GPU, HOST), 30 + QUESTION) == Loading(2, 20, 0.0)
+    assert never.choose(copies(GPU), 10) == Loading(1, 10, 0.0)
+    assert never.choose(copies(HOST), 10 + QUESTION) == Loading(0, 0, 0.0)
+    assert never.choose([], QUESTION) == Loading(0, 0, 0.0)
+
+
+def test_without_figures_everything_is_loaded_at_no_cost():
+    assert LoadOrRecompute(a_second_a_token).choose(copies(GPU, HOST, DISK), 35) == Loading(3, 30, 0.0)
+
+
+def test_whole_pages_are_loaded():
+    found = copies(HOST, page_tokens=16)
+    chosen = LoadOrRecompute(a_second_a_token, slow(0.5, 0.5)).choose(found, 10 + QUESTION)
+    assert chosen == Loading(1, 10, 8.0)
+    assert LoadOrRecompute(a_second_a_token, slow(0.7, 0.5)).choose(found, 10 + QUESTION).documents == 0
+
+
+def test_the_question_is_part_of_what_is_computed():
+    # A pass costs what 20 tokens do, so computing 10 tokens more with the question costs nothing.
+    flat = LoadOrRecompute(lambda cached, new: max(20.0, float(new)) if new else 0.0, slow(0.1, 0.1))
+    assert flat.choose(copies(HOST), 10 + QUESTION).documents == 0
+    assert flat.choose(copies(HOST), 10 + 30).documents == 1
+    assert flat.choose(copies(HOST), 10).documents == 1
+
+
+@given(
+    st.lists(st.sampled_from(list(Tier)), max_size=6).map(lambda tiers: sorted(tiers, key=list(Tier).index)),
+    st.tuples(st.floats(0, 3), st.floats(0, 3)),
+    st.integers(0, 30),
+    st.floats(0, 20),
+)
+def test_no_other_length_has_its_first_token_sooner(tiers, rates, question, launch_s):
+    def cost(cached: int, new: int) -> float:
+        return launch_s + new * (1 + cached / 100) if new else 0.0
+
+    load_s = slow(*rates)
+    found = copies(*tiers)
+    total = 10 * len(tiers) + question
+
+    def seconds(documents: int) -> float:
+        return sum(load_s(10, tier) for tier in tiers[:documents]) + cost(10 * documents, total - 10 * documents)
+
+    chosen = LoadOrRecompute(cost, load_s).choose(found, total)
+    assert (
+        seconds(chosen.documents) <= min(seconds(length) for length in range(tiers.count(GPU), len(tiers) + 1)) + 1e-9
+    )
+    assert chosen.seconds == pytest.approx(sum(load_s(10, tier) for tier in tiers[: chosen.documents]))
+    assert chosen.documents >= tiers.count(GPU)

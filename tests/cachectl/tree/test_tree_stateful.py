@@ -1,0 +1,239 @@
+"""The knowledge tree under random use: whatever happens in whatever order, every invariant holds after each step."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cachectl.policies import create_policy, policy_names
+from cachectl.policies.lookahead import Lookahead
+from cachectl.tree.grant import Grant, PathDocument
+from cachectl.tree.integrity import check_integrity
+from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.node import path_keys
+from cachectl.tree.page_allocator import PageAllocator
+from cachectl.tree.tier_manager import Capacities
+from protocol.errors import PinRefused, UnknownNode
+from protocol.kv import HeldNode, Move, Pages
+from protocol.tiers import Tier
+
+NAMESPACES = ("tenant-a", "tenant-b")
+TOKENS = {"s": 2, "a": 1, "b": 2, "c": 3, "d": 5, "e": 8}
+contents = st.lists(st.sampled_from("abcde"), min_size=1, max_size=4, unique=True)
+namespaces = st.sampled_from(NAMESPACES)
+
+
+class TreeMachine(RuleBasedStateMachine):
+    """Grants, settles, loses, deletes, pins, restores and loses instances, on tiers too small for everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[Grant] = []
+        self.pinned: list[tuple[str, list[str]]] = []
+        self.queries = 0
+        self.now = 0.0
+        self.lossy = False
+
+    @initialize(
+        policy=st.sampled_from(policy_names()),
+        gpu=st.integers(0, 20),
+        host=st.integers(0, 30),
+        disk=st.integers(0, 30),
+        window_s=st.sampled_from([None, 3.0]),
+        page=st.sampled_from([1, 1, 4]),
+        load_s=st.sampled_from([None, 0.5, 2.0]),
+        write_through=st.booleans(),
+    )
+    def build(
+        self,
+        policy: str,
+        gpu: int,
+        host: int,
+        disk: int,
+        window_s: float | None,
+        page: int,
+        load_s: float | None,
+        write_through: bool,
+    ) -> None:
+        self.lookahead = Lookahead()
+        self.load_s = load_s
+        self.tree = KnowledgeTree(
+            create_policy(policy, self.lookahead),
+            Capacities(gpu, host * page, disk),
+            ["one", "two"],
+            lambda cached, new: 0.01 + new * (1 + cached / 10),
+            window_s,
+            load_seconds=(lambda tokens, tier: tokens * load_s) if load_s else None,
+            page_tokens=page,
+            arena=PageAllocator(host, page) if page > 1 else None,
+            write_through=write_through,
+        )
+
+    @rule(namespace=namespaces, path=contents, index=st.integers(0, 1), system=st.booleans(), waits=st.booleans())
+    def admit(self, namespace: str, path: list[str], index: int, system: bool, waits: bool) -> None:
+        instances = list(self.tree.placement.gpus)
+        path = ["s", *path] if system else path
+        keys = path_keys(namespace, path)
+        self.queries += 1
+        query_id = str(self.queries)
+        if waits:
+            self.lookahead.enter(query_id, keys)
+            self.lookahead.leave(query_id)
+        documents = [PathDocument(content, TOKENS[content]) for content in path]
+        instance = instances[index % len(instances)]
+        self.now += 0.5
+        before = [copy.place.tier for copy in self.tree.match(namespace, path, instance)]
+        grant = self.tree.grant(query_id, namespace, documents, keys, 1, instance, self.now, pinned=int(system))
+        loaded = [step.source for step in grant.steps if step.source]
+        assert loaded == before[: len(loaded)] if self.load_s else loaded == before
+        self.open.append(grant)
+        self.check_reach(instance, grant.moves)
+        if self.tree.placement.aloof(instance):
+            assert {tier for step in grant.steps for tier in (step.source, step.kept)} <= {None, Tier.GPU}
+
+    @rule(path=contents, namespace=namespaces)
+    def wait_and_give_up(self, path: list[str], namespace: str) -> None:
+        keys = path_keys(namespace, path)
+        self.lookahead.enter("passing", keys)
+        self.tree.reconsider(self.lookahead.leave("passing"))
+
+    @rule(path=contents, namespace=namespaces)
+    def wait(self, path: list[str], namespace: str) -> None:
+        self.queries += 1
+        self.lookahead.enter(f"waiting-{self.queries}", path_keys(namespace, path))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), kept=st.booleans())
+    def settle(self, data: st.DataObject, kept: bool) -> None:
+        grant = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+        if grant.settled:
+            return
+        steps = [step for step in grant.steps if step.source or step.kept]
+        lost = data.draw(st.lists(st.sampled_from(steps), max_size=1)) if steps else []
+        self.tree.settle(grant, kept, [(step.key, step.source or step.kept) for step in lost])
+        unharmed = not self.lossy and not any(node.detached for node in grant.locked)
+        if kept and not lost and unharmed:
+            for step in grant.steps:
+                if step.kept is not None:
+                    assert step.key in self.tree.nodes
+
+    @rule(content=st.sampled_from("sabcde"), namespace=st.one_of(st.none(), namespaces))
+    def delete(self, content: str, namespace: str | None) -> None:
+        self.tree.delete(content, namespace)
+        for one in (namespace,) if namespace else NAMESPACES:
+            assert not self.tree.match(one, [content], next(iter(self.tree.placement.gpus)))
+
+    @rule()
+    def clear(self) -> None:
+        self.tree.clear()
+        assert not self.tree.nodes
+
+    @rule(namespace=namespaces, path=contents)
+    def pin(self, namespace: str, path: list[str]) -> None:
+        try:
+            self.tree.pin(namespace, path)
+        except (UnknownNode, PinRefused):
+            return
+        self.pinned.append((namespace, path))
+
+    @precondition(lambda self: self.pinned)
+    @rule()
+    def unpin(self) -> None:
+        namespace, path = self.pinned.pop()
+        try:
+            self.tree.unpin(namespace, path)
+        except UnknownNode:
+            return
+
+    @rule(namespace=namespaces, tier=st.sampled_from(Tier), tokens=st.one_of(st.none(), st.integers(0, 10)))
+    def limit(self, namespace: str, tier: Tier, tokens: int | None) -> None:
+        self.tree.set_quota(namespace, tier, tokens)
+
+    @rule(
+        namespace=namespaces,
+        path=contents,
+        tier=st.sampled_from(Tier),
+        index=st.integers(0, 1),
+        first=st.integers(0, 9),
+        stamp=st.integers(1, 99),
+    )
+    def restore(self, namespace: str, path: list[str], tier: Tier, index: int, first: int, stamp: int) -> None:
+        instances = list(self.tree.placement.gpus)
+        instance = instances[index % len(instances)] if tier is Tier.GPU else None
+        for depth in range(1, len(path) + 1):
+            pages = Pages((first, first + 1), stamp) if tier is Tier.HOST else None
+            held = HeldNode(namespace, tuple(path[:depth]), TOKENS[path[depth - 1]], pages)
+            if not self.tree.insert(held, tier, instance):
+                self.tree.refuse(held, tier, instance)
+
+    @rule(namespace=namespaces, path=contents, tier=st.sampled_from(Tier), index=st.integers(0, 1))
+    def lose(self, namespace: str, path: list[str], tier: Tier, index: int) -> None:
+        instances = list(self.tree.placement.gpus)
+        self.tree.lose(instances[index % len(instances)], [(path_keys(namespace, path)[-1], tier)])
+        self.lossy = True
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        grant = data.draw(st.sampled_from(self.open))
+        if not grant.settled:
+            self.tree.commit(grant)
+
+    @rule(index=st.integers(0, 1), delivered=st.booleans())
+    def deliver(self, index: int, delivered: bool) -> None:
+        instances = list(self.tree.placement.gpus)
+        instance = instances[index % len(instances)]
+        moves = self.tree.placement.take_orders(instance)
+        self.check_reach(instance, moves)
+        if not delivered:
+            self.tree.placement.return_orders(moves, instance, self.tree.tick + 0.5)
+
+    @rule(content=st.sampled_from("abc"), shunned=st.booleans())
+    def shun(self, content: str, shunned: bool) -> None:
+        if shunned or self.tree._shunned.has(content, ""):
+            self.tree.shun(content, None, shunned)
+
+    @precondition(lambda self: len(self.tree.placement.gpus) > 1)
+    @rule(data=st.data())
+    def lose_instance(self, data: st.DataObject) -> None:
+        self.tree.remove_instance(data.draw(st.sampled_from(sorted(self.tree.placement.gpus))))
+
+    @rule(instance=st.sampled_from(["two", "three"]), aloof=st.booleans())
+    def gain_instance(self, instance: str, aloof: bool) -> None:
+        self.tree.add_instance(instance, aloof)
+
+    @rule()
+    def persist(self) -> None:
+        self.tree.persist()
+
+    @rule()
+    def lose_shared(self) -> None:
+        self.tree.lose_shared()
+        for place in (self.tree.placement.host, self.tree.placement.disk):
+            assert (place.used, place.copies) == (0, 0)
+        assert all(order.instance is not None for order in self.tree.placement.outbox)
+        assert all(self.tree.placement.aloof(instance) for instance in self.tree.placement.gpus)
+        self.lossy = True
+
+    def check_reach(self, instance: str, moves: list[Move]) -> None:
+        """Assert that orders are for this instance, and touch nothing below its GPU where that is all it has."""
+        assert all(move.instance in (None, instance) for move in moves)
+        if self.tree.placement.aloof(instance):
+            assert all(move.instance == instance and move.target is None for move in moves)
+
+    @invariant()
+    def holds_together(self) -> None:
+        if hasattr(self, "tree"):
+            check_integrity(self.tree)
+
+    def teardown(self) -> None:
+        if hasattr(self, "tree"):
+            for grant in self.open:
+                if not grant.settled:
+                    self.tree.settle(grant, kept=True)
+            check_integrity(self.tree)
+            assert not any(node.locks for node in self.tree.nodes.values())
+            assert not self.tree.detached
+
+
+TestTree = TreeMachine.TestCase
+TestTree.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)

@@ -1,0 +1,103 @@
+"""Deleting a document: its KV is gone before that is confirmed, whatever goes wrong in between."""
+
+import asyncio
+
+import pytest
+from gateway_fakes import Stack, eventually
+
+from gateway.background.forgetting import Forgetting
+from gateway.limits.auth import namespace_of
+from gateway.settings import GatewaySettings
+from protocol.cache import DocumentDeletion
+from protocol.documents import Orphan
+from protocol.errors import DeadlineExceeded, Unavailable
+
+HERE = "/v1/collections/default/documents"
+DROPPED = DocumentDeletion(("hash1",), namespace_of("default"))
+
+
+async def test_the_kv_is_gone_before_the_deletion_is_confirmed(served):
+    served.stack.phases.held.add("drop")
+    deleting = asyncio.create_task(served.client.delete(f"{HERE}/d1"))
+    await served.stack.phases.reached["drop"].wait()
+    assert ("default", "default", "d1") in served.stack.retriever.deleted
+    assert not deleting.done()
+    served.stack.phases.released["drop"].set()
+    answer = await deleting
+    assert (answer.status_code, answer.json()["deleted"]) == (200, True)
+    assert served.stack.controller.deletions == [DROPPED]
+
+
+@pytest.mark.parametrize("error", [Unavailable("being restarted"), DeadlineExceeded("a plan uses it")])
+async def test_a_deletion_that_stops_half_way_is_taken_up_by_the_next(served, error):
+    served.stack.phases.failing["drop"] = error
+    answer = await served.client.delete(f"{HERE}/d1")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, error.code)
+    assert "retry-after" in answer.headers
+    assert (await served.client.delete(f"{HERE}/d1")).status_code == 503, "still not gone"
+    served.stack.phases.failing.clear()
+    assert (await served.client.delete(f"{HERE}/d1")).status_code == 404
+    assert served.stack.controller.deletions == [DROPPED]
+
+
+async def test_nothing_is_begun_while_a_part_is_away(served):
+    served.stack.phases.failing["controller_ready"] = Unavailable("being restarted")
+    await served.app.state.gateway.readiness.look()
+    assert (await served.client.delete(f"{HERE}/d1")).status_code == 503
+    assert served.stack.retriever.deleted == {}
+
+
+async def test_what_never_was_drops_nothing(served):
+    assert (await served.client.delete(f"{HERE}/none")).status_code == 404
+    assert served.stack.controller.deletions == []
+
+
+async def test_what_another_document_still_has_stays(served):
+    # The retriever knows: such a content is no orphan.
+    served.stack.retriever.orphans_of = lambda *_: asyncio.sleep(0, [])
+    assert (await served.client.delete(f"{HERE}/d1")).status_code == 200
+    assert served.stack.controller.deletions == []
+
+
+def forgetting(stack: Stack, **settings: float) -> Forgetting:
+    return Forgetting(stack.retriever, stack.controller, GatewaySettings(**settings))
+
+
+async def test_sweeping_drops_by_tenant_and_forgets_what_is_gone(stack: Stack):
+    stack.retriever.orphaned = [Orphan(n, tenant, f"hash{n}") for n, tenant in enumerate(["acme", "default", "acme"])]
+    await forgetting(stack).sweep()
+    assert set(stack.controller.deletions) == {
+        DocumentDeletion(("hash0", "hash2"), namespace_of("acme")),
+        DocumentDeletion(("hash1",), namespace_of("default")),
+    }
+    assert stack.retriever.orphaned == []
+
+
+async def test_nothing_is_forgotten_that_could_not_be_dropped(stack: Stack):
+    stack.retriever.orphaned = [Orphan(1, "acme", "hash1")]
+    stack.phases.failing["drop"] = Unavailable("away")
+    with pytest.raises(Unavailable):
+        await forgetting(stack).sweep()
+    assert stack.retriever.orphaned == [Orphan(1, "acme", "hash1")]
+
+
+async def test_only_what_no_query_can_bring_back_is_swept(stack: Stack):
+    asked: list[float] = []
+
+    async def orphans(older_than_s: float, limit: int) -> list[Orphan]:
+        asked.append(older_than_s)
+        return []
+
+    stack.retriever.orphans = orphans
+    await forgetting(stack, query_timeout_s=7.0).sweep()
+    assert asked == [7.0]
+
+
+async def test_it_is_swept_by_itself_and_failures_are_outlived(stack: Stack, in_process):
+    stack.retriever.orphaned = [Orphan(1, "acme", "hash1")]
+    stack.phases.failing["orphans"] = RuntimeError("?")
+    async with in_process(query_timeout_s=0.005):
+        await stack.phases.reached["orphans"].wait()
+        stack.phases.failing.clear()
+        await eventually(lambda: stack.retriever.orphaned == [])
+    assert stack.controller.deletions == [DocumentDeletion(("hash1",), namespace_of("acme"))]

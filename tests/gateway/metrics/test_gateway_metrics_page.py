@@ -1,0 +1,51 @@
+"""docs/metrics.md and what the gateway exposes are the same list; the pages for operators name options that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+from exposed import gateways_metrics
+
+from services.config import Config
+
+DOCS = Path(__file__).parents[3] / "docs"
+ROW = re.compile(r"^\| `(\w+)` \| (\w+) \|([^|]*)\|[^|]+\|[^|]*\|$", re.MULTILINE)
+OPTION = re.compile(r"`((?:gateway|generator|controller|retriever|observability|server)\.[a-z_.]+)[`:]")
+
+
+async def test_every_metric_has_its_row_and_every_row_its_metric():
+    rows = ROW.findall((DOCS / "metrics.md").read_text(encoding="utf-8"))
+    assert len({name for name, *_ in rows}) == len(rows)
+    documented = {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    exposed = {metric.name: (metric.type, metric.labels) for metric in (await gateways_metrics()).values()}
+    assert documented == exposed
+
+
+async def test_no_label_is_what_a_caller_chooses():
+    labels = {label for metric in (await gateways_metrics()).values() for label in metric.labels}
+    assert labels == {
+        "outcome",
+        "code",
+        "stage",
+        "source",
+        "tier",
+        "reason",
+        "route",
+        "status",
+        "kind",
+        "part",
+        "state",
+        "version",
+    }
+
+
+@pytest.mark.parametrize("page", ["metrics.md", "runbook.md"])
+def test_the_options_it_names_exist(page: str):
+    named = set(OPTION.findall((DOCS / page).read_text(encoding="utf-8")))
+    assert named
+    config = Config().model_dump()
+    for option in named:
+        here = config
+        for step in option.split("."):
+            assert step in here, option
+            here = here[step]

@@ -1,0 +1,344 @@
+import asyncio
+import time
+
+import msgspec
+import pytest
+from gateway_fakes import ANSWER, MODEL, FakeLayout, Stack
+from prometheus_client import CollectorRegistry
+
+from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.query.lease import Releases
+from gateway.query.pipeline import QueryPipeline
+from gateway.query.query import Query
+from gateway.query.speculation_start import Settling
+from gateway.query.transcript import Transcript
+from gateway.settings import GatewaySettings
+from gateway.stores.query_log_file import QueryLogFile
+from gateway.wire import events
+from protocol.errors import (
+    DeadlineExceeded,
+    EngineDied,
+    InternalError,
+    NoDocuments,
+    Overloaded,
+    QuestionTooLong,
+    RetrieverNotReady,
+)
+from protocol.generation import Sampling
+from protocol.plans import PlanOutcome
+from protocol.prompts import ChatMessage
+from protocol.retrieval import SearchRequest
+
+
+class Bench:
+    """A pipeline over the fakes, without HTTP."""
+
+    def __init__(self, stack: Stack, **settings: float) -> None:
+        self.stack = stack
+        self.releases = Releases()
+        self.registry = CollectorRegistry()
+        self.pipeline = QueryPipeline(
+            stack,
+            metrics=GatewayMetrics(self.registry),
+            releases=self.releases,
+            query_log=QueryLogFile(None, 0),
+            settings=GatewaySettings(**settings),
+            settling=Settling(),
+        )
+
+    def query(self, **changes: object) -> Query:
+        query = Query(
+            namespace="n",
+            model=MODEL,
+            search=SearchRequest("default", "default", "What is the capital?", 3),
+            messages=(ChatMessage("user", "What is the capital?"),),
+            question_field="query",
+            sampling=Sampling(64),
+        )
+        return msgspec.structs.replace(query, **changes)
+
+    async def events(self, **changes: object) -> list[events.Event]:
+        return [event async for event in self.pipeline.run(Transcript(self.query(**changes)))]
+
+    async def settled(self) -> None:
+        await self.releases.drain(5)
+        assert len(self.releases) == 0
+        assert self.stack.at_rest
+
+
+def ended_in(phase: str, outcome: PlanOutcome) -> list[PlanOutcome]:
+    """What the controller hears of a query that ends in a phase: nothing before it was asked for a plan."""
+    return [outcome] if phase in ("queue", "prefill", "decode") else []
+
+
+@pytest.fixture
+def bench(stack: Stack) -> Bench:
+    return Bench(stack)
+
+
+async def test_the_controller_hears_how_old_what_was_found_may_be(bench: Bench):
+    search = bench.stack.retriever.search
+    searching: list[float] = []
+
+    async def noted(request):
+        searching.append(time.time())
+        async for found in search(request):
+            yield found
+
+    bench.stack.retriever.search = noted
+    before = time.time()
+    await bench.events()
+    (asked,) = bench.stack.controller.admitted
+    assert before <= asked.searched_at <= searching[0]
+
+
+async def test_events_come_in_order_and_are_numbered(bench: Bench):
+    seen = await bench.events()
+    assert [type(event) for event in seen] == [
+        events.QueryCreated,
+        events.RetrievalCompleted,
+        events.CacheResolved,
+        *[events.AnnotationAdded] * 3,
+        *[events.OutputTextDelta] * len(ANSWER),
+        events.QueryCompleted,
+    ]
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    assert len({event.query_id for event in seen}) == 1
+
+
+async def test_the_reply_holds_what_the_events_said(bench: Bench):
+    seen = await bench.events()
+    reply = seen[-1].response
+    assert reply.output_text == "".join(event.delta for event in seen if isinstance(event, events.OutputTextDelta))
+    assert reply.results == seen[1].results
+    assert list(reply.citations) == [e.annotation for e in seen if isinstance(e, events.AnnotationAdded)]
+    assert reply.usage.prompt_tokens == 2 + 3 * 3 + 4
+    assert reply.usage.completion_tokens == len(ANSWER)
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+    assert reply.usage.prompt_tokens_details.cached_tokens == 3
+    assert (reply.timings.queue_ms, reply.timings.retrieval_ms, reply.timings.prefill_ms) == (4.0, 2.5, 7.0)
+    assert reply.timings.overtakes == 2
+    assert 0 < reply.timings.ttft_ms <= reply.timings.total_ms
+
+
+async def test_every_stage_but_the_last_is_shown_to_the_controller(bench: Bench):
+    seen = await bench.events(include_stages=True)
+    stages = [event for event in seen if isinstance(event, events.RetrievalStage)]
+    assert [(stage.stage, stage.final) for stage in stages] == [(1, False), (2, True)]
+    assert bench.stack.controller.candidates == [("hash0",)]
+
+
+async def test_a_completed_query_is_reported_once_with_its_figures(bench: Bench):
+    await bench.events()
+    await bench.settled()
+    (report,) = bench.stack.controller.reports
+    assert report.outcome is PlanOutcome.COMPLETED
+    assert (report.cached_tokens, report.computed_tokens, report.completion_tokens) == (3, 12, len(ANSWER))
+
+
+async def test_documents_dropped_from_the_tail_are_named_and_not_cited(bench: Bench):
+    bench.stack.layout.context = 2 + 3 * 2 + 4 + 64
+    reply = (await bench.events())[-1].response
+    assert [result.document_id for result in reply.results] == ["d0", "d1", "d2"]
+    assert [cited.document_id for cited in reply.citations] == ["d0", "d1"]
+    assert (reply.dropped_documents, reply.dropped_chunk_ids) == (1, ("d2#0",))
+
+
+@pytest.mark.parametrize(("cached", "hits"), [(0, 0), (3, 0), (5, 1), (7, 1), (15, 3)])
+async def test_hit_docs_counts_documents_wholly_cached(bench: Bench, cached: int, hits: int):
+    # The prompt: two tokens of system prompt, three documents of three, four of question.
+    bench.stack.generator.cached = cached
+    (resolved,) = [event for event in await bench.events() if isinstance(event, events.CacheResolved)]
+    assert (resolved.cached_tokens, resolved.hit_docs) == (cached, hits)
+
+
+async def test_an_answer_cut_by_max_tokens_is_complete_and_says_length(bench: Bench):
+    last = (await bench.events(sampling=Sampling(2)))[-1]
+    assert isinstance(last, events.QueryCompleted)
+    assert (last.response.finish_reason, last.response.output_text) == ("length", "".join(ANSWER[:2]))
+
+
+@pytest.mark.parametrize("phase", ["search", "second_stage", "on_candidates", "queue", "prefill", "decode"])
+@pytest.mark.parametrize("error", [RetrieverNotReady("gone"), RuntimeError("defect")])
+async def test_a_failure_anywhere_is_raised_and_reported_once(bench: Bench, phase: str, error: Exception):
+    bench.stack.phases.failing[phase] = error
+    with pytest.raises(type(error)):
+        await bench.events()
+    await bench.settled()
+    assert [report.outcome for report in bench.stack.controller.reports] == ended_in(phase, PlanOutcome.FAILED)
+
+
+async def test_cancelled_after_any_number_of_turns_of_the_loop(bench: Bench):
+    heard: list[list[PlanOutcome]] = []
+    for turns in range(200):
+        bench.stack.controller.reports.clear()
+        query = asyncio.create_task(bench.events())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        query.cancel()
+        await asyncio.wait({query})
+        await bench.settled()
+        heard.append([report.outcome for report in bench.stack.controller.reports])
+        if not query.cancelled():
+            break
+    assert heard.pop() == [PlanOutcome.COMPLETED]
+    # Nothing while no plan is asked for, and from then on once.
+    searching = heard.count([])
+    assert heard == [[]] * searching + [[PlanOutcome.CANCELLED]] * (len(heard) - searching)
+    assert searching > 3, "too few cancellations to mean anything"
+    assert len(heard) - searching > 10, "too few cancellations to mean anything"
+
+
+async def test_closed_at_any_event(bench: Bench):
+    count = len(await bench.events())
+    for number in range(1, count + 1):
+        await bench.settled()
+        bench.stack.controller.reports.clear()
+        run = bench.pipeline.run(Transcript(bench.query()))
+        for _ in range(number):
+            await anext(run)
+        await run.aclose()
+        await bench.settled()
+        outcomes = [report.outcome for report in bench.stack.controller.reports]
+        if number == 1:
+            assert outcomes == [], "nothing was asked for"
+        else:
+            assert outcomes == [PlanOutcome.COMPLETED if number == count else PlanOutcome.CANCELLED]
+
+
+async def test_a_release_outlives_a_controller_that_is_slow_to_hear_it(bench: Bench):
+    bench.stack.phases.held |= {"decode", "complete"}
+    query = asyncio.create_task(bench.events())
+    await bench.stack.phases.reached["decode"].wait()
+    query.cancel()
+    await asyncio.wait({query})
+    await bench.stack.phases.reached["complete"].wait()
+    assert bench.stack.generator.calls["closed"] == 1, "the engine is stopped before its plan is released"
+    bench.stack.phases.released["complete"].set()
+    await bench.settled()
+    assert len(bench.stack.controller.reports) == 1
+
+
+async def test_a_controller_that_cannot_hear_breaks_nothing(bench: Bench):
+    bench.stack.phases.failing["complete"] = RuntimeError("controller gone")
+    assert isinstance((await bench.events())[-1], events.QueryCompleted)
+    await bench.settled()
+
+
+async def test_no_token_before_the_documents_are_final(bench: Bench):
+    bench.stack.phases.held.add("second_stage")
+    query = asyncio.create_task(bench.events())
+    await bench.stack.phases.reached["second_stage"].wait()
+    assert bench.stack.generator.calls["opened"] == 0
+    assert bench.stack.controller.admitted == []
+    bench.stack.phases.released["second_stage"].set()
+    await query
+
+
+async def test_retrieval_is_told_before_a_slow_first_token(bench: Bench):
+    bench.stack.phases.held.add("prefill")
+    run = bench.pipeline.run(Transcript(bench.query()))
+    assert isinstance(await anext(run), events.QueryCreated)
+    assert isinstance(await anext(run), events.RetrievalCompleted)
+    bench.stack.phases.released["prefill"].set()
+    assert isinstance(await anext(run), events.CacheResolved)
+    await run.aclose()
+
+
+async def test_retrieval_is_told_while_the_queue_is_long(stack: Stack):
+    bench = Bench(stack, hold_back_s=0.01)
+    stack.phases.held.add("queue")
+    run = bench.pipeline.run(Transcript(bench.query()))
+    seen = [await anext(run), await anext(run)]
+    assert isinstance(seen[-1], events.RetrievalCompleted)
+    assert stack.controller.waiting == 1
+    await run.aclose()
+    await bench.settled()
+    assert stack.controller.admitted == []
+
+
+async def test_a_full_queue_is_told_before_any_document(bench: Bench):
+    bench.stack.phases.failing["queue"] = Overloaded("full")
+    run = bench.pipeline.run(Transcript(bench.query()))
+    await anext(run)
+    with pytest.raises(Overloaded):
+        await anext(run)
+
+
+@pytest.mark.parametrize("phase", ["search", "second_stage", "on_candidates", "queue", "prefill", "decode"])
+async def test_time_is_up_in_any_phase(stack: Stack, phase: str):
+    bench = Bench(stack, query_timeout_s=0.05, hold_back_s=0.01)
+    stack.phases.held.add(phase)
+    with pytest.raises(DeadlineExceeded):
+        await bench.events()
+    await bench.settled()
+    assert [report.outcome for report in stack.controller.reports] == ended_in(phase, PlanOutcome.FAILED)
+
+
+async def test_the_first_step_has_a_limit_of_its_own(stack: Stack):
+    bench = Bench(stack, first_step_timeout_s=0.02)
+    stack.phases.held.add("prefill")
+    with pytest.raises(DeadlineExceeded):
+        await bench.events()
+
+
+async def test_later_steps_are_not_held_to_the_first_ones_limit(stack: Stack):
+    bench = Bench(stack, first_step_timeout_s=0.02)
+    stack.phases.held.add("decode")
+    query = asyncio.create_task(bench.events())
+    await stack.phases.reached["decode"].wait()
+    asyncio.get_running_loop().call_later(0.05, stack.phases.released["decode"].set)
+    assert isinstance((await query)[-1], events.QueryCompleted)
+
+
+async def test_a_stream_that_just_stops_is_a_dead_engine(bench: Bench):
+    bench.stack.generator.words = ()
+    with pytest.raises(EngineDied):
+        await bench.events()
+
+
+async def test_a_search_without_final_documents_is_a_defect(bench: Bench, monkeypatch):
+    async def nothing(_request):
+        return
+        yield
+
+    monkeypatch.setattr(bench.stack.retriever, "search", nothing)
+    with pytest.raises(InternalError):
+        await bench.events()
+
+
+async def test_a_question_too_long_takes_no_queue_place(bench: Bench):
+    bench.stack.layout = FakeLayout(context=5)
+    bench = Bench(bench.stack)
+    with pytest.raises(QuestionTooLong):
+        await bench.events()
+    assert not bench.stack.phases.reached["queue"].is_set()
+
+
+async def test_optional_documents_may_be_missing(bench: Bench):
+    search = SearchRequest("default", "empty", "What?", 3)
+    with pytest.raises(NoDocuments):
+        await bench.events(search=search)
+    reply = (await bench.events(search=search, documents_optional=True))[-1].response
+    assert (reply.results, reply.citations, reply.output_text) == ((), (), "".join(ANSWER))
+
+
+async def test_metrics_are_those_of_the_query(bench: Bench):
+    await bench.events()
+    value = bench.registry.get_sample_value
+    assert value("ragtree_time_to_first_token_seconds_count") == 1
+    assert value("ragtree_request_duration_seconds_count") == 1
+    assert value("ragtree_retrieval_stage_seconds_sum", {"stage": "2"}) == pytest.approx(0.0015)
+    assert value("ragtree_queue_wait_seconds_sum") == pytest.approx(0.004)
+    assert value("ragtree_queue_overtakes_sum") == 2
+    assert value("ragtree_retrieval_non_overlapped_seconds_sum") == pytest.approx(0.0025)
+    assert value("ragtree_cache_tokens_total", {"source": "gpu"}) == 3
+    assert value("ragtree_cache_tokens_total", {"source": "computed"}) == 12
+
+
+async def test_a_query_without_a_token_has_no_time_to_it(bench: Bench):
+    bench.stack.phases.failing["queue"] = Overloaded("full")
+    with pytest.raises(Overloaded):
+        await bench.events()
+    assert bench.registry.get_sample_value("ragtree_time_to_first_token_seconds_count") == 0
+    assert bench.registry.get_sample_value("ragtree_request_duration_seconds_count") == 1

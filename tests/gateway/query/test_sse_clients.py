@@ -1,0 +1,72 @@
+"""Clients that read slowly, stop, or leave: nothing of them is left, and the others are served as ever. Fake parts."""
+
+import asyncio
+import gc
+import json
+import logging
+import time
+from urllib.parse import urlsplit
+
+import pytest
+from gateway_fakes import eventually
+from rude_clients import misbehave
+from structlog.testing import capture_logs
+
+from gateway.query.runs import QueryRun
+from gateway.query.transcript import Transcript
+
+CLIENTS = 110
+WORDS = tuple(f"{number} " * 400 for number in range(250))
+"""Some 500 kB of events: more than the buffers between server and client take."""
+
+
+def address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return parts.hostname, parts.port
+
+
+def left() -> int:
+    gc.collect()
+    return sum(isinstance(thing, QueryRun | Transcript | asyncio.Task) for thing in gc.get_objects())
+
+
+async def whole_answer(served) -> tuple[str, float]:
+    """What a client that behaves is given, and how long it waited for the first event."""
+    began = time.monotonic()
+    first_s = None
+    text = []
+    async with served.client.stream("POST", "/query", json={"query": "x", "stream": True}) as answer:
+        async for line in answer.aiter_lines():
+            first_s = first_s or time.monotonic() - began
+            if line.startswith("data: "):
+                event = json.loads(line.removeprefix("data: "))
+                text.append(event.get("delta", ""))
+    assert event["type"] == "query.completed"
+    return "".join(text), first_s
+
+
+@pytest.mark.timeout(60)
+async def test_nothing_is_left_of_clients_that_misbehave_and_others_are_served(stack, over_http, caplog):
+    stack.generator.words = WORDS
+    caplog.set_level(logging.WARNING)
+    with capture_logs() as logged:
+        async with over_http() as served:
+            await whole_answer(served)
+            before, admitted = left(), len(stack.controller.admitted)
+            for seed in range(3):
+                rude = asyncio.create_task(misbehave(address(served.url), {"query": "x"}, CLIENTS, seed))
+                while not rude.done():
+                    text, first_s = await whole_answer(served)
+                    assert text == "".join(WORDS)
+                    assert first_s < 10
+                await rude
+                await eventually(lambda: stack.at_rest and not served.running)
+            assert len(stack.controller.admitted) > admitted + 2 * CLIENTS
+            told = [report.query_id for report in stack.controller.reports]
+            assert len(told) == len(set(told))
+            assert {request.query_id for request in stack.controller.admitted} <= set(told)
+            await eventually(lambda: left() <= before + 5)
+    assert [record for record in logged if record["log_level"] not in ("info", "debug")] == []
+    # uvicorn's word for bytes that are no request, and asyncio's for what is written before it has heard of a reset.
+    harmless = {"Invalid HTTP request received.", "socket.send() raised exception."}
+    assert {record.getMessage() for record in caplog.records} <= harmless

@@ -1,0 +1,151 @@
+"""``ragtree cache`` against the gateway itself, over fakes of the other parts."""
+
+import json
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+from click.testing import Result
+from fastapi.testclient import TestClient
+from gateway_fakes import Stack
+from structlog.testing import capture_logs
+from typer.testing import CliRunner
+
+from gateway.app import create_app
+from gateway.background import replay
+from gateway.limits.auth import namespace_of
+from gateway.settings import GatewaySettings
+from protocol.cache import CachePath
+from services.cli import app as ragtree
+from services.cli import cache
+from services.client import RequestFailed, StackClient
+
+KEY = "sk-admin"
+PATH = CachePath(namespace_of("default"), ("system", "hash1"))
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(stack: Stack, monkeypatch, tmp_path) -> Iterator[Run]:
+    """Runs the command line against a gateway that asks administrators for a key."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAGTREE_CONFIG", raising=False)
+    monkeypatch.setattr(cache, "_POLL_S", 0.001)
+    monkeypatch.setattr(replay, "_FIRST_WAIT_S", 0.001)
+    settings = GatewaySettings(admin_key=KEY)
+    gateway = create_app(stack, settings, data_dir=tmp_path / "gateway")
+    # What the gateway logs would stand among what the command prints.
+    with capture_logs(), TestClient(gateway) as http:
+
+        def forward(asked: httpx.Request) -> httpx.Response:
+            given = http.request(asked.method, str(asked.url), content=asked.content, headers=dict(asked.headers))
+            return httpx.Response(given.status_code, headers=dict(given.headers), content=given.content)
+
+        def connect(url: str | None, key: str | None) -> StackClient:
+            return StackClient(url or "http://here", key, transport=httpx.MockTransport(forward))
+
+        monkeypatch.setattr(cache, "connect", connect)
+
+        def run(*arguments: str, key: str | None = KEY, **options) -> Result:
+            env = {"RAGTREE_GATEWAY__ADMIN_KEY": key, "RAGTREE_API_KEY": None, "COLUMNS": "160", "TERM": "dumb"}
+            return CliRunner().invoke(ragtree, ["cache", *arguments], env=env, **options)
+
+        yield run
+
+
+def done(result: Result) -> Result:
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result
+
+
+def test_stats(run: Run):
+    shown = done(run("stats")).stdout
+    assert "250" in shown
+    assert "25%" in shown
+    assert "policy LRU, 2 instances (1 more ends), 0 running, 0 waiting, 40% of prompt tokens" in shown
+    assert json.loads(done(run("stats", "--json")).stdout)["tiers"][0]["evictions"] == 7
+
+
+def test_stats_of_a_stack_that_keeps_nothing(run: Run, stack: Stack):
+    stack.controller.tiers = ()
+    assert "No tier has room" in done(run("stats")).stdout
+
+
+def test_the_tree_drawn(run: Run):
+    shown = done(run("tree", "--depth", "3")).stdout.splitlines()
+    assert shown[0].startswith("namespace nnn")
+    assert "hash-system" in shown[1]
+    assert "locked" in shown[1]
+    assert shown[2].index("hash0") > shown[1].index("hash-system")
+    assert "1 more below" in shown[3]
+    assert shown[-1] == "2 of 2 nodes"
+    assert json.loads(done(run("tree", "--json")).stdout)["nodes"] == 2
+
+
+def test_warming_from_a_file_of_plain_and_json_lines(run: Run, stack: Stack, tmp_path):
+    file = tmp_path / "queries.txt"
+    file.write_text('what is it?\n\n{"query": "and this?", "top_k": 2}\n"quoted"\n{"query": "else", "top_k": 2}\n')
+    result = done(run("warm", str(file)))
+    assert "2 sequences of documents warmed up" in result.stderr
+    assert {request.query for request in stack.retriever.requests} == {"what is it?", "and this?", "quoted", "else"}
+    job = json.loads(done(run("warm", str(file), "--json")).stdout)
+    assert (job["warmed"], job["present"], job["queries"]) == (0, 2, 4)
+
+
+def test_warming_from_the_log(run: Run, stack: Stack):
+    assert "0 of 0 queries" in done(run("warm", "--log")).stderr
+    assert stack.retriever.requests == []
+
+
+def test_warming_that_comes_to_nothing_fails(run: Run, tmp_path):
+    file = tmp_path / "queries.txt"
+    file.write_text("x\n")
+    result = run("warm", str(file), "--collection", "nowhere")
+    assert result.exit_code == 1
+    assert "nowhere" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["FILE", "--log"]])
+def test_warming_takes_a_file_or_the_log(run: Run, tmp_path, arguments: list[str]):
+    (tmp_path / "FILE").write_text("x\n")
+    assert run("warm", *arguments).exit_code == 2
+
+
+def test_a_line_that_is_no_json_is_named(run: Run, tmp_path):
+    file = tmp_path / "queries.txt"
+    file.write_text('fine\n{"query": \n')
+    result = run("warm", str(file))
+    assert result.exit_code == 2
+    assert "line 2" in result.stderr
+
+
+def test_pinning_and_unpinning(run: Run, stack: Stack):
+    stack.controller.nodes.add(PATH)
+    assert "Pinned 1 of 1 chunks of d1." in done(run("pin", "d1")).stderr
+    assert stack.controller.pins[PATH] == 1
+    assert json.loads(done(run("pin", "d1", "--unpin", "--json")).stdout)["pinned"] is False
+    assert stack.controller.pins[PATH] == 0
+    refused = run("pin", "d2").exception
+    assert isinstance(refused, RequestFailed)
+    assert refused.error["code"] == "unknown_node"
+
+
+@pytest.mark.parametrize(("arguments", "typed", "cleared"), [([], "n\n", False), ([], "y\n", True), (["-y"], "", True)])
+def test_clearing_asks_first(run: Run, stack: Stack, arguments: list[str], typed: str, cleared: bool):
+    stack.controller.nodes.add(PATH)
+    result = run("clear", *arguments, input=typed)
+    assert (result.exit_code == 0) == cleared == ("1 nodes dropped" in result.stderr)
+
+
+def test_without_the_key_nothing_is_shown(run: Run):
+    refused = run("stats", key=None).exception
+    assert isinstance(refused, RequestFailed)
+    assert refused.status == 401
+
+
+def test_the_configured_key_goes_to_the_configured_stack_alone(run: Run, tmp_path):
+    (tmp_path / "ragtree.yaml").write_text(f"gateway: {{admin_key: {KEY}}}\n")
+    done(run("stats", key=None))
+    refused = run("stats", "--url", "http://elsewhere", key=None).exception
+    assert isinstance(refused, RequestFailed)
