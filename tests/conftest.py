@@ -14,6 +14,10 @@ from redis_server import RedisServer
 
 import cachectl
 
+# pytest-xdist gives its workers a terminal of 80 columns, which a console made at import would keep.
+for _size in ("COLUMNS", "LINES"):
+    os.environ.pop(_size, None)
+
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None)
 settings.load_profile("search" if os.environ.get("RAGTREE_TEST_SEARCH") else "repeatable")
