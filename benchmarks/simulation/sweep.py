@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from benchmarks.simulation.policies import PoliciesResult, PolicyBenchmark
+from benchmarks.simulation.comparison import PoliciesResult, PolicyBenchmark
 from cachectl.tree.tier_manager import Capacities
 from protocol.errors import ConfigError
 

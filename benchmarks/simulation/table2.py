@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from benchmarks.measuring.progress import Progress
-from benchmarks.simulation.policies import PolicyBenchmark
+from benchmarks.simulation.comparison import PolicyBenchmark
 from benchmarks.workloads.synthetic import SyntheticSettings, SyntheticWorkload
 from cachectl.tree.tier_manager import Capacities
 

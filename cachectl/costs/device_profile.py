@@ -99,14 +99,6 @@ class CostGrid:
         new_tokens -= self._columns[column]
         return time + per_cached * cached_tokens + (per_new + per_pair * cached_tokens) * new_tokens
 
-    def covers(self, cached_tokens: int, new_tokens: int) -> bool:
-        """Whether the time there is interpolated between points; outside, and for nothing new, it is not."""
-        return (
-            self._cached[0] <= cached_tokens <= self._cached[-1]
-            and self._new[0] <= new_tokens <= self._new[-1]
-            and new_tokens > 0
-        )
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CostGrid):
             return NotImplemented

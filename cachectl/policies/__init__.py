@@ -3,9 +3,6 @@
 from cachectl.policies.base import ReplacementPolicy
 from cachectl.policies.foresight import Foresight
 from cachectl.policies.gdsf import GreedyDualSizeFrequency
-from cachectl.policies.hybrid import FrequencyRecency
-from cachectl.policies.lacr import LookaheadAware
-from cachectl.policies.lfu import LeastFrequentlyUsed
 from cachectl.policies.lookahead import Lookahead
 from cachectl.policies.lru import LeastRecentlyUsed
 from cachectl.policies.none import NoCache
@@ -17,11 +14,8 @@ _POLICIES: dict[str, type[ReplacementPolicy]] = {
     for policy in (
         NoCache,
         LeastRecentlyUsed,
-        LeastFrequentlyUsed,
         GreedyDualSizeFrequency,
         PrefixAwareGreedyDual,
-        FrequencyRecency,
-        LookaheadAware,
         Foresight,
     )
 }

@@ -16,8 +16,6 @@ from cachectl.policies.eviction_order import EvictionOrder, PriorityOrder
 from cachectl.tree.grant import PathDocument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from cachectl.policies.lookahead import Lookahead
     from cachectl.tree.node import Node
     from cachectl.tree.tier_cache import Copy, Place
@@ -73,6 +71,6 @@ class ReplacementPolicy(ABC):
         """Whether a newcomer of one priority may drive out a copy of another."""
         return True
 
-    def order(self, tickets: Iterator[int], final: bool) -> EvictionOrder:  # noqa: ARG002
+    def order(self, final: bool) -> EvictionOrder:  # noqa: ARG002
         """A new order of eviction for a place under this policy; ``final``: what leaves it goes to no slower one."""
-        return PriorityOrder(lambda copy: self.priority(copy.node, copy.place), self.current, tickets)
+        return PriorityOrder(lambda copy: self.priority(copy.node, copy.place), self.current)

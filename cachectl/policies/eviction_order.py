@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
+from itertools import count
 from typing import TYPE_CHECKING
 
 from mypy_extensions import mypyc_attr
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from random import Random
 
     from cachectl.tree.tier_cache import Copy
@@ -66,16 +67,13 @@ class PriorityOrder(EvictionOrder):
 
     A heap whose keys are lower bounds: priorities rise at every access, and an entry finds out when it comes to the
     top. So an access costs nothing here, a lock costs nothing, and a copy has one entry at most. ``assess`` gives a
-    copy's priority at an access, ``current`` what it is at this moment; ``tickets`` numbers entries, and is shared by
-    orders that copies are moved between.
+    copy's priority at an access, ``current`` what it is at this moment.
     """
 
-    def __init__(
-        self, assess: Callable[[Copy], float], current: Callable[[Copy], float], tickets: Iterator[int]
-    ) -> None:
+    def __init__(self, assess: Callable[[Copy], float], current: Callable[[Copy], float]) -> None:
         self._assess = assess
         self._current = current
-        self._tickets = tickets
+        self._tickets = count(1)
         self._entries: list[tuple[float, int, int, Copy]] = []
         self._live = 0
 

@@ -13,8 +13,6 @@ from cachectl.policies.reuse.history import Histories, History
 from cachectl.policies.reuse.model import Example, ReuseModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from cachectl.policies.lookahead import Lookahead
     from cachectl.tree.node import Node
     from cachectl.tree.tier_cache import Copy, Place
@@ -107,7 +105,7 @@ class Foresight(ReplacementPolicy):
         """Whether the newcomer is worth at least about half as much: nothing is known of it yet, and it may gain."""
         return newcomer > victim - _BENEFIT_OF_DOUBT
 
-    def order(self, tickets: Iterator[int], final: bool) -> EvictionOrder:  # noqa: ARG002
+    def order(self, final: bool) -> EvictionOrder:
         """An order by samples."""
         return SampledOrder(self.current, self._random, _FINAL_DRAWS if final else _DRAWS)
 

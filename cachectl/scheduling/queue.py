@@ -75,18 +75,9 @@ class CacheAwareQueue:
         return iter(self._waiting)
 
     @property
-    def oldest(self) -> int | None:
-        """Sequence number of the query that has waited longest; None when nobody waits."""
-        return self._oldest()[1] if self._waiting else None
-
-    @property
     def largest_overtake(self) -> int:
         """The greatest number of times that any query served so far was overtaken."""
         return self._largest_overtake
-
-    def sequence(self, query_id: str) -> int:
-        """How many queries had come before this one. Raises UnknownPlan when it does not wait."""
-        return self._entry(query_id)[1]
 
     def overtaken(self, query_id: str) -> int:
         """How many younger queries were served since this one came. Raises UnknownPlan when it does not wait."""

@@ -55,17 +55,14 @@ def _check_copies(tree: KnowledgeTree, nodes: list[Node]) -> None:
         assert place.used == sum(copy.node.room for copy in copies)
         assert place.copies == len(copies)
         assert place.pinned_tokens == sum(copy.node.room for copy in copies if copy.node.pins)
-        used_by: Counter[Node] = Counter()
         below: Counter[Node] = Counter()
         for copy in copies:
-            used_by[copy.node.root] += copy.node.room
             assert copy.node.parent is not None
             below[copy.node.parent] += 1
             assert copy.held or copy.condemned or id(copy) in reserved, "room is reserved for nobody"
             assert not copy.condemned or (0 < copy.users <= copy.node.locks), "a copy outlived the plans that used it"
             assert not (copy.condemned and copy.held)
             _check_support(copy)
-        assert place.used_by == dict(used_by)
         for node in nodes:
             assert node.below.get(place, 0) == below[node]
         place.check_integrity()

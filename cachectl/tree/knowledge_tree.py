@@ -320,17 +320,6 @@ class KnowledgeTree:
         """Take a pin back. Raises UnknownNode if the path is not in the tree, or not pinned."""
         self._pins.unpin(path_below(self.roots.get(namespace), contents))
 
-    def set_quota(self, namespace: str, tier: Tier, tokens: int | None) -> None:
-        """Bound what a namespace may hold in a tier, in each instance's for the GPU; None lifts the bound.
-
-        What it holds already goes as it is evicted. Raises ConfigError for a negative quota.
-        """
-        if tokens is not None and tokens < 0:
-            raise ConfigError(f"a quota must not be negative: {tokens}")
-        root = self._root(namespace)
-        self.placement.set_quota(root, tier, tokens)
-        self._keep_root(root)
-
     def delete(self, content: str, namespace: str | None = None) -> int:
         """Drop a document everywhere it stands, with all that stands behind it, in one namespace or in all.
 
@@ -418,8 +407,8 @@ class KnowledgeTree:
         return root
 
     def _keep_root(self, root: Node) -> None:
-        """Hold on to a namespace while it has nodes or a quota, and no longer."""
-        if root.children or self.placement.has_quota(root):
+        """Hold on to a namespace while it has nodes, and no longer."""
+        if root.children:
             self.roots[root.content] = root
         else:
             self.roots.pop(root.content, None)

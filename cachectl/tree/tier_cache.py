@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import count
 from typing import TYPE_CHECKING
 
-from cachectl.policies.eviction_order import EvictionOrder
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
@@ -77,13 +75,8 @@ class Place:
         self.inserted_tokens = 0
         self.evictions = 0
         self.pinned_tokens = 0
-        self.used_by: dict[Node, int] = {}
         self._policy = policy
-        self._quotas: dict[Node, int] = {}
-        self._tickets = count(1)
-        # A namespace with a quota has an order of its own; None is everyone else's.
-        self._shared_order = self._new_order()
-        self._orders: dict[Node | None, EvictionOrder] = {None: self._shared_order}
+        self._order = policy.order(final=not _has_room_below(self))
 
     @property
     def aloof(self) -> bool:
@@ -99,38 +92,16 @@ class Place:
         """Whether so many tokens more may be pinned here."""
         return not tokens or self.pinned_tokens + tokens <= PINNED_SHARE * self.capacity
 
-    def set_quota(self, root: Node, tokens: int | None) -> None:
-        """Bound what one namespace may hold here; None lifts the bound. What is there stays until it is evicted."""
-        before = self._order_of(root)
-        if tokens is None:
-            self._quotas.pop(root, None)
-            self._orders.pop(root, None)
-        else:
-            self._quotas[root] = tokens
-            if root not in self._orders:
-                self._orders[root] = self._new_order()
-        after = self._order_of(root)
-        if after is not before:
-            below = list(root.children.values())
-            while below:
-                node = below.pop()
-                below += node.children.values()
-                copy = node.copies.get(self)
-                if copy is not None and copy.ticket:
-                    before.void(copy)
-                    after.enter(copy)
-
     def add(self, node: Node, held: bool, pages: Pages | None = None) -> Copy:
         """Put a copy of a node here, or reserve room for it; there must be room. ``pages`` it may have already."""
         if pages is None and self.allocator is not None:
             pages = self.allocator.hand_out(node.room)
         copy = Copy(node, self, held, pages)
         node.copies[self] = copy
-        self._order_of(node.root).touch(copy)
+        self._order.touch(copy)
         self.copies += 1
         self.used += node.room
         self.inserted_tokens += node.room
-        self.used_by[node.root] = self.used_by.get(node.root, 0) + node.room
         if node.pins:
             self.pinned_tokens += node.room
         if node.parent is not None:
@@ -141,15 +112,10 @@ class Place:
     def remove(self, copy: Copy) -> None:
         """Take a copy out; its parent may become a leaf."""
         node = copy.node
-        self._order_of(node.root).void(copy)
+        self._order.void(copy)
         del node.copies[self]
         self.copies -= 1
         self.used -= node.room
-        left = self.used_by[node.root] - node.room
-        if left:
-            self.used_by[node.root] = left
-        else:
-            del self.used_by[node.root]
         if node.pins:
             self.pinned_tokens -= node.room
         if self.allocator is not None and copy.pages is not None:
@@ -167,66 +133,63 @@ class Place:
 
     def touch(self, copy: Copy) -> None:
         """Give a copy the priority that its node has now."""
-        self._order_of(copy.node.root).touch(copy)
+        self._order.touch(copy)
 
     def reconsider(self, copy: Copy) -> None:
         """Hear that a copy's priority may have fallen without an access."""
-        self._order_of(copy.node.root).reconsider(copy)
+        self._order.reconsider(copy)
 
     def offer(self, copy: Copy) -> None:
         """Let a copy be evicted if nothing speaks against it (any more)."""
         if not copy.ticket and self._evictable(copy) and self not in copy.node.below:
-            self._order_of(copy.node.root).enter(copy)
+            self._order.enter(copy)
 
     def withdraw(self, copy: Copy) -> None:
         """Let a copy not be evicted: it goes another way."""
-        self._order_of(copy.node.root).void(copy)
+        self._order.void(copy)
 
     def gather(self, newcomer: Node, priority: float) -> list[Copy] | None:
         """The leaves to evict so that ``newcomer`` fits, children before parents; none if there is room.
 
-        None when it does not fit: too much is in use, its namespace's quota is reached, or the policy would rather keep
-        what is there. Nothing is evicted yet; the caller removes the victims before anything else touches the place.
+        None when it does not fit: too much is in use, or the policy would rather keep what is there. Nothing is evicted
+        yet; the caller removes the victims before anything else touches the place.
         """
-        root, room = newcomer.root, newcomer.room
-        over = self.used + room - self.capacity
-        over_quota = self.used_by.get(root, 0) + room - self._quotas[root] if root in self._quotas else 0
+        over = self.used + newcomer.room - self.capacity
         victims: list[Copy] = []
         # Children among the victims, by parent: a parent whose children all go is a leaf.
         going: dict[Node, int] = {}
-        policy = self._policy
-        while over > 0 or over_quota > 0:
-            lowest = self._lowest(root if over_quota > 0 else None, going)
+        policy, order = self._policy, self._order
+        while over > 0:
+            lowest = self._lowest(going)
             if lowest is None or not policy.admits(priority, lowest[1]):
                 for spared in victims:
-                    self._order_of(spared.node.root).enter(spared)
+                    order.enter(spared)
                 return None
             victim = lowest[0]
             victims.append(victim)
             node = victim.node
-            self._order_of(node.root).void(victim)
+            order.void(victim)
             over -= node.room
-            if over_quota > 0 and node.root is root:
-                over_quota -= node.room
             parent = node.parent
-            if parent is not None and (over > 0 or over_quota > 0):
+            if parent is not None and over > 0:
                 going[parent] = going.get(parent, 0) + 1
                 above = parent.copies.get(self)
                 if above is not None and not above.ticket and going[parent] == parent.below[self]:
-                    self._order_of(parent.root).enter(above)
+                    order.enter(above)
         return victims
 
     def spare(self, count: int) -> list[Copy]:
         """So many leaves, or about as many, that the place can do without best, the lowest first; all of them stay."""
-        leaves = [copy for order in self._orders.values() for copy in order.lowest_few(count)]
-        leaves = [copy for copy in leaves if self._evictable(copy) and self not in copy.node.below]
+        leaves = [
+            copy for copy in self._order.lowest_few(count) if self._evictable(copy) and self not in copy.node.below
+        ]
         leaves.sort(key=self._policy.current)
         return leaves[:count]
 
-    def _lowest(self, root: Node | None, going: dict[Node, int]) -> tuple[Copy, float] | None:
-        """The lowest leaf, of one namespace or of all, with its priority; it stays in its order."""
+    def _lowest(self, going: dict[Node, int]) -> tuple[Copy, float] | None:
+        """The lowest leaf with its priority; it stays in its order."""
         while True:
-            lowest = self._first(root)
+            lowest = self._order.lowest()
             if lowest is None:
                 return None
             copy = lowest[0]
@@ -234,30 +197,21 @@ class Place:
             if self._evictable(copy) and node.below.get(self, 0) == going.get(node, 0):
                 return lowest
             # Locks, pins and new children are not told to the order: whoever lifts them offers the copy again.
-            self._order_of(node.root).void(copy)
-
-    def _first(self, root: Node | None) -> tuple[Copy, float] | None:
-        if root is not None or not self._quotas:
-            return self._orders[root].lowest()
-        found = [lowest for order in self._orders.values() if (lowest := order.lowest()) is not None]
-        return min(found, key=lambda lowest: (lowest[1], lowest[0].node.last_access), default=None)
-
-    def _new_order(self) -> EvictionOrder:
-        slower = self.slower
-        while slower is not None and not slower.capacity:
-            slower = slower.slower
-        return self._policy.order(self._tickets, final=slower is None)
-
-    def _order_of(self, root: Node) -> EvictionOrder:
-        return self._orders.get(root, self._shared_order) if self._quotas else self._shared_order
+            self._order.void(copy)
 
     def _evictable(self, copy: Copy) -> bool:
         node = copy.node
         return copy.held and not node.locks and not node.pins and not node.detached
 
     def check_integrity(self) -> None:
-        """Assert the budget, the quotas, and that every copy that may be evicted stands in its order."""
+        """Assert the budget, and that every copy that may be evicted stands in the order."""
         assert 0 <= self.used <= self.capacity
-        assert sum(self.used_by.values()) == self.used
-        for order in self._orders.values():
-            order.check_integrity()
+        self._order.check_integrity()
+
+
+def _has_room_below(place: Place) -> bool:
+    """Whether a slower place takes what leaves this one."""
+    slower = place.slower
+    while slower is not None and not slower.capacity:
+        slower = slower.slower
+    return slower is not None

@@ -60,7 +60,6 @@ class Placement:
         self._forget = forget
         self._find = find
         self._gpu_capacity = capacities.gpu
-        self._quotas: dict[tuple[Node, Tier], int] = {}
         self.outbox = Outbox(self._copy_at)
         self.disk = Place(Tier.DISK, capacities.disk, policy)
         self.host = Place(Tier.HOST, capacities.host, policy, slower=self.disk, allocator=arena)
@@ -104,10 +103,7 @@ class Placement:
         """Give an instance an empty GPU tier; one that is known keeps its own."""
         if instance not in self.gpus:
             below = None if aloof else self.host
-            place = self.gpus[instance] = Place(Tier.GPU, self._gpu_capacity, self._policy, instance, below)
-            for (root, tier), tokens in self._quotas.items():
-                if tier is Tier.GPU:
-                    place.set_quota(root, tokens)
+            self.gpus[instance] = Place(Tier.GPU, self._gpu_capacity, self._policy, instance, below)
 
     def remove_instance(self, instance: str, tick: int) -> None:
         """Forget an instance whose place was emptied; what was perhaps never copied from there is dropped."""
@@ -118,20 +114,6 @@ class Placement:
                 self.discard(copy, tick)
         del self.gpus[instance]
         self.retired.discard(instance)
-
-    def set_quota(self, root: Node, tier: Tier, tokens: int | None) -> None:
-        """Bound what a namespace holds in each place of a tier; None lifts the bound."""
-        if tokens is None:
-            self._quotas.pop((root, tier), None)
-        else:
-            self._quotas[root, tier] = tokens
-        for place in self:
-            if place.tier is tier:
-                place.set_quota(root, tokens)
-
-    def has_quota(self, root: Node) -> bool:
-        """Whether a namespace is bounded in any tier."""
-        return any(bounded is root for bounded, _ in self._quotas)
 
     def fastest(self, node: Node, gpu: Place) -> Copy | None:
         """The fastest copy of a node that is there, for an instance of this GPU."""

@@ -79,7 +79,7 @@ class WatchedOrder(EvictionOrder):
         self._place = place
         self._look = look
         self._seen = place.evictions
-        self._order = place._shared_order
+        self._order = place._order
 
     def enter(self, copy: Copy) -> None:
         self._order.enter(copy)
@@ -110,7 +110,7 @@ class WatchedOrder(EvictionOrder):
 def watch_evictions(tree: KnowledgeTree, look: Callable[[Copy], None]) -> None:
     """Have ``look`` called with each copy that is about to be evicted."""
     for place in tree.placement:
-        place._shared_order = place._orders[None] = WatchedOrder(place, look)
+        place._order = WatchedOrder(place, look)
 
 
 class PolicyContract:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from benchmarks.measuring.engines import Generation
 from benchmarks.measuring.systems import System, Systems
-from cachectl.policies import policy_names
+from benchmarks.simulation.policies import simulated_policies
 from protocol.errors import ConfigError, UnknownPolicy
 from protocol.generation import PrefillResult
 from services.cli import app
@@ -40,7 +40,7 @@ def trace(tmp_path: Path) -> str:
 def test_every_policy_is_measured_on_the_same_requests(trace):
     room = ("--gpu-tokens", "300", "--host-tokens", "700")
     result = json.loads(bench("policies", "--trace", trace, *room, "--policies", "all", "--json"))
-    assert list(result["policies"]) == [*policy_names(), "BELADY"]
+    assert list(result["policies"]) == simulated_policies()
     for row in result["policies"].values():
         assert {"doc_hit_rate", "token_hit_rate", "mean_ttft_s", "p99_ttft_s", "evictions"} <= row.keys()
         assert row["requests"] == 60

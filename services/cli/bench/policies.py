@@ -16,7 +16,7 @@ from services.cli.output import StepBars, print_json, results
 from services.config import load_config
 
 if TYPE_CHECKING:
-    from benchmarks.simulation.policies import PoliciesResult
+    from benchmarks.simulation.comparison import PoliciesResult
     from benchmarks.simulation.simulator import SimulatedService
 
 MISTRAL_7B_KV_BYTES = 131_072
@@ -64,7 +64,8 @@ def policies(
     as_json: JsonOption = False,
 ) -> None:
     """Hit rates and times to first token of replacement policies, in a simulation of the shipped scheduler."""
-    from benchmarks.simulation.policies import PolicyBenchmark, simulated_policies
+    from benchmarks.simulation.comparison import PolicyBenchmark
+    from benchmarks.simulation.policies import simulated_policies
     from benchmarks.simulation.simulator import SimulatedService
     from benchmarks.simulation.sweep import draw, size_where_lru_hits, sweep
     from benchmarks.workloads.workload import open_workload
@@ -118,7 +119,7 @@ def _device(name: str) -> DeviceProfile:
 
 
 def _table2(device: DeviceProfile, service: "SimulatedService", requests: int, seed: int, as_json: bool) -> None:
-    from benchmarks.simulation.belady import Belady
+    from benchmarks.simulation.policies.belady import Belady
     from benchmarks.simulation.table2 import HOST_GIB, Table2
 
     with StepBars() as bars:

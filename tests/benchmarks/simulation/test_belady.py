@@ -4,12 +4,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulation.belady import Belady
-from benchmarks.simulation.policies import PolicyBenchmark
+from benchmarks.simulation.comparison import PolicyBenchmark
+from benchmarks.simulation.policies import simulated_policies
+from benchmarks.simulation.policies.belady import Belady
 from benchmarks.simulation.simulator import SimulatedService, Simulator, ordered_documents
 from benchmarks.workloads.workload import TraceDocument, TraceRequest, Workload
 from cachectl.costs.device_profile import CostGrid, DeviceProfile
-from cachectl.policies import policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.document_order import order_by_name
 from cachectl.scheduling.scheduler import Scheduler
@@ -105,7 +105,7 @@ def test_with_equal_documents_in_one_tier_nothing_has_more_hits(trace, room):
 @settings(max_examples=25, deadline=None)
 def test_with_equal_documents_in_one_tier_no_policy_beats_it(trace, room):
     best = hits("BELADY", trace, room)
-    assert all(hits(policy, trace, room) <= best for policy in policy_names())
+    assert all(hits(policy, trace, room) <= best for policy in simulated_policies())
 
 
 @given(references)

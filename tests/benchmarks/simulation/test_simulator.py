@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from benchmarks.measuring.statistics import TimeHistogram
-from benchmarks.simulation.belady import Belady
-from benchmarks.simulation.policies import PoliciesResult, PolicyBenchmark, simulated_policies
+from benchmarks.simulation.comparison import PoliciesResult, PolicyBenchmark
+from benchmarks.simulation.policies import simulated_policies
+from benchmarks.simulation.policies.belady import Belady
 from benchmarks.simulation.simulator import SimulatedService, SimulationResult, Simulator
 from benchmarks.workloads.synthetic import SyntheticSettings, SyntheticWorkload
 from benchmarks.workloads.workload import TraceDocument, TraceRequest, Workload
@@ -412,7 +413,7 @@ def test_memory_goes_with_the_tree_and_the_queues_and_not_with_the_requests(poli
         assert len(simulator._ttft._counts) <= 2800
         for place in tree.placement:
             # Entries of copies that are gone are swept.
-            assert len(getattr(place._shared_order, "_entries", ())) <= 64 + 2 * nodes
+            assert len(getattr(place._order, "_entries", ())) <= 64 + 2 * nodes
         if policy == "FORESIGHT":
             histories = tree.policy._histories
             assert len(histories) <= nodes + max(500, 2 * nodes) + 2
@@ -460,7 +461,7 @@ def test_figures_survive_being_written_down():
 
 
 def test_every_shipped_policy_and_the_clairvoyant_can_be_simulated():
-    assert simulated_policies() == [*policy_names(), Belady.name]
+    assert simulated_policies() == [*policy_names(), "LFU", "HYBRID", "LACR", Belady.name]
     result = PolicyBenchmark(DEVICE, Capacities(100, 100), SimulatedService()).run(
         busy(40), simulated_policies(), lambda *_: None
     )

@@ -143,15 +143,6 @@ class TestOutsideTheGrid:
         with pytest.raises(InvalidRequest, match="negative"):
             GRID.seconds(cached, new)
 
-    def test_it_covers_what_it_interpolates(self):
-        assert GRID.covers(0, 100)
-        assert GRID.covers(1000, 300)
-        assert GRID.covers(1, 299)
-        for cached, new in [(0, 99), (0, 301), (1001, 100), (0, 0), (-1, 100), (0, -1)]:
-            assert not GRID.covers(cached, new)
-        assert not CostGrid((5, 6), (0, 1), ((1.0, 1.0), (1.0, 1.0))).covers(4, 1)
-        assert not CostGrid((0, 6), (0, 1), ((1.0, 1.0), (1.0, 1.0))).covers(0, 0)
-
 
 class TestEverywhere:
     @UNHURRIED

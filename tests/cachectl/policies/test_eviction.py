@@ -1,7 +1,6 @@
 """Both orders of eviction against a plain table of who is in and what each is worth."""
 
 from collections.abc import Callable
-from itertools import count
 from random import Random
 
 import pytest
@@ -42,8 +41,8 @@ class Worth:
     def current(self, copy: Copy) -> float:
         return copy.priority + self.bonus.get(copy, 0.0)
 
-    def priority_order(self, tickets=None) -> PriorityOrder:
-        return PriorityOrder(self.assess, self.current, tickets or count(1))
+    def priority_order(self) -> PriorityOrder:
+        return PriorityOrder(self.assess, self.current)
 
     def add(self, order: EvictionOrder, value: float, accessed: int = 0) -> Copy:
         """A new copy, in the order."""
@@ -226,20 +225,6 @@ def test_entries_of_copies_that_are_gone_are_swept(change: Callable, live):
     order.check_integrity()
     assert len(drain(order)) == live
     assert order._entries == []
-
-
-def test_a_copy_that_moves_to_another_order_is_in_that_alone():
-    worth = Worth()
-    tickets = count(1)
-    before, after = worth.priority_order(tickets), worth.priority_order(tickets)
-    worth.add(after, 5.0)
-    copy = worth.add(before, 1.0)
-    before.void(copy)
-    after.enter(copy)
-    assert before.lowest() is None
-    assert after.lowest() == (copy, 1.0)
-    for order in (before, after):
-        order.check_integrity()
 
 
 # By samples

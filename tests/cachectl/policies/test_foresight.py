@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulation.policies import PolicyBenchmark
+from benchmarks.simulation.comparison import PolicyBenchmark
 from benchmarks.simulation.simulator import SimulatedService
 from benchmarks.workloads.synthetic import SyntheticSettings, SyntheticWorkload
 from cachectl.costs.device_profile import DeviceProfile

@@ -3,16 +3,15 @@
 from pathlib import Path
 
 import pytest
+from policy_cases import ask, evicted_by, priority, quadratic, tree_of
 from policy_contract import NAMESPACE, PolicyContract
 
+from benchmarks.simulation.policies import simulated_policies
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tree.grant import Grant, PathDocument
-from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.grant import PathDocument
 from cachectl.tree.node import path_keys
-from cachectl.tree.tier_manager import Capacities
 from protocol.errors import UnknownPolicy
-from protocol.kv import Move
 from protocol.tiers import Tier
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "policies.md"
@@ -28,12 +27,12 @@ class TestEveryPolicy(PolicyContract):
 
 
 def test_the_policies_are_those_that_are_documented_the_baseline_first():
-    assert policy_names() == ["NONE", "LRU", "LFU", "GDSF", "PGDSF", "HYBRID", "LACR", "FORESIGHT"]
+    assert policy_names() == ["NONE", "LRU", "GDSF", "PGDSF", "FORESIGHT"]
 
 
 def test_the_documentation_lists_every_policy_and_the_simulators_own():
     table = [line.split("`")[1] for line in DOCUMENTATION.read_text().splitlines() if line.startswith("| `")]
-    assert sorted(table) == sorted([*policy_names(), "BELADY"])
+    assert sorted(table) == sorted(simulated_policies())
 
 
 def test_a_policy_is_made_by_its_declared_name():
@@ -45,7 +44,7 @@ def test_a_policy_hears_of_the_lookahead_that_it_was_made_with():
     assert all(create_policy(name, lookahead).lookahead is lookahead for name in policy_names())
 
 
-@pytest.mark.parametrize("name", ["BELADY", "lru", ""])
+@pytest.mark.parametrize("name", ["BELADY", "LACR", "lru", ""])
 def test_an_unknown_name_is_refused_with_those_there_are(name):
     with pytest.raises(UnknownPolicy, match=f"'{name}'; there are {', '.join(policy_names())}") as refused:
         create_policy(name, Lookahead())
@@ -56,46 +55,7 @@ def test_only_the_baseline_keeps_nothing():
     assert [name for name in policy_names() if not create_policy(name, Lookahead()).keeps] == ["NONE"]
 
 
-# Formulas. All documents have one token, except for capitals, which have two.
-
-
-def linear(cached: int, new: int) -> float:
-    """One second a token, whatever stands in front."""
-    return float(new)
-
-
-def quadratic(cached: int, new: int) -> float:
-    """A token costs the more the more stands in front of it: (cached + new)² − cached²."""
-    return float((cached + new) ** 2 - cached**2)
-
-
-def tree_of(name, gpu, host=0, cost=linear, instances=("one",)) -> KnowledgeTree:
-    return KnowledgeTree(create_policy(name, Lookahead()), Capacities(gpu, host), instances, cost)
-
-
-def ask(tree: KnowledgeTree, path: str, instance: str = "one") -> Grant:
-    documents = [PathDocument(content, 2 if content.isupper() else 1) for content in path]
-    grant = tree.grant(path, NAMESPACE, documents, path_keys(NAMESPACE, path), 0, instance, 0.0)
-    tree.settle(grant, kept=True)
-    return grant
-
-
-def evicted_by(tree: KnowledgeTree, path: str, tier: Tier = Tier.GPU) -> str:
-    """The documents that leave a tier when a path is asked for, in the order in which they go."""
-    contents = {key.hex(): node.content for key, node in tree.nodes.items()}
-    moves: list[Move] = ask(tree, path).moves
-    return "".join(contents[move.node] for move in moves if move.source is tier and move.evict)
-
-
-def priority(tree: KnowledgeTree, path: str, tier: Tier = Tier.GPU) -> float:
-    node = tree.nodes[path_keys(NAMESPACE, path)[-1]]
-    copy = node.copies[tree.placement.place(tier, "one")]
-    return tree.policy.current(copy)
-
-
-def wait(tree: KnowledgeTree, *paths: str) -> None:
-    for path in paths:
-        tree.policy.lookahead.enter(f"waits for {path}", path_keys(NAMESPACE, path))
+# Formulas: see policy_cases for documents and costs.
 
 
 def test_none_keeps_nothing_of_any_path():
@@ -118,17 +78,6 @@ def test_lru_keeps_a_parent_that_was_used_for_its_child():
     for path in ["a", "b", "ac"]:
         ask(tree, path)
     assert [evicted_by(tree, path) for path in "def"] == ["b", "c", "a"]
-
-
-def test_lfu_evicts_the_least_frequent_and_of_equals_the_least_recent():
-    #  request   a  a  a  b  c  c  b        frequency: a 3, b 2, c 2; c used in 6, b in 7
-    tree = tree_of("LFU", 3)
-    for path in "aaabccb":
-        ask(tree, path)
-    # d, e and f come with frequency 1 and are the least frequent from then on: a stays for ever.
-    assert [evicted_by(tree, path) for path in "def"] == ["c", "d", "e"]
-    # f is asked for twice more: f 3, b 2. Now b goes, and then the newcomer again.
-    assert [evicted_by(tree, path) for path in "ffgh"] == ["", "", "b", "g"]
 
 
 def test_gdsf_lets_a_frequent_document_age():
@@ -227,65 +176,3 @@ def test_a_clock_belongs_to_an_instance():
     for path in "ab":
         ask(tree, path, "one")
     assert (tree.placement.gpu("one").clock, tree.placement.gpu("two").clock) == (1.0, 0.0)
-
-
-def test_hybrid_weighs_frequency_by_0_6_and_recency_by_0_4():
-    # GPU of 3: each insertion is a third of a turnover, and 0.4/3 = 0.1333. Turnovers count what was there before.
-    #   a   0.6 + 0      a   1.2 + 0.1333      b   0.6 + 0.1333      c   0.6 + 0.2667
-    tree = tree_of("HYBRID", 3)
-    for path in "aabc":
-        ask(tree, path)
-    assert [priority(tree, path) for path in "abc"] == pytest.approx([4 / 3, 11 / 15, 13 / 15])
-    # a's second use is worth 0.6 / 0.1333 = 4.5 insertions. Newcomers are worth, after 3, 4, 5 ... insertions:
-    #   d 1.0   e 1.1333   f 1.2667   g 1.4   h 1.5333       so a (1.3333) outlives f and goes before g.
-    assert [evicted_by(tree, path) for path in "defghi"] == ["b", "c", "d", "e", "f", "a"]
-
-
-def test_lacr_keeps_what_a_waiting_request_needs():
-    # a 0.2 and waited for: + 0.8.  b 0.2 · 2 = 0.4.  LRU, LFU and every other policy here would let a go.
-    tree = tree_of("LACR", 2)
-    for path in "abb":
-        ask(tree, path)
-    wait(tree, "a")
-    assert priority(tree, "a") == pytest.approx(1.0)
-    assert evicted_by(tree, "c") == "b"
-    # Nobody waits for it any more: a 0.2, c 0.2, a is older.
-    tree.reconsider(tree.policy.lookahead.leave("waits for a"))
-    assert evicted_by(tree, "d") == "a"
-
-
-@pytest.mark.parametrize(("waiting", "victim"), [("ab", "b"), ("ba", "a")])
-def test_lacr_weighs_nearer_requests_more(waiting, victim):
-    # The first in line adds 0.8 · 1/1, the second 0.8 · 1/2.
-    tree = tree_of("LACR", 2)
-    for path in "ab":
-        ask(tree, path)
-    wait(tree, *waiting)
-    assert sorted(priority(tree, path) for path in "ab") == pytest.approx([0.6, 1.0])
-    assert evicted_by(tree, "c") == victim
-
-
-@pytest.mark.parametrize(
-    ("waiting", "victim"),
-    [
-        # b 0.2 + 0.8 · 1 = 1.0 in all cases.
-        (["b", "ax", "ay"], "a"),  # a 0.2 + 0.8 · (1/2 + 1/3) = 0.8667
-        (["b", "ax", "ay", "az"], "b"),  # a 0.2 + 0.8 · (1/2 + 1/3 + 1/4) = 1.0667
-    ],
-)
-def test_lacr_adds_up_all_that_wait_for_a_document(waiting, victim):
-    tree = tree_of("LACR", 2)
-    for path in "ab":
-        ask(tree, path)
-    wait(tree, *waiting)
-    assert evicted_by(tree, "c") == victim
-
-
-@pytest.mark.parametrize(("uses", "victim"), [(4, "a"), (6, "b")])
-def test_lacr_weighs_past_use_by_0_2(uses, victim):
-    # b is used once and waited for: 0.2 + 0.8 = 1.0. a is not waited for: 0.2 · 4 = 0.8, or 0.2 · 6 = 1.2.
-    tree = tree_of("LACR", 2)
-    for path in "a" * uses + "b":
-        ask(tree, path)
-    wait(tree, "b")
-    assert evicted_by(tree, "c") == victim

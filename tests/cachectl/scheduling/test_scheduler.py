@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from benchmarks.simulation.policies import create_simulated_policy
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.instance_state import Request
@@ -108,7 +109,7 @@ def build():
     ) -> Scheduler:
         lookahead = Lookahead()
         tree = KnowledgeTree(
-            create_policy(policy, lookahead),
+            create_simulated_policy(policy, lookahead),
             Capacities(gpu, host),
             instances or ["one"],
             a_second_a_token,

@@ -77,7 +77,7 @@ def test_nothing_is_copied_down_from_an_aloof_instance(write_through):
     tree.pin(TENANT, "a")
     ask(tree, "ab", "far")
     tree.persist()
-    assert [len(place.used_by) for place in (tree.placement.host, tree.placement.disk)] == [0, 0]
+    assert [place.used for place in (tree.placement.host, tree.placement.disk)] == [0, 0]
     assert not tree.placement.outbox
 
 

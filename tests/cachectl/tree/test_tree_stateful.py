@@ -144,10 +144,6 @@ class TreeMachine(RuleBasedStateMachine):
         except UnknownNode:
             return
 
-    @rule(namespace=namespaces, tier=st.sampled_from(Tier), tokens=st.one_of(st.none(), st.integers(0, 10)))
-    def limit(self, namespace: str, tier: Tier, tokens: int | None) -> None:
-        self.tree.set_quota(namespace, tier, tokens)
-
     @rule(
         namespace=namespaces,
         path=contents,

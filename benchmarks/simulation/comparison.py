@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from benchmarks.simulation.belady import Belady
+from benchmarks.simulation.policies import create_simulated_policy
+from benchmarks.simulation.policies.belady import Belady
 from benchmarks.simulation.simulator import (
     SimulatedService,
     SimulationResult,
@@ -14,7 +15,6 @@ from benchmarks.simulation.simulator import (
     ordered_documents,
     system_prompt,
 )
-from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.document_order import order_by_name
 from cachectl.scheduling.scheduler import Scheduler
@@ -44,11 +44,6 @@ class PoliciesResult(msgspec.Struct, frozen=True):
     policies: dict[str, SimulationResult]
 
 
-def simulated_policies() -> list[str]:
-    """Every policy that a simulation knows: the shipped ones and the clairvoyant."""
-    return [*policy_names(), Belady.name]
-
-
 class PolicyBenchmark:
     """Serves one workload once for each policy, on a device with so much room."""
 
@@ -64,7 +59,7 @@ class PolicyBenchmark:
         """
         for name in policies:
             if name != Belady.name:
-                create_policy(name, Lookahead())
+                create_simulated_policy(name, Lookahead())
             elif self._service.order is DocumentOrder.CACHED_FIRST:
                 raise ConfigError("BELADY needs to know every path ahead, and the order cached-first decides late")
         return PoliciesResult(
@@ -92,7 +87,7 @@ class PolicyBenchmark:
 
     def _policy(self, name: str, lookahead: Lookahead, workload: Workload) -> ReplacementPolicy:
         if name != Belady.name:
-            return create_policy(name, lookahead)
+            return create_simulated_policy(name, lookahead)
         return Belady(lookahead, self._paths(workload))
 
     def _paths(self, workload: Workload) -> Iterator[list[bytes]]:

@@ -1,0 +1,23 @@
+"""Policies that only simulations run, beside those that serving offers."""
+
+from benchmarks.simulation.policies.belady import Belady
+from benchmarks.simulation.policies.hybrid import FrequencyRecency
+from benchmarks.simulation.policies.lacr import LookaheadAware
+from benchmarks.simulation.policies.lfu import LeastFrequentlyUsed
+from cachectl.policies import create_policy, policy_names
+from cachectl.policies.base import ReplacementPolicy
+from cachectl.policies.lookahead import Lookahead
+
+_SIMULATED: dict[str, type[ReplacementPolicy]] = {
+    policy.name: policy for policy in (LeastFrequentlyUsed, FrequencyRecency, LookaheadAware)
+}
+
+
+def simulated_policies() -> list[str]:
+    """The names of all policies that a simulation knows, the clairvoyant last."""
+    return [*policy_names(), *_SIMULATED, Belady.name]
+
+
+def create_simulated_policy(name: str, lookahead: Lookahead) -> ReplacementPolicy:
+    """Create the policy of this name, BELADY aside. Raises UnknownPolicy."""
+    return _SIMULATED[name](lookahead) if name in _SIMULATED else create_policy(name, lookahead)
