@@ -149,7 +149,7 @@ class _Load:
 
     def fill(self, progress: Callable[[int, int], None]) -> None:
         """Serve requests until the slowest tier is full."""
-        host = self._tree.placement.host
+        host = self._tree.tiers.host
         while host.used + DOCUMENT_TOKENS <= host.capacity:
             self._serve(next(self._requests))
             if not len(self._tree.nodes) % 1000:
@@ -158,14 +158,14 @@ class _Load:
 
     def measure(self, requests: int) -> None:
         """Serve so many more, and note what each took."""
-        before = sum(place.evictions for place in self._tree.placement)
+        before = sum(cache.evictions for cache in self._tree.tiers)
         for _ in range(requests):
             request = next(self._requests)
             began, began_on_wall = time.thread_time_ns(), time.perf_counter_ns()
             self._serve(request)
             self._times_us.append((time.thread_time_ns() - began) / 1000)
             self._wall_us.append((time.perf_counter_ns() - began_on_wall) / 1000)
-        self._evictions += sum(place.evictions for place in self._tree.placement) - before
+        self._evictions += sum(cache.evictions for cache in self._tree.tiers) - before
 
     def row(self) -> SchedulingRow:
         """The figures so far."""
@@ -191,22 +191,22 @@ class _Load:
             decision = speculation.decide(candidates, running, self._scheduler.room(), final=stage == STAGES)
             if decision is SpeculationDecision.START:
                 running = candidates
-        grant = self._scheduler.submit(request, 0.0)
+        grant = self._scheduler.admit(request, 0.0)
         if grant is not None:
             self._running.append(grant.query_id)
         if self._scheduler.queued >= WAITING:
             for granted in self._scheduler.complete(self._running.pop(0), 0.0, kept=True):
                 self._running.append(granted.query_id)
-                self._documents += len(granted.steps)
-                self._hits += sum(step.source is not None for step in granted.steps)
+                self._documents += len(granted.documents)
+                self._hits += sum(step.source is not None for step in granted.documents)
 
     def _generate(self, random: Random) -> Iterator[Request]:
-        """Requests without end: popular first documents, and behind each one of a few companions at every place."""
+        """Requests without end: popular first documents, and behind each one of a few companions at every cache."""
         weights = list(accumulate((rank + 1) ** -SKEW for rank in range(self._nodes)))
         number = 0
         while True:
             for first in random.choices(range(self._nodes), cum_weights=weights, k=1000):
                 number += 1
-                path = [f"{first}", *(f"{first}.{place}.{random.randrange(COMPANIONS)}" for place in range(1, TOP_K))]
+                path = [f"{first}", *(f"{first}.{cache}.{random.randrange(COMPANIONS)}" for cache in range(1, TOP_K))]
                 documents = tuple(PathDocument(content, DOCUMENT_TOKENS) for content in path)
                 yield Request(str(number), "bench", documents, QUESTION_TOKENS)

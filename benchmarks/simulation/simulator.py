@@ -105,7 +105,7 @@ class Simulator:
         # Ends of prefills (kind 0) and of answers (kind 1), by time.
         self._events: list[tuple[float, int, int, str]] = []
         self._event_count = 0
-        self._engine_free_s = dict.fromkeys(scheduler.tree.placement.gpus, 0.0)
+        self._engine_free_s = dict.fromkeys(scheduler.tree.tiers.gpus, 0.0)
         self._running: dict[str, _Running] = {}
         self._ttft = TimeHistogram()
         self._documents = self._hit_documents = self._tokens = 0
@@ -139,7 +139,7 @@ class Simulator:
         documents = ordered_documents(traced, self._order, above)
         request = Request(query_id, traced.system_id, (*system, *documents), traced.question_tokens, pinned=len(system))
         self._running[query_id] = _Running(traced, len(system))
-        grant = self._scheduler.submit(request, now)
+        grant = self._scheduler.admit(request, now)
         if grant is not None:
             self._start(grant, now)
 
@@ -148,7 +148,7 @@ class Simulator:
         running = self._running[grant.query_id]
         cached = 0
         load_s = 0.0
-        for index, step in enumerate(grant.steps):
+        for index, step in enumerate(grant.documents):
             document = index >= running.system_documents
             if document:
                 self._documents += 1
@@ -188,8 +188,8 @@ class Simulator:
 
     def _result(self, arrived: int, now: float) -> SimulationResult:
         evictions = dict.fromkeys(Tier, 0)
-        for place in self._tree.placement:
-            evictions[place.tier] += place.evictions
+        for cache in self._tree.tiers:
+            evictions[cache.tier] += cache.evictions
         return SimulationResult(
             doc_hit_rate=self._hit_documents / self._documents if self._documents else 0.0,
             token_hit_rate=sum(self._hit_tokens.values()) / self._tokens if self._tokens else 0.0,

@@ -4,7 +4,7 @@ The paper asks the questions of MMLU and of Natural Questions (NQ), with the two
 on the mean) in front of each, and gives Mistral-7B 8 to 128 GiB of host memory for their KV. Here both are generated,
 so that the table needs no data: documents of the same lengths, drawn so steeply that the most popular 3 % take 60 % of
 the requests, as the paper measured on MMLU, and less so for NQ. How fast popularity moves on the paper does not say. It
-decides the place of LFU, which wins where nothing moves; ``DRIFT`` is where LFU falls behind as the paper has it
+decides the cache of LFU, which wins where nothing moves; ``DRIFT`` is where LFU falls behind as the paper has it
 (docs/policies.md has the figures for others).
 """
 

@@ -18,13 +18,13 @@ from cachectl.tree.grant import PathDocument
 if TYPE_CHECKING:
     from cachectl.policies.lookahead import Lookahead
     from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import Copy, Place
+    from cachectl.tree.tier_cache import Copy, TierCache
 
 
 class Arrival(NamedTuple):
     """A request as it is served: number ``tick``, its documents, their nodes' keys, and what it misses.
 
-    ``missed_tokens`` are its documents' tokens that have to be computed; ``capacity`` is that of all places together.
+    ``missed_tokens`` are its documents' tokens that have to be computed; ``capacity`` is that of all caches together.
     """
 
     tick: int
@@ -37,7 +37,7 @@ class Arrival(NamedTuple):
 # Compiled (scripts/compile), it can be derived from all the same.
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ReplacementPolicy(ABC):
-    """Ranks the copies of a place: the leaf of lowest priority leaves first.
+    """Ranks the copies of a cache: the leaf of lowest priority leaves first.
 
     ``name`` is what configuration calls it; one that never ``keeps`` anything is given no room. ``lookahead`` tells
     what the requests that wait will need. A policy keeps no reference to nodes; what it knows of one stands in it, in
@@ -60,8 +60,8 @@ class ReplacementPolicy(ABC):
         """Hear of a node that the tree has no longer."""
 
     @abstractmethod
-    def priority(self, node: Node, place: Place) -> float:
-        """What a copy of a node in a place is worth now; for most policies, what it was worth at its last access."""
+    def priority(self, node: Node, cache: TierCache) -> float:
+        """What a copy of a node in a cache is worth now; for most policies, what it was worth at its last access."""
 
     def current(self, copy: Copy) -> float:
         """A copy's priority at this moment: what its last access gave it, or more."""
@@ -72,5 +72,5 @@ class ReplacementPolicy(ABC):
         return True
 
     def order(self, final: bool) -> EvictionOrder:  # noqa: ARG002
-        """A new order of eviction for a place under this policy; ``final``: what leaves it goes to no slower one."""
-        return PriorityOrder(lambda copy: self.priority(copy.node, copy.place), self.current)
+        """A new order of eviction for a cache under this policy; ``final``: what leaves it goes to no slower one."""
+        return PriorityOrder(lambda copy: self.priority(copy.node, copy.cache), self.current)

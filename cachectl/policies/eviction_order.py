@@ -1,4 +1,4 @@
-"""The order in which copies leave a place: exact where priorities only rise, by samples where they move at will."""
+"""The order in which copies leave a cache: exact where priorities only rise, by samples where they move at will."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class PriorityOrder(EvictionOrder):
         self._live = 0
 
     def enter(self, copy: Copy) -> None:
-        """Put a copy in, or into another place; an earlier entry is void."""
+        """Put a copy in, or into another cache; an earlier entry is void."""
         if not copy.ticket:
             self._live += 1
         copy.ticket = next(self._tickets)
@@ -154,7 +154,7 @@ class SampledOrder(EvictionOrder):
     For priorities that fall by themselves as time passes, which no heap can keep. Candidates kept make a draw worth
     nearly two of a blind sample's (Redis keeps some for its approximate LRU). Each one that leaves is worth ``draws``
     draws, which are made a few at a time as copies are touched: a request that evicts many copies takes them from the
-    candidates at hand, and requests that evict none look for more. A ticket is the copy's place in the list, from 1.
+    candidates at hand, and requests that evict none look for more. A ticket is the copy's cache in the list, from 1.
     """
 
     def __init__(self, current: Callable[[Copy], float], random: Random, draws: int) -> None:
@@ -173,7 +173,7 @@ class SampledOrder(EvictionOrder):
             copy.ticket = len(self._copies)
 
     def void(self, copy: Copy) -> None:
-        """Take a copy out; the last one takes its place in the list."""
+        """Take a copy out; the last one takes its cache in the list."""
         if copy.ticket:
             last = self._copies.pop()
             if last is not copy:
@@ -230,7 +230,7 @@ class SampledOrder(EvictionOrder):
             candidates[copy] = current(copy)
 
     def check_integrity(self) -> None:
-        """Assert that every ticket is the copy's place in the list, and that candidates are in it."""
-        for place, copy in enumerate(self._copies, start=1):
-            assert copy.ticket == place
+        """Assert that every ticket is the copy's cache in the list, and that candidates are in it."""
+        for cache, copy in enumerate(self._copies, start=1):
+            assert copy.ticket == cache
         assert all(copy.ticket for copy in self._candidates)

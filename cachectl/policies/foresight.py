@@ -15,10 +15,10 @@ from cachectl.policies.reuse.model import Example, ReuseModel
 if TYPE_CHECKING:
     from cachectl.policies.lookahead import Lookahead
     from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import Copy, Place
+    from cachectl.tree.tier_cache import Copy, TierCache
 
 HORIZON = 0.2
-"""W, "soon", as a share of the time in which misses fill all places once."""
+"""W, "soon", as a share of the time in which misses fill all caches once."""
 
 _SHORTEST_HORIZON = 32.0
 # Above every logit: what a waiting request needs is certain.
@@ -27,7 +27,7 @@ _NEVER_COMPUTED = 1e-6
 _BENEFIT_OF_DOUBT = log(2)
 _DRAWN = 1
 _LEARNT_PATHS = 0.125
-# Copies looked at for each that is evicted. The slower place that is offered it looks again, so fewer will do before.
+# Copies looked at for each that is evicted. The slower cache that is offered it looks again, so fewer will do before.
 _DRAWS, _FINAL_DRAWS = 3, 12
 _SLACK = 64
 
@@ -40,7 +40,7 @@ class Foresight(ReplacementPolicy):
     worth less than half of its victim is not kept, so documents that are used once do not flush the tree. And a history
     of each path that outlives its eviction, from which a logistic regression learns what reuse looks like in this
     traffic (RAGTree's own; docs/policies.md has the derivation and the figures). Chances of reuse fall as time passes,
-    so places rank their leaves by samples. Random numbers are seeded: the same requests give the same decisions.
+    so caches rank their leaves by samples. Random numbers are seeded: the same requests give the same decisions.
     """
 
     name: ClassVar[str] = "FORESIGHT"
@@ -93,8 +93,8 @@ class Foresight(ReplacementPolicy):
         assert isinstance(node.history, History)
         self._histories.set_resident(node.history, False)
 
-    def priority(self, node: Node, place: Place) -> float:  # noqa: ARG002
-        """What the node is worth at this moment, in every place alike."""
+    def priority(self, node: Node, cache: TierCache) -> float:  # noqa: ARG002
+        """What the node is worth at this moment, in every cache alike."""
         return self._worth(node)
 
     def current(self, copy: Copy) -> float:

@@ -12,7 +12,7 @@ from cachectl.policies.base import ReplacementPolicy
 
 if TYPE_CHECKING:
     from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import Place
+    from cachectl.tree.tier_cache import TierCache
 
 
 class GreedyDualSizeFrequency(ReplacementPolicy):
@@ -20,6 +20,6 @@ class GreedyDualSizeFrequency(ReplacementPolicy):
 
     name: ClassVar[str] = "GDSF"
 
-    def priority(self, node: Node, place: Place) -> float:
+    def priority(self, node: Node, cache: TierCache) -> float:
         """Clock + Frequency."""
-        return place.clock + node.frequency
+        return cache.clock + node.frequency

@@ -8,7 +8,7 @@ from cachectl.policies.base import ReplacementPolicy
 
 if TYPE_CHECKING:
     from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import Place
+    from cachectl.tree.tier_cache import TierCache
 
 
 class LeastRecentlyUsed(ReplacementPolicy):
@@ -16,6 +16,6 @@ class LeastRecentlyUsed(ReplacementPolicy):
 
     name: ClassVar[str] = "LRU"
 
-    def priority(self, node: Node, place: Place) -> float:  # noqa: ARG002
+    def priority(self, node: Node, cache: TierCache) -> float:  # noqa: ARG002
         """The request's number."""
         return float(node.last_access)

@@ -8,7 +8,7 @@ from cachectl.policies.base import ReplacementPolicy
 
 if TYPE_CHECKING:
     from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import Place
+    from cachectl.tree.tier_cache import TierCache
 
 
 class NoCache(ReplacementPolicy):
@@ -17,6 +17,6 @@ class NoCache(ReplacementPolicy):
     name: ClassVar[str] = "NONE"
     keeps: ClassVar[bool] = False
 
-    def priority(self, node: Node, place: Place) -> float:  # noqa: ARG002
+    def priority(self, node: Node, cache: TierCache) -> float:  # noqa: ARG002
         """Nothing is worth anything."""
         return 0.0

@@ -8,7 +8,7 @@ from cachectl.policies.base import ReplacementPolicy
 
 if TYPE_CHECKING:
     from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import Place
+    from cachectl.tree.tier_cache import TierCache
 
 
 class PrefixAwareGreedyDual(ReplacementPolicy):
@@ -16,11 +16,11 @@ class PrefixAwareGreedyDual(ReplacementPolicy):
 
     AvgCost = 1/m · Σ T(αᵢ, βᵢ)/βᵢ over the m requests that did not find the node cached, each with αᵢ cached and βᵢ
     computed tokens: what Cost/Size of eq. 1 is where the cost of a document depends on what stands in front of it. The
-    Clock is the place's own, the greatest priority that it has evicted.
+    Clock is the cache's own, the greatest priority that it has evicted.
     """
 
     name: ClassVar[str] = "PGDSF"
 
-    def priority(self, node: Node, place: Place) -> float:
+    def priority(self, node: Node, cache: TierCache) -> float:
         """Clock + AvgCost · Frequency."""
-        return place.clock + node.average_cost * node.frequency
+        return cache.clock + node.average_cost * node.frequency

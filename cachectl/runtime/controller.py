@@ -15,9 +15,9 @@ from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.runtime.deletion import Deletion
 from cachectl.runtime.deliveries import Deliveries
-from cachectl.runtime.executor import Hands
+from cachectl.runtime.executor import Executor
 from cachectl.runtime.leases import Leases
-from cachectl.runtime.prefetch import AheadOfTurn
+from cachectl.runtime.prefetch import Prefetcher
 from cachectl.runtime.tombstones import Tombstones
 from cachectl.scheduling.document_order import order_by_name
 from cachectl.scheduling.instance_state import Request
@@ -30,7 +30,7 @@ from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.page_allocator import PageAllocator
 from cachectl.tree.restore import restore
-from cachectl.tree.snapshot import DeletionRecord, NodeRecord, Recollection, recollect
+from cachectl.tree.snapshot import DeletionRecord, NodeRecord, Snapshot, snapshot_nodes
 from cachectl.tree.tier_manager import Capacities
 from cachectl.tree.view import tier_stats, tree_view
 from protocol.cache import CachePath, DocumentDeletion, RestoreResult, TreeView
@@ -59,7 +59,7 @@ class Controller:
     Of its instances it knows what room they have (``capacities``, in whole pages of ``page_tokens`` tokens), what
     prefills and loads cost there, what one ``step`` of theirs computes, and the ``fingerprint`` of their KV, which
     becomes part of every node's key. The pages of host memory are handed out under stamps from ``first_stamp`` on.
-    ``hands`` carry out what no plan takes along; without them it waits for the next plan.
+    ``executor`` carry out what no plan takes along; without them it waits for the next plan.
 
     ``clock`` gives seconds on any monotonic scale, ``wall_clock`` those since the epoch. Belongs to one event loop.
     """
@@ -74,7 +74,7 @@ class Controller:
         page_tokens: int = 1,
         fingerprint: str = "",
         first_stamp: int = 1,
-        hands: Hands | None = None,
+        executor: Executor | None = None,
         step: StepBudget | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -103,20 +103,20 @@ class Controller:
             self._tree, lookahead, settings.max_running, settings.max_queued, settings.reorder_window, step
         )
         self._leases = Leases(self._scheduler, clock, settings.lease_s, settings.first_token_s)
-        self._deliveries = Deliveries(self._tree, hands)
+        self._deliveries = Deliveries(self._tree, executor)
         # The configuration has no query run for longer than a lease.
         self._tombstones = Tombstones(wall_clock, settings.lease_s)
         self._deletion = Deletion(
             self._scheduler, self._leases, self._deliveries, self._tombstones, settings.delete_timeout_s
         )
         self._speculations = Speculations(self._scheduler)
-        self._ahead = AheadOfTurn(
+        self._prefetcher = Prefetcher(
             self._scheduler,
             self._leases,
-            hands,
+            executor,
             settings.prepare_after_s,
             self._outdated,
-            self._plan_ahead,
+            self._prefetch_plan,
             self._deliveries,
         )
         # Every namespace that had a plan or was restored: an engine's own cache may have something of it.
@@ -167,8 +167,8 @@ class Controller:
         unshared = self._outdated(request)
         try:
             # Nothing of what is unshared may be kept, so there is nothing to do ahead.
-            with nullcontext() if unshared else self._ahead.while_waiting(request):
-                grant = await self._leases.acquire(self._request(request, unshared))
+            with nullcontext() if unshared else self._prefetcher.while_waiting(request):
+                grant = await self._leases.admit(self._request(request, unshared))
         except Overloaded:
             self._rejected += 1
             raise
@@ -181,7 +181,7 @@ class Controller:
         that is none; then nothing has changed.
         """
         self._leases.prefilled(query_id, lost_copies(lost))
-        self._ahead.look()
+        self._prefetcher.look()
         self._deliveries.start()
 
     async def complete(self, report: CompletionReport) -> None:
@@ -194,8 +194,8 @@ class Controller:
         """
         self._speculations.end(report.query_id)
         prefilled = report.cached_tokens + report.computed_tokens > 0
-        self._leases.release(report.query_id, prefilled, lost_copies(report.lost))
-        self._ahead.look()
+        self._leases.complete(report.query_id, prefilled, lost_copies(report.lost))
+        self._prefetcher.look()
         self._deliveries.start()
         self._ended[report.outcome] += 1
         self._cached_tokens += report.cached_tokens
@@ -230,7 +230,7 @@ class Controller:
         """Drop a document's chunks from every tier, with all that stands behind them; how many nodes went.
 
         They are not found from the first moment. Queries that found them before and come later leave nothing, and are
-        not waited for. Returns when those that have them now have ended and nothing is left; without hands, at once.
+        not waited for. Returns when those that have them now have ended and nothing is left; without executor, at once.
         Where no namespace is named, engines forget them in every one that this controller has heard of. Raises
         DeadlineExceeded after ``delete_timeout_s``, and Unavailable where an instance cannot be told: then a second
         call goes on.
@@ -251,22 +251,22 @@ class Controller:
         self._tree.persist()
         await self._deliveries.everywhere()
 
-    def recall(self, recollection: Recollection) -> None:
+    def recall(self, snapshot: Snapshot) -> None:
         """Take over what a former controller remembered, before anything is restored."""
-        self._tree.tick = max(self._tree.tick, recollection.tick)
-        self._recalled = recollection.nodes
-        self._tombstones.recall((deleted.content, deleted.namespace, deleted.at) for deleted in recollection.deletions)
+        self._tree.tick = max(self._tree.tick, snapshot.tick)
+        self._recalled = snapshot.nodes
+        self._tombstones.recall((deleted.content, deleted.namespace, deleted.at) for deleted in snapshot.deletions)
 
-    async def recollection(self) -> Recollection:
+    async def snapshot(self) -> Snapshot:
         """What the next controller should know if this one is lost. Takes pauses, so that queries need not wait."""
         tick = self._tree.tick
         deletions = tuple(DeletionRecord(*each) for each in self._tombstones.deletions())
         nodes: dict[str, NodeRecord] = {}
         there = list(self._tree.nodes.values())
         for begin in range(0, len(there), _AT_ONCE):
-            nodes |= recollect(self._tree, there[begin : begin + _AT_ONCE], self.shared)
+            nodes |= snapshot_nodes(self._tree, there[begin : begin + _AT_ONCE], self.shared)
             await asyncio.sleep(0)
-        return Recollection(tick, nodes, deletions)
+        return Snapshot(tick, nodes, deletions)
 
     async def restore(self, reports: Sequence[ResidencyReport]) -> RestoreResult:
         """Rebuild the tree from what tiers hold by their own account. Raises UnknownInstance or InvalidRequest."""
@@ -275,15 +275,15 @@ class Controller:
         return result
 
     async def add_instance(
-        self, instance: str, boot: str, reports: Sequence[ResidencyReport], aloof: bool = False
+        self, instance: str, boot: str, reports: Sequence[ResidencyReport], isolated: bool = False
     ) -> RestoreResult:
         """Give requests to one more instance, whose engine is in the life ``boot`` and whose tiers hold this.
 
-        An ``aloof`` one reaches none of the shared tiers, and reports none. Raises what ``restore`` does; then the
+        An ``isolated`` one reaches none of the shared tiers, and reports none. Raises what ``restore`` does; then the
         instance is there, empty.
         """
         self.boots[instance] = boot
-        self._scheduler.add_instance(instance, aloof)
+        self._scheduler.add_instance(instance, isolated)
         try:
             return self._restore(reports)
         finally:
@@ -311,7 +311,7 @@ class Controller:
         self._scheduler.reprioritise()
 
     async def restart_instance(
-        self, instance: str, reports: Sequence[ResidencyReport], aloof: bool = False
+        self, instance: str, reports: Sequence[ResidencyReport], isolated: bool = False
     ) -> RestoreResult:
         """Hear that an instance's engine came up anew, and what its tiers hold: its GPU nothing but what is reported.
 
@@ -319,7 +319,7 @@ class Controller:
         requests even if it was retired. Raises UnknownInstance, and InvalidRequest as ``restore``, when the instance is
         new and empty all the same.
         """
-        failed, waiting = self._leases.restart(instance, aloof)
+        failed, waiting = self._leases.restart(instance, isolated)
         self._ended[PlanOutcome.FAILED] += failed
         try:
             return self._restore(reports)
@@ -347,7 +347,7 @@ class Controller:
             planned_from=dict(self._planned_from),
             largest_overtake=self._scheduler.largest_overtake,
             tiers=tier_stats(self._tree),
-            prepared_tokens=self._ahead.prepared_tokens,
+            prepared_tokens=self._prefetcher.prepared_tokens,
             instances=tuple(InstanceLoad(*load, load[0] in self.retired) for load in self._scheduler.loads()),
         )
 
@@ -366,7 +366,7 @@ class Controller:
     @property
     def retired(self) -> Set[str]:
         """Instances that are given nothing more and have not ended."""
-        return self._tree.placement.retired
+        return self._tree.tiers.retired
 
     @property
     def sharing(self) -> Set[str]:
@@ -383,11 +383,11 @@ class Controller:
         self._leases.expire()
         self._forget_ended()
         self._speculations.sweep()
-        self._ahead.look()
+        self._prefetcher.look()
         self._deliveries.start()
 
     def check_integrity(self) -> None:
-        """Assert that leases, turns, places and the tree agree."""
+        """Assert that leases, turns, caches and the tree agree."""
         check_integrity(self._tree)
         self._scheduler.check_integrity()
         self._leases.check_integrity()
@@ -436,7 +436,7 @@ class Controller:
 
     def _admitted_plan(self, request: AdmissionRequest, grant: Grant, arrived: float, unshared: bool) -> PrefillPlan:
         self._admitted += 1
-        for step in grant.steps:
+        for step in grant.documents:
             self._planned_tokens += step.tokens
             if step.source is not None:
                 self._planned_from[step.source] += step.tokens
@@ -444,7 +444,7 @@ class Controller:
         queued_ms = (self._clock() - arrived) * 1000
         return msgspec.structs.replace(plan, queued_ms=queued_ms, unshared=unshared, overtaken=grant.overtaken)
 
-    def _plan_ahead(self, request: AdmissionRequest, grant: Grant) -> PrefillPlan:
+    def _prefetch_plan(self, request: AdmissionRequest, grant: Grant) -> PrefillPlan:
         return msgspec.structs.replace(self._plan(request, grant), speculative=True)
 
     def _plan(self, request: AdmissionRequest, grant: Grant) -> PrefillPlan:

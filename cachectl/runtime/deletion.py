@@ -38,7 +38,7 @@ class Deletion:
 
         The engines are to ``forget`` them as well. Returns when that is done, and the queries that have any of these
         documents now have ended; nothing of it is kept meanwhile. Where nobody takes orders it is left to the next
-        plans. Raises DeadlineExceeded, and what ``Hands.carry_out`` raises: then a second call goes on.
+        plans. Raises DeadlineExceeded, and what ``Executor.carry_out`` raises: then a second call goes on.
         """
         self._tombstones.add(contents, namespace)
         queries = self._queries(contents, namespace)
@@ -69,7 +69,7 @@ class Deletion:
         moving = {
             query_id
             for query_id, grant in self._tree.grants.items()
-            if not grant.committed and any(move.node in doomed for move in grant.moves)
+            if not grant.prefilled and any(move.node in doomed for move in grant.moves)
         }
         return moving | self._scheduler.naming(contents, namespace)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from cachectl.runtime.executor import Hands
+from cachectl.runtime.executor import Executor
 from cachectl.scheduling.plan_translation import lost_copies
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.errors import RagtreeError
@@ -16,28 +16,28 @@ _log = structlog.get_logger(__name__)
 
 
 class Deliveries:
-    """Brings what waits in the tree's outbox to the instances, one delivery at a time to each; nothing is ever lost.
+    """Delivers pending moves that no plan takes along, one delivery at a time to each instance.
 
-    Without ``hands`` it all waits for the next plans. Belongs to one event loop.
+    Without ``executor`` it all waits for the next plans. Belongs to one event loop.
     """
 
-    def __init__(self, tree: KnowledgeTree, hands: Hands | None) -> None:
+    def __init__(self, tree: KnowledgeTree, executor: Executor | None) -> None:
         self._tree = tree
-        self._hands = hands
+        self._executor = executor
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @property
     def possible(self) -> bool:
         """Whether anybody takes orders outside of plans."""
-        return self._hands is not None
+        return self._executor is not None
 
     def start(self) -> None:
         """Deliver what waits in the background; what cannot be delivered now waits for the next call."""
-        if self._hands is None or not self._tree.placement.outbox:
+        if self._executor is None or not self._tree.tiers.pending_moves:
             return
         for instance in self._instances():
-            if instance not in self._tasks and self._tree.placement.orders_wait(instance):
+            if instance not in self._tasks and self._tree.tiers.moves_wait(instance):
                 self._tasks[instance] = asyncio.get_running_loop().create_task(self._in_background(instance))
 
     async def everywhere(self, forget: Sequence[tuple[str, str]] = (), everything: bool = False) -> None:
@@ -53,8 +53,8 @@ class Deliveries:
                 raise failure
 
     async def deliver(self, instance: str, forget: Sequence[tuple[str, str]] = (), everything: bool = False) -> None:
-        """Deliver what waits for an instance, after whatever is on its way. Raises what ``Hands.carry_out`` does."""
-        if self._hands is None:
+        """Deliver what waits for an instance, after whatever is on its way. Raises what ``Executor.carry_out`` does."""
+        if self._executor is None:
             return
         async with self._turns[instance]:
             if instance not in self._instances():
@@ -62,25 +62,25 @@ class Deliveries:
                 return
             # Decided after the last plan and before the next.
             tick = self._tree.tick + 0.5
-            moves = self._tree.placement.take_orders(instance)
+            moves = self._tree.tiers.take_moves(instance)
             if not (moves or forget or everything):
                 return
             try:
                 orders = Orders(tuple(moves), tuple(forget), everything)
-                lost = lost_copies(await self._hands.carry_out(instance, orders))
+                lost = lost_copies(await self._executor.carry_out(instance, orders))
             except BaseException:
-                self._tree.placement.return_orders(moves, instance, tick)
+                self._tree.tiers.return_moves(moves, instance, tick)
                 raise
             self._tree.lose(instance, lost)
 
     def _instances(self) -> list[str]:
         """Who takes orders: what retires has no successor to what it holds, and may be out of reach already."""
-        placement = self._tree.placement
+        placement = self._tree.tiers
         return [instance for instance in placement.gpus if instance not in placement.retired]
 
     async def _in_background(self, instance: str) -> None:
         try:
-            while instance in self._instances() and self._tree.placement.orders_wait(instance):
+            while instance in self._instances() and self._tree.tiers.moves_wait(instance):
                 await self.deliver(instance)
         except RagtreeError as error:
             _log.warning("orders could not be delivered and wait", instance=instance, error=str(error))

@@ -8,7 +8,7 @@ from protocol.kv import LostCopy, Orders
 from protocol.plans import PrefillPlan
 
 
-class Hands(Protocol):
+class Executor(Protocol):
     """The instances, as far as they take orders."""
 
     async def carry_out(self, instance: str, orders: Orders) -> Sequence[LostCopy]:

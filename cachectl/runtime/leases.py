@@ -35,13 +35,13 @@ class Leases:
         self.expired = 0
         self.cancelled = 0
 
-    async def acquire(self, request: Request) -> Grant:
+    async def admit(self, request: Request) -> Grant:
         """Wait for a request's turn; cancelling gives it up.
 
         Raises what ``Scheduler.submit`` does, at once or when its instance is lost while it waits, and EngineDied when
         that happens as its turn comes.
         """
-        grant = self._scheduler.submit(request, self._clock())
+        grant = self._scheduler.admit(request, self._clock())
         if grant is None:
             self._handover.look()
             return await self._turn(request.query_id)
@@ -50,7 +50,7 @@ class Leases:
 
     def take(self, request: Request, among: Collection[str]) -> Grant:
         """A lease on one of some idle instances."""
-        grant = self._scheduler.submit(request, self._clock(), among)
+        grant = self._scheduler.admit(request, self._clock(), among)
         assert grant is not None, "an idle instance made a request wait"
         self._hold(grant)
         return grant
@@ -80,8 +80,8 @@ class Leases:
         for grant in granted:
             self._give(grant)
 
-    def release(self, query_id: str, kept: bool, lost: Sequence[tuple[bytes, Tier]] = ()) -> None:
-        """End a lease or a wait, as ``Scheduler.complete`` does, and give the free place away. Raises UnknownPlan."""
+    def complete(self, query_id: str, kept: bool, lost: Sequence[tuple[bytes, Tier]] = ()) -> None:
+        """End a lease or a wait, as ``Scheduler.complete`` does, and give the free cache away. Raises UnknownPlan."""
         granted = self._scheduler.complete(query_id, self._clock(), kept, lost)
         self._deadlines.pop(query_id, None)
         self._prefilling.pop(query_id, None)
@@ -100,7 +100,7 @@ class Leases:
         """
         now = self._clock()
         for query_id in [query_id for query_id, deadline in self._deadlines.items() if deadline <= now]:
-            self.release(query_id, kept=False)
+            self.complete(query_id, kept=False)
             self.expired += 1
         for query_id in [query_id for query_id, deadline in self._prefilling.items() if deadline <= now]:
             del self._prefilling[query_id]
@@ -119,13 +119,13 @@ class Leases:
             done.set_result(None)
         return done
 
-    def restart(self, instance: str, aloof: bool = False) -> tuple[int, list[Request]]:
+    def restart(self, instance: str, isolated: bool = False) -> tuple[int, list[Request]]:
         """Hear that an instance begins anew: how many leases ended there, and the requests that still wait.
 
         They are to be passed to ``wait_again``. Raises UnknownInstance.
         """
         requests = self._scheduler.remove_instance(instance)
-        self._scheduler.add_instance(instance, aloof)
+        self._scheduler.add_instance(instance, isolated)
         waiting = [request for request in requests if request.query_id in self._turns]
         for request in requests:
             if request.query_id not in self._turns:
@@ -147,7 +147,7 @@ class Leases:
         """Let requests wait that an instance took with it, in this order."""
         for request in requests:
             try:
-                grant = self._scheduler.submit(request, self._clock())
+                grant = self._scheduler.admit(request, self._clock())
             except RagtreeError as error:
                 self._turns.pop(request.query_id).set_exception(error)
                 self._ended(request.query_id)
@@ -172,13 +172,13 @@ class Leases:
             grant = await asyncio.shield(turn)
         except asyncio.CancelledError:
             # A wait or a turn that was ended from outside is released already, and the query may have come again since.
-            if self._turns.get(query_id) is turn or (_has_come(turn) and not turn.result().settled):
-                self.release(query_id, kept=False)
+            if self._turns.get(query_id) is turn or (_has_come(turn) and not turn.result().completed):
+                self.complete(query_id, kept=False)
                 self.cancelled += 1
             raise
         if grant.revoked:
             raise EngineDied("the engine went away as the query's turn came")
-        if grant.settled:
+        if grant.completed:
             # Completed between its turn and this task's hearing of it.
             raise asyncio.CancelledError
         return grant

@@ -12,7 +12,7 @@ from cachectl.costs.device_profile import DeviceProfile
 from cachectl.costs.profiling import PrefillProbe, load_or_measure
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
-from cachectl.tree.snapshot import NOTHING_RECOLLECTED, Recollection
+from cachectl.tree.snapshot import EMPTY_SNAPSHOT, Snapshot
 from cachectl.tree.tier_manager import Capacities
 from protocol.errors import EngineDied, RagtreeError
 from protocol.generation import PrefillResult, Sampling, StepBudget
@@ -60,8 +60,8 @@ class OneInstance:
         return self._engine
 
 
-class EngineHands:
-    """``cachectl.runtime.executor.Hands`` over instances."""
+class EngineExecutor:
+    """``cachectl.runtime.executor.Executor`` over instances."""
 
     def __init__(self, instances: LiveInstances) -> None:
         self._instances = instances
@@ -111,12 +111,10 @@ class LiveController:
         assert self._controller is not None, "the controller was not started"
         return self._controller
 
-    async def start(
-        self, progress: Callable[[int, int], None], recollection: Recollection = NOTHING_RECOLLECTED
-    ) -> None:
+    async def start(self, progress: Callable[[int, int], None], snapshot: Snapshot = EMPTY_SNAPSHOT) -> None:
         """Make the controller over the instances that there are, and over what their tiers hold of former lives.
 
-        ``recollection`` is what a former controller remembered. One instance must be ready. ``progress`` hears probes
+        ``snapshot`` is what a former controller remembered. One instance must be ready. ``progress`` hears probes
         done and to do where the engine is new. Raises EngineDied where there is no instance, ConfigError for an engine
         that cannot be profiled, and what the engine raises.
         """
@@ -135,7 +133,7 @@ class LiveController:
             reports = await engine.residency()
             controller = self._new(first, profile, memory, reports, info.step)
             controller.shared = memory.shared
-            controller.recall(recollection)
+            controller.recall(snapshot)
             self._fingerprint = memory.fingerprint
             await controller.add_instance(first, memory.boot, reports)
         self._controller = controller
@@ -194,17 +192,17 @@ class LiveController:
             # What was shared is gone with the last that reached it.
             await self.controller.lose_shared()
             self.controller.shared = shared
-        aloof = shared != self.controller.shared
+        isolated = shared != self.controller.shared
         # While others reach what is shared, the tree knows best what is there.
-        news = [report for report in reports if report.tier is Tier.GPU or not (others or aloof)]
+        news = [report for report in reports if report.tier is Tier.GPU or not (others or isolated)]
         if instance not in self.controller.boots:
             log.info("an instance takes plans", instance=instance)
-            await self.controller.add_instance(instance, boot, news, aloof)
+            await self.controller.add_instance(instance, boot, news, isolated)
         else:
             log.info("an instance has restarted", instance=instance)
             # Before its plans are ended: what cannot be restored must not end those of every second to come.
             self.controller.boots[instance] = boot
-            await self.controller.restart_instance(instance, news, aloof)
+            await self.controller.restart_instance(instance, news, isolated)
 
     def _new(
         self,
@@ -226,7 +224,7 @@ class LiveController:
             page_tokens=page,
             fingerprint=memory.fingerprint if memory is not None else "",
             first_stamp=max(int(self._wall_clock() * 1e6), *stamps, 0) + 1,
-            hands=EngineHands(self._instances),
+            executor=EngineExecutor(self._instances),
             step=step,
             wall_clock=self._wall_clock,
         )

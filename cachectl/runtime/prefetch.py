@@ -1,7 +1,7 @@
 """Ahead of their turn: what requests that wait for long lack in the engine's memory is loaded and computed meanwhile.
 
 Shared RAG-DCache has a generator of its own for that; here it is the engine itself, where it has nothing better to do:
-while all places are taken by requests that have their first tokens, the prompt's part of its steps stays empty.
+while all caches are taken by requests that have their first tokens, the prompt's part of its steps stays empty.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import structlog
 
 from cachectl.runtime.deliveries import Deliveries
-from cachectl.runtime.executor import Hands
+from cachectl.runtime.executor import Executor
 from cachectl.runtime.leases import Leases
 from cachectl.scheduling.plan_translation import lost_copies
 from cachectl.scheduling.scheduler import Scheduler
@@ -37,8 +37,8 @@ class _Prefilled(NamedTuple):
 _NOTHING = _Prefilled(None, [], failed=True)
 
 
-class AheadOfTurn:
-    """Has the ``hands`` prefill for requests that wait longer than ``after_s``, the longest waiting first.
+class Prefetcher:
+    """Has the ``executor`` prefill for requests that wait longer than ``after_s``, the longest waiting first.
 
     One that had to give way is tried again. ``outdated`` says of whose documents some were deleted since: nothing of
     them may be kept. ``plan`` makes a grant the plan that is carried out. Belongs to one event loop.
@@ -48,7 +48,7 @@ class AheadOfTurn:
         self,
         scheduler: Scheduler,
         leases: Leases,
-        hands: Hands | None,
+        executor: Executor | None,
         after_s: float | None,
         outdated: Callable[[AdmissionRequest], bool],
         plan: Callable[[AdmissionRequest, Grant], PrefillPlan],
@@ -56,7 +56,7 @@ class AheadOfTurn:
     ) -> None:
         self._scheduler = scheduler
         self._leases = leases
-        self._hands = hands
+        self._executor = executor
         self._after_s = after_s
         self._outdated = outdated
         self._plan = plan
@@ -70,7 +70,7 @@ class AheadOfTurn:
     @contextmanager
     def while_waiting(self, request: AdmissionRequest) -> Iterator[None]:
         """Look after a request while it waits; what is under way for one that gives up ends with it."""
-        if self._hands is None or self._after_s is None:
+        if self._executor is None or self._after_s is None:
             yield
             return
         timer = asyncio.get_running_loop().call_later(self._after_s, self._note, request)
@@ -112,9 +112,9 @@ class AheadOfTurn:
             task.add_done_callback(partial(self._ended, request, plan))
 
     async def _prefill(self, plan: PrefillPlan) -> _Prefilled:
-        assert self._hands is not None
+        assert self._executor is not None
         try:
-            prefill = await self._hands.prefill(plan)
+            prefill = await self._executor.prefill(plan)
             return _Prefilled(prefill, lost_copies(prefill.lost) if prefill is not None else [])
         except RagtreeError as error:
             _log.warning("nothing_prepared", plan_id=plan.query_id, error=str(error))
@@ -127,7 +127,7 @@ class AheadOfTurn:
         prefill, lost, failed = _NOTHING if task.cancelled() else task.result()
         gave_way = not failed and (prefill is None or prefill.prompt_tokens < plan.prompt.token_count)
         try:
-            self._leases.release(plan.query_id, prefill is not None, lost)
+            self._leases.complete(plan.query_id, prefill is not None, lost)
         except UnknownPlan:
             # Its time ran out, or it went with its instance.
             return

@@ -41,7 +41,7 @@ class Tombstones:
     def any(self, contents: Iterable[str], namespace: str, searched_at: float) -> bool:
         """Whether any of these documents was deleted since a search began, or in the same moment."""
         return any(
-            self._deleted_at.get((content, place), -math.inf) >= searched_at
+            self._deleted_at.get((content, cache), -math.inf) >= searched_at
             for content in contents
-            for place in (namespace, None)
+            for cache in (namespace, None)
         )

@@ -27,7 +27,7 @@ class Request(NamedTuple):
     avoid: tuple[str, ...] = ()
 
 
-class Work:
+class ScheduledRequest:
     """A request in the scheduler's hands: ``tokens`` its whole prompt has, ``seconds`` its prefill may take.
 
     ``step_share`` are the tokens of an engine's step that its prefill takes, while it does. It is ``speculative`` until
@@ -63,7 +63,7 @@ class Work:
         self.grant: Grant | None = None
 
 
-class Line:
+class InstanceState:
     """What an instance works on, at most ``max_running`` requests, and what waits for it.
 
     Where the engine's ``step`` is known, no more prefills run at once than fit into one. ``step_tokens`` are those of
@@ -79,23 +79,23 @@ class Line:
         self._step = step
         self.running = 0
         self.step_tokens = 0
-        self.speculations: dict[str, Work] = {}
+        self.speculations: dict[str, ScheduledRequest] = {}
         self.backlog_s = 0.0
-        self.due: Work | None = None
+        self.due: ScheduledRequest | None = None
 
     def step_taken(self, besides: str | None = None) -> int:
         """Tokens of its step that anything takes, ``besides`` one speculation."""
         shares = [work.step_share for query_id, work in self.speculations.items() if query_id != besides]
         return self.step_tokens + sum(shares)
 
-    def places_taken(self, besides: str | None = None) -> int:
+    def slots_taken(self, besides: str | None = None) -> int:
         """Places that anything takes, ``besides`` one speculation."""
         guesses = [
             query_id for query_id, work in self.speculations.items() if query_id != besides and not work.prepares
         ]
         return self.running + len(guesses)
 
-    def has_place(self) -> bool:
+    def has_slot(self) -> bool:
         """Whether fewer requests run than may."""
         return self.running < self._max_running
 
@@ -110,7 +110,7 @@ class Line:
 
     def has_room(self, besides: str | None = None) -> bool:
         """Whether a speculation could start, ``besides`` one that would end for it."""
-        if self.queue or self.places_taken(besides) >= self._max_running:
+        if self.queue or self.slots_taken(besides) >= self._max_running:
             return False
         return self._step is None or self.step_taken(besides) < self._step.tokens
 
@@ -124,18 +124,18 @@ class Line:
         """Let go of speculations, the latest first, that keep requests from a place or from their part of a step."""
         ended = []
         for query_id, work in reversed(list(self.speculations.items())):
-            crowded = not work.prepares and self.places_taken() > self._max_running
+            crowded = not work.prepares and self.slots_taken() > self._max_running
             if crowded or (self._step is not None and work.step_share and self.step_taken() > self._step.tokens):
                 self.give_way(work)
                 ended.append(query_id)
         return ended
 
-    def give_way(self, work: Work) -> None:
+    def give_way(self, work: ScheduledRequest) -> None:
         """Let go of a speculation."""
         del self.speculations[work.request.query_id]
         work.step_share = 0
 
-    def leave_step(self, work: Work) -> None:
+    def leave_step(self, work: ScheduledRequest) -> None:
         """Give free what a request's prefill took of its engine's steps; once is enough."""
         if not work.speculative:
             self.step_tokens -= work.step_share
@@ -143,7 +143,7 @@ class Line:
         if self.due is work:
             self.due = None
 
-    def hand_over(self, work: Work) -> None:
+    def hand_over(self, work: ScheduledRequest) -> None:
         """Give free what a request takes of the steps just before its first token, to one other at a time."""
         self.leave_step(work)
         self.due = work

@@ -50,7 +50,9 @@ def reordered(prompt: Prompt, strategy: OrderStrategy, root: CachedNode | None) 
 
 def planned_nodes(grant: Grant) -> tuple[PlannedNode, ...]:
     """What a grant says of each document of its path."""
-    return tuple(PlannedNode(step.key.hex(), step.tokens, step.source, step.kept, step.pages) for step in grant.steps)
+    return tuple(
+        PlannedNode(step.key.hex(), step.tokens, step.source, step.kept, step.pages) for step in grant.documents
+    )
 
 
 def _is_system(segment: Segment) -> bool:
@@ -59,7 +61,7 @@ def _is_system(segment: Segment) -> bool:
 
 def spare_keys(tree: KnowledgeTree, instance: str) -> tuple[str, ...]:
     """The keys of what an instance's GPU can do without best, first first."""
-    return tuple(copy.node.key.hex() for copy in tree.placement.gpu(instance).spare(_SPARE))
+    return tuple(copy.node.key.hex() for copy in tree.tiers.gpu(instance).spare(_SPARE))
 
 
 def lost_copies(lost: Iterable[LostCopy]) -> list[tuple[bytes, Tier]]:

@@ -1,4 +1,4 @@
-"""The waiting line in front of an instance: whose documents are cached goes first, within a window (RAGCache, 5.2)."""
+"""The waiting state in front of an instance: whose documents are cached goes first, within a window (RAGCache, 5.2)."""
 
 import heapq
 from bisect import bisect_left, bisect_right, insort
@@ -93,7 +93,7 @@ class CacheAwareQueue:
             raise InvalidRequest(f"query {query_id!r} waits already")
         if len(self._waiting) >= self._max_queued:
             raise Overloaded(f"the queue is full: {len(self._waiting)} queries wait; try again later")
-        self._place((-new_priority, self._next_sequence, query_id))
+        self._insert((-new_priority, self._next_sequence, query_id))
         self._next_sequence += 1
 
     def reprioritise(self, query_id: str, cached_tokens: int, computed_tokens: int) -> None:
@@ -104,7 +104,7 @@ class CacheAwareQueue:
         new_priority = priority(cached_tokens, computed_tokens)
         old_key, sequence, _ = self._entry(query_id)
         if -new_priority != old_key:
-            self._place((-new_priority, sequence, query_id))
+            self._insert((-new_priority, sequence, query_id))
 
     def pop(self, fits: Callable[[str], bool] | None = None) -> Turn | None:
         """Take the query to serve next, unless there is none, or it does not fit: then nobody else is served, either.
@@ -176,10 +176,10 @@ class CacheAwareQueue:
             new_key = -priority(*self._refresh(query_id))
             if new_key <= old_key:
                 return best
-            self._place((new_key, sequence, query_id))
+            self._insert((new_key, sequence, query_id))
             refreshed.add(sequence)
 
-    def _place(self, entry: _Entry) -> None:
+    def _insert(self, entry: _Entry) -> None:
         """Put an entry in, in the stead of the query's last one if it has one."""
         self._waiting[entry[2]] = entry
         heapq.heappush(self._heap, entry)

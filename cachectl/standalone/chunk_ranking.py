@@ -6,7 +6,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from cachectl.tree.node import Node
-from cachectl.tree.tier_cache import Place
+from cachectl.tree.tier_cache import TierCache
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class PolicyChunkRanking:
         """Forget everything, and set the clock back."""
         self._nodes: dict[bytes, Node] = {}
         # Only its clock is used: room and order are the cache's own.
-        self._place = Place(Tier.HOST, 0, self._policy)
+        self._place = TierCache(Tier.HOST, 0, self._policy)
 
     def _accessed(self, node: Node) -> float:
         node.count_access(next(self._ticks), now=0.0, window_s=None)

@@ -58,7 +58,7 @@ class LocalController:
     def plan(self, query_id: str, namespace: str, prompt: Prompt) -> PrefillPlan:
         """A plan for a prompt whose first segments are what may be kept. Raises InvalidRequest for a known query."""
         request = request_of(query_id, self._prefix + namespace, prompt)
-        grant = self._scheduler.submit(request, self._clock())
+        grant = self._scheduler.admit(request, self._clock())
         assert grant is not None, "a request waits though nobody is made to"
         return PrefillPlan(
             query_id,

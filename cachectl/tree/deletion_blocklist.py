@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Shunned:
+class DeletionBlocklist:
     """Contents by namespace, None for all of them, and how often each is shunned."""
 
     def __init__(self) -> None:

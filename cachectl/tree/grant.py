@@ -20,7 +20,7 @@ class PathDocument(NamedTuple):
     tokens: int
 
 
-class Step(NamedTuple):
+class GrantedDocument(NamedTuple):
     """A document of a grant: where its KV is loaded from (None: computed), and the fastest tier where it is kept.
 
     ``pages`` are those in host memory, where one of the two is that.
@@ -42,17 +42,17 @@ class Grant:
     """
 
     __slots__ = (
-        "committed",
+        "completed",
+        "documents",
         "ends",
         "instance",
         "locked",
         "moves",
         "overtaken",
+        "prefilled",
         "query_id",
         "reserved",
         "revoked",
-        "settled",
-        "steps",
         "tick",
     )
 
@@ -60,12 +60,12 @@ class Grant:
         self.query_id = query_id
         self.instance = instance
         self.tick = tick
-        self.steps: list[Step] = []
+        self.documents: list[GrantedDocument] = []
         self.moves: list[Move] = []
         self.ends: list[str] = []
         self.overtaken = 0
         self.locked: list[Node] = []
         self.reserved: list[Copy] = []
-        self.committed = False
-        self.settled = False
+        self.prefilled = False
+        self.completed = False
         self.revoked = False

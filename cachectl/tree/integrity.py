@@ -11,7 +11,7 @@ from protocol.kv import pages_spanned
 if TYPE_CHECKING:
     from cachectl.tree.knowledge_tree import KnowledgeTree
     from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import Copy, Place
+    from cachectl.tree.tier_cache import Copy, TierCache
 
 
 def check_integrity(tree: KnowledgeTree) -> None:
@@ -50,11 +50,11 @@ def _attached(tree: KnowledgeTree) -> list[Node]:
 
 def _check_copies(tree: KnowledgeTree, nodes: list[Node]) -> None:
     reserved = {id(copy) for grant in tree.grants.values() for copy in grant.reserved}
-    for place in tree.placement:
-        copies = [node.copies[place] for node in nodes if place in node.copies]
-        assert place.used == sum(copy.node.room for copy in copies)
-        assert place.copies == len(copies)
-        assert place.pinned_tokens == sum(copy.node.room for copy in copies if copy.node.pins)
+    for cache in tree.tiers:
+        copies = [node.copies[cache] for node in nodes if cache in node.copies]
+        assert cache.used == sum(copy.node.room for copy in copies)
+        assert cache.copies == len(copies)
+        assert cache.pinned_tokens == sum(copy.node.room for copy in copies if copy.node.pins)
         below: Counter[Node] = Counter()
         for copy in copies:
             assert copy.node.parent is not None
@@ -64,27 +64,27 @@ def _check_copies(tree: KnowledgeTree, nodes: list[Node]) -> None:
             assert not (copy.condemned and copy.held)
             _check_support(copy)
         for node in nodes:
-            assert node.below.get(place, 0) == below[node]
-        place.check_integrity()
-        _check_pages(place, copies)
+            assert node.below.get(cache, 0) == below[node]
+        cache.check_integrity()
+        _check_pages(cache, copies)
         for copy in copies:
             node = copy.node
             free = copy.held and not (node.locks or node.pins or node.detached or below[node])
             assert copy.ticket or not free, "a leaf that may be evicted is not in the order of eviction"
 
 
-def _check_pages(place: Place, copies: list[Copy]) -> None:
+def _check_pages(cache: TierCache, copies: list[Copy]) -> None:
     handed_out = [copy.pages for copy in copies if copy.pages is not None]
-    if place.allocator is None:
+    if cache.allocator is None:
         assert not handed_out
         return
     assert len(handed_out) == len(copies), "a copy has no pages"
     assert all(
-        len(copy.pages.numbers) * place.allocator.page_tokens == copy.node.room
+        len(copy.pages.numbers) * cache.allocator.page_tokens == copy.node.room
         for copy in copies
         if copy.pages is not None
     )
-    place.allocator.check_integrity(handed_out)
+    cache.allocator.check_integrity(handed_out)
 
 
 def _check_support(copy: Copy) -> None:
@@ -95,8 +95,8 @@ def _check_support(copy: Copy) -> None:
         return
     assert any(
         (above.held or not copy.held)
-        and (above.place is copy.place or (copy.place.instance is None and above.place.rank < copy.place.rank))
-        and (above.place is copy.place or not above.place.aloof)
+        and (above.cache is copy.cache or (copy.cache.instance is None and above.cache.rank < copy.cache.rank))
+        and (above.cache is copy.cache or not above.cache.isolated)
         for above in parent.copies.values()
     ), "a node lies where its parent does not support it"
 
@@ -107,7 +107,7 @@ def _check_locks(tree: KnowledgeTree, nodes: list[Node]) -> None:
         assert node.locks == locks[node]
         assert not node.locks or node.parent is None or node.parent.parent is None or node.parent.locks
     for grant in tree.grants.values():
-        assert not grant.settled
+        assert not grant.completed
 
 
 def _check_pins(nodes: list[Node]) -> None:

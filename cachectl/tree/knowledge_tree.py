@@ -1,4 +1,4 @@
-"""The knowledge tree: which documents' KV is kept, behind which documents, and in which places.
+"""The knowledge tree: which documents' KV is kept, behind which documents, and in which caches.
 
     root (tenant, model) ── system prompt ─┬─ D1 ─┬─ D2
                                            │      └─ D3        a node = one document behind one path
@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cachectl.policies.base import Arrival
-from cachectl.tree.deletion_blocklist import Shunned
-from cachectl.tree.grant import Grant, Step
+from cachectl.tree.deletion_blocklist import DeletionBlocklist
+from cachectl.tree.grant import Grant, GrantedDocument
 from cachectl.tree.load_or_recompute import Loading, LoadOrRecompute
 from cachectl.tree.node import Node, child_key, path_below, path_keys, root_key
 from cachectl.tree.pins import Pins
-from cachectl.tree.tier_manager import Capacities, Placement
+from cachectl.tree.tier_manager import Capacities, TierManager
 from protocol.errors import ConfigError, InvalidRequest, UnknownPlan
 from protocol.tiers import Tier
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 class KnowledgeTree:
-    """The tree and its places. ``cost(cached, new)`` gives the seconds of a prefill; frequencies count ``window_s``.
+    """The tree and its caches. ``cost(cached, new)`` gives the seconds of a prefill; frequencies count ``window_s``.
 
     What a plan finds is loaded where that takes less than to compute it, by ``load_seconds(tokens, tier)``, and always
     where that is None. Nodes take up whole pages of ``page_tokens`` tokens; ``arena`` hands out the host memory's, if
     they have numbers. ``write_through``: what is computed is copied to the slower tiers at once, and not when it is
     evicted.
 
-    Invariants, asserted by ``cachectl.tree.integrity``: a place holds no node whose parent is neither there nor in a
+    Invariants, asserted by ``cachectl.tree.integrity``: a cache holds no node whose parent is neither there nor in a
     faster tier; no budget is exceeded; what is locked or pinned stays; every node has a copy somewhere.
     """
 
@@ -61,8 +61,8 @@ class KnowledgeTree:
         if window_s is not None and window_s <= 0:
             raise ConfigError(f"the frequency window must be longer than {window_s} s")
         self.policy = policy
-        self.placement = Placement(policy, capacities, self._forget, self._find, arena)
-        self._pins = Pins(self.placement)
+        self.tiers = TierManager(policy, capacities, self._forget, self._find, arena)
+        self._pins = Pins(self.tiers)
         self.tick = 0
         self.roots: dict[str, Node] = {}
         self.nodes: dict[bytes, Node] = {}
@@ -74,23 +74,23 @@ class KnowledgeTree:
         self._loading = LoadOrRecompute(cost, load_seconds)
         self._window_s = window_s
         self._write_through = write_through
-        self._shunned = Shunned()
+        self._blocklist = DeletionBlocklist()
         self.by_content: dict[str, dict[Node, None]] = {}
         for instance in instances:
-            self.placement.add_instance(instance)
+            self.tiers.add_instance(instance)
 
     # Lookup
 
     def match(self, namespace: str, contents: Iterable[str], instance: str) -> list[Copy]:
         """The longest cached prefix that an instance can use: each document's fastest copy. O(depth), reads only."""
-        gpu = self.placement.gpu(instance)
+        gpu = self.tiers.gpu(instance)
         found: list[Copy] = []
         node = self.roots.get(namespace)
         if node is None:
             return found
         for content in contents:
             node = node.children.get(content)
-            if node is None or (copy := self.placement.fastest(node, gpu)) is None:
+            if node is None or (copy := self.tiers.fastest(node, gpu)) is None:
                 break
             found.append(copy)
         return found
@@ -117,11 +117,11 @@ class KnowledgeTree:
             node = self.nodes.get(key)
             if node is not None:
                 for copy in node.copies.values():
-                    copy.place.reconsider(copy)
+                    copy.cache.reconsider(copy)
 
     # The life of a grant
 
-    def grant(
+    def admit(
         self,
         query_id: str,
         namespace: str,
@@ -146,9 +146,9 @@ class KnowledgeTree:
         seconds_per_token = self._cost(cached, computed) / computed if computed else 0.0
 
         self.tick += 1
-        self.policy.begin(Arrival(self.tick, keys, documents, computed - question_tokens, self.placement.capacity))
+        self.policy.begin(Arrival(self.tick, keys, documents, computed - question_tokens, self.tiers.capacity))
         grant = Grant(query_id, instance, self.tick)
-        grant.moves += self.placement.take_orders(instance)
+        grant.moves += self.tiers.take_moves(instance)
         root = self._root(namespace)
         self._lock(root, documents, grant)
         parent: Node | None = root
@@ -166,27 +166,27 @@ class KnowledgeTree:
                 if not hit:
                     node.count_computation(seconds_per_token)
                 for copy in node.copies.values():
-                    copy.place.touch(copy)
-                kept = self.placement.keep(node, instance, hit, grant.moves, grant.reserved)
+                    copy.cache.touch(copy)
+                kept = self.tiers.keep(node, instance, hit, grant.moves, grant.reserved)
                 if node.copies and index == len(grant.locked):
                     self._attach(node)
                     node.locks += 1
                     grant.locked.append(node)
                 if node.copies and index < pinned:
                     self._pins.pin_if_room(node)
-                self.placement.replicate(node, instance, grant.moves)
+                self.tiers.replicate(node, instance, grant.moves)
                 parent = node if node.copies else None
             source = hits[index] if hit else None
             pages = source.pages if source is not None else None
             if source is None and kept is Tier.HOST and parent is not None:
-                pages = parent.copies[self.placement.host].pages
-            tier = source.place.tier if source is not None else None
-            grant.steps.append(Step(key, document.tokens, tier, kept, pages))
+                pages = parent.copies[self.tiers.host].pages
+            tier = source.cache.tier if source is not None else None
+            grant.documents.append(GrantedDocument(key, document.tokens, tier, kept, pages))
         self._keep_root(root)
         self.grants[query_id] = grant
         return grant
 
-    def commit(self, grant: Grant, lost: Collection[tuple[bytes, Tier]] = ()) -> bytes | None:
+    def prefilled(self, grant: Grant, lost: Collection[tuple[bytes, Tier]] = ()) -> bytes | None:
         """Hear that a grant's prefill is done: what it reserved can be found from now on, though its locks stay.
 
         ``lost`` is what ``lose`` takes. Returns the key of the uppermost node that is new somewhere. Raises UnknownPlan
@@ -195,20 +195,20 @@ class KnowledgeTree:
         reserved = self._claim(grant)
         for copy in reserved:
             # What it was to stand on may have been lost meanwhile.
-            if self.placement.supported(copy):
+            if self.tiers.supported(copy):
                 copy.held = True
             else:
-                self.placement.discard(copy, self.tick)
-        grant.committed = True
+                self.tiers.discard(copy, self.tick)
+        grant.prefilled = True
         self.lose(grant.instance, lost)
         if self._write_through:
-            gpu = self.placement.gpu(grant.instance)
-            computed = {step.key for step in grant.steps if step.source is None}
-            new = [copy.node for copy in reserved if copy.place is gpu and copy.node.key in computed]
-            self.placement.write_through([node for node in new if not node.detached], grant.instance)
+            gpu = self.tiers.gpu(grant.instance)
+            computed = {step.key for step in grant.documents if step.source is None}
+            new = [copy.node for copy in reserved if copy.cache is gpu and copy.node.key in computed]
+            self.tiers.write_through([node for node in new if not node.detached], grant.instance)
         return reserved[0].node.key if reserved else None
 
-    def settle(self, grant: Grant, kept: bool, lost: Collection[tuple[bytes, Tier]] = ()) -> bytes | None:
+    def complete(self, grant: Grant, kept: bool, lost: Collection[tuple[bytes, Tier]] = ()) -> bytes | None:
         """End a grant: committed if ``kept``, otherwise what it still has reserved is given up; its locks are lifted.
 
         The orders of a grant that was never committed wait to be carried out again. Returns and raises what ``commit``
@@ -216,16 +216,16 @@ class KnowledgeTree:
         """
         gained = None
         if kept:
-            gained = self.commit(grant, lost)
+            gained = self.prefilled(grant, lost)
         else:
             for copy in self._claim(grant):
-                self.placement.discard(copy, self.tick, unused=True)
+                self.tiers.discard(copy, self.tick, unused=True)
             self.lose(grant.instance, lost)
-            if not grant.committed:
+            if not grant.prefilled:
                 # With its instance the rest was carried out or not: who looks for a copy finds out.
                 moves = [move for move in grant.moves if not grant.revoked or move.instance is None]
-                self.placement.return_orders(moves, grant.instance, grant.tick)
-        grant.settled = True
+                self.tiers.return_moves(moves, grant.instance, grant.tick)
+        grant.completed = True
         del self.grants[grant.query_id]
         for node in grant.locked:
             node.locks -= 1
@@ -242,16 +242,16 @@ class KnowledgeTree:
         """
         broken = []
         for key, tier in lost:
-            node = self.nodes.get(key) if self.placement.reaches(instance, tier) else None
-            copy = node.copies.get(self.placement.place(tier, instance)) if node is not None else None
+            node = self.nodes.get(key) if self.tiers.reaches(instance, tier) else None
+            copy = node.copies.get(self.tiers.cache(tier, instance)) if node is not None else None
             if copy is not None:
                 broken.append(copy)
         # Children before parents: what falls with its parent is ordered to be dropped, and these are gone already.
         broken.sort(key=lambda copy: copy.node.prefix_tokens, reverse=True)
         for copy in broken:
-            if copy.node.copies.get(copy.place) is copy:
+            if copy.node.copies.get(copy.cache) is copy:
                 # Pages of host memory may name it still.
-                self.placement.discard(copy, self.tick, gone=copy.place.tier is not Tier.HOST)
+                self.tiers.discard(copy, self.tick, gone=copy.cache.tier is not Tier.HOST)
 
     def _let_go(self, node: Node, grant: Grant) -> None:
         """Take out what a settled grant was the last to use of a node; what it leaves may be evicted."""
@@ -259,38 +259,38 @@ class KnowledgeTree:
             if copy.condemned and grant.tick <= copy.condemned:
                 copy.users -= 1
             if (copy.condemned and not copy.users) or (node.detached and not node.locks):
-                self.placement.bury(copy)
+                self.tiers.bury(copy)
             else:
-                copy.place.offer(copy)
+                copy.cache.offer(copy)
         if not node.locks:
             self._see_off(node)
 
     def _claim(self, grant: Grant) -> list[Copy]:
         """What a grant has reserved, less what was condemned meanwhile, or went with an instance; once."""
-        if grant.settled:
+        if grant.completed:
             raise UnknownPlan(f"the plan of query {grant.query_id} was completed before")
         reserved, grant.reserved = grant.reserved, []
-        return [copy for copy in reserved if copy.node.copies.get(copy.place) is copy and not copy.condemned]
+        return [copy for copy in reserved if copy.node.copies.get(copy.cache) is copy and not copy.condemned]
 
     # Instances
 
-    def add_instance(self, instance: str, aloof: bool = False) -> None:
-        """Give an instance an empty GPU tier, and nothing below if it is ``aloof``; one that is known keeps its own."""
-        self.placement.add_instance(instance, aloof)
+    def add_instance(self, instance: str, isolated: bool = False) -> None:
+        """Add an instance with an empty GPU tier; an ``isolated`` one reaches no shared tier. Keep a known one."""
+        self.tiers.add_instance(instance, isolated)
 
     def lose_shared(self) -> None:
         """Hear that nobody reaches what the shared tiers held; whoever comes next has others, and nothing in them.
 
-        Instances that are left, retired ones, are aloof from now on.
+        Instances that are left, retired ones, are isolated from now on.
         """
         for node in [*self.nodes.values(), *self.detached.values()]:
-            for place in (self.placement.host, self.placement.disk):
-                copy = node.copies.get(place)
+            for cache in (self.tiers.host, self.tiers.disk):
+                copy = node.copies.get(cache)
                 if copy is not None:
                     # Plans that use it do so elsewhere: what comes now is other memory.
-                    self.placement.discard(copy, self.tick, unused=True, gone=True)
-        self.placement.outbox.lose_shared()
-        for gpu in self.placement.gpus.values():
+                    self.tiers.discard(copy, self.tick, unused=True, gone=True)
+        self.tiers.pending_moves.lose_shared()
+        for gpu in self.tiers.gpus.values():
             gpu.slower = None
 
     def remove_instance(self, instance: str) -> list[str]:
@@ -298,16 +298,16 @@ class KnowledgeTree:
 
         Raises UnknownInstance.
         """
-        place = self.placement.gpu(instance)
+        cache = self.tiers.gpu(instance)
         lost = [grant for grant in self.grants.values() if grant.instance == instance]
         for grant in lost:
             grant.revoked = True
-            self.settle(grant, kept=False)
+            self.complete(grant, kept=False)
         for node in [*self.nodes.values(), *self.detached.values()]:
-            copy = node.copies.get(place)
+            copy = node.copies.get(cache)
             if copy is not None:
-                self.placement.discard(copy, self.tick, unused=True)
-        self.placement.remove_instance(instance, self.tick)
+                self.tiers.discard(copy, self.tick, unused=True)
+        self.tiers.remove_instance(instance, self.tick)
         return [grant.query_id for grant in lost]
 
     # What operators do
@@ -334,7 +334,7 @@ class KnowledgeTree:
 
     def shun(self, content: str, namespace: str | None, shunned: bool = True) -> None:
         """Keep nothing of a document, in one namespace or in all, until that is taken back as often as it was said."""
-        self._shunned.count(content, namespace, 1 if shunned else -1)
+        self._blocklist.count(content, namespace, 1 if shunned else -1)
 
     def clear(self) -> int:
         """Drop everything, pins too; how many nodes went."""
@@ -345,18 +345,18 @@ class KnowledgeTree:
         above: list[Node] = list(self.roots.values())
         while above:
             below = [child for node in above for child in node.children.values()]
-            self.placement.persist(below)
+            self.tiers.persist(below)
             above = below
 
     def insert(self, held: HeldNode, tier: Tier, instance: str | None, recalled: NodeRecord | None = None) -> bool:
-        """Take note of a node that a place holds by its own account (``restore``); whether the tree has it now.
+        """Take note of a node that a cache holds by its own account (``restore``); whether the tree has it now.
 
         ``recalled`` is what is known of it from the tree of a controller that is no more.
-        It has not when the place is full, when the node's parent is not where it must be, when it is (being) deleted
+        It has not when the cache is full, when the node's parent is not where it must be, when it is (being) deleted
         and still to be dropped, or when the tree has other use for its pages.
         """
         contents, tokens = held.path, held.tokens
-        place = self.placement.place(tier, instance)
+        cache = self.tiers.cache(tier, instance)
         root = self._root(held.namespace)
         try:
             parent = root
@@ -375,7 +375,7 @@ class KnowledgeTree:
                 node.count_computation(self._cost(node.prefix_tokens, tokens) / tokens)
                 if recalled is not None:
                     node.recall(recalled.accesses, recalled.last_access, recalled.average_cost)
-            if not self.placement.insert(node, place, held.pages):
+            if not self.tiers.insert(node, cache, held.pages):
                 return False
             if node.key not in self.nodes:
                 self._attach(node)
@@ -384,15 +384,15 @@ class KnowledgeTree:
             self._keep_root(root)
 
     def refuse(self, held: HeldNode, tier: Tier, instance: str | None) -> None:
-        """Order a copy to be dropped that a place holds and the tree does not take note of."""
-        key, place = path_keys(held.namespace, held.path)[-1], self.placement.place(tier, instance)
+        """Order a copy to be dropped that a cache holds and the tree does not take note of."""
+        key, cache = path_keys(held.namespace, held.path)[-1], self.tiers.cache(tier, instance)
         node = self.nodes.get(key)
         # What a plan is about to put there, or still uses there, must not be dropped under it.
-        pages = held.pages if place.allocator is not None else None
-        if key not in self.detached and (node is None or place not in node.copies):
-            self.placement.order_drop(key, held.tokens, place, pages)
-        if pages is not None and place.allocator is not None:
-            place.allocator.see(pages.stamp)
+        pages = held.pages if cache.allocator is not None else None
+        if key not in self.detached and (node is None or cache not in node.copies):
+            self.tiers.add_drop(key, held.tokens, cache, pages)
+        if pages is not None and cache.allocator is not None:
+            cache.allocator.see(pages.stamp)
 
     # Nodes come and go
 
@@ -472,9 +472,9 @@ class KnowledgeTree:
                 self.detached[node.key] = node
             for copy in list(node.copies.values()):
                 if node.locks:
-                    copy.place.withdraw(copy)
+                    copy.cache.withdraw(copy)
                 else:
-                    self.placement.bury(copy)
+                    self.tiers.bury(copy)
         self._keep_root(top.root)
         return len(subtree)
 
@@ -484,4 +484,4 @@ class KnowledgeTree:
         The tree may know it with another length; it was deleted, and a plan still uses what was kept under this key; or
         it is being deleted.
         """
-        return content in parent.children or key in self.detached or self._shunned.has(content, parent.root.content)
+        return content in parent.children or key in self.detached or self._blocklist.has(content, parent.root.content)

@@ -39,7 +39,7 @@ class LoadOrRecompute:
         What lies in the GPU costs nothing; of equals the longer prefix.
         """
         tokens = 0
-        if self._load_seconds is None or not found or found[-1].place.tier is Tier.GPU:
+        if self._load_seconds is None or not found or found[-1].cache.tier is Tier.GPU:
             for copy in found:
                 tokens += copy.node.tokens
             return Loading(len(found), tokens, 0.0)
@@ -47,7 +47,7 @@ class LoadOrRecompute:
         best: Loading | None = None
         best_s = 0.0
         for index, copy in enumerate(found):
-            tier = copy.place.tier
+            tier = copy.cache.tier
             if tier is not Tier.GPU:
                 if best is None:
                     # Faster tiers come first on a path, so this is all that the GPU has of it.

@@ -11,7 +11,7 @@ from protocol.kv import pages_spanned
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cachectl.tree.tier_cache import Copy, Place
+    from cachectl.tree.tier_cache import Copy, TierCache
 
 KEY_BYTES = 16
 
@@ -54,9 +54,9 @@ class Node:
     """One document in one path, with its copies, its locks and what replacement policies learn of it.
 
     ``content`` is the document's content hash, ``tokens`` its length, ``prefix_tokens`` that of everything in front of
-    it. ``room`` is what it takes up in a place: whole pages of ``page_tokens`` tokens, cut where the prompt's are.
-    ``copies`` has an entry for each place that holds its KV or keeps room for it; ``below`` counts the copies of
-    its children by place. ``locks`` counts plans that use the node and ``pins`` its own pins and those of its
+    it. ``room`` is what it takes up in a cache: whole pages of ``page_tokens`` tokens, cut where the prompt's are.
+    ``copies`` has an entry for each cache that holds its KV or keeps room for it; ``below`` counts the copies of
+    its children by cache. ``locks`` counts plans that use the node and ``pins`` its own pins and those of its
     descendants: neither may be evicted. ``history`` is the policy's own. A ``detached`` node is in the tree no longer,
     though a plan may still use it. A root has no document, no tokens and no copies, and is thought to lie everywhere.
     """
@@ -96,8 +96,8 @@ class Node:
         if page_tokens > 1:
             self.room = len(pages_spanned(self.prefix_tokens, tokens, page_tokens)) * page_tokens
         self.children: dict[str, Node] = {}
-        self.copies: dict[Place, Copy] = {}
-        self.below: dict[Place, int] = {}
+        self.copies: dict[TierCache, Copy] = {}
+        self.below: dict[TierCache, int] = {}
         self.locks = 0
         self.pins = 0
         self.detached = False
@@ -111,7 +111,7 @@ class Node:
         self.computations = 0
 
     def child(self, content: str) -> Node | None:
-        """The document behind this one, if its KV is in any place."""
+        """The document behind this one, if its KV is in any cache."""
         node = self.children.get(content)
         return node if node is not None and any(copy.held for copy in node.copies.values()) else None
 

@@ -5,7 +5,7 @@ from protocol.kv import Pages
 
 
 class PageAllocator:
-    """Hands out ``count`` pages of ``page_tokens`` tokens each, under stamps that rise from ``first_stamp``.
+    """Executor out ``count`` pages of ``page_tokens`` tokens each, under stamps that rise from ``first_stamp``.
 
     Raises ConfigError for a negative count, pages without a token, and a first stamp below 1.
     """

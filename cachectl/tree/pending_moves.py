@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from protocol.kv import Move, Pages
 
 
-class Outbox:
+class PendingMoves:
     """Orders in the order in which they were decided, each for one instance or, on shared tiers, for any.
 
     What a plan took along and may never have carried out comes back, and goes in front: it was decided before all that
@@ -29,7 +29,7 @@ class Outbox:
         self._copy_at = copy_at
         # With the number of the plan that brought it back, and whose it is.
         self._orders: dict[Move, tuple[float, str | None]] = {}
-        # How many orders free a node's copy in a place: they are asked for one by one.
+        # How many orders free a node's copy in a cache: they are asked for one by one.
         self._leaving: dict[tuple[str, Tier, str | None], int] = {}
 
     def __len__(self) -> int:
@@ -90,7 +90,7 @@ class Outbox:
             self._remove(move)
 
     def frees(self, node: str, tier: Tier, instance: str | None) -> bool:
-        """Whether an order waits that frees a node's copy in a place."""
+        """Whether an order waits that frees a node's copy in a cache."""
         return (node, tier, instance) in self._leaving
 
     def target(self, order: Move) -> Copy | None:

@@ -1,4 +1,4 @@
-"""Pins: paths that stay whatever comes, within a share of every place."""
+"""Pins: paths that stay whatever comes, within a share of every cache."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import Place
+    from cachectl.tree.tier_cache import TierCache
 
 
 class Pins:
     """Pins paths of nodes. A node's ``pins`` count its own and those of its descendants, which cannot stay without it.
 
-    ``places`` are all places that nodes may lie in, as they are when asked for.
+    ``caches`` are all caches that nodes may lie in, as they are when asked for.
     """
 
-    def __init__(self, places: Iterable[Place]) -> None:
-        self._places = places
+    def __init__(self, caches: Iterable[TierCache]) -> None:
+        self._places = caches
 
     def pin(self, path: Sequence[Node]) -> None:
         """Keep all nodes of a path until it is unpinned. Raises PinRefused; then nothing has changed."""
-        for place, tokens in self._to_come(path):
-            if not place.may_pin(tokens):
+        for cache, tokens in self._to_come(path):
+            if not cache.may_pin(tokens):
                 raise PinRefused(
-                    f"pins may take {PINNED_SHARE:.0%} of the {place.tier} tier's {place.capacity} tokens; "
-                    f"{place.pinned_tokens} are pinned and these are {tokens} more"
+                    f"pins may take {PINNED_SHARE:.0%} of the {cache.tier} tier's {cache.capacity} tokens; "
+                    f"{cache.pinned_tokens} are pinned and these are {tokens} more"
                 )
         for node in path:
             _add(node)
@@ -38,7 +38,7 @@ class Pins:
         """Pin a node's path, unless it is pinned or that would be too much."""
         if not node.pins:
             path = node.path
-            if all(place.may_pin(tokens) for place, tokens in self._to_come(path)):
+            if all(cache.may_pin(tokens) for cache, tokens in self._to_come(path)):
                 for above in path:
                     _add(above)
 
@@ -58,22 +58,22 @@ class Pins:
                     return
                 _take(above, node.pins)
 
-    def _to_come(self, path: Sequence[Node]) -> Iterator[tuple[Place, int]]:
-        """The tokens that pinning a path would pin in each place, those that are pinned already left out."""
-        for place in self._places:
-            yield place, sum(node.room for node in path if not node.pins and place in node.copies)
+    def _to_come(self, path: Sequence[Node]) -> Iterator[tuple[TierCache, int]]:
+        """The tokens that pinning a path would pin in each cache, those that are pinned already left out."""
+        for cache in self._places:
+            yield cache, sum(node.room for node in path if not node.pins and cache in node.copies)
 
 
 def _add(node: Node) -> None:
     node.pins += 1
     if node.pins == 1:
         for copy in node.copies.values():
-            copy.place.pinned_tokens += node.room
+            copy.cache.pinned_tokens += node.room
 
 
 def _take(node: Node, pins: int) -> None:
     node.pins -= pins
     for copy in node.copies.values():
         if not node.pins:
-            copy.place.pinned_tokens -= node.room
-        copy.place.offer(copy)
+            copy.cache.pinned_tokens -= node.room
+        copy.cache.offer(copy)

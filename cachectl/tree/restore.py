@@ -27,7 +27,7 @@ def restore(
     Raises UnknownInstance and InvalidRequest for a report that cannot be true; then nothing has changed.
     """
     for report in reports:
-        tree.placement.place(report.tier, report.instance)
+        tree.tiers.cache(report.tier, report.instance)
         if report.tier is not Tier.GPU and report.instance is not None:
             raise InvalidRequest(f"the {report.tier} tier is shared, it is not {report.instance}'s", param="instance")
         for held in report.nodes:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 class NodeRecord(msgspec.Struct, frozen=True):
     """A node of the tree: what it was to the policies, how often it is pinned itself, and where its copies lie.
 
-    ``places`` are ``gpu@<instance>``, and ``host@`` and ``disk@`` with the name of what instances share: the directory
+    ``caches`` are ``gpu@<instance>``, and ``host@`` and ``disk@`` with the name of what instances share: the directory
     of who holds what. ``last_access`` is the number of the last request that used it.
     """
 
     namespace: str
     path: tuple[str, ...]
     tokens: int
-    places: tuple[str, ...]
+    caches: tuple[str, ...]
     accesses: int
     last_access: int
     average_cost: float
@@ -42,7 +42,7 @@ class DeletionRecord(msgspec.Struct, frozen=True):
     at: float
 
 
-class Recollection(msgspec.Struct, frozen=True):
+class Snapshot(msgspec.Struct, frozen=True):
     """All that is kept: nodes by their keys in hexadecimal, and deletions of which late queries may not know.
 
     ``tick`` is the number of the last request.
@@ -53,10 +53,10 @@ class Recollection(msgspec.Struct, frozen=True):
     deletions: tuple[DeletionRecord, ...] = ()
 
 
-NOTHING_RECOLLECTED = Recollection()
+EMPTY_SNAPSHOT = Snapshot()
 
 
-def recollect(tree: KnowledgeTree, nodes: Iterable[Node], shared: str) -> dict[str, NodeRecord]:
+def snapshot_nodes(tree: KnowledgeTree, nodes: Iterable[Node], shared: str) -> dict[str, NodeRecord]:
     """The records of some nodes, those that the tree has still; ``shared`` names what instances share."""
     return {node.key.hex(): _record(node, shared) for node in nodes if tree.nodes.get(node.key) is node}
 
@@ -67,7 +67,7 @@ def _record(node: Node, shared: str) -> NodeRecord:
         node.root.content,
         tuple([above.content for above in path]),
         node.tokens,
-        tuple([f"{place.tier}@{place.instance or shared}" for place, copy in node.copies.items() if copy.held]),
+        tuple([f"{cache.tier}@{cache.instance or shared}" for cache, copy in node.copies.items() if copy.held]),
         node.accesses,
         node.last_access,
         node.average_cost,
@@ -85,10 +85,10 @@ class StateStore(Protocol):
     def keeps(self) -> bool:
         """Whether it ever keeps anything."""
 
-    async def load(self) -> Recollection:
+    async def load(self) -> Snapshot:
         """What was kept last; nothing where it cannot be had."""
 
-    async def keep(self, before: Recollection, now: Recollection) -> bool:
+    async def keep(self, before: Snapshot, now: Snapshot) -> bool:
         """Make what is kept ``now`` of what was kept ``before``; False where it may be neither."""
 
 
@@ -97,10 +97,10 @@ class NoStore:
 
     keeps = False
 
-    async def load(self) -> Recollection:
+    async def load(self) -> Snapshot:
         """Nothing."""
-        return Recollection()
+        return Snapshot()
 
-    async def keep(self, before: Recollection, now: Recollection) -> bool:  # noqa: ARG002
+    async def keep(self, before: Snapshot, now: Snapshot) -> bool:  # noqa: ARG002
         """Keep nothing."""
         return True

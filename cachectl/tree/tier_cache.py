@@ -1,4 +1,4 @@
-"""A place: one tier of one instance, or a tier that instances share, with its budget."""
+"""A cache: one tier of one instance, or a tier that instances share, with its budget."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 PINNED_SHARE = 0.5
-"""Of a place's capacity, the share that pins may take: the rest stays for what is used."""
+"""Of a cache's capacity, the share that pins may take: the rest stays for what is used."""
 
 
 class Copy:
-    """A node's KV in one place: ``held`` once it is there, before that only room for it is reserved.
+    """A node's KV in one cache: ``held`` once it is there, before that only room for it is reserved.
 
-    ``pages`` are its own in a place that has numbered ones, and None elsewhere.
+    ``pages`` are its own in a cache that has numbered ones, and None elsewhere.
 
     A ``condemned`` copy is not to be found any more, and goes with the last of the plans that may use it still: until
     then its room is taken. ``condemned`` is the number of the last request that may be one of them, and ``users`` how
@@ -30,11 +30,11 @@ class Copy:
     ``entered`` belong to the order of eviction: the copy's entry, 0 for none, and its priority when it was entered.
     """
 
-    __slots__ = ("absent", "condemned", "entered", "held", "node", "pages", "place", "priority", "ticket", "users")
+    __slots__ = ("absent", "cache", "condemned", "entered", "held", "node", "pages", "priority", "ticket", "users")
 
-    def __init__(self, node: Node, place: Place, held: bool, pages: Pages | None = None) -> None:
+    def __init__(self, node: Node, cache: TierCache, held: bool, pages: Pages | None = None) -> None:
         self.node = node
-        self.place = place
+        self.cache = cache
         self.pages = pages
         self.priority = 0.0
         self.held = held
@@ -45,12 +45,12 @@ class Copy:
         self.entered = 0.0
 
 
-class Place:
+class TierCache:
     """A budget of ``capacity`` tokens in a ``tier``, the copies in it, and the order in which leaves leave it.
 
     ``rank`` orders the tiers from 0, the fastest; ``slower`` is where evicted nodes are swapped to. ``clock`` is the
-    greatest priority evicted so far (RAGCache, Algorithm 1): each place ages by itself. Only leaves may go: copies
-    without a child's copy in the same place, neither locked nor pinned. ``instance`` is None for a shared place.
+    greatest priority evicted so far (RAGCache, Algorithm 1): each cache ages by itself. Only leaves may go: copies
+    without a child's copy in the same cache, neither locked nor pinned. ``instance`` is None for a shared cache.
     ``allocator`` hands out its pages, where they have numbers: as many as the budget has.
     """
 
@@ -60,7 +60,7 @@ class Place:
         capacity: int,
         policy: ReplacementPolicy,
         instance: str | None = None,
-        slower: Place | None = None,
+        slower: TierCache | None = None,
         allocator: PageAllocator | None = None,
     ) -> None:
         self.tier = tier
@@ -79,13 +79,13 @@ class Place:
         self._order = policy.order(final=not _has_room_below(self))
 
     @property
-    def aloof(self) -> bool:
-        """Whether this is an instance's own place, and all that it has."""
+    def isolated(self) -> bool:
+        """Whether this is an instance's own cache, and all that it has."""
         return self.instance is not None and self.slower is None
 
     @property
     def turnovers(self) -> float:
-        """How often the place was filled anew: tokens ever inserted over its capacity."""
+        """How often the cache was filled anew: tokens ever inserted over its capacity."""
         return self.inserted_tokens / self.capacity if self.capacity else 0.0
 
     def may_pin(self, tokens: int) -> bool:
@@ -152,7 +152,7 @@ class Place:
         """The leaves to evict so that ``newcomer`` fits, children before parents; none if there is room.
 
         None when it does not fit: too much is in use, or the policy would rather keep what is there. Nothing is evicted
-        yet; the caller removes the victims before anything else touches the place.
+        yet; the caller removes the victims before anything else touches the cache.
         """
         over = self.used + newcomer.room - self.capacity
         victims: list[Copy] = []
@@ -179,7 +179,7 @@ class Place:
         return victims
 
     def spare(self, count: int) -> list[Copy]:
-        """So many leaves, or about as many, that the place can do without best, the lowest first; all of them stay."""
+        """So many leaves, or about as many, that the cache can do without best, the lowest first; all of them stay."""
         leaves = [
             copy for copy in self._order.lowest_few(count) if self._evictable(copy) and self not in copy.node.below
         ]
@@ -209,9 +209,9 @@ class Place:
         self._order.check_integrity()
 
 
-def _has_room_below(place: Place) -> bool:
-    """Whether a slower place takes what leaves this one."""
-    slower = place.slower
+def _has_room_below(cache: TierCache) -> bool:
+    """Whether a slower cache takes what leaves this one."""
+    slower = cache.slower
     while slower is not None and not slower.capacity:
         slower = slower.slower
     return slower is not None

@@ -11,23 +11,23 @@ from protocol.cache import TierStats, TreeNode, TreeView
 if TYPE_CHECKING:
     from cachectl.tree.knowledge_tree import KnowledgeTree
     from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import Place
+    from cachectl.tree.tier_cache import TierCache
 
 
 def tier_stats(tree: KnowledgeTree) -> tuple[TierStats, ...]:
-    """Every place with room: what it holds and what has left it."""
+    """Every cache with room: what it holds and what has left it."""
     return tuple(
         TierStats(
-            place.tier,
-            place.instance,
-            place.capacity,
-            place.used,
-            place.pinned_tokens,
-            place.copies,
-            place.evictions,
+            cache.tier,
+            cache.instance,
+            cache.capacity,
+            cache.used,
+            cache.pinned_tokens,
+            cache.copies,
+            cache.evictions,
         )
-        for place in tree.placement
-        if place.capacity
+        for cache in tree.tiers
+        if cache.capacity
     )
 
 
@@ -80,7 +80,7 @@ def _view(node: Node, shown: dict[Node, list[Node]], tick: int) -> TreeNode:
         key=node.key.hex(),
         content=node.content,
         tokens=node.tokens,
-        places=tuple(_name(place) for place, copy in node.copies.items() if copy.held),
+        places=tuple(_name(cache) for cache, copy in node.copies.items() if copy.held),
         frequency=node.frequency,
         requests_ago=tick - node.last_access,
         locked=node.locks > 0,
@@ -90,5 +90,5 @@ def _view(node: Node, shown: dict[Node, list[Node]], tick: int) -> TreeNode:
     )
 
 
-def _name(place: Place) -> str:
-    return place.tier.value if place.instance is None else f"{place.tier.value}@{place.instance}"
+def _name(cache: TierCache) -> str:
+    return cache.tier.value if cache.instance is None else f"{cache.tier.value}@{cache.instance}"

@@ -8,7 +8,7 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
-from cachectl.tree.snapshot import DeletionRecord, NodeRecord, NoStore, Recollection, StateStore
+from cachectl.tree.snapshot import DeletionRecord, NodeRecord, NoStore, Snapshot, StateStore
 from services.redis.link import RedisAway, RedisLink
 from services.redis.metrics import RedisMetrics
 from services.redis.settings import RedisSettings
@@ -41,7 +41,7 @@ class RedisControllerState:
         self._anew = f"{prefix}:kv:nodes:anew"
         self._others = f"{prefix}:kv:others"
 
-    async def load(self) -> Recollection:
+    async def load(self) -> Snapshot:
         """What was kept last; nothing where Redis is away, or has what cannot be read."""
         client = self._link.client
         try:
@@ -52,16 +52,16 @@ class RedisControllerState:
                 cursor, some = await self._scan(cursor or 0)
                 nodes |= {key.decode(): msgspec.msgpack.decode(node, type=NodeRecord) for key, node in some.items()}
             if others is None:
-                return Recollection()
+                return Snapshot()
             known = msgspec.msgpack.decode(others, type=_Others)
-            return Recollection(known.tick, nodes, known.deletions)
+            return Snapshot(known.tick, nodes, known.deletions)
         except RedisAway:
             log.warning("the former controller's state cannot be had: Redis is away")
         except msgspec.MsgspecError as error:
             log.warning("the former controller's state cannot be read", error=str(error))
-        return Recollection()
+        return Snapshot()
 
-    async def keep(self, before: Recollection, now: Recollection) -> bool:
+    async def keep(self, before: Snapshot, now: Snapshot) -> bool:
         """Make what is kept ``now`` of what was kept ``before``; all of it anew where that is nothing."""
         try:
             if before.nodes or before.tick:

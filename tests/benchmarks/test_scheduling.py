@@ -88,8 +88,8 @@ def test_as_many_requests_are_measured_as_were_asked_for(requests):
 def test_the_tree_is_full_and_stays_so(policy):
     load = loaded(policy)
     for _ in range(3):
-        gpu = load._tree.placement.gpu("one")
-        assert load._tree.placement.host.used + DOCUMENT_TOKENS > load._tree.placement.host.capacity
+        gpu = load._tree.tiers.gpu("one")
+        assert load._tree.tiers.host.used + DOCUMENT_TOKENS > load._tree.tiers.host.capacity
         # What runs has its room reserved, so the GPU is nearly full at least.
         assert gpu.used + RUNNING * TOP_K * DOCUMENT_TOKENS >= gpu.capacity
         load.measure(40)
@@ -108,10 +108,10 @@ def test_others_run_and_wait_while_a_request_is_decided_on():
 
 def test_evictions_of_growing_are_not_counted_among_those_measured():
     load = loaded("LRU")
-    assert sum(place.evictions for place in load._tree.placement) > 0
-    before = sum(place.evictions for place in load._tree.placement)
+    assert sum(place.evictions for place in load._tree.tiers) > 0
+    before = sum(place.evictions for place in load._tree.tiers)
     load.measure(30)
-    after = sum(place.evictions for place in load._tree.placement)
+    after = sum(place.evictions for place in load._tree.tiers)
     assert load.row().evictions == after - before > 0
 
 

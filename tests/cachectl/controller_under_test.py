@@ -39,12 +39,12 @@ class Costs:
 
 
 @contextmanager
-def checked_controllers(clock: Clock, hands=None, **defaults) -> Iterator[Callable[..., Controller]]:
+def checked_controllers(clock: Clock, executor=None, **defaults) -> Iterator[Callable[..., Controller]]:
     """Makes controllers, on one clock and with these settings unless told otherwise, and checks each at the end."""
     built = []
 
     def build(
-        *instances: str, gpu=1000, host=0, disk=0, hands=hands, load_s=0.0, fingerprint="", step=None, **settings
+        *instances: str, gpu=1000, host=0, disk=0, executor=executor, load_s=0.0, fingerprint="", step=None, **settings
     ):
         controller = Controller(
             ControllerSettings(**{"lease_s": LEASE_S, "prepare_after_s": None} | defaults | settings),
@@ -53,7 +53,7 @@ def checked_controllers(clock: Clock, hands=None, **defaults) -> Iterator[Callab
             Costs(load_s),
             Capacities(gpu, host, disk),
             fingerprint=fingerprint,
-            hands=hands,
+            executor=executor,
             step=step,
             wall_clock=clock,
         )

@@ -31,8 +31,8 @@ def tree_of(name, gpu, host=0, cost=linear, instances=("one",)) -> KnowledgeTree
 
 def ask(tree: KnowledgeTree, path: str, instance: str = "one") -> Grant:
     documents = [PathDocument(content, 2 if content.isupper() else 1) for content in path]
-    grant = tree.grant(path, NAMESPACE, documents, path_keys(NAMESPACE, path), 0, instance, 0.0)
-    tree.settle(grant, kept=True)
+    grant = tree.admit(path, NAMESPACE, documents, path_keys(NAMESPACE, path), 0, instance, 0.0)
+    tree.complete(grant, kept=True)
     return grant
 
 
@@ -45,7 +45,7 @@ def evicted_by(tree: KnowledgeTree, path: str, tier: Tier = Tier.GPU) -> str:
 
 def priority(tree: KnowledgeTree, path: str, tier: Tier = Tier.GPU) -> float:
     node = tree.nodes[path_keys(NAMESPACE, path)[-1]]
-    copy = node.copies[tree.placement.place(tier, "one")]
+    copy = node.copies[tree.tiers.cache(tier, "one")]
     return tree.policy.current(copy)
 
 

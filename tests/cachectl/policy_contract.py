@@ -13,7 +13,7 @@ from cachectl.tree.grant import Grant, PathDocument
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.node import path_keys
-from cachectl.tree.tier_cache import Copy, Place
+from cachectl.tree.tier_cache import Copy, TierCache
 from cachectl.tree.tier_manager import Capacities
 from protocol.tiers import Tier
 
@@ -42,7 +42,7 @@ def tree_for(make_policy: PolicyFactory, trace: Sequence[str], capacities: Capac
 
 def grant_of(tree: KnowledgeTree, path: str) -> Grant:
     documents = [PathDocument(content, TOKENS.get(content, 1)) for content in path]
-    return tree.grant(str(tree.tick), NAMESPACE, documents, path_keys(NAMESPACE, path), 0, "one", float(tree.tick))
+    return tree.admit(str(tree.tick), NAMESPACE, documents, path_keys(NAMESPACE, path), 0, "one", float(tree.tick))
 
 
 def serve(tree: KnowledgeTree, trace: Sequence[str], waiting: int = 3) -> Iterator[Grant]:
@@ -55,17 +55,17 @@ def serve(tree: KnowledgeTree, trace: Sequence[str], waiting: int = 3) -> Iterat
             entered += 1
         lookahead.leave(f"waiting {number}")
         grant = grant_of(tree, path)
-        tree.settle(grant, kept=True)
+        tree.complete(grant, kept=True)
         yield grant
 
 
 def cached(tree: KnowledgeTree, path: str) -> list[Tier]:
-    return [copy.place.tier for copy in tree.match(NAMESPACE, path, "one")]
+    return [copy.cache.tier for copy in tree.match(NAMESPACE, path, "one")]
 
 
-def leaves(tree: KnowledgeTree, place: object) -> list[Copy]:
-    """The copies that may leave a place now, by the rule and not by the place's own books."""
-    here = [node.copies[place] for node in tree.nodes.values() if place in node.copies]
+def leaves(tree: KnowledgeTree, cache: object) -> list[Copy]:
+    """The copies that may leave a cache now, by the rule and not by the cache's own books."""
+    here = [node.copies[cache] for node in tree.nodes.values() if cache in node.copies]
     parents = {copy.node.parent for copy in here}
     return [
         copy for copy in here if copy.held and not copy.node.locks and not copy.node.pins and copy.node not in parents
@@ -73,13 +73,13 @@ def leaves(tree: KnowledgeTree, place: object) -> list[Copy]:
 
 
 class WatchedOrder(EvictionOrder):
-    """A place's order, which has ``look`` called with each copy that is about to be evicted."""
+    """A cache's order, which has ``look`` called with each copy that is about to be evicted."""
 
-    def __init__(self, place: Place, look: Callable[[Copy], None]) -> None:
-        self._place = place
+    def __init__(self, cache: TierCache, look: Callable[[Copy], None]) -> None:
+        self._place = cache
         self._look = look
-        self._seen = place.evictions
-        self._order = place._order
+        self._seen = cache.evictions
+        self._order = cache._order
 
     def enter(self, copy: Copy) -> None:
         self._order.enter(copy)
@@ -109,8 +109,8 @@ class WatchedOrder(EvictionOrder):
 
 def watch_evictions(tree: KnowledgeTree, look: Callable[[Copy], None]) -> None:
     """Have ``look`` called with each copy that is about to be evicted."""
-    for place in tree.placement:
-        place._order = WatchedOrder(place, look)
+    for cache in tree.tiers:
+        cache._order = WatchedOrder(cache, look)
 
 
 class PolicyContract:
@@ -121,9 +121,9 @@ class PolicyContract:
     def test_no_place_ever_holds_more_than_its_capacity(self, make_policy: PolicyFactory, trace, capacities):
         tree = tree_for(make_policy, trace, capacities)
         for _ in serve(tree, trace):
-            for place, capacity in zip(tree.placement, capacities, strict=True):
-                held = sum(node.tokens for node in tree.nodes.values() if place in node.copies)
-                assert held == place.used <= capacity
+            for cache, capacity in zip(tree.tiers, capacities, strict=True):
+                held = sum(node.tokens for node in tree.nodes.values() if cache in node.copies)
+                assert held == cache.used <= capacity
 
     @given(traces, budgets)
     @examples
@@ -142,11 +142,11 @@ class PolicyContract:
 
         def state() -> tuple[dict, list[int]]:
             copies = {key: list(node.copies) for key, node in tree.nodes.items()}
-            return copies, [place.evictions for place in tree.placement]
+            return copies, [cache.evictions for cache in tree.tiers]
 
         before = state()
         for grant in serve(tree, trace):
-            if all(step.source is Tier.GPU for step in grant.steps):
+            if all(step.source is Tier.GPU for step in grant.documents):
                 assert not grant.reserved
                 assert state() == before
             before = state()
@@ -156,7 +156,7 @@ class PolicyContract:
     def test_only_leaves_are_evicted_and_of_them_the_one_of_lowest_priority(
         self, make_policy: PolicyFactory, trace, capacities
     ):
-        """Sampled orders are exact in places as small as these."""
+        """Sampled orders are exact in caches as small as these."""
         tree = tree_for(make_policy, trace, capacities)
         policy = tree.policy
 
@@ -165,14 +165,14 @@ class PolicyContract:
         def goes_next(victim: Copy) -> None:
             nonlocal evicted
             evicted += 1
-            candidates = leaves(tree, victim.place)
+            candidates = leaves(tree, victim.cache)
             assert victim in candidates
             assert policy.current(victim) == min(policy.current(copy) for copy in candidates)
 
         watch_evictions(tree, goes_next)
         for _ in serve(tree, trace):
             pass
-        assert evicted == sum(place.evictions for place in tree.placement)
+        assert evicted == sum(cache.evictions for cache in tree.tiers)
 
     @given(traces, budgets, st.data())
     @examples
@@ -193,7 +193,7 @@ class PolicyContract:
     def test_locked_and_pinned_nodes_stay(self, make_policy: PolicyFactory, trace, capacity):
         tree = tree_for(make_policy, ["ab", "x", "ab", *trace], Capacities(capacity))
         for path in ("ab", "x"):
-            tree.settle(grant_of(tree, path), kept=True)
+            tree.complete(grant_of(tree, path), kept=True)
         locked, pinned = cached(tree, "ab"), cached(tree, "x")
         running = grant_of(tree, "ab")
         if pinned:
@@ -201,14 +201,14 @@ class PolicyContract:
         for _ in serve(tree, trace):
             assert cached(tree, "ab")[: len(locked)] == locked
             assert cached(tree, "x")[: len(pinned)] == pinned
-        tree.settle(running, kept=True)
+        tree.complete(running, kept=True)
         check_integrity(tree)
 
     @given(traces, budgets)
     @examples
     def test_the_same_trace_leads_to_the_same_decisions(self, make_policy: PolicyFactory, trace, capacities):
         once, again = (
-            [(grant.steps, grant.moves) for grant in serve(tree_for(make_policy, trace, capacities), trace)]
+            [(grant.documents, grant.moves) for grant in serve(tree_for(make_policy, trace, capacities), trace)]
             for _ in range(2)
         )
         assert once == again
@@ -230,5 +230,5 @@ class PolicyContract:
     ):
         trace = ["a"] * 20
         tree = tree_for(make_policy, trace, capacities)
-        hits = [grant.steps[0].source is not None for grant in serve(tree, trace)]
+        hits = [grant.documents[0].source is not None for grant in serve(tree, trace)]
         assert sum(hits) == (19 if tree.policy.keeps else 0)

@@ -5,19 +5,19 @@ import asyncio
 import pytest
 from redis_cases import linked
 
-from cachectl.tree.snapshot import DeletionRecord, NodeRecord, Recollection
+from cachectl.tree.snapshot import DeletionRecord, NodeRecord, Snapshot
 from services.redis.controller_state import RedisControllerState
 
-NOTHING = Recollection()
+NOTHING = Snapshot()
 
 
 def node(name: str, accesses: int = 1) -> NodeRecord:
     return NodeRecord("tenant", (name,), 10, ("gpu@one", "disk@rack"), accesses, accesses, 0.5, 0)
 
 
-def some(count: int, accesses: int = 1, tick: int = 7) -> Recollection:
+def some(count: int, accesses: int = 1, tick: int = 7) -> Snapshot:
     nodes = {f"{number:04x}": node(f"document {number}", accesses) for number in range(count)}
-    return Recollection(tick, nodes, (DeletionRecord("gone", None, 12.5), DeletionRecord("too", "tenant", 13.0)))
+    return Snapshot(tick, nodes, (DeletionRecord("gone", None, 12.5), DeletionRecord("too", "tenant", 13.0)))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ async def test_changes_are_put_into_what_is_there(state):
     await state.keep(NOTHING, before)
     nodes = {**before.nodes, "0000": node("document 0", 5), "beef": node("new")}
     del nodes["0001"]
-    after = Recollection(9, nodes, ())
+    after = Snapshot(9, nodes, ())
     assert await state.keep(before, after)
     assert await state.load() == after
 

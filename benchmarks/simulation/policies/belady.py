@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from cachectl.policies.lookahead import Lookahead
     from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import Copy, Place
+    from cachectl.tree.tier_cache import Copy, TierCache
 
 
 class Belady(ReplacementPolicy):
@@ -46,14 +46,14 @@ class Belady(ReplacementPolicy):
             if not uses:
                 del self._uses[key]
 
-    def priority(self, node: Node, place: Place) -> float:  # noqa: ARG002
+    def priority(self, node: Node, cache: TierCache) -> float:  # noqa: ARG002
         """Seconds saved per token and request of waiting."""
         uses = self._uses.get(node.key)
         return node.average_cost / max(1, uses[0] - self._tick) if uses else 0.0
 
     def current(self, copy: Copy) -> float:
         """The same at this moment: it rises as the next use comes nearer."""
-        return self.priority(copy.node, copy.place)
+        return self.priority(copy.node, copy.cache)
 
     def admits(self, newcomer: float, victim: float) -> bool:
         """Whether the newcomer pays sooner."""

@@ -8,7 +8,7 @@ from cachectl.policies.base import ReplacementPolicy
 
 if TYPE_CHECKING:
     from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import Place
+    from cachectl.tree.tier_cache import TierCache
 
 ALPHA = 0.6
 """The weight of frequency; recency has the rest."""
@@ -17,13 +17,13 @@ ALPHA = 0.6
 class FrequencyRecency(ReplacementPolicy):
     """Priority = α · frequency + (1 − α) · recency, α = 0.6.
 
-    Recency is the place's age at the last access, in turnovers (tokens ever inserted over its capacity): a node loses
-    one point while the place is filled once. Differences between nodes do not change as time passes, so a priority
+    Recency is the cache's age at the last access, in turnovers (tokens ever inserted over its capacity): a node loses
+    one point while the cache is filled once. Differences between nodes do not change as time passes, so a priority
     holds until the next access.
     """
 
     name: ClassVar[str] = "HYBRID"
 
-    def priority(self, node: Node, place: Place) -> float:
+    def priority(self, node: Node, cache: TierCache) -> float:
         """α · frequency + (1 − α) · turnovers."""
-        return ALPHA * node.frequency + (1 - ALPHA) * place.turnovers
+        return ALPHA * node.frequency + (1 - ALPHA) * cache.turnovers

@@ -8,7 +8,7 @@ from cachectl.policies.base import ReplacementPolicy
 
 if TYPE_CHECKING:
     from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import Copy, Place
+    from cachectl.tree.tier_cache import Copy, TierCache
 
 ALPHA = 0.2
 """The weight of past frequency; what the queue needs has the rest."""
@@ -22,7 +22,7 @@ class LookaheadAware(ReplacementPolicy):
 
     name: ClassVar[str] = "LACR"
 
-    def priority(self, node: Node, place: Place) -> float:  # noqa: ARG002
+    def priority(self, node: Node, cache: TierCache) -> float:  # noqa: ARG002
         """The part that only accesses change."""
         return ALPHA * node.frequency
 

@@ -8,7 +8,7 @@ from cachectl.policies.base import ReplacementPolicy
 
 if TYPE_CHECKING:
     from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import Place
+    from cachectl.tree.tier_cache import TierCache
 
 
 class LeastFrequentlyUsed(ReplacementPolicy):
@@ -16,6 +16,6 @@ class LeastFrequentlyUsed(ReplacementPolicy):
 
     name: ClassVar[str] = "LFU"
 
-    def priority(self, node: Node, place: Place) -> float:  # noqa: ARG002
+    def priority(self, node: Node, cache: TierCache) -> float:  # noqa: ARG002
         """The node's frequency."""
         return node.frequency

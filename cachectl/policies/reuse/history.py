@@ -47,7 +47,7 @@ class History:
 
     ``band`` is where it stands and ``row`` numbers its band and its class of uses; ``last_in_request`` says whether its
     latest request had nothing behind it, ``resident`` whether the tree has it; ``example`` is what the model waits to
-    learn from it. ``at`` is its place in the table.
+    learn from it. ``at`` is its cache in the table.
     """
 
     __slots__ = (
@@ -109,7 +109,7 @@ class Histories:
     def __init__(self, random: Random) -> None:
         self._random = random.random
         self._by_key: dict[bytes, History] = {}
-        # For draws: a history knows its place here.
+        # For draws: a history knows its cache here.
         self._table: list[History] = []
         # Those that the tree does not have, by their last use or their eviction, oldest first.
         self._ghosts: OrderedDict[History, None] = OrderedDict()

@@ -10,8 +10,8 @@ from ray import serve
 
 from cachectl.runtime.gc_tuning import collect_while_idle, spare_full_collections
 from cachectl.runtime.live_controller import LiveController
-from cachectl.runtime.snapshot_saver import Keeper
-from cachectl.tree.snapshot import Recollection
+from cachectl.runtime.snapshot_saver import SnapshotSaver
+from cachectl.tree.snapshot import Snapshot
 from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.errors import DeployFailed, Unavailable
 from protocol.kv import LostCopy
@@ -41,8 +41,8 @@ class ControllerDeployment:
         store = await self._open.enter_async_context(controller_state(config.redis))
         await _start(self._live, engines, await store.load())
         self._controller = self._live.controller
-        self._keeper = Keeper(self._controller, store, config.controller.state_interval_s)
-        await self._open.enter_async_context(self._keeper.keeping())
+        self._keeper = SnapshotSaver(self._controller, store, config.controller.state_interval_s)
+        await self._open.enter_async_context(self._keeper.saving())
         self._following = asyncio.create_task(self._follow())
 
     async def on_candidates(self, query_id: str, documents: Sequence[str], final: bool) -> SpeculationDecision:
@@ -125,12 +125,12 @@ class ControllerDeployment:
                 log.exception("the generator could not be followed")
 
 
-async def _start(live: LiveController, engines: GeneratorHandle, recollection: Recollection) -> None:
+async def _start(live: LiveController, engines: GeneratorHandle, snapshot: Snapshot) -> None:
     """Start over the first engine that runs, however long its model takes to load, and again if it goes meanwhile."""
     while True:
         try:
             await engines.ready()
-            return await live.start(_log_progress, recollection)
+            return await live.start(_log_progress, snapshot)
         except DeployFailed:
             raise
         except Unavailable:

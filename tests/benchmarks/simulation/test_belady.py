@@ -80,7 +80,7 @@ def most_hits(trace: str, room: int) -> int:
     [
         # 20 references: LRU faults 12 times, the optimum that lets everything in 9 times.
         (TEXTBOOK, 3, 8, 11),
-        # 12 references: LRU faults 10 times with three places and 8 times with four, the optimum 7 and 6 times.
+        # 12 references: LRU faults 10 times with three caches and 8 times with four, the optimum 7 and 6 times.
         (ANOMALY, 3, 2, 5),
         (ANOMALY, 4, 4, 6),
         # A loop over one document too many: LRU finds nothing, the optimum keeps all but one of the loop.
@@ -141,8 +141,8 @@ def tree_of(future: list[str], room: int = 10) -> KnowledgeTree:
 def serve(tree: KnowledgeTree, *paths: str) -> None:
     for path in paths:
         documents = [PathDocument(content, 1) for content in path]
-        grant = tree.grant(path, "tenant", documents, path_keys("tenant", path), 0, "one", 0.0)
-        tree.settle(grant, kept=True)
+        grant = tree.admit(path, "tenant", documents, path_keys("tenant", path), 0, "one", 0.0)
+        tree.complete(grant, kept=True)
 
 
 def priority(tree: KnowledgeTree, path: str) -> float:

@@ -258,7 +258,7 @@ def test_hit_rates_are_shares_of_documents_and_of_their_tokens():
 
 
 def test_evictions_are_counted_by_tier():
-    # Into one place of the GPU and one of host: b drives a down, c drives b down and a out.
+    # Into one cache of the GPU and one of host: b drives a down, c drives b down and a out.
     served = run(ask(0, "a"), ask(100, "b"), ask(200, "c"), room=Capacities(10, 10))
     assert served.result.evictions_by_tier == {"gpu": 2, "host": 1, "disk": 0}
     assert served.result.evictions == 3
@@ -320,7 +320,7 @@ def test_a_system_prompt_is_pinned():
     passing = [ask(100 * number, f"{number}") for number in range(1, 9)]
     served = run(ask(0, "a", **fields), *passing, ask(1000, "a", **fields), room=Capacities(40))
     assert served.ttft[-1] == pytest.approx(1 + 12)
-    assert served.tree.placement.gpu("instance-0").pinned_tokens == 10
+    assert served.tree.tiers.gpu("instance-0").pinned_tokens == 10
 
 
 def test_documents_behind_different_system_prompts_are_different():
@@ -411,9 +411,9 @@ def test_memory_goes_with_the_tree_and_the_queues_and_not_with_the_requests(poli
         assert len(served.scheduler._lookahead._needed) <= 2 * WAITING
         # From a microsecond to ten days by one percent each.
         assert len(simulator._ttft._counts) <= 2800
-        for place in tree.placement:
+        for cache in tree.tiers:
             # Entries of copies that are gone are swept.
-            assert len(getattr(place._order, "_entries", ())) <= 64 + 2 * nodes
+            assert len(getattr(cache._order, "_entries", ())) <= 64 + 2 * nodes
         if policy == "FORESIGHT":
             histories = tree.policy._histories
             assert len(histories) <= nodes + max(500, 2 * nodes) + 2

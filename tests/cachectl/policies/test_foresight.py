@@ -34,14 +34,14 @@ def tree_of(gpu: int, host: int = 0, policy: str = "FORESIGHT", instances=("one"
 
 def begin(tree: KnowledgeTree, path, tokens: int = 1, instance: str = "one") -> Grant:
     documents = [PathDocument(content, tokens) for content in path]
-    return tree.grant(str(tree.tick), NAMESPACE, documents, path_keys(NAMESPACE, path), 0, instance, 0.0)
+    return tree.admit(str(tree.tick), NAMESPACE, documents, path_keys(NAMESPACE, path), 0, instance, 0.0)
 
 
 def ask(tree: KnowledgeTree, *path: str, tokens: int = 1, instance: str = "one") -> int:
     """Serve a request; the documents that it finds."""
     grant = begin(tree, path, tokens, instance)
-    tree.settle(grant, kept=True)
-    return sum(step.source is not None for step in grant.steps)
+    tree.complete(grant, kept=True)
+    return sum(step.source is not None for step in grant.documents)
 
 
 def kept(tree: KnowledgeTree, *path: str) -> bool:
@@ -137,7 +137,7 @@ def test_what_a_waiting_request_needs_survives(host):
     ever_new(tree, 200)
     for _ in range(50):
         ask(tree, "popular"), ask(tree, "also popular"), ask(tree, "popular too")
-    assert [copy.place.tier for copy in tree.match(NAMESPACE, ["needed"], "one")] == [Tier.GPU]
+    assert [copy.cache.tier for copy in tree.match(NAMESPACE, ["needed"], "one")] == [Tier.GPU]
     assert ask(tree, "needed") == 1
 
 
@@ -196,7 +196,7 @@ def test_a_newcomer_that_is_worth_no_more_is_not_kept():
     tree = tree_of(2)
     for _ in range(20):
         ask(tree, "a"), ask(tree, "b")
-    assert begin(tree, ["newcomer"]).steps[0].kept is None
+    assert begin(tree, ["newcomer"]).documents[0].kept is None
     assert kept(tree, "a")
     assert kept(tree, "b")
 
@@ -254,8 +254,8 @@ def decisions(salt: int) -> list[tuple]:
     seen = []
     for _ in range(800):
         grant = begin(tree, [f"{int(random.paretovariate(0.6)) % 200}", f"{int(random.paretovariate(1))}"])
-        tree.settle(grant, kept=True)
-        seen.append((grant.steps, grant.moves))
+        tree.complete(grant, kept=True)
+        seen.append((grant.documents, grant.moves))
     return seen
 
 
@@ -310,7 +310,7 @@ def test_what_it_remembers_goes_with_the_tree_and_not_with_the_requests():
 
 def test_long_requests_do_not_expect_more_than_is_learnt_from():
     # Thirty documents a request, as in traces of conversations.
-    waiting, histories = expectations_after(([f"{number} {place}" for place in range(30)] for number in range(600)), 30)
+    waiting, histories = expectations_after(([f"{number} {cache}" for cache in range(30)] for number in range(600)), 30)
     assert waiting <= histories
 
 
@@ -342,7 +342,7 @@ def test_a_document_that_was_deleted_in_use_and_came_back_is_resident_once():
     tree.delete("a")
     ask(tree, "a")
     assert not kept(tree, "a")
-    tree.settle(old, kept=True)
+    tree.complete(old, kept=True)
     ask(tree, "a")
     history = policy_of(tree)._histories.get(path_keys(NAMESPACE, ["a"])[0])
     assert history.resident

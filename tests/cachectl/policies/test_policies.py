@@ -60,7 +60,7 @@ def test_only_the_baseline_keeps_nothing():
 
 def test_none_keeps_nothing_of_any_path():
     tree = tree_of("NONE", 10, 10)
-    assert [ask(tree, path).steps[0].kept for path in ["ab", "ab", "a"]] == [None, None, None]
+    assert [ask(tree, path).documents[0].kept for path in ["ab", "ab", "a"]] == [None, None, None]
     assert not tree.nodes
 
 
@@ -88,7 +88,7 @@ def test_gdsf_lets_a_frequent_document_age():
     assert (priority(tree, "a"), priority(tree, "b")) == (3.0, 1.0)
     # c drives b (1) out: Clock 1, c 1 + 1 = 2.  d drives c (2) out: Clock 2, d 3.  e: a (3, used in 3) before d (3).
     assert [evicted_by(tree, path) for path in "cde"] == ["b", "c", "a"]
-    assert tree.placement.gpu("one").clock == 3.0
+    assert tree.tiers.gpu("one").clock == 3.0
     assert priority(tree, "e") == 4.0
 
 
@@ -141,15 +141,15 @@ def test_pgdsf_averages_over_the_requests_that_missed(uses, victim):
 def test_pgdsf_counts_the_question_among_what_was_computed():
     # One document and a question of one token: T(0, 2)/2 = 2 a token.
     tree = tree_of("PGDSF", 2, cost=quadratic)
-    grant = tree.grant("q", NAMESPACE, [PathDocument("a", 1)], path_keys(NAMESPACE, "a"), 1, "one", 0.0)
-    tree.settle(grant, kept=True)
+    grant = tree.admit("q", NAMESPACE, [PathDocument("a", 1)], path_keys(NAMESPACE, "a"), 1, "one", 0.0)
+    tree.complete(grant, kept=True)
     assert priority(tree, "a") == 2.0
 
 
 def test_pgdsf_has_a_clock_for_each_tier_the_greatest_priority_evicted_there():
     # GPU: 1 token, host: 2. Priorities in the GPU, as all cost 1: a a 2, b, c, d ...
     tree = tree_of("PGDSF", 1, 2)
-    gpu, host = tree.placement.gpu("one"), tree.placement.host
+    gpu, host = tree.tiers.gpu("one"), tree.tiers.host
     for path in "aa":
         ask(tree, path)
     # b drives a (2) to host, where it is worth 0 + 1 · 2: the host's clock still stands at 0.
@@ -175,4 +175,4 @@ def test_a_clock_belongs_to_an_instance():
     tree = tree_of("PGDSF", 1, instances=("one", "two"))
     for path in "ab":
         ask(tree, path, "one")
-    assert (tree.placement.gpu("one").clock, tree.placement.gpu("two").clock) == (1.0, 0.0)
+    assert (tree.tiers.gpu("one").clock, tree.tiers.gpu("two").clock) == (1.0, 0.0)

@@ -721,7 +721,7 @@ async def test_stats_tell_tiers_and_planned_tokens(build):
     stats = await controller.stats()
     assert (stats.policy, stats.admitted, stats.running, stats.largest_overtake) == ("PGDSF", 2, 1, 0)
     assert (stats.planned_cached_tokens, stats.planned_tokens) == (0, 40)
-    # "b" made room for "s" and went to host memory; "a" made room for "c" and took the place of "b" there.
+    # "b" made room for "s" and went to host memory; "a" made room for "c" and took the cache of "b" there.
     assert stats.tiers == (
         TierStats(GPU, "one", 20, 20, 10, nodes=2, evictions=2),
         TierStats(GPU, "two", 20, 0, 0, nodes=0, evictions=0),

@@ -1,4 +1,4 @@
-"""Every turn reaches somebody and every place is given back, whatever meets in one moment."""
+"""Every turn reaches somebody and every cache is given back, whatever meets in one moment."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -29,7 +29,7 @@ class Turns:
         instances: int = 1,
         gpu: int = 1000,
         host: int = 0,
-        hands=None,
+        executor=None,
         engine_step: StepBudget | None = None,
         prefill_s: float = 1.0,
         **bounds: int | str,
@@ -42,12 +42,12 @@ class Turns:
             self.clock,
             Costs(prefill_s=prefill_s),
             Capacities(gpu, host),
-            hands=hands,
+            executor=executor,
             step=engine_step,
         )
 
     async def runs(self, query_id: str, documents: str = "") -> None:
-        """Admit a query that finds a free place."""
+        """Admit a query that finds a free cache."""
         async with asyncio.timeout(0):
             await self.controller.admit(ask(query_id, documents, tokens=1))
 
@@ -173,7 +173,7 @@ async def test_ending_a_query_twice_frees_one_place():
 
 
 async def test_one_end_gives_all_free_places_away(turns):
-    """A place that was given back by a cancelled turn is as good as any other."""
+    """A cache that was given back by a cancelled turn is as good as any other."""
     turns = Turns(max_running=2)
     await turns.runs("a")
     await turns.runs("b")
@@ -287,7 +287,7 @@ async def test_a_wait_that_is_cancelled_gives_its_place_up(turns):
 async def test_a_turn_that_comes_as_its_query_is_cancelled_goes_to_the_next(turns):
     await turns.runs("running")
     gone, patient = await turns.waits("gone"), await turns.waits("patient")
-    await turns.ends("running")  # hands the place to "gone" ...
+    await turns.ends("running")  # hands the cache to "gone" ...
     gone.cancel()  # ... which leaves in the same tick
     await patient
     await cancelled(gone)
@@ -298,7 +298,7 @@ async def test_a_query_that_is_cancelled_as_its_turn_comes_passes_it_on(turns):
     await turns.runs("running")
     gone, patient = await turns.waits("gone"), await turns.waits("patient")
     gone.cancel()  # it has not heard of this yet ...
-    await turns.ends("running")  # ... when it is given the place
+    await turns.ends("running")  # ... when it is given the cache
     await patient
     await cancelled(gone)
     assert await turns.load() == (1, 0)
@@ -366,7 +366,7 @@ async def test_a_report_on_a_wait_ends_it_cancelled(turns):
 async def test_a_report_that_comes_as_the_turn_does_gives_no_plan(turns):
     await turns.runs("running")
     gone, patient = await turns.waits("gone"), await turns.waits("patient")
-    await turns.ends("running")  # hands the place to "gone" ...
+    await turns.ends("running")  # hands the cache to "gone" ...
     await turns.ends("gone")  # ... which has not heard of it
     await patient
     await cancelled(gone)
@@ -389,7 +389,7 @@ async def test_a_wait_that_was_ended_takes_nothing_from_the_same_query_come_agai
     first = await turns.waits("again")
     await turns.ends("again")
     await turns.ends("running")
-    await turns.runs("again")  # takes the free place before the first wait has heard of its end
+    await turns.runs("again")  # takes the free cache before the first wait has heard of its end
     await cancelled(first)
     assert await turns.load() == (1, 0)
     await turns.ends("again")
@@ -398,7 +398,7 @@ async def test_a_wait_that_was_ended_takes_nothing_from_the_same_query_come_agai
 async def test_a_turn_that_was_ended_takes_nothing_from_the_same_query_come_again(turns):
     await turns.runs("running")
     first = await turns.waits("again")
-    await turns.ends("running")  # hands the place to the first wait ...
+    await turns.ends("running")  # hands the cache to the first wait ...
     await turns.ends("again")  # ... which has not heard of it ...
     await turns.runs("again")  # ... when the query comes again
     await cancelled(first)
@@ -412,7 +412,7 @@ async def test_a_cancelled_wait_whose_turn_came_and_was_ended_has_nothing_to_giv
     gone, patient = await turns.waits("gone"), await turns.waits("patient")
     if cancelled_first:
         gone.cancel()
-    await turns.ends("running")  # hands the place to "gone" ...
+    await turns.ends("running")  # hands the cache to "gone" ...
     await turns.ends("gone")  # ... and takes it back before "gone" has heard of either
     if not cancelled_first:
         gone.cancel()
@@ -463,7 +463,7 @@ steps = st.tuples(
 
 
 class Clumsy:
-    """Hands that take a while, are not there every third time, and lose the first of what they copy."""
+    """Executor that take a while, are not there every third time, and lose the first of what they copy."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -486,7 +486,7 @@ class Crowd(Turns):
     """Queries that come, go, report and are lost in any order, and all that must be true meanwhile and at the end."""
 
     def __init__(self, handy: bool = False, **bounds: int | str) -> None:
-        super().__init__(hands=Clumsy() if handy else None, **bounds)
+        super().__init__(executor=Clumsy() if handy else None, **bounds)
         self.deletions: list[asyncio.Task[int]] = []
         self.tasks: dict[str, asyncio.Task[PrefillPlan]] = {}
         self.gone: list[asyncio.Task[PrefillPlan]] = []

@@ -18,7 +18,7 @@ GPU, HOST, DISK = Tier
 
 
 class Engines:
-    """Hands that note what each instance does, and wait at those that are ``held`` until the test lets go of them."""
+    """Executor that notes what each instance does, and waits at those that are ``held`` until the test lets go."""
 
     def __init__(self) -> None:
         self.done: list[tuple[str, Orders]] = []
@@ -69,7 +69,7 @@ async def come(tasks: dict[str, asyncio.Task]) -> list[str]:
     return [query_id for query_id, task in tasks.items() if task.done()]
 
 
-async def places(controller) -> list[str]:
+async def caches(controller) -> list[str]:
     """The GPUs that there are."""
     return [tier.instance for tier in (await controller.stats()).tiers if tier.tier is GPU]
 
@@ -86,7 +86,7 @@ async def engines():
 
 @pytest.fixture
 def build(clock, engines):
-    with checked_controllers(clock, hands=engines, policy="LRU") as build:
+    with checked_controllers(clock, executor=engines, policy="LRU") as build:
         yield partial(build, max_running=1)
 
 
@@ -98,7 +98,7 @@ async def test_who_waits_for_a_retired_instance_waits_for_another_in_the_order_o
     for query_id in ("on one", "on two"):
         await controller.admit(ask(query_id, question=100))
     tasks = {name: await waiting(controller, ask(name, question=9 - size)) for size, name in enumerate("abcdef")}
-    at_two = list(controller._scheduler._lines["two"].queue)
+    at_two = list(controller._scheduler._states["two"].queue)
     await controller.retire_instance("one")
     controller.check_integrity()
     assert await come(tasks) == []
@@ -142,7 +142,7 @@ async def test_the_last_that_is_retired_is_where_requests_wait_for_the_next(buil
     await controller.complete(report("runs"))
     assert await come(tasks) == []
     controller.expire_leases()
-    assert await places(controller) == ["one"]
+    assert await caches(controller) == ["one"]
     await controller.add_instance("two", "", [])
     controller.check_integrity()
     assert await come(tasks) == ["a"]
@@ -150,7 +150,7 @@ async def test_the_last_that_is_retired_is_where_requests_wait_for_the_next(buil
         assert (await tasks[name]).instance == "two"
         await controller.complete(report(name))
     controller.expire_leases()
-    assert await places(controller) == ["two"]
+    assert await caches(controller) == ["two"]
 
 
 async def test_with_several_retired_and_none_there_who_came_first_is_first_with_the_next(build):
@@ -165,7 +165,7 @@ async def test_with_several_retired_and_none_there_who_came_first_is_first_with_
         await controller.admit(ask("too many"))
     await controller.add_instance("three", "", [])
     (refused,) = [name for name in await come(tasks) if tasks[name].exception() is not None]
-    assert refused == "d", "it came last, and has one place less to wait"
+    assert refused == "d", "it came last, and has one cache less to wait"
     turns = []
     while len(turns) < 3:
         (name,) = [name for name in await come(tasks) if name not in (*turns, refused)]
@@ -261,11 +261,11 @@ async def test_what_runs_on_a_retired_instance_ends_as_usual_and_then_it_is_forg
     assert (controller.retired, set(controller.boots)) == ({"one"}, {"one", "two"})
     await controller.prefilled("runs")
     assert await cached(controller, "ab") == [None, None], "its GPU's cache is used again"
-    assert await places(controller) == ["one", "two"]
+    assert await caches(controller) == ["one", "two"]
     await controller.complete(report("runs"))
     controller.expire_leases()
     assert (controller.retired, set(controller.boots)) == (set(), {"two"})
-    assert await places(controller) == ["two"]
+    assert await caches(controller) == ["two"]
     assert not any("one" in where for where in _where(await controller.tree(9, 1000)))
     stats = await controller.stats()
     assert (stats.running, stats.completed) == (0, 1)
@@ -286,13 +286,13 @@ async def test_an_idle_instance_is_forgotten_at_once_unless_it_is_the_last(build
     controller = build("one", "two")
     await fill(controller, "a")
     await controller.retire_instance("one")
-    assert await places(controller) == ["two"]
+    assert await caches(controller) == ["two"]
     await controller.retire_instance("two")
     controller.expire_leases()
-    assert await places(controller) == ["two"]
+    assert await caches(controller) == ["two"]
     await controller.add_instance("three", "", [])
     controller.expire_leases()
-    assert await places(controller) == ["three"]
+    assert await caches(controller) == ["three"]
 
 
 async def test_a_lost_lease_does_not_keep_a_retired_instance(build, clock):
@@ -301,7 +301,7 @@ async def test_a_lost_lease_does_not_keep_a_retired_instance(build, clock):
     await controller.retire_instance("one")
     clock.now = LEASE_S
     controller.expire_leases()
-    assert await places(controller) == ["two"]
+    assert await caches(controller) == ["two"]
     with pytest.raises(UnknownPlan):
         await controller.complete(report("lost"))
 
@@ -345,7 +345,7 @@ async def test_a_speculation_on_a_retired_instance_can_be_confirmed_and_ends_wel
     await controller.prefilled("query~1")
     await controller.complete(report("query~1"))
     controller.expire_leases()
-    assert await places(controller) == ["two"]
+    assert await caches(controller) == ["two"]
 
 
 async def test_a_speculation_on_a_retired_instance_can_be_dropped_and_ends_well(build):
@@ -356,7 +356,7 @@ async def test_a_speculation_on_a_retired_instance_can_be_dropped_and_ends_well(
     assert await controller.on_candidates("query", ["b"], final=True) is SpeculationDecision.DROP
     await controller.complete(report("query~1", PlanOutcome.CANCELLED, computed=0))
     controller.expire_leases()
-    assert await places(controller) == ["two"]
+    assert await caches(controller) == ["two"]
 
 
 async def test_what_is_prepared_on_a_retired_instance_is_no_hindrance_elsewhere(build, engines):
@@ -374,7 +374,7 @@ async def test_what_is_prepared_on_a_retired_instance_is_no_hindrance_elsewhere(
     await engines.prefilled(begun.query_id)
     await controller.complete(report("on one"))
     controller.expire_leases()
-    assert await places(controller) == ["two"]
+    assert await caches(controller) == ["two"]
     await controller.complete(report("waits"))
     controller.check_integrity()
 
@@ -425,7 +425,7 @@ async def test_an_instance_that_retires_before_its_orders_can_be_delivered_is_sp
     await controller.retire_instance("one")
     await controller.complete(report("on one"))
     controller.expire_leases()
-    assert await places(controller) == ["two"]
+    assert await caches(controller) == ["two"]
     engines.lost = [LostCopy(key("a"), GPU)]
     held.set()
     async with asyncio.timeout(5):
@@ -441,7 +441,7 @@ async def test_a_delivery_that_fails_after_its_instance_is_gone_loses_no_order_o
     deletion = asyncio.create_task(controller.delete_document(DocumentDeletion(("a",))))
     await settled()
     await controller.retire_instance("one")
-    assert await places(controller) == ["two"]
+    assert await caches(controller) == ["two"]
     engines.gone.add("one")
     for instance in held:
         instance.set()
@@ -456,9 +456,9 @@ def _held(tier: Tier, documents: str, first_page: int, instance: str | None = No
     return ResidencyReport(tier, (HeldNode("tenant", tuple(documents), TOKENS, pages),), instance)
 
 
-@pytest.mark.parametrize("hands", [None, "engines"])
-async def test_orders_that_a_retired_instance_took_along_are_carried_out_by_others(build, engines, hands):
-    controller = build("one", "two", host=100, hands=engines if hands else None)
+@pytest.mark.parametrize("executor", [None, "engines"])
+async def test_orders_that_a_retired_instance_took_along_are_carried_out_by_others(build, engines, executor):
+    controller = build("one", "two", host=100, executor=engines if executor else None)
     await controller.restore([_held(HOST, "a", 0)])
     held = [engines.hold(instance) for instance in ("one", "two")]
     controller._tree.delete("a")
@@ -467,16 +467,16 @@ async def test_orders_that_a_retired_instance_took_along_are_carried_out_by_othe
     await controller.retire_instance(took.instance)
     await controller.complete(report("takes them along", PlanOutcome.FAILED, computed=0))
     controller.expire_leases()
-    (other,) = await places(controller)
+    (other,) = await caches(controller)
     for instance in held:
         instance.set()
     await settled()
-    done = engines.moves(other) if hands else list((await controller.admit(ask("next"))).moves)
+    done = engines.moves(other) if executor else list((await controller.admit(ask("next"))).moves)
     assert [(move.node, move.source) for move in done] == [(key("a"), HOST)]
 
 
 async def test_a_copy_that_was_to_be_made_by_an_instance_that_ended_is_not_believed_in(build):
-    controller = build("one", host=100, swap="write_through", hands=None)
+    controller = build("one", host=100, swap="write_through", executor=None)
     await fill(controller, "a")
     assert _where(await controller.tree(1, 1000)) == ["gpu@one", "host"]
     await controller.add_instance("two", "", [])
@@ -550,14 +550,14 @@ async def test_who_avoids_an_instance_does_so_when_it_has_to_wait_again(build):
 # Aloof ones, and shared tiers whose last instance is gone
 
 
-async def test_an_aloof_instance_has_its_gpu_alone(build, engines):
+async def test_an_isolated_instance_has_its_gpu_alone(build, engines):
     controller = build("one", host=100, disk=100, max_running=9, swap="write_through")
     await fill(controller, "a")
     await settled()
-    await controller.add_instance("far", "", [], aloof=True)
+    await controller.add_instance("far", "", [], isolated=True)
     assert controller.sharing == {"one"}
     await controller.retire_instance("one")
-    assert await places(controller) == ["far"]
+    assert await caches(controller) == ["far"]
     assert await cached(controller, "a") == [None]
     await fill(controller, "a")
     assert await cached(controller, "a") == [GPU]
@@ -571,17 +571,17 @@ async def test_an_aloof_instance_has_its_gpu_alone(build, engines):
     assert {(move.node, move.source) for move in engines.moves("near")} == {(key("a"), HOST), (key("a"), DISK)}
 
 
-async def test_an_aloof_instance_that_restarts_is_aloof_if_it_says_so(build):
+async def test_an_isolated_instance_that_restarts_is_isolated_if_it_says_so(build):
     controller = build("one", host=100, disk=100)
-    await controller.add_instance("far", "", [], aloof=True)
-    await controller.restart_instance("far", [], aloof=True)
+    await controller.add_instance("far", "", [], isolated=True)
+    await controller.restart_instance("far", [], isolated=True)
     assert controller.sharing == {"one"}
     await controller.restart_instance("far", [])
     assert controller.sharing == {"one", "far"}
 
 
 async def test_lost_shared_tiers_are_the_next_ones(build):
-    controller = build("one", gpu=2 * TOKENS, host=4 * TOKENS, hands=None)
+    controller = build("one", gpu=2 * TOKENS, host=4 * TOKENS, executor=None)
     await fill(controller, "ab", "cd")
     assert await cached(controller, "ab") == [HOST, HOST]
     running = await controller.admit(ask("runs", "ab"))
@@ -597,6 +597,6 @@ async def test_lost_shared_tiers_are_the_next_ones(build):
     await controller.complete(report("runs", lost=[LostCopy(key("c"), HOST)]))
     assert await cached(controller, "cd") == [HOST, HOST]
     controller.expire_leases()
-    assert await places(controller) == ["two"]
+    assert await caches(controller) == ["two"]
     moves = (await controller.admit(ask("next"))).moves
     assert not {move.node for move in moves} & {key("a"), key("ab")}

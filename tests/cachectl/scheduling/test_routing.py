@@ -32,7 +32,7 @@ def build():
         )
         scheduler = Scheduler(tree, lookahead, **{"max_running": 1, "max_queued": 1, "window": 0} | bounds)
         if documents:
-            assert scheduler.submit(ask("fill", documents), now=0.0).instance == "one"
+            assert scheduler.admit(ask("fill", documents), now=0.0).instance == "one"
             scheduler.complete("fill", now=0.0, kept=True)
         return scheduler
 
@@ -46,7 +46,7 @@ def ask(query_id: str, documents: str, question: int = 1) -> Request:
 
 def occupy(scheduler: Scheduler, *seconds: int) -> list[str]:
     """Requests without documents that take so long; the instances that got them."""
-    return [instance_of(scheduler.submit(ask(f"load-{index}", "", load), 0.0)) for index, load in enumerate(seconds)]
+    return [instance_of(scheduler.admit(ask(f"load-{index}", "", load), 0.0)) for index, load in enumerate(seconds)]
 
 
 def instance_of(grant: Grant | None) -> str:
@@ -101,26 +101,26 @@ def test_a_request_goes_to_the_instance_with_the_longest_cached_prefix(build):
     scheduler = build("abc", max_running=9)
     assert occupy(scheduler, 1, 1) == ["one", "two"]
     # 20 of 40 tokens are on "one": 1 + 21 s there, 41 s on "three", which is idle.
-    assert instance_of(scheduler.submit(ask("query", "abxy"), 0.0)) == "one"
+    assert instance_of(scheduler.admit(ask("query", "abxy"), 0.0)) == "one"
 
 
 def test_documents_behind_another_prefix_do_not_count(build):
     scheduler = build("abc", max_running=9)
     occupy(scheduler, 1, 1)
-    assert instance_of(scheduler.submit(ask("query", "bca"), 0.0)) == "three"
+    assert instance_of(scheduler.admit(ask("query", "bca"), 0.0)) == "three"
 
 
 @pytest.mark.parametrize(("backlog_s", "instance"), [(19, "one"), (20, "one"), (21, "two")])
 def test_a_backlog_that_outweighs_the_cached_prefix_sends_it_elsewhere(build, backlog_s, instance):
     scheduler = build("ab", max_running=9)
     assert occupy(scheduler, backlog_s) == ["one"]
-    assert instance_of(scheduler.submit(ask("query", "ab"), 0.0)) == instance
+    assert instance_of(scheduler.admit(ask("query", "ab"), 0.0)) == instance
 
 
 def test_it_waits_for_its_cached_prefix_where_that_is_sooner(build):
     scheduler = build("ab")
     assert occupy(scheduler, 5) == ["one"]
-    assert scheduler.submit(ask("query", "ab"), 0.0) is None
+    assert scheduler.admit(ask("query", "ab"), 0.0) is None
     assert scheduler.idle == ["two", "three"]
     [grant] = scheduler.complete("load-0", 0.0, kept=True)
     assert (grant.query_id, grant.instance) == ("query", "one")
@@ -129,11 +129,11 @@ def test_it_waits_for_its_cached_prefix_where_that_is_sooner(build):
 def test_who_waits_adds_to_the_backlog_and_takes_it_along(build):
     scheduler = build("ab", max_queued=9)
     assert occupy(scheduler, 5) == ["one"]
-    assert scheduler.submit(ask("waits", "ab", question=20), 0.0) is None
-    assert instance_of(scheduler.submit(ask("elsewhere", "ab"), 0.0)) == "two"
+    assert scheduler.admit(ask("waits", "ab", question=20), 0.0) is None
+    assert instance_of(scheduler.admit(ask("elsewhere", "ab"), 0.0)) == "two"
     scheduler.complete("waits", 0.0, kept=False)
     scheduler.complete("elsewhere", 0.0, kept=False)
-    assert scheduler.submit(ask("stays", "ab"), 0.0) is None
+    assert scheduler.admit(ask("stays", "ab"), 0.0) is None
     assert scheduler.idle == ["two", "three"]
 
 
@@ -141,20 +141,20 @@ def test_what_has_ended_is_no_backlog(build):
     scheduler = build("ab", max_running=9)
     assert occupy(scheduler, 30, 40) == ["one", "two"]
     scheduler.complete("load-0", 0.0, kept=True)
-    assert instance_of(scheduler.submit(ask("query", "ab"), 0.0)) == "one"
+    assert instance_of(scheduler.admit(ask("query", "ab"), 0.0)) == "one"
 
 
 def test_an_instance_that_takes_no_more_is_passed_over(build):
     scheduler = build("ab", max_queued=0)
     assert occupy(scheduler, 1) == ["one"]
-    assert instance_of(scheduler.submit(ask("query", "ab"), 0.0)) == "two"
+    assert instance_of(scheduler.admit(ask("query", "ab"), 0.0)) == "two"
 
 
 def test_what_lies_in_shared_memory_ties_to_no_instance(build):
     scheduler = build("ab", host=1000, max_running=9)
     first = scheduler.tree.roots["tenant"].children["a"]
     scheduler.tree.pin("tenant", "a")
-    scheduler.tree.placement.replicate(first, "one", [])
+    scheduler.tree.tiers.replicate(first, "one", [])
     assert occupy(scheduler, 12) == ["one"]
     # With "a" in host memory it takes 12 + 1 s on "one" and 10 + 1 s on the others; without, it would take 21 s there.
-    assert instance_of(scheduler.submit(ask("query", "ab"), 0.0)) == "two"
+    assert instance_of(scheduler.admit(ask("query", "ab"), 0.0)) == "two"

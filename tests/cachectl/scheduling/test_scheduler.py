@@ -41,20 +41,20 @@ def key(documents: str) -> bytes:
 
 def cached(grant: Grant) -> int:
     """Documents that the grant finds cached."""
-    return sum(step.source is not None for step in grant.steps)
+    return sum(step.source is not None for step in grant.documents)
 
 
 def run(scheduler: Scheduler, request: Request) -> Grant:
-    """Submit a request that finds a free place."""
-    grant = scheduler.submit(request, 0.0)
+    """Submit a request that finds a free cache."""
+    grant = scheduler.admit(request, 0.0)
     assert grant is not None
     return grant
 
 
 def wait(scheduler: Scheduler, *requests: Request) -> None:
-    """Submit requests that find no free place."""
+    """Submit requests that find no free cache."""
     for request in requests:
-        assert scheduler.submit(request, 0.0) is None
+        assert scheduler.admit(request, 0.0) is None
 
 
 def end(scheduler: Scheduler, query_id: str, kept: bool = True) -> list[str]:
@@ -70,7 +70,7 @@ def fill(scheduler: Scheduler, *paths: str) -> None:
 
 
 def serve_all(scheduler: Scheduler, running: str) -> list[str]:
-    """Complete one request after the other on a scheduler with one place; the order of those that waited."""
+    """Complete one request after the other on a scheduler with one cache; the order of those that waited."""
     served = []
     while turns := end(scheduler, running):
         [running] = turns
@@ -89,7 +89,7 @@ def state(scheduler: Scheduler) -> object:
         tree.tick,
         sorted(tree.grants),
         {node.key: (node.locks, node.pins, node.frequency) for node in tree.nodes.values()},
-        [(place.tier, place.instance, place.used, place.pinned_tokens, place.copies) for place in tree.placement],
+        [(cache.tier, cache.instance, cache.used, cache.pinned_tokens, cache.copies) for cache in tree.tiers],
     )
 
 
@@ -130,10 +130,10 @@ def scheduler(build):
     return build()
 
 
-@pytest.mark.parametrize("places", [0, -1])
-def test_a_scheduler_on_which_nothing_could_ever_run_is_refused(build, places):
-    with pytest.raises(ConfigError, match=str(places)):
-        build(max_running=places)
+@pytest.mark.parametrize("caches", [0, -1])
+def test_a_scheduler_on_which_nothing_could_ever_run_is_refused(build, caches):
+    with pytest.raises(ConfigError, match=str(caches)):
+        build(max_running=caches)
 
 
 # Grants
@@ -145,7 +145,7 @@ def test_what_was_computed_is_found_from_its_completion_on(build):
     assert cached(run(scheduler, ask("too soon", "ab"))) == 0
     scheduler.complete("computes", 0.0, kept=True)
     grant = run(scheduler, ask("finds", "abx"))
-    assert [(step.key, step.source) for step in grant.steps] == [
+    assert [(step.key, step.source) for step in grant.documents] == [
         (key("a"), Tier.GPU),
         (key("ab"), Tier.GPU),
         (key("abx"), None),
@@ -166,7 +166,7 @@ def test_what_failed_leaves_nothing(scheduler):
     run(scheduler, ask("fails", "ab"))
     scheduler.complete("fails", 0.0, kept=False)
     assert not scheduler.tree.nodes
-    assert scheduler.tree.placement.gpu("one").used == 0
+    assert scheduler.tree.tiers.gpu("one").used == 0
 
 
 @pytest.mark.parametrize("tell", ["prefilled", "complete"])
@@ -221,10 +221,10 @@ def test_a_lost_copy_that_made_the_request_fail_is_gone_too(scheduler):
 def test_more_than_may_wait_are_refused(build):
     scheduler = build("one", "two", max_queued=1)
     for number in range(4):
-        scheduler.submit(ask(str(number), "a"), 0.0)
+        scheduler.admit(ask(str(number), "a"), 0.0)
     before = state(scheduler)
     with pytest.raises(Overloaded, match="2 queries are running and 2 waiting"):
-        scheduler.submit(ask("refused", "a"), 0.0)
+        scheduler.admit(ask("refused", "a"), 0.0)
     assert state(scheduler) == before
 
 
@@ -232,7 +232,7 @@ def test_a_place_that_is_free_needs_no_place_in_the_queue(build):
     scheduler = build(max_queued=0)
     run(scheduler, ask("runs"))
     with pytest.raises(Overloaded):
-        scheduler.submit(ask("refused"), 0.0)
+        scheduler.admit(ask("refused"), 0.0)
     end(scheduler, "runs")
     run(scheduler, ask("next"))
 
@@ -240,17 +240,17 @@ def test_a_place_that_is_free_needs_no_place_in_the_queue(build):
 def test_without_an_instance_nothing_is_taken_on(scheduler):
     scheduler.remove_instance("one")
     with pytest.raises(Unavailable, match="no instance"):
-        scheduler.submit(ask("query"), 0.0)
+        scheduler.admit(ask("query"), 0.0)
     assert (scheduler.running, scheduler.queued, scheduler.idle) == (0, 0, [])
 
 
 @pytest.mark.parametrize(
     ("refused", "error"),
     [
-        (lambda scheduler: scheduler.submit(ask("runs"), 0.0), InvalidRequest),
-        (lambda scheduler: scheduler.submit(ask("waits"), 0.0), InvalidRequest),
-        (lambda scheduler: scheduler.submit(ask("new", "a", question=-1), 0.0), InvalidRequest),
-        (lambda scheduler: scheduler.submit(Request("new", "tenant", (PathDocument("z", 0),), 1), 0.0), InvalidRequest),
+        (lambda scheduler: scheduler.admit(ask("runs"), 0.0), InvalidRequest),
+        (lambda scheduler: scheduler.admit(ask("waits"), 0.0), InvalidRequest),
+        (lambda scheduler: scheduler.admit(ask("new", "a", question=-1), 0.0), InvalidRequest),
+        (lambda scheduler: scheduler.admit(Request("new", "tenant", (PathDocument("z", 0),), 1), 0.0), InvalidRequest),
         (lambda scheduler: scheduler.complete("unknown", 0.0, kept=True), UnknownPlan),
         (lambda scheduler: scheduler.complete("ended", 0.0, kept=True), UnknownPlan),
         (lambda scheduler: scheduler.prefilled("unknown", 0.0), UnknownPlan),
@@ -290,7 +290,7 @@ def test_a_document_whose_length_contradicts_the_tree_is_refused_and_changes_not
     fill(scheduler, "a")
     before = state(scheduler)
     with pytest.raises(InvalidRequest):
-        scheduler.submit(Request("contradicts", "tenant", (PathDocument("a", tokens),), 1), 0.0)
+        scheduler.admit(Request("contradicts", "tenant", (PathDocument("a", tokens),), 1), 0.0)
     assert state(scheduler) == before
     scheduler.check_integrity()
     run(scheduler, ask("contradicts", "a"))
@@ -406,7 +406,7 @@ def test_what_loads_for_longer_than_it_computes_takes_nothing_of_a_step(build):
     scheduler = build(gpu=20, host=1000, max_running=9, step=StepBudget(30, 20), load_s=0.9)
     fill(scheduler, "ab", "cd")
     loads = run(scheduler, ask("loads 18 s, computes 11 s", "abe"))
-    assert [step.source for step in loads.steps] == [Tier.HOST, Tier.HOST, None]
+    assert [step.source for step in loads.documents] == [Tier.HOST, Tier.HOST, None]
     run(scheduler, ask("long", "xyz"))
     wait(scheduler, ask("long too", "uvw"))
     assert end(scheduler, "loads 18 s, computes 11 s") == []
@@ -424,7 +424,7 @@ def test_without_a_place_in_the_queue_only_what_fits_now_is_taken_on(build):
     scheduler = build(max_running=9, max_queued=0, step=StepBudget(30, 20))
     run(scheduler, ask("long", "xyz"))
     with pytest.raises(Overloaded):
-        scheduler.submit(ask("long too", "uvw"), 0.0)
+        scheduler.admit(ask("long too", "uvw"), 0.0)
     run(scheduler, ask("short", "a", question=0))
 
 
@@ -603,7 +603,7 @@ def test_what_lies_in_shared_memory_outlives_its_instance(build):
     scheduler.remove_instance("one")
     scheduler.add_instance("two")
     grant = run(scheduler, ask("query", "ab"))
-    assert [step.source for step in grant.steps] == [Tier.HOST, Tier.HOST]
+    assert [step.source for step in grant.documents] == [Tier.HOST, Tier.HOST]
 
 
 # Anything in any order
@@ -650,7 +650,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         paths=st.lists(st.sampled_from(PATHS), min_size=1, max_size=4), other=st.booleans(), question=st.integers(0, 3)
     )
-    def submit(self, paths, other, question):
+    def admit(self, paths, other, question):
         for path in paths:
             self.queries += 1
             documents = tuple(PathDocument(content, LENGTHS[content]) for content in path)
@@ -702,17 +702,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.complete(str(self.queries + 1), self.now, kept=True)
         if known:
             with pytest.raises(InvalidRequest):
-                self.scheduler.submit(self.requests[data.draw(st.sampled_from(sorted(known)))], self.now)
+                self.scheduler.admit(self.requests[data.draw(st.sampled_from(sorted(known)))], self.now)
 
     @rule(instance=st.sampled_from(["one", "two", "three"]))
     def gain_instance(self, instance):
         self.scheduler.add_instance(instance)
 
     @precondition(lambda self: len(self.waiting) > 3 or not self.running)
-    @precondition(lambda self: self.tree.placement.gpus)
+    @precondition(lambda self: self.tree.tiers.gpus)
     @rule(data=st.data())
     def lose_instance(self, data):
-        instance = data.draw(st.sampled_from(sorted(self.tree.placement.gpus)))
+        instance = data.draw(st.sampled_from(sorted(self.tree.tiers.gpus)))
         ran = [query_id for query_id, grant in self.running.items() if grant.instance == instance]
         lost = self.scheduler.remove_instance(instance)
         assert {request.query_id for request in lost} >= set(ran)
@@ -725,13 +725,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def take_on(self, request):
         self.now += 1
         try:
-            grant = self.scheduler.submit(request, self.now)
+            grant = self.scheduler.admit(request, self.now)
         except Overloaded:
-            instances = len(self.tree.placement.gpus)
+            instances = len(self.tree.tiers.gpus)
             assert len(self.waiting) == instances * self.max_queued
             assert self.step or len(self.running) == instances * self.max_running
         except Unavailable:
-            assert not self.tree.placement.gpus
+            assert not self.tree.tiers.gpus
         else:
             self.requests[request.query_id] = request
             self.waiting[request.query_id] = 0
@@ -740,8 +740,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def granted(self, grant):
         request = self.requests[grant.query_id]
-        assert [step.tokens for step in grant.steps] == [document.tokens for document in request.documents]
-        assert [step.key for step in grant.steps] == path_keys(
+        assert [step.tokens for step in grant.documents] == [document.tokens for document in request.documents]
+        assert [step.key for step in grant.documents] == path_keys(
             request.namespace, [document.content for document in request.documents]
         )
         self.running[grant.query_id] = grant
@@ -759,7 +759,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return self.scheduler._work[query_id].instance
 
     def some_lost(self, data, query_id):
-        steps = [step for step in self.running[query_id].steps if step.source or step.kept]
+        steps = [step for step in self.running[query_id].documents if step.source or step.kept]
         if not steps or data.draw(st.integers(0, 4)):
             return []
         step = data.draw(st.sampled_from(steps))
@@ -776,7 +776,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(overtaken <= self.window for overtaken in self.waiting.values())
         assert self.scheduler.largest_overtake <= self.window
         for query_id in self.waiting:
-            queue = self.scheduler._lines[self.line_of(query_id)].queue
+            queue = self.scheduler._states[self.line_of(query_id)].queue
             told = -queue._entry(query_id)[0]
             assert told >= priority(*self.scheduler._progress(query_id)), "a rise was not told"
 
@@ -789,12 +789,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.turns_of(self.scheduler.complete(query_id, self.now, kept=True))
         assert not self.waiting
         self.holds_together()
-        assert self.scheduler.idle == list(self.tree.placement.gpus)
+        assert self.scheduler.idle == list(self.tree.tiers.gpus)
         assert not self.tree.grants
         assert not self.tree.detached
         assert not any(node.locks for node in self.tree.nodes.values())
         assert all(copy.held for node in self.tree.nodes.values() for copy in node.copies.values())
-        assert not any(line.backlog_s for line in self.scheduler._lines.values())
+        assert not any(state.backlog_s for state in self.scheduler._states.values())
 
 
 TestScheduler = SchedulerMachine.TestCase

@@ -41,7 +41,7 @@ def build_scheduler(*instances: str, gpu=1000, host=0, max_running=9, max_queued
 
 def run(scheduler: Scheduler, request: Request) -> list[str]:
     """Submit a request that starts at once; what it ends."""
-    grant = scheduler.submit(request, 0.0)
+    grant = scheduler.admit(request, 0.0)
     assert grant is not None
     scheduler.check_integrity()
     return grant.ends
@@ -49,7 +49,7 @@ def run(scheduler: Scheduler, request: Request) -> list[str]:
 
 def wait(scheduler: Scheduler, request: Request) -> None:
     """Submit a request that does not start."""
-    assert scheduler.submit(request, 0.0) is None
+    assert scheduler.admit(request, 0.0) is None
     scheduler.check_integrity()
 
 
@@ -79,7 +79,7 @@ def state(scheduler: Scheduler) -> object:
         tree.tick,
         sorted(tree.grants),
         {node.key: (node.locks, node.frequency) for node in tree.nodes.values()},
-        [(place.tier, place.instance, place.used, place.copies) for place in tree.placement],
+        [(cache.tier, cache.instance, cache.used, cache.copies) for cache in tree.tiers],
     )
 
 
@@ -145,7 +145,7 @@ def test_the_places_are_room_beside_steps_too(build):
     assert not scheduler.room()
 
 
-@pytest.mark.parametrize("bounds", [{"max_running": 1}, {"step": StepBudget(10, 10)}], ids=["place", "step"])
+@pytest.mark.parametrize("bounds", [{"max_running": 1}, {"step": StepBudget(10, 10)}], ids=["cache", "step"])
 def test_the_room_of_a_speculation_that_would_end_is_room(build, bounds):
     scheduler = build(**bounds)
     guess(scheduler, ask("guess", "a"))
@@ -187,7 +187,7 @@ def test_a_speculation_finds_what_is_cached_and_what_it_computed_is_found(schedu
     guess(scheduler, ask("first", "ab"))
     scheduler.prefilled("first", 0.0)
     grant = scheduler.speculate(ask("second", "abc"), 0.0)
-    assert [step.source for step in grant.steps] == [Tier.GPU, Tier.GPU, None]
+    assert [step.source for step in grant.documents] == [Tier.GPU, Tier.GPU, None]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(scheduler, request_, know
     with pytest.raises(InvalidRequest, match=known):
         scheduler.speculate(request_, 0.0)
     with pytest.raises(InvalidRequest, match=known):
-        scheduler.submit(request_, 0.0)
+        scheduler.admit(request_, 0.0)
     assert state(scheduler) == before
 
 
@@ -299,7 +299,7 @@ def test_speculations_take_nobodys_place_in_the_queue(build):
     guess(scheduler, ask("guess"))
     assert run(scheduler, ask("request")) == ["guess"]
     with pytest.raises(Overloaded, match="1 queries are running and 0 waiting"):
-        scheduler.submit(ask("refused"), 0.0)
+        scheduler.admit(ask("refused"), 0.0)
 
 
 # Confirmed, withdrawn, completed
@@ -388,7 +388,7 @@ def test_a_speculation_completes_once_in_any_state(build, end, prefilled, kept):
         assert (scheduler.running, scheduler.idle) == (1, [])
         scheduler.complete("in its way", 0.0, kept=False)
     assert (scheduler.running, scheduler.idle, scheduler.tree.grants) == (0, ["one"], {})
-    found = [step.source for step in scheduler.submit(ask("again", "ab"), 0.0).steps]
+    found = [step.source for step in scheduler.admit(ask("again", "ab"), 0.0).documents]
     assert found == [Tier.GPU if kept or prefilled or end != "going on" else None] * 2
 
 
@@ -415,7 +415,7 @@ def test_what_an_instance_works_on_is_not_less_than_nothing_however_speculations
     run(scheduler, ask("request", question=1))
     for query_id in ("on one", "on two"):
         scheduler.complete(query_id, 0.0, kept=False)
-    assert min(line.backlog_s for line in scheduler._lines.values()) >= 0
+    assert min(state.backlog_s for state in scheduler._states.values()) >= 0
 
 
 def test_a_lost_instance_takes_its_speculations_with_it(build):
@@ -478,10 +478,10 @@ class SpeculatingMachine(RuleBasedStateMachine):
         return Request(str(self.queries), "tenant", documents, question)
 
     @rule(path=st.sampled_from(PATHS), question=st.integers(0, 3))
-    def submit(self, path, question):
+    def admit(self, path, question):
         request = self.request(path, question)
         try:
-            grant = self.scheduler.submit(request, 0.0)
+            grant = self.scheduler.admit(request, 0.0)
         except Overloaded:
             assert self.scheduler.queued or self.requests or not self.open, "refused beside speculations alone"
         else:
@@ -493,7 +493,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
     def speculate(self, path, question):
         request = self.request(path, question)
         room = self.scheduler.room()
-        queues = {name for name, line in self.scheduler._lines.items() if line.queue}
+        queues = {name for name, state in self.scheduler._states.items() if state.queue}
         grant = self.scheduler.speculate(request, 0.0)
         if grant is None:
             assert not self.scheduler.speculates(request.query_id)
@@ -519,7 +519,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
             return
         assert may
         assert grant.instance not in self.retired
-        assert any(step.source is not Tier.GPU and step.kept is not None for step in grant.steps)
+        assert any(step.source is not Tier.GPU and step.kept is not None for step in grant.documents)
         self.prepared[plan_id] = query_id
         self.given_up[plan_id] = grant
         self.prefilling.add(plan_id)
@@ -571,9 +571,9 @@ class SpeculatingMachine(RuleBasedStateMachine):
             with pytest.raises(UnknownPlan):
                 act(query_id)
 
-    @rule(instance=st.sampled_from(["one", "two", "three"]), aloof=st.booleans())
-    def add_instance(self, instance, aloof):
-        self.come(instance, aloof)
+    @rule(instance=st.sampled_from(["one", "two", "three"]), isolated=st.booleans())
+    def add_instance(self, instance, isolated):
+        self.come(instance, isolated)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -591,8 +591,8 @@ class SpeculatingMachine(RuleBasedStateMachine):
             assert self.scheduler.remove_instance(instance) == []
             self.retired.remove(instance)
 
-    def come(self, instance, aloof=False):
-        self.scheduler.add_instance(instance, aloof)
+    def come(self, instance, isolated=False):
+        self.scheduler.add_instance(instance, isolated)
         if instance in self.retired:
             self.retired.remove(instance)
             self.turns_of(self.scheduler.reinstate_instance(instance, 0.0))
@@ -600,7 +600,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
 
     @property
     def open(self):
-        return [instance for instance in self.tree.placement.gpus if instance not in self.retired]
+        return [instance for instance in self.tree.tiers.gpus if instance not in self.retired]
 
     def move_on(self):
         """Who waits for retired instances waits for others, in the order in which they came."""
@@ -612,7 +612,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
         self.prepared = {plan_id: query_id for plan_id, query_id in self.prepared.items() if query_id not in ids}
         for request in moved:
             try:
-                grant = self.scheduler.submit(request, 0.0)
+                grant = self.scheduler.admit(request, 0.0)
             except Overloaded:
                 self.waiting.remove(request.query_id)
             else:
@@ -621,7 +621,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.tree.grants) > 2)
     @rule(data=st.data())
     def restart_instance(self, data):
-        instance = data.draw(st.sampled_from(sorted(self.tree.placement.gpus)))
+        instance = data.draw(st.sampled_from(sorted(self.tree.tiers.gpus)))
         granted = {query_id for query_id, grant in self.tree.grants.items() if grant.instance == instance}
         lost = {request.query_id for request in self.scheduler.remove_instance(instance)}
         assert granted <= lost <= granted | self.waiting
@@ -661,12 +661,12 @@ class SpeculatingMachine(RuleBasedStateMachine):
             return
         self.scheduler.check_integrity()
         check_integrity(self.tree)
-        assert self.tree.placement.retired == self.retired
+        assert self.tree.tiers.retired == self.retired
         assert self.scheduler.running == len(self.requests)
         assert self.scheduler.queued == len(self.waiting)
         assert set(going_on(self.scheduler)) == set(self.guesses)
         assert set(self.tree.grants) == {*self.requests, *self.guesses, *self.given_up}
-        for instance in self.tree.placement.gpus:
+        for instance in self.tree.tiers.gpus:
             guesses = [query_id for query_id, grant in self.guesses.items() if grant.instance == instance]
             running = [query_id for query_id, grant in self.requests.items() if grant.instance == instance]
             assert len(running) + len(guesses) <= self.max_running
@@ -687,9 +687,9 @@ class SpeculatingMachine(RuleBasedStateMachine):
         self.holds_together()
         for instance in self.scheduler.ended_instances():
             self.scheduler.remove_instance(instance)
-        assert sorted(self.scheduler.idle) == sorted(self.tree.placement.gpus)
+        assert sorted(self.scheduler.idle) == sorted(self.tree.tiers.gpus)
         assert not any(node.locks for node in self.tree.nodes.values())
-        assert not any(line.backlog_s for line in self.scheduler._lines.values())
+        assert not any(state.backlog_s for state in self.scheduler._states.values())
 
 
 TestSpeculating = SpeculatingMachine.TestCase
@@ -734,7 +734,7 @@ def test_requests_start_when_they_would_if_nobody_speculated(events, max_running
     for number, (event, which, tokens) in enumerate(events):
         if event == "submit":
             request = ask(f"request {number}", question=tokens)
-            if both(lambda scheduler, request=request: scheduler.submit(request, 0.0) is not None) is True:
+            if both(lambda scheduler, request=request: scheduler.admit(request, 0.0) is not None) is True:
                 started.append(request.query_id)
         elif event == "speculate":
             if with_.speculate(ask(f"guess {number}", question=tokens), 0.0) is not None:

@@ -29,16 +29,16 @@ class Generation(NamedTuple):
     started: int
 
 
-class Step(NamedTuple):
+class GrantedDocument(NamedTuple):
     """What was decided after a stage, and what then runs."""
 
     decision: SpeculationDecision
     running: Generation | None
 
 
-def walk(stages, rooms) -> list[Step]:
+def walk(stages, rooms) -> list[GrantedDocument]:
     """One query's search, stage by stage, by a caller that does as it is told."""
-    steps: list[Step] = []
+    steps: list[GrantedDocument] = []
     running: Generation | None = None
     for stage, (documents, room) in enumerate(zip(stages, rooms, strict=True), start=1):
         on = running.documents if running else None
@@ -48,7 +48,7 @@ def walk(stages, rooms) -> list[Step]:
         elif decision is DROP:
             assert running is not None
             running = None
-        steps.append(Step(decision, running))
+        steps.append(GrantedDocument(decision, running))
     return steps
 
 
@@ -175,7 +175,7 @@ class Queries:
 
     def runs(self, query_id: str, documents: str = "") -> list[str]:
         """A request that runs at once; the plans that it ends."""
-        grant = self.scheduler.submit(self.request(query_id, documents), 0.0)
+        grant = self.scheduler.admit(self.request(query_id, documents), 0.0)
         assert grant is not None
         return grant.ends
 

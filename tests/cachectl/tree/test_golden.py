@@ -46,9 +46,9 @@ scenarios = pytest.mark.parametrize(("capacity", "tokens", "as_given", "reordere
 def prefill(tree: KnowledgeTree, query: str, path: str, tokens: dict[str, int]) -> int:
     """Serve a request; the tokens that had to be computed."""
     documents = [PathDocument(content, tokens[content]) for content in path]
-    grant = tree.grant(query, TENANT, documents, path_keys(TENANT, path), 0, "one", 0.0)
-    tree.settle(grant, kept=True)
-    return sum(step.tokens for step in grant.steps if step.source is None)
+    grant = tree.admit(query, TENANT, documents, path_keys(TENANT, path), 0, "one", 0.0)
+    tree.complete(grant, kept=True)
+    return sum(step.tokens for step in grant.documents if step.source is None)
 
 
 def with_contexts_cached(capacity: int, tokens: dict[str, int]) -> KnowledgeTree:
@@ -111,7 +111,7 @@ def serve_all(window: int) -> list[Grant]:
     granted = []
     for query, path in SETS.items():
         documents = tuple(PathDocument(content, 1) for content in path)
-        grant = scheduler.submit(Request(query, TENANT, documents, question_tokens=1), 0.0)
+        grant = scheduler.admit(Request(query, TENANT, documents, question_tokens=1), 0.0)
         granted += [] if grant is None else [grant]
     for grant in granted:
         granted += scheduler.complete(grant.query_id, 0.0, kept=True)
@@ -120,13 +120,13 @@ def serve_all(window: int) -> list[Grant]:
 
 
 def hit_rate(granted: list[Grant]) -> float:
-    return sum(all(step.source for step in grant.steps) for grant in granted) / len(granted)
+    return sum(all(step.source for step in grant.documents) for grant in granted) / len(granted)
 
 
 def test_alternating_requests_find_nothing_in_the_order_of_arrival():
     granted = serve_all(window=0)
     assert [grant.query_id for grant in granted] == ["Q1", "Q2", "Q3", "Q4", "Q5", "Q6"]
-    assert not any(step.source for grant in granted for step in grant.steps)
+    assert not any(step.source for grant in granted for step in grant.documents)
     assert hit_rate(granted) == 0
 
 

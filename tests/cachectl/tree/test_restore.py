@@ -37,17 +37,17 @@ def tree_of(gpu=10, host=10, disk=10, policy="LRU", instances=("one", "two")) ->
 def begin(tree, path, instance="one", namespace=TENANT, pinned=0) -> Grant:
     documents = [PathDocument(content, 1) for content in path]
     query_id = f"query {tree.tick}"
-    return tree.grant(query_id, namespace, documents, path_keys(namespace, path), 0, instance, 0.0, pinned)
+    return tree.admit(query_id, namespace, documents, path_keys(namespace, path), 0, instance, 0.0, pinned)
 
 
 def ask(tree, path, instance="one", namespace=TENANT, pinned=0) -> Grant:
     grant = begin(tree, path, instance, namespace, pinned)
-    tree.settle(grant, kept=True)
+    tree.complete(grant, kept=True)
     return grant
 
 
 def found(tree, path, instance="one", namespace=TENANT) -> list[Tier]:
-    return [copy.place.tier for copy in tree.match(namespace, path, instance)]
+    return [copy.cache.tier for copy in tree.match(namespace, path, instance)]
 
 
 def held(path, tokens=1, namespace=TENANT) -> HeldNode:
@@ -68,14 +68,14 @@ def orders(tree, instance="one") -> Counter[Move]:
 
 
 def reports_of(tree) -> list[ResidencyReport]:
-    """What the places of a tree would report if they held just what it believes."""
+    """What the caches of a tree would report if they held just what it believes."""
     reports = []
-    for place in tree.placement:
-        nodes = [node for node in tree.nodes.values() if place in node.copies and node.copies[place].held]
+    for cache in tree.tiers:
+        nodes = [node for node in tree.nodes.values() if cache in node.copies and node.copies[cache].held]
         of_path = [
             HeldNode(node.root.content, tuple(above.content for above in node.path), node.tokens) for node in nodes
         ]
-        reports.append(ResidencyReport(place.tier, tuple(of_path), place.instance))
+        reports.append(ResidencyReport(cache.tier, tuple(of_path), cache.instance))
     return reports
 
 
@@ -98,7 +98,7 @@ def test_each_instance_finds_what_its_tiers_reported():
     assert found(tree, "ab", "one") == [GPU, GPU]
     assert found(tree, "ab", "two") == [GPU]
     assert found(tree, "cde", "one") == found(tree, "cde", "two") == [HOST, HOST, DISK]
-    assert [place.used for place in tree.placement] == [2, 1, 2, 1]
+    assert [cache.used for cache in tree.tiers] == [2, 1, 2, 1]
 
 
 def test_namespaces_are_restored_apart():
@@ -203,7 +203,7 @@ def test_what_a_plan_is_about_to_save_is_not_restored_in_its_place():
     running = begin(tree, "a")
     assert restore(tree, [report(GPU, "a", instance="one")]) == RestoreResult(0, 1)
     assert found(tree, "a") == []
-    tree.settle(running, kept=True)
+    tree.complete(running, kept=True)
     assert found(tree, "a") == [GPU]
     assert orders(tree) == Counter()
     check_integrity(tree)
@@ -224,7 +224,7 @@ def test_a_deleted_document_that_a_plan_still_uses_is_not_restored_and_not_dropp
     tree.delete("a")
     assert restore(tree, [report(GPU, "a", instance="one")]) == RestoreResult(0, 1)
     assert orders(tree) == Counter()
-    tree.settle(running, kept=True)
+    tree.complete(running, kept=True)
     check_integrity(tree)
     assert orders(tree) == Counter([drop("a", GPU, "one")])
 
@@ -316,16 +316,16 @@ def test_tiers_that_lost_some_and_shrank_hold_what_the_rebuilt_tree_believes_onc
             assert order.target is None
             held_there.remove((order.source, order.instance, order.node))
     assert held_there == {
-        (place.tier, place.instance, node.key.hex()) for node in rebuilt.nodes.values() for place in node.copies
+        (cache.tier, cache.instance, node.key.hex()) for node in rebuilt.nodes.values() for cache in node.copies
     }
 
 
 # Looking
 
 
-def node(path, *places, children=(), frequency=1.0, requests_ago=0, locked=False, pinned=False, hidden=0) -> TreeNode:
+def node(path, *caches, children=(), frequency=1.0, requests_ago=0, locked=False, pinned=False, hidden=0) -> TreeNode:
     key = path_keys(TENANT, path)[-1].hex()
-    return TreeNode(key, path[-1], 1, places, frequency, requests_ago, locked, pinned, tuple(children), hidden)
+    return TreeNode(key, path[-1], 1, caches, frequency, requests_ago, locked, pinned, tuple(children), hidden)
 
 
 def test_an_empty_tree_shows_its_tiers():
@@ -369,8 +369,8 @@ def test_the_view_names_the_places_of_each_document_and_leaves_out_what_is_only_
     for path, instance in (("a", "one"), ("b", "one"), ("a", "two"), ("a", "one")):
         ask(tree, path, instance)
     begin(tree, "c", "two")
-    places = {shown.content: set(shown.places) for shown in tree_view(tree, 1, 1000).namespaces[TENANT]}
-    assert places == {"a": {"gpu@one", "host"}, "b": {"host"}, "c": set()}
+    caches = {shown.content: set(shown.places) for shown in tree_view(tree, 1, 1000).namespaces[TENANT]}
+    assert caches == {"a": {"gpu@one", "host"}, "b": {"host"}, "c": set()}
 
 
 def test_the_view_lists_the_most_used_first():

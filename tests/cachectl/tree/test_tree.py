@@ -43,20 +43,20 @@ def begin(tree, path, instance="one", namespace=TENANT, pinned=0) -> Grant:
     """A plan for a path, under way."""
     documents = [PathDocument(content, tokens_of(content)) for content in path]
     query_id = f"query {tree.tick}"
-    return tree.grant(query_id, namespace, documents, path_keys(namespace, path), 1, instance, float(tree.tick), pinned)
+    return tree.admit(query_id, namespace, documents, path_keys(namespace, path), 1, instance, float(tree.tick), pinned)
 
 
 def ask(tree, path, instance="one", namespace=TENANT, pinned=0) -> Grant:
     """A plan for a path, done."""
     grant = begin(tree, path, instance, namespace, pinned)
-    tree.settle(grant, kept=True)
+    tree.complete(grant, kept=True)
     check_integrity(tree)
     return grant
 
 
 def found(tree, path, instance="one", namespace=TENANT) -> list[Tier]:
     """Where the cached prefix of a path lies, document by document."""
-    return [copy.place.tier for copy in tree.match(namespace, path, instance)]
+    return [copy.cache.tier for copy in tree.match(namespace, path, instance)]
 
 
 def key(path, namespace=TENANT) -> bytes:
@@ -74,22 +74,22 @@ def orders(tree, instance="one") -> list[Move]:
 
 def saves(grant) -> set[tuple[bytes, Tier]]:
     """What a plan has to save, and where."""
-    return {(step.key, step.kept) for step in grant.steps if step.kept is not None and step.kept is not step.source}
+    return {(step.key, step.kept) for step in grant.documents if step.kept is not None and step.kept is not step.source}
 
 
 def dump(tree) -> dict:
     """All that a tree knows, as plain data."""
-    places = {place: (place.tier, place.instance) for place in tree.placement}
+    caches = {cache: (cache.tier, cache.instance) for cache in tree.tiers}
     nodes = {}
     for node in [*tree.nodes.values(), *tree.detached]:
         copies = {
-            places[place]: (copy.held, copy.priority, copy.entered, bool(copy.ticket))
-            for place, copy in node.copies.items()
+            caches[cache]: (copy.held, copy.priority, copy.entered, bool(copy.ticket))
+            for cache, copy in node.copies.items()
         }
         nodes[node.key, node.detached] = {
             "copies": copies,
             "children": sorted(node.children),
-            "below": {places[place]: count for place, count in node.below.items()},
+            "below": {caches[cache]: count for cache, count in node.below.items()},
             **{name: getattr(node, name) for name in ("content", "tokens", "locks", "pins", "frequency", "accesses")},
             **{name: getattr(node, name) for name in ("last_access", "average_cost", "computations", "prefix_tokens")},
         }
@@ -98,15 +98,15 @@ def dump(tree) -> dict:
         "roots": sorted(tree.roots),
         "contents": {content: len(nodes) for content, nodes in tree.by_content.items()},
         "nodes": nodes,
-        "places": {
-            name: (place.used, place.copies, place.clock, place.inserted_tokens, place.evictions, place.pinned_tokens)
-            for place, name in places.items()
+        "caches": {
+            name: (cache.used, cache.copies, cache.clock, cache.inserted_tokens, cache.evictions, cache.pinned_tokens)
+            for cache, name in caches.items()
         },
         "grants": {
-            query_id: (grant.steps[:], grant.moves[:], len(grant.locked), len(grant.reserved), grant.settled)
+            query_id: (grant.documents[:], grant.moves[:], len(grant.locked), len(grant.reserved), grant.completed)
             for query_id, grant in tree.grants.items()
         },
-        "orders": list(tree.placement.outbox),
+        "orders": list(tree.tiers.pending_moves),
     }
 
 
@@ -124,7 +124,7 @@ def test_a_match_is_the_longest_prefix_of_the_path():
 def test_the_same_documents_in_another_order_are_other_nodes():
     tree = tree_of(10)
     for path in ("ab", "ba"):
-        assert [step.source for step in ask(tree, path).steps] == [None, None]
+        assert [step.source for step in ask(tree, path).documents] == [None, None]
     assert len(tree.nodes) == 4
 
 
@@ -199,7 +199,7 @@ def test_namespaces_never_find_each_others_documents():
     ask(tree, "ab", namespace="x")
     assert found(tree, "ab", namespace="x") == [GPU, GPU]
     assert found(tree, "ab", namespace="y") == []
-    assert [step.source for step in ask(tree, "ab", namespace="y").steps] == [None, None]
+    assert [step.source for step in ask(tree, "ab", namespace="y").documents] == [None, None]
 
 
 def test_a_namespace_is_forgotten_with_its_last_node():
@@ -207,7 +207,7 @@ def test_a_namespace_is_forgotten_with_its_last_node():
     ask(tree, "a", namespace="x")
     ask(tree, "a", namespace="y")
     assert list(tree.roots) == ["y"]
-    tree.settle(begin(tree, "b", namespace="z"), kept=False)
+    tree.complete(begin(tree, "b", namespace="z"), kept=False)
     assert not tree.roots
 
 
@@ -221,44 +221,44 @@ def test_a_plan_says_where_each_document_comes_from_and_where_it_is_kept():
     grant = begin(tree, "abD")
     # a and b are loaded from host into the GPU, which C leaves for them. Nothing has room for D then: the GPU holds
     # what the plan itself uses, and host has a and b.
-    assert [(step.tokens, step.source, step.kept) for step in grant.steps] == [
+    assert [(step.tokens, step.source, step.kept) for step in grant.documents] == [
         (1, HOST, GPU),
         (1, HOST, GPU),
         (2, None, None),
     ]
-    assert [step.key for step in grant.steps] == path_keys(TENANT, "abD")
+    assert [step.key for step in grant.documents] == path_keys(TENANT, "abD")
 
 
 def test_what_does_not_fit_the_gpu_is_kept_in_the_next_tier_that_takes_it():
     tree = tree_of(1, 1, 2)
-    assert [step.kept for step in ask(tree, "abcde").steps] == [GPU, HOST, DISK, DISK, None]
+    assert [step.kept for step in ask(tree, "abcde").documents] == [GPU, HOST, DISK, DISK, None]
 
 
 def test_nothing_is_kept_behind_what_is_not_kept():
     tree = tree_of(1)
-    assert [step.kept for step in ask(tree, "Ab").steps] == [None, None]
+    assert [step.kept for step in ask(tree, "Ab").documents] == [None, None]
     assert not tree.nodes
 
 
 def test_what_a_plan_will_compute_is_not_found_before_it_is_settled():
     tree = tree_of(2, 2)
     grant = begin(tree, "ab")
-    assert tree.placement.gpu("one").used == 2
+    assert tree.tiers.gpu("one").used == 2
     assert found(tree, "ab") == []
-    tree.settle(grant, kept=True)
+    tree.complete(grant, kept=True)
     assert found(tree, "ab") == [GPU, GPU]
 
 
 def test_two_plans_that_compute_the_same_documents_keep_one_copy_each_in_another_place():
     tree = tree_of(2, 2)
     first, second = begin(tree, "ab"), begin(tree, "ab")
-    assert [step.source for step in second.steps] == [None, None]
-    assert [step.kept for step in first.steps] == [GPU, GPU]
-    assert [step.kept for step in second.steps] == [HOST, HOST]
-    tree.settle(second, kept=True)
+    assert [step.source for step in second.documents] == [None, None]
+    assert [step.kept for step in first.documents] == [GPU, GPU]
+    assert [step.kept for step in second.documents] == [HOST, HOST]
+    tree.complete(second, kept=True)
     check_integrity(tree)
     assert found(tree, "ab") == [HOST, HOST]
-    tree.settle(first, kept=True)
+    tree.complete(first, kept=True)
     check_integrity(tree)
     assert found(tree, "ab") == [GPU, GPU]
 
@@ -269,7 +269,7 @@ def test_of_two_plans_that_compute_the_same_documents_each_keeps_only_its_own(ke
     tree = tree_of(2, 2)
     grants = [begin(tree, "ab"), begin(tree, "ab")]
     for index in order:
-        tree.settle(grants[index], kept[index])
+        tree.complete(grants[index], kept[index])
         check_integrity(tree)
     assert found(tree, "ab") == [tier for tier, is_kept in zip((GPU, HOST), kept, strict=True) if is_kept] * 2
 
@@ -277,19 +277,19 @@ def test_of_two_plans_that_compute_the_same_documents_each_keeps_only_its_own(ke
 def test_a_third_plan_for_the_same_documents_keeps_nothing_where_both_tiers_are_promised():
     tree = tree_of(2, 2)
     grants = [begin(tree, "ab") for _ in range(3)]
-    assert [step.kept for step in grants[2].steps] == [None, None]
+    assert [step.kept for step in grants[2].documents] == [None, None]
     for grant in grants:
-        tree.settle(grant, kept=True)
+        tree.complete(grant, kept=True)
     check_integrity(tree)
 
 
 def test_a_plan_that_fails_gives_its_room_back():
     tree = tree_of(2, 2)
     ask(tree, "a")
-    before = [place.used for place in tree.placement]
-    tree.settle(begin(tree, "aBc"), kept=False)
+    before = [cache.used for cache in tree.tiers]
+    tree.complete(begin(tree, "aBc"), kept=False)
     check_integrity(tree)
-    assert [place.used for place in tree.placement] == before
+    assert [cache.used for cache in tree.tiers] == before
     assert found(tree, "aBc") == [GPU]
     assert not tree.grants
 
@@ -299,21 +299,21 @@ def test_a_failed_plan_leaves_the_copy_that_it_would_have_promoted_where_it_was(
     for path in "ab":
         ask(tree, path)
     grant = begin(tree, "a")
-    assert (grant.steps[0].source, grant.steps[0].kept) == (HOST, GPU)
-    tree.settle(grant, kept=False)
+    assert (grant.documents[0].source, grant.documents[0].kept) == (HOST, GPU)
+    tree.complete(grant, kept=False)
     check_integrity(tree)
     assert found(tree, "a") == [HOST]
-    assert tree.placement.gpu("one").used == 0
+    assert tree.tiers.gpu("one").used == 0
 
 
 def test_what_a_plan_uses_is_not_evicted_until_it_is_settled():
     tree = tree_of(2)
     ask(tree, "ab")
     running = begin(tree, "ab")
-    assert [step.kept for step in ask(tree, "C").steps] == [None]
+    assert [step.kept for step in ask(tree, "C").documents] == [None]
     assert found(tree, "ab") == [GPU, GPU]
-    tree.settle(running, kept=True)
-    assert [step.kept for step in ask(tree, "C").steps] == [GPU]
+    tree.complete(running, kept=True)
+    assert [step.kept for step in ask(tree, "C").documents] == [GPU]
 
 
 def test_a_path_is_locked_whole_before_room_is_made_for_its_end():
@@ -321,7 +321,7 @@ def test_a_path_is_locked_whole_before_room_is_made_for_its_end():
     tree = tree_of(3, policy="GDSF")
     for path in ("ab", "d", "d"):
         ask(tree, path)
-    assert ask(tree, "abC").steps[2].kept is None
+    assert ask(tree, "abC").documents[2].kept is None
     assert found(tree, "ab") == [GPU, GPU]
     assert found(tree, "d") == [GPU]
 
@@ -333,10 +333,10 @@ def test_a_plan_saves_only_where_room_was_reserved_for_it():
     ask(tree, "ab", "one")
     blocking = begin(tree, "c", "two")
     grant = begin(tree, "ab", "two")
-    assert [step.source for step in grant.steps] == [None, None]
-    assert saves(grant) == {(copy.node.key, copy.place.tier) for copy in grant.reserved}
+    assert [step.source for step in grant.documents] == [None, None]
+    assert saves(grant) == {(copy.node.key, copy.cache.tier) for copy in grant.reserved}
     for running in (blocking, grant):
-        tree.settle(running, kept=True)
+        tree.complete(running, kept=True)
     check_integrity(tree)
     assert found(tree, "ab", "two") == [HOST, HOST]
 
@@ -346,38 +346,38 @@ def test_a_document_that_comes_with_another_length_is_neither_found_nor_kept(set
     tree = tree_of(9)
     running = begin(tree, "ab")
     if settled:
-        tree.settle(running, kept=True)
+        tree.complete(running, kept=True)
     documents = [PathDocument("a", 1), PathDocument("b", 3), PathDocument("c", 1)]
-    other = tree.grant("q", TENANT, documents, path_keys(TENANT, "abc"), 0, "one", 0.0)
-    assert [step.source for step in other.steps] == [GPU if settled else None, None, None]
-    assert [step.kept for step in other.steps] == [GPU if settled else None, None, None]
-    tree.settle(other, kept=True)
+    other = tree.admit("q", TENANT, documents, path_keys(TENANT, "abc"), 0, "one", 0.0)
+    assert [step.source for step in other.documents] == [GPU if settled else None, None, None]
+    assert [step.kept for step in other.documents] == [GPU if settled else None, None, None]
+    tree.complete(other, kept=True)
     check_integrity(tree)
     if not settled:
-        tree.settle(running, kept=True)
+        tree.complete(running, kept=True)
     assert [copy.node.tokens for copy in tree.match(TENANT, "abc", "one")] == [1, 1]
 
 
 def test_a_committed_plan_is_found_while_its_locks_stay():
     tree = tree_of(2)
     running = begin(tree, "ab")
-    assert tree.commit(running) == key("a")
+    assert tree.prefilled(running) == key("a")
     check_integrity(tree)
     assert found(tree, "ab") == [GPU, GPU]
-    assert [step.kept for step in ask(tree, "C").steps] == [None]
-    assert tree.commit(running) is None
+    assert [step.kept for step in ask(tree, "C").documents] == [None]
+    assert tree.prefilled(running) is None
     # Whatever becomes of the answer, the prefill stays.
-    assert tree.settle(running, kept=False) is None
+    assert tree.complete(running, kept=False) is None
     check_integrity(tree)
     assert found(tree, "ab") == [GPU, GPU]
-    assert [step.kept for step in ask(tree, "C").steps] == [GPU]
+    assert [step.kept for step in ask(tree, "C").documents] == [GPU]
 
 
 def test_settling_commits_what_was_not_committed():
     tree = tree_of(4)
     ask(tree, "a")
     running = begin(tree, "abc")
-    assert tree.settle(running, kept=True) == key("ab")
+    assert tree.complete(running, kept=True) == key("ab")
     assert found(tree, "abc") == [GPU] * 3
 
 
@@ -389,7 +389,7 @@ def test_a_plan_is_settled_once():
     grant = ask(tree, "ab")
     begin(tree, "a")
     before = dump(tree)
-    for end in (tree.commit, lambda grant: tree.settle(grant, True), lambda grant: tree.settle(grant, False)):
+    for end in (tree.prefilled, lambda grant: tree.complete(grant, True), lambda grant: tree.complete(grant, False)):
         with pytest.raises(UnknownPlan, match="query 0"):
             end(grant)
     assert dump(tree) == before
@@ -398,10 +398,10 @@ def test_a_plan_is_settled_once():
 def test_a_query_holds_one_plan_at_a_time():
     tree = tree_of(2)
     documents, keys = [PathDocument("a", 1)], path_keys(TENANT, "a")
-    tree.grant("q", TENANT, documents, keys, 0, "one", 0.0)
+    tree.admit("q", TENANT, documents, keys, 0, "one", 0.0)
     before = dump(tree)
     with pytest.raises(InvalidRequest, match="q has a plan already"):
-        tree.grant("q", TENANT, documents, keys, 0, "one", 0.0)
+        tree.admit("q", TENANT, documents, keys, 0, "one", 0.0)
     assert dump(tree) == before
 
 
@@ -484,7 +484,7 @@ def test_a_parent_is_not_evicted_before_its_children():
 
 def test_a_parent_may_leave_the_gpu_while_its_child_is_in_host_alone():
     tree = tree_of(1, 2)
-    assert [step.kept for step in ask(tree, "ab").steps] == [GPU, HOST]
+    assert [step.kept for step in ask(tree, "ab").documents] == [GPU, HOST]
     assert ask(tree, "c").moves == [move("a", GPU, HOST, "one")]
     assert found(tree, "ab") == [HOST, HOST]
 
@@ -492,11 +492,11 @@ def test_a_parent_may_leave_the_gpu_while_its_child_is_in_host_alone():
 def test_a_parent_that_leaves_takes_the_children_that_it_alone_supported():
     # A lies in the GPU, and b behind it in host, which is too small for A: when A goes, b has nothing to stand on.
     tree = tree_of(2, 1)
-    assert [step.kept for step in ask(tree, "Ab").steps] == [GPU, HOST]
+    assert [step.kept for step in ask(tree, "Ab").documents] == [GPU, HOST]
     ask(tree, "C")
     assert found(tree, "Ab") == []
     assert list(tree.nodes) == [key("C")]
-    assert tree.placement.host.used == 0
+    assert tree.tiers.host.used == 0
 
 
 def test_all_that_stood_on_a_parent_that_leaves_is_dropped_before_its_room_is_used():
@@ -504,9 +504,9 @@ def test_all_that_stood_on_a_parent_that_leaves_is_dropped_before_its_room_is_us
     tree = tree_of(2, 1, 1)
     ask(tree, "Abc")
     grant = begin(tree, "Cde")
-    assert [step.kept for step in grant.steps] == [GPU, HOST, DISK]
+    assert [step.kept for step in grant.documents] == [GPU, HOST, DISK]
     assert {move("Ab", HOST, None), move("Abc", DISK, None)} <= set(grant.moves)
-    tree.settle(grant, kept=True)
+    tree.complete(grant, kept=True)
     assert orders(tree) == []
 
 
@@ -534,7 +534,7 @@ def test_a_copy_that_could_not_be_loaded_goes_with_all_that_only_it_supports():
     tree = tree_of(4)
     for path in ("abc", "ad"):
         ask(tree, path)
-    tree.settle(begin(tree, "ab"), kept=True, lost=[(key("ab"), GPU)])
+    tree.complete(begin(tree, "ab"), kept=True, lost=[(key("ab"), GPU)])
     check_integrity(tree)
     assert found(tree, "abc") == [GPU]
     assert found(tree, "ad") == [GPU, GPU]
@@ -546,7 +546,7 @@ def test_a_lost_copy_leaves_the_nodes_other_copies():
     tree = tree_of(2, 2)
     for path in ("ab", "C", "ab"):
         ask(tree, path)
-    tree.settle(begin(tree, "ab"), kept=True, lost=[(key("a"), GPU)])
+    tree.complete(begin(tree, "ab"), kept=True, lost=[(key("a"), GPU)])
     check_integrity(tree)
     # b's copy in the GPU stood on a's there; those in host stand on each other.
     assert found(tree, "ab") == [HOST, HOST]
@@ -559,10 +559,10 @@ def test_a_copy_of_any_node_may_be_lost_and_one_that_the_tree_does_not_know_is_i
     running = begin(tree, "c")
     lost = [(key("a"), GPU), (key("x"), GPU), (key("ab"), DISK), (b"", HOST)]
     if told == "commit":
-        tree.commit(running, lost)
+        tree.prefilled(running, lost)
     elif told == "lose":
         tree.lose("one", lost)
-    tree.settle(running, True, lost if told == "settle" else [])
+    tree.complete(running, True, lost if told == "settle" else [])
     check_integrity(tree)
     assert found(tree, "ab") == []
     assert found(tree, "c") == [GPU]
@@ -574,21 +574,21 @@ def test_a_lost_copy_that_a_plan_elsewhere_uses_keeps_its_room_until_that_ends()
     tree = tree_of(2)
     ask(tree, "ab")
     using, telling = begin(tree, "ab"), begin(tree, "")
-    tree.settle(telling, kept=True, lost=[(key("a"), GPU)])
+    tree.complete(telling, kept=True, lost=[(key("a"), GPU)])
     check_integrity(tree)
     assert found(tree, "ab") == []
-    assert tree.placement.gpu("one").used == 2
-    tree.settle(using, kept=True)
+    assert tree.tiers.gpu("one").used == 2
+    tree.complete(using, kept=True)
     check_integrity(tree)
-    assert tree.placement.gpu("one").used == 0
+    assert tree.tiers.gpu("one").used == 0
 
 
 def test_a_copy_that_could_not_be_saved_is_not_kept():
     tree = tree_of(4)
-    tree.settle(begin(tree, "abc"), kept=True, lost=[(key("ab"), GPU)])
+    tree.complete(begin(tree, "abc"), kept=True, lost=[(key("ab"), GPU)])
     check_integrity(tree)
     assert found(tree, "abc") == [GPU]
-    assert tree.placement.gpu("one").used == 1
+    assert tree.tiers.gpu("one").used == 1
 
 
 def test_a_copy_that_was_lost_before_may_be_reported_again():
@@ -596,7 +596,7 @@ def test_a_copy_that_was_lost_before_may_be_reported_again():
     ask(tree, "ab")
     first, second = begin(tree, "ab"), begin(tree, "ab")
     for grant in (first, second):
-        tree.settle(grant, kept=True, lost=[(key("a"), GPU)])
+        tree.complete(grant, kept=True, lost=[(key("a"), GPU)])
         check_integrity(tree)
     assert not tree.nodes
 
@@ -605,19 +605,19 @@ def test_a_report_of_a_lost_copy_does_not_take_the_room_that_another_plan_reserv
     tree = tree_of(4)
     ask(tree, "a")
     first, second = begin(tree, "a"), begin(tree, "a")
-    tree.settle(first, kept=True, lost=[(key("a"), GPU)])
+    tree.complete(first, kept=True, lost=[(key("a"), GPU)])
     anew = begin(tree, "a")
-    assert anew.steps[0].source is None
-    tree.settle(second, kept=True, lost=[(key("a"), GPU)])
-    tree.settle(anew, kept=True)
-    assert (found(tree, "a") == [GPU]) == (anew.steps[0].kept is GPU)
+    assert anew.documents[0].source is None
+    tree.complete(second, kept=True, lost=[(key("a"), GPU)])
+    tree.complete(anew, kept=True)
+    assert (found(tree, "a") == [GPU]) == (anew.documents[0].kept is GPU)
     check_integrity(tree)
 
 
 def test_a_plan_that_failed_tells_what_it_could_not_load_all_the_same():
     tree = tree_of(4)
     ask(tree, "ab")
-    tree.settle(begin(tree, "ab"), kept=False, lost=[(key("ab"), GPU)])
+    tree.complete(begin(tree, "ab"), kept=False, lost=[(key("ab"), GPU)])
     check_integrity(tree)
     assert found(tree, "ab") == [GPU]
 
@@ -626,7 +626,7 @@ def served_without_a_pause(tree, running, plans=5) -> Grant:
     """Plans for the document s, each granted before the last one is settled; the last, still running."""
     for _ in range(plans):
         following = begin(tree, "s")
-        tree.settle(running, kept=True)
+        tree.complete(running, kept=True)
         check_integrity(tree)
         running = following
     return running
@@ -636,7 +636,7 @@ def test_a_lost_copy_is_replaced_though_plans_for_it_never_cease():
     tree = tree_of(4)
     ask(tree, "s")
     running = begin(tree, "s")
-    tree.settle(begin(tree, "s"), kept=True, lost=[(key("s"), GPU)])
+    tree.complete(begin(tree, "s"), kept=True, lost=[(key("s"), GPU)])
     assert found(tree, "s") == []
     served_without_a_pause(tree, running)
     assert found(tree, "s") == [GPU]
@@ -645,8 +645,8 @@ def test_a_lost_copy_is_replaced_though_plans_for_it_never_cease():
 def test_room_that_a_failed_plan_gave_up_is_used_though_plans_for_the_document_never_cease():
     tree = tree_of(4)
     failing, running = begin(tree, "s"), begin(tree, "s")
-    assert running.steps[0].kept is None
-    tree.settle(failing, kept=False)
+    assert running.documents[0].kept is None
+    tree.complete(failing, kept=False)
     served_without_a_pause(tree, running)
     assert found(tree, "s") == [GPU]
 
@@ -657,10 +657,10 @@ def test_what_a_running_plan_loads_is_not_dropped_because_another_lost_its_paren
     ask(tree, "ab", "one")
     tree.insert(HeldNode(TENANT, ("a",), 1), DISK, None)
     running = begin(tree, "ab", "two")
-    assert [step.source for step in running.steps] == [DISK, HOST]
-    tree.settle(begin(tree, "a", "one"), kept=True, lost=[(key("a"), GPU)])
+    assert [step.source for step in running.documents] == [DISK, HOST]
+    tree.complete(begin(tree, "a", "one"), kept=True, lost=[(key("a"), GPU)])
     assert move("ab", HOST, None) not in orders(tree)
-    tree.settle(running, kept=True)
+    tree.complete(running, kept=True)
     check_integrity(tree)
 
 
@@ -668,28 +668,28 @@ def test_room_that_a_running_plan_reserved_is_not_given_away_when_another_lost_i
     tree = tree_of(2)
     ask(tree, "a")
     running, other = begin(tree, "ab"), begin(tree, "a")
-    assert running.steps[1].kept is GPU
-    tree.settle(other, kept=True, lost=[(key("a"), GPU)])
+    assert running.documents[1].kept is GPU
+    tree.complete(other, kept=True, lost=[(key("a"), GPU)])
     # The running plan may save b at any time, so one token's room is all there is.
-    assert [step.kept for step in begin(tree, "C").steps] == [None]
+    assert [step.kept for step in begin(tree, "C").documents] == [None]
 
 
 def test_a_failed_plan_gives_its_own_room_back_and_no_other_plans():
     # b is to be saved on disk on the strength of s in host. That copy is lost, and the promise of s on disk fails.
     tree = tree_of(0, 1, 2)
     first, failing = begin(tree, "s"), begin(tree, "s")
-    assert [grant.steps[0].kept for grant in (first, failing)] == [HOST, DISK]
-    tree.settle(first, kept=True)
+    assert [grant.documents[0].kept for grant in (first, failing)] == [HOST, DISK]
+    tree.complete(first, kept=True)
     running = begin(tree, "sb")
-    assert [(step.source, step.kept) for step in running.steps] == [(HOST, HOST), (None, DISK)]
-    tree.settle(begin(tree, "s"), kept=True, lost=[(key("s"), HOST)])
-    tree.settle(failing, kept=False)
+    assert [(step.source, step.kept) for step in running.documents] == [(HOST, HOST), (None, DISK)]
+    tree.complete(begin(tree, "s"), kept=True, lost=[(key("s"), HOST)])
+    tree.complete(failing, kept=False)
     check_integrity(tree)
     # Of disk's two tokens one is still b's.
     other = begin(tree, "cd")
-    assert [step.kept for step in other.steps] == [DISK, None]
+    assert [step.kept for step in other.documents] == [DISK, None]
     for grant in (running, other):
-        tree.settle(grant, kept=True)
+        tree.complete(grant, kept=True)
         check_integrity(tree)
     assert found(tree, "sb") == []
     assert move("sb", DISK, None) in orders(tree)
@@ -700,9 +700,9 @@ def test_what_a_plan_saved_in_vain_is_dropped():
     tree = tree_of(2)
     ask(tree, "a")
     running, other = begin(tree, "ab"), begin(tree, "a")
-    tree.settle(other, kept=True, lost=[(key("a"), GPU)])
+    tree.complete(other, kept=True, lost=[(key("a"), GPU)])
     orders(tree)
-    tree.settle(running, kept=True)
+    tree.complete(running, kept=True)
     check_integrity(tree)
     assert found(tree, "ab") == []
     assert move("ab", GPU, None, "one") in orders(tree)
@@ -716,13 +716,13 @@ def test_a_saved_copy_needs_a_parent_that_is_held_and_not_only_promised():
     blocking = [begin(tree, "c", "one"), begin(tree, "D", "two")]
     running = begin(tree, "ab", "one")
     promised = begin(tree, "a", "two")
-    assert [grant.steps[-1].kept for grant in (running, promised)] == [HOST, HOST]
-    tree.settle(begin(tree, "a", "one"), kept=True, lost=[(key("a"), GPU)])
+    assert [grant.documents[-1].kept for grant in (running, promised)] == [HOST, HOST]
+    tree.complete(begin(tree, "a", "one"), kept=True, lost=[(key("a"), GPU)])
     check_integrity(tree)
-    tree.settle(running, kept=True)
+    tree.complete(running, kept=True)
     check_integrity(tree)
     for grant in (promised, *blocking):
-        tree.settle(grant, kept=True)
+        tree.complete(grant, kept=True)
         check_integrity(tree)
 
 
@@ -739,7 +739,7 @@ def test_the_system_prompt_is_pinned_and_copied_to_host():
         ask(tree, path)
     assert found(tree, "s", "one") == [GPU]
     assert found(tree, "s", "two") == [HOST]
-    assert [place.pinned_tokens for place in tree.placement] == [1, 0, 1, 0]
+    assert [cache.pinned_tokens for cache in tree.tiers] == [1, 0, 1, 0]
 
 
 def test_what_is_used_much_at_the_top_outlives_its_instance():
@@ -785,7 +785,7 @@ def test_a_path_that_was_pinned_twice_is_unpinned_twice():
     with pytest.raises(UnknownNode, match="not pinned"):
         tree.unpin(TENANT, "a")
     check_integrity(tree)
-    assert tree.placement.gpu("one").pinned_tokens == 0
+    assert tree.tiers.gpu("one").pinned_tokens == 0
 
 
 def test_a_prefix_of_a_pinned_path_is_not_itself_pinned():
@@ -835,7 +835,7 @@ def test_a_system_prompt_of_several_documents_takes_half_a_tier_at_most():
     # S alone is more than half of 3, so it is not pinned for itself, and must not be pinned with t either.
     tree = tree_of(3)
     ask(tree, "St", pinned=2)
-    assert tree.placement.gpu("one").pinned_tokens <= 1.5
+    assert tree.tiers.gpu("one").pinned_tokens <= 1.5
 
 
 @pytest.mark.parametrize("path", ["", "x", "abx", "b"])
@@ -858,14 +858,14 @@ def test_a_pinned_document_that_is_deleted_leaves_its_parents_unpinned():
     tree.delete("b")
     check_integrity(tree)
     assert tree.nodes[key("a")].pins == 0
-    assert tree.placement.gpu("one").pinned_tokens == 0
+    assert tree.tiers.gpu("one").pinned_tokens == 0
 
 
 def test_a_pinned_document_that_is_lost_leaves_its_parents_unpinned():
     tree = tree_of(10)
     ask(tree, "ab")
     tree.pin(TENANT, "ab")
-    tree.settle(begin(tree, "ab"), kept=True, lost=[(key("ab"), GPU)])
+    tree.complete(begin(tree, "ab"), kept=True, lost=[(key("ab"), GPU)])
     check_integrity(tree)
     assert tree.nodes[key("a")].pins == 0
 
@@ -875,10 +875,10 @@ def test_a_pinned_path_that_is_lost_from_the_middle_is_taken_back_once():
     ask(tree, "abc")
     tree.pin(TENANT, "abc")
     tree.pin(TENANT, "a")
-    tree.settle(begin(tree, "ab"), kept=True, lost=[(key("ab"), GPU)])
+    tree.complete(begin(tree, "ab"), kept=True, lost=[(key("ab"), GPU)])
     check_integrity(tree)
     assert tree.nodes[key("a")].pins == 1
-    assert tree.placement.gpu("one").pinned_tokens == 1
+    assert tree.tiers.gpu("one").pinned_tokens == 1
 
 
 # Deletion
@@ -934,10 +934,10 @@ def test_a_document_that_is_deleted_in_use_is_found_no_more_and_dropped_when_the
     check_integrity(tree)
     assert found(tree, "abc") == []
     assert orders(tree) == []
-    assert tree.placement.gpu("one").used == 3
-    tree.settle(running, kept=True)
+    assert tree.tiers.gpu("one").used == 3
+    tree.complete(running, kept=True)
     check_integrity(tree)
-    assert tree.placement.gpu("one").used == 0
+    assert tree.tiers.gpu("one").used == 0
     assert Counter(orders(tree)) == Counter(move(path, GPU, None, "one") for path in ("a", "ab", "abc"))
 
 
@@ -946,10 +946,10 @@ def test_a_document_is_dropped_when_the_last_of_its_plans_ends():
     ask(tree, "ab")
     first, second = begin(tree, "ab"), begin(tree, "a")
     tree.delete("a")
-    tree.settle(first, kept=True)
+    tree.complete(first, kept=True)
     check_integrity(tree)
     assert orders(tree) == [move("ab", GPU, None, "one")]
-    tree.settle(second, kept=True)
+    tree.complete(second, kept=True)
     assert orders(tree) == [move("a", GPU, None, "one")]
 
 
@@ -961,9 +961,9 @@ def test_a_document_that_comes_back_is_not_kept_while_a_plan_uses_what_was_delet
     old = begin(tree, "a")
     tree.delete("a")
     new = begin(tree, "a")
-    assert new.steps[0] == (key("a"), 1, None, None, None)
+    assert new.documents[0] == (key("a"), 1, None, None, None)
     for grant in (old, new) if old_first else (new, old):
-        tree.settle(grant, kept=True)
+        tree.complete(grant, kept=True)
         check_integrity(tree)
     assert not tree.nodes
     assert orders(tree) == [move("a", GPU, None, "one")]
@@ -977,8 +977,8 @@ def test_a_document_that_came_back_and_failed_is_dropped_after_all():
     old = begin(tree, "a")
     tree.delete("a")
     new = begin(tree, "a")
-    tree.settle(old, kept=True)
-    tree.settle(new, kept=False)
+    tree.complete(old, kept=True)
+    tree.complete(new, kept=False)
     assert not tree.nodes
     assert orders(tree) == [move("a", GPU, None, "one")]
 
@@ -992,7 +992,7 @@ def test_what_a_running_plan_loads_is_not_dropped_when_its_document_came_back_an
     grant = begin(tree, "b")
     assert move("a", GPU, None, "one") not in grant.moves
     for running in (old, grant):
-        tree.settle(running, kept=True)
+        tree.complete(running, kept=True)
     check_integrity(tree)
     assert (move("a", GPU, None, "one") in orders(tree)) != (found(tree, "a") == [GPU])
 
@@ -1005,9 +1005,9 @@ def test_clearing_drops_everything_pins_too():
     assert tree.clear() == 6
     check_integrity(tree)
     assert not tree.nodes
-    tree.settle(running, kept=True)
+    tree.complete(running, kept=True)
     check_integrity(tree)
-    assert [place.used for place in tree.placement] == [0, 0, 0, 0]
+    assert [cache.used for cache in tree.tiers] == [0, 0, 0, 0]
 
 
 def test_orders_to_drop_a_document_come_in_the_order_in_which_its_nodes_came():
@@ -1031,14 +1031,14 @@ def test_an_instance_that_is_gone_takes_its_gpu_and_its_plans_with_it():
     staying = begin(tree, "ab", "one")
     assert tree.remove_instance("two") == [running.query_id]
     check_integrity(tree)
-    assert running.settled
+    assert running.completed
     assert list(tree.grants) == [staying.query_id]
     assert found(tree, "ab", "one") == [HOST, HOST]
     with pytest.raises(UnknownInstance):
         tree.match(TENANT, "ab", "two")
     with pytest.raises(UnknownPlan):
-        tree.settle(running, kept=True)
-    tree.settle(staying, kept=True)
+        tree.complete(running, kept=True)
+    tree.complete(staying, kept=True)
     check_integrity(tree)
 
 
@@ -1048,12 +1048,12 @@ def test_what_stood_on_a_gone_instance_alone_goes_with_it_though_a_plan_elsewher
     begin(tree, "ab", "two")
     begin(tree, "c", "one")
     naming = begin(tree, "ab", "one")
-    assert [(step.source, step.kept) for step in naming.steps] == [(None, None), (None, None)]
+    assert [(step.source, step.kept) for step in naming.documents] == [(None, None), (None, None)]
     tree.remove_instance("two")
     check_integrity(tree)
-    tree.settle(naming, kept=True)
+    tree.complete(naming, kept=True)
     check_integrity(tree)
-    assert tree.placement.host.used == 0
+    assert tree.tiers.host.used == 0
 
 
 def test_an_instance_that_comes_back_starts_empty_and_hears_no_old_orders():
@@ -1064,7 +1064,7 @@ def test_an_instance_that_comes_back_starts_empty_and_hears_no_old_orders():
     tree.remove_instance("two")
     tree.add_instance("two")
     assert found(tree, "b", "two") == []
-    assert tree.placement.gpu("two").used == 0
+    assert tree.tiers.gpu("two").used == 0
     assert orders(tree, "two") == []
 
 
@@ -1082,8 +1082,8 @@ def test_frequency_counts_the_last_window():
     tree = KnowledgeTree(create_policy("GDSF", Lookahead()), Capacities(4), ["one"], lambda cached, new: 0.0, 10.0)
 
     def frequency_at(now: float) -> float:
-        grant = tree.grant("q", TENANT, [PathDocument("a", 1)], path_keys(TENANT, "a"), 0, "one", now)
-        tree.settle(grant, kept=True)
+        grant = tree.admit("q", TENANT, [PathDocument("a", 1)], path_keys(TENANT, "a"), 0, "one", now)
+        tree.complete(grant, kept=True)
         return tree.nodes[key("a")].frequency
 
     assert [frequency_at(now) for now in (1.0, 2.0, 9.0)] == [1.0, 2.0, 3.0]
@@ -1096,14 +1096,14 @@ def test_frequency_counts_the_last_window():
 
 
 class DataPlane:
-    """The tiers' contents by place, as sets of keys: what orders, loads and saves make of them."""
+    """The tiers' contents by cache, as sets of keys: what orders, loads and saves make of them."""
 
     def __init__(self) -> None:
-        self.places: dict[tuple[Tier, str | None], set[str]] = {}
+        self.caches: dict[tuple[Tier, str | None], set[str]] = {}
         self.names: dict[str, HeldNode] = {}
 
     def at(self, tier: Tier, instance: str | None) -> set[str]:
-        return self.places.setdefault((tier, instance if tier is GPU else None), set())
+        return self.caches.setdefault((tier, instance if tier is GPU else None), set())
 
     def carry_out(self, moves: list[Move]) -> None:
         for order in moves:
@@ -1128,7 +1128,7 @@ class DataPlane:
     def report(self) -> list[ResidencyReport]:
         return [
             ResidencyReport(tier, tuple(self.names[key] for key in sorted(keys)), instance)
-            for (tier, instance), keys in self.places.items()
+            for (tier, instance), keys in self.caches.items()
         ]
 
 
@@ -1146,25 +1146,25 @@ class Traffic:
         self.plans: list[SimpleNamespace] = []
 
     def admit(self, path: str, namespace: str, first: bool, system: bool) -> None:
-        instance = (list(self.tree.placement.gpus) * 2)[not first]
+        instance = (list(self.tree.tiers.gpus) * 2)[not first]
         grant = begin(self.tree, "s" + path if system else path, instance, namespace, pinned=int(system))
-        assert saves(grant) == {(copy.node.key, copy.place.tier) for copy in grant.reserved}
+        assert saves(grant) == {(copy.node.key, copy.cache.tier) for copy in grant.reserved}
         self.plane.name(namespace, "s" + path if system else path)
         self.plane.carry_out(grant.moves)
-        loads = {(step.key, step.source) for step in grant.steps if step.source is not None}
+        loads = {(step.key, step.source) for step in grant.documents if step.source is not None}
         self.plans.append(SimpleNamespace(grant=grant, loads=loads, saves=saves(grant), broken=set()))
 
     def commit(self, plan: int, lost: list[int]) -> None:
         if self.plans:
             committed = self.plans[plan % len(self.plans)]
-            self.tree.commit(committed.grant, self.execute(committed, True, lost))
+            self.tree.prefilled(committed.grant, self.execute(committed, True, lost))
             # What it loaded it goes on using until it is settled.
             committed.saves = set()
 
     def settle(self, plan: int, kept: bool, lost: list[int]) -> None:
         if self.plans:
             settled = self.plans.pop(plan % len(self.plans))
-            self.tree.settle(settled.grant, kept, self.execute(settled, kept, lost))
+            self.tree.complete(settled.grant, kept, self.execute(settled, kept, lost))
 
     def execute(self, plan: SimpleNamespace, kept: bool, lost: list[int]) -> list[tuple[bytes, Tier]]:
         """What a plan does to the tiers: some of what it should load is gone, and some cannot be saved; both of it."""
@@ -1193,36 +1193,36 @@ class Traffic:
 
     def replace_instance(self) -> None:
         """Lose the second instance with its plans, or have it back."""
-        if "two" not in self.tree.placement.gpus:
+        if "two" not in self.tree.tiers.gpus:
             self.tree.add_instance("two")
             return
         self.tree.remove_instance("two")
-        self.plane.places.pop((GPU, "two"), None)
+        self.plane.caches.pop((GPU, "two"), None)
         self.plans = [plan for plan in self.plans if plan.grant.instance != "two"]
 
     def check(self) -> None:
         check_integrity(self.tree)
-        for place in self.tree.placement:
-            there = self.plane.at(place.tier, place.instance)
-            assert self.believed(place) <= there, "the tree believes in a copy that is not there"
-            plans = [plan for plan in self.plans if place.instance in (None, plan.grant.instance)]
-            used = {key.hex() for plan in plans for key, tier in plan.loads if tier is place.tier}
+        for cache in self.tree.tiers:
+            there = self.plane.at(cache.tier, cache.instance)
+            assert self.believed(cache) <= there, "the tree believes in a copy that is not there"
+            plans = [plan for plan in self.plans if cache.instance in (None, plan.grant.instance)]
+            used = {key.hex() for plan in plans for key, tier in plan.loads if tier is cache.tier}
             assert used <= there, "a copy is gone that a running plan uses"
-            coming = {key.hex() for plan in plans for key, tier in plan.saves if tier is place.tier}
-            assert self.plane.used(there | coming) <= place.capacity, "there is no room for what running plans save"
+            coming = {key.hex() for plan in plans for key, tier in plan.saves if tier is cache.tier}
+            assert self.plane.used(there | coming) <= cache.capacity, "there is no room for what running plans save"
 
     def end(self) -> None:
         """When nothing runs and no order is left, the tiers have just what the tree believes."""
         while self.plans:
             self.settle(0, kept=True, lost=[])
             self.check()
-        for instance in self.tree.placement.gpus:
+        for instance in self.tree.tiers.gpus:
             self.plane.carry_out(begin(self.tree, "", instance).moves)
-        for place in self.tree.placement:
-            assert self.plane.at(place.tier, place.instance) == self.believed(place)
+        for cache in self.tree.tiers:
+            assert self.plane.at(cache.tier, cache.instance) == self.believed(cache)
 
-    def believed(self, place) -> set[str]:
-        return {node.key.hex() for node in self.tree.nodes.values() if place in node.copies and node.copies[place].held}
+    def believed(self, cache) -> set[str]:
+        return {node.key.hex() for node in self.tree.nodes.values() if cache in node.copies and node.copies[cache].held}
 
 
 def event(name: str, **arguments: st.SearchStrategy) -> st.SearchStrategy:

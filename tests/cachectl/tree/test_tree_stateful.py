@@ -70,7 +70,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(namespace=namespaces, path=contents, index=st.integers(0, 1), system=st.booleans(), waits=st.booleans())
     def admit(self, namespace: str, path: list[str], index: int, system: bool, waits: bool) -> None:
-        instances = list(self.tree.placement.gpus)
+        instances = list(self.tree.tiers.gpus)
         path = ["s", *path] if system else path
         keys = path_keys(namespace, path)
         self.queries += 1
@@ -81,14 +81,14 @@ class TreeMachine(RuleBasedStateMachine):
         documents = [PathDocument(content, TOKENS[content]) for content in path]
         instance = instances[index % len(instances)]
         self.now += 0.5
-        before = [copy.place.tier for copy in self.tree.match(namespace, path, instance)]
-        grant = self.tree.grant(query_id, namespace, documents, keys, 1, instance, self.now, pinned=int(system))
-        loaded = [step.source for step in grant.steps if step.source]
+        before = [copy.cache.tier for copy in self.tree.match(namespace, path, instance)]
+        grant = self.tree.admit(query_id, namespace, documents, keys, 1, instance, self.now, pinned=int(system))
+        loaded = [step.source for step in grant.documents if step.source]
         assert loaded == before[: len(loaded)] if self.load_s else loaded == before
         self.open.append(grant)
         self.check_reach(instance, grant.moves)
-        if self.tree.placement.aloof(instance):
-            assert {tier for step in grant.steps for tier in (step.source, step.kept)} <= {None, Tier.GPU}
+        if self.tree.tiers.isolated(instance):
+            assert {tier for step in grant.documents for tier in (step.source, step.kept)} <= {None, Tier.GPU}
 
     @rule(path=contents, namespace=namespaces)
     def wait_and_give_up(self, path: list[str], namespace: str) -> None:
@@ -105,14 +105,14 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(data=st.data(), kept=st.booleans())
     def settle(self, data: st.DataObject, kept: bool) -> None:
         grant = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
-        if grant.settled:
+        if grant.completed:
             return
-        steps = [step for step in grant.steps if step.source or step.kept]
+        steps = [step for step in grant.documents if step.source or step.kept]
         lost = data.draw(st.lists(st.sampled_from(steps), max_size=1)) if steps else []
-        self.tree.settle(grant, kept, [(step.key, step.source or step.kept) for step in lost])
+        self.tree.complete(grant, kept, [(step.key, step.source or step.kept) for step in lost])
         unharmed = not self.lossy and not any(node.detached for node in grant.locked)
         if kept and not lost and unharmed:
-            for step in grant.steps:
+            for step in grant.documents:
                 if step.kept is not None:
                     assert step.key in self.tree.nodes
 
@@ -120,7 +120,7 @@ class TreeMachine(RuleBasedStateMachine):
     def delete(self, content: str, namespace: str | None) -> None:
         self.tree.delete(content, namespace)
         for one in (namespace,) if namespace else NAMESPACES:
-            assert not self.tree.match(one, [content], next(iter(self.tree.placement.gpus)))
+            assert not self.tree.match(one, [content], next(iter(self.tree.tiers.gpus)))
 
     @rule()
     def clear(self) -> None:
@@ -153,7 +153,7 @@ class TreeMachine(RuleBasedStateMachine):
         stamp=st.integers(1, 99),
     )
     def restore(self, namespace: str, path: list[str], tier: Tier, index: int, first: int, stamp: int) -> None:
-        instances = list(self.tree.placement.gpus)
+        instances = list(self.tree.tiers.gpus)
         instance = instances[index % len(instances)] if tier is Tier.GPU else None
         for depth in range(1, len(path) + 1):
             pages = Pages((first, first + 1), stamp) if tier is Tier.HOST else None
@@ -163,7 +163,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(namespace=namespaces, path=contents, tier=st.sampled_from(Tier), index=st.integers(0, 1))
     def lose(self, namespace: str, path: list[str], tier: Tier, index: int) -> None:
-        instances = list(self.tree.placement.gpus)
+        instances = list(self.tree.tiers.gpus)
         self.tree.lose(instances[index % len(instances)], [(path_keys(namespace, path)[-1], tier)])
         self.lossy = True
 
@@ -171,31 +171,31 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
         grant = data.draw(st.sampled_from(self.open))
-        if not grant.settled:
-            self.tree.commit(grant)
+        if not grant.completed:
+            self.tree.prefilled(grant)
 
     @rule(index=st.integers(0, 1), delivered=st.booleans())
     def deliver(self, index: int, delivered: bool) -> None:
-        instances = list(self.tree.placement.gpus)
+        instances = list(self.tree.tiers.gpus)
         instance = instances[index % len(instances)]
-        moves = self.tree.placement.take_orders(instance)
+        moves = self.tree.tiers.take_moves(instance)
         self.check_reach(instance, moves)
         if not delivered:
-            self.tree.placement.return_orders(moves, instance, self.tree.tick + 0.5)
+            self.tree.tiers.return_moves(moves, instance, self.tree.tick + 0.5)
 
     @rule(content=st.sampled_from("abc"), shunned=st.booleans())
     def shun(self, content: str, shunned: bool) -> None:
-        if shunned or self.tree._shunned.has(content, ""):
+        if shunned or self.tree._blocklist.has(content, ""):
             self.tree.shun(content, None, shunned)
 
-    @precondition(lambda self: len(self.tree.placement.gpus) > 1)
+    @precondition(lambda self: len(self.tree.tiers.gpus) > 1)
     @rule(data=st.data())
     def lose_instance(self, data: st.DataObject) -> None:
-        self.tree.remove_instance(data.draw(st.sampled_from(sorted(self.tree.placement.gpus))))
+        self.tree.remove_instance(data.draw(st.sampled_from(sorted(self.tree.tiers.gpus))))
 
-    @rule(instance=st.sampled_from(["two", "three"]), aloof=st.booleans())
-    def gain_instance(self, instance: str, aloof: bool) -> None:
-        self.tree.add_instance(instance, aloof)
+    @rule(instance=st.sampled_from(["two", "three"]), isolated=st.booleans())
+    def gain_instance(self, instance: str, isolated: bool) -> None:
+        self.tree.add_instance(instance, isolated)
 
     @rule()
     def persist(self) -> None:
@@ -204,16 +204,16 @@ class TreeMachine(RuleBasedStateMachine):
     @rule()
     def lose_shared(self) -> None:
         self.tree.lose_shared()
-        for place in (self.tree.placement.host, self.tree.placement.disk):
-            assert (place.used, place.copies) == (0, 0)
-        assert all(order.instance is not None for order in self.tree.placement.outbox)
-        assert all(self.tree.placement.aloof(instance) for instance in self.tree.placement.gpus)
+        for cache in (self.tree.tiers.host, self.tree.tiers.disk):
+            assert (cache.used, cache.copies) == (0, 0)
+        assert all(order.instance is not None for order in self.tree.tiers.pending_moves)
+        assert all(self.tree.tiers.isolated(instance) for instance in self.tree.tiers.gpus)
         self.lossy = True
 
     def check_reach(self, instance: str, moves: list[Move]) -> None:
         """Assert that orders are for this instance, and touch nothing below its GPU where that is all it has."""
         assert all(move.instance in (None, instance) for move in moves)
-        if self.tree.placement.aloof(instance):
+        if self.tree.tiers.isolated(instance):
             assert all(move.instance == instance and move.target is None for move in moves)
 
     @invariant()
@@ -224,8 +224,8 @@ class TreeMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "tree"):
             for grant in self.open:
-                if not grant.settled:
-                    self.tree.settle(grant, kept=True)
+                if not grant.completed:
+                    self.tree.complete(grant, kept=True)
             check_integrity(self.tree)
             assert not any(node.locks for node in self.tree.nodes.values())
             assert not self.tree.detached

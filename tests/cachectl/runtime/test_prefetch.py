@@ -19,7 +19,7 @@ WHOLE = PrefillResult(2 * TOKENS + 1, 0, 1.0)
 
 
 class Engine:
-    """Hands that prefill when they are told to, and note what they were asked."""
+    """Executor that prefill when they are told to, and note what they were asked."""
 
     def __init__(self) -> None:
         self.plans: list[PrefillPlan] = []
@@ -58,7 +58,7 @@ async def settled() -> None:
 
 
 async def decoding(controller, query_id: str, documents: str = "x") -> None:
-    """A query that has its first token: it takes a place, and nothing of the engine's steps."""
+    """A query that has its first token: it takes a cache, and nothing of the engine's steps."""
     await controller.admit(ask(query_id, documents))
     await controller.prefilled(query_id)
 
@@ -70,7 +70,7 @@ def engine():
 
 @pytest.fixture
 def build(engine):
-    with checked_controllers(Clock(), hands=engine, max_running=1, prepare_after_s=0.0) as build:
+    with checked_controllers(Clock(), executor=engine, max_running=1, prepare_after_s=0.0) as build:
         yield partial(build, step=STEP)
 
 
@@ -152,7 +152,7 @@ async def test_it_gives_way_to_a_request_and_goes_on_later(build, engine):
 
 async def test_one_whose_first_token_is_overdue_keeps_nobody_waiting(build, engine):
     clock = Clock()
-    with checked_controllers(clock, hands=engine, max_running=1, prepare_after_s=0.0, first_token_s=5.0) as make:
+    with checked_controllers(clock, executor=engine, max_running=1, prepare_after_s=0.0, first_token_s=5.0) as make:
         controller = make(step=STEP)
         await decoding(controller, "runs")
         task = await overdue(controller, ask("waits", "ab"))

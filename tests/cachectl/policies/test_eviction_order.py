@@ -13,13 +13,13 @@ from cachectl.policies import eviction_order as eviction
 from cachectl.policies.eviction_order import EvictionOrder, PriorityOrder, SampledOrder
 from cachectl.policies.lookahead import Lookahead
 from cachectl.tree.node import Node
-from cachectl.tree.tier_cache import Copy, Place
+from cachectl.tree.tier_cache import Copy, TierCache
 from protocol.tiers import Tier
 
 FEW = eviction._CANDIDATES
 """Among so many copies the samples are everyone."""
 DRAWS = 6
-SOMEWHERE = Place(Tier.GPU, 1, create_policy("LRU", Lookahead()))
+SOMEWHERE = TierCache(Tier.GPU, 1, create_policy("LRU", Lookahead()))
 
 values = st.integers(-20, 20).map(float)
 
@@ -384,9 +384,9 @@ def ranks_of_evicted(seed: int) -> list[float]:
     left = sorted(worth)
     ranks = []
     for value in evictions(seed, worth, 200):
-        place = left.index(value)
-        ranks.append(place / len(left))
-        del left[place]
+        cache = left.index(value)
+        ranks.append(cache / len(left))
+        del left[cache]
     return ranks
 
 

@@ -257,7 +257,7 @@ async def test_an_instance_whose_report_cannot_be_true_is_there_and_empty(start)
 # What is shared
 
 
-async def test_an_instance_of_another_machine_is_aloof(start):
+async def test_an_instance_of_another_machine_is_isolated(start):
     fleet = Fleet(a=Engine())
     fleet.engines["a"].reports = (held(HOST, "h"),)
     live = await start(fleet)

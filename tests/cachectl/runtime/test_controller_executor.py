@@ -16,7 +16,7 @@ GPU, HOST, DISK = Tier
 
 
 class Engines:
-    """Hands that note what they carry out, wait while they are ``held``, and fail while they are ``gone``."""
+    """Executor that note what they carry out, wait while they are ``held``, and fail while they are ``gone``."""
 
     def __init__(self) -> None:
         self.done: list[tuple[str, Orders]] = []
@@ -87,7 +87,7 @@ async def engines():
 
 @pytest.fixture
 def build(clock, engines):
-    with checked_controllers(clock, hands=engines, policy="LRU", max_running=9) as build:
+    with checked_controllers(clock, executor=engines, policy="LRU", max_running=9) as build:
         yield build
 
 
@@ -108,13 +108,13 @@ async def test_what_was_computed_serves_others_from_the_first_token_on(build):
 
 async def test_loading_is_weighed_against_computing(build):
     for load_s, source in ((0.5, HOST), (2.0, None)):
-        controller = build(gpu=TOKENS, host=100, load_s=load_s, hands=None)
+        controller = build(gpu=TOKENS, host=100, load_s=load_s, executor=None)
         await fill(controller, "a", "b")
         assert await cached(controller, "a") == [source]
 
 
 async def test_plans_are_counted_by_the_tier_that_they_load_from(build):
-    controller = build(gpu=2 * TOKENS, host=100, hands=None)
+    controller = build(gpu=2 * TOKENS, host=100, executor=None)
     await fill(controller, "a", "bc", "ab")
     stats = await controller.stats()
     assert stats.planned_from == {GPU: 0, HOST: TOKENS, DISK: 0}
@@ -349,7 +349,7 @@ async def test_clearing_drops_everything_before_the_call_returns(build, engines)
 
 
 async def test_an_engine_that_comes_up_anew_has_an_empty_gpu_and_what_is_reported(build):
-    controller = build(gpu=TOKENS, host=100, hands=None)
+    controller = build(gpu=TOKENS, host=100, executor=None)
     await fill(controller, "a", "b")
     pages = Pages(tuple(range(50, 50 + TOKENS)), 9)
     reports = [ResidencyReport(HOST, (HeldNode("tenant", ("c",), TOKENS, pages),))]
@@ -377,7 +377,7 @@ async def test_a_turn_that_came_as_the_engine_went_is_an_error_and_no_plan(build
     controller = build(max_running=1)
     await controller.admit(ask("runs"))
     task = await waiting(controller, ask("waits"))
-    await controller.complete(report("runs"))  # hands the place to "waits" ...
+    await controller.complete(report("runs"))  # hands the cache to "waits" ...
     await controller.restart_instance("one", [])  # ... which has not heard of it
     with pytest.raises(EngineDied):
         await task

@@ -22,7 +22,7 @@ def tokens_of(content: str) -> int:
 
 
 def tree_of(gpu: int, host: int = 0, disk: int = 0, numbered: bool = False, write_through: bool = False):
-    """Over the instance ``near``, and ``far``, which is aloof."""
+    """Over the instance ``near``, and ``far``, which is isolated."""
     tree = KnowledgeTree(
         create_policy("LRU", Lookahead()),
         Capacities(gpu, host, disk),
@@ -31,28 +31,28 @@ def tree_of(gpu: int, host: int = 0, disk: int = 0, numbered: bool = False, writ
         arena=PageAllocator(host, 1, first_stamp=100) if numbered else None,
         write_through=write_through,
     )
-    tree.add_instance("far", aloof=True)
+    tree.add_instance("far", isolated=True)
     return tree
 
 
 def begin(tree: KnowledgeTree, path: str, instance: str) -> Grant:
     documents = [PathDocument(content, tokens_of(content)) for content in path]
     query_id = f"query {tree.tick}"
-    return tree.grant(query_id, TENANT, documents, path_keys(TENANT, path), 1, instance, float(tree.tick))
+    return tree.admit(query_id, TENANT, documents, path_keys(TENANT, path), 1, instance, float(tree.tick))
 
 
 def ask(tree: KnowledgeTree, path: str, instance: str) -> Grant:
     grant = begin(tree, path, instance)
-    tree.settle(grant, kept=True)
+    tree.complete(grant, kept=True)
     check_integrity(tree)
     return grant
 
 
 def found(tree: KnowledgeTree, path: str, instance: str) -> list[Tier]:
-    return [copy.place.tier for copy in tree.match(TENANT, path, instance)]
+    return [copy.cache.tier for copy in tree.match(TENANT, path, instance)]
 
 
-def test_an_aloof_instance_finds_nothing_below_its_gpu_and_swaps_nothing_out():
+def test_an_isolated_instance_finds_nothing_below_its_gpu_and_swaps_nothing_out():
     tree = tree_of(gpu=2, host=9, disk=9)
     ask(tree, "ab", "near")
     ask(tree, "xy", "near")
@@ -63,50 +63,50 @@ def test_an_aloof_instance_finds_nothing_below_its_gpu_and_swaps_nothing_out():
     assert [(move.source, move.target, move.instance) for move in moves] == [(GPU, None, "far")] * 2
 
 
-def test_what_does_not_fit_into_an_aloof_instances_gpu_is_kept_nowhere():
+def test_what_does_not_fit_into_an_isolated_instances_gpu_is_kept_nowhere():
     tree = tree_of(gpu=1, host=9)
     grant = ask(tree, "A", "far")
-    assert [step.kept for step in grant.steps] == [None]
-    assert ask(tree, "A", "near").steps[0].kept is HOST
+    assert [step.kept for step in grant.documents] == [None]
+    assert ask(tree, "A", "near").documents[0].kept is HOST
 
 
 @pytest.mark.parametrize("write_through", [False, True])
-def test_nothing_is_copied_down_from_an_aloof_instance(write_through):
+def test_nothing_is_copied_down_from_an_isolated_instance(write_through):
     tree = tree_of(gpu=9, host=9, disk=9, write_through=write_through)
     ask(tree, "ab", "far")
     tree.pin(TENANT, "a")
     ask(tree, "ab", "far")
     tree.persist()
-    assert [place.used for place in (tree.placement.host, tree.placement.disk)] == [0, 0]
-    assert not tree.placement.outbox
+    assert [cache.used for cache in (tree.tiers.host, tree.tiers.disk)] == [0, 0]
+    assert not tree.tiers.pending_moves
 
 
-def test_shared_tiers_hold_nothing_that_stands_on_an_aloof_instances_gpu_alone():
-    # Otherwise what falls with that one would have to be dropped where the aloof instance does not reach.
+def test_shared_tiers_hold_nothing_that_stands_on_an_isolated_instances_gpu_alone():
+    # Otherwise what falls with that one would have to be dropped where the isolated instance does not reach.
     tree = tree_of(gpu=3, host=1)
     ask(tree, "Ab", "near")
     ask(tree, "A", "far")
     left = ask(tree, "Xy", "near").moves
     assert found(tree, "Ab", "near") == []
-    assert tree.placement.host.copies == 0
+    assert tree.tiers.host.copies == 0
     assert {(move.node, move.target) for move in left} >= {(path_keys(TENANT, "Ab")[-1].hex(), None)}
     assert all(move.instance == "far" for move in ask(tree, "Xy", "far").moves)
 
 
-def test_orders_for_anybody_are_not_for_an_aloof_instance():
+def test_orders_for_anybody_are_not_for_an_isolated_instance():
     tree = tree_of(gpu=1, host=9)
     ask(tree, "a", "near")
     ask(tree, "b", "near")
     ask(tree, "a", "far")
     tree.delete("a")
-    assert tree.placement.orders_wait("far")
-    assert [(move.source, move.instance) for move in tree.placement.take_orders("far")] == [(GPU, "far")]
-    assert not tree.placement.orders_wait("far")
-    assert tree.placement.orders_wait("near")
-    assert [move.source for move in tree.placement.take_orders("near") if move.instance is None] == [HOST]
+    assert tree.tiers.moves_wait("far")
+    assert [(move.source, move.instance) for move in tree.tiers.take_moves("far")] == [(GPU, "far")]
+    assert not tree.tiers.moves_wait("far")
+    assert tree.tiers.moves_wait("near")
+    assert [move.source for move in tree.tiers.take_moves("near") if move.instance is None] == [HOST]
 
 
-def test_what_an_aloof_instance_says_of_shared_tiers_is_not_about_these():
+def test_what_an_isolated_instance_says_of_shared_tiers_is_not_about_these():
     tree = tree_of(gpu=1, host=9)
     for path in ("a", "b"):
         ask(tree, path, "near")
@@ -137,13 +137,13 @@ def test_lost_shared_tiers_are_empty_at_once_whatever_plans_still_use(kept):
         ask(tree, path, "near")
     loads = begin(tree, "ab", "near")
     writes = begin(tree, "vwxyz", "near")
-    assert {step.source for step in loads.steps} == {HOST}
-    assert HOST in {step.kept for step in writes.steps}
-    tree.placement.retired.add("near")
+    assert {step.source for step in loads.documents} == {HOST}
+    assert HOST in {step.kept for step in writes.documents}
+    tree.tiers.retired.add("near")
     tree.lose_shared()
     check_integrity(tree)
-    assert [(place.used, place.copies) for place in (tree.placement.host, tree.placement.disk)] == [(0, 0)] * 2
-    assert tree.placement.aloof("near")
+    assert [(cache.used, cache.copies) for cache in (tree.tiers.host, tree.tiers.disk)] == [(0, 0)] * 2
+    assert tree.tiers.isolated("near")
 
     # The next one brings its own, which hold what they say, and have room for all that they are said to have.
     tree.add_instance("next")
@@ -151,17 +151,17 @@ def test_lost_shared_tiers_are_empty_at_once_whatever_plans_still_use(kept):
     assert tree.insert(HeldNode(TENANT, ("a",), 1, pages), HOST, None)
     for path in ("pq", "rs", "tu"):
         ask(tree, path, "next")
-    assert tree.placement.host.used == 4
+    assert tree.tiers.host.used == 4
     assert found(tree, "a", "next") in ([HOST], [DISK])
 
-    tree.settle(loads, kept)
-    tree.settle(writes, kept)
+    tree.complete(loads, kept)
+    tree.complete(writes, kept)
     check_integrity(tree)
     assert found(tree, "ab", "next") in ([HOST], [DISK])
     # What was taken along is about memory that nobody has any more.
-    assert not any(move.source is not GPU for move in tree.placement.take_orders("next"))
+    assert not any(move.source is not GPU for move in tree.tiers.take_moves("next"))
     tree.remove_instance("near")
-    assert not any(move.pages is not None and move.pages.stamp < 100 for move in tree.placement.outbox)
+    assert not any(move.pages is not None and move.pages.stamp < 100 for move in tree.tiers.pending_moves)
     check_integrity(tree)
 
 
@@ -170,12 +170,12 @@ def test_orders_that_were_for_whoever_reaches_them_go_with_lost_shared_tiers():
     for path in ("a", "b"):
         ask(tree, path, "near")
     tree.delete("a")
-    tree.placement.retired.add("near")
+    tree.tiers.retired.add("near")
     tree.lose_shared()
     tree.add_instance("next")
-    assert not tree.placement.orders_wait("next")
+    assert not tree.tiers.moves_wait("next")
     tree.remove_instance("near")
-    assert not tree.placement.outbox
+    assert not tree.tiers.pending_moves
 
 
 def test_orders_that_a_plan_took_along_are_not_given_to_who_has_other_shared_tiers():
@@ -185,9 +185,9 @@ def test_orders_that_a_plan_took_along_are_not_given_to_who_has_other_shared_tie
     tree.delete("a")
     running = begin(tree, "b", "near")
     assert [move.source for move in running.moves] == [HOST]
-    tree.placement.retired.add("near")
+    tree.tiers.retired.add("near")
     tree.lose_shared()
     tree.add_instance("next")
-    tree.settle(running, kept=False)
-    assert not tree.placement.orders_wait("next")
+    tree.complete(running, kept=False)
+    assert not tree.tiers.moves_wait("next")
     check_integrity(tree)

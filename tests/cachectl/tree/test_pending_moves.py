@@ -46,13 +46,13 @@ def tokens_of(content: str) -> int:
 def begin(tree, path, instance="one") -> Grant:
     """A plan for a path, under way."""
     documents = [PathDocument(content, tokens_of(content)) for content in path]
-    return tree.grant(f"query {tree.tick}", TENANT, documents, path_keys(TENANT, path), 1, instance, 0.0)
+    return tree.admit(f"query {tree.tick}", TENANT, documents, path_keys(TENANT, path), 1, instance, 0.0)
 
 
 def ask(tree, path, instance="one") -> Grant:
     """A plan for a path, done."""
     grant = begin(tree, path, instance)
-    tree.settle(grant, kept=True)
+    tree.complete(grant, kept=True)
     check_integrity(tree)
     return grant
 
@@ -66,11 +66,11 @@ def move(path, source, target, instance=None, evict=True, pages=None) -> Move:
 
 
 def found(tree, path, instance="one") -> list[Tier]:
-    return [copy.place.tier for copy in tree.match(TENANT, path, instance)]
+    return [copy.cache.tier for copy in tree.match(TENANT, path, instance)]
 
 
 def waiting(tree, instance="one") -> list[Move]:
-    return tree.placement.take_orders(instance)
+    return tree.tiers.take_moves(instance)
 
 
 # Pages
@@ -91,9 +91,9 @@ def test_host_memory_has_as_many_pages_as_its_budget():
 def test_a_budget_counts_whole_pages():
     # b begins in the middle of the page that a ends in, so both take that page.
     tree = tree_of(2, page=PAGE)
-    assert [step.kept for step in ask(tree, "ab").steps] == [GPU, GPU]
-    assert tree.placement.gpu("one").used == 2 * PAGE
-    assert [step.kept for step in ask(tree, "aC").steps] == [GPU, None]
+    assert [step.kept for step in ask(tree, "ab").documents] == [GPU, GPU]
+    assert tree.tiers.gpu("one").used == 2 * PAGE
+    assert [step.kept for step in ask(tree, "aC").documents] == [GPU, None]
 
 
 def test_moves_and_plans_name_the_pages_of_host_memory():
@@ -102,14 +102,14 @@ def test_moves_and_plans_name_the_pages_of_host_memory():
     ask(tree, "a")
     assert ask(tree, "b").moves == [move("a", GPU, HOST, "one", pages=first)]
     grant = begin(tree, "a", "two")
-    assert [(step.source, step.kept, step.pages) for step in grant.steps] == [(HOST, GPU, first)]
-    tree.settle(grant, kept=True)
+    assert [(step.source, step.kept, step.pages) for step in grant.documents] == [(HOST, GPU, first)]
+    tree.complete(grant, kept=True)
     assert ask(tree, "c").moves == [move("b", GPU, HOST, "one", pages=second)]
     # b's page in host memory goes to c at once, under another stamp.
     third = Pages((1,), 3)
     assert ask(tree, "d").moves == [move("b", HOST, DISK, pages=second), move("c", GPU, HOST, "one", pages=third)]
     full = begin(tree, "dE")
-    assert [(step.source, step.kept, step.pages) for step in full.steps] == [
+    assert [(step.source, step.kept, step.pages) for step in full.documents] == [
         (GPU, GPU, None),
         (None, HOST, Pages((1, 0), 4)),
     ]
@@ -118,8 +118,8 @@ def test_moves_and_plans_name_the_pages_of_host_memory():
 def test_what_is_computed_into_host_memory_has_its_pages_in_the_plan():
     tree = tree_of(0, 2, page=PAGE)
     grant = begin(tree, "A")
-    assert [(step.source, step.kept, step.pages) for step in grant.steps] == [(None, HOST, Pages((0,), 1))]
-    tree.settle(grant, kept=True)
+    assert [(step.source, step.kept, step.pages) for step in grant.documents] == [(None, HOST, Pages((0,), 1))]
+    tree.complete(grant, kept=True)
     tree.delete("A")
     assert waiting(tree) == [move("A", HOST, None, pages=Pages((0,), 1))]
 
@@ -131,9 +131,9 @@ def test_restored_nodes_keep_their_pages_and_new_stamps_are_higher_than_all_that
     result = restore(tree, [ResidencyReport(HOST, nodes)])
     check_integrity(tree)
     assert (result.restored, result.refused) == (1, 2)
-    [step] = begin(tree, "a").steps
+    [step] = begin(tree, "a").documents
     assert (step.source, step.pages) == (HOST, mine)
-    [step] = begin(tree, "d").steps
+    [step] = begin(tree, "d").documents
     assert step.pages == Pages((0,), 61)
 
 
@@ -153,7 +153,7 @@ def test_what_is_not_worth_loading_is_computed_and_kept_in_the_gpu_and_its_slowe
         ask(tree, path)
     assert found(tree, "ab") == [HOST, HOST]
     grant = ask(tree, "ab")
-    assert [(step.source, step.kept, step.pages) for step in grant.steps] == [(None, GPU, None)] * 2
+    assert [(step.source, step.kept, step.pages) for step in grant.documents] == [(None, GPU, None)] * 2
     assert found(tree, "ab") == [GPU, GPU]
     assert found(tree, "ab", "two") == [HOST, HOST]
 
@@ -164,9 +164,9 @@ def test_what_is_computed_though_it_is_held_and_has_no_room_is_kept_where_it_was
         ask(tree, path)
     blocking = begin(tree, "b")
     grant = begin(tree, "a")
-    assert [(step.source, step.kept) for step in grant.steps] == [(None, None)]
+    assert [(step.source, step.kept) for step in grant.documents] == [(None, None)]
     for running in (blocking, grant):
-        tree.settle(running, kept=True)
+        tree.complete(running, kept=True)
     check_integrity(tree)
     assert found(tree, "a") == [HOST]
 
@@ -178,16 +178,16 @@ def test_what_was_computed_is_copied_to_every_slower_tier_as_its_plan_commits():
     tree = tree_of(2, 4, 4, write_through=True)
     running = begin(tree, "ab")
     assert waiting(tree) == []
-    tree.commit(running)
+    tree.prefilled(running)
     check_integrity(tree)
-    a, b = (tree.nodes[key(path)].copies[tree.placement.host].pages for path in ("a", "ab"))
+    a, b = (tree.nodes[key(path)].copies[tree.tiers.host].pages for path in ("a", "ab"))
     assert waiting(tree) == [
         move("a", GPU, HOST, "one", evict=False, pages=a),
         move("a", GPU, DISK, "one", evict=False),
         move("ab", GPU, HOST, "one", evict=False, pages=b),
         move("ab", GPU, DISK, "one", evict=False),
     ]
-    tree.settle(running, kept=True)
+    tree.complete(running, kept=True)
     assert waiting(tree) == []
     # Nothing is left to be copied when it goes.
     assert ask(tree, "C").moves == [move("ab", GPU, None, "one"), move("a", GPU, None, "one")]
@@ -197,7 +197,7 @@ def test_what_was_computed_is_copied_to_every_slower_tier_as_its_plan_commits():
 def test_what_was_loaded_or_is_kept_elsewhere_is_not_copied():
     tree = tree_of(1, 2, 2, write_through=True)
     restore(tree, [ResidencyReport(DISK, (HeldNode(TENANT, ("a",), 1),))])
-    assert [(step.source, step.kept) for step in ask(tree, "ab").steps] == [(DISK, GPU), (None, HOST)]
+    assert [(step.source, step.kept) for step in ask(tree, "ab").documents] == [(DISK, GPU), (None, HOST)]
     assert waiting(tree) == []
 
 
@@ -205,7 +205,7 @@ def test_a_document_that_is_deleted_as_it_is_computed_is_not_copied():
     tree = tree_of(2, 4, write_through=True)
     running = begin(tree, "a")
     tree.delete("a")
-    tree.settle(running, kept=True)
+    tree.complete(running, kept=True)
     check_integrity(tree)
     assert waiting(tree) == [move("a", GPU, None, "one")]
 
@@ -222,7 +222,7 @@ def test_a_copy_that_was_dropped_before_it_was_made_is_not_made():
 
 def test_a_copy_that_is_moved_on_before_it_was_made_is_made_on_the_way():
     tree = tree_of(2, 1, 2)
-    tree.settle(failed := begin(tree, "a"), kept=True)
+    tree.complete(failed := begin(tree, "a"), kept=True)
     ask(tree, "b")
     first = begin(tree, "c")
     second = begin(tree, "d")
@@ -233,9 +233,9 @@ def test_a_copy_that_is_moved_on_before_it_was_made_is_made_on_the_way():
         move("b", GPU, HOST, "one", pages=pages[2]),
     ]
     for grant in (second, first):
-        tree.settle(grant, kept=False)
+        tree.complete(grant, kept=False)
     assert waiting(tree) == [*first.moves, *second.moves]
-    assert failed.settled
+    assert failed.completed
 
 
 def test_copies_that_an_instance_did_not_make_before_it_went_are_nowhere():
@@ -256,7 +256,7 @@ def test_the_orders_of_a_plan_that_failed_wait_for_the_next_one():
     tree = tree_of(1, 2)
     ask(tree, "a")
     failed = begin(tree, "b")
-    tree.settle(failed, kept=False)
+    tree.complete(failed, kept=False)
     check_integrity(tree)
     assert ask(tree, "").moves == failed.moves == [move("a", GPU, HOST, "one", pages=Pages((0,), 1))]
     assert waiting(tree) == []
@@ -266,8 +266,8 @@ def test_a_plan_that_had_its_first_token_has_carried_out_its_orders():
     tree = tree_of(1, 2)
     ask(tree, "a")
     running = begin(tree, "b")
-    tree.commit(running)
-    tree.settle(running, kept=False)
+    tree.prefilled(running)
+    tree.complete(running, kept=False)
     assert waiting(tree) == []
 
 
@@ -275,19 +275,19 @@ def test_what_came_back_to_the_gpu_is_not_evicted_by_an_order_that_comes_again()
     tree = tree_of(1, 2)
     ask(tree, "a")
     failed = begin(tree, "b")
-    tree.settle(failed, kept=False)
+    tree.complete(failed, kept=False)
     pages = failed.moves[0].pages
     # The plan for a takes the order along: it is loaded from host memory, which has it by then.
     grant = begin(tree, "a")
     assert grant.moves == failed.moves
-    tree.settle(grant, kept=False)
+    tree.complete(grant, kept=False)
     again = begin(tree, "a")
-    assert again.steps[0].pages == pages
+    assert again.documents[0].pages == pages
     late = begin(tree, "")
-    tree.settle(again, kept=True)
-    tree.placement.return_orders(failed.moves, "one", failed.tick)
+    tree.complete(again, kept=True)
+    tree.tiers.return_moves(failed.moves, "one", failed.tick)
     assert waiting(tree) == [move("a", GPU, HOST, "one", evict=False, pages=pages)]
-    tree.settle(late, kept=True)
+    tree.complete(late, kept=True)
 
 
 def test_orders_of_an_instance_that_is_gone_are_for_others_as_far_as_they_are_about_shared_tiers():
@@ -309,16 +309,16 @@ def test_nothing_of_a_shunned_document_is_kept_or_restored_until_that_is_taken_b
     tree.shun("b", None)
     tree.shun("b", TENANT)
     for _ in range(2):
-        assert [step.kept for step in ask(tree, "abc").steps] == [GPU, None, None]
+        assert [step.kept for step in ask(tree, "abc").documents] == [GPU, None, None]
         assert restore(tree, [ResidencyReport(GPU, (HeldNode(TENANT, ("b",), 1),), "one")]).refused == 1
         tree.shun("b", None, shunned=False)
-        if tree._shunned.has("b", TENANT):
+        if tree._blocklist.has("b", TENANT):
             tree.shun("b", "another")
             tree.shun("b", "another", shunned=False)
         tree.shun("b", None)
     tree.shun("b", None, shunned=False)
     tree.shun("b", TENANT, shunned=False)
-    assert [step.kept for step in ask(tree, "abc").steps] == [GPU, GPU, GPU]
+    assert [step.kept for step in ask(tree, "abc").documents] == [GPU, GPU, GPU]
 
 
 # Engines that do what they are told, sooner or later, and lose what they have
@@ -368,7 +368,7 @@ class Engines:
     def prefill(self, grant: Grant) -> list[tuple[bytes, Tier]]:
         """Execute a plan up to its first token."""
         lost = self.carry_out(grant.instance, grant.moves)
-        for step in grant.steps:
+        for step in grant.documents:
             node = step.key.hex()
             if step.source is not None and not self.has(node, step.source, grant.instance, step.pages):
                 lost.append((step.key, step.source))
@@ -398,24 +398,24 @@ class Weather:
             grant = next(grant for grant in self.granted if grant.instance == instance)
             self.granted.remove(grant)
             self.running.append(grant)
-            self.tree.commit(grant, self.engines.prefill(grant))
+            self.tree.prefilled(grant, self.engines.prefill(grant))
 
     def finish(self, which: int) -> None:
         if self.running:
-            self.tree.settle(self.running.pop(which % len(self.running)), kept=True)
+            self.tree.complete(self.running.pop(which % len(self.running)), kept=True)
 
     def abandon(self, which: int) -> None:
         if self.granted:
-            self.tree.settle(self.granted.pop(which % len(self.granted)), kept=False)
+            self.tree.complete(self.granted.pop(which % len(self.granted)), kept=False)
 
     def fail(self, which: int) -> None:
         """A plan ends when its orders are carried out, and before its first token."""
         if self.granted:
             grant = self.granted.pop(which % len(self.granted))
             if not any(other.instance == grant.instance and other.tick < grant.tick for other in self.granted):
-                self.tree.settle(grant, False, self.engines.carry_out(grant.instance, grant.moves))
+                self.tree.complete(grant, False, self.engines.carry_out(grant.instance, grant.moves))
             else:
-                self.tree.settle(grant, kept=False)
+                self.tree.complete(grant, kept=False)
 
     def deliver(self, first: bool, carried_out: bool, heard: bool) -> None:
         """Orders are delivered, unless the instance is not there, or its answer is lost."""
@@ -423,18 +423,18 @@ class Weather:
         if any(grant.instance == instance for grant in self.granted):
             return
         tick = self.tree.tick + 0.5
-        moves = self.tree.placement.take_orders(instance)
+        moves = self.tree.tiers.take_moves(instance)
         lost = self.engines.carry_out(instance, moves) if carried_out else []
         if carried_out and heard:
             self.tree.lose(instance, lost)
         else:
-            self.tree.placement.return_orders(moves, instance, tick)
+            self.tree.tiers.return_moves(moves, instance, tick)
 
     def release(self, content: str, first: bool) -> None:
         """An engine is short of blocks, and lets one go that nobody uses."""
         instance = "one" if first else "two"
         node = self.tree.nodes.get(key(content))
-        if node is not None and not node.locks and content and not node.below.get(self.tree.placement.gpu(instance)):
+        if node is not None and not node.locks and content and not node.below.get(self.tree.tiers.gpu(instance)):
             self.engines.gpu[instance].discard(node.key.hex())
             self.tree.lose(instance, [(node.key, GPU)])
 
@@ -447,8 +447,8 @@ class Weather:
         self.tree.remove_instance(instance)
         self.tree.add_instance(instance)
         self.engines.gpu[instance].clear()
-        self.granted = [grant for grant in self.granted if not grant.settled]
-        self.running = [grant for grant in self.running if not grant.settled]
+        self.granted = [grant for grant in self.granted if not grant.completed]
+        self.running = [grant for grant in self.running if not grant.completed]
 
     def delete(self, content: str) -> None:
         self.tree.delete(content)
@@ -462,12 +462,12 @@ class Weather:
             for instance in ("one", "two"):
                 self.deliver(instance == "one", carried_out=True, heard=True)
         check_integrity(self.tree)
-        assert not self.tree.placement.outbox
+        assert not self.tree.tiers.pending_moves
         assert not self.tree.detached
 
-    def believed(self, place) -> dict[str, Pages | None]:
+    def believed(self, cache) -> dict[str, Pages | None]:
         nodes = self.tree.nodes.values()
-        return {node.key.hex(): node.copies[place].pages for node in nodes if place in node.copies}
+        return {node.key.hex(): node.copies[cache].pages for node in nodes if cache in node.copies}
 
 
 def event(name: str, **arguments: st.SearchStrategy) -> st.SearchStrategy:
@@ -517,7 +517,7 @@ kinds = st.tuples(st.booleans(), st.sampled_from([0.0, 0.7, 2.0]), st.sampled_fr
 @settings(max_examples=200, deadline=None)
 def test_in_the_end_tiers_have_what_the_tree_believes(policy, sizes, kind, history):
     weather = tiers_after(policy, sizes, kind, history)
-    placement, engines = weather.tree.placement, weather.engines
+    placement, engines = weather.tree.tiers, weather.engines
     assert engines.gpu["one"] == weather.believed(placement.gpu("one")).keys()
     assert engines.disk == weather.believed(placement.disk).keys()
     believed = weather.believed(placement.host)
@@ -531,7 +531,7 @@ def test_whatever_becomes_of_plans_tiers_have_nothing_in_the_end_that_the_tree_d
     policy, sizes, kind, history
 ):
     weather = tiers_after(policy, sizes, kind, history)
-    placement, engines = weather.tree.placement, weather.engines
+    placement, engines = weather.tree.tiers, weather.engines
     assert engines.gpu["one"] <= weather.believed(placement.gpu("one")).keys()
     assert engines.disk <= weather.believed(placement.disk).keys()
 
@@ -542,4 +542,4 @@ def test_instances_that_carry_out_their_orders_in_any_order_leave_nothing_in_the
     # On a disk they may: nothing tells there which of two orders was decided first.
     weather = tiers_after(policy, sizes, kind, history)
     for instance, there in weather.engines.gpu.items():
-        assert there <= weather.believed(weather.tree.placement.gpu(instance)).keys()
+        assert there <= weather.believed(weather.tree.tiers.gpu(instance)).keys()

@@ -3,8 +3,8 @@
 import pytest
 from controller_under_test import TOKENS, Clock, ask, checked_controllers, key, report
 
-from cachectl.runtime.snapshot_saver import Keeper
-from cachectl.tree.snapshot import NoStore, Recollection
+from cachectl.runtime.snapshot_saver import SnapshotSaver
+from cachectl.tree.snapshot import NoStore, Snapshot
 from protocol.cache import CachePath, DocumentDeletion
 from protocol.kv import HeldNode, Pages, ResidencyReport
 from protocol.tiers import Tier
@@ -16,14 +16,14 @@ class Memory:
     keeps = True
 
     def __init__(self) -> None:
-        self.kept = Recollection()
+        self.kept = Snapshot()
         self.away = False
         self.changes: list[set[str]] = []
 
-    async def load(self) -> Recollection:
+    async def load(self) -> Snapshot:
         return self.kept
 
-    async def keep(self, before: Recollection, now: Recollection) -> bool:
+    async def keep(self, before: Snapshot, now: Snapshot) -> bool:
         if self.away:
             return False
         changed = {name for name, node in now.nodes.items() if before.nodes.get(name) != node}
@@ -53,7 +53,7 @@ def held(*documents: str) -> ResidencyReport:
 
 
 async def kept_of(controller, store: Memory) -> None:
-    await Keeper(controller, store, 1.0).keep()
+    await SnapshotSaver(controller, store, 1.0).keep()
 
 
 async def test_uses_pins_and_places_outlive_the_controller(build):
@@ -66,7 +66,7 @@ async def test_uses_pins_and_places_outlive_the_controller(build):
     await kept_of(first, store)
     record = store.kept.nodes[key("c")]
     assert (record.path, record.accesses, record.pinned) == (("c",), 3, 0)
-    assert set(record.places) == {"gpu@one", "disk@rack"}
+    assert set(record.caches) == {"gpu@one", "disk@rack"}
 
     second = build(disk=100)
     second.recall(store.kept)
@@ -87,7 +87,7 @@ async def test_what_the_tiers_no_longer_have_is_forgotten(build):
     second.recall(store.kept)
     await second.restore([])
     assert (await second.tree(1, 1000)).nodes == 0
-    keeper = Keeper(second, store, 1.0)
+    keeper = SnapshotSaver(second, store, 1.0)
     await keeper.keep()
     assert store.kept.nodes == {}
 
@@ -107,7 +107,7 @@ async def test_a_query_that_found_a_document_before_its_deletion_leaves_nothing_
 
 async def test_only_what_has_changed_is_kept_anew(build):
     controller, store = build(), Memory()
-    keeper = Keeper(controller, store, 1.0)
+    keeper = SnapshotSaver(controller, store, 1.0)
     await use(controller, "1", "a")
     await use(controller, "2", "b")
     await keeper.keep()
@@ -118,7 +118,7 @@ async def test_only_what_has_changed_is_kept_anew(build):
 
 async def test_all_is_kept_anew_after_the_store_was_away(build):
     controller, store = build(), Memory()
-    keeper = Keeper(controller, store, 1.0)
+    keeper = SnapshotSaver(controller, store, 1.0)
     await use(controller, "1", "a")
     await keeper.keep()
     store.away = True
@@ -143,5 +143,5 @@ async def test_pages_of_host_memory_are_found_with_their_uses(build):
 
 async def test_for_a_store_that_keeps_nothing_nothing_is_recollected(build, monkeypatch):
     controller = build()
-    monkeypatch.setattr(controller, "recollection", None)
-    await Keeper(controller, NoStore(), 1.0).keep()
+    monkeypatch.setattr(controller, "snapshot", None)
+    await SnapshotSaver(controller, NoStore(), 1.0).keep()

@@ -8,18 +8,18 @@ from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.tree.load_or_recompute import Loading, LoadOrRecompute
 from cachectl.tree.node import Node
-from cachectl.tree.tier_cache import Copy, Place
+from cachectl.tree.tier_cache import Copy, TierCache
 from protocol.tiers import Tier
 
 GPU, HOST, DISK = Tier
 QUESTION = 5
 
 
-PLACES = {tier: Place(tier, 1, create_policy("LRU", Lookahead())) for tier in Tier}
+CACHES = {tier: TierCache(tier, 1, create_policy("LRU", Lookahead())) for tier in Tier}
 
 
 def copies(*tiers: Tier, tokens: int = 10, page_tokens: int = 1) -> list[Copy]:
-    return [Copy(Node(b"", "document", tokens, None, page_tokens), PLACES[tier], held=True) for tier in tiers]
+    return [Copy(Node(b"", "document", tokens, None, page_tokens), CACHES[tier], held=True) for tier in tiers]
 
 
 def a_second_a_token(cached: int, new: int) -> float:
