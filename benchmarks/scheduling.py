@@ -20,11 +20,11 @@ from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.runtime.gc_tuning import spare_full_collections
 from cachectl.scheduling import speculation
-from cachectl.scheduling.instance_state import Request
+from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tree import knowledge_tree as tree
-from cachectl.tree.grant import PathDocument
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.node import PathDocument
 from cachectl.tree.tier_manager import Capacities
 from protocol.plans import SpeculationDecision
 
@@ -152,8 +152,8 @@ class _Load:
         host = self._tree.tiers.host
         while host.used + DOCUMENT_TOKENS <= host.capacity:
             self._serve(next(self._requests))
-            if not len(self._tree.nodes) % 1000:
-                progress(min(len(self._tree.nodes), self._nodes), self._nodes)
+            if not len(self._tree.registry.nodes) % 1000:
+                progress(min(len(self._tree.registry.nodes), self._nodes), self._nodes)
         progress(self._nodes, self._nodes)
 
     def measure(self, requests: int) -> None:
@@ -170,7 +170,7 @@ class _Load:
     def row(self) -> SchedulingRow:
         """The figures so far."""
         return SchedulingRow(
-            nodes=len(self._tree.nodes),
+            nodes=len(self._tree.registry.nodes),
             requests=len(self._times_us),
             p50_us=percentile(self._times_us, 50),
             p99_us=percentile(self._times_us, 99),
@@ -188,13 +188,15 @@ class _Load:
         for stage in range(1, STAGES + 1):
             # The last document is found late.
             candidates = documents[: TOP_K - 1] if stage < STAGES // 2 else documents
-            decision = speculation.decide(candidates, running, self._scheduler.room(), final=stage == STAGES)
+            decision = speculation.decide(
+                candidates, running, self._scheduler.speculative.has_room(), final=stage == STAGES
+            )
             if decision is SpeculationDecision.START:
                 running = candidates
         grant = self._scheduler.admit(request, 0.0)
         if grant is not None:
             self._running.append(grant.query_id)
-        if self._scheduler.queued >= WAITING:
+        if self._scheduler.instances.queued >= WAITING:
             for granted in self._scheduler.complete(self._running.pop(0), 0.0, kept=True):
                 self._running.append(granted.query_id)
                 self._documents += len(granted.documents)

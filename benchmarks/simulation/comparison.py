@@ -18,8 +18,8 @@ from benchmarks.simulation.simulator import (
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.document_order import order_by_name
 from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import path_keys
 from protocol.errors import ConfigError
 from protocol.plans import DocumentOrder
 

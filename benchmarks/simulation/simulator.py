@@ -16,9 +16,9 @@ import msgspec
 
 from benchmarks.measuring.statistics import TimeHistogram
 from cachectl.scheduling.document_order import OrderStrategy, order_by_name
-from cachectl.scheduling.instance_state import Request
+from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tree.grant import PathDocument
+from cachectl.tree.node import PathDocument
 from protocol.plans import DocumentOrder
 from protocol.tiers import Tier
 
@@ -133,7 +133,7 @@ class Simulator:
 
     def _arrive(self, query_id: str, traced: TraceRequest, now: float) -> None:
         system = system_prompt(traced)
-        above = self._tree.roots.get(traced.system_id)
+        above = self._tree.registry.roots.get(traced.system_id)
         for document in system:
             above = above.child(document.content) if above is not None else None
         documents = ordered_documents(traced, self._order, above)
@@ -200,6 +200,6 @@ class Simulator:
             documents=self._documents,
             hit_tokens_by_tier={tier.value: tokens for tier, tokens in self._hit_tokens.items()},
             evictions_by_tier={tier.value: count for tier, count in evictions.items()},
-            largest_overtake=self._scheduler.largest_overtake,
+            largest_overtake=self._scheduler.instances.largest_overtake,
             simulated_s=now,
         )

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from mypy_extensions import mypyc_attr
 
 from cachectl.policies.eviction_order import EvictionOrder, PriorityOrder
-from cachectl.tree.grant import PathDocument
+from cachectl.tree.node import PathDocument
 
 if TYPE_CHECKING:
     from cachectl.policies.lookahead import Lookahead
-    from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import Copy, TierCache
+    from cachectl.tree.node import Copy, Node, NodeCache
 
 
 class Arrival(NamedTuple):
@@ -60,7 +59,7 @@ class ReplacementPolicy(ABC):
         """Hear of a node that the tree has no longer."""
 
     @abstractmethod
-    def priority(self, node: Node, cache: TierCache) -> float:
+    def priority(self, node: Node, cache: NodeCache) -> float:
         """What a copy of a node in a cache is worth now; for most policies, what it was worth at its last access."""
 
     def current(self, copy: Copy) -> float:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from cachectl.tree.tier_cache import Copy
+    from cachectl.tree.node import Copy
 
 # Entries of copies that are gone may make up this share of the heap before it is swept.
 _SLACK = 2

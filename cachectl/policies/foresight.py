@@ -14,8 +14,7 @@ from cachectl.policies.reuse.model import Example, ReuseModel
 
 if TYPE_CHECKING:
     from cachectl.policies.lookahead import Lookahead
-    from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import Copy, TierCache
+    from cachectl.tree.node import Copy, Node, NodeCache
 
 HORIZON = 0.2
 """W, "soon", as a share of the time in which misses fill all caches once."""
@@ -93,7 +92,7 @@ class Foresight(ReplacementPolicy):
         assert isinstance(node.history, History)
         self._histories.set_resident(node.history, False)
 
-    def priority(self, node: Node, cache: TierCache) -> float:  # noqa: ARG002
+    def priority(self, node: Node, cache: NodeCache) -> float:  # noqa: ARG002
         """What the node is worth at this moment, in every cache alike."""
         return self._worth(node)
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from cachectl.policies.base import ReplacementPolicy
 
 if TYPE_CHECKING:
-    from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import TierCache
+    from cachectl.tree.node import Node, NodeCache
 
 
 class GreedyDualSizeFrequency(ReplacementPolicy):
@@ -20,6 +19,6 @@ class GreedyDualSizeFrequency(ReplacementPolicy):
 
     name: ClassVar[str] = "GDSF"
 
-    def priority(self, node: Node, cache: TierCache) -> float:
+    def priority(self, node: Node, cache: NodeCache) -> float:
         """Clock + Frequency."""
         return cache.clock + node.frequency

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from cachectl.policies.base import ReplacementPolicy
 
 if TYPE_CHECKING:
-    from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import TierCache
+    from cachectl.tree.node import Node, NodeCache
 
 
 class NoCache(ReplacementPolicy):
@@ -17,6 +16,6 @@ class NoCache(ReplacementPolicy):
     name: ClassVar[str] = "NONE"
     keeps: ClassVar[bool] = False
 
-    def priority(self, node: Node, cache: TierCache) -> float:  # noqa: ARG002
+    def priority(self, node: Node, cache: NodeCache) -> float:  # noqa: ARG002
         """Nothing is worth anything."""
         return 0.0

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from cachectl.policies.base import ReplacementPolicy
 
 if TYPE_CHECKING:
-    from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import TierCache
+    from cachectl.tree.node import Node, NodeCache
 
 
 class PrefixAwareGreedyDual(ReplacementPolicy):
@@ -21,6 +20,6 @@ class PrefixAwareGreedyDual(ReplacementPolicy):
 
     name: ClassVar[str] = "PGDSF"
 
-    def priority(self, node: Node, cache: TierCache) -> float:
+    def priority(self, node: Node, cache: NodeCache) -> float:
         """Clock + AvgCost · Frequency."""
         return cache.clock + node.average_cost * node.frequency

@@ -20,8 +20,8 @@ from cachectl.runtime.leases import Leases
 from cachectl.runtime.prefetch import Prefetcher
 from cachectl.runtime.tombstones import Tombstones
 from cachectl.scheduling.document_order import order_by_name
-from cachectl.scheduling.instance_state import Request
 from cachectl.scheduling.plan_translation import lost_copies, planned_nodes, reordered, request_of, spare_keys
+from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.scheduling.speculation import Speculations
 from cachectl.settings import ControllerSettings, Swap
@@ -30,7 +30,7 @@ from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.page_allocator import PageAllocator
 from cachectl.tree.restore import restore
-from cachectl.tree.snapshot import DeletionRecord, NodeRecord, Snapshot, snapshot_nodes
+from cachectl.tree.snapshot import DeletionRecord, NodeRecord, Snapshot, record_of
 from cachectl.tree.tier_manager import Capacities
 from cachectl.tree.view import tier_stats, tree_view
 from protocol.cache import CachePath, DocumentDeletion, RestoreResult, TreeView
@@ -214,8 +214,8 @@ class Controller:
             return None
         request = self._in_order(request)
         asked = self._request(request)
-        idle = self._scheduler.idle
-        if not idle or self._scheduler.cached(asked):
+        idle = self._scheduler.instances.idle
+        if not idle or self._scheduler.is_cached(asked):
             return None
         return self._admitted_plan(request, self._leases.take(asked, among=idle), self._clock(), unshared=False)
 
@@ -253,18 +253,20 @@ class Controller:
 
     def recall(self, snapshot: Snapshot) -> None:
         """Take over what a former controller remembered, before anything is restored."""
-        self._tree.tick = max(self._tree.tick, snapshot.tick)
+        self._tree.grants.tick = max(self._tree.grants.tick, snapshot.tick)
         self._recalled = snapshot.nodes
         self._tombstones.recall((deleted.content, deleted.namespace, deleted.at) for deleted in snapshot.deletions)
 
     async def snapshot(self) -> Snapshot:
         """What the next controller should know if this one is lost. Takes pauses, so that queries need not wait."""
-        tick = self._tree.tick
+        tick = self._tree.grants.tick
         deletions = tuple(DeletionRecord(*each) for each in self._tombstones.deletions())
         nodes: dict[str, NodeRecord] = {}
-        there = list(self._tree.nodes.values())
+        there = list(self._tree.registry.nodes.values())
         for begin in range(0, len(there), _AT_ONCE):
-            nodes |= snapshot_nodes(self._tree, there[begin : begin + _AT_ONCE], self.shared)
+            for node in there[begin : begin + _AT_ONCE]:
+                if not node.detached:
+                    nodes[node.key.hex()] = record_of(node, self.shared)
             await asyncio.sleep(0)
         return Snapshot(tick, nodes, deletions)
 
@@ -283,7 +285,7 @@ class Controller:
         instance is there, empty.
         """
         self.boots[instance] = boot
-        self._scheduler.add_instance(instance, isolated)
+        self._scheduler.lifecycle.add(instance, isolated)
         try:
             return self._restore(reports)
         finally:
@@ -295,7 +297,7 @@ class Controller:
 
         Who waits for it waits for another from now on, or for the next to come. Raises UnknownInstance.
         """
-        self._scheduler.retire_instance(instance)
+        self._scheduler.lifecycle.retire(instance)
         self._leases.move_on()
         self._forget_ended()
 
@@ -332,8 +334,8 @@ class Controller:
         """Counters and gauges."""
         return ControllerStats(
             policy=self._settings.policy,
-            running=self._scheduler.running,
-            queued=self._scheduler.queued,
+            running=self._scheduler.instances.running,
+            queued=self._scheduler.instances.queued,
             admitted=self._admitted,
             rejected=self._rejected,
             completed=self._ended[PlanOutcome.COMPLETED],
@@ -345,10 +347,10 @@ class Controller:
             planned_cached_tokens=sum(self._planned_from.values()),
             planned_tokens=self._planned_tokens,
             planned_from=dict(self._planned_from),
-            largest_overtake=self._scheduler.largest_overtake,
+            largest_overtake=self._scheduler.instances.largest_overtake,
             tiers=tier_stats(self._tree),
             prepared_tokens=self._prefetcher.prepared_tokens,
-            instances=tuple(InstanceLoad(*load, load[0] in self.retired) for load in self._scheduler.loads()),
+            instances=tuple(InstanceLoad(*load, load[0] in self.retired) for load in self._scheduler.instances.loads()),
         )
 
     async def tree(self, depth: int, limit: int) -> TreeView:
@@ -371,12 +373,12 @@ class Controller:
     @property
     def sharing(self) -> Set[str]:
         """Instances that are given requests and reach the shared tiers."""
-        return self._scheduler.sharing
+        return self._scheduler.instances.sharing
 
     @property
     def idle(self) -> bool:
         """Whether no query runs or waits."""
-        return not self._scheduler.running and not self._scheduler.queued
+        return not self._scheduler.instances.running and not self._scheduler.instances.queued
 
     def expire_leases(self) -> None:
         """Release what was leased too long ago, and try again to deliver orders that wait."""
@@ -393,8 +395,8 @@ class Controller:
         self._leases.check_integrity()
 
     def _forget_ended(self) -> None:
-        for instance in self._scheduler.ended_instances():
-            self._scheduler.remove_instance(instance)
+        for instance in self._scheduler.lifecycle.ended():
+            self._scheduler.lifecycle.remove(instance)
             self.boots.pop(instance, None)
 
     def _request(self, admission: AdmissionRequest, unshared: bool = False) -> Request:
@@ -408,7 +410,7 @@ class Controller:
         """The request with its documents in the order that it asks for, as the tree is now."""
         if admission.order is DocumentOrder.RETRIEVAL:
             return admission
-        root = self._tree.roots.get(self._prefix + admission.namespace)
+        root = self._tree.registry.roots.get(self._prefix + admission.namespace)
         prompt = reordered(admission.prompt, order_by_name(admission.order), root)
         return msgspec.structs.replace(admission, prompt=prompt)
 

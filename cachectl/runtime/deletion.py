@@ -47,7 +47,7 @@ class Deletion:
             return gone
         ended = self._leases.end_of(queries)
         for content in contents:
-            self._tree.shun(content, namespace)
+            self._tree.block(content, namespace)
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._deliveries.everywhere(forget)
@@ -60,7 +60,7 @@ class Deletion:
         finally:
             ended.cancel()
             for content in contents:
-                self._tree.shun(content, namespace, shunned=False)
+                self._tree.unblock(content, namespace)
         return gone
 
     def _queries(self, contents: Collection[str], namespace: str | None) -> set[str]:
@@ -68,15 +68,15 @@ class Deletion:
         doomed = {key.hex() for content in contents for key in self._keys(content, namespace)}
         moving = {
             query_id
-            for query_id, grant in self._tree.grants.items()
+            for query_id, grant in self._tree.grants.open.items()
             if not grant.prefilled and any(move.node in doomed for move in grant.moves)
         }
-        return moving | self._scheduler.naming(contents, namespace)
+        return moving | self._scheduler.book.naming(contents, namespace)
 
     def _keys(self, content: str, namespace: str | None) -> Iterable[bytes]:
         below = [
             node
-            for node in self._tree.by_content.get(content, ())
+            for node in self._tree.registry.by_content.get(content, ())
             if namespace is None or node.root.content == namespace
         ]
         for node in below:

@@ -37,7 +37,7 @@ class Deliveries:
         if self._executor is None or not self._tree.tiers.pending_moves:
             return
         for instance in self._instances():
-            if instance not in self._tasks and self._tree.tiers.moves_wait(instance):
+            if instance not in self._tasks and self._tree.tiers.has_moves(instance):
                 self._tasks[instance] = asyncio.get_running_loop().create_task(self._in_background(instance))
 
     async def everywhere(self, forget: Sequence[tuple[str, str]] = (), everything: bool = False) -> None:
@@ -61,7 +61,7 @@ class Deliveries:
                 # Retired while this waited for its turn.
                 return
             # Decided after the last plan and before the next.
-            tick = self._tree.tick + 0.5
+            tick = self._tree.grants.tick + 0.5
             moves = self._tree.tiers.take_moves(instance)
             if not (moves or forget or everything):
                 return
@@ -71,7 +71,7 @@ class Deliveries:
             except BaseException:
                 self._tree.tiers.return_moves(moves, instance, tick)
                 raise
-            self._tree.lose(instance, lost)
+            self._tree.grants.lose(instance, lost)
 
     def _instances(self) -> list[str]:
         """Who takes orders: what retires has no successor to what it holds, and may be out of reach already."""
@@ -80,7 +80,7 @@ class Deliveries:
 
     async def _in_background(self, instance: str) -> None:
         try:
-            while instance in self._instances() and self._tree.tiers.moves_wait(instance):
+            while instance in self._instances() and self._tree.tiers.has_moves(instance):
                 await self.deliver(instance)
         except RagtreeError as error:
             _log.warning("orders could not be delivered and wait", instance=instance, error=str(error))

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from cachectl.runtime.handover import Handover
-from cachectl.scheduling.instance_state import Request
+from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tree.grant import Grant
 from protocol.errors import EngineDied, RagtreeError
@@ -57,14 +57,14 @@ class Leases:
 
     def speculate(self, request: Request) -> Grant | None:
         """A lease on a prefill that may turn out not to be wanted, as ``Scheduler.speculate`` gives it."""
-        grant = self._scheduler.speculate(request, self._clock())
+        grant = self._scheduler.speculative.admit(request, self._clock())
         if grant is not None:
             self._hold(grant)
         return grant
 
     def prepare(self, query_id: str, plan_id: str) -> Grant | None:
         """A lease on what a waiting request lacks, as ``Scheduler.prepare`` gives it."""
-        grant = self._scheduler.prepare(query_id, plan_id, self._clock())
+        grant = self._scheduler.speculative.prefetch(query_id, plan_id, self._clock())
         if grant is not None:
             self._hold(grant)
         return grant
@@ -124,8 +124,8 @@ class Leases:
 
         They are to be passed to ``wait_again``. Raises UnknownInstance.
         """
-        requests = self._scheduler.remove_instance(instance)
-        self._scheduler.add_instance(instance, isolated)
+        requests = self._scheduler.lifecycle.remove(instance)
+        self._scheduler.lifecycle.add(instance, isolated)
         waiting = [request for request in requests if request.query_id in self._turns]
         for request in requests:
             if request.query_id not in self._turns:
@@ -136,12 +136,12 @@ class Leases:
 
     def reinstate(self, instance: str) -> None:
         """Let a retired instance take requests again, first those that wait for it. Raises UnknownInstance."""
-        for grant in self._scheduler.reinstate_instance(instance, self._clock()):
+        for grant in self._scheduler.lifecycle.reinstate(instance, self._clock()):
             self._give(grant)
 
     def move_on(self) -> None:
         """Let requests that wait for a retired instance wait for another, as soon as there is one."""
-        self.wait_again(self._scheduler.stranded())
+        self.wait_again(self._scheduler.lifecycle.take_stranded())
 
     def wait_again(self, requests: Iterable[Request]) -> None:
         """Let requests wait that an instance took with it, in this order."""
@@ -159,8 +159,8 @@ class Leases:
     def check_integrity(self) -> None:
         """Assert that turns are what waits, and deadlines are of leases."""
         self._handover.check_integrity(set(self._prefilling))
-        assert self._prefilling.keys() <= self._deadlines.keys() <= self._scheduler.tree.grants.keys()
-        assert len(self._turns) == self._scheduler.queued
+        assert self._prefilling.keys() <= self._deadlines.keys() <= self._scheduler.tree.grants.open.keys()
+        assert len(self._turns) == self._scheduler.instances.queued
         assert not any(turn.done() for turn in self._turns.values())
         assert all(done.done() or left for done, left in self._watched.items()), "somebody waits for nothing"
 

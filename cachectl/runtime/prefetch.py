@@ -87,7 +87,7 @@ class Prefetcher:
     def look(self) -> None:
         """Begin for whoever is overdue and waits, if there is room now: something may have ended."""
         for query_id, request in list(self._overdue.items()):
-            if self._scheduler.may_prepare(query_id):
+            if self._scheduler.speculative.may_prefetch(query_id):
                 del self._overdue[query_id]
                 self._begin(request)
 
@@ -134,7 +134,7 @@ class Prefetcher:
         if prefill is not None:
             loaded = sum(tokens for tier, tokens in prefill.loaded.items() if tier is not Tier.GPU)
             self.prepared_tokens += prefill.prompt_tokens - prefill.cached_tokens + loaded
-        if gave_way and self._scheduler.waits(request.query_id):
+        if gave_way and self._scheduler.book.waits(request.query_id):
             self._overdue = {request.query_id: request, **self._overdue}
         self.look()
         self._deliveries.start()

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from cachectl.runtime.controller import Controller
-from cachectl.tree.snapshot import EMPTY_SNAPSHOT, StateStore
+from cachectl.tree.snapshot import EMPTY_SNAPSHOT, SnapshotStore
 from protocol.repeating import repeated
 
 
@@ -16,7 +16,7 @@ class SnapshotSaver:
     left it, and where the store may have missed something.
     """
 
-    def __init__(self, controller: Controller, store: StateStore, interval_s: float) -> None:
+    def __init__(self, controller: Controller, store: SnapshotStore, interval_s: float) -> None:
         self._controller = controller
         self._store = store
         self._interval_s = interval_s

@@ -54,13 +54,13 @@ class Speculations:
         """Decide about a query's documents after one stage, and do what the decision means for the plan it has."""
         running = self._going_on(query_id)
         plan_id = running.plan_id if running is not None else None
-        room = self._scheduler.room(besides=plan_id)
+        room = self._scheduler.speculative.has_room(besides=plan_id)
         decision = decide(documents, running.documents if running is not None else None, room, final)
         if running is not None:
             if decision is not SpeculationDecision.KEEP:
                 self.end(query_id)
             elif final:
-                self._scheduler.confirm(running.plan_id)
+                self._scheduler.speculative.confirm(running.plan_id)
                 del self._running[query_id]
         return decision
 
@@ -73,7 +73,7 @@ class Speculations:
         """Count no more on a query's speculation, if it has one; its plan is completed by whoever holds it."""
         running = self._going_on(query_id)
         if running is not None:
-            self._scheduler.withdraw(running.plan_id)
+            self._scheduler.speculative.withdraw(running.plan_id)
             del self._running[query_id]
 
     def sweep(self) -> None:
@@ -83,7 +83,7 @@ class Speculations:
 
     def _going_on(self, query_id: str) -> _Running | None:
         running = self._running.get(query_id)
-        if running is not None and not self._scheduler.speculates(running.plan_id):
+        if running is not None and not self._scheduler.speculative.runs(running.plan_id):
             del self._running[query_id]
             return None
         return running

@@ -1,21 +1,24 @@
-"""Documents of which nothing may be kept for now, as they are being deleted."""
+"""Documents of which nothing may be kept for now, because they are being deleted."""
 
 from __future__ import annotations
 
 
 class DeletionBlocklist:
-    """Contents by namespace, None for all of them, and how often each is shunned."""
+    """Contents by namespace (None for all namespaces), with the number of deletions that block each."""
 
     def __init__(self) -> None:
-        self._times: dict[tuple[str | None, str], int] = {}
+        self._deletions: dict[tuple[str | None, str], int] = {}
 
-    def count(self, content: str, namespace: str | None, more: int) -> None:
-        """Shun a content so many times more, or less."""
-        what = namespace, content
-        times = self._times.pop(what, 0) + more
-        if times:
-            self._times[what] = times
+    def block(self, content: str, namespace: str | None) -> None:
+        """Block a content for one more deletion."""
+        self._deletions[namespace, content] = self._deletions.get((namespace, content), 0) + 1
 
-    def has(self, content: str, namespace: str) -> bool:
-        """Whether a content is shunned in a namespace."""
-        return bool(self._times) and ((None, content) in self._times or (namespace, content) in self._times)
+    def unblock(self, content: str, namespace: str | None) -> None:
+        """End one deletion's block of a content."""
+        deletions = self._deletions.pop((namespace, content)) - 1
+        if deletions:
+            self._deletions[namespace, content] = deletions
+
+    def blocks(self, content: str, namespace: str) -> bool:
+        """Whether a content is blocked in a namespace."""
+        return bool(self._deletions) and ((None, content) in self._deletions or (namespace, content) in self._deletions)

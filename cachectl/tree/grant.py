@@ -1,4 +1,4 @@
-"""A grant: what one plan holds of the knowledge tree, from the moment it is made until it is settled."""
+"""A grant: what one plan holds of the knowledge tree, from admission until it is complete."""
 
 from __future__ import annotations
 
@@ -8,22 +8,14 @@ from protocol.kv import Pages
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
-    from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import Copy
+    from cachectl.tree.node import Copy, Node
     from protocol.kv import Move
 
 
-class PathDocument(NamedTuple):
-    """A document on a path: the content hash that names it, and its length in tokens."""
-
-    content: str
-    tokens: int
-
-
 class GrantedDocument(NamedTuple):
-    """A document of a grant: where its KV is loaded from (None: computed), and the fastest tier where it is kept.
+    """A document of a grant: the tier it is loaded from (None: computed), and the fastest tier that keeps it.
 
-    ``pages`` are those in host memory, where one of the two is that.
+    ``pages`` are its pages in host memory, if it is loaded from there or kept there.
     """
 
     key: bytes
@@ -34,11 +26,11 @@ class GrantedDocument(NamedTuple):
 
 
 class Grant:
-    """What one plan holds of the tree until it is settled: locks on its path, and room reserved for what it brings.
+    """Locks on a plan's path, and room reserved for what the plan loads or computes.
 
-    ``moves`` are the orders that come with the plan, to be carried out before its own loads: they were, once it is
-    ``committed``. ``ends`` are the speculations that give way to it. It was ``overtaken`` so often while it waited. A
-    grant is ``revoked`` when it was settled because its instance is gone.
+    ``moves`` come with the plan and are carried out before its own loads; once the grant is ``prefilled``, they have
+    been. ``ends`` are the speculations that give way to the plan. ``overtaken`` counts the younger requests served
+    while the request waited. A grant is ``revoked`` when it was completed because its instance is gone.
     """
 
     __slots__ = (

@@ -1,23 +1,23 @@
-"""The invariants of the knowledge tree, re-derived from its nodes."""
+"""The integrity check: re-derives every total, link and rule of the knowledge tree from its nodes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from cachectl.tree.node import child_key
+from cachectl.tree.keys import child_key
 from protocol.kv import pages_spanned
 
 if TYPE_CHECKING:
     from cachectl.tree.knowledge_tree import KnowledgeTree
-    from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import Copy, TierCache
+    from cachectl.tree.node import Copy, Node
+    from cachectl.tree.tier_cache import TierCache
 
 
 def check_integrity(tree: KnowledgeTree) -> None:
-    """Assert every total, link and rule of the tree. O(nodes): for tests and idle time."""
+    """Assert every total, link and rule of the tree. O(nodes), so for tests."""
     attached = _attached(tree)
-    assert {node.key: node for node in attached} == tree.nodes
+    assert {node.key: node for node in attached} == tree.registry.nodes
     for node in attached:
         assert node.parent is not None
         assert node.key == child_key(node.parent.key, node.content)
@@ -26,10 +26,10 @@ def check_integrity(tree: KnowledgeTree) -> None:
         assert node.room == len(pages) * tree.page_tokens
         assert not node.detached
         assert node.copies, "a node without a copy is kept"
-    for node in tree.detached.values():
+    for node in tree.registry.detached.values():
         assert node.detached
         assert node.locks, "a deleted node outlived its plans"
-    everyone = [*attached, *tree.detached.values()]
+    everyone = [*attached, *tree.registry.detached.values()]
     _check_copies(tree, everyone)
     _check_locks(tree, everyone)
     _check_pins(attached)
@@ -38,7 +38,7 @@ def check_integrity(tree: KnowledgeTree) -> None:
 
 def _attached(tree: KnowledgeTree) -> list[Node]:
     nodes: list[Node] = []
-    for namespace, root in tree.roots.items():
+    for namespace, root in tree.registry.roots.items():
         assert root.content == namespace
         nodes += root.children.values()
     for node in nodes:
@@ -49,7 +49,7 @@ def _attached(tree: KnowledgeTree) -> list[Node]:
 
 
 def _check_copies(tree: KnowledgeTree, nodes: list[Node]) -> None:
-    reserved = {id(copy) for grant in tree.grants.values() for copy in grant.reserved}
+    reserved = {id(copy) for grant in tree.grants.open.values() for copy in grant.reserved}
     for cache in tree.tiers:
         copies = [node.copies[cache] for node in nodes if cache in node.copies]
         assert cache.used == sum(copy.node.room for copy in copies)
@@ -59,7 +59,7 @@ def _check_copies(tree: KnowledgeTree, nodes: list[Node]) -> None:
         for copy in copies:
             assert copy.node.parent is not None
             below[copy.node.parent] += 1
-            assert copy.held or copy.condemned or id(copy) in reserved, "room is reserved for nobody"
+            assert copy.held or copy.condemned or id(copy) in reserved, "room is reserved by no grant"
             assert not copy.condemned or (0 < copy.users <= copy.node.locks), "a copy outlived the plans that used it"
             assert not (copy.condemned and copy.held)
             _check_support(copy)
@@ -70,7 +70,7 @@ def _check_copies(tree: KnowledgeTree, nodes: list[Node]) -> None:
         for copy in copies:
             node = copy.node
             free = copy.held and not (node.locks or node.pins or node.detached or below[node])
-            assert copy.ticket or not free, "a leaf that may be evicted is not in the order of eviction"
+            assert copy.ticket or not free, "an evictable leaf is not in the eviction order"
 
 
 def _check_pages(cache: TierCache, copies: list[Copy]) -> None:
@@ -88,7 +88,7 @@ def _check_pages(cache: TierCache, copies: list[Copy]) -> None:
 
 
 def _check_support(copy: Copy) -> None:
-    """A tier holds no node whose parent it lacks in that or a faster tier."""
+    """Assert that a parent's copy supports this one."""
     node, parent = copy.node, copy.node.parent
     assert parent is not None
     if parent.parent is None or node.detached or copy.condemned:
@@ -98,15 +98,15 @@ def _check_support(copy: Copy) -> None:
         and (above.cache is copy.cache or (copy.cache.instance is None and above.cache.rank < copy.cache.rank))
         and (above.cache is copy.cache or not above.cache.isolated)
         for above in parent.copies.values()
-    ), "a node lies where its parent does not support it"
+    ), "a copy's parent does not support it"
 
 
 def _check_locks(tree: KnowledgeTree, nodes: list[Node]) -> None:
-    locks = Counter(node for grant in tree.grants.values() for node in grant.locked)
+    locks = Counter(node for grant in tree.grants.open.values() for node in grant.locked)
     for node in nodes:
         assert node.locks == locks[node]
         assert not node.locks or node.parent is None or node.parent.parent is None or node.parent.locks
-    for grant in tree.grants.values():
+    for grant in tree.grants.open.values():
         assert not grant.completed
 
 
@@ -119,4 +119,4 @@ def _check_contents(tree: KnowledgeTree, nodes: list[Node]) -> None:
     by_content: dict[str, dict[Node, None]] = {}
     for node in nodes:
         by_content.setdefault(node.content, {})[node] = None
-    assert by_content == tree.by_content
+    assert by_content == tree.registry.by_content

@@ -1,4 +1,4 @@
-"""Load or recompute: how much of what a request finds is worth bringing to the engine."""
+"""Load or recompute: how much of what a request finds is worth loading."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from protocol.tiers import Tier
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cachectl.tree.tier_cache import Copy
+    from cachectl.tree.node import Copy
 
 
 class Loading(NamedTuple):
-    """What a plan loads of the copies that it found: the first ``documents``, of ``tokens``, in ``seconds``."""
+    """What a plan loads of the copies that it finds: the first ``documents``, of ``tokens``, in ``seconds``."""
 
     documents: int
     tokens: int
@@ -21,10 +21,10 @@ class Loading(NamedTuple):
 
 
 class LoadOrRecompute:
-    """Chooses the length of a prefix to load with which prompts have their first token soonest.
+    """Chooses the prefix to load that has the first token soonest.
 
-    ``cost(cached, new)`` gives the seconds of a prefill, ``load_seconds(tokens, tier)`` those until the KV of so many
-    tokens has come from a tier; None where loading is free.
+    ``cost(cached, new)`` gives the seconds of a prefill. ``load_seconds(tokens, tier)`` gives the seconds to load so
+    many tokens from a tier; None if loading is free.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class LoadOrRecompute:
         self._load_seconds = load_seconds
 
     def choose(self, found: Sequence[Copy], prompt_tokens: int) -> Loading:
-        """How much of ``found`` to load for a prompt of so many tokens, its question included.
+        """How much of ``found`` to load for a prompt of ``prompt_tokens`` tokens, its question included.
 
-        What lies in the GPU costs nothing; of equals the longer prefix.
+        What lies in the GPU costs nothing. Of equally fast prefixes the longest wins.
         """
         tokens = 0
         if self._load_seconds is None or not found or found[-1].cache.tier is Tier.GPU:
@@ -50,14 +50,14 @@ class LoadOrRecompute:
             tier = copy.cache.tier
             if tier is not Tier.GPU:
                 if best is None:
-                    # Faster tiers come first on a path, so this is all that the GPU has of it.
+                    # Faster tiers come first on a path, so the GPU has nothing behind this document.
                     best, best_s = Loading(index, tokens, 0.0), self._cost(tokens, prompt_tokens - tokens)
-                # Whole pages are moved.
+                # Loads move whole pages.
                 seconds += self._load_seconds(copy.node.room, tier)
             tokens += copy.node.tokens
             if best is not None:
-                in_all_s = seconds + self._cost(tokens, prompt_tokens - tokens)
-                if in_all_s <= best_s:
-                    best, best_s = Loading(index + 1, tokens, seconds), in_all_s
+                total_s = seconds + self._cost(tokens, prompt_tokens - tokens)
+                if total_s <= best_s:
+                    best, best_s = Loading(index + 1, tokens, seconds), total_s
         assert best is not None
         return best

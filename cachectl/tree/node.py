@@ -1,64 +1,42 @@
-"""A node of the knowledge tree: one document behind one sequence of documents."""
+"""Nodes of the knowledge tree, and their copies in the tiers.
+
+Node ── one document behind one sequence of documents
+└── Copy ── its KV in one cache: the GPU of an instance, host memory, or disk
+"""
 
 from __future__ import annotations
 
-from hashlib import blake2b
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, NamedTuple
 
 from protocol.errors import UnknownNode
 from protocol.kv import pages_spanned
+from protocol.tiers import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cachectl.tree.tier_cache import Copy, TierCache
-
-KEY_BYTES = 16
+    from protocol.kv import Pages
 
 
-def child_key(parent_key: bytes, content: str) -> bytes:
-    """The key of a document behind a path: H(parent's key, content hash), the same in every process and on disk."""
-    return blake2b(content.encode(), key=parent_key, digest_size=KEY_BYTES).digest()
+class PathDocument(NamedTuple):
+    """A document on a path: its content hash, and its length in tokens."""
 
-
-def root_key(namespace: str) -> bytes:
-    """The key of a namespace's root. A namespace stands for a tenant and the fingerprint of a model."""
-    return blake2b(namespace.encode(), digest_size=KEY_BYTES).digest()
-
-
-def path_keys(namespace: str, contents: Sequence[str]) -> list[bytes]:
-    """The keys of all nodes on a path, first document first."""
-    keys = []
-    key = root_key(namespace)
-    for content in contents:
-        key = child_key(key, content)
-        keys.append(key)
-    return keys
-
-
-def path_below(root: Node | None, contents: Sequence[str]) -> list[Node]:
-    """The nodes of a path. Raises UnknownNode unless all of it is there."""
-    nodes: list[Node] = []
-    node = root
-    for content in contents:
-        node = node.children.get(content) if node is not None else None
-        if node is None:
-            raise UnknownNode(f"document {content!r} is not in the knowledge tree behind {len(nodes)} others")
-        nodes.append(node)
-    if not nodes:
-        raise UnknownNode("a path has at least one document")
-    return nodes
+    content: str
+    tokens: int
 
 
 class Node:
-    """One document in one path, with its copies, its locks and what replacement policies learn of it.
+    """One document in one path, with its copies, its locks and what replacement policies know of it.
 
-    ``content`` is the document's content hash, ``tokens`` its length, ``prefix_tokens`` that of everything in front of
-    it. ``room`` is what it takes up in a cache: whole pages of ``page_tokens`` tokens, cut where the prompt's are.
-    ``copies`` has an entry for each cache that holds its KV or keeps room for it; ``below`` counts the copies of
-    its children by cache. ``locks`` counts plans that use the node and ``pins`` its own pins and those of its
-    descendants: neither may be evicted. ``history`` is the policy's own. A ``detached`` node is in the tree no longer,
-    though a plan may still use it. A root has no document, no tokens and no copies, and is thought to lie everywhere.
+    ``content`` is the document's content hash, ``tokens`` its length, and ``prefix_tokens`` the length of everything in
+    front of it. ``room`` is what a copy takes up: whole pages of ``page_tokens`` tokens, cut at multiples from the
+    prompt's start. ``copies`` has an entry for each cache that holds the node's KV or reserves room for it. ``below``
+    counts the copies of the node's children by cache.
+
+    ``locks`` counts the plans that use the node. ``pins`` counts its own pins and those of its descendants. A node with
+    either is not evicted. ``history`` belongs to the policy. A ``detached`` node has left the tree, but a plan may
+    still use it. A root has no document, no tokens and no copies, and supports children in every cache.
     """
 
     __slots__ = (
@@ -96,8 +74,8 @@ class Node:
         if page_tokens > 1:
             self.room = len(pages_spanned(self.prefix_tokens, tokens, page_tokens)) * page_tokens
         self.children: dict[str, Node] = {}
-        self.copies: dict[TierCache, Copy] = {}
-        self.below: dict[TierCache, int] = {}
+        self.copies: dict[NodeCache, Copy] = {}
+        self.below: dict[NodeCache, int] = {}
         self.locks = 0
         self.pins = 0
         self.detached = False
@@ -111,13 +89,13 @@ class Node:
         self.computations = 0
 
     def child(self, content: str) -> Node | None:
-        """The document behind this one, if its KV is in any cache."""
+        """The document behind this one, if any cache holds its KV."""
         node = self.children.get(content)
         return node if node is not None and any(copy.held for copy in node.copies.values()) else None
 
     @property
     def depth(self) -> int:
-        """Documents on the path down to this one; 0 for a root."""
+        """Documents on the path down to this node; 0 for a root."""
         depth, node = 0, self
         while node.parent is not None:
             depth, node = depth + 1, node.parent
@@ -135,10 +113,11 @@ class Node:
         return nodes
 
     def count_access(self, tick: int, now: float, window_s: float | None) -> None:
-        """Count a request for the node: its ``frequency`` is that of the last ``window_s`` seconds, or of all its life.
+        """Count a request for the node.
 
-        The window slides by weighing what the last whole window counted with the share of it still in sight, so two
-        numbers a node suffice.
+        ``frequency`` covers the last ``window_s`` seconds, or the node's whole life if that is None. The window slides:
+        the count of the last full window is weighted by the share of it that is still in sight. So two numbers a node
+        suffice.
         """
         self.last_access = tick
         if window_s is None:
@@ -154,7 +133,7 @@ class Node:
         self.frequency = self.accesses + self.previous_accesses * (1 - into / window_s)
 
     def recall(self, accesses: int, last_access: int, average_cost: float) -> None:
-        """Take over what another controller had counted; the whole of it as if in the window that begins now."""
+        """Take over the counts of a former controller, all of them as if from the window that begins now."""
         self.accesses = accesses
         self.frequency = float(accesses)
         self.last_access = last_access
@@ -162,6 +141,93 @@ class Node:
         self.computations = 1
 
     def count_computation(self, seconds_per_token: float) -> None:
-        """Count a request that had to compute the node: ``average_cost`` is the mean over these (RAGCache, eq. 3)."""
+        """Count a request that computes the node: ``average_cost`` is the mean over these (RAGCache, eq. 3)."""
         self.computations += 1
         self.average_cost += (seconds_per_token - self.average_cost) / self.computations
+
+
+class Copy:
+    """A node's KV in one cache. Until it is ``held``, the cache only reserves room for it.
+
+    ``pages`` are the copy's pages in host memory, and None in other tiers.
+
+    A ``condemned`` copy is no longer found. It keeps its room until the last plan that may use it ends: ``condemned``
+    is the number of the last request that may use it, and ``users`` counts those that have not ended. It is ``absent``
+    if the engine reported that its KV is not there.
+
+    ``priority`` is what the policy computed at the node's last access, for policies that rank by access. ``ticket`` and
+    ``entered`` belong to the eviction order: the copy's entry (0 for none), and its priority on entry.
+    """
+
+    __slots__ = ("absent", "cache", "condemned", "entered", "held", "node", "pages", "priority", "ticket", "users")
+
+    def __init__(self, node: Node, cache: NodeCache, held: bool, pages: Pages | None = None) -> None:
+        self.node = node
+        self.cache = cache
+        self.pages = pages
+        self.priority = 0.0
+        self.held = held
+        self.absent = False
+        self.condemned = 0
+        self.users = 0
+        self.ticket = 0
+        self.entered = 0.0
+
+
+class NodeCache(ABC):
+    """A tier's cache as its copies and the policies see it; ``TierCache`` implements it.
+
+    ``rank`` orders the tiers from 0, the fastest. ``instance`` is None for a tier that instances share. An ``isolated``
+    cache is a GPU whose instance reaches no shared tier. ``clock`` is the greatest priority evicted so far (RAGCache,
+    Algorithm 1): each cache ages on its own. ``inserted_tokens``, ``evictions`` and ``pinned_tokens`` are totals.
+    """
+
+    def __init__(self, tier: Tier, capacity: int, instance: str | None, isolated: bool) -> None:
+        self.tier = tier
+        self.rank = tuple(Tier).index(tier)
+        self.capacity = capacity
+        self.instance = instance
+        self.isolated = isolated
+        self.clock = 0.0
+        self.inserted_tokens = 0
+        self.evictions = 0
+        self.pinned_tokens = 0
+
+    @property
+    def turnovers(self) -> float:
+        """How often the cache was filled: tokens ever inserted over its capacity."""
+        return self.inserted_tokens / self.capacity if self.capacity else 0.0
+
+    @abstractmethod
+    def remove(self, copy: Copy) -> None:
+        """Remove a copy. Its parent's copy may become a leaf."""
+
+    @abstractmethod
+    def touch(self, copy: Copy) -> None:
+        """Update a copy's priority after an access to its node."""
+
+    @abstractmethod
+    def reconsider(self, copy: Copy) -> None:
+        """Update a copy whose priority may have fallen without an access."""
+
+    @abstractmethod
+    def offer(self, copy: Copy) -> None:
+        """Make a copy evictable, unless a lock, a pin or a child forbids it."""
+
+    @abstractmethod
+    def withdraw(self, copy: Copy) -> None:
+        """Make a copy unevictable. Its owner removes it."""
+
+
+def nodes_of_path(root: Node | None, contents: Sequence[str]) -> list[Node]:
+    """The nodes of a path. Raises UnknownNode unless the tree has all of them."""
+    nodes: list[Node] = []
+    node = root
+    for content in contents:
+        node = node.children.get(content) if node is not None else None
+        if node is None:
+            raise UnknownNode(f"document {content!r} is not in the knowledge tree behind {len(nodes)} others")
+        nodes.append(node)
+    if not nodes:
+        raise UnknownNode("a path has at least one document")
+    return nodes

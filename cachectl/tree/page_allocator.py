@@ -1,22 +1,26 @@
-"""The pages of the host memory's arena: which nodes they are handed out for, and which are free."""
+"""The page allocator of host memory: which nodes hold which pages, and which pages are free."""
 
 from protocol.errors import ConfigError
 from protocol.kv import Pages
 
 
 class PageAllocator:
-    """Executor out ``count`` pages of ``page_tokens`` tokens each, under stamps that rise from ``first_stamp``.
+    """Hands out ``count`` pages of ``page_tokens`` tokens each, under stamps that rise from ``first_stamp``.
 
-    Raises ConfigError for a negative count, pages without a token, and a first stamp below 1.
+    A freed page may be handed out again at once, under a higher stamp: an engine that finds another stamp in a page
+    than in its plan ignores the page. Raises ConfigError for a negative count, empty pages, or a first stamp below 1.
     """
 
     def __init__(self, count: int, page_tokens: int, first_stamp: int = 1) -> None:
         if count < 0 or page_tokens < 1 or first_stamp < 1:
-            raise ConfigError(f"there is no arena of {count} pages of {page_tokens} tokens from stamp {first_stamp} on")
+            raise ConfigError(
+                f"an arena needs 0 or more pages of 1 or more tokens, and stamps from 1 on, not {count} pages of "
+                f"{page_tokens} tokens from stamp {first_stamp} on"
+            )
         self.page_tokens = page_tokens
         self._count = count
         self._next_stamp = first_stamp
-        # The last one is the next to go, the lowest numbers first; a dictionary, for any may be taken out of it.
+        # The last page is handed out next, so low numbers go first. A dictionary, as any page may be taken out of it.
         self._free: dict[int, None] = dict.fromkeys(reversed(range(count)))
         self._handed_out: dict[int, Pages] = {}
 
@@ -26,24 +30,24 @@ class PageAllocator:
         return self._count * self.page_tokens
 
     def hand_out(self, tokens: int) -> Pages:
-        """Pages for so many tokens, a multiple of a page's. There must be as many free ones."""
+        """Pages for ``tokens`` tokens, a multiple of a page. So many pages must be free."""
         wanted = tokens // self.page_tokens
         assert tokens == wanted * self.page_tokens, "a part of a page is asked for"
-        assert wanted <= len(self._free), "more pages are asked for than the budget has"
+        assert wanted <= len(self._free), "more pages are asked for than are free"
         pages = Pages(tuple(self._free.popitem()[0] for _ in range(wanted)), self._next_stamp)
         self._next_stamp += 1
         self._handed_out[pages.stamp] = pages
         return pages
 
     def give_back(self, pages: Pages) -> None:
-        """Take pages back that were handed out: they may be handed out again at once, under another stamp."""
+        """Free pages that were handed out."""
         assert self._handed_out.pop(pages.stamp, None) == pages, "pages are given back that were not handed out"
         self._free.update(dict.fromkeys(reversed(pages.numbers)))
 
     def take_over(self, pages: Pages, tokens: int) -> bool:
-        """Take note that just these pages hold a node of so many tokens; False where that cannot be.
+        """Register pages that hold a node of ``tokens`` tokens already; False if that cannot be.
 
-        In either case later stamps are higher than theirs.
+        Later stamps are higher than theirs in either case.
         """
         self.see(pages.stamp)
         if (
@@ -59,11 +63,11 @@ class PageAllocator:
         return True
 
     def see(self, stamp: int) -> None:
-        """Hear of a stamp that was used before: later ones are higher."""
+        """Skip a stamp that is in use: later stamps are higher."""
         self._next_stamp = max(self._next_stamp, stamp + 1)
 
     def check_integrity(self, handed_out: list[Pages]) -> None:
-        """Assert that just these pages are handed out, each once, and that the others are free."""
+        """Assert that exactly these pages are handed out, each once, and that the others are free."""
         assert {pages.stamp: pages for pages in handed_out} == self._handed_out
         assert len(handed_out) == len(self._handed_out)
         numbers = [number for pages in handed_out for number in pages.numbers]

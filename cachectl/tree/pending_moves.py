@@ -1,4 +1,4 @@
-"""Orders that wait for somebody to carry them out: an instance's next plan, or a delivery of their own."""
+"""Pending moves: what waits for an instance's next plan, or for a delivery of its own."""
 
 from __future__ import annotations
 
@@ -7,118 +7,124 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from protocol.kv import Move
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from cachectl.tree.tier_cache import Copy
-    from protocol.kv import Move, Pages
+    from cachectl.tree.node import Copy, NodeCache
+    from protocol.kv import Pages
 
 
 class PendingMoves:
-    """Orders in the order in which they were decided, each for one instance or, on shared tiers, for any.
+    """Moves in the order of their decisions, each for one instance or, on shared tiers, for any.
 
-    What a plan took along and may never have carried out comes back, and goes in front: it was decided before all that
-    came in since. Meanwhile the tree may have changed its mind, so what is taken is what is still meant: a copy is made
-    where the tree believes in one, and freed where it has none. ``copy_at(node, tier, instance)`` is what the tree has
-    of a node, by its key in hexadecimal.
+    A plan that may never have carried out its moves gives them back. They go in front, as they were decided before all
+    later ones. The tree may have changed its mind meanwhile, so ``take`` returns what still holds: a copy is made if
+    the tree has it, and freed if it has not. ``copy_at(node, tier, instance)`` is the tree's copy of a node, named by
+    its key in hexadecimal.
     """
 
     def __init__(self, copy_at: Callable[[str, Tier, str | None], Copy | None]) -> None:
         self._copy_at = copy_at
-        # With the number of the plan that brought it back, and whose it is.
-        self._orders: dict[Move, tuple[float, str | None]] = {}
-        # How many orders free a node's copy in a cache: they are asked for one by one.
+        # With the number of the request whose plan gave the move back, and the instance that it is for.
+        self._moves: dict[Move, tuple[float, str | None]] = {}
+        # How many moves free a node's copy in a cache: ``frees`` asks for single ones.
         self._leaving: dict[tuple[str, Tier, str | None], int] = {}
 
     def __len__(self) -> int:
-        return len(self._orders)
+        return len(self._moves)
 
     def __iter__(self) -> Iterator[Move]:
-        """All that waits, in order."""
-        return iter(sorted(self._orders, key=lambda move: self._orders[move][0]))
+        """All pending moves, in order."""
+        return iter(sorted(self._moves, key=lambda move: self._moves[move][0]))
 
     def add(self, move: Move, instance: str | None) -> None:
-        """Let an order wait for an instance, or for any; one that waits already is not added."""
-        if move not in self._orders:
+        """Add a move for an instance, or for any. A move that is pending already is not added."""
+        if move not in self._moves:
             self._put(move, inf, instance)
 
     def give_back(self, moves: Sequence[Move], instance: str, tick: float) -> None:
-        """Let orders wait again that request number ``tick``, or somebody behind it, took along for an instance."""
+        """Put moves back that an instance took with request number ``tick``, or after it."""
         for move in moves:
             anyone = move.instance is None and move.target is None
             self._put(move, tick, None if anyone else instance)
 
     def take(self, instance: str, shared: bool = True) -> list[Move]:
-        """Take out all that an instance can carry out; those that are still meant, in order.
+        """Take all moves that an instance can carry out; those that still hold, in order.
 
-        What any instance may do is among it where this one reaches the ``shared`` tiers.
+        An instance that reaches the ``shared`` tiers also takes the moves that any instance can carry out.
         """
-        meant: list[Move] = []
-        # What a later order copies on from host memory: it is to come there, though not to stay.
+        current: list[Move] = []
+        # What a later move copies on from host memory has to come there first, though not to stay.
         passing: set[tuple[str, Pages | None]] = set()
-        for order in reversed([move for move in self if self._is_for(instance, shared, self._orders[move][1])]):
-            self._remove(order)
-            frees = order.evict and self._is_free(order)
-            if self.target(order) is not None or (order.target is Tier.HOST and (order.node, order.pages) in passing):
-                meant.append(order if frees == order.evict else replace(order, evict=False))
-                if order.source is Tier.HOST:
-                    passing.add((order.node, order.pages))
+        for move in reversed([move for move in self if self._is_for(instance, shared, self._moves[move][1])]):
+            self._remove(move)
+            frees = move.evict and self._is_free(move)
+            if self.target(move) is not None or (move.target is Tier.HOST and (move.node, move.pages) in passing):
+                current.append(move if frees == move.evict else replace(move, evict=False))
+                if move.source is Tier.HOST:
+                    passing.add((move.node, move.pages))
             elif frees:
-                meant.append(replace(order, target=None, pages=order.pages if order.source is Tier.HOST else None))
-        meant.reverse()
-        return meant
+                current.append(replace(move, target=None, pages=move.pages if move.source is Tier.HOST else None))
+        current.reverse()
+        return current
 
     def lose(self, instance: str) -> list[Move]:
-        """Hear that an instance is gone: the orders about its GPU are void, and returned. The rest anyone may take."""
+        """Void the moves of a removed instance's GPU, and return them. Any instance may take its other moves."""
         void = [move for move in self if move.instance == instance]
         for move in void:
             self._remove(move)
-        for move, (tick, whose) in self._orders.items():
-            if whose == instance:
-                self._orders[move] = tick, None
+        for move, (tick, owner) in self._moves.items():
+            if owner == instance:
+                self._moves[move] = tick, None
         return void
 
     def waits_for(self, instance: str, shared: bool = True) -> bool:
         """Whether an instance has anything to take."""
-        return any(self._is_for(instance, shared, whose) for _, whose in self._orders.values())
+        return any(self._is_for(instance, shared, owner) for _, owner in self._moves.values())
 
     def lose_shared(self) -> None:
-        """Hear that the shared tiers are others now: orders that touch none but them are void."""
+        """Void the moves that touch shared tiers only: those tiers are gone."""
         for move in [move for move in self if move.instance is None]:
             self._remove(move)
 
     def frees(self, node: str, tier: Tier, instance: str | None) -> bool:
-        """Whether an order waits that frees a node's copy in a cache."""
+        """Whether a pending move frees a node's copy in a cache."""
         return (node, tier, instance) in self._leaving
 
-    def target(self, order: Move) -> Copy | None:
-        """The copy that an order makes, if the tree still believes in it."""
-        copy = self._copy_at(order.node, order.target, order.instance) if order.target is not None else None
+    def target(self, move: Move) -> Copy | None:
+        """The copy that a move makes, if the tree still has it."""
+        copy = self._copy_at(move.node, move.target, move.instance) if move.target is not None else None
         if copy is None or not copy.held or copy.node.detached:
             return None
-        return copy if order.target is not Tier.HOST or copy.pages == order.pages else None
+        return copy if move.target is not Tier.HOST or copy.pages == move.pages else None
 
     @staticmethod
-    def _is_for(instance: str, shared: bool, whose: str | None) -> bool:
-        return whose == instance or (shared and whose is None)
+    def _is_for(instance: str, shared: bool, owner: str | None) -> bool:
+        return owner == instance or (shared and owner is None)
 
-    def _is_free(self, order: Move) -> bool:
-        """Whether the tree has nothing, not any more and not again, where an order frees a node's copy."""
-        copy = self._copy_at(order.node, order.source, order.instance)
-        return copy is None or (order.source is Tier.HOST and copy.pages != order.pages)
+    def _is_free(self, move: Move) -> bool:
+        """Whether the tree has no copy where a move frees one; a new copy may have come there since."""
+        copy = self._copy_at(move.node, move.source, move.instance)
+        return copy is None or (move.source is Tier.HOST and copy.pages != move.pages)
 
     def _put(self, move: Move, tick: float, instance: str | None) -> None:
-        if move not in self._orders and move.evict:
-            what = move.node, move.source, move.instance
-            self._leaving[what] = self._leaving.get(what, 0) + 1
-        self._orders[move] = tick, instance
+        if move not in self._moves and move.evict:
+            freed = move.node, move.source, move.instance
+            self._leaving[freed] = self._leaving.get(freed, 0) + 1
+        self._moves[move] = tick, instance
 
     def _remove(self, move: Move) -> None:
-        del self._orders[move]
+        del self._moves[move]
         if move.evict:
-            what = move.node, move.source, move.instance
-            self._leaving[what] -= 1
-            if not self._leaving[what]:
-                del self._leaving[what]
+            freed = move.node, move.source, move.instance
+            self._leaving[freed] -= 1
+            if not self._leaving[freed]:
+                del self._leaving[freed]
+
+
+def drop(key: bytes, tokens: int, cache: NodeCache, pages: Pages | None) -> Move:
+    """The move that drops a node's KV from a cache."""
+    return Move(key.hex(), tokens, cache.tier, None, cache.instance, pages=pages)

@@ -1,4 +1,4 @@
-"""Pins: paths that stay whatever comes, within a share of every cache."""
+"""Pins: paths that are never evicted, within a share of every tier cache."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 class Pins:
-    """Pins paths of nodes. A node's ``pins`` count its own and those of its descendants, which cannot stay without it.
+    """Pins paths of nodes. A node's ``pins`` count its own and its descendants', which depend on it.
 
-    ``caches`` are all caches that nodes may lie in, as they are when asked for.
+    ``caches`` iterates over all tier caches, current at each call.
     """
 
     def __init__(self, caches: Iterable[TierCache]) -> None:
-        self._places = caches
+        self._caches = caches
 
     def pin(self, path: Sequence[Node]) -> None:
-        """Keep all nodes of a path until it is unpinned. Raises PinRefused; then nothing has changed."""
-        for cache, tokens in self._to_come(path):
+        """Pin all nodes of a path once more. Raises PinRefused; then nothing has changed."""
+        for cache, tokens in self._new_tokens(path):
             if not cache.may_pin(tokens):
                 raise PinRefused(
                     f"pins may take {PINNED_SHARE:.0%} of the {cache.tier} tier's {cache.capacity} tokens; "
@@ -35,32 +35,32 @@ class Pins:
             _add(node)
 
     def pin_if_room(self, node: Node) -> None:
-        """Pin a node's path, unless it is pinned or that would be too much."""
+        """Pin a node's path, unless it is pinned or its pins would exceed a cache's share."""
         if not node.pins:
             path = node.path
-            if all(cache.may_pin(tokens) for cache, tokens in self._to_come(path)):
+            if all(cache.may_pin(tokens) for cache, tokens in self._new_tokens(path)):
                 for above in path:
                     _add(above)
 
     def unpin(self, path: Sequence[Node]) -> None:
-        """Take back a pin of a path. Raises UnknownNode if it has none of its own."""
+        """Take back one pin of a path. Raises UnknownNode if the path has none of its own."""
         if path[-1].pins <= sum(child.pins for child in path[-1].children.values()):
             raise UnknownNode("this path is not pinned")
         for node in path:
             _take(node, 1)
 
-    def take_off_above(self, node: Node) -> None:
-        """Take a node's pins off what stands above it: they go with it."""
+    def unpin_above(self, node: Node) -> None:
+        """Take a leaving node's pins off its ancestors."""
         if node.pins:
             for above in reversed(node.path[:-1]):
                 if above.detached:
-                    # It took all pins off what stands above it, this one's too, when it went.
+                    # It took all pins off its own ancestors when it left, this node's included.
                     return
                 _take(above, node.pins)
 
-    def _to_come(self, path: Sequence[Node]) -> Iterator[tuple[TierCache, int]]:
-        """The tokens that pinning a path would pin in each cache, those that are pinned already left out."""
-        for cache in self._places:
+    def _new_tokens(self, path: Sequence[Node]) -> Iterator[tuple[TierCache, int]]:
+        """Tokens that pinning a path adds to each cache. Pinned nodes add none."""
+        for cache in self._caches:
             yield cache, sum(node.room for node in path if not node.pins and cache in node.copies)
 
 

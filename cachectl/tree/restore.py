@@ -1,10 +1,10 @@
-"""Rebuilding a lost controller's tree from what instances and disk indexes say they hold."""
+"""Restoring a tree from what instances and disks report."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cachectl.tree.node import path_keys
+from cachectl.tree.keys import path_keys
 from protocol.cache import RestoreResult
 from protocol.errors import InvalidRequest
 from protocol.kv import HeldNode, ResidencyReport
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def restore(
-    tree: KnowledgeTree, reports: Sequence[ResidencyReport], recalled: Mapping[str, NodeRecord] | None = None
+    tree: KnowledgeTree, reports: Sequence[ResidencyReport], records: Mapping[str, NodeRecord] | None = None
 ) -> RestoreResult:
-    """Take note of every copy that has room and a parent to stand on; order the others to be dropped.
+    """Register every reported copy that fits and is supported, and have the others dropped.
 
-    Faster tiers and upper nodes first, for the others rest on them. What the tree knows already is left as it is.
-    ``recalled`` is what is known of nodes, by their keys in hexadecimal, from the tree of a controller that is no more.
-    Raises UnknownInstance and InvalidRequest for a report that cannot be true; then nothing has changed.
+    Faster tiers and upper nodes go first, as they support the others. Copies that the tree knows stay as they are.
+    ``records`` come from a former controller's snapshot, by node key in hexadecimal. Raises UnknownInstance and
+    InvalidRequest for a report that cannot be true; then nothing has changed.
     """
     for report in reports:
         tree.tiers.cache(report.tier, report.instance)
@@ -36,7 +36,7 @@ def restore(
     restored = refused = 0
     for report in sorted(reports, key=lambda report: speed[report.tier]):
         for held in sorted(report.nodes, key=lambda held: len(held.path)):
-            if tree.insert(held, report.tier, report.instance, _recalled(held, recalled)):
+            if tree.insert(held, report.tier, report.instance, _record_of(held, records)):
                 restored += 1
             else:
                 refused += 1
@@ -44,12 +44,12 @@ def restore(
     return RestoreResult(restored, refused)
 
 
-def _recalled(held: HeldNode, recalled: Mapping[str, NodeRecord] | None) -> NodeRecord | None:
-    return recalled.get(path_keys(held.namespace, held.path)[-1].hex()) if recalled else None
+def _record_of(held: HeldNode, records: Mapping[str, NodeRecord] | None) -> NodeRecord | None:
+    return records.get(path_keys(held.namespace, held.path)[-1].hex()) if records else None
 
 
 def _check(held: HeldNode) -> None:
     if not held.path:
-        raise InvalidRequest("a node that is held has a path of one document at least", param="path")
+        raise InvalidRequest("a held node's path has at least one document", param="path")
     if held.tokens <= 0:
-        raise InvalidRequest(f"a node that is held has at least one token, not {held.tokens}", param="tokens")
+        raise InvalidRequest(f"a held node has at least one token, not {held.tokens}", param="tokens")

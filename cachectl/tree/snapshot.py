@@ -1,7 +1,7 @@
-"""What a controller remembers across its own death: who used what, what is pinned, and what was deleted.
+"""Snapshots: what a controller saves for its successor.
 
-What the tiers hold they say themselves. How often it was used, and what to make of late queries, only the controller
-knew; so it has that kept elsewhere, in records of single nodes that change little from one time to the next.
+The tiers report what they hold. How often it was used, what is pinned, and which documents were deleted, only the
+controller knows. It saves that outside of its process, in records of single nodes, of which few change at a time.
 """
 
 from __future__ import annotations
@@ -11,23 +11,21 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from cachectl.tree.knowledge_tree import KnowledgeTree
     from cachectl.tree.node import Node
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
-    """A node of the tree: what it was to the policies, how often it is pinned itself, and where its copies lie.
+    """A node: its counts for the policies, its own pins, and where its copies are.
 
-    ``caches`` are ``gpu@<instance>``, and ``host@`` and ``disk@`` with the name of what instances share: the directory
-    of who holds what. ``last_access`` is the number of the last request that used it.
+    ``caches`` are ``gpu@<instance>``, and ``host@`` and ``disk@`` with the name of what instances share. They are the
+    directory of which instance holds what. ``last_access`` is the number of the last request that used the node.
     """
 
     namespace: str
     path: tuple[str, ...]
     tokens: int
-    caches: tuple[str, ...]
+    # Stores from before the rename have this name.
+    caches: tuple[str, ...] = msgspec.field(name="places")
     accesses: int
     last_access: int
     average_cost: float
@@ -35,7 +33,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
 
 class DeletionRecord(msgspec.Struct, frozen=True):
-    """A deleted document: its content, in one namespace or, if None, in all, and when, in seconds since the epoch."""
+    """A deleted document: its content, its namespace (None: all), and the time in seconds since the epoch."""
 
     content: str
     namespace: str | None
@@ -43,7 +41,7 @@ class DeletionRecord(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """All that is kept: nodes by their keys in hexadecimal, and deletions of which late queries may not know.
+    """Nodes by their keys in hexadecimal, and deletions that late queries may not know of.
 
     ``tick`` is the number of the last request.
     """
@@ -56,29 +54,25 @@ class Snapshot(msgspec.Struct, frozen=True):
 EMPTY_SNAPSHOT = Snapshot()
 
 
-def snapshot_nodes(tree: KnowledgeTree, nodes: Iterable[Node], shared: str) -> dict[str, NodeRecord]:
-    """The records of some nodes, those that the tree has still; ``shared`` names what instances share."""
-    return {node.key.hex(): _record(node, shared) for node in nodes if tree.nodes.get(node.key) is node}
-
-
-def _record(node: Node, shared: str) -> NodeRecord:
+def record_of(node: Node, shared: str) -> NodeRecord:
+    """A node's record; ``shared`` names what instances share."""
     path = node.path
     return NodeRecord(
-        node.root.content,
-        tuple([above.content for above in path]),
-        node.tokens,
-        tuple([f"{cache.tier}@{cache.instance or shared}" for cache, copy in node.copies.items() if copy.held]),
-        node.accesses,
-        node.last_access,
-        node.average_cost,
-        node.pins - sum([child.pins for child in node.children.values()]),
+        namespace=node.root.content,
+        path=tuple([above.content for above in path]),
+        tokens=node.tokens,
+        caches=tuple([f"{cache.tier}@{cache.instance or shared}" for cache, copy in node.copies.items() if copy.held]),
+        accesses=node.accesses,
+        last_access=node.last_access,
+        average_cost=node.average_cost,
+        pinned=node.pins - sum([child.pins for child in node.children.values()]),
     )
 
 
-class StateStore(Protocol):
-    """Where recollections are kept. Its calls never raise: what cannot be kept or found now is lost, or comes later.
+class SnapshotStore(Protocol):
+    """Where snapshots are saved. Its calls never raise: what cannot be saved or loaded now is lost, or comes later.
 
-    For one that never ``keeps`` anything, nothing need be recollected.
+    A store that never ``keeps`` anything needs no snapshots.
     """
 
     @property
@@ -86,10 +80,10 @@ class StateStore(Protocol):
         """Whether it ever keeps anything."""
 
     async def load(self) -> Snapshot:
-        """What was kept last; nothing where it cannot be had."""
+        """The last saved snapshot; an empty one if there is none or it cannot be loaded."""
 
     async def keep(self, before: Snapshot, now: Snapshot) -> bool:
-        """Make what is kept ``now`` of what was kept ``before``; False where it may be neither."""
+        """Replace the snapshot ``before`` by ``now``; False if the store may hold neither."""
 
 
 class NoStore:
@@ -98,8 +92,8 @@ class NoStore:
     keeps = False
 
     async def load(self) -> Snapshot:
-        """Nothing."""
-        return Snapshot()
+        """An empty snapshot."""
+        return EMPTY_SNAPSHOT
 
     async def keep(self, before: Snapshot, now: Snapshot) -> bool:  # noqa: ARG002
         """Keep nothing."""

@@ -1,4 +1,4 @@
-"""The knowledge tree as operators see it."""
+"""The knowledge tree as operators see it: statistics by tier, and its most used nodes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from protocol.cache import TierStats, TreeNode, TreeView
 
 if TYPE_CHECKING:
     from cachectl.tree.knowledge_tree import KnowledgeTree
-    from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import TierCache
+    from cachectl.tree.node import Node, NodeCache
 
 
 def tier_stats(tree: KnowledgeTree) -> tuple[TierStats, ...]:
-    """Every cache with room: what it holds and what has left it."""
+    """What each tier cache holds, and how much it has evicted. Tiers without capacity are left out."""
     return tuple(
         TierStats(
             cache.tier,
@@ -32,30 +31,33 @@ def tier_stats(tree: KnowledgeTree) -> tuple[TierStats, ...]:
 
 
 def tree_view(tree: KnowledgeTree, depth: int, limit: int) -> TreeView:
-    """The tree down to ``depth`` documents, ``limit`` nodes at most: the most used, which come first among siblings."""
+    """The ``limit`` most used nodes, down to ``depth`` documents. Siblings are ordered by use."""
     shown = _most_used(tree, depth, limit)
     return TreeView(
-        namespaces={namespace: _children(root, shown, tree.tick) for namespace, root in sorted(tree.roots.items())},
-        nodes=len(tree.nodes),
+        namespaces={
+            namespace: _children(root, shown, tree.grants.tick)
+            for namespace, root in sorted(tree.registry.roots.items())
+        },
+        nodes=len(tree.registry.nodes),
         tiers=tier_stats(tree),
     )
 
 
 def _most_used(tree: KnowledgeTree, depth: int, limit: int) -> dict[Node, list[Node]]:
-    """What is shown below each node: the most used of those whose parents are shown, in that order."""
+    """The children to show below each node: the most used of those whose parents are shown, in that order."""
     shown: dict[Node, list[Node]] = {}
-    # Numbered, so that nodes themselves are never compared.
+    # Numbers break ties, as nodes cannot be compared.
     numbers = count()
     waiting: list[tuple[tuple[float, str], int, int, Node]] = []
 
     def reach(parent: Node, left: int) -> None:
         shown[parent] = []
         if left:
-            # Of a tree's hundred thousand first documents, not more than could be shown.
+            # A tree may have a hundred thousand first documents. No more than ``limit`` can be shown.
             for child in heapq.nsmallest(limit, parent.children.values(), key=_order):
                 heapq.heappush(waiting, (_order(child), next(numbers), left - 1, child))
 
-    for root in tree.roots.values():
+    for root in tree.registry.roots.values():
         reach(root, depth)
     for _ in range(limit):
         if not waiting:
@@ -90,5 +92,5 @@ def _view(node: Node, shown: dict[Node, list[Node]], tick: int) -> TreeNode:
     )
 
 
-def _name(cache: TierCache) -> str:
+def _name(cache: NodeCache) -> str:
     return cache.tier.value if cache.instance is None else f"{cache.tier.value}@{cache.instance}"

@@ -8,7 +8,7 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
-from cachectl.tree.snapshot import DeletionRecord, NodeRecord, NoStore, Snapshot, StateStore
+from cachectl.tree.snapshot import DeletionRecord, NodeRecord, NoStore, Snapshot, SnapshotStore
 from services.redis.link import RedisAway, RedisLink
 from services.redis.metrics import RedisMetrics
 from services.redis.settings import RedisSettings
@@ -27,7 +27,7 @@ class _Others(msgspec.Struct, frozen=True):
 
 
 class RedisControllerState:
-    """``cachectl.tree.snapshot.StateStore`` as a hash of nodes, ``<prefix>:kv:nodes``, and a value beside it.
+    """``cachectl.tree.snapshot.SnapshotStore`` as a hash of nodes, ``<prefix>:kv:nodes``, and a value beside it.
 
     All that is kept anew is written beside what there is and takes its place at once; what has changed since the last
     time, in steps that are each whole. A record by itself is always true of some moment, so steps may come apart.
@@ -101,7 +101,7 @@ def _batches(names: Iterable[str]) -> Iterable[list[str]]:
 
 
 @asynccontextmanager
-async def controller_state(settings: RedisSettings) -> AsyncIterator[StateStore]:
+async def controller_state(settings: RedisSettings) -> AsyncIterator[SnapshotStore]:
     """Where a controller's state is kept: in Redis, if one is configured, or nowhere."""
     if settings.url is None:
         yield NoStore()

@@ -102,8 +102,8 @@ def test_others_run_and_wait_while_a_request_is_decided_on():
     load = loaded("PGDSF")
     for _ in range(20):
         load.measure(1)
-        assert (load._scheduler.running, load._scheduler.queued) == (RUNNING, WAITING - 1)
-        assert sorted(load._running) == sorted(load._tree.grants)
+        assert (load._scheduler.instances.running, load._scheduler.instances.queued) == (RUNNING, WAITING - 1)
+        assert sorted(load._running) == sorted(load._tree.grants.open)
 
 
 def test_evictions_of_growing_are_not_counted_among_those_measured():

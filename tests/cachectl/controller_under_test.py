@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
-from cachectl.tree.node import path_keys
+from cachectl.tree.keys import path_keys
 from cachectl.tree.tier_manager import Capacities
 from protocol.plans import AdmissionRequest, CompletionReport, PlanOutcome, PrefillPlan
 from protocol.prompts import Prompt, Segment, SegmentKind

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from cachectl.policies.base import ReplacementPolicy
 from cachectl.policies.eviction_order import EvictionOrder
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tree.grant import Grant, PathDocument
+from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
+from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import path_keys
-from cachectl.tree.tier_cache import Copy, TierCache
+from cachectl.tree.node import Copy, PathDocument
+from cachectl.tree.tier_cache import TierCache
 from cachectl.tree.tier_manager import Capacities
 from protocol.tiers import Tier
 
@@ -42,7 +43,9 @@ def tree_for(make_policy: PolicyFactory, trace: Sequence[str], capacities: Capac
 
 def grant_of(tree: KnowledgeTree, path: str) -> Grant:
     documents = [PathDocument(content, TOKENS.get(content, 1)) for content in path]
-    return tree.admit(str(tree.tick), NAMESPACE, documents, path_keys(NAMESPACE, path), 0, "one", float(tree.tick))
+    return tree.grants.admit(
+        str(tree.grants.tick), NAMESPACE, documents, path_keys(NAMESPACE, path), 0, "one", float(tree.grants.tick)
+    )
 
 
 def serve(tree: KnowledgeTree, trace: Sequence[str], waiting: int = 3) -> Iterator[Grant]:
@@ -55,17 +58,17 @@ def serve(tree: KnowledgeTree, trace: Sequence[str], waiting: int = 3) -> Iterat
             entered += 1
         lookahead.leave(f"waiting {number}")
         grant = grant_of(tree, path)
-        tree.complete(grant, kept=True)
+        tree.grants.complete(grant, kept=True)
         yield grant
 
 
 def cached(tree: KnowledgeTree, path: str) -> list[Tier]:
-    return [copy.cache.tier for copy in tree.match(NAMESPACE, path, "one")]
+    return [copy.cache.tier for copy in tree.lookup.match(NAMESPACE, path, "one")]
 
 
 def leaves(tree: KnowledgeTree, cache: object) -> list[Copy]:
     """The copies that may leave a cache now, by the rule and not by the cache's own books."""
-    here = [node.copies[cache] for node in tree.nodes.values() if cache in node.copies]
+    here = [node.copies[cache] for node in tree.registry.nodes.values() if cache in node.copies]
     parents = {copy.node.parent for copy in here}
     return [
         copy for copy in here if copy.held and not copy.node.locks and not copy.node.pins and copy.node not in parents
@@ -122,7 +125,7 @@ class PolicyContract:
         tree = tree_for(make_policy, trace, capacities)
         for _ in serve(tree, trace):
             for cache, capacity in zip(tree.tiers, capacities, strict=True):
-                held = sum(node.tokens for node in tree.nodes.values() if cache in node.copies)
+                held = sum(node.tokens for node in tree.registry.nodes.values() if cache in node.copies)
                 assert held == cache.used <= capacity
 
     @given(traces, budgets)
@@ -141,7 +144,7 @@ class PolicyContract:
         tree = tree_for(make_policy, trace, capacities)
 
         def state() -> tuple[dict, list[int]]:
-            copies = {key: list(node.copies) for key, node in tree.nodes.items()}
+            copies = {key: list(node.copies) for key, node in tree.registry.nodes.items()}
             return copies, [cache.evictions for cache in tree.tiers]
 
         before = state()
@@ -193,7 +196,7 @@ class PolicyContract:
     def test_locked_and_pinned_nodes_stay(self, make_policy: PolicyFactory, trace, capacity):
         tree = tree_for(make_policy, ["ab", "x", "ab", *trace], Capacities(capacity))
         for path in ("ab", "x"):
-            tree.complete(grant_of(tree, path), kept=True)
+            tree.grants.complete(grant_of(tree, path), kept=True)
         locked, pinned = cached(tree, "ab"), cached(tree, "x")
         running = grant_of(tree, "ab")
         if pinned:
@@ -201,7 +204,7 @@ class PolicyContract:
         for _ in serve(tree, trace):
             assert cached(tree, "ab")[: len(locked)] == locked
             assert cached(tree, "x")[: len(pinned)] == pinned
-        tree.complete(running, kept=True)
+        tree.grants.complete(running, kept=True)
         check_integrity(tree)
 
     @given(traces, budgets)

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from cachectl.policies.lookahead import Lookahead
-    from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import Copy, TierCache
+    from cachectl.tree.node import Copy, Node, NodeCache
 
 
 class Belady(ReplacementPolicy):
@@ -46,7 +45,7 @@ class Belady(ReplacementPolicy):
             if not uses:
                 del self._uses[key]
 
-    def priority(self, node: Node, cache: TierCache) -> float:  # noqa: ARG002
+    def priority(self, node: Node, cache: NodeCache) -> float:  # noqa: ARG002
         """Seconds saved per token and request of waiting."""
         uses = self._uses.get(node.key)
         return node.average_cost / max(1, uses[0] - self._tick) if uses else 0.0

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from cachectl.policies.base import ReplacementPolicy
 
 if TYPE_CHECKING:
-    from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import TierCache
+    from cachectl.tree.node import Node, NodeCache
 
 ALPHA = 0.6
 """The weight of frequency; recency has the rest."""
@@ -24,6 +23,6 @@ class FrequencyRecency(ReplacementPolicy):
 
     name: ClassVar[str] = "HYBRID"
 
-    def priority(self, node: Node, cache: TierCache) -> float:
+    def priority(self, node: Node, cache: NodeCache) -> float:
         """α · frequency + (1 − α) · turnovers."""
         return ALPHA * node.frequency + (1 - ALPHA) * cache.turnovers

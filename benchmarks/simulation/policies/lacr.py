@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from cachectl.policies.base import ReplacementPolicy
 
 if TYPE_CHECKING:
-    from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import Copy, TierCache
+    from cachectl.tree.node import Copy, Node, NodeCache
 
 ALPHA = 0.2
 """The weight of past frequency; what the queue needs has the rest."""
@@ -22,7 +21,7 @@ class LookaheadAware(ReplacementPolicy):
 
     name: ClassVar[str] = "LACR"
 
-    def priority(self, node: Node, cache: TierCache) -> float:  # noqa: ARG002
+    def priority(self, node: Node, cache: NodeCache) -> float:  # noqa: ARG002
         """The part that only accesses change."""
         return ALPHA * node.frequency
 

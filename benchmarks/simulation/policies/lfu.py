@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from cachectl.policies.base import ReplacementPolicy
 
 if TYPE_CHECKING:
-    from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import TierCache
+    from cachectl.tree.node import Node, NodeCache
 
 
 class LeastFrequentlyUsed(ReplacementPolicy):
@@ -16,6 +15,6 @@ class LeastFrequentlyUsed(ReplacementPolicy):
 
     name: ClassVar[str] = "LFU"
 
-    def priority(self, node: Node, cache: TierCache) -> float:  # noqa: ARG002
+    def priority(self, node: Node, cache: NodeCache) -> float:  # noqa: ARG002
         """The node's frequency."""
         return node.frequency

@@ -13,10 +13,10 @@ from cachectl.costs.device_profile import CostGrid, DeviceProfile
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.document_order import order_by_name
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tree.grant import PathDocument
 from cachectl.tree.integrity import check_integrity
+from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import path_keys
+from cachectl.tree.node import PathDocument
 from cachectl.tree.tier_manager import Capacities
 from protocol.plans import DocumentOrder
 
@@ -141,12 +141,12 @@ def tree_of(future: list[str], room: int = 10) -> KnowledgeTree:
 def serve(tree: KnowledgeTree, *paths: str) -> None:
     for path in paths:
         documents = [PathDocument(content, 1) for content in path]
-        grant = tree.admit(path, "tenant", documents, path_keys("tenant", path), 0, "one", 0.0)
-        tree.complete(grant, kept=True)
+        grant = tree.grants.admit(path, "tenant", documents, path_keys("tenant", path), 0, "one", 0.0)
+        tree.grants.complete(grant, kept=True)
 
 
 def priority(tree: KnowledgeTree, path: str) -> float:
-    [copy] = tree.nodes[path_keys("tenant", path)[-1]].copies.values()
+    [copy] = tree.registry.nodes[path_keys("tenant", path)[-1]].copies.values()
     return tree.policy.current(copy)
 
 
@@ -171,7 +171,7 @@ def test_a_priority_that_falls_with_a_use_is_noticed():
     # After its last use a goes first, though what was noted of it before was the highest.
     tree = tree_of(["a", "b", "a", "c", "b", "c"], room=2)
     serve(tree, "a", "b", "a", "c")
-    assert {node.content for node in tree.nodes.values()} == {"b", "c"}
+    assert {node.content for node in tree.registry.nodes.values()} == {"b", "c"}
 
 
 # Where it is no bound, it still works

@@ -244,8 +244,12 @@ def test_every_request_is_served_and_heard_of():
     assert len(served.ttft) == sum(served.arrivals) == served.result.requests == 300
     assert served.result.documents == 900
     assert min(served.ttft) > 0
-    assert (served.scheduler.running, served.scheduler.queued, served.simulator._running) == (0, 0, {})
-    assert not any(node.locks for node in served.tree.nodes.values())
+    assert (served.scheduler.instances.running, served.scheduler.instances.queued, served.simulator._running) == (
+        0,
+        0,
+        {},
+    )
+    assert not any(node.locks for node in served.tree.registry.nodes.values())
     served.scheduler.check_integrity()
     check_integrity(served.tree)
 
@@ -401,11 +405,11 @@ def test_memory_goes_with_the_tree_and_the_queues_and_not_with_the_requests(poli
     def look() -> None:
         tree, simulator = served.tree, served.simulator
         nodes = sum(room) // TOKENS
-        assert len(tree.nodes) <= nodes
-        assert len(tree.by_content) <= nodes
-        assert len(tree.grants) <= 4
-        assert not tree.detached
-        assert len(tree.roots) <= 1
+        assert len(tree.registry.nodes) <= nodes
+        assert len(tree.registry.by_content) <= nodes
+        assert len(tree.grants.open) <= 4
+        assert not tree.registry.detached
+        assert len(tree.registry.roots) <= 1
         assert len(simulator._running) <= 4 + WAITING
         assert len(simulator._events) <= 4
         assert len(served.scheduler._lookahead._needed) <= 2 * WAITING
@@ -420,7 +424,7 @@ def test_memory_goes_with_the_tree_and_the_queues_and_not_with_the_requests(poli
             assert len(histories._documents) <= len(histories)
             assert len(histories._ghosts) <= len(histories)
             assert len(tree.policy._waiting) <= 2 * len(histories) + 64
-        looked.append(len(tree.nodes))
+        looked.append(len(tree.registry.nodes))
 
     served = Run(Requests(), policy, room, max_queued=WAITING)
     served.simulator._ttft = TimeHistogram()

@@ -12,8 +12,8 @@ from cachectl.policies import create_policy
 from cachectl.policies import eviction_order as eviction
 from cachectl.policies.eviction_order import EvictionOrder, PriorityOrder, SampledOrder
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tree.node import Node
-from cachectl.tree.tier_cache import Copy, TierCache
+from cachectl.tree.node import Copy, Node
+from cachectl.tree.tier_cache import TierCache
 from protocol.tiers import Tier
 
 FEW = eviction._CANDIDATES

@@ -13,10 +13,11 @@ from cachectl.costs.device_profile import DeviceProfile
 from cachectl.policies import create_policy
 from cachectl.policies.foresight import Foresight
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tree.grant import Grant, PathDocument
+from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
+from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import path_keys
+from cachectl.tree.node import PathDocument
 from cachectl.tree.tier_manager import Capacities
 from protocol.kv import HeldNode
 from protocol.tiers import Tier
@@ -34,23 +35,23 @@ def tree_of(gpu: int, host: int = 0, policy: str = "FORESIGHT", instances=("one"
 
 def begin(tree: KnowledgeTree, path, tokens: int = 1, instance: str = "one") -> Grant:
     documents = [PathDocument(content, tokens) for content in path]
-    return tree.admit(str(tree.tick), NAMESPACE, documents, path_keys(NAMESPACE, path), 0, instance, 0.0)
+    return tree.grants.admit(str(tree.grants.tick), NAMESPACE, documents, path_keys(NAMESPACE, path), 0, instance, 0.0)
 
 
 def ask(tree: KnowledgeTree, *path: str, tokens: int = 1, instance: str = "one") -> int:
     """Serve a request; the documents that it finds."""
     grant = begin(tree, path, tokens, instance)
-    tree.complete(grant, kept=True)
+    tree.grants.complete(grant, kept=True)
     return sum(step.source is not None for step in grant.documents)
 
 
 def kept(tree: KnowledgeTree, *path: str) -> bool:
-    return len(tree.match(NAMESPACE, path, "one")) == len(path)
+    return len(tree.lookup.match(NAMESPACE, path, "one")) == len(path)
 
 
 def worth(tree: KnowledgeTree, *path: str) -> float:
     """What the last document of a path in the tree is worth now."""
-    [copy, *_] = tree.nodes[path_keys(NAMESPACE, path)[-1]].copies.values()
+    [copy, *_] = tree.registry.nodes[path_keys(NAMESPACE, path)[-1]].copies.values()
     return tree.policy.current(copy)
 
 
@@ -61,7 +62,7 @@ def wait(tree: KnowledgeTree, name: str, *path: str) -> None:
 def ever_new(tree: KnowledgeTree, many: int, prefix: str = "once") -> None:
     """Documents that are asked for once each."""
     for number in range(many):
-        ask(tree, f"{prefix} {tree.tick} {number}")
+        ask(tree, f"{prefix} {tree.grants.tick} {number}")
 
 
 def policy_of(tree: KnowledgeTree) -> Foresight:
@@ -137,7 +138,7 @@ def test_what_a_waiting_request_needs_survives(host):
     ever_new(tree, 200)
     for _ in range(50):
         ask(tree, "popular"), ask(tree, "also popular"), ask(tree, "popular too")
-    assert [copy.cache.tier for copy in tree.match(NAMESPACE, ["needed"], "one")] == [Tier.GPU]
+    assert [copy.cache.tier for copy in tree.lookup.match(NAMESPACE, ["needed"], "one")] == [Tier.GPU]
     assert ask(tree, "needed") == 1
 
 
@@ -208,7 +209,7 @@ def test_a_path_that_was_evicted_and_is_back_is_worth_more_than_a_new_one():
     while kept(tree, "back"):
         for _ in range(5):
             ask(tree, "a"), ask(tree, "b")
-    assert path_keys(NAMESPACE, ["back"])[0] not in tree.nodes
+    assert path_keys(NAMESPACE, ["back"])[0] not in tree.registry.nodes
     # With room again, both are kept: only what was remembered tells them apart.
     tree.clear()
     ask(tree, "new")
@@ -254,7 +255,7 @@ def decisions(salt: int) -> list[tuple]:
     seen = []
     for _ in range(800):
         grant = begin(tree, [f"{int(random.paretovariate(0.6)) % 200}", f"{int(random.paretovariate(1))}"])
-        tree.complete(grant, kept=True)
+        tree.grants.complete(grant, kept=True)
         seen.append((grant.documents, grant.moves))
     return seen
 
@@ -329,8 +330,8 @@ def test_the_tree_and_the_histories_agree_on_who_is_resident():
         ask(tree, *[f"{int(random.paretovariate(0.8)) % 30}" for _ in range(3)])
         histories = policy_of(tree)._histories
         residents = {history.key for history in histories._table if history.resident}
-        assert residents == set(tree.nodes)
-        assert all(node.history is histories.get(key) for key, node in tree.nodes.items())
+        assert residents == set(tree.registry.nodes)
+        assert all(node.history is histories.get(key) for key, node in tree.registry.nodes.items())
     tree.clear()
     assert not any(history.resident for history in policy_of(tree)._histories._table)
 
@@ -342,7 +343,7 @@ def test_a_document_that_was_deleted_in_use_and_came_back_is_resident_once():
     tree.delete("a")
     ask(tree, "a")
     assert not kept(tree, "a")
-    tree.complete(old, kept=True)
+    tree.grants.complete(old, kept=True)
     ask(tree, "a")
     history = policy_of(tree)._histories.get(path_keys(NAMESPACE, ["a"])[0])
     assert history.resident
@@ -365,4 +366,4 @@ def test_two_instances_with_repeated_documents_hold_together(paths, gpu, host):
         ask(tree, *path, instance=("one", "two")[number % 2])
         check_integrity(tree)
     residents = {history.key for history in policy_of(tree)._histories._table if history.resident}
-    assert residents == set(tree.nodes)
+    assert residents == set(tree.registry.nodes)

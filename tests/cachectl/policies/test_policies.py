@@ -9,8 +9,8 @@ from policy_contract import NAMESPACE, PolicyContract
 from benchmarks.simulation.policies import simulated_policies
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tree.grant import PathDocument
-from cachectl.tree.node import path_keys
+from cachectl.tree.keys import path_keys
+from cachectl.tree.node import PathDocument
 from protocol.errors import UnknownPolicy
 from protocol.tiers import Tier
 
@@ -61,7 +61,7 @@ def test_only_the_baseline_keeps_nothing():
 def test_none_keeps_nothing_of_any_path():
     tree = tree_of("NONE", 10, 10)
     assert [ask(tree, path).documents[0].kept for path in ["ab", "ab", "a"]] == [None, None, None]
-    assert not tree.nodes
+    assert not tree.registry.nodes
 
 
 def test_lru_evicts_what_was_not_used_for_longest():
@@ -141,8 +141,8 @@ def test_pgdsf_averages_over_the_requests_that_missed(uses, victim):
 def test_pgdsf_counts_the_question_among_what_was_computed():
     # One document and a question of one token: T(0, 2)/2 = 2 a token.
     tree = tree_of("PGDSF", 2, cost=quadratic)
-    grant = tree.admit("q", NAMESPACE, [PathDocument("a", 1)], path_keys(NAMESPACE, "a"), 1, "one", 0.0)
-    tree.complete(grant, kept=True)
+    grant = tree.grants.admit("q", NAMESPACE, [PathDocument("a", 1)], path_keys(NAMESPACE, "a"), 1, "one", 0.0)
+    tree.grants.complete(grant, kept=True)
     assert priority(tree, "a") == 2.0
 
 
@@ -165,7 +165,7 @@ def test_pgdsf_has_a_clock_for_each_tier_the_greatest_priority_evicted_there():
     assert [(move.source, move.target) for move in moves] == [(Tier.HOST, None), (Tier.GPU, Tier.HOST)]
     assert (gpu.clock, host.clock) == (4.0, 1.0)
     assert (priority(tree, "d"), priority(tree, "c", Tier.HOST)) == (5.0, 2.0)
-    assert not tree.match(NAMESPACE, "b", "one")
+    assert not tree.lookup.match(NAMESPACE, "b", "one")
     # A clock is never put back: b (5 + 1) drives d (5) out of the GPU; there a (2) is the host's oldest of its 2s.
     assert evicted_by(tree, "b", Tier.HOST) == "a"
     assert (gpu.clock, host.clock) == (5.0, 2.0)

@@ -190,7 +190,7 @@ async def test_a_client_that_leaves_takes_it_along(build, engine):
     await controller.complete(report("runs"))
     assert controller.idle
     controller.check_integrity()
-    assert not controller._scheduler.tree.grants
+    assert not controller._scheduler.tree.grants.open
 
 
 async def test_cancelled_before_its_first_step_it_leaves_nothing_either(build, engine):
@@ -198,11 +198,11 @@ async def test_cancelled_before_its_first_step_it_leaves_nothing_either(build, e
     await decoding(controller, "runs")
     task = await waiting(controller, ask("waits", "ab"))
     # The timer's own turn of the loop begins it, and nothing of it has run by then.
-    while "waits~ahead" not in controller._scheduler.tree.grants:
+    while "waits~ahead" not in controller._scheduler.tree.grants.open:
         await asyncio.sleep(0)
     task.cancel()
     await settled()
-    assert list(controller._scheduler.tree.grants) == ["runs"]
+    assert list(controller._scheduler.tree.grants.open) == ["runs"]
     await controller.complete(report("runs"))
 
 

@@ -98,7 +98,7 @@ async def test_who_waits_for_a_retired_instance_waits_for_another_in_the_order_o
     for query_id in ("on one", "on two"):
         await controller.admit(ask(query_id, question=100))
     tasks = {name: await waiting(controller, ask(name, question=9 - size)) for size, name in enumerate("abcdef")}
-    at_two = list(controller._scheduler._states["two"].queue)
+    at_two = list(controller._scheduler.instances.states["two"].queue)
     await controller.retire_instance("one")
     controller.check_integrity()
     assert await come(tasks) == []

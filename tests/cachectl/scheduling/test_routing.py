@@ -6,11 +6,12 @@ from hypothesis import strategies as st
 
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.scheduling.instance_state import Request
+from cachectl.scheduling.request import Request
 from cachectl.scheduling.routing import Candidate, route
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tree.grant import Grant, PathDocument
+from cachectl.tree.grant import Grant
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.node import PathDocument
 from cachectl.tree.tier_manager import Capacities
 from protocol.errors import Unavailable
 
@@ -121,7 +122,7 @@ def test_it_waits_for_its_cached_prefix_where_that_is_sooner(build):
     scheduler = build("ab")
     assert occupy(scheduler, 5) == ["one"]
     assert scheduler.admit(ask("query", "ab"), 0.0) is None
-    assert scheduler.idle == ["two", "three"]
+    assert scheduler.instances.idle == ["two", "three"]
     [grant] = scheduler.complete("load-0", 0.0, kept=True)
     assert (grant.query_id, grant.instance) == ("query", "one")
 
@@ -134,7 +135,7 @@ def test_who_waits_adds_to_the_backlog_and_takes_it_along(build):
     scheduler.complete("waits", 0.0, kept=False)
     scheduler.complete("elsewhere", 0.0, kept=False)
     assert scheduler.admit(ask("stays", "ab"), 0.0) is None
-    assert scheduler.idle == ["two", "three"]
+    assert scheduler.instances.idle == ["two", "three"]
 
 
 def test_what_has_ended_is_no_backlog(build):
@@ -152,9 +153,9 @@ def test_an_instance_that_takes_no_more_is_passed_over(build):
 
 def test_what_lies_in_shared_memory_ties_to_no_instance(build):
     scheduler = build("ab", host=1000, max_running=9)
-    first = scheduler.tree.roots["tenant"].children["a"]
+    first = scheduler.tree.registry.roots["tenant"].children["a"]
     scheduler.tree.pin("tenant", "a")
-    scheduler.tree.tiers.replicate(first, "one", [])
+    scheduler.tree._replication.replicate(first, "one", [])
     assert occupy(scheduler, 12) == ["one"]
     # With "a" in host memory it takes 12 + 1 s on "one" and 10 + 1 s on the others; without, it would take 21 s there.
     assert instance_of(scheduler.admit(ask("query", "ab"), 0.0)) == "two"

@@ -8,13 +8,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from benchmarks.simulation.policies import create_simulated_policy
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
-from cachectl.scheduling.instance_state import Request
 from cachectl.scheduling.queue import priority
+from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tree.grant import Grant, PathDocument
+from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
+from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import path_keys
+from cachectl.tree.node import PathDocument
 from cachectl.tree.tier_manager import Capacities
 from protocol.errors import ConfigError, InvalidRequest, Overloaded, Unavailable, UnknownInstance, UnknownPlan
 from protocol.generation import StepBudget
@@ -82,13 +83,13 @@ def state(scheduler: Scheduler) -> object:
     """All that can be seen of a scheduler and its tree."""
     tree = scheduler.tree
     return (
-        scheduler.running,
-        scheduler.queued,
-        scheduler.idle,
-        scheduler.largest_overtake,
-        tree.tick,
-        sorted(tree.grants),
-        {node.key: (node.locks, node.pins, node.frequency) for node in tree.nodes.values()},
+        scheduler.instances.running,
+        scheduler.instances.queued,
+        scheduler.instances.idle,
+        scheduler.instances.largest_overtake,
+        tree.grants.tick,
+        sorted(tree.grants.open),
+        {node.key: (node.locks, node.pins, node.frequency) for node in tree.registry.nodes.values()},
         [(cache.tier, cache.instance, cache.used, cache.pinned_tokens, cache.copies) for cache in tree.tiers],
     )
 
@@ -165,7 +166,7 @@ def test_what_was_computed_is_found_from_the_first_token_on(build, ends):
 def test_what_failed_leaves_nothing(scheduler):
     run(scheduler, ask("fails", "ab"))
     scheduler.complete("fails", 0.0, kept=False)
-    assert not scheduler.tree.nodes
+    assert not scheduler.tree.registry.nodes
     assert scheduler.tree.tiers.gpu("one").used == 0
 
 
@@ -204,8 +205,8 @@ def test_the_queries_that_name_a_document_run_or_wait(build):
     run(scheduler, ask("runs", "ab"))
     run(scheduler, ask("other", "c"))
     wait(scheduler, ask("waits", "b"))
-    assert scheduler.naming({"b", "x"}, None) == scheduler.naming(["b"], "tenant") == {"runs", "waits"}
-    assert scheduler.naming(["b"], "somebody") == scheduler.naming([], None) == set()
+    assert scheduler.book.naming({"b", "x"}, None) == scheduler.book.naming(["b"], "tenant") == {"runs", "waits"}
+    assert scheduler.book.naming(["b"], "somebody") == scheduler.book.naming([], None) == set()
 
 
 def test_a_lost_copy_that_made_the_request_fail_is_gone_too(scheduler):
@@ -238,10 +239,10 @@ def test_a_place_that_is_free_needs_no_place_in_the_queue(build):
 
 
 def test_without_an_instance_nothing_is_taken_on(scheduler):
-    scheduler.remove_instance("one")
+    scheduler.lifecycle.remove("one")
     with pytest.raises(Unavailable, match="no instance"):
         scheduler.admit(ask("query"), 0.0)
-    assert (scheduler.running, scheduler.queued, scheduler.idle) == (0, 0, [])
+    assert (scheduler.instances.running, scheduler.instances.queued, scheduler.instances.idle) == (0, 0, [])
 
 
 @pytest.mark.parametrize(
@@ -257,7 +258,7 @@ def test_without_an_instance_nothing_is_taken_on(scheduler):
         (lambda scheduler: scheduler.prefilled("ended", 0.0), UnknownPlan),
         (lambda scheduler: scheduler.prefilled("waits", 0.0), UnknownPlan),
         (lambda scheduler: scheduler.stalled("waits", 0.0), UnknownPlan),
-        (lambda scheduler: scheduler.remove_instance("unknown"), UnknownInstance),
+        (lambda scheduler: scheduler.lifecycle.remove("unknown"), UnknownInstance),
     ],
     ids=[
         "runs already",
@@ -311,11 +312,11 @@ def test_places_are_taken_up_to_their_bound(build):
     for query_id in "abc":
         run(scheduler, ask(query_id))
     wait(scheduler, ask("d"), ask("e"))
-    assert (scheduler.running, scheduler.queued) == (3, 2)
+    assert (scheduler.instances.running, scheduler.instances.queued) == (3, 2)
     assert end(scheduler, "b") == ["d"]
     assert end(scheduler, "d") == ["e"]
     assert end(scheduler, "a") == end(scheduler, "c") == end(scheduler, "e") == []
-    assert (scheduler.running, scheduler.queued) == (0, 0)
+    assert (scheduler.instances.running, scheduler.instances.queued) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +328,7 @@ def test_the_most_cached_goes_first_within_the_window(build, window, order):
     run(scheduler, ask("runs"))
     wait(scheduler, ask("none", "xyz"), ask("some", "axy"), ask("most", "abx"))
     assert serve_all(scheduler, "runs") == order.split()
-    assert scheduler.largest_overtake <= window
+    assert scheduler.instances.largest_overtake <= window
 
 
 def test_whose_documents_become_resident_overtakes(scheduler):
@@ -335,7 +336,7 @@ def test_whose_documents_become_resident_overtakes(scheduler):
     run(scheduler, ask("computes", "ab"))
     wait(scheduler, ask("a third", "xyz"), ask("two thirds", "abc"))
     assert serve_all(scheduler, "computes") == ["two thirds", "a third"]
-    assert scheduler.largest_overtake == 1
+    assert scheduler.instances.largest_overtake == 1
 
 
 def test_whose_documents_become_resident_at_the_first_token_overtakes(build):
@@ -374,7 +375,7 @@ def test_a_short_prefill_goes_past_a_long_one_that_waits(steps):
     wait(steps, ask("long too", "uvw"))
     run(steps, ask("short", "ab"))
     assert end(steps, "long") == ["long too"]
-    assert steps.largest_overtake == 1
+    assert steps.instances.largest_overtake == 1
 
 
 def test_a_short_prefill_goes_past_no_more_often_than_the_window_allows(build):
@@ -449,14 +450,14 @@ def test_nobody_is_overtaken_more_often_than_the_window_allows(build):
     assert served.index("unlucky") == 3
     assert overtaken.pop("unlucky") == 3
     assert not any(overtaken.values())
-    assert scheduler.largest_overtake == 3
+    assert scheduler.instances.largest_overtake == 3
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["from the start", "added later"])
 def test_whose_documents_are_deleted_falls_back(scheduler, late):
     if late:
-        scheduler.remove_instance("one")
-        scheduler.add_instance("one")
+        scheduler.lifecycle.remove("one")
+        scheduler.lifecycle.add("one")
     fill(scheduler, "a", "xy")
     run(scheduler, ask("runs"))
     wait(scheduler, ask("some", "abc"), ask("most", "xyz"))
@@ -491,14 +492,14 @@ def test_who_gives_up_makes_no_room_to_run_but_room_to_wait(build):
     run(scheduler, ask("runs"))
     wait(scheduler, ask("gives up", "a"))
     assert end(scheduler, "gives up", kept=False) == []
-    assert (scheduler.running, scheduler.queued) == (1, 0)
+    assert (scheduler.instances.running, scheduler.instances.queued) == (1, 0)
     wait(scheduler, ask("patient", "a"))
     assert end(scheduler, "runs") == ["patient"]
 
 
 @pytest.mark.parametrize(
     "gives_up",
-    [lambda scheduler: end(scheduler, "waits", kept=False), lambda scheduler: scheduler.remove_instance("two")],
+    [lambda scheduler: end(scheduler, "waits", kept=False), lambda scheduler: scheduler.lifecycle.remove("two")],
     ids=["query", "instance"],
 )
 def test_what_only_a_lost_wait_needed_is_worth_no_more_than_before(build, gives_up):
@@ -510,10 +511,10 @@ def test_what_only_a_lost_wait_needed_is_worth_no_more_than_before(build, gives_
     wait(scheduler, ask("waits", "a"))
     end(scheduler, "on one")
     fill(scheduler, "c")
-    assert set(scheduler.tree.nodes) == {key("a"), key("c")}
+    assert set(scheduler.tree.registry.nodes) == {key("a"), key("c")}
     gives_up(scheduler)
     fill(scheduler, "d")
-    assert set(scheduler.tree.nodes) == {key("c"), key("d")}
+    assert set(scheduler.tree.registry.nodes) == {key("c"), key("d")}
 
 
 def test_a_query_may_come_again_when_it_has_ended(scheduler):
@@ -527,11 +528,11 @@ def test_a_query_may_come_again_when_it_has_ended(scheduler):
 
 def test_an_instance_is_idle_while_nothing_runs_on_it(build):
     scheduler = build("one", "two")
-    assert scheduler.idle == ["one", "two"]
+    assert scheduler.instances.idle == ["one", "two"]
     run(scheduler, ask("query"))
-    assert scheduler.idle == ["two"]
+    assert scheduler.instances.idle == ["two"]
     end(scheduler, "query")
-    assert scheduler.idle == ["one", "two"]
+    assert scheduler.instances.idle == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -540,7 +541,7 @@ def test_an_instance_is_idle_while_nothing_runs_on_it(build):
 def test_a_request_is_cached_when_one_instance_has_all_its_documents(build, documents, whole):
     scheduler = build("one", "two")
     fill(scheduler, "ab")
-    assert scheduler.cached(ask("query", documents)) == whole
+    assert scheduler.is_cached(ask("query", documents)) == whole
 
 
 # Instances come and go
@@ -553,10 +554,10 @@ def test_a_lost_instance_gives_its_requests_back_and_they_can_be_submitted_again
     assert run(scheduler, requests[0]).instance == "one"
     assert run(scheduler, requests[1]).instance == "two"
     wait(scheduler, requests[2])
-    returned = scheduler.remove_instance("one")
+    returned = scheduler.lifecycle.remove("one")
     assert returned == [requests[0], requests[2]]
-    assert (scheduler.running, scheduler.queued) == (1, 0)
-    assert not scheduler.tree.nodes
+    assert (scheduler.instances.running, scheduler.instances.queued) == (1, 0)
+    assert not scheduler.tree.registry.nodes
     wait(scheduler, *returned)
     assert serve_all(scheduler, "on two") == ["on one", "waits for one"]
 
@@ -564,7 +565,7 @@ def test_a_lost_instance_gives_its_requests_back_and_they_can_be_submitted_again
 def test_a_request_of_a_lost_instance_cannot_complete(build):
     scheduler = build("one", "two")
     run(scheduler, ask("query", "a"))
-    scheduler.remove_instance("one")
+    scheduler.lifecycle.remove("one")
     with pytest.raises(UnknownPlan):
         scheduler.complete("query", 0.0, kept=True)
 
@@ -573,7 +574,7 @@ def test_a_new_instance_takes_requests_and_has_nothing_cached(build):
     scheduler = build()
     fill(scheduler, "a")
     run(scheduler, ask("runs", "a", question=50))
-    scheduler.add_instance("two")
+    scheduler.lifecycle.add("two")
     grant = run(scheduler, ask("query", "a"))
     assert (grant.instance, cached(grant)) == ("two", 0)
 
@@ -584,24 +585,24 @@ def test_an_instance_that_is_known_goes_on_when_added_again(build):
     run(scheduler, ask("runs", "a"))
     wait(scheduler, ask("waits", "a"))
     before = state(scheduler)
-    scheduler.add_instance("one")
+    scheduler.lifecycle.add("one")
     assert state(scheduler) == before
 
 
 def test_an_instance_that_comes_again_is_empty(build):
     scheduler = build("one", "two")
     fill(scheduler, "a")
-    scheduler.remove_instance("one")
-    scheduler.add_instance("one")
-    assert scheduler.idle == ["two", "one"]
+    scheduler.lifecycle.remove("one")
+    scheduler.lifecycle.add("one")
+    assert scheduler.instances.idle == ["two", "one"]
     assert cached(run(scheduler, ask("query", "a"))) == 0
 
 
 def test_what_lies_in_shared_memory_outlives_its_instance(build):
     scheduler = build("one", gpu=20, host=100)
     fill(scheduler, "ab", "cd")
-    scheduler.remove_instance("one")
-    scheduler.add_instance("two")
+    scheduler.lifecycle.remove("one")
+    scheduler.lifecycle.add("two")
     grant = run(scheduler, ask("query", "ab"))
     assert [step.source for step in grant.documents] == [Tier.HOST, Tier.HOST]
 
@@ -706,7 +707,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(instance=st.sampled_from(["one", "two", "three"]))
     def gain_instance(self, instance):
-        self.scheduler.add_instance(instance)
+        self.scheduler.lifecycle.add(instance)
 
     @precondition(lambda self: len(self.waiting) > 3 or not self.running)
     @precondition(lambda self: self.tree.tiers.gpus)
@@ -714,7 +715,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def lose_instance(self, data):
         instance = data.draw(st.sampled_from(sorted(self.tree.tiers.gpus)))
         ran = [query_id for query_id, grant in self.running.items() if grant.instance == instance]
-        lost = self.scheduler.remove_instance(instance)
+        lost = self.scheduler.lifecycle.remove(instance)
         assert {request.query_id for request in lost} >= set(ran)
         for request in lost:
             assert request == self.requests[request.query_id]
@@ -756,7 +757,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.granted(grant)
 
     def line_of(self, query_id):
-        return self.scheduler._work[query_id].instance
+        return self.scheduler.book.requests[query_id].instance
 
     def some_lost(self, data, query_id):
         steps = [step for step in self.running[query_id].documents if step.source or step.kept]
@@ -771,14 +772,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.scheduler.check_integrity()
         check_integrity(self.tree)
-        assert self.scheduler.running == len(self.running)
-        assert self.scheduler.queued == len(self.waiting) == len(self.lookahead)
+        assert self.scheduler.instances.running == len(self.running)
+        assert self.scheduler.instances.queued == len(self.waiting) == len(self.lookahead)
         assert all(overtaken <= self.window for overtaken in self.waiting.values())
-        assert self.scheduler.largest_overtake <= self.window
+        assert self.scheduler.instances.largest_overtake <= self.window
         for query_id in self.waiting:
-            queue = self.scheduler._states[self.line_of(query_id)].queue
+            queue = self.scheduler.instances.states[self.line_of(query_id)].queue
             told = -queue._entry(query_id)[0]
-            assert told >= priority(*self.scheduler._progress(query_id)), "a rise was not told"
+            assert told >= priority(*self.scheduler.book.progress(query_id)), "a rise was not told"
 
     def teardown(self):
         if not hasattr(self, "scheduler"):
@@ -789,12 +790,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.turns_of(self.scheduler.complete(query_id, self.now, kept=True))
         assert not self.waiting
         self.holds_together()
-        assert self.scheduler.idle == list(self.tree.tiers.gpus)
-        assert not self.tree.grants
-        assert not self.tree.detached
-        assert not any(node.locks for node in self.tree.nodes.values())
-        assert all(copy.held for node in self.tree.nodes.values() for copy in node.copies.values())
-        assert not any(state.backlog_s for state in self.scheduler._states.values())
+        assert self.scheduler.instances.idle == list(self.tree.tiers.gpus)
+        assert not self.tree.grants.open
+        assert not self.tree.registry.detached
+        assert not any(node.locks for node in self.tree.registry.nodes.values())
+        assert all(copy.held for node in self.tree.registry.nodes.values() for copy in node.copies.values())
+        assert not any(state.backlog_s for state in self.scheduler.instances.states.values())
 
 
 TestScheduler = SchedulerMachine.TestCase

@@ -7,11 +7,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
-from cachectl.scheduling.instance_state import Request
+from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tree.grant import Grant, PathDocument
+from cachectl.scheduling.speculative_slots import SpeculativeSlots
+from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.node import PathDocument
 from cachectl.tree.tier_manager import Capacities
 from protocol.errors import InvalidRequest, Overloaded, UnknownPlan
 from protocol.generation import StepBudget
@@ -56,29 +58,29 @@ def wait(scheduler: Scheduler, request: Request) -> None:
 def guess(scheduler: Scheduler, *requests: Request) -> None:
     """Speculate where there is room."""
     for request in requests:
-        assert scheduler.room()
-        grant = scheduler.speculate(request, 0.0)
+        assert scheduler.speculative.has_room()
+        grant = scheduler.speculative.admit(request, 0.0)
         assert grant is not None
         assert grant.ends == []
         scheduler.check_integrity()
 
 
 def going_on(scheduler: Scheduler) -> list[str]:
-    return [query_id for query_id in scheduler.tree.grants if scheduler.speculates(query_id)]
+    return [query_id for query_id in scheduler.tree.grants.open if scheduler.speculative.runs(query_id)]
 
 
 def state(scheduler: Scheduler) -> object:
     """All that can be seen of a scheduler and its tree."""
     tree = scheduler.tree
     return (
-        scheduler.running,
-        scheduler.queued,
-        scheduler.idle,
-        scheduler.room(),
+        scheduler.instances.running,
+        scheduler.instances.queued,
+        scheduler.instances.idle,
+        scheduler.speculative.has_room(),
         going_on(scheduler),
-        tree.tick,
-        sorted(tree.grants),
-        {node.key: (node.locks, node.frequency) for node in tree.nodes.values()},
+        tree.grants.tick,
+        sorted(tree.grants.open),
+        {node.key: (node.locks, node.frequency) for node in tree.registry.nodes.values()},
         [(cache.tier, cache.instance, cache.used, cache.copies) for cache in tree.tiers],
     )
 
@@ -108,19 +110,19 @@ def scheduler(build):
 
 def test_there_is_room_while_a_step_has_tokens_left(scheduler):
     run(scheduler, ask("request", "ab"))
-    assert scheduler.room()
+    assert scheduler.speculative.has_room()
     guess(scheduler, ask("guess", "c"))
-    assert not scheduler.room()
-    assert scheduler.speculate(ask("too much", "", question=1), 0.0) is None
+    assert not scheduler.speculative.has_room()
+    assert scheduler.speculative.admit(ask("too much", "", question=1), 0.0) is None
     scheduler.prefilled("request", 0.0)
     guess(scheduler, ask("next", "xy"))
-    assert not scheduler.room()
+    assert not scheduler.speculative.has_room()
 
 
 def test_what_would_not_fit_into_the_step_does_not_start_and_leaves_nothing(scheduler):
     run(scheduler, ask("request", "ab"))
     before = state(scheduler)
-    assert scheduler.speculate(ask("guess", "xy"), 0.0) is None
+    assert scheduler.speculative.admit(ask("guess", "xy"), 0.0) is None
     assert state(scheduler) == before
     guess(scheduler, ask("guess", "x"))
 
@@ -128,43 +130,43 @@ def test_what_would_not_fit_into_the_step_does_not_start_and_leaves_nothing(sche
 def test_what_no_step_takes_beside_another_starts_alone(build):
     scheduler = build(step=StepBudget(10, 20))
     guess(scheduler, ask("guess", "ab"))
-    assert not scheduler.room()
+    assert not scheduler.speculative.has_room()
 
 
 def test_without_steps_the_places_are_the_room(build):
     scheduler = build(step=None, max_running=2)
     run(scheduler, ask("request", "abc"))
     guess(scheduler, ask("guess", "xyz"))
-    assert not scheduler.room()
-    assert scheduler.speculate(ask("another"), 0.0) is None
+    assert not scheduler.speculative.has_room()
+    assert scheduler.speculative.admit(ask("another"), 0.0) is None
 
 
 def test_the_places_are_room_beside_steps_too(build):
     scheduler = build(max_running=1)
     guess(scheduler, ask("guess"))
-    assert not scheduler.room()
+    assert not scheduler.speculative.has_room()
 
 
 @pytest.mark.parametrize("bounds", [{"max_running": 1}, {"step": StepBudget(10, 10)}], ids=["cache", "step"])
 def test_the_room_of_a_speculation_that_would_end_is_room(build, bounds):
     scheduler = build(**bounds)
     guess(scheduler, ask("guess", "a"))
-    assert not scheduler.room()
-    assert scheduler.room(besides="guess")
-    assert not scheduler.room(besides="somebody")
+    assert not scheduler.speculative.has_room()
+    assert scheduler.speculative.has_room(besides="guess")
+    assert not scheduler.speculative.has_room(besides="somebody")
 
 
 def test_the_room_of_a_request_is_nobodys(build):
     scheduler = build(max_running=1)
     run(scheduler, ask("request"))
-    assert not scheduler.room(besides="request")
+    assert not scheduler.speculative.has_room(besides="request")
 
 
 def test_no_speculation_starts_beside_a_request_that_waits(scheduler):
     run(scheduler, ask("long", "ab"))
     wait(scheduler, ask("waits", "xy"))
-    assert not scheduler.room()
-    assert scheduler.speculate(ask("guess", question=1), 0.0) is None
+    assert not scheduler.speculative.has_room()
+    assert scheduler.speculative.admit(ask("guess", question=1), 0.0) is None
     scheduler.prefilled("long", 0.0)
     guess(scheduler, ask("guess", question=1))
 
@@ -173,20 +175,20 @@ def test_a_speculation_starts_on_the_instance_that_has_room(build):
     scheduler = build("one", "two", max_running=1)
     run(scheduler, ask("request"))
     guess(scheduler, ask("guess", "a"))
-    assert scheduler.tree.grants["guess"].instance == "two"
-    assert not scheduler.room()
+    assert scheduler.tree.grants.open["guess"].instance == "two"
+    assert not scheduler.speculative.has_room()
 
 
 def test_without_an_instance_there_is_no_room(scheduler):
-    scheduler.remove_instance("one")
-    assert not scheduler.room()
-    assert scheduler.speculate(ask("guess"), 0.0) is None
+    scheduler.lifecycle.remove("one")
+    assert not scheduler.speculative.has_room()
+    assert scheduler.speculative.admit(ask("guess"), 0.0) is None
 
 
 def test_a_speculation_finds_what_is_cached_and_what_it_computed_is_found(scheduler):
     guess(scheduler, ask("first", "ab"))
     scheduler.prefilled("first", 0.0)
-    grant = scheduler.speculate(ask("second", "abc"), 0.0)
+    grant = scheduler.speculative.admit(ask("second", "abc"), 0.0)
     assert [step.source for step in grant.documents] == [Tier.GPU, Tier.GPU, None]
 
 
@@ -206,7 +208,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(scheduler, request_, know
     scheduler.prefilled("request", 0.0)
     before = state(scheduler)
     with pytest.raises(InvalidRequest, match=known):
-        scheduler.speculate(request_, 0.0)
+        scheduler.speculative.admit(request_, 0.0)
     with pytest.raises(InvalidRequest, match=known):
         scheduler.admit(request_, 0.0)
     assert state(scheduler) == before
@@ -241,7 +243,7 @@ def test_a_request_that_takes_nothing_of_a_step_ends_none_for_its_sake(build):
         run(scheduler, ask("fill", path))
         scheduler.complete("fill", 0.0, kept=True)
     guess(scheduler, ask("x", "x", question=10), ask("y", "y"))
-    assert not scheduler.room()
+    assert not scheduler.speculative.has_room()
     assert run(scheduler, ask("loads 18 s, computes 11 s", "ab", question=11)) == []
 
 
@@ -271,7 +273,7 @@ def test_a_speculation_with_its_first_token_is_not_ended_for_the_steps_sake(sche
 def test_a_speculation_whose_first_token_is_overdue_is_not_ended_for_the_steps_sake(scheduler):
     guess(scheduler, ask("lost", "ab"))
     assert scheduler.stalled("lost", 0.0) == []
-    assert scheduler.room()
+    assert scheduler.speculative.has_room()
     assert run(scheduler, ask("request", "xyz")) == []
     assert run(scheduler, ask("another", "z")) == []
 
@@ -286,7 +288,7 @@ def test_a_speculation_with_its_first_token_gives_its_place(build):
 def test_only_those_of_the_requests_instance_give_way(build):
     scheduler = build("one", "two", max_running=1)
     guess(scheduler, ask("on one", question=2), ask("on two", question=1))
-    assert {query_id: scheduler.tree.grants[query_id].instance for query_id in ("on one", "on two")} == {
+    assert {query_id: scheduler.tree.grants.open[query_id].instance for query_id in ("on one", "on two")} == {
         "on one": "one",
         "on two": "two",
     }
@@ -307,9 +309,9 @@ def test_speculations_take_nobodys_place_in_the_queue(build):
 
 def test_a_confirmed_speculation_counts_as_a_request(scheduler):
     guess(scheduler, ask("guess", "ab"))
-    assert scheduler.running == 0
-    scheduler.confirm("guess")
-    assert scheduler.running == 1
+    assert scheduler.instances.running == 0
+    scheduler.speculative.confirm("guess")
+    assert scheduler.instances.running == 1
     assert going_on(scheduler) == []
     wait(scheduler, ask("waits for the step", "xy"))
     assert [grant.query_id for grant in scheduler.prefilled("guess", 0.0)] == ["waits for the step"]
@@ -318,7 +320,7 @@ def test_a_confirmed_speculation_counts_as_a_request(scheduler):
 def test_a_confirmed_speculation_has_its_place_to_itself(build):
     scheduler = build(step=None, max_running=1)
     guess(scheduler, ask("guess"))
-    scheduler.confirm("guess")
+    scheduler.speculative.confirm("guess")
     wait(scheduler, ask("waits"))
     assert [grant.query_id for grant in scheduler.complete("guess", 0.0, kept=True)] == ["waits"]
 
@@ -326,45 +328,45 @@ def test_a_confirmed_speculation_has_its_place_to_itself(build):
 def test_what_is_confirmed_after_its_first_token_takes_nothing_of_the_step(scheduler):
     guess(scheduler, ask("guess", "ab"))
     scheduler.prefilled("guess", 0.0)
-    scheduler.confirm("guess")
+    scheduler.speculative.confirm("guess")
     run(scheduler, ask("a", "xy"))
     run(scheduler, ask("b", "z"))
-    assert scheduler.running == 3
+    assert scheduler.instances.running == 3
 
 
 def test_a_withdrawn_speculation_leaves_its_room_and_keeps_its_grant(build):
     scheduler = build(max_running=1)
     guess(scheduler, ask("guess", "ab"))
-    scheduler.withdraw("guess")
-    assert (going_on(scheduler), list(scheduler.tree.grants)) == ([], ["guess"])
-    assert scheduler.room()
+    scheduler.speculative.withdraw("guess")
+    assert (going_on(scheduler), list(scheduler.tree.grants.open)) == ([], ["guess"])
+    assert scheduler.speculative.has_room()
     assert run(scheduler, ask("request", "xyz")) == []
 
 
-@pytest.mark.parametrize("act", [Scheduler.confirm, Scheduler.withdraw], ids=["confirm", "withdraw"])
+@pytest.mark.parametrize("act", [SpeculativeSlots.confirm, SpeculativeSlots.withdraw], ids=["confirm", "withdraw"])
 @pytest.mark.parametrize("query_id", ["request", "waits", "confirmed", "withdrawn", "gave way", "ended", "unknown"])
 def test_only_what_goes_on_is_confirmed_or_withdrawn(build, act, query_id):
     scheduler = build(step=None, max_running=3)
     guess(scheduler, *(ask(name) for name in ("ended", "withdrawn", "confirmed")))
     scheduler.complete("ended", 0.0, kept=True)
-    scheduler.withdraw("withdrawn")
-    scheduler.confirm("confirmed")
+    scheduler.speculative.withdraw("withdrawn")
+    scheduler.speculative.confirm("confirmed")
     run(scheduler, ask("request"))
     guess(scheduler, ask("gave way"))
     assert run(scheduler, ask("another")) == ["gave way"]
     wait(scheduler, ask("waits"))
     before = state(scheduler)
     with pytest.raises(UnknownPlan, match=query_id):
-        act(scheduler, query_id)
-    assert not scheduler.speculates(query_id)
+        act(scheduler.speculative, query_id)
+    assert not scheduler.speculative.runs(query_id)
     assert state(scheduler) == before
 
 
 ENDS = {
     "going on": lambda scheduler: None,
-    "withdrawn": lambda scheduler: scheduler.withdraw("guess"),
+    "withdrawn": lambda scheduler: scheduler.speculative.withdraw("guess"),
     "gave way": lambda scheduler: run(scheduler, ask("in its way", "xy")),
-    "confirmed": lambda scheduler: scheduler.confirm("guess"),
+    "confirmed": lambda scheduler: scheduler.speculative.confirm("guess"),
 }
 
 
@@ -385,9 +387,9 @@ def test_a_speculation_completes_once_in_any_state(build, end, prefilled, kept):
     with pytest.raises(UnknownPlan):
         scheduler.complete("guess", 0.0, kept)
     if end == "gave way":
-        assert (scheduler.running, scheduler.idle) == (1, [])
+        assert (scheduler.instances.running, scheduler.instances.idle) == (1, [])
         scheduler.complete("in its way", 0.0, kept=False)
-    assert (scheduler.running, scheduler.idle, scheduler.tree.grants) == (0, ["one"], {})
+    assert (scheduler.instances.running, scheduler.instances.idle, scheduler.tree.grants.open) == (0, ["one"], {})
     found = [step.source for step in scheduler.admit(ask("again", "ab"), 0.0).documents]
     assert found == [Tier.GPU if kept or prefilled or end != "going on" else None] * 2
 
@@ -403,7 +405,7 @@ def test_the_end_of_a_speculation_is_nobodys_turn_who_waits_for_more(scheduler):
 def test_an_instance_is_not_idle_while_it_speculates(build):
     scheduler = build("one", "two")
     guess(scheduler, ask("guess"))
-    assert scheduler.idle == ["two"]
+    assert scheduler.instances.idle == ["two"]
 
 
 def test_what_an_instance_works_on_is_not_less_than_nothing_however_speculations_end(build):
@@ -415,24 +417,24 @@ def test_what_an_instance_works_on_is_not_less_than_nothing_however_speculations
     run(scheduler, ask("request", question=1))
     for query_id in ("on one", "on two"):
         scheduler.complete(query_id, 0.0, kept=False)
-    assert min(state.backlog_s for state in scheduler._states.values()) >= 0
+    assert min(state.backlog_s for state in scheduler.instances.states.values()) >= 0
 
 
 def test_a_lost_instance_takes_its_speculations_with_it(build):
     scheduler = build("one", "two", max_running=2)
     requests = [ask(name, question=9) for name in ("confirmed", "guess", "on two")]
     guess(scheduler, *requests[:2])
-    scheduler.confirm("confirmed")
+    scheduler.speculative.confirm("confirmed")
     guess(scheduler, requests[2])
-    assert scheduler.tree.grants["on two"].instance == "two"
-    assert scheduler.remove_instance("one") == requests[:2]
-    assert scheduler.running == 0
+    assert scheduler.tree.grants.open["on two"].instance == "two"
+    assert scheduler.lifecycle.remove("one") == requests[:2]
+    assert scheduler.instances.running == 0
     assert going_on(scheduler) == ["on two"]
     for query_id in ("confirmed", "guess"):
         with pytest.raises(UnknownPlan):
             scheduler.complete(query_id, 0.0, kept=True)
-    scheduler.add_instance("one")
-    assert scheduler.idle == ["one"]
+    scheduler.lifecycle.add("one")
+    assert scheduler.instances.idle == ["one"]
 
 
 # Anything in any order
@@ -483,7 +485,9 @@ class SpeculatingMachine(RuleBasedStateMachine):
         try:
             grant = self.scheduler.admit(request, 0.0)
         except Overloaded:
-            assert self.scheduler.queued or self.requests or not self.open, "refused beside speculations alone"
+            assert self.scheduler.instances.queued or self.requests or not self.open, (
+                "refused beside speculations alone"
+            )
         else:
             assert grant is None or grant.instance not in self.retired
             self.waiting.add(request.query_id)
@@ -492,11 +496,11 @@ class SpeculatingMachine(RuleBasedStateMachine):
     @rule(path=st.sampled_from(PATHS), question=st.integers(0, 3))
     def speculate(self, path, question):
         request = self.request(path, question)
-        room = self.scheduler.room()
-        queues = {name for name, state in self.scheduler._states.items() if state.queue}
-        grant = self.scheduler.speculate(request, 0.0)
+        room = self.scheduler.speculative.has_room()
+        queues = {name for name, state in self.scheduler.instances.states.items() if state.queue}
+        grant = self.scheduler.speculative.admit(request, 0.0)
         if grant is None:
-            assert not self.scheduler.speculates(request.query_id)
+            assert not self.scheduler.speculative.runs(request.query_id)
             assert room is False or self.step is not None
         else:
             assert room
@@ -512,10 +516,10 @@ class SpeculatingMachine(RuleBasedStateMachine):
         query_id = data.draw(st.sampled_from(sorted(self.waiting)))
         self.queries += 1
         plan_id = str(self.queries)
-        may = self.scheduler.may_prepare(query_id)
-        grant = self.scheduler.prepare(query_id, plan_id, 0.0)
+        may = self.scheduler.speculative.may_prefetch(query_id)
+        grant = self.scheduler.speculative.prefetch(query_id, plan_id, 0.0)
         if grant is None:
-            assert plan_id not in self.tree.grants
+            assert plan_id not in self.tree.grants.open
             return
         assert may
         assert grant.instance not in self.retired
@@ -523,20 +527,20 @@ class SpeculatingMachine(RuleBasedStateMachine):
         self.prepared[plan_id] = query_id
         self.given_up[plan_id] = grant
         self.prefilling.add(plan_id)
-        assert not self.scheduler.may_prepare(query_id)
+        assert not self.scheduler.speculative.may_prefetch(query_id)
 
     @precondition(lambda self: self.guesses)
     @rule(data=st.data())
     def confirm(self, data):
         query_id = data.draw(st.sampled_from(sorted(self.guesses)))
-        self.scheduler.confirm(query_id)
+        self.scheduler.speculative.confirm(query_id)
         self.requests[query_id] = self.guesses.pop(query_id)
 
     @precondition(lambda self: self.guesses)
     @rule(data=st.data())
     def withdraw(self, data):
         query_id = data.draw(st.sampled_from(sorted(self.guesses)))
-        self.scheduler.withdraw(query_id)
+        self.scheduler.speculative.withdraw(query_id)
         self.given_up[query_id] = self.guesses.pop(query_id)
 
     @precondition(lambda self: self.prefilling)
@@ -549,10 +553,10 @@ class SpeculatingMachine(RuleBasedStateMachine):
         else:
             self.turns_of(self.scheduler.prefilled(query_id, 0.0), prefilled=query_id)
 
-    @precondition(lambda self: self.tree.grants)
+    @precondition(lambda self: self.tree.grants.open)
     @rule(data=st.data(), kept=st.booleans())
     def complete(self, data, kept):
-        query_id = data.draw(st.sampled_from(sorted(self.tree.grants)))
+        query_id = data.draw(st.sampled_from(sorted(self.tree.grants.open)))
         self.forget(query_id)
         self.turns_of(self.scheduler.complete(query_id, 0.0, kept))
 
@@ -567,7 +571,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
     def refuse(self, data):
         no_guess = [*self.requests, *self.waiting, *self.given_up, "unknown"]
         query_id = data.draw(st.sampled_from(sorted(no_guess)))
-        for act in (self.scheduler.confirm, self.scheduler.withdraw):
+        for act in (self.scheduler.speculative.confirm, self.scheduler.speculative.withdraw):
             with pytest.raises(UnknownPlan):
                 act(query_id)
 
@@ -579,23 +583,23 @@ class SpeculatingMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def retire_instance(self, data):
         instance = data.draw(st.sampled_from(self.open))
-        self.scheduler.retire_instance(instance)
+        self.scheduler.lifecycle.retire(instance)
         self.retired.add(instance)
         self.move_on()
 
     @rule()
     def forget_ended(self):
-        for instance in self.scheduler.ended_instances():
+        for instance in self.scheduler.lifecycle.ended():
             assert instance in self.retired
             assert self.open, "the last is kept while requests wait there"
-            assert self.scheduler.remove_instance(instance) == []
+            assert self.scheduler.lifecycle.remove(instance) == []
             self.retired.remove(instance)
 
     def come(self, instance, isolated=False):
-        self.scheduler.add_instance(instance, isolated)
+        self.scheduler.lifecycle.add(instance, isolated)
         if instance in self.retired:
             self.retired.remove(instance)
-            self.turns_of(self.scheduler.reinstate_instance(instance, 0.0))
+            self.turns_of(self.scheduler.lifecycle.reinstate(instance, 0.0))
         self.move_on()
 
     @property
@@ -604,7 +608,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
 
     def move_on(self):
         """Who waits for retired instances waits for others, in the order in which they came."""
-        moved = self.scheduler.stranded()
+        moved = self.scheduler.lifecycle.take_stranded()
         ids = [request.query_id for request in moved]
         assert set(ids) <= self.waiting
         assert not moved or self.open
@@ -618,16 +622,16 @@ class SpeculatingMachine(RuleBasedStateMachine):
             else:
                 self.turns_of([grant] if grant is not None else [])
 
-    @precondition(lambda self: len(self.tree.grants) > 2)
+    @precondition(lambda self: len(self.tree.grants.open) > 2)
     @rule(data=st.data())
     def restart_instance(self, data):
         instance = data.draw(st.sampled_from(sorted(self.tree.tiers.gpus)))
-        granted = {query_id for query_id, grant in self.tree.grants.items() if grant.instance == instance}
-        lost = {request.query_id for request in self.scheduler.remove_instance(instance)}
+        granted = {query_id for query_id, grant in self.tree.grants.open.items() if grant.instance == instance}
+        lost = {request.query_id for request in self.scheduler.lifecycle.remove(instance)}
         assert granted <= lost <= granted | self.waiting
         for query_id in lost:
             self.forget(query_id)
-        self.scheduler.add_instance(instance)
+        self.scheduler.lifecycle.add(instance)
         self.retired.discard(instance)
         self.move_on()
 
@@ -662,16 +666,16 @@ class SpeculatingMachine(RuleBasedStateMachine):
         self.scheduler.check_integrity()
         check_integrity(self.tree)
         assert self.tree.tiers.retired == self.retired
-        assert self.scheduler.running == len(self.requests)
-        assert self.scheduler.queued == len(self.waiting)
+        assert self.scheduler.instances.running == len(self.requests)
+        assert self.scheduler.instances.queued == len(self.waiting)
         assert set(going_on(self.scheduler)) == set(self.guesses)
-        assert set(self.tree.grants) == {*self.requests, *self.guesses, *self.given_up}
+        assert set(self.tree.grants.open) == {*self.requests, *self.guesses, *self.given_up}
         for instance in self.tree.tiers.gpus:
             guesses = [query_id for query_id, grant in self.guesses.items() if grant.instance == instance]
             running = [query_id for query_id, grant in self.requests.items() if grant.instance == instance]
             assert len(running) + len(guesses) <= self.max_running
             if self.step is not None:
-                works = self.scheduler._work
+                works = self.scheduler.book.requests
                 taken = [works[query_id].step_share for query_id in (*running, *guesses)]
                 assert sum(taken) <= self.step.tokens or sum(share > 0 for share in taken) == 1
 
@@ -679,17 +683,17 @@ class SpeculatingMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         self.come("last")
-        while self.tree.grants:
-            query_id = next(iter(self.tree.grants))
+        while self.tree.grants.open:
+            query_id = next(iter(self.tree.grants.open))
             self.forget(query_id)
             self.turns_of(self.scheduler.complete(query_id, 0.0, kept=True))
         assert not self.waiting
         self.holds_together()
-        for instance in self.scheduler.ended_instances():
-            self.scheduler.remove_instance(instance)
-        assert sorted(self.scheduler.idle) == sorted(self.tree.tiers.gpus)
-        assert not any(node.locks for node in self.tree.nodes.values())
-        assert not any(state.backlog_s for state in self.scheduler._states.values())
+        for instance in self.scheduler.lifecycle.ended():
+            self.scheduler.lifecycle.remove(instance)
+        assert sorted(self.scheduler.instances.idle) == sorted(self.tree.tiers.gpus)
+        assert not any(node.locks for node in self.tree.registry.nodes.values())
+        assert not any(state.backlog_s for state in self.scheduler.instances.states.values())
 
 
 TestSpeculating = SpeculatingMachine.TestCase
@@ -737,7 +741,7 @@ def test_requests_start_when_they_would_if_nobody_speculated(events, max_running
             if both(lambda scheduler, request=request: scheduler.admit(request, 0.0) is not None) is True:
                 started.append(request.query_id)
         elif event == "speculate":
-            if with_.speculate(ask(f"guess {number}", question=tokens), 0.0) is not None:
+            if with_.speculative.admit(ask(f"guess {number}", question=tokens), 0.0) is not None:
                 guesses.append(f"guess {number}")
         elif event == "prefilled" and started:
             query_id = started[which % len(started)]

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.scheduling.instance_state import Request
+from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.scheduling.speculation import Speculations, decide
-from cachectl.tree.grant import PathDocument
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.node import PathDocument
 from cachectl.tree.tier_manager import Capacities
 from protocol.generation import StepBudget
 from protocol.plans import SpeculationDecision
@@ -168,7 +168,7 @@ class Queries:
         if decision is START:
             self.plans += 1
             plan_id = f"{query_id}~{self.plans}"
-            assert self.scheduler.speculate(self.request(plan_id, documents), 0.0), "room was promised"
+            assert self.scheduler.speculative.admit(self.request(plan_id, documents), 0.0), "room was promised"
             self.speculations.began(query_id, plan_id, documents)
         self.scheduler.check_integrity()
         return decision
@@ -204,10 +204,10 @@ def queries(new_queries):
 
 def test_final_documents_that_a_plan_runs_on_make_it_a_request(queries):
     assert [queries.hears("q", *stage) for stage in [("ac",), ("ab",), ("ab",)]] == [START, START, KEEP]
-    assert queries.scheduler.running == 0
+    assert queries.scheduler.instances.running == 0
     assert queries.hears("q", "ab", final=True) is KEEP
-    assert queries.scheduler.running == 1
-    assert not queries.scheduler.speculates("q~2")
+    assert queries.scheduler.instances.running == 1
+    assert not queries.scheduler.speculative.runs("q~2")
 
 
 def test_a_confirmed_plan_is_the_querys_speculation_no_more(queries):
@@ -215,25 +215,25 @@ def test_a_confirmed_plan_is_the_querys_speculation_no_more(queries):
     queries.hears("q", "a", final=True)
     queries.speculations.end("q")
     assert queries.hears("q", "a", final=True) is WAIT
-    assert queries.scheduler.running == 1
+    assert queries.scheduler.instances.running == 1
 
 
 @pytest.mark.parametrize(("documents", "final"), [("b", True), ("", False)])
 def test_what_is_dropped_goes_on_no_more_and_keeps_its_grant_until_it_is_completed(queries, documents, final):
     queries.hears("q", "a")
     assert queries.hears("q", documents, final) is DROP
-    assert not queries.scheduler.speculates("q~1")
-    assert list(queries.scheduler.tree.grants) == ["q~1"]
+    assert not queries.scheduler.speculative.runs("q~1")
+    assert list(queries.scheduler.tree.grants.open) == ["q~1"]
     assert queries.hears("q", documents, final) is WAIT
     queries.ends("q~1")
-    assert queries.scheduler.idle == ["one"]
+    assert queries.scheduler.instances.idle == ["one"]
 
 
 def test_a_start_on_others_takes_the_place_of_the_one_before(new_queries):
     queries = new_queries(max_running=1)
     assert queries.hears("q", "a") is START
     assert queries.hears("q", "b") is START
-    assert [queries.scheduler.speculates(plan_id) for plan_id in ("q~1", "q~2")] == [False, True]
+    assert [queries.scheduler.speculative.runs(plan_id) for plan_id in ("q~1", "q~2")] == [False, True]
 
 
 @pytest.mark.parametrize("bounds", [{"max_running": 2}, {"step": StepBudget(20, 10)}])
@@ -264,9 +264,9 @@ def test_a_plan_that_has_ended_is_neither_kept_nor_confirmed(queries, final):
 
 def test_a_query_that_begins_anew_without_being_told_has_one_plan_that_goes_on(queries):
     queries.hears("q", "a")
-    queries.scheduler.speculate(queries.request("q~x", "b"), 0.0)
+    queries.scheduler.speculative.admit(queries.request("q~x", "b"), 0.0)
     queries.speculations.began("q", "q~x", "b")
-    assert [queries.scheduler.speculates(plan_id) for plan_id in ("q~1", "q~x")] == [False, True]
+    assert [queries.scheduler.speculative.runs(plan_id) for plan_id in ("q~1", "q~x")] == [False, True]
     assert queries.hears("q", "b") is KEEP
 
 
@@ -275,7 +275,7 @@ def test_ending_what_does_not_run_changes_nothing(queries):
     queries.hears("q", "a")
     queries.speculations.end("q")
     queries.speculations.end("q")
-    assert not queries.scheduler.speculates("q~1")
+    assert not queries.scheduler.speculative.runs("q~1")
 
 
 def test_a_sweep_forgets_what_ended_and_nothing_that_goes_on(queries):
@@ -304,6 +304,6 @@ def test_a_scheduler_and_a_caller_that_only_decides_agree_on_who_runs_on_what(ev
             model.pop(query_id, None)
         if expected is START:
             model[query_id] = tuple(found)
-        going_on = {plan for plan in queries.scheduler.tree.grants if queries.scheduler.speculates(plan)}
+        going_on = {plan for plan in queries.scheduler.tree.grants.open if queries.scheduler.speculative.runs(plan)}
         assert {plan.split("~")[0] for plan in going_on} == set(model)
-        assert queries.scheduler.running == confirmed
+        assert queries.scheduler.instances.running == confirmed

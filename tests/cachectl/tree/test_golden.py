@@ -4,12 +4,13 @@ import pytest
 
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.scheduling.instance_state import Request
 from cachectl.scheduling.queue import CacheAwareQueue
+from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tree.grant import Grant, PathDocument
+from cachectl.tree.grant import Grant
+from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import path_keys
+from cachectl.tree.node import PathDocument
 from cachectl.tree.tier_manager import Capacities
 
 TENANT = "tenant"
@@ -46,8 +47,8 @@ scenarios = pytest.mark.parametrize(("capacity", "tokens", "as_given", "reordere
 def prefill(tree: KnowledgeTree, query: str, path: str, tokens: dict[str, int]) -> int:
     """Serve a request; the tokens that had to be computed."""
     documents = [PathDocument(content, tokens[content]) for content in path]
-    grant = tree.admit(query, TENANT, documents, path_keys(TENANT, path), 0, "one", 0.0)
-    tree.complete(grant, kept=True)
+    grant = tree.grants.admit(query, TENANT, documents, path_keys(TENANT, path), 0, "one", 0.0)
+    tree.grants.complete(grant, kept=True)
     return sum(step.tokens for step in grant.documents if step.source is None)
 
 
@@ -60,7 +61,7 @@ def with_contexts_cached(capacity: int, tokens: dict[str, int]) -> KnowledgeTree
 
 def lengths(tree: KnowledgeTree, path: str, tokens: dict[str, int]) -> tuple[int, int]:
     """Cached and computed tokens of a request as the tree is now."""
-    cached = sum(copy.node.tokens for copy in tree.match(TENANT, path, "one"))
+    cached = sum(copy.node.tokens for copy in tree.lookup.match(TENANT, path, "one"))
     return cached, sum(tokens[content] for content in path) - cached
 
 

@@ -4,10 +4,11 @@ import pytest
 
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tree.grant import Grant, PathDocument
+from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
+from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import path_keys
+from cachectl.tree.node import PathDocument
 from cachectl.tree.page_allocator import PageAllocator
 from cachectl.tree.tier_manager import Capacities
 from protocol.kv import HeldNode, Pages
@@ -37,19 +38,19 @@ def tree_of(gpu: int, host: int = 0, disk: int = 0, numbered: bool = False, writ
 
 def begin(tree: KnowledgeTree, path: str, instance: str) -> Grant:
     documents = [PathDocument(content, tokens_of(content)) for content in path]
-    query_id = f"query {tree.tick}"
-    return tree.admit(query_id, TENANT, documents, path_keys(TENANT, path), 1, instance, float(tree.tick))
+    query_id = f"query {tree.grants.tick}"
+    return tree.grants.admit(query_id, TENANT, documents, path_keys(TENANT, path), 1, instance, float(tree.grants.tick))
 
 
 def ask(tree: KnowledgeTree, path: str, instance: str) -> Grant:
     grant = begin(tree, path, instance)
-    tree.complete(grant, kept=True)
+    tree.grants.complete(grant, kept=True)
     check_integrity(tree)
     return grant
 
 
 def found(tree: KnowledgeTree, path: str, instance: str) -> list[Tier]:
-    return [copy.cache.tier for copy in tree.match(TENANT, path, instance)]
+    return [copy.cache.tier for copy in tree.lookup.match(TENANT, path, instance)]
 
 
 def test_an_isolated_instance_finds_nothing_below_its_gpu_and_swaps_nothing_out():
@@ -99,10 +100,10 @@ def test_orders_for_anybody_are_not_for_an_isolated_instance():
     ask(tree, "b", "near")
     ask(tree, "a", "far")
     tree.delete("a")
-    assert tree.tiers.moves_wait("far")
+    assert tree.tiers.has_moves("far")
     assert [(move.source, move.instance) for move in tree.tiers.take_moves("far")] == [(GPU, "far")]
-    assert not tree.tiers.moves_wait("far")
-    assert tree.tiers.moves_wait("near")
+    assert not tree.tiers.has_moves("far")
+    assert tree.tiers.has_moves("near")
     assert [move.source for move in tree.tiers.take_moves("near") if move.instance is None] == [HOST]
 
 
@@ -110,9 +111,9 @@ def test_what_an_isolated_instance_says_of_shared_tiers_is_not_about_these():
     tree = tree_of(gpu=1, host=9)
     for path in ("a", "b"):
         ask(tree, path, "near")
-    tree.lose("far", [(path_keys(TENANT, "a")[-1], HOST)])
+    tree.grants.lose("far", [(path_keys(TENANT, "a")[-1], HOST)])
     assert found(tree, "a", "near") == [HOST]
-    tree.lose("near", [(path_keys(TENANT, "a")[-1], HOST)])
+    tree.grants.lose("near", [(path_keys(TENANT, "a")[-1], HOST)])
     assert found(tree, "a", "near") == []
 
 
@@ -122,8 +123,8 @@ def test_what_an_instance_says_that_is_gone_already_concerns_shared_tiers_alone(
         ask(tree, path, "near")
     tree.add_instance("next")
     tree.remove_instance("near")
-    tree.lose("near", [(path_keys(TENANT, "a")[-1], GPU), (path_keys(TENANT, "a")[-1], HOST)])
-    assert tree.nodes == {}
+    tree.grants.lose("near", [(path_keys(TENANT, "a")[-1], GPU), (path_keys(TENANT, "a")[-1], HOST)])
+    assert tree.registry.nodes == {}
     check_integrity(tree)
 
 
@@ -154,8 +155,8 @@ def test_lost_shared_tiers_are_empty_at_once_whatever_plans_still_use(kept):
     assert tree.tiers.host.used == 4
     assert found(tree, "a", "next") in ([HOST], [DISK])
 
-    tree.complete(loads, kept)
-    tree.complete(writes, kept)
+    tree.grants.complete(loads, kept)
+    tree.grants.complete(writes, kept)
     check_integrity(tree)
     assert found(tree, "ab", "next") in ([HOST], [DISK])
     # What was taken along is about memory that nobody has any more.
@@ -173,7 +174,7 @@ def test_orders_that_were_for_whoever_reaches_them_go_with_lost_shared_tiers():
     tree.tiers.retired.add("near")
     tree.lose_shared()
     tree.add_instance("next")
-    assert not tree.tiers.moves_wait("next")
+    assert not tree.tiers.has_moves("next")
     tree.remove_instance("near")
     assert not tree.tiers.pending_moves
 
@@ -188,6 +189,6 @@ def test_orders_that_a_plan_took_along_are_not_given_to_who_has_other_shared_tie
     tree.tiers.retired.add("near")
     tree.lose_shared()
     tree.add_instance("next")
-    tree.complete(running, kept=False)
-    assert not tree.tiers.moves_wait("next")
+    tree.grants.complete(running, kept=False)
+    assert not tree.tiers.has_moves("next")
     check_integrity(tree)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.tree.load_or_recompute import Loading, LoadOrRecompute
-from cachectl.tree.node import Node
-from cachectl.tree.tier_cache import Copy, TierCache
+from cachectl.tree.node import Copy, Node
+from cachectl.tree.tier_cache import TierCache
 from protocol.tiers import Tier
 
 GPU, HOST, DISK = Tier

@@ -70,7 +70,7 @@ def test_pages_that_cannot_be_a_nodes_are_not_taken_over_and_their_stamp_is_pass
 
 @pytest.mark.parametrize("wrong", [(-1, PAGE, 1), (1, 0, 1), (1, PAGE, 0)])
 def test_an_arena_that_cannot_be_is_refused(wrong):
-    with pytest.raises(ConfigError, match="no arena"):
+    with pytest.raises(ConfigError, match="an arena needs"):
         PageAllocator(*wrong)
 
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tree.grant import Grant, PathDocument
+from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
+from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import path_keys
+from cachectl.tree.node import PathDocument
 from cachectl.tree.page_allocator import PageAllocator
 from cachectl.tree.restore import restore
 from cachectl.tree.tier_manager import Capacities
@@ -46,13 +47,13 @@ def tokens_of(content: str) -> int:
 def begin(tree, path, instance="one") -> Grant:
     """A plan for a path, under way."""
     documents = [PathDocument(content, tokens_of(content)) for content in path]
-    return tree.admit(f"query {tree.tick}", TENANT, documents, path_keys(TENANT, path), 1, instance, 0.0)
+    return tree.grants.admit(f"query {tree.grants.tick}", TENANT, documents, path_keys(TENANT, path), 1, instance, 0.0)
 
 
 def ask(tree, path, instance="one") -> Grant:
     """A plan for a path, done."""
     grant = begin(tree, path, instance)
-    tree.complete(grant, kept=True)
+    tree.grants.complete(grant, kept=True)
     check_integrity(tree)
     return grant
 
@@ -66,7 +67,7 @@ def move(path, source, target, instance=None, evict=True, pages=None) -> Move:
 
 
 def found(tree, path, instance="one") -> list[Tier]:
-    return [copy.cache.tier for copy in tree.match(TENANT, path, instance)]
+    return [copy.cache.tier for copy in tree.lookup.match(TENANT, path, instance)]
 
 
 def waiting(tree, instance="one") -> list[Move]:
@@ -103,7 +104,7 @@ def test_moves_and_plans_name_the_pages_of_host_memory():
     assert ask(tree, "b").moves == [move("a", GPU, HOST, "one", pages=first)]
     grant = begin(tree, "a", "two")
     assert [(step.source, step.kept, step.pages) for step in grant.documents] == [(HOST, GPU, first)]
-    tree.complete(grant, kept=True)
+    tree.grants.complete(grant, kept=True)
     assert ask(tree, "c").moves == [move("b", GPU, HOST, "one", pages=second)]
     # b's page in host memory goes to c at once, under another stamp.
     third = Pages((1,), 3)
@@ -119,7 +120,7 @@ def test_what_is_computed_into_host_memory_has_its_pages_in_the_plan():
     tree = tree_of(0, 2, page=PAGE)
     grant = begin(tree, "A")
     assert [(step.source, step.kept, step.pages) for step in grant.documents] == [(None, HOST, Pages((0,), 1))]
-    tree.complete(grant, kept=True)
+    tree.grants.complete(grant, kept=True)
     tree.delete("A")
     assert waiting(tree) == [move("A", HOST, None, pages=Pages((0,), 1))]
 
@@ -166,7 +167,7 @@ def test_what_is_computed_though_it_is_held_and_has_no_room_is_kept_where_it_was
     grant = begin(tree, "a")
     assert [(step.source, step.kept) for step in grant.documents] == [(None, None)]
     for running in (blocking, grant):
-        tree.complete(running, kept=True)
+        tree.grants.complete(running, kept=True)
     check_integrity(tree)
     assert found(tree, "a") == [HOST]
 
@@ -178,16 +179,16 @@ def test_what_was_computed_is_copied_to_every_slower_tier_as_its_plan_commits():
     tree = tree_of(2, 4, 4, write_through=True)
     running = begin(tree, "ab")
     assert waiting(tree) == []
-    tree.prefilled(running)
+    tree.grants.prefilled(running)
     check_integrity(tree)
-    a, b = (tree.nodes[key(path)].copies[tree.tiers.host].pages for path in ("a", "ab"))
+    a, b = (tree.registry.nodes[key(path)].copies[tree.tiers.host].pages for path in ("a", "ab"))
     assert waiting(tree) == [
         move("a", GPU, HOST, "one", evict=False, pages=a),
         move("a", GPU, DISK, "one", evict=False),
         move("ab", GPU, HOST, "one", evict=False, pages=b),
         move("ab", GPU, DISK, "one", evict=False),
     ]
-    tree.complete(running, kept=True)
+    tree.grants.complete(running, kept=True)
     assert waiting(tree) == []
     # Nothing is left to be copied when it goes.
     assert ask(tree, "C").moves == [move("ab", GPU, None, "one"), move("a", GPU, None, "one")]
@@ -205,7 +206,7 @@ def test_a_document_that_is_deleted_as_it_is_computed_is_not_copied():
     tree = tree_of(2, 4, write_through=True)
     running = begin(tree, "a")
     tree.delete("a")
-    tree.complete(running, kept=True)
+    tree.grants.complete(running, kept=True)
     check_integrity(tree)
     assert waiting(tree) == [move("a", GPU, None, "one")]
 
@@ -213,7 +214,7 @@ def test_a_document_that_is_deleted_as_it_is_computed_is_not_copied():
 def test_a_copy_that_was_dropped_before_it_was_made_is_not_made():
     tree = tree_of(2, 4, write_through=True)
     ask(tree, "a")
-    tree.lose("one", [(key("a"), HOST)])
+    tree.grants.lose("one", [(key("a"), HOST)])
     assert [order.target for order in waiting(tree)] == [None]
     ask(tree, "b")
     tree.delete("b")
@@ -222,7 +223,7 @@ def test_a_copy_that_was_dropped_before_it_was_made_is_not_made():
 
 def test_a_copy_that_is_moved_on_before_it_was_made_is_made_on_the_way():
     tree = tree_of(2, 1, 2)
-    tree.complete(failed := begin(tree, "a"), kept=True)
+    tree.grants.complete(failed := begin(tree, "a"), kept=True)
     ask(tree, "b")
     first = begin(tree, "c")
     second = begin(tree, "d")
@@ -233,7 +234,7 @@ def test_a_copy_that_is_moved_on_before_it_was_made_is_made_on_the_way():
         move("b", GPU, HOST, "one", pages=pages[2]),
     ]
     for grant in (second, first):
-        tree.complete(grant, kept=False)
+        tree.grants.complete(grant, kept=False)
     assert waiting(tree) == [*first.moves, *second.moves]
     assert failed.completed
 
@@ -256,7 +257,7 @@ def test_the_orders_of_a_plan_that_failed_wait_for_the_next_one():
     tree = tree_of(1, 2)
     ask(tree, "a")
     failed = begin(tree, "b")
-    tree.complete(failed, kept=False)
+    tree.grants.complete(failed, kept=False)
     check_integrity(tree)
     assert ask(tree, "").moves == failed.moves == [move("a", GPU, HOST, "one", pages=Pages((0,), 1))]
     assert waiting(tree) == []
@@ -266,8 +267,8 @@ def test_a_plan_that_had_its_first_token_has_carried_out_its_orders():
     tree = tree_of(1, 2)
     ask(tree, "a")
     running = begin(tree, "b")
-    tree.prefilled(running)
-    tree.complete(running, kept=False)
+    tree.grants.prefilled(running)
+    tree.grants.complete(running, kept=False)
     assert waiting(tree) == []
 
 
@@ -275,19 +276,19 @@ def test_what_came_back_to_the_gpu_is_not_evicted_by_an_order_that_comes_again()
     tree = tree_of(1, 2)
     ask(tree, "a")
     failed = begin(tree, "b")
-    tree.complete(failed, kept=False)
+    tree.grants.complete(failed, kept=False)
     pages = failed.moves[0].pages
     # The plan for a takes the order along: it is loaded from host memory, which has it by then.
     grant = begin(tree, "a")
     assert grant.moves == failed.moves
-    tree.complete(grant, kept=False)
+    tree.grants.complete(grant, kept=False)
     again = begin(tree, "a")
     assert again.documents[0].pages == pages
     late = begin(tree, "")
-    tree.complete(again, kept=True)
+    tree.grants.complete(again, kept=True)
     tree.tiers.return_moves(failed.moves, "one", failed.tick)
     assert waiting(tree) == [move("a", GPU, HOST, "one", evict=False, pages=pages)]
-    tree.complete(late, kept=True)
+    tree.grants.complete(late, kept=True)
 
 
 def test_orders_of_an_instance_that_is_gone_are_for_others_as_far_as_they_are_about_shared_tiers():
@@ -306,18 +307,18 @@ def test_orders_of_an_instance_that_is_gone_are_for_others_as_far_as_they_are_ab
 
 def test_nothing_of_a_shunned_document_is_kept_or_restored_until_that_is_taken_back():
     tree = tree_of(4, 4)
-    tree.shun("b", None)
-    tree.shun("b", TENANT)
+    tree.block("b", None)
+    tree.block("b", TENANT)
     for _ in range(2):
         assert [step.kept for step in ask(tree, "abc").documents] == [GPU, None, None]
         assert restore(tree, [ResidencyReport(GPU, (HeldNode(TENANT, ("b",), 1),), "one")]).refused == 1
-        tree.shun("b", None, shunned=False)
-        if tree._blocklist.has("b", TENANT):
-            tree.shun("b", "another")
-            tree.shun("b", "another", shunned=False)
-        tree.shun("b", None)
-    tree.shun("b", None, shunned=False)
-    tree.shun("b", TENANT, shunned=False)
+        tree.unblock("b", None)
+        if tree._blocklist.blocks("b", TENANT):
+            tree.block("b", "another")
+            tree.unblock("b", "another")
+        tree.block("b", None)
+    tree.unblock("b", None)
+    tree.unblock("b", TENANT)
     assert [step.kept for step in ask(tree, "abc").documents] == [GPU, GPU, GPU]
 
 
@@ -398,45 +399,45 @@ class Weather:
             grant = next(grant for grant in self.granted if grant.instance == instance)
             self.granted.remove(grant)
             self.running.append(grant)
-            self.tree.prefilled(grant, self.engines.prefill(grant))
+            self.tree.grants.prefilled(grant, self.engines.prefill(grant))
 
     def finish(self, which: int) -> None:
         if self.running:
-            self.tree.complete(self.running.pop(which % len(self.running)), kept=True)
+            self.tree.grants.complete(self.running.pop(which % len(self.running)), kept=True)
 
     def abandon(self, which: int) -> None:
         if self.granted:
-            self.tree.complete(self.granted.pop(which % len(self.granted)), kept=False)
+            self.tree.grants.complete(self.granted.pop(which % len(self.granted)), kept=False)
 
     def fail(self, which: int) -> None:
         """A plan ends when its orders are carried out, and before its first token."""
         if self.granted:
             grant = self.granted.pop(which % len(self.granted))
             if not any(other.instance == grant.instance and other.tick < grant.tick for other in self.granted):
-                self.tree.complete(grant, False, self.engines.carry_out(grant.instance, grant.moves))
+                self.tree.grants.complete(grant, False, self.engines.carry_out(grant.instance, grant.moves))
             else:
-                self.tree.complete(grant, kept=False)
+                self.tree.grants.complete(grant, kept=False)
 
     def deliver(self, first: bool, carried_out: bool, heard: bool) -> None:
         """Orders are delivered, unless the instance is not there, or its answer is lost."""
         instance = "one" if first else "two"
         if any(grant.instance == instance for grant in self.granted):
             return
-        tick = self.tree.tick + 0.5
+        tick = self.tree.grants.tick + 0.5
         moves = self.tree.tiers.take_moves(instance)
         lost = self.engines.carry_out(instance, moves) if carried_out else []
         if carried_out and heard:
-            self.tree.lose(instance, lost)
+            self.tree.grants.lose(instance, lost)
         else:
             self.tree.tiers.return_moves(moves, instance, tick)
 
     def release(self, content: str, first: bool) -> None:
         """An engine is short of blocks, and lets one go that nobody uses."""
         instance = "one" if first else "two"
-        node = self.tree.nodes.get(key(content))
+        node = self.tree.registry.nodes.get(key(content))
         if node is not None and not node.locks and content and not node.below.get(self.tree.tiers.gpu(instance)):
             self.engines.gpu[instance].discard(node.key.hex())
-            self.tree.lose(instance, [(node.key, GPU)])
+            self.tree.grants.lose(instance, [(node.key, GPU)])
 
     def restart(self, first: bool, carried_out: bool) -> None:
         """An engine comes up anew; the plan that was next had its orders carried out, or not."""
@@ -463,10 +464,10 @@ class Weather:
                 self.deliver(instance == "one", carried_out=True, heard=True)
         check_integrity(self.tree)
         assert not self.tree.tiers.pending_moves
-        assert not self.tree.detached
+        assert not self.tree.registry.detached
 
     def believed(self, cache) -> dict[str, Pages | None]:
-        nodes = self.tree.nodes.values()
+        nodes = self.tree.registry.nodes.values()
         return {node.key.hex(): node.copies[cache].pages for node in nodes if cache in node.copies}
 
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tree.grant import Grant, PathDocument
+from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
+from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import path_keys
+from cachectl.tree.node import PathDocument
 from cachectl.tree.restore import restore
 from cachectl.tree.tier_manager import Capacities
 from cachectl.tree.view import tree_view
@@ -36,18 +37,18 @@ def tree_of(gpu=10, host=10, disk=10, policy="LRU", instances=("one", "two")) ->
 
 def begin(tree, path, instance="one", namespace=TENANT, pinned=0) -> Grant:
     documents = [PathDocument(content, 1) for content in path]
-    query_id = f"query {tree.tick}"
-    return tree.admit(query_id, namespace, documents, path_keys(namespace, path), 0, instance, 0.0, pinned)
+    query_id = f"query {tree.grants.tick}"
+    return tree.grants.admit(query_id, namespace, documents, path_keys(namespace, path), 0, instance, 0.0, pinned)
 
 
 def ask(tree, path, instance="one", namespace=TENANT, pinned=0) -> Grant:
     grant = begin(tree, path, instance, namespace, pinned)
-    tree.complete(grant, kept=True)
+    tree.grants.complete(grant, kept=True)
     return grant
 
 
 def found(tree, path, instance="one", namespace=TENANT) -> list[Tier]:
-    return [copy.cache.tier for copy in tree.match(namespace, path, instance)]
+    return [copy.cache.tier for copy in tree.lookup.match(namespace, path, instance)]
 
 
 def held(path, tokens=1, namespace=TENANT) -> HeldNode:
@@ -71,7 +72,7 @@ def reports_of(tree) -> list[ResidencyReport]:
     """What the caches of a tree would report if they held just what it believes."""
     reports = []
     for cache in tree.tiers:
-        nodes = [node for node in tree.nodes.values() if cache in node.copies and node.copies[cache].held]
+        nodes = [node for node in tree.registry.nodes.values() if cache in node.copies and node.copies[cache].held]
         of_path = [
             HeldNode(node.root.content, tuple(above.content for above in node.path), node.tokens) for node in nodes
         ]
@@ -145,7 +146,7 @@ def test_what_has_no_parent_to_stand_on_is_refused(reports, refused):
     tree = tree_of()
     copies = sum(len(report.nodes) for report in reports)
     assert restore(tree, reports) == RestoreResult(copies - 1, 1)
-    assert path_keys(TENANT, refused)[-1] not in tree.nodes
+    assert path_keys(TENANT, refused)[-1] not in tree.registry.nodes
     check_integrity(tree)
 
 
@@ -160,8 +161,8 @@ def test_what_has_no_room_is_refused():
 def test_the_baseline_refuses_everything():
     tree = tree_of(policy="NONE")
     assert restore(tree, [report(HOST, "a"), report(GPU, "b", instance="one")]) == RestoreResult(0, 2)
-    assert not tree.nodes
-    assert not tree.roots
+    assert not tree.registry.nodes
+    assert not tree.registry.roots
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,7 @@ def test_what_a_plan_is_about_to_save_is_not_restored_in_its_place():
     running = begin(tree, "a")
     assert restore(tree, [report(GPU, "a", instance="one")]) == RestoreResult(0, 1)
     assert found(tree, "a") == []
-    tree.complete(running, kept=True)
+    tree.grants.complete(running, kept=True)
     assert found(tree, "a") == [GPU]
     assert orders(tree) == Counter()
     check_integrity(tree)
@@ -224,7 +225,7 @@ def test_a_deleted_document_that_a_plan_still_uses_is_not_restored_and_not_dropp
     tree.delete("a")
     assert restore(tree, [report(GPU, "a", instance="one")]) == RestoreResult(0, 1)
     assert orders(tree) == Counter()
-    tree.complete(running, kept=True)
+    tree.grants.complete(running, kept=True)
     check_integrity(tree)
     assert orders(tree) == Counter([drop("a", GPU, "one")])
 
@@ -316,7 +317,9 @@ def test_tiers_that_lost_some_and_shrank_hold_what_the_rebuilt_tree_believes_onc
             assert order.target is None
             held_there.remove((order.source, order.instance, order.node))
     assert held_there == {
-        (cache.tier, cache.instance, node.key.hex()) for node in rebuilt.nodes.values() for cache in node.copies
+        (cache.tier, cache.instance, node.key.hex())
+        for node in rebuilt.registry.nodes.values()
+        for cache in node.copies
     }
 
 

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tree.grant import Grant, PathDocument
+from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
+from cachectl.tree.keys import child_key, path_keys, root_key
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import child_key, path_keys, root_key
+from cachectl.tree.node import PathDocument
+from cachectl.tree.replication import REPLICATED_USES
 from cachectl.tree.restore import restore
-from cachectl.tree.tier_manager import REPLICATED_USES, Capacities
+from cachectl.tree.tier_manager import Capacities
 from protocol.errors import ConfigError, InvalidRequest, PinRefused, UnknownInstance, UnknownNode, UnknownPlan
 from protocol.kv import HeldNode, Move, ResidencyReport
 from protocol.tiers import Tier
@@ -42,21 +44,23 @@ def tokens_of(content: str) -> int:
 def begin(tree, path, instance="one", namespace=TENANT, pinned=0) -> Grant:
     """A plan for a path, under way."""
     documents = [PathDocument(content, tokens_of(content)) for content in path]
-    query_id = f"query {tree.tick}"
-    return tree.admit(query_id, namespace, documents, path_keys(namespace, path), 1, instance, float(tree.tick), pinned)
+    query_id = f"query {tree.grants.tick}"
+    return tree.grants.admit(
+        query_id, namespace, documents, path_keys(namespace, path), 1, instance, float(tree.grants.tick), pinned
+    )
 
 
 def ask(tree, path, instance="one", namespace=TENANT, pinned=0) -> Grant:
     """A plan for a path, done."""
     grant = begin(tree, path, instance, namespace, pinned)
-    tree.complete(grant, kept=True)
+    tree.grants.complete(grant, kept=True)
     check_integrity(tree)
     return grant
 
 
 def found(tree, path, instance="one", namespace=TENANT) -> list[Tier]:
     """Where the cached prefix of a path lies, document by document."""
-    return [copy.cache.tier for copy in tree.match(namespace, path, instance)]
+    return [copy.cache.tier for copy in tree.lookup.match(namespace, path, instance)]
 
 
 def key(path, namespace=TENANT) -> bytes:
@@ -81,7 +85,7 @@ def dump(tree) -> dict:
     """All that a tree knows, as plain data."""
     caches = {cache: (cache.tier, cache.instance) for cache in tree.tiers}
     nodes = {}
-    for node in [*tree.nodes.values(), *tree.detached]:
+    for node in [*tree.registry.nodes.values(), *tree.registry.detached]:
         copies = {
             caches[cache]: (copy.held, copy.priority, copy.entered, bool(copy.ticket))
             for cache, copy in node.copies.items()
@@ -94,9 +98,9 @@ def dump(tree) -> dict:
             **{name: getattr(node, name) for name in ("last_access", "average_cost", "computations", "prefix_tokens")},
         }
     return {
-        "tick": tree.tick,
-        "roots": sorted(tree.roots),
-        "contents": {content: len(nodes) for content, nodes in tree.by_content.items()},
+        "tick": tree.grants.tick,
+        "roots": sorted(tree.registry.roots),
+        "contents": {content: len(nodes) for content, nodes in tree.registry.by_content.items()},
         "nodes": nodes,
         "caches": {
             name: (cache.used, cache.copies, cache.clock, cache.inserted_tokens, cache.evictions, cache.pinned_tokens)
@@ -104,7 +108,7 @@ def dump(tree) -> dict:
         },
         "grants": {
             query_id: (grant.documents[:], grant.moves[:], len(grant.locked), len(grant.reserved), grant.completed)
-            for query_id, grant in tree.grants.items()
+            for query_id, grant in tree.grants.open.items()
         },
         "orders": list(tree.tiers.pending_moves),
     }
@@ -116,7 +120,7 @@ def dump(tree) -> dict:
 def test_a_match_is_the_longest_prefix_of_the_path():
     tree = tree_of(10)
     ask(tree, "abc")
-    assert [copy.node.key for copy in tree.match(TENANT, "abxc", "one")] == path_keys(TENANT, "ab")
+    assert [copy.node.key for copy in tree.lookup.match(TENANT, "abxc", "one")] == path_keys(TENANT, "ab")
     assert found(tree, "abcd") == [GPU] * 3
     assert found(tree, "bc") == found(tree, "ba") == found(tree, "") == []
 
@@ -125,7 +129,7 @@ def test_the_same_documents_in_another_order_are_other_nodes():
     tree = tree_of(10)
     for path in ("ab", "ba"):
         assert [step.source for step in ask(tree, path).documents] == [None, None]
-    assert len(tree.nodes) == 4
+    assert len(tree.registry.nodes) == 4
 
 
 def test_a_document_may_stand_in_a_path_twice():
@@ -178,7 +182,7 @@ def test_a_match_looks_up_each_document_of_the_path_once_however_wide_the_tree_i
     lookups: list[str] = []
     compared: list[str] = []
     path = [*"abc", chr(0x1000)]
-    assert len(tree.match(TENANT, [Content(content) for content in path], "one")) == 4
+    assert len(tree.lookup.match(TENANT, [Content(content) for content in path], "one")) == 4
     assert lookups == path
     # Siblings are not walked over: whom a document is compared with has its hash.
     assert compared == path
@@ -189,8 +193,8 @@ def test_a_match_changes_nothing():
     for path in ("ab", "C"):
         ask(tree, path)
     before = dump(tree)
-    tree.match(TENANT, "abC", "one")
-    tree.match("nobody", "a", "one")
+    tree.lookup.match(TENANT, "abC", "one")
+    tree.lookup.match("nobody", "a", "one")
     assert dump(tree) == before
 
 
@@ -206,9 +210,9 @@ def test_a_namespace_is_forgotten_with_its_last_node():
     tree = tree_of(1)
     ask(tree, "a", namespace="x")
     ask(tree, "a", namespace="y")
-    assert list(tree.roots) == ["y"]
-    tree.complete(begin(tree, "b", namespace="z"), kept=False)
-    assert not tree.roots
+    assert list(tree.registry.roots) == ["y"]
+    tree.grants.complete(begin(tree, "b", namespace="z"), kept=False)
+    assert not tree.registry.roots
 
 
 # Plans
@@ -237,7 +241,7 @@ def test_what_does_not_fit_the_gpu_is_kept_in_the_next_tier_that_takes_it():
 def test_nothing_is_kept_behind_what_is_not_kept():
     tree = tree_of(1)
     assert [step.kept for step in ask(tree, "Ab").documents] == [None, None]
-    assert not tree.nodes
+    assert not tree.registry.nodes
 
 
 def test_what_a_plan_will_compute_is_not_found_before_it_is_settled():
@@ -245,7 +249,7 @@ def test_what_a_plan_will_compute_is_not_found_before_it_is_settled():
     grant = begin(tree, "ab")
     assert tree.tiers.gpu("one").used == 2
     assert found(tree, "ab") == []
-    tree.complete(grant, kept=True)
+    tree.grants.complete(grant, kept=True)
     assert found(tree, "ab") == [GPU, GPU]
 
 
@@ -255,10 +259,10 @@ def test_two_plans_that_compute_the_same_documents_keep_one_copy_each_in_another
     assert [step.source for step in second.documents] == [None, None]
     assert [step.kept for step in first.documents] == [GPU, GPU]
     assert [step.kept for step in second.documents] == [HOST, HOST]
-    tree.complete(second, kept=True)
+    tree.grants.complete(second, kept=True)
     check_integrity(tree)
     assert found(tree, "ab") == [HOST, HOST]
-    tree.complete(first, kept=True)
+    tree.grants.complete(first, kept=True)
     check_integrity(tree)
     assert found(tree, "ab") == [GPU, GPU]
 
@@ -269,7 +273,7 @@ def test_of_two_plans_that_compute_the_same_documents_each_keeps_only_its_own(ke
     tree = tree_of(2, 2)
     grants = [begin(tree, "ab"), begin(tree, "ab")]
     for index in order:
-        tree.complete(grants[index], kept[index])
+        tree.grants.complete(grants[index], kept[index])
         check_integrity(tree)
     assert found(tree, "ab") == [tier for tier, is_kept in zip((GPU, HOST), kept, strict=True) if is_kept] * 2
 
@@ -279,7 +283,7 @@ def test_a_third_plan_for_the_same_documents_keeps_nothing_where_both_tiers_are_
     grants = [begin(tree, "ab") for _ in range(3)]
     assert [step.kept for step in grants[2].documents] == [None, None]
     for grant in grants:
-        tree.complete(grant, kept=True)
+        tree.grants.complete(grant, kept=True)
     check_integrity(tree)
 
 
@@ -287,11 +291,11 @@ def test_a_plan_that_fails_gives_its_room_back():
     tree = tree_of(2, 2)
     ask(tree, "a")
     before = [cache.used for cache in tree.tiers]
-    tree.complete(begin(tree, "aBc"), kept=False)
+    tree.grants.complete(begin(tree, "aBc"), kept=False)
     check_integrity(tree)
     assert [cache.used for cache in tree.tiers] == before
     assert found(tree, "aBc") == [GPU]
-    assert not tree.grants
+    assert not tree.grants.open
 
 
 def test_a_failed_plan_leaves_the_copy_that_it_would_have_promoted_where_it_was():
@@ -300,7 +304,7 @@ def test_a_failed_plan_leaves_the_copy_that_it_would_have_promoted_where_it_was(
         ask(tree, path)
     grant = begin(tree, "a")
     assert (grant.documents[0].source, grant.documents[0].kept) == (HOST, GPU)
-    tree.complete(grant, kept=False)
+    tree.grants.complete(grant, kept=False)
     check_integrity(tree)
     assert found(tree, "a") == [HOST]
     assert tree.tiers.gpu("one").used == 0
@@ -312,7 +316,7 @@ def test_what_a_plan_uses_is_not_evicted_until_it_is_settled():
     running = begin(tree, "ab")
     assert [step.kept for step in ask(tree, "C").documents] == [None]
     assert found(tree, "ab") == [GPU, GPU]
-    tree.complete(running, kept=True)
+    tree.grants.complete(running, kept=True)
     assert [step.kept for step in ask(tree, "C").documents] == [GPU]
 
 
@@ -336,7 +340,7 @@ def test_a_plan_saves_only_where_room_was_reserved_for_it():
     assert [step.source for step in grant.documents] == [None, None]
     assert saves(grant) == {(copy.node.key, copy.cache.tier) for copy in grant.reserved}
     for running in (blocking, grant):
-        tree.complete(running, kept=True)
+        tree.grants.complete(running, kept=True)
     check_integrity(tree)
     assert found(tree, "ab", "two") == [HOST, HOST]
 
@@ -346,28 +350,28 @@ def test_a_document_that_comes_with_another_length_is_neither_found_nor_kept(set
     tree = tree_of(9)
     running = begin(tree, "ab")
     if settled:
-        tree.complete(running, kept=True)
+        tree.grants.complete(running, kept=True)
     documents = [PathDocument("a", 1), PathDocument("b", 3), PathDocument("c", 1)]
-    other = tree.admit("q", TENANT, documents, path_keys(TENANT, "abc"), 0, "one", 0.0)
+    other = tree.grants.admit("q", TENANT, documents, path_keys(TENANT, "abc"), 0, "one", 0.0)
     assert [step.source for step in other.documents] == [GPU if settled else None, None, None]
     assert [step.kept for step in other.documents] == [GPU if settled else None, None, None]
-    tree.complete(other, kept=True)
+    tree.grants.complete(other, kept=True)
     check_integrity(tree)
     if not settled:
-        tree.complete(running, kept=True)
-    assert [copy.node.tokens for copy in tree.match(TENANT, "abc", "one")] == [1, 1]
+        tree.grants.complete(running, kept=True)
+    assert [copy.node.tokens for copy in tree.lookup.match(TENANT, "abc", "one")] == [1, 1]
 
 
 def test_a_committed_plan_is_found_while_its_locks_stay():
     tree = tree_of(2)
     running = begin(tree, "ab")
-    assert tree.prefilled(running) == key("a")
+    assert tree.grants.prefilled(running) == key("a")
     check_integrity(tree)
     assert found(tree, "ab") == [GPU, GPU]
     assert [step.kept for step in ask(tree, "C").documents] == [None]
-    assert tree.prefilled(running) is None
+    assert tree.grants.prefilled(running) is None
     # Whatever becomes of the answer, the prefill stays.
-    assert tree.complete(running, kept=False) is None
+    assert tree.grants.complete(running, kept=False) is None
     check_integrity(tree)
     assert found(tree, "ab") == [GPU, GPU]
     assert [step.kept for step in ask(tree, "C").documents] == [GPU]
@@ -377,7 +381,7 @@ def test_settling_commits_what_was_not_committed():
     tree = tree_of(4)
     ask(tree, "a")
     running = begin(tree, "abc")
-    assert tree.complete(running, kept=True) == key("ab")
+    assert tree.grants.complete(running, kept=True) == key("ab")
     assert found(tree, "abc") == [GPU] * 3
 
 
@@ -389,7 +393,11 @@ def test_a_plan_is_settled_once():
     grant = ask(tree, "ab")
     begin(tree, "a")
     before = dump(tree)
-    for end in (tree.prefilled, lambda grant: tree.complete(grant, True), lambda grant: tree.complete(grant, False)):
+    for end in (
+        tree.grants.prefilled,
+        lambda grant: tree.grants.complete(grant, True),
+        lambda grant: tree.grants.complete(grant, False),
+    ):
         with pytest.raises(UnknownPlan, match="query 0"):
             end(grant)
     assert dump(tree) == before
@@ -398,10 +406,10 @@ def test_a_plan_is_settled_once():
 def test_a_query_holds_one_plan_at_a_time():
     tree = tree_of(2)
     documents, keys = [PathDocument("a", 1)], path_keys(TENANT, "a")
-    tree.admit("q", TENANT, documents, keys, 0, "one", 0.0)
+    tree.grants.admit("q", TENANT, documents, keys, 0, "one", 0.0)
     before = dump(tree)
     with pytest.raises(InvalidRequest, match="q has a plan already"):
-        tree.admit("q", TENANT, documents, keys, 0, "one", 0.0)
+        tree.grants.admit("q", TENANT, documents, keys, 0, "one", 0.0)
     assert dump(tree) == before
 
 
@@ -411,7 +419,7 @@ def test_an_unknown_instance_is_refused():
     begin(tree, "aC")
     before = dump(tree)
     for attempt in (
-        lambda: tree.match(TENANT, "ab", "three"),
+        lambda: tree.lookup.match(TENANT, "ab", "three"),
         lambda: begin(tree, "xy", "three"),
         lambda: tree.remove_instance("three"),
         lambda: tree.insert(HeldNode(TENANT, ("z",), 1), GPU, "three"),
@@ -495,7 +503,7 @@ def test_a_parent_that_leaves_takes_the_children_that_it_alone_supported():
     assert [step.kept for step in ask(tree, "Ab").documents] == [GPU, HOST]
     ask(tree, "C")
     assert found(tree, "Ab") == []
-    assert list(tree.nodes) == [key("C")]
+    assert list(tree.registry.nodes) == [key("C")]
     assert tree.tiers.host.used == 0
 
 
@@ -506,7 +514,7 @@ def test_all_that_stood_on_a_parent_that_leaves_is_dropped_before_its_room_is_us
     grant = begin(tree, "Cde")
     assert [step.kept for step in grant.documents] == [GPU, HOST, DISK]
     assert {move("Ab", HOST, None), move("Abc", DISK, None)} <= set(grant.moves)
-    tree.complete(grant, kept=True)
+    tree.grants.complete(grant, kept=True)
     assert orders(tree) == []
 
 
@@ -534,7 +542,7 @@ def test_a_copy_that_could_not_be_loaded_goes_with_all_that_only_it_supports():
     tree = tree_of(4)
     for path in ("abc", "ad"):
         ask(tree, path)
-    tree.complete(begin(tree, "ab"), kept=True, lost=[(key("ab"), GPU)])
+    tree.grants.complete(begin(tree, "ab"), kept=True, lost=[(key("ab"), GPU)])
     check_integrity(tree)
     assert found(tree, "abc") == [GPU]
     assert found(tree, "ad") == [GPU, GPU]
@@ -546,7 +554,7 @@ def test_a_lost_copy_leaves_the_nodes_other_copies():
     tree = tree_of(2, 2)
     for path in ("ab", "C", "ab"):
         ask(tree, path)
-    tree.complete(begin(tree, "ab"), kept=True, lost=[(key("a"), GPU)])
+    tree.grants.complete(begin(tree, "ab"), kept=True, lost=[(key("a"), GPU)])
     check_integrity(tree)
     # b's copy in the GPU stood on a's there; those in host stand on each other.
     assert found(tree, "ab") == [HOST, HOST]
@@ -559,10 +567,10 @@ def test_a_copy_of_any_node_may_be_lost_and_one_that_the_tree_does_not_know_is_i
     running = begin(tree, "c")
     lost = [(key("a"), GPU), (key("x"), GPU), (key("ab"), DISK), (b"", HOST)]
     if told == "commit":
-        tree.prefilled(running, lost)
+        tree.grants.prefilled(running, lost)
     elif told == "lose":
-        tree.lose("one", lost)
-    tree.complete(running, True, lost if told == "settle" else [])
+        tree.grants.lose("one", lost)
+    tree.grants.complete(running, True, lost if told == "settle" else [])
     check_integrity(tree)
     assert found(tree, "ab") == []
     assert found(tree, "c") == [GPU]
@@ -574,18 +582,18 @@ def test_a_lost_copy_that_a_plan_elsewhere_uses_keeps_its_room_until_that_ends()
     tree = tree_of(2)
     ask(tree, "ab")
     using, telling = begin(tree, "ab"), begin(tree, "")
-    tree.complete(telling, kept=True, lost=[(key("a"), GPU)])
+    tree.grants.complete(telling, kept=True, lost=[(key("a"), GPU)])
     check_integrity(tree)
     assert found(tree, "ab") == []
     assert tree.tiers.gpu("one").used == 2
-    tree.complete(using, kept=True)
+    tree.grants.complete(using, kept=True)
     check_integrity(tree)
     assert tree.tiers.gpu("one").used == 0
 
 
 def test_a_copy_that_could_not_be_saved_is_not_kept():
     tree = tree_of(4)
-    tree.complete(begin(tree, "abc"), kept=True, lost=[(key("ab"), GPU)])
+    tree.grants.complete(begin(tree, "abc"), kept=True, lost=[(key("ab"), GPU)])
     check_integrity(tree)
     assert found(tree, "abc") == [GPU]
     assert tree.tiers.gpu("one").used == 1
@@ -596,20 +604,20 @@ def test_a_copy_that_was_lost_before_may_be_reported_again():
     ask(tree, "ab")
     first, second = begin(tree, "ab"), begin(tree, "ab")
     for grant in (first, second):
-        tree.complete(grant, kept=True, lost=[(key("a"), GPU)])
+        tree.grants.complete(grant, kept=True, lost=[(key("a"), GPU)])
         check_integrity(tree)
-    assert not tree.nodes
+    assert not tree.registry.nodes
 
 
 def test_a_report_of_a_lost_copy_does_not_take_the_room_that_another_plan_reserved_since():
     tree = tree_of(4)
     ask(tree, "a")
     first, second = begin(tree, "a"), begin(tree, "a")
-    tree.complete(first, kept=True, lost=[(key("a"), GPU)])
+    tree.grants.complete(first, kept=True, lost=[(key("a"), GPU)])
     anew = begin(tree, "a")
     assert anew.documents[0].source is None
-    tree.complete(second, kept=True, lost=[(key("a"), GPU)])
-    tree.complete(anew, kept=True)
+    tree.grants.complete(second, kept=True, lost=[(key("a"), GPU)])
+    tree.grants.complete(anew, kept=True)
     assert (found(tree, "a") == [GPU]) == (anew.documents[0].kept is GPU)
     check_integrity(tree)
 
@@ -617,7 +625,7 @@ def test_a_report_of_a_lost_copy_does_not_take_the_room_that_another_plan_reserv
 def test_a_plan_that_failed_tells_what_it_could_not_load_all_the_same():
     tree = tree_of(4)
     ask(tree, "ab")
-    tree.complete(begin(tree, "ab"), kept=False, lost=[(key("ab"), GPU)])
+    tree.grants.complete(begin(tree, "ab"), kept=False, lost=[(key("ab"), GPU)])
     check_integrity(tree)
     assert found(tree, "ab") == [GPU]
 
@@ -626,7 +634,7 @@ def served_without_a_pause(tree, running, plans=5) -> Grant:
     """Plans for the document s, each granted before the last one is settled; the last, still running."""
     for _ in range(plans):
         following = begin(tree, "s")
-        tree.complete(running, kept=True)
+        tree.grants.complete(running, kept=True)
         check_integrity(tree)
         running = following
     return running
@@ -636,7 +644,7 @@ def test_a_lost_copy_is_replaced_though_plans_for_it_never_cease():
     tree = tree_of(4)
     ask(tree, "s")
     running = begin(tree, "s")
-    tree.complete(begin(tree, "s"), kept=True, lost=[(key("s"), GPU)])
+    tree.grants.complete(begin(tree, "s"), kept=True, lost=[(key("s"), GPU)])
     assert found(tree, "s") == []
     served_without_a_pause(tree, running)
     assert found(tree, "s") == [GPU]
@@ -646,7 +654,7 @@ def test_room_that_a_failed_plan_gave_up_is_used_though_plans_for_the_document_n
     tree = tree_of(4)
     failing, running = begin(tree, "s"), begin(tree, "s")
     assert running.documents[0].kept is None
-    tree.complete(failing, kept=False)
+    tree.grants.complete(failing, kept=False)
     served_without_a_pause(tree, running)
     assert found(tree, "s") == [GPU]
 
@@ -658,9 +666,9 @@ def test_what_a_running_plan_loads_is_not_dropped_because_another_lost_its_paren
     tree.insert(HeldNode(TENANT, ("a",), 1), DISK, None)
     running = begin(tree, "ab", "two")
     assert [step.source for step in running.documents] == [DISK, HOST]
-    tree.complete(begin(tree, "a", "one"), kept=True, lost=[(key("a"), GPU)])
+    tree.grants.complete(begin(tree, "a", "one"), kept=True, lost=[(key("a"), GPU)])
     assert move("ab", HOST, None) not in orders(tree)
-    tree.complete(running, kept=True)
+    tree.grants.complete(running, kept=True)
     check_integrity(tree)
 
 
@@ -669,7 +677,7 @@ def test_room_that_a_running_plan_reserved_is_not_given_away_when_another_lost_i
     ask(tree, "a")
     running, other = begin(tree, "ab"), begin(tree, "a")
     assert running.documents[1].kept is GPU
-    tree.complete(other, kept=True, lost=[(key("a"), GPU)])
+    tree.grants.complete(other, kept=True, lost=[(key("a"), GPU)])
     # The running plan may save b at any time, so one token's room is all there is.
     assert [step.kept for step in begin(tree, "C").documents] == [None]
 
@@ -679,17 +687,17 @@ def test_a_failed_plan_gives_its_own_room_back_and_no_other_plans():
     tree = tree_of(0, 1, 2)
     first, failing = begin(tree, "s"), begin(tree, "s")
     assert [grant.documents[0].kept for grant in (first, failing)] == [HOST, DISK]
-    tree.complete(first, kept=True)
+    tree.grants.complete(first, kept=True)
     running = begin(tree, "sb")
     assert [(step.source, step.kept) for step in running.documents] == [(HOST, HOST), (None, DISK)]
-    tree.complete(begin(tree, "s"), kept=True, lost=[(key("s"), HOST)])
-    tree.complete(failing, kept=False)
+    tree.grants.complete(begin(tree, "s"), kept=True, lost=[(key("s"), HOST)])
+    tree.grants.complete(failing, kept=False)
     check_integrity(tree)
     # Of disk's two tokens one is still b's.
     other = begin(tree, "cd")
     assert [step.kept for step in other.documents] == [DISK, None]
     for grant in (running, other):
-        tree.complete(grant, kept=True)
+        tree.grants.complete(grant, kept=True)
         check_integrity(tree)
     assert found(tree, "sb") == []
     assert move("sb", DISK, None) in orders(tree)
@@ -700,9 +708,9 @@ def test_what_a_plan_saved_in_vain_is_dropped():
     tree = tree_of(2)
     ask(tree, "a")
     running, other = begin(tree, "ab"), begin(tree, "a")
-    tree.complete(other, kept=True, lost=[(key("a"), GPU)])
+    tree.grants.complete(other, kept=True, lost=[(key("a"), GPU)])
     orders(tree)
-    tree.complete(running, kept=True)
+    tree.grants.complete(running, kept=True)
     check_integrity(tree)
     assert found(tree, "ab") == []
     assert move("ab", GPU, None, "one") in orders(tree)
@@ -717,12 +725,12 @@ def test_a_saved_copy_needs_a_parent_that_is_held_and_not_only_promised():
     running = begin(tree, "ab", "one")
     promised = begin(tree, "a", "two")
     assert [grant.documents[-1].kept for grant in (running, promised)] == [HOST, HOST]
-    tree.complete(begin(tree, "a", "one"), kept=True, lost=[(key("a"), GPU)])
+    tree.grants.complete(begin(tree, "a", "one"), kept=True, lost=[(key("a"), GPU)])
     check_integrity(tree)
-    tree.complete(running, kept=True)
+    tree.grants.complete(running, kept=True)
     check_integrity(tree)
     for grant in (promised, *blocking):
-        tree.complete(grant, kept=True)
+        tree.grants.complete(grant, kept=True)
         check_integrity(tree)
 
 
@@ -780,7 +788,7 @@ def test_a_path_that_was_pinned_twice_is_unpinned_twice():
     for _ in range(2):
         tree.pin(TENANT, "a")
     tree.unpin(TENANT, "a")
-    assert tree.nodes[key("a")].pins == 1
+    assert tree.registry.nodes[key("a")].pins == 1
     tree.unpin(TENANT, "a")
     with pytest.raises(UnknownNode, match="not pinned"):
         tree.unpin(TENANT, "a")
@@ -826,7 +834,7 @@ def test_a_system_prompt_of_more_than_half_a_tier_is_kept_but_not_pinned():
     tree = tree_of(3)
     ask(tree, "S", pinned=1)
     assert found(tree, "S") == [GPU]
-    assert tree.nodes[key("S")].pins == 0
+    assert tree.registry.nodes[key("S")].pins == 0
     ask(tree, "BC")
     assert found(tree, "S") == []
 
@@ -857,7 +865,7 @@ def test_a_pinned_document_that_is_deleted_leaves_its_parents_unpinned():
     tree.pin(TENANT, "abc")
     tree.delete("b")
     check_integrity(tree)
-    assert tree.nodes[key("a")].pins == 0
+    assert tree.registry.nodes[key("a")].pins == 0
     assert tree.tiers.gpu("one").pinned_tokens == 0
 
 
@@ -865,9 +873,9 @@ def test_a_pinned_document_that_is_lost_leaves_its_parents_unpinned():
     tree = tree_of(10)
     ask(tree, "ab")
     tree.pin(TENANT, "ab")
-    tree.complete(begin(tree, "ab"), kept=True, lost=[(key("ab"), GPU)])
+    tree.grants.complete(begin(tree, "ab"), kept=True, lost=[(key("ab"), GPU)])
     check_integrity(tree)
-    assert tree.nodes[key("a")].pins == 0
+    assert tree.registry.nodes[key("a")].pins == 0
 
 
 def test_a_pinned_path_that_is_lost_from_the_middle_is_taken_back_once():
@@ -875,9 +883,9 @@ def test_a_pinned_path_that_is_lost_from_the_middle_is_taken_back_once():
     ask(tree, "abc")
     tree.pin(TENANT, "abc")
     tree.pin(TENANT, "a")
-    tree.complete(begin(tree, "ab"), kept=True, lost=[(key("ab"), GPU)])
+    tree.grants.complete(begin(tree, "ab"), kept=True, lost=[(key("ab"), GPU)])
     check_integrity(tree)
-    assert tree.nodes[key("a")].pins == 1
+    assert tree.registry.nodes[key("a")].pins == 1
     assert tree.tiers.gpu("one").pinned_tokens == 1
 
 
@@ -889,13 +897,13 @@ def test_a_deleted_document_goes_from_all_tiers_and_paths_with_all_that_stands_b
     for path in ("axb", "xC", "D", "yx", "E", "yx"):
         ask(tree, path, "one")
     ask(tree, "axb", "two")
-    before = {node.content: node.tokens for node in tree.nodes.values()}
+    before = {node.content: node.tokens for node in tree.registry.nodes.values()}
     assert {"a", "x", "b", "C", "y"} <= before.keys()
-    expected = sum("x" in [node.content for node in bottom.path] for bottom in tree.nodes.values())
+    expected = sum("x" in [node.content for node in bottom.path] for bottom in tree.registry.nodes.values())
     assert tree.delete("x") == expected == 5
     check_integrity(tree)
-    assert not {"x", "b", "C"} & {node.content for node in tree.nodes.values()}
-    assert {"a", "y"} <= {node.content for node in tree.nodes.values()}
+    assert not {"x", "b", "C"} & {node.content for node in tree.registry.nodes.values()}
+    assert {"a", "y"} <= {node.content for node in tree.registry.nodes.values()}
     assert tree.delete("x") == 0
 
 
@@ -935,7 +943,7 @@ def test_a_document_that_is_deleted_in_use_is_found_no_more_and_dropped_when_the
     assert found(tree, "abc") == []
     assert orders(tree) == []
     assert tree.tiers.gpu("one").used == 3
-    tree.complete(running, kept=True)
+    tree.grants.complete(running, kept=True)
     check_integrity(tree)
     assert tree.tiers.gpu("one").used == 0
     assert Counter(orders(tree)) == Counter(move(path, GPU, None, "one") for path in ("a", "ab", "abc"))
@@ -946,10 +954,10 @@ def test_a_document_is_dropped_when_the_last_of_its_plans_ends():
     ask(tree, "ab")
     first, second = begin(tree, "ab"), begin(tree, "a")
     tree.delete("a")
-    tree.complete(first, kept=True)
+    tree.grants.complete(first, kept=True)
     check_integrity(tree)
     assert orders(tree) == [move("ab", GPU, None, "one")]
-    tree.complete(second, kept=True)
+    tree.grants.complete(second, kept=True)
     assert orders(tree) == [move("a", GPU, None, "one")]
 
 
@@ -963,9 +971,9 @@ def test_a_document_that_comes_back_is_not_kept_while_a_plan_uses_what_was_delet
     new = begin(tree, "a")
     assert new.documents[0] == (key("a"), 1, None, None, None)
     for grant in (old, new) if old_first else (new, old):
-        tree.complete(grant, kept=True)
+        tree.grants.complete(grant, kept=True)
         check_integrity(tree)
-    assert not tree.nodes
+    assert not tree.registry.nodes
     assert orders(tree) == [move("a", GPU, None, "one")]
     ask(tree, "a")
     assert found(tree, "a") == [GPU]
@@ -977,9 +985,9 @@ def test_a_document_that_came_back_and_failed_is_dropped_after_all():
     old = begin(tree, "a")
     tree.delete("a")
     new = begin(tree, "a")
-    tree.complete(old, kept=True)
-    tree.complete(new, kept=False)
-    assert not tree.nodes
+    tree.grants.complete(old, kept=True)
+    tree.grants.complete(new, kept=False)
+    assert not tree.registry.nodes
     assert orders(tree) == [move("a", GPU, None, "one")]
 
 
@@ -992,7 +1000,7 @@ def test_what_a_running_plan_loads_is_not_dropped_when_its_document_came_back_an
     grant = begin(tree, "b")
     assert move("a", GPU, None, "one") not in grant.moves
     for running in (old, grant):
-        tree.complete(running, kept=True)
+        tree.grants.complete(running, kept=True)
     check_integrity(tree)
     assert (move("a", GPU, None, "one") in orders(tree)) != (found(tree, "a") == [GPU])
 
@@ -1004,8 +1012,8 @@ def test_clearing_drops_everything_pins_too():
     running = begin(tree, "sab", "two", namespace="other")
     assert tree.clear() == 6
     check_integrity(tree)
-    assert not tree.nodes
-    tree.complete(running, kept=True)
+    assert not tree.registry.nodes
+    tree.grants.complete(running, kept=True)
     check_integrity(tree)
     assert [cache.used for cache in tree.tiers] == [0, 0, 0, 0]
 
@@ -1032,13 +1040,13 @@ def test_an_instance_that_is_gone_takes_its_gpu_and_its_plans_with_it():
     assert tree.remove_instance("two") == [running.query_id]
     check_integrity(tree)
     assert running.completed
-    assert list(tree.grants) == [staying.query_id]
+    assert list(tree.grants.open) == [staying.query_id]
     assert found(tree, "ab", "one") == [HOST, HOST]
     with pytest.raises(UnknownInstance):
-        tree.match(TENANT, "ab", "two")
+        tree.lookup.match(TENANT, "ab", "two")
     with pytest.raises(UnknownPlan):
-        tree.complete(running, kept=True)
-    tree.complete(staying, kept=True)
+        tree.grants.complete(running, kept=True)
+    tree.grants.complete(staying, kept=True)
     check_integrity(tree)
 
 
@@ -1051,7 +1059,7 @@ def test_what_stood_on_a_gone_instance_alone_goes_with_it_though_a_plan_elsewher
     assert [(step.source, step.kept) for step in naming.documents] == [(None, None), (None, None)]
     tree.remove_instance("two")
     check_integrity(tree)
-    tree.complete(naming, kept=True)
+    tree.grants.complete(naming, kept=True)
     check_integrity(tree)
     assert tree.tiers.host.used == 0
 
@@ -1082,9 +1090,9 @@ def test_frequency_counts_the_last_window():
     tree = KnowledgeTree(create_policy("GDSF", Lookahead()), Capacities(4), ["one"], lambda cached, new: 0.0, 10.0)
 
     def frequency_at(now: float) -> float:
-        grant = tree.admit("q", TENANT, [PathDocument("a", 1)], path_keys(TENANT, "a"), 0, "one", now)
-        tree.complete(grant, kept=True)
-        return tree.nodes[key("a")].frequency
+        grant = tree.grants.admit("q", TENANT, [PathDocument("a", 1)], path_keys(TENANT, "a"), 0, "one", now)
+        tree.grants.complete(grant, kept=True)
+        return tree.registry.nodes[key("a")].frequency
 
     assert [frequency_at(now) for now in (1.0, 2.0, 9.0)] == [1.0, 2.0, 3.0]
     # Two tenths into the next window eight tenths of the last one are in sight; a whole window later none of it is.
@@ -1157,14 +1165,14 @@ class Traffic:
     def commit(self, plan: int, lost: list[int]) -> None:
         if self.plans:
             committed = self.plans[plan % len(self.plans)]
-            self.tree.prefilled(committed.grant, self.execute(committed, True, lost))
+            self.tree.grants.prefilled(committed.grant, self.execute(committed, True, lost))
             # What it loaded it goes on using until it is settled.
             committed.saves = set()
 
     def settle(self, plan: int, kept: bool, lost: list[int]) -> None:
         if self.plans:
             settled = self.plans.pop(plan % len(self.plans))
-            self.tree.complete(settled.grant, kept, self.execute(settled, kept, lost))
+            self.tree.grants.complete(settled.grant, kept, self.execute(settled, kept, lost))
 
     def execute(self, plan: SimpleNamespace, kept: bool, lost: list[int]) -> list[tuple[bytes, Tier]]:
         """What a plan does to the tiers: some of what it should load is gone, and some cannot be saved; both of it."""
@@ -1222,7 +1230,11 @@ class Traffic:
             assert self.plane.at(cache.tier, cache.instance) == self.believed(cache)
 
     def believed(self, cache) -> set[str]:
-        return {node.key.hex() for node in self.tree.nodes.values() if cache in node.copies and node.copies[cache].held}
+        return {
+            node.key.hex()
+            for node in self.tree.registry.nodes.values()
+            if cache in node.copies and node.copies[cache].held
+        }
 
 
 def event(name: str, **arguments: st.SearchStrategy) -> st.SearchStrategy:

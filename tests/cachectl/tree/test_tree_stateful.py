@@ -6,10 +6,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tree.grant import Grant, PathDocument
+from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
+from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import path_keys
+from cachectl.tree.node import PathDocument
 from cachectl.tree.page_allocator import PageAllocator
 from cachectl.tree.tier_manager import Capacities
 from protocol.errors import PinRefused, UnknownNode
@@ -81,8 +82,8 @@ class TreeMachine(RuleBasedStateMachine):
         documents = [PathDocument(content, TOKENS[content]) for content in path]
         instance = instances[index % len(instances)]
         self.now += 0.5
-        before = [copy.cache.tier for copy in self.tree.match(namespace, path, instance)]
-        grant = self.tree.admit(query_id, namespace, documents, keys, 1, instance, self.now, pinned=int(system))
+        before = [copy.cache.tier for copy in self.tree.lookup.match(namespace, path, instance)]
+        grant = self.tree.grants.admit(query_id, namespace, documents, keys, 1, instance, self.now, pinned=int(system))
         loaded = [step.source for step in grant.documents if step.source]
         assert loaded == before[: len(loaded)] if self.load_s else loaded == before
         self.open.append(grant)
@@ -109,23 +110,23 @@ class TreeMachine(RuleBasedStateMachine):
             return
         steps = [step for step in grant.documents if step.source or step.kept]
         lost = data.draw(st.lists(st.sampled_from(steps), max_size=1)) if steps else []
-        self.tree.complete(grant, kept, [(step.key, step.source or step.kept) for step in lost])
+        self.tree.grants.complete(grant, kept, [(step.key, step.source or step.kept) for step in lost])
         unharmed = not self.lossy and not any(node.detached for node in grant.locked)
         if kept and not lost and unharmed:
             for step in grant.documents:
                 if step.kept is not None:
-                    assert step.key in self.tree.nodes
+                    assert step.key in self.tree.registry.nodes
 
     @rule(content=st.sampled_from("sabcde"), namespace=st.one_of(st.none(), namespaces))
     def delete(self, content: str, namespace: str | None) -> None:
         self.tree.delete(content, namespace)
         for one in (namespace,) if namespace else NAMESPACES:
-            assert not self.tree.match(one, [content], next(iter(self.tree.tiers.gpus)))
+            assert not self.tree.lookup.match(one, [content], next(iter(self.tree.tiers.gpus)))
 
     @rule()
     def clear(self) -> None:
         self.tree.clear()
-        assert not self.tree.nodes
+        assert not self.tree.registry.nodes
 
     @rule(namespace=namespaces, path=contents)
     def pin(self, namespace: str, path: list[str]) -> None:
@@ -164,7 +165,7 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(namespace=namespaces, path=contents, tier=st.sampled_from(Tier), index=st.integers(0, 1))
     def lose(self, namespace: str, path: list[str], tier: Tier, index: int) -> None:
         instances = list(self.tree.tiers.gpus)
-        self.tree.lose(instances[index % len(instances)], [(path_keys(namespace, path)[-1], tier)])
+        self.tree.grants.lose(instances[index % len(instances)], [(path_keys(namespace, path)[-1], tier)])
         self.lossy = True
 
     @precondition(lambda self: self.open)
@@ -172,7 +173,7 @@ class TreeMachine(RuleBasedStateMachine):
     def commit(self, data: st.DataObject) -> None:
         grant = data.draw(st.sampled_from(self.open))
         if not grant.completed:
-            self.tree.prefilled(grant)
+            self.tree.grants.prefilled(grant)
 
     @rule(index=st.integers(0, 1), delivered=st.booleans())
     def deliver(self, index: int, delivered: bool) -> None:
@@ -181,12 +182,14 @@ class TreeMachine(RuleBasedStateMachine):
         moves = self.tree.tiers.take_moves(instance)
         self.check_reach(instance, moves)
         if not delivered:
-            self.tree.tiers.return_moves(moves, instance, self.tree.tick + 0.5)
+            self.tree.tiers.return_moves(moves, instance, self.tree.grants.tick + 0.5)
 
-    @rule(content=st.sampled_from("abc"), shunned=st.booleans())
-    def shun(self, content: str, shunned: bool) -> None:
-        if shunned or self.tree._blocklist.has(content, ""):
-            self.tree.shun(content, None, shunned)
+    @rule(content=st.sampled_from("abc"), blocked=st.booleans())
+    def block(self, content: str, blocked: bool) -> None:
+        if blocked:
+            self.tree.block(content, None)
+        elif self.tree._blocklist.blocks(content, ""):
+            self.tree.unblock(content, None)
 
     @precondition(lambda self: len(self.tree.tiers.gpus) > 1)
     @rule(data=st.data())
@@ -225,10 +228,10 @@ class TreeMachine(RuleBasedStateMachine):
         if hasattr(self, "tree"):
             for grant in self.open:
                 if not grant.completed:
-                    self.tree.complete(grant, kept=True)
+                    self.tree.grants.complete(grant, kept=True)
             check_integrity(self.tree)
-            assert not any(node.locks for node in self.tree.nodes.values())
-            assert not self.tree.detached
+            assert not any(node.locks for node in self.tree.registry.nodes.values())
+            assert not self.tree.registry.detached
 
 
 TestTree = TreeMachine.TestCase

@@ -302,7 +302,7 @@ class Scene:
         stats = await self.controller.stats()
         assert (stats.running, stats.queued) == (0, 0)
         assert self.controller._scheduler.idle == ["one"]
-        assert not self.controller._scheduler.tree.grants
+        assert not self.controller._scheduler.tree.grants.open
         self.controller.expire_leases()
         assert not self.controller._speculations._running
         assert set(self.controller.outcomes) == set(self.controller.plans)

@@ -1,0 +1,153 @@
+"""The dispatcher: chooses an instance for each request, and starts its prefill."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cachectl.scheduling.routing import Candidate, route
+from protocol.errors import EngineDied, Overloaded
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from cachectl.policies.lookahead import Lookahead
+    from cachectl.scheduling.instances import Instances
+    from cachectl.scheduling.request import ScheduledRequest
+    from cachectl.scheduling.request_book import RequestBook
+    from cachectl.tree.grant import Grant
+    from cachectl.tree.knowledge_tree import KnowledgeTree
+    from cachectl.tree.load_or_recompute import Loading
+    from cachectl.tree.prefix_lookup import CachedPrefix
+    from protocol.generation import StepBudget
+
+
+class Dispatcher:
+    """Routes requests to instances, and admits them to the tree when their turn comes.
+
+    ``step`` is what one step of an engine computes; None if steps are unbounded.
+    """
+
+    def __init__(
+        self,
+        tree: KnowledgeTree,
+        lookahead: Lookahead,
+        book: RequestBook,
+        instances: Instances,
+        step: StepBudget | None,
+    ) -> None:
+        self._tree = tree
+        self._lookahead = lookahead
+        self._book = book
+        self._instances = instances
+        self._step = step
+
+    def route(self, scheduled: ScheduledRequest, among: Collection[str] | None) -> CachedPrefix:
+        """Choose the instance that has a request's first token soonest; what the request finds there.
+
+        If all instances are retired, it waits for one of them. Raises Overloaded if no more requests may wait,
+        Unavailable if there is no instance, and EngineDied if the request avoids all that there are.
+        """
+        instances = self._instances
+        states = instances.open() or instances.states
+        if scheduled.request.avoid:
+            states = {name: state for name, state in states.items() if name not in scheduled.request.avoid}
+            if not states:
+                raise EngineDied("there is no other instance of the generator")
+        prefixes: dict[str, CachedPrefix] = {}
+        for name, state in states.items():
+            may_queue = instances.may_queue(name)
+            if (among is None or name in among) and (may_queue or not state.queue):
+                prefix = self._book.cached_prefix(scheduled, name)
+                if may_queue or instances.fits(name, self.step_share(scheduled, prefix.loading)):
+                    prefixes[name] = prefix
+        if states and not prefixes:
+            raise Overloaded(f"{instances.running} queries are running and {instances.queued} waiting; try again later")
+        candidates = []
+        for name, prefix in prefixes.items():
+            loading = prefix.loading
+            prefill_s = self._tree.lookup.prefill_seconds(loading.tokens, scheduled.tokens - loading.tokens)
+            candidates.append(Candidate(name, states[name].backlog_s, loading.seconds + prefill_s))
+        chosen = route(candidates)
+        scheduled.instance, scheduled.seconds = chosen.instance, chosen.prefill_s
+        prefix = prefixes[chosen.instance]
+        scheduled.step_share = self.step_share(scheduled, prefix.loading)
+        return prefix
+
+    def step_share(self, scheduled: ScheduledRequest, loading: Loading) -> int:
+        """Tokens that a prefill takes of each step of its engine; 0 if steps are unbounded.
+
+        A prefill that loads for longer than it computes takes none: the engine would idle meanwhile.
+        """
+        if self._step is None:
+            return 0
+        computed = scheduled.tokens - loading.tokens
+        if loading.seconds > self._tree.lookup.prefill_seconds(loading.tokens, computed):
+            return 0
+        return min(computed, self._step.prompt_tokens)
+
+    def start(self, scheduled: ScheduledRequest, now: float) -> Grant:
+        """Admit a request to the tree; speculations on its instance make way for it."""
+        request = scheduled.request
+        prefix, scheduled.prefix = scheduled.prefix, None
+        grant = scheduled.grant = self._tree.grants.admit(
+            request.query_id,
+            request.namespace,
+            request.documents,
+            scheduled.keys,
+            request.question_tokens,
+            scheduled.instance,
+            now,
+            request.pinned,
+            prefix,
+        )
+        if not scheduled.speculative:
+            state = self._instances.states[scheduled.instance]
+            state.running += 1
+            state.step_tokens += scheduled.step_share
+            grant.ends += state.make_way()
+        if len(self._instances.states) > 1 and self._lookahead:
+            # What moves to a shared tier serves requests that wait for other instances.
+            for move in grant.moves:
+                if move.target is not None:
+                    self.gained(bytes.fromhex(move.node))
+        return grant
+
+    def start_next(self, instance: str, now: float) -> list[Grant]:
+        """Start the requests whose turn it is on an instance; their grants."""
+        state = self._instances.states[instance]
+        grants: list[Grant] = []
+        while self._instances.has_slot(instance):
+            turn = state.queue.pop(self._fits_now)
+            if turn is None:
+                break
+            self._lookahead.leave(turn.query_id)
+            grant = self.start(self._book.requests[turn.query_id], now)
+            grant.overtaken = turn.overtaken
+            grants.append(grant)
+        return grants
+
+    def gained(self, uppermost: bytes | None) -> None:
+        """Reprioritise the requests that need a node with a new copy, by its key.
+
+        A request that needs any node of a path needs the path's uppermost node.
+        """
+        if uppermost is not None:
+            for query_id in self._lookahead.waiting_for(uppermost):
+                queue = self._instances.states[self._book.requests[query_id].instance].queue
+                queue.reprioritise(query_id, *self._book.progress(query_id))
+
+    def _fits_now(self, query_id: str) -> bool:
+        """Whether a waiting request fits into the step as the tree is now, and no prefetch runs for it."""
+        scheduled = self._book.requests[query_id]
+        state = self._instances.states[scheduled.instance]
+        if scheduled.prefetched_by in state.speculations:
+            return False
+        if self._step is None:
+            return True
+        prefix = self._book.cached_prefix(scheduled, scheduled.instance)
+        scheduled.step_share = self.step_share(scheduled, prefix.loading)
+        if not state.fits(scheduled.step_share):
+            return False
+        # It starts at once, so this lookup serves for its grant too.
+        scheduled.prefix = prefix
+        return True

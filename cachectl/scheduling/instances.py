@@ -1,0 +1,109 @@
+"""The instances that requests run on, with the load of each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cachectl.scheduling.instance_state import InstanceState
+from cachectl.scheduling.queue import CacheAwareQueue
+from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cachectl.tree.tier_manager import TierManager
+    from protocol.generation import StepBudget
+
+
+class Instances:
+    """States by instance. On each, ``max_running`` requests run and ``max_queued`` wait, overtaken ``window`` times.
+
+    ``progress(query_id)`` gives the cached and the remaining tokens of a waiting request. Raises ConfigError if nothing
+    could ever run.
+    """
+
+    def __init__(
+        self,
+        tiers: TierManager,
+        max_running: int,
+        max_queued: int,
+        window: int,
+        step: StepBudget | None,
+        progress: Callable[[str], tuple[int, int]],
+    ) -> None:
+        if max_running < 1:
+            raise ConfigError(f"an instance works on at least one request, not on {max_running}")
+        self._tiers = tiers
+        self._max_running = max_running
+        self._max_queued = max_queued
+        self._window = window
+        self._step = step
+        self._progress = progress
+        self.states: dict[str, InstanceState] = {}
+        for instance in tiers.gpus:
+            self.add(instance)
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a grant, without speculations."""
+        return sum(state.running for state in self.states.values())
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return sum(len(state.queue) for state in self.states.values())
+
+    @property
+    def largest_overtake(self) -> int:
+        """The greatest number of times that a request was overtaken so far."""
+        return max((state.queue.largest_overtake for state in self.states.values()), default=0)
+
+    @property
+    def idle(self) -> list[str]:
+        """Instances that are given requests and on which nothing runs or waits."""
+        return [
+            name
+            for name, state in self.open().items()
+            if not state.running and not state.queue and not state.speculations
+        ]
+
+    @property
+    def sharing(self) -> set[str]:
+        """Instances that are given requests and reach the shared tiers."""
+        return {instance for instance in self.open() if not self._tiers.isolated(instance)}
+
+    def loads(self) -> list[tuple[str, int, int]]:
+        """For each instance, how many requests run and how many wait."""
+        return [(instance, state.running, len(state.queue)) for instance, state in self.states.items()]
+
+    def open(self) -> dict[str, InstanceState]:
+        """The instances that are given requests: all but retired ones."""
+        retired = self._tiers.retired
+        if not retired:
+            return self.states
+        return {instance: state for instance, state in self.states.items() if instance not in retired}
+
+    def has_slot(self, instance: str) -> bool:
+        """Whether an instance is given requests and has a free slot."""
+        return instance not in self._tiers.retired and self.states[instance].has_slot()
+
+    def fits(self, instance: str, step_share: int) -> bool:
+        """Whether a request could start on an instance whose steps it takes so many tokens of."""
+        return self.has_slot(instance) and self.states[instance].fits(step_share)
+
+    def may_queue(self, instance: str) -> bool:
+        """Whether one more request may wait for an instance."""
+        return len(self.states[instance].queue) < self._max_queued
+
+    def add(self, instance: str) -> None:
+        """Track an instance. A known one keeps its state."""
+        if instance not in self.states:
+            queue = CacheAwareQueue(self._max_queued, self._window, self._progress)
+            self.states[instance] = InstanceState(queue, self._max_running, self._step)
+
+    def check_bounds(self) -> None:
+        """Assert that no instance works on more than it may."""
+        for state in self.states.values():
+            assert state.running <= self._max_running
+            assert state.slots_taken() <= self._max_running
+            state.queue.check_integrity()

@@ -1,0 +1,66 @@
+"""Requests for prefills, as callers make them and as the scheduler tracks them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from cachectl.tree.keys import path_keys
+from cachectl.tree.node import PathDocument
+
+if TYPE_CHECKING:
+    from cachectl.tree.grant import Grant
+    from cachectl.tree.prefix_lookup import CachedPrefix
+
+
+class Request(NamedTuple):
+    """A request for a prefill: documents in prompt order, and ``question_tokens`` behind them.
+
+    The first ``pinned`` documents are pinned: the system prompt. The request is not given to the instances in
+    ``avoid``.
+    """
+
+    query_id: str
+    namespace: str
+    documents: tuple[PathDocument, ...]
+    question_tokens: int
+    pinned: int = 0
+    avoid: tuple[str, ...] = ()
+
+
+class ScheduledRequest:
+    """A request that waits or runs: its prompt has ``tokens``, and its prefill may take ``seconds``.
+
+    ``step_share`` is what the prefill takes of each step of the engine, in tokens, while it runs. ``prefix`` is what
+    the request finds cached, from its lookup until its start. A ``speculative`` request may turn out not to be wanted.
+    A prefetch is speculative too. It has no answer, so it takes no slot: it has ``is_prefetch`` set, and the waiting
+    request that it serves names it in ``prefetched_by``.
+    """
+
+    __slots__ = (
+        "contents",
+        "grant",
+        "instance",
+        "is_prefetch",
+        "keys",
+        "prefetched_by",
+        "prefix",
+        "request",
+        "seconds",
+        "speculative",
+        "step_share",
+        "tokens",
+    )
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.contents = [document.content for document in request.documents]
+        self.keys = path_keys(request.namespace, self.contents)
+        self.tokens = request.question_tokens + sum([document.tokens for document in request.documents])
+        self.instance = ""
+        self.seconds = 0.0
+        self.step_share = 0
+        self.speculative = False
+        self.is_prefetch = False
+        self.prefetched_by = ""
+        self.prefix: CachedPrefix | None = None
+        self.grant: Grant | None = None

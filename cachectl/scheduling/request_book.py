@@ -1,0 +1,73 @@
+"""The request book: every request that waits or runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cachectl.scheduling.request import Request, ScheduledRequest
+from protocol.errors import InvalidRequest, UnknownPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from cachectl.tree.knowledge_tree import KnowledgeTree
+    from cachectl.tree.prefix_lookup import CachedPrefix
+
+
+class RequestBook:
+    """Requests by query, in order of arrival, and what each of them finds in the tree now."""
+
+    def __init__(self, tree: KnowledgeTree) -> None:
+        self._tree = tree
+        self.requests: dict[str, ScheduledRequest] = {}
+
+    def new(self, request: Request) -> ScheduledRequest:
+        """A well-formed new request; ``requests`` does not have it yet.
+
+        Raises InvalidRequest for a known query, for impossible lengths, and for a document that the tree has with
+        another length.
+        """
+        if request.query_id in self.requests:
+            raise InvalidRequest(f"query {request.query_id} was admitted before")
+        if request.question_tokens < 0 or any(document.tokens <= 0 for document in request.documents):
+            raise InvalidRequest("a document has at least one token, and a question no negative number of them")
+        scheduled = ScheduledRequest(request)
+        for document, key in zip(request.documents, scheduled.keys, strict=True):
+            node = self._tree.registry.nodes.get(key)
+            if node is not None and node.tokens != document.tokens:
+                raise InvalidRequest(
+                    f"document {document.content} has {node.tokens} tokens in the tree, not {document.tokens}"
+                )
+        return scheduled
+
+    def running(self, query_id: str) -> ScheduledRequest:
+        """A request that holds a grant. Raises UnknownPlan."""
+        scheduled = self.requests.get(query_id)
+        if scheduled is None or scheduled.grant is None:
+            raise UnknownPlan(f"query {query_id!r} does not run")
+        return scheduled
+
+    def waits(self, query_id: str) -> bool:
+        """Whether a request waits for its turn."""
+        scheduled = self.requests.get(query_id)
+        return scheduled is not None and scheduled.grant is None
+
+    def naming(self, contents: Collection[str], namespace: str | None) -> set[str]:
+        """Queries, running or waiting, with any of these documents; of one namespace or, if None, of all."""
+        return {
+            query_id
+            for query_id, scheduled in self.requests.items()
+            if (namespace is None or scheduled.request.namespace == namespace)
+            and any(content in contents for content in scheduled.contents)
+        }
+
+    def cached_prefix(self, scheduled: ScheduledRequest, instance: str) -> CachedPrefix:
+        """What a request finds on an instance now, and how much of it to load."""
+        request = scheduled.request
+        return self._tree.lookup.cached_prefix(request.namespace, request.documents, instance, scheduled.tokens)
+
+    def progress(self, query_id: str) -> tuple[int, int]:
+        """Tokens of a waiting request that are cached now, and tokens that remain to be computed."""
+        scheduled = self.requests[query_id]
+        cached = self.cached_prefix(scheduled, scheduled.instance).loading.tokens
+        return cached, scheduled.tokens - cached

@@ -1,0 +1,117 @@
+"""Speculative slots: prefills that fill room which requests leave empty, and make way for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol.errors import Overloaded, UnknownPlan
+from protocol.tiers import Tier
+
+if TYPE_CHECKING:
+    from cachectl.scheduling.dispatcher import Dispatcher
+    from cachectl.scheduling.instances import Instances
+    from cachectl.scheduling.request import Request, ScheduledRequest
+    from cachectl.scheduling.request_book import RequestBook
+    from cachectl.tree.grant import Grant
+    from cachectl.tree.knowledge_tree import KnowledgeTree
+
+
+class SpeculativeSlots:
+    """Speculations on provisional documents, and prefetches for requests that wait."""
+
+    def __init__(self, tree: KnowledgeTree, book: RequestBook, instances: Instances, dispatcher: Dispatcher) -> None:
+        self._tree = tree
+        self._book = book
+        self._instances = instances
+        self._dispatcher = dispatcher
+
+    def has_room(self, besides: str | None = None) -> bool:
+        """Whether a speculation could start somewhere if the speculation ``besides`` ended.
+
+        That takes an instance without a queue whose step, the largest useful batch, has tokens left. RAGCache, section
+        5.3, counts requests instead: ``pool.size < max_prefill_bs``.
+        """
+        return any(state.has_room(besides) for state in self._instances.open().values())
+
+    def admit(self, request: Request, now: float) -> Grant | None:
+        """Start a speculation; None if there is no room. Raises what ``Scheduler.admit`` does."""
+        among = [instance for instance, state in self._instances.open().items() if state.has_room()]
+        if not among:
+            return None
+        guess = self._book.new(request)
+        try:
+            prefix = self._dispatcher.route(guess, among)
+        except Overloaded:
+            return None
+        state = self._instances.states[guess.instance]
+        if not state.fits_beside_all(guess.step_share):
+            return None
+        guess.prefix = prefix
+        guess.speculative = True
+        self._book.requests[request.query_id] = state.speculations[request.query_id] = guess
+        return self._dispatcher.start(guess, now)
+
+    def runs(self, query_id: str) -> bool:
+        """Whether a speculation goes on: neither confirmed nor withdrawn, ended nor given way."""
+        guess = self._book.requests.get(query_id)
+        if guess is None or guess.is_prefetch:
+            return False
+        return query_id in self._instances.states[guess.instance].speculations
+
+    def confirm(self, query_id: str) -> None:
+        """Turn a speculation into a request. Raises UnknownPlan unless it goes on."""
+        guess = self._running(query_id)
+        state = self._instances.states[guess.instance]
+        del state.speculations[query_id]
+        guess.speculative = False
+        state.running += 1
+        state.step_tokens += guess.step_share
+        state.backlog_s += guess.seconds
+
+    def withdraw(self, query_id: str) -> None:
+        """Give a speculation up; its grant stays until it is complete. Raises UnknownPlan unless it goes on."""
+        guess = self._running(query_id)
+        self._instances.states[guess.instance].end_speculation(guess)
+
+    def may_prefetch(self, query_id: str) -> bool:
+        """Whether a prefetch could start for a waiting request.
+
+        That takes a whole prompt's part of the step, which is free when all slots are held by requests that have their
+        first tokens. One prefetch runs at a time.
+        """
+        if not self._book.waits(query_id):
+            return False
+        state = self._instances.open().get(self._book.requests[query_id].instance)
+        return state is not None and state.has_room_for_prefetch()
+
+    def prefetch(self, query_id: str, plan_id: str, now: float) -> Grant | None:
+        """Start to load and compute what a waiting request lacks in its instance's GPU.
+
+        The grant has the id ``plan_id``, and makes way like a speculation. The request's turn does not come before the
+        prefetch ends. None if it may not start (``may_prefetch``), if nothing is lacking, or if nothing could be kept.
+        """
+        if not self.may_prefetch(query_id):
+            return None
+        waiting = self._book.requests[query_id]
+        guess = self._book.new(waiting.request._replace(query_id=plan_id))
+        guess.instance = waiting.instance
+        prefix = self._book.cached_prefix(guess, guess.instance)
+        if len(prefix.copies) == len(guess.keys) and all(copy.cache.tier is Tier.GPU for copy in prefix.copies):
+            return None
+        guess.step_share = self._dispatcher.step_share(guess, prefix.loading)
+        guess.prefix = prefix
+        guess.speculative = guess.is_prefetch = True
+        state = self._instances.states[guess.instance]
+        self._book.requests[plan_id] = state.speculations[plan_id] = guess
+        grant = self._dispatcher.start(guess, now)
+        if not any(document.kept is not None and document.kept is not document.source for document in grant.documents):
+            self._tree.grants.complete(grant, kept=False)
+            del self._book.requests[plan_id], state.speculations[plan_id]
+            return None
+        waiting.prefetched_by = plan_id
+        return grant
+
+    def _running(self, query_id: str) -> ScheduledRequest:
+        if not self.runs(query_id):
+            raise UnknownPlan(f"query {query_id!r} has no speculation that goes on")
+        return self._book.requests[query_id]

@@ -1,0 +1,82 @@
+"""Eviction: room for a newcomer, by swapping out what is worth less."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cachectl.tree.support import is_supported, unsupported_below
+from protocol.kv import Move
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cachectl.policies.base import ReplacementPolicy
+    from cachectl.tree.copy_removal import CopyRemoval
+    from cachectl.tree.node import Copy, Node
+    from cachectl.tree.tier_cache import TierCache
+
+
+class Eviction:
+    """Makes room in tier caches. Each eviction becomes a ``Move``, which engines carry out.
+
+    A node is swapped out once: one that a slower tier holds already leaves the faster tier without a copy. ``forget``
+    is called with each node that lost its last copy.
+    """
+
+    def __init__(self, policy: ReplacementPolicy, removal: CopyRemoval, forget: Callable[[Node], None]) -> None:
+        self._policy = policy
+        self._removal = removal
+        self._forget = forget
+
+    def make_room(self, node: Node, cache: TierCache, reserved: Sequence[Copy], moves: list[Move]) -> bool:
+        """Make room for a node in a cache; False if it may not lie there or is worth less than what is there.
+
+        ``reserved`` are copies of the same plan, which support the node. ``moves`` receives the evictions.
+        """
+        if not cache.capacity or not is_supported(node.parent, cache, reserved):
+            return False
+        if node.pins and not cache.may_pin(node.room):
+            return False
+        victims = cache.gather(node, self._policy.priority(node, cache))
+        if victims is None:
+            return False
+        for victim in victims:
+            self._evict(victim, cache, moves)
+        return True
+
+    def make_room_beneath(self, node: Node, cache: TierCache, moves: list[Move]) -> bool:
+        """Make room for a node without evicting its parent."""
+        parent = node.parent
+        assert parent is not None
+        parent.locks += 1
+        made = self.make_room(node, cache, (), moves)
+        parent.locks -= 1
+        for copy in parent.copies.values():
+            if not copy.ticket:
+                copy.cache.offer(copy)
+        return made
+
+    def _evict(self, copy: Copy, cache: TierCache, moves: list[Move]) -> None:
+        """Evict a leaf: into the first slower cache that takes it, unless a slower cache holds it already."""
+        node = copy.node
+        cache.clock = max(cache.clock, copy.priority)
+        cache.evictions += 1
+        target = self._swap_out(node, cache.slower, moves)
+        # At most one of the two tiers is host memory.
+        pages = target.pages if target is not None and target.pages is not None else copy.pages
+        cache.remove(copy)
+        tier = target.cache.tier if target is not None else None
+        moves.append(Move(node.key.hex(), node.tokens, cache.tier, tier, cache.instance, pages=pages))
+        if node.below:
+            for orphan in unsupported_below(node):
+                self._removal.discard(orphan, 0, moves)
+        if not node.copies:
+            self._forget(node)
+
+    def _swap_out(self, node: Node, cache: TierCache | None, moves: list[Move]) -> Copy | None:
+        """The node's new copy in a slower cache; None if it has one already, or no slower cache takes it."""
+        while cache is not None and cache not in node.copies:
+            if self.make_room_beneath(node, cache, moves):
+                return cache.add(node, held=True)
+            cache = cache.slower
+        return None

@@ -1,0 +1,241 @@
+"""The grant book: what plans hold of the tree, from admission until they are complete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cachectl.policies.base import Arrival
+from cachectl.tree.grant import Grant, GrantedDocument
+from cachectl.tree.node import Node
+from protocol.errors import InvalidRequest, UnknownPlan
+from protocol.tiers import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from cachectl.policies.base import ReplacementPolicy
+    from cachectl.tree.node import Copy, PathDocument
+    from cachectl.tree.node_registry import NodeRegistry
+    from cachectl.tree.pins import Pins
+    from cachectl.tree.prefix_lookup import CachedPrefix, PrefixLookup
+    from cachectl.tree.replication import Replication
+    from cachectl.tree.tier_manager import TierManager
+    from protocol.kv import Move
+
+
+class GrantBook:
+    """Admits plans to the tree, and keeps what they compute.
+
+    ``admit`` locks what a plan finds and reserves room for the rest. After ``prefilled``, others find it. ``complete``
+    lifts the locks; a plan that failed gives its room back. ``open`` are the grants that are not complete, by query.
+    ``tick`` numbers requests. Frequencies count ``window_s`` seconds, or everything if that is None. Nodes take up
+    whole pages of ``page_tokens`` tokens. With ``write_through``, computed nodes are copied to slower tiers at once.
+    """
+
+    def __init__(
+        self,
+        policy: ReplacementPolicy,
+        registry: NodeRegistry,
+        tiers: TierManager,
+        lookup: PrefixLookup,
+        replication: Replication,
+        pins: Pins,
+        window_s: float | None,
+        page_tokens: int,
+        write_through: bool,
+    ) -> None:
+        self._policy = policy
+        self._registry = registry
+        self._tiers = tiers
+        self._lookup = lookup
+        self._replication = replication
+        self._pins = pins
+        self._window_s = window_s
+        self._page_tokens = page_tokens
+        self._write_through = write_through
+        self.tick = 0
+        self.open: dict[str, Grant] = {}
+
+    def admit(
+        self,
+        query_id: str,
+        namespace: str,
+        documents: Sequence[PathDocument],
+        keys: Sequence[bytes],
+        question_tokens: int,
+        instance: str,
+        now: float,
+        pinned: int = 0,
+        prefix: CachedPrefix | None = None,
+    ) -> Grant:
+        """Lock what a request finds, count its accesses, and reserve room for what it loads or computes.
+
+        ``keys`` are the path's (``path_keys``), ``now`` is in seconds. The first ``pinned`` documents are pinned: the
+        system prompt. ``prefix`` is what the request finds, if the caller has just looked it up. Raises
+        UnknownInstance, and InvalidRequest for a second grant of one query.
+        """
+        if query_id in self.open:
+            raise InvalidRequest(f"query {query_id} has a plan already")
+        tokens = question_tokens + sum([document.tokens for document in documents])
+        if prefix is None:
+            prefix = self._lookup.cached_prefix(namespace, documents, instance, tokens)
+        hits = prefix.copies
+        loaded, cached, _ = prefix.loading
+        computed = tokens - cached
+        seconds_per_token = self._lookup.prefill_seconds(cached, computed) / computed if computed else 0.0
+
+        self.tick += 1
+        self._policy.begin(Arrival(self.tick, keys, documents, computed - question_tokens, self._tiers.capacity))
+        grant = Grant(query_id, instance, self.tick)
+        grant.moves += self._tiers.take_moves(instance)
+        root = self._registry.root(namespace)
+        _lock(root, documents, grant)
+        parent: Node | None = root
+        for index, (document, key) in enumerate(zip(documents, keys, strict=True)):
+            hit = index < loaded
+            known = index < len(grant.locked)
+            kept: Tier | None = None
+            if parent is not None and not known and not self._registry.may_attach(parent, document.content, key):
+                parent = None
+            if parent is not None:
+                node = grant.locked[index] if known else Node(key, *document, parent, self._page_tokens)
+                node.count_access(self.tick, now, self._window_s)
+                if not hit:
+                    node.count_computation(seconds_per_token)
+                for copy in node.copies.values():
+                    copy.cache.touch(copy)
+                kept = self._reserve(node, instance, hit, grant.moves, grant.reserved)
+                if node.copies and not known:
+                    self._registry.attach(node)
+                    node.locks += 1
+                    grant.locked.append(node)
+                if node.copies and index < pinned:
+                    self._pins.pin_if_room(node)
+                self._replication.replicate(node, instance, grant.moves)
+                parent = node if node.copies else None
+            source = hits[index] if hit else None
+            pages = source.pages if source is not None else None
+            if source is None and kept is Tier.HOST and parent is not None:
+                pages = parent.copies[self._tiers.host].pages
+            tier = source.cache.tier if source is not None else None
+            grant.documents.append(GrantedDocument(key, document.tokens, tier, kept, pages))
+        self._registry.keep_root(root)
+        self.open[query_id] = grant
+        return grant
+
+    def prefilled(self, grant: Grant, lost: Collection[tuple[bytes, Tier]] = ()) -> bytes | None:
+        """Make what a grant reserved findable: its prefill is done. Its locks stay.
+
+        ``lost`` are missing copies, as ``lose`` takes them. Returns the key of the uppermost node with a new copy.
+        Raises UnknownPlan for a complete grant; then nothing has changed.
+        """
+        reserved = self._take_reserved(grant)
+        for copy in reserved:
+            # The parent's copy may have been lost meanwhile.
+            if self._tiers.supports(copy):
+                copy.held = True
+            else:
+                self._tiers.removal.discard(copy, self.tick)
+        grant.prefilled = True
+        self.lose(grant.instance, lost)
+        if self._write_through:
+            gpu = self._tiers.gpu(grant.instance)
+            computed = {document.key for document in grant.documents if document.source is None}
+            new = [copy.node for copy in reserved if copy.cache is gpu and copy.node.key in computed]
+            self._replication.write_through([node for node in new if not node.detached], grant.instance)
+        return reserved[0].node.key if reserved else None
+
+    def complete(self, grant: Grant, kept: bool, lost: Collection[tuple[bytes, Tier]] = ()) -> bytes | None:
+        """End a grant and lift its locks. If not ``kept``, what it still has reserved is given up.
+
+        The moves of a grant that was never prefilled become pending again. Returns and raises what ``prefilled`` does.
+        """
+        gained = None
+        if kept:
+            gained = self.prefilled(grant, lost)
+        else:
+            for copy in self._take_reserved(grant):
+                self._tiers.removal.discard(copy, self.tick, unused=True)
+            self.lose(grant.instance, lost)
+            if not grant.prefilled:
+                # A lost instance's own moves are void with its GPU.
+                moves = [move for move in grant.moves if not grant.revoked or move.instance is None]
+                self._tiers.return_moves(moves, grant.instance, grant.tick)
+        grant.completed = True
+        del self.open[grant.query_id]
+        for node in grant.locked:
+            node.locks -= 1
+        # Children before parents: a copy that is removed must not support another.
+        for node in reversed(grant.locked):
+            self._unlock(node, grant)
+        return gained
+
+    def lose(self, instance: str, lost: Iterable[tuple[bytes, Tier]]) -> None:
+        """Remove copies that an instance reports missing, by node and tier, with what only they support.
+
+        Unknown copies are ignored, and so are reports about shared tiers from an isolated instance.
+        """
+        broken = []
+        for key, tier in lost:
+            node = self._registry.nodes.get(key) if self._tiers.reaches(instance, tier) else None
+            copy = node.copies.get(self._tiers.cache(tier, instance)) if node is not None else None
+            if copy is not None:
+                broken.append(copy)
+        # Children before parents: a child that falls with its parent would be dropped, but its KV is gone already.
+        broken.sort(key=lambda copy: copy.node.prefix_tokens, reverse=True)
+        for copy in broken:
+            if copy.node.copies.get(copy.cache) is copy:
+                # Pages of host memory may still name the node, so they are dropped.
+                self._tiers.removal.discard(copy, self.tick, gone=copy.cache.tier is not Tier.HOST)
+
+    def _reserve(self, node: Node, instance: str, cached: bool, moves: list[Move], reserved: list[Copy]) -> Tier | None:
+        """Reserve room for a node in the fastest cache that takes it; the fastest tier that holds it or will hold it.
+
+        A node that a slower tier has ``cached`` is offered room in the GPU only. ``reserved`` lists the plan's reserved
+        copies so far, and receives the new one. None: no cache takes the node.
+        """
+        gpu = self._tiers.gpu(instance)
+        cache = gpu
+        while True:
+            copy = node.copies.get(cache)
+            if copy is not None and copy.held:
+                # If it was not found, the instance does not reach it, and what it computes has no room of its own.
+                return cache.tier if cached else None
+            offered = copy is None and not (cached and cache is not gpu)
+            if offered and self._tiers.eviction.make_room(node, cache, reserved, moves):
+                reserved.append(cache.add(node, held=False))
+                return cache.tier
+            if cache.slower is None:
+                return None
+            cache = cache.slower
+
+    def _unlock(self, node: Node, grant: Grant) -> None:
+        """Evict condemned copies that this grant used last, and make the others evictable."""
+        for copy in list(node.copies.values()):
+            if copy.condemned and grant.tick <= copy.condemned:
+                copy.users -= 1
+            if (copy.condemned and not copy.users) or (node.detached and not node.locks):
+                self._tiers.removal.remove_unused(copy)
+            else:
+                copy.cache.offer(copy)
+        if not node.locks:
+            self._registry.forget_detached(node)
+
+    def _take_reserved(self, grant: Grant) -> list[Copy]:
+        """What a grant has reserved, without copies that were condemned or lost meanwhile; once."""
+        if grant.completed:
+            raise UnknownPlan(f"the plan of query {grant.query_id} was completed before")
+        reserved, grant.reserved = grant.reserved, []
+        return [copy for copy in reserved if copy.node.copies.get(copy.cache) is copy and not copy.condemned]
+
+
+def _lock(root: Node, documents: Sequence[PathDocument], grant: Grant) -> None:
+    """Lock the known part of a path at once, so that making room further down evicts none of it."""
+    node = root
+    for document in documents:
+        child = node.children.get(document.content)
+        if child is None or child.tokens != document.tokens:
+            break
+        child.locks += 1
+        grant.locked.append(child)
+        node = child

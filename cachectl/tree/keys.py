@@ -1,0 +1,31 @@
+"""Keys of nodes: hashes of whole paths, equal in every process and on disk."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KEY_BYTES = 16
+
+
+def child_key(parent_key: bytes, content: str) -> bytes:
+    """The key of a document behind a path: H(parent's key, content hash)."""
+    return blake2b(content.encode(), key=parent_key, digest_size=KEY_BYTES).digest()
+
+
+def root_key(namespace: str) -> bytes:
+    """The key of a namespace's root. A namespace stands for one tenant and one model's fingerprint."""
+    return blake2b(namespace.encode(), digest_size=KEY_BYTES).digest()
+
+
+def path_keys(namespace: str, contents: Sequence[str]) -> list[bytes]:
+    """The keys of all nodes on a path, first document first."""
+    keys = []
+    key = root_key(namespace)
+    for content in contents:
+        key = child_key(key, content)
+        keys.append(key)
+    return keys
