@@ -109,7 +109,7 @@ class Controller:
         self._deletion = Deletion(
             self._scheduler, self._leases, self._deliveries, self._tombstones, settings.delete_timeout_s
         )
-        self._speculations = Speculations(self._scheduler)
+        self._speculations = Speculations(self._scheduler.speculative)
         self._prefetcher = Prefetcher(
             self._scheduler,
             self._leases,
@@ -136,7 +136,7 @@ class Controller:
         """
         if not self._settings.speculation:
             return SpeculationDecision.WAIT
-        return self._speculations.hear(query_id, documents, final)
+        return self._speculations.decide(query_id, documents, final)
 
     async def speculate(self, query_id: str, documents: Sequence[str], request: AdmissionRequest) -> PrefillPlan | None:
         """A plan to generate on a query's provisional documents; None where there is no room, or nothing may be kept.
@@ -150,7 +150,7 @@ class Controller:
         grant = self._leases.speculate(self._request(request))
         if grant is None:
             return None
-        self._speculations.began(query_id, request.query_id, documents)
+        self._speculations.started(query_id, request.query_id, documents)
         plan = self._admitted_plan(request, grant, self._clock(), unshared=False)
         return msgspec.structs.replace(plan, speculative=True)
 

@@ -1,7 +1,7 @@
-"""The order in which a query's documents stand in its prompt.
+"""Document orders: how a query's documents are arranged in its prompt.
 
-A prefix cache knows a document only behind the documents before it, so the order decides how much is reused. Every
-strategy permutes the documents and drops none; none looks at their text.
+A prefix cache finds a document only behind the same documents as before, so the order decides how much is reused. Every
+strategy permutes the documents and drops none. No strategy reads their text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,19 +12,19 @@ from typing import ClassVar, NamedTuple, Protocol
 from protocol.errors import ConfigError
 from protocol.plans import DocumentOrder
 
-# Six documents have 1237 ordered selections that lack at least one of them; a path that lacks none ends the search.
 VISIT_BUDGET = 1250
+"""Six documents have 1,237 ordered selections without at least one of them. A path with all of them ends the search."""
 
 
 class CachedNode(Protocol):
-    """What a strategy sees of the knowledge tree: a cached document in one path, or the root before them all."""
+    """What a strategy sees of the knowledge tree: a cached document in one path, or the root of all paths."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of this document alone, the same wherever it stands; the root's are not looked at."""
+        """Tokens of this document alone. A root's are not used."""
 
     def child(self, key: str) -> "CachedNode | None":
-        """The cached node of the document ``key`` right behind this one, None where there is none."""
+        """The cached node of the document ``key`` right behind this one, if there is one."""
 
 
 class OrderStrategy(Protocol):
@@ -33,43 +33,43 @@ class OrderStrategy(Protocol):
     name: ClassVar[DocumentOrder]
 
     def __call__(self, documents: Sequence[str], root: CachedNode | None) -> tuple[int, ...]:
-        """The places in ``documents`` (content keys, best first), in prompt order: a permutation of their indices.
+        """Indices into ``documents`` (content keys, best first) in prompt order.
 
-        A key that stands there twice is two documents. ``root`` is None where nothing is cached.
+        A repeated key is two documents. ``root`` is None if nothing is cached.
         """
 
 
 class RetrievalOrder:
-    """The order of the search, best first: the baseline."""
+    """The order of the search results, best first: the baseline."""
 
     name: ClassVar[DocumentOrder] = DocumentOrder.RETRIEVAL
 
     def __call__(self, documents: Sequence[str], root: CachedNode | None) -> tuple[int, ...]:  # noqa: ARG002
-        """The indices as they are."""
+        """The indices unchanged."""
         return tuple(range(len(documents)))
 
 
 class CanonicalOrder:
-    """The order of the keys: equal sets of documents make one path, however they were ranked."""
+    """The order of the keys: equal sets of documents share one path, whatever their ranks."""
 
     name: ClassVar[DocumentOrder] = DocumentOrder.CANONICAL
 
     def __call__(self, documents: Sequence[str], root: CachedNode | None) -> tuple[int, ...]:  # noqa: ARG002
-        """The indices by key; equal keys by rank."""
+        """The indices by key, and of equal keys by rank."""
         return tuple(sorted(range(len(documents)), key=documents.__getitem__))
 
 
 @dataclass(frozen=True)
 class CachedFirstOrder:
-    """The order whose cached prefix has the most tokens; documents behind that prefix keep the order of the search.
+    """The order with the longest cached prefix, in tokens. The documents behind it keep the order of the search.
 
-    Only cached paths are followed, depth first and better ranks first, so the work grows with what is cached of these
-    documents and not with k!. At most ``visit_budget`` nodes are visited, each with at most k lookups.
+    The search follows cached paths only, depth first and better ranks first. So its work grows with what is cached of
+    the k documents, and not with k!. It visits at most ``visit_budget`` nodes, each with at most k lookups.
 
-    Within the budget the prefix is the longest of all permutations, and of equally long ones the lexicographically
-    first by rank. Up to six documents are always within the default budget, and so are any that are cached in all their
-    orders, since the first path that holds every document ends the search. Beyond the budget it is the longest prefix
-    seen: no shorter than the one in retrieval order, which is visited first, if the budget exceeds k.
+    Within the budget the prefix is the longest of all permutations; of equally long ones, the lexicographically first
+    by rank. Six documents always fit the default budget. So does any number that is cached in all orders, as the first
+    path with every document ends the search. Beyond the budget it is the longest prefix seen. That is no shorter than
+    the one in retrieval order, which is visited first, if the budget exceeds k.
     """
 
     name: ClassVar[DocumentOrder] = DocumentOrder.CACHED_FIRST
@@ -82,7 +82,7 @@ class CachedFirstOrder:
             return ranks
         longest = nothing = _Prefix((), ranks, 0, root)
         for prefix in islice(_cached_prefixes(documents, nothing), self.visit_budget):
-            # Not >=: prefixes come in the order of rank, so the first of equals is the one to keep.
+            # Not >=: prefixes come in the order of rank, so the first of equals wins.
             if prefix.tokens > longest.tokens:
                 longest = prefix
             if not prefix.others:
@@ -96,7 +96,7 @@ _STRATEGIES: dict[str, OrderStrategy] = {
 
 
 def order_by_name(name: str) -> OrderStrategy:
-    """The strategy of a declared name. Raises ConfigError for a name that nobody declared."""
+    """The strategy of a name. Raises ConfigError for an unknown name."""
     try:
         return _STRATEGIES[name]
     except KeyError:
@@ -104,7 +104,7 @@ def order_by_name(name: str) -> OrderStrategy:
 
 
 class _Prefix(NamedTuple):
-    """A cached path below the root: the documents on it, those that are not, its tokens, and the node where it ends."""
+    """A cached path: the documents on it, the other documents, its tokens, and its last node."""
 
     indices: tuple[int, ...]
     others: tuple[int, ...]
@@ -113,17 +113,17 @@ class _Prefix(NamedTuple):
 
 
 def _cached_prefixes(documents: Sequence[str], prefix: _Prefix) -> Iterator[_Prefix]:
-    """The prefix and all that it can be lengthened to, in lexicographic order of their indices."""
+    """The prefix and all its cached extensions, in lexicographic order of their indices."""
     yield prefix
     indices, others, tokens, end = prefix
     tried = set()
-    for place, index in enumerate(others):
+    for position, index in enumerate(others):
         key = documents[index]
-        # Of equal documents the best ranked goes first; the others would lead to the same node.
+        # Equal documents lead to the same node, so the best ranked one stands for them.
         if key in tried:
             continue
         tried.add(key)
         child = end.child(key)
         if child is not None:
-            rest = others[:place] + others[place + 1 :]
+            rest = others[:position] + others[position + 1 :]
             yield from _cached_prefixes(documents, _Prefix((*indices, index), rest, tokens + child.tokens, child))

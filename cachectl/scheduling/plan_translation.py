@@ -1,4 +1,4 @@
-"""What messages mean to the scheduler and the tree."""
+"""Translation between the controller's messages and the scheduler's and the tree's own terms."""
 
 from collections.abc import Iterable
 from itertools import takewhile
@@ -16,17 +16,17 @@ from protocol.plans import PlannedNode
 from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.tiers import Tier
 
-# Nodes that a plan names as those that its instance's GPU can do without best.
-_SPARE = 16
+_SPARE_NODES = 16
+"""Nodes that a plan names as the ones that its instance's GPU should give up first."""
 
 
 def request_of(
     query_id: str, namespace: str, prompt: Prompt, unshared: bool = False, cached_documents: int | None = None
 ) -> Request:
-    """The request for a prompt: the segments in front of the first question are its path, under the tree's namespace.
+    """The request for a prompt: the segments in front of the question are its path in the tree's namespace.
 
-    Where only so many documents are ``cached_documents``, the path ends with them. What stands behind is computed anew
-    each time; so is all of an ``unshared`` prompt, which has no path.
+    If ``cached_documents`` bounds them, the path ends with so many documents, and the rest is computed each time. An
+    ``unshared`` prompt has no path at all.
     """
     prefix = () if unshared else prompt.prefix
     system = sum(1 for _ in takewhile(_is_system, prefix))
@@ -38,7 +38,7 @@ def request_of(
 
 
 def reordered(prompt: Prompt, strategy: OrderStrategy, root: CachedNode | None) -> Prompt:
-    """The prompt with its documents as a strategy orders them; ``root`` is the tree's root of its namespace, if any."""
+    """The prompt with its documents in a strategy's order; ``root`` is its namespace's root, if the tree has one."""
     documents = prompt.documents
     for segment in takewhile(_is_system, prompt.prefix):
         root = root.child(segment.key) if root is not None else None
@@ -50,9 +50,9 @@ def reordered(prompt: Prompt, strategy: OrderStrategy, root: CachedNode | None) 
 
 
 def planned_nodes(grant: Grant) -> tuple[PlannedNode, ...]:
-    """What a grant says of each document of its path."""
+    """The plan's entry for each document of a grant's path."""
     return tuple(
-        PlannedNode(step.key.hex(), step.tokens, step.source, step.kept, step.pages) for step in grant.documents
+        PlannedNode(each.key.hex(), each.tokens, each.source, each.kept, each.pages) for each in grant.documents
     )
 
 
@@ -61,12 +61,12 @@ def _is_system(segment: Segment) -> bool:
 
 
 def spare_keys(tree: KnowledgeTree, instance: str) -> tuple[str, ...]:
-    """The keys of what an instance's GPU can do without best, first first."""
-    return tuple(copy.node.key.hex() for copy in tree.tiers.gpu(instance).spare(_SPARE))
+    """The keys of the nodes that an instance's GPU should give up first, in that order."""
+    return tuple(copy.node.key.hex() for copy in tree.tiers.gpu(instance).spare(_SPARE_NODES))
 
 
 def lost_copies(lost: Iterable[LostCopy]) -> list[tuple[bytes, Tier]]:
-    """Lost copies by the bytes of their nodes' keys. Raises UnknownNode for what can be no key."""
+    """Lost copies as keys and tiers. Raises UnknownNode for a string that is no key."""
     copies = []
     for copy in lost:
         try:

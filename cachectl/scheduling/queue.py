@@ -1,4 +1,4 @@
-"""The waiting state in front of an instance: whose documents are cached goes first, within a window (RAGCache, 5.2)."""
+"""The cache-aware queue of an instance: the most cached request goes first, within a window (RAGCache, section 5.2)."""
 
 import heapq
 from bisect import bisect_left, bisect_right, insort
@@ -9,24 +9,24 @@ from typing import NamedTuple
 
 from protocol.errors import ConfigError, InvalidRequest, Overloaded, UnknownPlan
 
-# What waits, in the heap's order: highest priority first, then the older. (minus priority, sequence number, query)
+# (minus priority, sequence number, query): the heap's order is highest priority first, then the older.
 _Entry = tuple[float, int, str]
 
-# The heap is rebuilt when it holds this many entries for each query that waits ...
+# The heap is rebuilt when it holds this many entries for each waiting query ...
 _HEAP_SLACK = 4
-# ... where fewer than so many count as so many, so that a short queue is not rebuilt all the time.
+# ... and for at least so many queries, so that a short queue is not rebuilt all the time.
 _HEAP_FLOOR = 16
 
 
 class Turn(NamedTuple):
-    """Whose turn it is, and how often he was overtaken while he waited."""
+    """The query whose turn it is, and how often it was overtaken while it waited."""
 
     query_id: str
     overtaken: int
 
 
 def priority(cached_tokens: int, computed_tokens: int) -> float:
-    """Cached tokens for each token still to compute, at least one: OrderPriority of RAGCache, section 5.2.
+    """Cached tokens for each token to compute, of which there is at least one: OrderPriority of RAGCache, section 5.2.
 
     Raises InvalidRequest for negative numbers.
     """
@@ -36,17 +36,17 @@ def priority(cached_tokens: int, computed_tokens: int) -> float:
 
 
 class CacheAwareQueue:
-    """At most ``max_queued`` queries that wait, served by ``priority``, the older first among equals.
+    """At most ``max_queued`` waiting queries, served by ``priority``; of equals the older first.
 
-    A query is overtaken whenever a younger one is served while it waits; a younger one that is removed has not
-    overtaken it. That happens at most ``window`` times: then it is served next. So a query with p others ahead of it
-    is served by the (p + ``window`` + 1)th pop after it came, and a window of 0 is first come, first served.
+    A query is overtaken when a younger one is served while it waits. That happens at most ``window`` times: then it is
+    served next. So a query with p others ahead of it is served by the (p + ``window`` + 1)th pop after it came, and a
+    window of 0 is first come, first served.
 
-    ``refresh(query_id)`` gives a waiting query's cached and computed tokens as they are now. The best query is
-    refreshed before it is served, each at most once in a pop, and goes back where its priority has fallen. With it
-    only rises need to be told to ``reprioritise``; without it, every change. It must neither raise nor touch the queue.
+    ``refresh(query_id)`` gives a waiting query's cached and computed tokens now. The best query is refreshed before it
+    is served, at most once in a pop, and goes back if its priority has fallen. With ``refresh``, callers report only
+    rises to ``reprioritise``; without it, every change. It must neither raise nor touch the queue.
 
-    Raises ConfigError for negative bounds. Neither safe between threads nor in need of a clock.
+    Raises ConfigError for negative bounds. Not thread-safe; needs no clock.
     """
 
     def __init__(self, max_queued: int, window: int, refresh: Callable[[str], tuple[int, int]] | None = None) -> None:
@@ -56,11 +56,11 @@ class CacheAwareQueue:
         self._window = window
         self._refresh = refresh
         self._next_sequence = 0
-        # In order of arrival. The heap also holds what these entries replaced: an entry counts if it is the one here.
+        # In order of arrival. The heap also holds replaced entries: an entry is live if it is the one here.
         self._waiting: OrderedDict[str, _Entry] = OrderedDict()
         self._heap: list[_Entry] = []
-        # Who was served and is younger than the oldest that waits, by sequence number, ascending. All of them overtook
-        # the oldest and nobody was overtaken by more, so they are at most as many as the window.
+        # Served queries that are younger than the oldest waiting one, by ascending sequence number. All of them
+        # overtook the oldest, and no query was overtaken by more, so they number at most the window.
         self._overtakers: list[int] = []
         self._largest_overtake = 0
 
@@ -71,7 +71,7 @@ class CacheAwareQueue:
         return query_id in self._waiting
 
     def __iter__(self) -> Iterator[str]:
-        """Queries that wait, in order of arrival."""
+        """Waiting queries in order of arrival."""
         return iter(self._waiting)
 
     @property
@@ -80,13 +80,13 @@ class CacheAwareQueue:
         return self._largest_overtake
 
     def overtaken(self, query_id: str) -> int:
-        """How many younger queries were served since this one came. Raises UnknownPlan when it does not wait."""
+        """How many younger queries were served since this one came. Raises UnknownPlan if it does not wait."""
         return self._overtaken(self._entry(query_id))
 
     def push(self, query_id: str, cached_tokens: int, computed_tokens: int) -> None:
-        """Let a query wait; O(log n).
+        """Add a query. O(log n).
 
-        Raises InvalidRequest for negative numbers or a query that waits already, Overloaded when no more may wait.
+        Raises InvalidRequest for negative numbers or a waiting query, and Overloaded if the queue is full.
         """
         new_priority = priority(cached_tokens, computed_tokens)
         if query_id in self._waiting:
@@ -97,7 +97,7 @@ class CacheAwareQueue:
         self._next_sequence += 1
 
     def reprioritise(self, query_id: str, cached_tokens: int, computed_tokens: int) -> None:
-        """Tell what has become of a query's documents; it keeps its age. O(log n) in the long run.
+        """Update what a query has cached. It keeps its age. O(log n) amortised.
 
         Raises InvalidRequest for negative numbers, UnknownPlan for a query that does not wait.
         """
@@ -107,9 +107,9 @@ class CacheAwareQueue:
             self._insert((-new_priority, sequence, query_id))
 
     def pop(self, fits: Callable[[str], bool] | None = None) -> Turn | None:
-        """Take the query to serve next, unless there is none, or it does not fit: then nobody else is served, either.
+        """Remove the query to serve next; None if there is none, or if it does not fit, as no other goes ahead of it.
 
-        O(log n) in the long run, for each query refreshed.
+        O(log n) amortised for each refreshed query.
         """
         if not self._waiting:
             return None
@@ -124,14 +124,14 @@ class CacheAwareQueue:
         return turn
 
     def remove(self, query_id: str) -> bool:
-        """Forget a query that gave up; whether it waited."""
+        """Remove a query that gave up; whether it waited."""
         if query_id not in self._waiting:
             return False
         self._withdraw(query_id)
         return True
 
     def check_integrity(self) -> None:
-        """Assert that bounds hold, ages ascend, the heap holds what waits once, and the overtakers are all needed."""
+        """Assert that bounds hold, ages ascend, the heap holds each waiting query once, and overtakers overtook one."""
         waiting = list(self._waiting.values())
         sequences = [sequence for _, sequence, _ in waiting]
         assert len(waiting) <= self._max_queued
@@ -162,7 +162,7 @@ class CacheAwareQueue:
         return len(self._overtakers) - bisect_right(self._overtakers, entry[1])
 
     def _best(self) -> _Entry:
-        """Whoever has the highest priority, as ``refresh`` sees it; somebody must wait."""
+        """The entry of highest priority after ``refresh``. The queue must not be empty."""
         refreshed: set[int] = set()
         while True:
             best = self._heap[0]
@@ -172,7 +172,7 @@ class CacheAwareQueue:
                 continue
             if self._refresh is None or sequence in refreshed:
                 return best
-            # Priorities that were not refreshed are too high at worst, so whoever keeps the first place is the best.
+            # An unrefreshed priority is too high at worst, so an entry that stays first is the best.
             new_key = -priority(*self._refresh(query_id))
             if new_key <= old_key:
                 return best
@@ -180,13 +180,13 @@ class CacheAwareQueue:
             refreshed.add(sequence)
 
     def _insert(self, entry: _Entry) -> None:
-        """Put an entry in, in the stead of the query's last one if it has one."""
+        """Add an entry, which replaces the query's last one."""
         self._waiting[entry[2]] = entry
         heapq.heappush(self._heap, entry)
         self._compact()
 
     def _withdraw(self, query_id: str) -> None:
-        """Take a query out, and forget the overtakers that overtook nobody who still waits."""
+        """Remove a query, and the overtakers of no query that still waits."""
         del self._waiting[query_id]
         if not self._waiting:
             self._overtakers.clear()

@@ -1,4 +1,4 @@
-"""Which instance gets a request: the longest cached prefix against the load, both in seconds."""
+"""Routing: the longest cached prefix against the load, both in seconds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 
 
 class Candidate(NamedTuple):
-    """An instance that could take a request: prefill seconds of all that it has taken on, and of the request there.
+    """An instance that could take a request.
 
-    ``prefill_s``, what is loaded first included, is the shorter the more of the request's documents the instance finds.
+    ``backlog_s`` are the prefill seconds of the requests that it has taken on. ``prefill_s`` are the request's own
+    there, loads included: the more of its documents the instance finds, the fewer.
     """
 
     instance: str
@@ -22,9 +23,9 @@ class Candidate(NamedTuple):
 
 
 def route(candidates: Iterable[Candidate]) -> Candidate:
-    """The one that has the request's first token soonest; among equals the one that is named first.
+    """The candidate with the request's first token soonest; of equals the first.
 
-    Raises Unavailable when there is no instance.
+    Raises Unavailable if there is no candidate.
     """
     best = min(candidates, key=lambda candidate: candidate.backlog_s + candidate.prefill_s, default=None)
     if best is None:

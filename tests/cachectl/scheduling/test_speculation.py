@@ -156,7 +156,7 @@ class Queries:
         lookahead = Lookahead()
         tree = KnowledgeTree(create_policy("LRU", lookahead), Capacities(1000), ["one"], lambda cached, new: float(new))
         self.scheduler = Scheduler(tree, lookahead, max_running, 9, 9, step)
-        self.speculations = Speculations(self.scheduler)
+        self.speculations = Speculations(self.scheduler.speculative)
         self.plans = 0
 
     def request(self, plan_id: str, documents: str) -> Request:
@@ -164,12 +164,12 @@ class Queries:
 
     def hears(self, query_id: str, documents: str, final: bool = False) -> SpeculationDecision:
         """The decision, and a plan where it is to start."""
-        decision = self.speculations.hear(query_id, documents, final)
+        decision = self.speculations.decide(query_id, documents, final)
         if decision is START:
             self.plans += 1
             plan_id = f"{query_id}~{self.plans}"
             assert self.scheduler.speculative.admit(self.request(plan_id, documents), 0.0), "room was promised"
-            self.speculations.began(query_id, plan_id, documents)
+            self.speculations.started(query_id, plan_id, documents)
         self.scheduler.check_integrity()
         return decision
 
@@ -265,7 +265,7 @@ def test_a_plan_that_has_ended_is_neither_kept_nor_confirmed(queries, final):
 def test_a_query_that_begins_anew_without_being_told_has_one_plan_that_goes_on(queries):
     queries.hears("q", "a")
     queries.scheduler.speculative.admit(queries.request("q~x", "b"), 0.0)
-    queries.speculations.began("q", "q~x", "b")
+    queries.speculations.started("q", "q~x", "b")
     assert [queries.scheduler.speculative.runs(plan_id) for plan_id in ("q~1", "q~x")] == [False, True]
     assert queries.hears("q", "b") is KEEP
 
