@@ -1,4 +1,4 @@
-"""docs/architecture.md names every package there is, and nothing that is not there."""
+"""docs/architecture.md names every package, and every path that it and the pages behind it name exists."""
 
 import re
 import tomllib
@@ -10,12 +10,29 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 QUOTED = set(re.findall(r"`([^`\n]+)`", PAGE))
 NAMED_PATHS = {text for text in QUOTED if re.fullmatch(r"[\w.-]+/[\w./-]*|[\w-]+\.(toml|md|py|yaml|lock)", text)}
+# The pages that architecture.md links for details. They also name files of a stack's data, which do not exist here.
+DETAIL_PAGES = ("configuration", "failures", "knowledge-tree", "retrieval", "speculation", "storage")
 PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
 
 
 def _folders() -> list[str]:
     inits = (path for package in PACKAGES for path in (ROOT / package).rglob("__init__.py"))
     return sorted(f"{path.parent.relative_to(ROOT).as_posix()}/" for path in inits)
+
+
+def _paths_in(text: str) -> set[str]:
+    return {path for path in re.findall(r"`([^`\n]+)`", text) if re.match(rf"({'|'.join(PACKAGES)}|docs)/", path)}
+
+
+def _changes() -> dict[str, set[str]]:
+    section = PAGE.partition("\n## Where do I change ...?\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \| (.+) \|$", section, re.MULTILINE)
+    return {change: _paths_in(files) for change, files in rows if change != "change"}
+
+
+def _exists(path: str) -> bool:
+    found = ROOT / path
+    return found.is_dir() if path.endswith("/") else found.is_file()
 
 
 def test_the_import_rules_cover_every_top_level_package():
@@ -30,8 +47,23 @@ def test_every_package_and_module_folder_has_its_line(folder):
 
 @pytest.mark.parametrize("path", sorted(NAMED_PATHS))
 def test_every_path_it_names_exists(path):
-    found = ROOT / path
-    assert found.is_dir() if path.endswith("/") else found.is_file()
+    assert _exists(path)
+
+
+@pytest.mark.parametrize("page", DETAIL_PAGES)
+def test_every_path_that_a_page_behind_it_names_exists(page):
+    named = _paths_in((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
+    assert [path for path in sorted(named) if not _exists(path)] == []
+
+
+def test_the_table_of_changes_covers_the_likeliest_ones():
+    assert len(_changes()) >= 15
+
+
+@pytest.mark.parametrize(("change", "paths"), _changes().items())
+def test_a_change_names_files_that_exist(change, paths):
+    assert paths, change
+    assert [path for path in sorted(paths) if not _exists(path)] == []
 
 
 def test_it_begins_with_the_life_of_a_query():
