@@ -1,4 +1,4 @@
-# The front door: `make demo` tries the stack, `make test` checks all of it, `make setup` builds .venv for both.
+# `make demo` tries the stack, `make test` checks all of it, `make setup` builds .venv for both.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -23,7 +23,7 @@ setup: ## build .venv from the locks in requirements/
 demo: setup ## start the stack, ingest the standard library, ask a question (ONESHOT=1 stops after the answer)
 	@scripts/demo "$(BIN)" "$(ONESHOT)"
 
-test: setup test-tools lint ## run everything, real vLLM, Ray, Redis and Chromium included
+test: setup test-tools lint ## lint, then run every test, including those with real vLLM, Ray, Redis and Chromium
 	@$(BIN)/python -m pytest
 
 test-tools:
@@ -32,28 +32,28 @@ test-tools:
 unit: setup ## run the tests that need neither Ray nor vLLM
 	@$(BIN)/python -m pytest -m "not ray and not vllm"
 
-lint: setup ## style, types, the import rules of docs/architecture.md, the Dockerfile, and bandit
+lint: setup ## check style, types, import rules (docs/architecture.md), the Dockerfile, and run bandit
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/hadolint docker/Dockerfile && scripts/audit "$(BIN)" code
 
-audit: setup ## bandit over the packages, and what is known against the locked dependencies; needs PyPI's own API
+audit: setup ## run bandit and pip-audit (known vulnerabilities of locked versions); needs PyPI's own API
 	@scripts/audit "$(BIN)" code && scripts/audit "$(BIN)" dependencies
 
 chart: setup ## lint and render the Helm chart, and check every manifest
 	@$(BIN)/python -m scripts.chart
 
-loadtest: setup ## load the stack at URL: RATE a second for DURATION seconds, or SCHEDULE; OPTIONS as in loadtest/README.md
+loadtest: setup ## load the stack at URL: RATE per second for DURATION seconds, or SCHEDULE; OPTIONS: see loadtest/README.md
 	@$(BIN)/python -m loadtest --headless --only-summary --host "$(URL)" --schedule "$(SCHEDULE)" $(OPTIONS)
 
-soak: setup ## hold 80 % of the capacity of the local stack at URL for MINUTES, and watch the memory of every process
+soak: setup ## hold 80 % of the local stack's capacity at URL for MINUTES and watch the memory of every process
 	@$(BIN)/python -m loadtest.soak --url "$(URL)" --minutes "$(MINUTES)" $(OPTIONS)
 
-chaos: setup ## start a stack, kill its processes one by one under load for MINUTES, and judge what every request came to
+chaos: setup ## start a stack, kill its processes one by one under load for MINUTES, and judge every request
 	@$(BIN)/python -m loadtest.chaos --minutes "$(MINUTES)" $(OPTIONS)
 
-format: setup ## rewrite the sources in the project's style
+format: setup ## format the sources
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-lock: ## resolve pyproject.toml anew into requirements/*.lock
+lock: ## resolve pyproject.toml into requirements/*.lock
 	@scripts/lock
 
 images: ## build the container images for CPUs and GPUs; needs a Docker engine (docs/docker.md)
