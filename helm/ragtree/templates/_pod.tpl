@@ -87,7 +87,7 @@ metadata:
     {{- include "ragtree.gatewayPodLabel" $root | nindent 4 }}
     {{- end }}
   annotations:
-    # A change of ragtree.yaml is a change of the pods.
+    # A changed ragtree.yaml changes the pods.
     checksum/config: {{ toJson $values.config | sha256sum }}
     {{- with .of.annotations }}
     {{- toYaml . | nindent 4 }}
@@ -95,7 +95,7 @@ metadata:
 spec:
   serviceAccountName: {{ include "ragtree.serviceAccountName" $root }}
   automountServiceAccountToken: false
-  # They would be RAGTREE_... variables, which are options here.
+  # Service links would set RAGTREE_... variables, which are options of RAGTree.
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ add 60 $drain }}
   securityContext:
@@ -123,8 +123,8 @@ spec:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   initContainers:
-    # The image's entrypoint, which KubeRay passes over: it finds volumes that cannot be written to, and links the models
-    # that came with the image to the cache.
+    # KubeRay skips the image's entry point, which detects read-only volumes and links the image's models into the
+    # cache.
     - name: entrypoint
       image: {{ include "ragtree.image" $root }}
       imagePullPolicy: {{ $values.image.pullPolicy }}
@@ -171,14 +171,14 @@ spec:
         preStop:
           exec:
             {{- if $head }}
-            # When all pods go, until the others have told it that they drain.
+            # If all pods stop: wait until the others have reported that they drain.
             command: [sleep, "15"]
             {{- else }}
-            # Until nobody sends new requests here. Then Ray is told to end, and has Serve finish what runs first.
+            # Wait until no new requests arrive. Then Ray is told to stop, and Serve finishes running requests first.
             command: [sleep, "5"]
             {{- end }}
       volumeMounts:
-        # A file of its own stays as it was when the container started, whatever becomes of the ConfigMap.
+        # A subPath mount does not change while the container runs, even if the ConfigMap does.
         - {name: config, mountPath: /etc/ragtree/ragtree.yaml, subPath: ragtree.yaml, readOnly: true}
         - {name: tmp, mountPath: /tmp}
         - {name: shm, mountPath: /dev/shm}
@@ -206,7 +206,7 @@ spec:
         sizeLimit: {{ $values.cache.sizeLimit }}
       {{- end }}
     {{- if and $head $values.autoscaling.enabled }}
-    # What automounting gives to every container of a pod, for the autoscaler's alone.
+    # What automounting gives to every container, for the autoscaler's container only.
     - name: kubernetes-api
       projected:
         sources:
