@@ -38,7 +38,17 @@ from retriever.settings import ChunkSettings, HashingSettings, RetrieverSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 # Not all of them: the pictures are not to change with every page that comes.
-PAGES = ("architecture", "dependencies", "docker", "policies", "speculation", "use-with-vllm")
+PAGES = (
+    "architecture",
+    "dependencies",
+    "docker",
+    "knowledge-tree",
+    "policies",
+    "retrieval",
+    "speculation",
+    "storage",
+    "use-with-vllm",
+)
 CONTEXT = 8192
 STAGES = 4
 

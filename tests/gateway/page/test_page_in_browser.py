@@ -16,7 +16,7 @@ from gateway.settings import ApiKey
 
 QUESTION = "What is done with a document when it leaves the GPU?"
 MARKUP = "<img src=x onerror=document.title=1>"
-BUSY_QUERIES = 45
+BUSY_QUERIES = 75
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +230,7 @@ def test_keys_are_asked_for_and_kept_in_the_tab(browser: Browser, tmp_path):
 
 
 def test_light_dark_and_narrow_with_a_busy_tree(browser: Browser, tmp_path):
-    with serving(tmp_path, gpu=5000, host=12_000) as stack:
+    with serving(tmp_path, gpu=2500, host=12_000) as stack:
         stack.ingest(documents())
         stack.generator.decode_tokens_per_s = 200
         busy(stack, [name.replace("-", " ").replace("/", " ") for name in documents()])
