@@ -12,6 +12,7 @@ QUOTED = set(re.findall(r"`([^`\n]+)`", PAGE))
 NAMED_PATHS = {text for text in QUOTED if re.fullmatch(r"[\w.-]+/[\w./-]*|[\w-]+\.(toml|md|py|yaml|lock)", text)}
 # The pages that architecture.md links for details. They also name files of a stack's data, which do not exist here.
 DETAIL_PAGES = ("configuration", "failures", "knowledge-tree", "retrieval", "speculation", "storage")
+PAGES = [page.relative_to(ROOT) for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("helm/*/*.md"))]
 PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
 
 
@@ -28,6 +29,11 @@ def _changes() -> dict[str, set[str]]:
     section = PAGE.partition("\n## Where do I change ...?\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ([^|]+) \| (.+) \|$", section, re.MULTILINE)
     return {change: _paths_in(files) for change, files in rows if change != "change"}
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def _exists(path: str) -> bool:
@@ -54,6 +60,17 @@ def test_every_path_it_names_exists(path):
 def test_every_path_that_a_page_behind_it_names_exists(page):
     named = _paths_in((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
     assert [path for path in sorted(named) if not _exists(path)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_link_of_a_page_leads_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+        target, _, anchor = link.partition("#")
+        if link.startswith("http"):
+            continue
+        found = (ROOT / page).parent / target if target else ROOT / page
+        assert found.exists(), link
+        assert not anchor or anchor in _anchors(found), link
 
 
 def test_the_table_of_changes_covers_the_likeliest_ones():

@@ -1,4 +1,4 @@
-{{/* What no schema can say, refused in words. */}}
+{{/* Checks that the schema cannot express, with messages. */}}
 {{- define "ragtree.guards" -}}
 {{- $open := not .Values.secrets.apiKeys.existingSecret -}}
 {{- if and $open .Values.ingress.enabled -}}
@@ -8,7 +8,7 @@
 {{- fail (printf "service.type %s: without secrets.apiKeys.existingSecret everyone could read and delete all documents. Name a Secret with API keys." .Values.service.type) -}}
 {{- end -}}
 {{- if and .Values.ingress.enabled (not .Values.ingress.host) -}}
-{{- fail "ingress.enabled: ingress.host must say which host it answers for." -}}
+{{- fail "ingress.enabled: ingress.host must name the host." -}}
 {{- end -}}
 {{- if and .Values.redis.enabled (not (and .Values.redis.host .Values.redis.existingSecret)) -}}
 {{- fail "redis.enabled: redis.host and redis.existingSecret are required." -}}
@@ -32,6 +32,6 @@
 {{- end -}}
 {{- $gateways := .Values.config.serving.gateway.max_replicas | int -}}
 {{- if and (gt $gateways 1) (not .Values.gateway.dedicated) -}}
-{{- fail (printf "config.serving.gateway.max_replicas %d: several gateways need pods of their own, where each is scraped for itself. Turn gateway.dedicated on." $gateways) -}}
+{{- fail (printf "config.serving.gateway.max_replicas %d: several gateways need their own pods, where each is scraped separately. Set gateway.dedicated." $gateways) -}}
 {{- end -}}
 {{- end }}

@@ -1,11 +1,11 @@
-{{/* The name of the release's objects. KubeRay takes 47 characters for a RayService, and appends to them. */}}
+{{/* Name of the release's objects. KubeRay allows 47 characters for a RayService and appends to them. */}}
 {{- define "ragtree.fullname" -}}
 {{- $chart := default .Chart.Name .Values.nameOverride -}}
 {{- $name := .Values.fullnameOverride -}}
 {{- if not $name -}}
 {{- $name = ternary .Release.Name (printf "%s-%s" .Release.Name $chart) (contains $chart .Release.Name) -}}
 {{- end -}}
-{{- /* It is a DNS label that begins with a letter; what had to be cut off is told apart by its hash. */ -}}
+{{- /* A DNS label that begins with a letter. A hash keeps truncated names apart. */ -}}
 {{- if not (regexMatch "^[a-z]" $name) -}}{{- $name = printf "r-%s" $name -}}{{- end -}}
 {{- if gt (len $name) 47 -}}
 {{- $name = printf "%s-%s" (trunc 40 $name | trimSuffix "-") (sha256sum $name | trunc 6) -}}
@@ -13,7 +13,7 @@
 {{- $name -}}
 {{- end }}
 
-{{/* What selects the release's pods. It never changes: selectors cannot. */}}
+{{/* Selector of the release's pods. It must never change, because selectors are immutable. */}}
 {{- define "ragtree.selectorLabels" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -26,7 +26,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* The one label of all pods that a gateway replica may run in. */}}
+{{/* Label of all pods in which a gateway replica may run. */}}
 {{- define "ragtree.gatewayPodLabel" -}}
 ragtree/gateway: "true"
 {{- end }}

@@ -55,7 +55,7 @@ capabilities:
 {{- end }}
 
 {{- define "ragtree.probes" -}}
-{{- /* Ray's agent answers for its own raylet, and on the head for the cluster's state as well. */ -}}
+{{- /* Ray's agent reports the health of its own raylet, and on the head also that of the cluster's state. */ -}}
 {{- $health := dict "path" "/api/healthz" "port" 52365 -}}
 startupProbe:
   httpGet: {{ toJson $health }}
@@ -71,8 +71,8 @@ readinessProbe:
 {{- end }}
 
 {{/*
-The pods of one group: `root`; `group`, its name, `head` for the head; `of`, its values; `parts`, what Serve may run
-there; `hostMib`, shared memory beside Ray's; `data`, the volume of /data; `limits`, more of them.
+The pods of one group. Arguments: `root`; `group`, its name (`head` for the head); `of`, its values; `parts`, what Serve may
+run there; `hostMib`, shared memory besides Ray's; `data`, the volume of /data; `limits`, additional limits.
 */}}
 {{- define "ragtree.podTemplate" -}}
 {{- $root := .root -}}

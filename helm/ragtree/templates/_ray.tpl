@@ -1,7 +1,7 @@
-{{/* Where each pod's Ray shows its metrics. KubeRay's own choice is 8080, which is the gateway's here. */}}
+{{/* Port of Ray's metrics in each pod. KubeRay's default, 8080, is the gateway's port here. */}}
 {{- define "ragtree.metricsPort" -}}8090{{- end }}
 
-{{/* `ray start`'s parameters that all groups have. */}}
+{{/* Parameters of `ray start` that all groups share. */}}
 {{- define "ragtree.rayStartParams" -}}
 metrics-export-port: {{ include "ragtree.metricsPort" . | quote }}
 dashboard-agent-listen-port: "52365"
@@ -9,8 +9,8 @@ object-store-memory: {{ mul .Values.objectStoreMib 1048576 | quote }}
 {{- end }}
 
 {{/*
-What a group offers of Ray's custom resources, in the quotes that `ray start` needs: `parts`, a map of the parts that it
-runs to how many of their replicas; `serving`, the options of all parts. Whole numbers: the autoscaler takes no others.
+Ray's custom resources that a group offers, quoted for `ray start`. Arguments: `parts`, a map from part to number of
+replicas; `serving`, the options of all parts. Whole numbers only, because the autoscaler accepts no others.
 */}}
 {{- define "ragtree.offers" -}}
 {{- $offered := dict -}}
@@ -23,7 +23,7 @@ runs to how many of their replicas; `serving`, the options of all parts. Whole n
 {{- printf "'%s'" (toJson $offered) -}}
 {{- end }}
 
-{{/* Pods of a group that has one replica of a part in each. Without an autoscaler there are as many as Serve may want. */}}
+{{/* Pods of a group with one replica of a part each. Without an autoscaler, as many as Serve may need. */}}
 {{- define "ragtree.groupSize" -}}
 {{- $least := ternary .of.min_replicas .of.max_replicas .autoscaling -}}
 replicas: {{ $least }}

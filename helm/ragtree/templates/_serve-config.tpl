@@ -1,4 +1,4 @@
-{{/* Ray Serve's applications, the same that `ragtree config render` writes from the same options. */}}
+{{/* Ray Serve's applications, as `ragtree config render` writes them from the same options. */}}
 {{- define "ragtree.serveConfig" -}}
 {{- $serving := .Values.config.serving -}}
 {{- $shards := int .Values.config.retriever.shards.count -}}
@@ -48,7 +48,7 @@ applications:
       {{- end }}
 {{- end }}
 
-{{/* How long the slowest of some parts may take to finish what it has begun, in seconds: `parts`, and `serving`. */}}
+{{/* Longest drain time of some parts, in seconds. Arguments: `parts`, `serving`. */}}
 {{- define "ragtree.drain" -}}
 {{- $longest := 0 -}}
 {{- range .parts -}}{{- $longest = max $longest (index $.serving . | dig "drain_s" 0 | ceil | int) -}}{{- end -}}
