@@ -32,6 +32,6 @@
 {{- end -}}
 {{- $gateways := .Values.config.serving.gateway.max_replicas | int -}}
 {{- if and (gt $gateways 1) (not .Values.gateway.dedicated) -}}
-{{- fail (printf "config.serving.gateway.max_replicas %d: several gateways need their own pods, where each is scraped separately. Set gateway.dedicated." $gateways) -}}
+{{- fail (printf "config.serving.gateway.max_replicas %d: several gateways need pods of their own, where each is scraped separately. Set gateway.dedicated." $gateways) -}}
 {{- end -}}
 {{- end }}
