@@ -55,7 +55,7 @@ class LocalController:
         self._scheduler = Scheduler(self._tree, lookahead, _NO_BOUND, 0, 0)
         restore(self._tree, [report.within(self._prefix) for report in reports])
 
-    def plan(self, query_id: str, namespace: str, prompt: Prompt) -> PrefillPlan:
+    def admit(self, query_id: str, namespace: str, prompt: Prompt) -> PrefillPlan:
         """A plan for a prompt whose first segments are what may be kept. Raises InvalidRequest for a known query."""
         request = request_of(query_id, self._prefix + namespace, prompt)
         grant = self._scheduler.admit(request, self._clock())

@@ -1,5 +1,5 @@
-"""The KV connector: executes prefill plans inside of an unmodified vLLM.
+"""The KV connector: executes prefill plans inside an unmodified vLLM.
 
-``connector`` is what vLLM loads; ``scheduler_half`` and ``worker_half`` do its two kinds of work, and ``metadata`` is
-what passes between them. ``orders`` is what the engine is told with a request and what it tells back.
+vLLM loads ``connector``, which passes each call to ``scheduler_side`` or ``worker_side``. ``step_jobs`` is the data
+between the two sides. ``messages`` is what a request carries into the engine and what a report carries out.
 """

@@ -1,4 +1,4 @@
-"""The fingerprint of KV: what two engines must agree in before one may use what the other has computed."""
+"""The fingerprint of KV. Engines with equal fingerprints may use each other's KV."""
 
 import json
 from pathlib import Path
@@ -16,8 +16,8 @@ _SAMPLE_BYTES = 1 << 18
 def fingerprint(config: "VllmConfig", layout: str) -> str:
     """A digest of weights, dtype, RoPE, tokenizer and ``layout``, 32 hexadecimal digits.
 
-    Weights are told by their files' names, sizes, and samples spread over all of each: reading a large model as a whole
-    would take longer than loading it. RoPE is part of the model's own configuration, as are all of its dimensions.
+    Weights enter as file names, sizes, and samples spread over each file: hashing a large model in full would take
+    longer than loading it. RoPE and the model's dimensions enter with the model's own configuration.
     """
     digest = blake3()
     model = config.model_config
@@ -43,7 +43,7 @@ def fingerprint(config: "VllmConfig", layout: str) -> str:
 
 
 def _folder(model: str, revision: str | None) -> Path | None:
-    """Where the model's files are: its own folder, or the one that the hub's client has downloaded."""
+    """The model's folder: the given one, or the one the Hugging Face client has downloaded. None without either."""
     if Path(model).is_dir():
         return Path(model)
     from huggingface_hub import snapshot_download
@@ -58,7 +58,7 @@ def _add(digest: blake3, file: Path) -> None:
     size = file.stat().st_size
     digest.update(f"{file.name}:{size}:".encode())
     with file.open("rb") as content:
-        # The whole file if it is small enough for that.
+        # Small files are read as a whole.
         for begin in sorted({size * number // _SAMPLES for number in range(_SAMPLES)}):
             content.seek(begin)
             digest.update(content.read(_SAMPLE_BYTES))

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class _Held:
-    """A node's blocks in the order of its pages, and which held nodes stand right behind it."""
+    """A held node: its blocks in the order of its pages, and the held nodes right behind it."""
 
     __slots__ = ("blocks", "children", "node", "parent")
 
@@ -22,10 +22,11 @@ class _Held:
 
 
 class GpuTier:
-    """References on the blocks of nodes, in an engine's own pool, which finds full blocks by their hashes by itself.
+    """Holds references to the blocks of nodes in the engine's block pool.
 
-    A block that two nodes share is held by both. Releasing a node releases what stands behind it: nobody could use it.
-    Belongs to the thread of the engine's scheduler.
+    vLLM finds full blocks by their hashes on its own; a reference keeps them from being reused. Two nodes that share a
+    block both hold it. Releasing a node releases the nodes behind it, which are of no use without it. Not thread-safe:
+    use it on the thread of the engine's scheduler.
     """
 
     def __init__(self, page_tokens: int) -> None:
@@ -34,32 +35,32 @@ class GpuTier:
         self._pool: BlockPool | None = None
 
     def bind(self, pool: "BlockPool") -> None:
-        """Take the engine's pool of blocks, once it is there."""
+        """Take the engine's block pool, once it exists."""
         self._pool = pool
 
     @property
     def pool(self) -> "BlockPool":
-        """The engine's pool of blocks."""
-        assert self._pool is not None, "the engine has not shown its blocks yet"
+        """The engine's block pool."""
+        assert self._pool is not None, "the engine has not bound its block pool yet"
         return self._pool
 
-    def __contains__(self, key: str) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._held
 
     def node(self, key: str) -> KvNode:
-        """A held node. Raises KeyError."""
+        """A held node. Raises KeyError if it is not held."""
         return self._held[key].node
 
     def blocks(self, key: str) -> tuple[int, ...]:
-        """The blocks of a held node, in the order of its pages. Raises KeyError."""
+        """The blocks of a held node, in the order of its pages. Raises KeyError if it is not held."""
         return self._held[key].blocks
 
     def nodes(self) -> tuple[HeldNode, ...]:
-        """What is held."""
+        """All held nodes."""
         return tuple(HeldNode(held.node.namespace, held.node.path, held.node.tokens) for held in self._held.values())
 
     def hold(self, node: KvNode, parent: str | None, prompt_blocks: Sequence[int]) -> None:
-        """Hold a node that lies in its place in a prompt's blocks; ``parent`` is the key of the node in front of it."""
+        """Hold a node of a prompt with these blocks. ``parent`` is the key of the node in front of it."""
         if node.key in self._held:
             return
         span = pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens)
@@ -70,9 +71,9 @@ class GpuTier:
             self._held[parent].children.add(node.key)
 
     def can_be_found(self, node: KvNode, blocks: Sequence[int]) -> bool:
-        """Whether the engine's own cache knows the whole blocks of a node, where it has such a cache.
+        """Whether the engine's prefix cache finds the full blocks of a node. True if the engine has no such cache.
 
-        It does not where they were computed once more, after a load that failed: then nobody could share them.
+        Blocks that were computed again after a failed load cannot be found, and so other requests cannot share them.
         """
         if not self.pool.enable_caching:
             return True
@@ -80,7 +81,7 @@ class GpuTier:
         return all(self.pool.blocks[block].block_hash is not None for block in blocks[:whole])
 
     def release(self, key: str) -> list[str]:
-        """Let a node go with all that stands behind it; their keys, none if it was not held."""
+        """Release a node and all nodes behind it. Returns their keys: none if the node is not held."""
         released: list[str] = []
         held = self._held.pop(key, None)
         if held is None:
@@ -93,17 +94,17 @@ class GpuTier:
         return [*released, key]
 
     def retain(self, blocks: Iterable[int]) -> None:
-        """Keep blocks from being used for anything else."""
+        """Keep blocks from being reused."""
         self.pool.touch([self.pool.blocks[block] for block in blocks])
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """Undo one ``retain``. What is read last is reused first: it is worth least without what stands before it."""
+        """Undo one ``retain``. The last block is reused first: it is of no use without the ones before it."""
         self.pool.free_blocks([self.pool.blocks[block] for block in reversed(blocks)])
 
     def relieve(self, wanted: int, spare: Iterable[str], in_use: Collection[str]) -> list[str]:
-        """Release nodes until ``wanted`` blocks are free or nothing is held: ``spare`` in its order, then the oldest.
+        """Release nodes until ``wanted`` blocks are free or no node is left. Returns the released keys.
 
-        What stands under nothing goes first, and what is ``in_use`` last. Returns the keys of what went.
+        ``spare`` nodes go first, in this order; then the oldest leaves; nodes ``in_use`` go last.
         """
         released: list[str] = []
         while self.pool.get_num_free_blocks() < wanted:
@@ -120,13 +121,13 @@ class GpuTier:
         yield from leaves
 
     def _frees(self, held: _Held) -> bool:
-        """Whether letting a node go would free a block: requests, neighbours and transfers hold some, too."""
+        """Whether releasing a node frees a block: requests, neighbouring nodes and transfers may hold blocks too."""
         return any(self.pool.blocks[block].ref_cnt == 1 for block in held.blocks)
 
-    def matching(self, doomed: Callable[[str, tuple[str, ...]], bool]) -> list[str]:
-        """The keys of held nodes that a condition on namespace and path holds for."""
-        return [key for key, held in self._held.items() if doomed(held.node.namespace, held.node.path)]
+    def matching(self, condition: Callable[[str, tuple[str, ...]], bool]) -> list[str]:
+        """The keys of the held nodes whose namespace and path meet a condition."""
+        return [key for key, held in self._held.items() if condition(held.node.namespace, held.node.path)]
 
     def evict_hashes(self, blocks: Iterable[int]) -> None:
-        """Let nobody find these blocks by what they held."""
+        """Remove blocks from the engine's prefix cache, so that no request finds them by their hashes."""
         self.pool.evict_blocks(set(blocks))

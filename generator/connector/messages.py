@@ -1,4 +1,4 @@
-"""What the scheduler half is told with a request, and what it tells back."""
+"""Messages between an engine and its connector: what a request carries in, and what a report carries out."""
 
 from typing import Any
 
@@ -9,16 +9,17 @@ from protocol.plans import PlannedNode, PrefillPlan
 from protocol.tiers import Tier
 
 PARAMETER = "ragtree"
-"""The entry of a request's ``kv_transfer_params`` that is RAGTree's."""
+"""RAGTree's key in a request's ``kv_transfer_params``."""
 
 
-class RequestOrders(msgspec.Struct, frozen=True):
-    """What one request brings along: a ``plan``, or orders outside of any plan.
+class RequestMessage(msgspec.Struct, frozen=True):
+    """What one request carries to the connector: a plan (``plan``), or orders outside of any plan.
 
-    ``name`` names the request in reports. ``path`` lists the content hashes of the documents that begin the prompt,
-    ``nodes`` the first of them that have a place in the plan; what is computed of these is kept even if the request
-    ends before its first token, where it is ``speculative``. ``everything`` is to be forgotten, not only some
-    documents; or all of it only in the engine's own blocks. ``inquire`` asks what all tiers hold.
+    ``name`` identifies the request in reports. ``path`` lists the content hashes of the documents at the start of the
+    prompt; ``nodes`` are the first of them, as planned. If the request is ``speculative``, nodes that it computes are
+    kept even when it ends before its first token. ``forget`` lists documents to delete, as namespace and content hash;
+    ``everything`` deletes all KV. ``blocks_only`` limits either to the engine's own blocks. ``inquire`` asks what all
+    tiers hold.
     """
 
     name: str
@@ -35,8 +36,8 @@ class RequestOrders(msgspec.Struct, frozen=True):
     speculative: bool = False
 
     @classmethod
-    def of_plan(cls, plan: PrefillPlan) -> "RequestOrders":
-        """A plan, as far as the engine is concerned."""
+    def of_plan(cls, plan: PrefillPlan) -> "RequestMessage":
+        """The part of a plan that the engine executes."""
         path = tuple(segment.key for segment in plan.prompt.prefix)
         return cls(
             plan.query_id,
@@ -49,8 +50,8 @@ class RequestOrders(msgspec.Struct, frozen=True):
         )
 
     @classmethod
-    def outside_plans(cls, name: str, orders: Orders, inquire: bool = False) -> "RequestOrders":
-        """Orders that come with no plan."""
+    def of_orders(cls, name: str, orders: Orders, inquire: bool = False) -> "RequestMessage":
+        """Orders outside of any plan."""
         return cls(
             name,
             plan=False,
@@ -62,21 +63,21 @@ class RequestOrders(msgspec.Struct, frozen=True):
         )
 
     def as_parameters(self) -> dict[str, Any]:
-        """The ``kv_transfer_params`` that carry this to the engine."""
+        """The ``kv_transfer_params`` that carry this message into the engine."""
         return {PARAMETER: msgspec.to_builtins(self)}
 
     @classmethod
-    def from_parameters(cls, parameters: dict[str, Any] | None) -> "RequestOrders | None":
-        """What a request brought along, None for nothing. Raises msgspec.ValidationError for what is malformed."""
+    def from_parameters(cls, parameters: dict[str, Any] | None) -> "RequestMessage | None":
+        """The message in a request's ``kv_transfer_params``, or None. Raises msgspec.ValidationError if malformed."""
         carried = (parameters or {}).get(PARAMETER)
         return None if carried is None else msgspec.convert(carried, cls)
 
 
-class Resolved(msgspec.Struct, frozen=True):
-    """Where a prompt's tokens came from by the time of its first token: ``loaded`` by tier, the others were computed.
+class Prefilled(msgspec.Struct, frozen=True):
+    """How a prompt was prefilled: tokens ``loaded`` by tier; the engine computed the others.
 
-    ``load_ms`` were spent on loading. A speculative request that ended before that had ``reached`` so many tokens, none
-    where nothing of it is kept.
+    ``load_ms`` is the time spent on loads. ``reached`` is set for a speculative request that ended before its first
+    token: the number of prompt tokens that were computed by then, 0 if none of it is kept.
     """
 
     loaded: dict[Tier, int]
@@ -85,14 +86,14 @@ class Resolved(msgspec.Struct, frozen=True):
 
 
 class EngineReport(msgspec.Struct, frozen=True):
-    """What the connector has to say after a step.
+    """What the connector reports after a step.
 
-    ``resolved`` by the names of requests; ``carried_out``: orders outside of plans that are done to their end, by name,
-    with the copies that should be there now and are not; ``refused`` are orders whose documents could not be deleted.
-    ``lost`` are missing copies of any node. ``held`` answers inquiries by name.
+    ``prefilled`` is keyed by request name. ``carried_out`` lists messages outside of plans that are done, by name, each
+    with the copies that it should have made and did not. ``refused`` names those of them whose documents could not be
+    deleted. ``lost`` are missing copies of any node. ``held`` answers inquiries, by name.
     """
 
-    resolved: dict[str, Resolved] = {}
+    prefilled: dict[str, Prefilled] = {}
     carried_out: dict[str, tuple[LostCopy, ...]] = {}
     refused: tuple[str, ...] = ()
     lost: tuple[LostCopy, ...] = ()

@@ -1,4 +1,4 @@
-"""What an instance keeps KV in: its tiers, opened as configured, and how fast they are."""
+"""Opens an instance's tiers as configured, and measures how fast they load."""
 
 import time
 from collections.abc import Callable
@@ -21,32 +21,32 @@ from protocol.tiers import Tier
 log = structlog.get_logger(__name__)
 
 _PROBE_BYTES = 32 << 20
-# What a file on disk takes besides its pages, at most.
+# The most that a file on disk takes besides its pages.
 _FILE_BYTES = 16 << 10
 
 
 def open_tiers(settings: KvSettings, fingerprint: str, page_tokens: int, page_bytes: int) -> dict[Tier, KvTier]:
-    """The tiers below the GPU. Raises ConfigError where one of them cannot be had as configured."""
-    host_pages = pages_of(settings.host_gib, page_bytes)
+    """The tiers below the GPU. Raises ConfigError if one cannot be opened as configured."""
+    host_pages = _whole_pages(settings.host_gib, page_bytes)
     host: KvTier = NullTier(Tier.HOST)
     if host_pages:
         host = HostArena(settings.host_file, fingerprint, page_tokens, page_bytes, host_pages)
     disk: KvTier = NullTier(Tier.DISK)
-    if pages_of(settings.disk_gib, page_bytes) and settings.disk_dir is not None:
+    if _whole_pages(settings.disk_gib, page_bytes) and settings.disk_dir is not None:
         disk = DiskTier(settings.disk_dir, fingerprint, page_tokens, page_bytes, int(settings.disk_gib * (1 << 30)))
     return {Tier.HOST: host, Tier.DISK: disk}
 
 
-def describe(
+def measure_memory(
     settings: KvSettings, fingerprint: str, blocks: PagedBlocks, num_blocks: int, tiers: dict[Tier, KvTier]
 ) -> KvMemory:
-    """An instance's memory for KV, with its rates as measured now."""
+    """An instance's memory for KV. The rates are measured now, so no request may use the blocks meanwhile."""
     size = blocks.page_bytes
-    host = pages_of(settings.host_gib, size)
-    disk = pages_of(settings.disk_gib, size + _FILE_BYTES) if settings.disk_dir is not None else 0
+    host = _whole_pages(settings.host_gib, size)
+    disk = _whole_pages(settings.disk_gib, size + _FILE_BYTES) if settings.disk_dir is not None else 0
     count = max(1, min(_PROBE_BYTES // size, num_blocks - 1))
     disk_rate = _disk_rate(tiers[Tier.DISK], blocks, count)
-    # Behind the disk's probe, whose bytes lie in the blocks: this one leaves zeros there.
+    # After the disk's probe, because this one overwrites the probe's bytes in the blocks with zeros.
     host_rate = _host_rate(blocks, count)
     return KvMemory(
         fingerprint=fingerprint,
@@ -64,23 +64,22 @@ def describe(
 
 
 def _shared_tiers(settings: KvSettings) -> str:
-    """Names the memory and the disk below the GPU: who opens the same files of the same machine says the same.
+    """A digest that is equal for instances which open the same files on the same machine.
 
-    A file system that several machines have mounted counts as one of each.
+    A file system mounted by several machines counts as a different one on each.
     """
     machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     opened = [path.stat() for path in (settings.host_file, settings.disk_dir) if path is not None and path.exists()]
     return blake3("/".join([machine, *(f"{file.st_dev}:{file.st_ino}" for file in opened)]).encode()).hexdigest(16)
 
 
-def pages_of(gib: float, page_bytes: int) -> int:
-    """How many whole pages fit."""
+def _whole_pages(gib: float, page_bytes: int) -> int:
     return int(gib * (1 << 30)) // page_bytes
 
 
 def _host_rate(blocks: PagedBlocks, count: int) -> float:
-    """Bytes a second from host memory into the engine's blocks, nobody using them yet."""
-    # Not np.zeros: all its pages would be the same page of zeros.
+    """Bytes a second from host memory into the engine's blocks."""
+    # Not np.zeros, whose memory would all be the kernel's one page of zeros.
     pages = np.full((count, blocks.page_bytes), 0, np.uint8)
 
     def load() -> None:
@@ -91,13 +90,13 @@ def _host_rate(blocks: PagedBlocks, count: int) -> float:
 
 
 def _disk_rate(disk: KvTier, blocks: PagedBlocks, count: int) -> float | None:
-    """Bytes a second from a file that was just written, or the largest that is there; None where there is neither."""
+    """Bytes a second from a file just written, or else from the largest one there. None if there is neither."""
     probe = KvNode(f"probe-{uuid4().hex}", "", ("probe",), 0, count * blocks.page_tokens)
     try:
         _write(disk, probe, count)
         rate = _load_rate(disk, probe, blocks, count)
     except TierError as error:
-        # A disk that is full, as it is sooner or later, has something to read and no room for a probe.
+        # A full disk has no room for a probe, but has files to read.
         held = max((stored.node for stored in disk.nodes()), key=lambda node: node.tokens, default=None)
         rate = _load_rate(disk, held, blocks, count) if held is not None else None
         if rate is None:
@@ -114,9 +113,9 @@ def _write(disk: KvTier, node: KvNode, count: int) -> None:
 
 
 def _load_rate(disk: KvTier, node: KvNode, blocks: PagedBlocks, most_pages: int) -> float | None:
-    """Bytes a second from a file in the file cache, as what was asked for lately is; None where it cannot be read.
+    """Bytes a second from a file that is in the page cache, as recently used files are. None if it cannot be read.
 
-    At most ``most_pages`` of it are loaded, into the blocks behind the first.
+    Loads at most ``most_pages`` pages, into the blocks behind the first.
     """
     count = min(most_pages, len(pages_spanned(node.prefix_tokens, node.tokens, blocks.page_tokens)))
 
@@ -132,7 +131,7 @@ def _load_rate(disk: KvTier, node: KvNode, blocks: PagedBlocks, most_pages: int)
 
 
 def _second_time_s(load: Callable[[], None]) -> float:
-    """Seconds of a load done before: what a first touch of memory, or a first read of a file, takes is not counted."""
+    """Seconds that a load takes the second time. The first one pays for touching memory and reading the file."""
     load()
     began = time.perf_counter()
     load()

@@ -1,4 +1,4 @@
-"""What the connector reports, on its way from the engine's process to whoever waits for it."""
+"""Routes the connector's reports from the engine's process to the coroutines that wait for them."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from generator.connector.messages import EngineReport, Resolved
+from generator.connector.messages import EngineReport, Prefilled
 from protocol.errors import EngineDied, Unavailable
 from protocol.kv import KvMemory, LostCopy, ResidencyReport
 
@@ -17,67 +17,70 @@ if TYPE_CHECKING:
     from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 
-class EngineReports:
-    """Reports as they come in, and futures for those who ask for one by name. Belongs to one event loop."""
+class ReportRouter:
+    """Hands reports to futures, by the name of the request that they are about. Use it on one event loop."""
 
     def __init__(self) -> None:
-        self._resolved: dict[str, asyncio.Future[Resolved]] = {}
+        self._prefilled: dict[str, asyncio.Future[Prefilled]] = {}
         self._carried_out: dict[str, asyncio.Future[tuple[LostCopy, ...]]] = {}
         self._held: dict[str, asyncio.Future[tuple[ResidencyReport, ...]]] = {}
         self._memory: asyncio.Future[KvMemory] | None = None
         self._lost: list[LostCopy] = []
 
     def logger(self, vllm_config: "VllmConfig", engine_index: int = 0) -> "ReportLogger":
-        """What vLLM asks for: something that is told of every step's stats."""
+        """The stat logger to register with vLLM, which passes it the stats of every step."""
         return ReportLogger(vllm_config, engine_index, self)
 
     def memory(self) -> "asyncio.Future[KvMemory]":
-        """The engine's memory, which it tells with its first step."""
+        """The engine's memory, reported with its first step."""
         if self._memory is None:
             self._memory = asyncio.get_running_loop().create_future()
         return self._memory
 
     @contextmanager
-    def resolving(self, name: str) -> "Iterator[asyncio.Future[Resolved]]":
-        """What the prefill of a request comes to: it is there about when the request's first token is."""
-        future: asyncio.Future[Resolved] = asyncio.get_running_loop().create_future()
-        self._resolved[name] = future
+    def prefilled(self, name: str) -> "Iterator[asyncio.Future[Prefilled]]":
+        """The prefill of a request, reported at about the time of its first token. Waits no longer than the block."""
+        future: asyncio.Future[Prefilled] = asyncio.get_running_loop().create_future()
+        self._prefilled[name] = future
         try:
             yield future
         finally:
-            del self._resolved[name]
+            del self._prefilled[name]
 
     def carried_out(self, name: str) -> "asyncio.Future[tuple[LostCopy, ...]]":
-        """The end of orders that were given under this name outside of any plan."""
+        """The end of the orders outside of plans with this name, and the copies they should have made and did not.
+
+        Raises Unavailable if documents could not be deleted, EngineDied if the engine is gone.
+        """
         return self._carried_out.setdefault(name, asyncio.get_running_loop().create_future())
 
     def held(self, name: str) -> "asyncio.Future[tuple[ResidencyReport, ...]]":
-        """The answer to an inquiry."""
+        """The answer to an inquiry. Raises EngineDied if the engine is gone."""
         return self._held.setdefault(name, asyncio.get_running_loop().create_future())
 
     def take_lost(self) -> tuple[LostCopy, ...]:
-        """Copies that were found to be lost since the last call."""
+        """The copies reported as lost since the last call."""
         lost, self._lost = tuple(self._lost), []
         return lost
 
     def receive(self, report: EngineReport) -> None:
-        """Hand a report out."""
-        for name, resolved in report.resolved.items():
-            _settle(self._resolved.get(name), resolved)
+        """Hand a report to those who wait for it."""
+        for name, prefilled in report.prefilled.items():
+            _set_result(self._prefilled.get(name), prefilled)
         self._lost += report.lost
         for name in report.refused:
             refused = self._carried_out.pop(name, None)
             if refused is not None and not refused.done():
                 refused.set_exception(Unavailable("KV of a document could not be deleted; the log says why"))
         for name, lost in report.carried_out.items():
-            _settle(self._carried_out.pop(name, None), lost)
+            _set_result(self._carried_out.pop(name, None), lost)
         for name, held in report.held.items():
-            _settle(self._held.pop(name, None), held)
+            _set_result(self._held.pop(name, None), held)
         if report.memory is not None:
-            _settle(self.memory(), report.memory)
+            _set_result(self.memory(), report.memory)
 
     def fail(self) -> None:
-        """The engine is gone: nobody will be answered any more."""
+        """Fail everything that waits with EngineDied, because the engine is gone."""
         waiting: list[asyncio.Future[Any]] = [*self._carried_out.values(), *self._held.values()]
         for future in waiting:
             if not future.done():
@@ -87,10 +90,10 @@ class EngineReports:
 
 
 class ReportLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is untyped here
-    """Takes the connector's reports out of vLLM's stats."""
+    """A stat logger for vLLM that takes the connector's reports out of the stats."""
 
-    def __init__(self, vllm_config: "VllmConfig", engine_index: int, reports: EngineReports) -> None:  # noqa: ARG002
-        self._reports = reports
+    def __init__(self, vllm_config: "VllmConfig", engine_index: int, router: ReportRouter) -> None:  # noqa: ARG002
+        self._router = router
 
     def record(
         self,
@@ -99,15 +102,15 @@ class ReportLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is untyped her
         *args: Any,  # noqa: ANN401, ARG002
         **kwargs: Any,  # noqa: ANN401, ARG002
     ) -> None:
-        """Take one step's."""
+        """Take the stats of one step."""
         stats = scheduler_stats.kv_connector_stats if scheduler_stats is not None else None
         if stats and "report" in stats:
-            self._reports.receive(msgspec.convert(stats["report"], EngineReport))
+            self._router.receive(msgspec.convert(stats["report"], EngineReport))
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say."""
+        """Log nothing; vLLM requires the method."""
 
 
-def _settle(future: "asyncio.Future[Any] | None", result: object) -> None:
+def _set_result(future: "asyncio.Future[Any] | None", result: object) -> None:
     if future is not None and not future.done():
         future.set_result(result)

@@ -1,8 +1,9 @@
-"""One request's orders as the scheduler half executes them."""
+"""State of one request whose plan the scheduler side executes."""
 
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from generator.connector.messages import RequestOrders, Resolved
+from generator.connector.messages import Prefilled, RequestMessage
 from generator.connector.step_jobs import Piece
 from protocol.kv import KvNode, pages_spanned
 from protocol.plans import PlannedNode
@@ -13,47 +14,51 @@ if TYPE_CHECKING:
 
 
 class Offer(NamedTuple):
-    """What can be loaded for a request: tokens from ``local``, the start of a block, to ``end``, out of ``nodes``."""
+    """What a request can load: tokens from ``local``, the start of a block, up to ``end``, out of ``nodes``."""
 
     local: int
     end: int
     nodes: list[int]
 
 
-class Execution:
-    """A request, its plan, and how far the engine has come with it.
+class RequestState:
+    """A request, its plan, and how far the engine has executed it.
 
-    ``nodes`` are the plan's as they lie in the prompt; ``settled`` once they are kept where they should be. ``offer``
-    is what the engine was offered last. The first ``local`` tokens were found in the engine's own cache, those up to
-    ``cached`` were loaded. ``missing`` are copies that turned out not to be there. What a ``forgotten`` request
-    computes, nobody may find afterwards. ``told``: its first token was reported, or that it ended without one after it
-    had ``reached`` so many tokens of its prompt.
+    - ``nodes``: the plan's nodes with their positions in the prompt.
+    - ``blocks``: the blocks that the engine has allocated to the request.
+    - ``offer``: what the engine was last offered to load.
+    - ``local``: tokens that the engine found in its own cache. ``cached``: ``local`` plus the tokens that were loaded.
+    - ``missing``: copies that were planned as sources and could not be read, as key and tier.
+    - ``nodes_kept``: whether the nodes are already kept as planned.
+    - ``forgotten``: whether a document was deleted meanwhile, so that nothing of this request may be found later.
+    - ``reached``: set if a speculative request ended before its first token; prompt tokens computed by then.
+    - ``reported``: whether the request's prefill has been reported.
     """
 
-    def __init__(self, request: "Request", orders: RequestOrders, page_tokens: int) -> None:
+    def __init__(self, request: "Request", message: RequestMessage, page_tokens: int) -> None:
         self.request = request
-        self.orders = orders
+        self.message = message
         self._page_tokens = page_tokens
         self.nodes: list[KvNode] = []
         position = 0
-        for depth, planned in enumerate(orders.nodes, start=1):
-            self.nodes.append(KvNode(planned.key, orders.namespace, orders.path[:depth], position, planned.tokens))
+        for depth, planned in enumerate(message.nodes, start=1):
+            self.nodes.append(KvNode(planned.key, message.namespace, message.path[:depth], position, planned.tokens))
             position += planned.tokens
         self.blocks: list[int] = []
-        self.settled = False
+        self.nodes_kept = False
         self.offer = Offer(0, 0, [])
         self.local = 0
         self.cached = 0
         self.load_seconds = 0.0
         self.missing: set[tuple[str, Tier]] = set()
         self.forgotten = False
-        self.told = False
+        self.reported = False
         self.reached: int | None = None
 
     @property
-    def in_background(self) -> bool:
-        """Whether what is offered comes from where loading takes long, so that others should go on meanwhile."""
-        return any(self.plan(index).source is Tier.DISK for index in self.offer.nodes)
+    def loads_in_background(self) -> bool:
+        """Whether the offer has nodes on disk, which load slowly, so that other requests should run meanwhile."""
+        return any(self.planned(index).source is Tier.DISK for index in self.offer.nodes)
 
     @property
     def keys(self) -> set[str]:
@@ -61,38 +66,50 @@ class Execution:
         return {node.key for node in self.nodes}
 
     def parent(self, index: int) -> str | None:
-        """The key of the node in front of one, None for the first."""
+        """The key of the node in front of a node, or None for the first."""
         return self.nodes[index - 1].key if index else None
 
-    def plan(self, index: int) -> PlannedNode:
-        """What was planned for a node."""
-        return self.orders.nodes[index]
+    def planned(self, index: int) -> PlannedNode:
+        """What the plan says about a node."""
+        return self.message.nodes[index]
 
-    def loadable(self, local: int) -> list[int]:
-        """The nodes, by index, that have to be loaded to use all that the plan says is cached.
+    def make_offer(self, local: int, held: Container[str]) -> Offer:
+        """Set ``offer`` to what can be loaded behind the first ``local`` tokens; ``held`` are the GPU tier's nodes."""
+        found = self.loadable(local, held)
+        # The last token of a prompt is always computed: the next token is sampled from it.
+        last: int = self.request.num_tokens - 1
+        end = min(_end(self.nodes[found[-1]]), last) if found else 0
+        self.offer = Offer(local, max(local, end), found)
+        return self.offer
 
-        They follow each other; where one is missing, nothing behind it is of use. None of them ends within the first
-        ``local`` tokens.
+    def loadable(self, local: int, held: Container[str]) -> list[int]:
+        """The nodes, by index, to load so that everything the plan calls cached is used.
+
+        The nodes are consecutive and end behind the first ``local`` tokens. The first missing copy ends the list,
+        because nothing behind it is of use. ``held`` are the keys of the nodes in the GPU tier.
         """
         found = []
         for index, node in enumerate(self.nodes):
             if _end(node) <= local:
                 continue
-            source = self.plan(index).source
+            source = self.planned(index).source
             if source is None or (node.key, source) in self.missing:
+                break
+            if source is Tier.GPU and node.key not in held:
                 break
             found.append(index)
         return found
 
-    def pieces(self, held: "dict[str, tuple[int, ...]]") -> list[Piece]:
-        """What to copy where, so that what was offered is there; ``held`` are the blocks of nodes in the GPU tier.
+    def pieces(self, held: Mapping[str, tuple[int, ...]]) -> list[Piece]:
+        """The copies that carry out the offer; ``held`` are the blocks of the nodes in the GPU tier.
 
-        A block comes from the last of the offered nodes that reaches into it: its page has all that stands before, too.
+        If several offered nodes reach into one block, it is copied from the last of them, whose page also has the
+        tokens in front.
         """
         local, end, nodes = self.offer
         pieces: list[Piece] = []
         for index in nodes:
-            node, planned = self.nodes[index], self.plan(index)
+            node, planned = self.nodes[index], self.planned(index)
             assert planned.source is not None
             span = pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens)
             start = max(span.start, local // self._page_tokens)
@@ -108,34 +125,34 @@ class Execution:
         return pieces
 
     def node_blocks(self, index: int) -> tuple[int, ...]:
-        """The blocks that a node lies in, once the engine has given them."""
+        """The blocks that hold a node. Valid once the engine has allocated them."""
         node = self.nodes[index]
         span = pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens)
         return tuple(self.blocks[span.start : span.stop])
 
-    def fall_back(self, tokens: int) -> None:
-        """Only the first ``tokens`` tokens are good: what lies behind them has to be computed."""
+    def limit_cached(self, tokens: int) -> None:
+        """Count at most the first ``tokens`` tokens as cached: the engine computes what stands behind them."""
         self.cached = min(self.cached, tokens)
 
     def has_reached(self, index: int, tokens: int) -> bool:
-        """Whether the blocks of a node are full, or hold all that the prompt has, after its first ``tokens`` tokens."""
+        """Whether a node's blocks are complete after ``tokens`` tokens: full, or filled to the end of the prompt."""
         node = self.nodes[index]
         span = pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens)
         prompt_tokens: int = self.request.num_prompt_tokens
         return min(span.stop * self._page_tokens, prompt_tokens) <= tokens
 
-    def resolved(self) -> Resolved:
-        """Where the prompt's tokens came from, as it stands."""
+    def prefilled(self) -> Prefilled:
+        """Which tier the prompt's tokens came from, so far."""
         loaded: dict[Tier, int] = {}
         local = min(self.local, self.cached)
         if local:
             loaded[Tier.GPU] = local
         for index, node in enumerate(self.nodes):
             tokens = min(_end(node), self.cached) - max(node.prefix_tokens, local)
-            source = self.plan(index).source
+            source = self.planned(index).source
             if tokens > 0 and source is not None:
                 loaded[source] = loaded.get(source, 0) + tokens
-        return Resolved(loaded, self.load_seconds * 1000, self.reached)
+        return Prefilled(loaded, self.load_seconds * 1000, self.reached)
 
 
 def _end(node: KvNode) -> int:

@@ -1,6 +1,6 @@
-"""What passes between the connector's halves: jobs down with each step, results up.
+"""Data between the connector's two sides: jobs for the worker side with each step, and their results.
 
-Plain data, for the halves may live in different processes.
+All of it is plain data, because the sides may run in different processes.
 """
 
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from protocol.tiers import Tier
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of a node's pages on its way into an engine's blocks.
+    """Consecutive pages of one node, to copy into an engine's blocks.
 
     The node's pages ``first``, ``first`` + 1, ... go into ``blocks``. From the GPU tier they are copied out of
-    ``held``, the engine's own blocks; ``pages`` are the host memory's.
+    ``held``, which are blocks of the same engine. ``pages`` locate the node in host memory.
     """
 
     key: str
@@ -31,14 +31,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Load:
-    """What one request loads. In the ``background`` it may take several steps, in which others go on."""
+    """What one request loads. A ``background`` load may take several steps, in which other requests go on."""
 
     request_id: str
     pieces: tuple[Piece, ...]
     background: bool
 
-    def shares(self, count: int) -> "list[Load]":
-        """The same as up to ``count`` loads of about as many pages each, to be carried out at once; one of nothing."""
+    def split(self, count: int) -> "list[Load]":
+        """Up to ``count`` loads of about equally many pages, for as many threads. An empty load stays one load."""
         pages = sum(len(piece.blocks) for piece in self.pieces)
         ends = [pages * number // count for number in range(1, count + 1)]
         parts = [tuple(self._between(begin, end)) for begin, end in pairwise([0, *ends])]
@@ -60,10 +60,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A node on its way from one tier to a slower one, or out (``target`` None); ``evict`` frees the source.
+    """Copies a node from ``source`` to a slower tier; without ``target`` it only deletes. ``evict`` frees the source.
 
-    ``blocks`` hold it where the source is the GPU. None of them and no ``node``: the engine has it no more, so it was
-    brought there before or never will be. ``pages`` are the host memory's.
+    If the source is the GPU, ``blocks`` hold the node. If ``blocks`` is empty and ``node`` is None, the engine no
+    longer holds it: either an earlier transfer has copied it, or it cannot be copied any more. ``pages`` locate the
+    node in host memory.
     """
 
     number: int
@@ -78,25 +79,25 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Purge:
-    """Documents of which no tier may have anything left, nor of what stands behind them: contents by namespace.
+    """Deletes documents, and everything computed behind them, from all tiers.
 
-    None: everything that there is.
+    ``contents`` are content hashes by namespace; None means everything.
     """
 
     number: int
     contents: dict[str, frozenset[str]] | None
 
-    def dooms(self, namespace: str, path: tuple[str, ...]) -> bool:
+    def covers(self, namespace: str, path: tuple[str, ...]) -> bool:
         """Whether a node is one of the documents, or stands behind one."""
         return self.contents is None or not self.contents.get(namespace, frozenset()).isdisjoint(path)
 
 
 @dataclass
 class StepJobs(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is untyped here
-    """Jobs of one step: ``loads`` before its forward pass, ``transfers`` after it, in their order, then ``purges``.
+    """Jobs of one step: ``loads`` before its forward pass; ``transfers`` after it, in this order; then ``purges``.
 
-    ``inquiries`` are names under which somebody asks what the tiers hold. An ``idle`` step computes nothing,
-    because all that is to be done waits for the worker half.
+    ``inquiries`` are names under which to report what the tiers hold. An ``idle`` step computes nothing, because all
+    pending work waits for the worker side.
     """
 
     loads: list[Load] = field(default_factory=list)
@@ -108,7 +109,7 @@ class StepJobs(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is untyped he
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What a load came to: ``seconds`` it took, and the keys of nodes whose copies in a tier were not to be had."""
+    """Result of a load: its duration in ``seconds``, and the copies that could not be read, as key and tier."""
 
     seconds: float
     lost: tuple[tuple[str, Tier], ...] = ()
@@ -116,11 +117,10 @@ class LoadResult:
 
 @dataclass
 class StepResults(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """What ended since the last step: ``loads`` by request, the rest by number.
+    """What the worker side has finished since the last step.
 
-    ``transfers`` are False where they could not be carried out, ``purged`` says how many nodes could not be deleted.
-
-    ``held`` answers inquiries, by name.
+    ``loads`` is keyed by request, ``transfers`` and ``purged`` by number. A transfer's value is False if it failed.
+    ``purged`` counts the nodes that could not be deleted. ``held`` answers inquiries, by name.
     """
 
     loads: dict[str, LoadResult] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class StepResults(KVConnectorWorkerMetadata):  # type: ignore[misc]
     memory: KvMemory | None = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepResults":
-        """Results of two workers as those of one: what failed on any has failed."""
+        """The results of two workers as one: a job that failed on either has failed."""
         assert isinstance(other, StepResults)
         loads = dict(self.loads)
         for request_id, result in other.loads.items():

@@ -1,7 +1,7 @@
-"""The connector's worker half: moves pages between the engine's blocks and the tiers.
+"""The connector's worker side: moves pages between the engine's blocks and the tiers.
 
-Worker-side calls of vLLM's contract end up here. Loads from host memory are done before the step that needs them; loads
-from disk, and everything that leaves the blocks, in threads beside the engine's own.
+vLLM's worker-side calls end up here. Loads from host memory finish before the step that needs them. Loads from disk,
+and everything that leaves the blocks, run in threads of their own.
 """
 
 import math
@@ -26,28 +26,28 @@ _IDLE_WAIT_S = 0.005
 
 @dataclass
 class _SharedLoad:
-    """A load that several threads carry out, as far as they have come: what the last one to end it reports."""
+    """Progress of a load that several threads share."""
 
     open_shares: int
     _began: float = math.inf
     _lost: dict[tuple[str, Tier], None] = field(default_factory=dict)
 
-    def ended(self, result: LoadResult) -> None:
-        """Take in a share that has ended now."""
+    def end_share(self, result: LoadResult) -> None:
+        """Add the result of a share that has ended now."""
         self.open_shares -= 1
         self._began = min(self._began, time.perf_counter() - result.seconds)
         self._lost.update(dict.fromkeys(result.lost))
 
     def result(self) -> LoadResult:
-        """What all of them came to by now, from the beginning of the first one on."""
+        """The result of all shares, timed from the beginning of the first one until now."""
         return LoadResult(time.perf_counter() - self._began, tuple(self._lost))
 
 
-class WorkerHalf:
-    """Carries jobs out over an engine's ``blocks`` and the ``tiers`` below the GPU.
+class WorkerSide:
+    """Carries out jobs over an engine's ``blocks`` and the ``tiers`` below the GPU.
 
-    Transfers go one after the other in the order in which they were given, so what one makes room for another may use.
-    ``memory`` is told with the first results. ``loader_threads`` share each load from disk.
+    Transfers run one after the other in the order given, so one may use the room that an earlier one frees. ``memory``
+    is reported with the first results. ``loader_threads`` threads share each load from disk.
     """
 
     def __init__(self, blocks: PagedBlocks, tiers: dict[Tier, KvTier], memory: KvMemory, loader_threads: int) -> None:
@@ -56,68 +56,68 @@ class WorkerHalf:
         self._loader_threads = loader_threads
         self._loaders = ThreadPoolExecutor(loader_threads, thread_name_prefix="kv-load")
         self._mover = ThreadPoolExecutor(1, thread_name_prefix="kv-move")
-        # Filled by the threads too; the condition guards them and says when there is something new.
-        self._news = threading.Condition()
+        # The condition guards the fields below, which the threads fill too, and signals that they have changed.
+        self._changed = threading.Condition()
         self._results = StepResults(memory=memory)
         self._loaded: set[str] = set()
         self._failed: set[int] = set()
 
     def load(self, jobs: StepJobs) -> None:
-        """Have everything in place that the step's forward pass needs, and begin what may take longer."""
+        """Load everything that the step's forward pass needs, and start the background loads."""
         for load in jobs.loads:
             if load.background:
-                # What comes out of other blocks comes at once: nobody holds those until later.
+                # Copies out of other blocks are made now, because those blocks may be reused later.
                 near = tuple(piece for piece in load.pieces if piece.tier is Tier.GPU)
                 far = tuple(piece for piece in load.pieces if piece.tier is not Tier.GPU)
                 _, failed = self._load(replace(load, pieces=near))
-                with self._news:
+                with self._changed:
                     self._failed |= failed
                 self._load_in_background(replace(load, pieces=far))
             else:
                 result, failed = self._load(load)
-                with self._news:
+                with self._changed:
                     self._results.loads[load.request_id] = result
                     self._failed |= failed
 
     def transfer(self, jobs: StepJobs) -> None:
-        """Begin the step's transfers; its forward pass is over."""
+        """Start the step's transfers, purges and inquiries. Call it after the step's forward pass."""
         fence = self._blocks.fence()
         for transfer in jobs.transfers:
             self._mover.submit(self._transfer, transfer, fence)
         for purge in jobs.purges:
-            # Behind the transfers that were under way: what they brought anywhere goes, too.
+            # Behind the transfers under way, so that the purge also deletes the copies that they make.
             self._mover.submit(self._purge, purge)
         for name in jobs.inquiries:
-            # Behind all that is under way, so that the answer has it.
+            # Behind everything under way, so that the answer includes it.
             self._mover.submit(self._answer, name)
 
     def pause(self, jobs: StepJobs) -> None:
-        """Wait a moment for news in a step that computes nothing: the engine has nothing to do but ask again."""
-        with self._news:
-            news = self._results
-            if jobs.idle and not (news.transfers or news.purged or news.held or self._loaded):
-                self._news.wait(_IDLE_WAIT_S)
+        """Wait briefly for results in an idle step, so that the engine does not spin."""
+        with self._changed:
+            results = self._results
+            if jobs.idle and not (results.transfers or results.purged or results.held or self._loaded):
+                self._changed.wait(_IDLE_WAIT_S)
 
     def take_loaded(self) -> set[str]:
-        """Requests whose load in the background is over since the last call, well or not."""
-        with self._news:
+        """Requests whose background load has ended since the last call, successful or not."""
+        with self._changed:
             loaded, self._loaded = self._loaded, set()
         return loaded
 
     def take_failed(self) -> set[int]:
-        """Blocks that should have been loaded since the last call, and were not."""
-        with self._news:
+        """Blocks that could not be loaded since the last call."""
+        with self._changed:
             failed, self._failed = self._failed, set()
         return failed
 
     def take_results(self) -> StepResults | None:
-        """What else ended since the last call; None for nothing."""
-        with self._news:
+        """The other results since the last call, or None if there are none."""
+        with self._changed:
             results, self._results = self._results, StepResults()
         return results if results != StepResults() else None
 
     def close(self) -> None:
-        """End what is under way, and let go of the tiers."""
+        """Finish what is under way, and close the tiers."""
         self._loaders.shutdown(wait=True, cancel_futures=True)
         self._mover.shutdown(wait=True, cancel_futures=True)
         for tier in self._tiers.values():
@@ -126,23 +126,24 @@ class WorkerHalf:
     # Loads
 
     def _load_in_background(self, load: Load) -> None:
-        """Begin a load whose pages the threads share: one alone does not keep the memory busy."""
-        shares = load.shares(self._loader_threads)
+        """Start a load and split it among the threads: one thread alone does not saturate the memory."""
+        shares = load.split(self._loader_threads)
         under_way = _SharedLoad(len(shares))
         for share in shares:
             self._loaders.submit(self._load_share, share, under_way)
 
     def _load_share(self, share: Load, under_way: _SharedLoad) -> None:
         result, failed = self._load(share)
-        with self._news:
+        with self._changed:
             self._failed |= failed
-            under_way.ended(result)
+            under_way.end_share(result)
             if not under_way.open_shares:
                 self._results.loads[share.request_id] = under_way.result()
                 self._loaded.add(share.request_id)
-                self._news.notify_all()
+                self._changed.notify_all()
 
     def _load(self, load: Load) -> tuple[LoadResult, set[int]]:
+        """Load, and return the result and the blocks that failed."""
         began = time.perf_counter()
         lost: list[tuple[str, Tier]] = []
         failed: set[int] = set()
@@ -150,14 +151,14 @@ class WorkerHalf:
             try:
                 self._fill(piece)
             except Exception as error:
-                # Whatever it was, the request must go on, and computes what is missing.
-                _tell("kv_not_loaded", error, node=piece.key, tier=piece.tier)
+                # Whatever the error is, the request goes on and computes what is missing.
+                _warn("kv_not_loaded", error, node=piece.key, tier=piece.tier)
                 lost.append((piece.key, piece.tier))
                 failed.update(piece.blocks)
         try:
             self._blocks.finish()
         except Exception as error:
-            _tell("kv_not_loaded", error, request=load.request_id)
+            _warn("kv_not_loaded", error, request=load.request_id)
             failed.update(block for piece in load.pieces for block in piece.blocks)
         return LoadResult(time.perf_counter() - began, tuple(lost)), failed
 
@@ -178,40 +179,41 @@ class WorkerHalf:
             self._carry_out(transfer)
             done = True
         except Exception as error:
-            _tell("kv_not_moved", error, node=transfer.key, source=transfer.source, target=transfer.target)
+            _warn("kv_not_moved", error, node=transfer.key, source=transfer.source, target=transfer.target)
         finally:
-            with self._news:
+            with self._changed:
                 self._results.transfers[transfer.number] = done
-                self._news.notify_all()
+                self._changed.notify_all()
 
     def _purge(self, purge: Purge) -> None:
-        """Delete by the tiers' own account: what nobody else knows of is found as well."""
+        """Delete what the tiers themselves list, which includes nodes that the knowledge tree does not know."""
         left = 0
         try:
             for tier in self._tiers.values():
-                doomed = [stored for stored in tier.nodes() if purge.dooms(stored.node.namespace, stored.node.path)]
-                for node, pages in doomed:
+                covered = [stored for stored in tier.nodes() if purge.covers(stored.node.namespace, stored.node.path)]
+                for node, pages in covered:
                     tier.drop(node.key, pages)
-                left += sum(tier.has(node.key, pages) for node, pages in doomed)
+                left += sum(tier.has(node.key, pages) for node, pages in covered)
         except Exception as error:
-            _tell("documents_not_purged", error)
+            _warn("documents_not_purged", error)
             left += 1
         finally:
-            with self._news:
+            with self._changed:
                 self._results.purged[purge.number] = left
-                self._news.notify_all()
+                self._changed.notify_all()
 
     def _answer(self, name: str) -> None:
+        """Answer an inquiry."""
         reports: list[ResidencyReport] = []
         try:
             for tier, kept in self._tiers.items():
                 reports.append(ResidencyReport(tier, tuple(stored.held for stored in kept.nodes())))
         except Exception as error:
-            _tell("tier_not_listed", error)
+            _warn("tier_not_listed", error)
         finally:
-            with self._news:
+            with self._changed:
                 self._results.held[name] = tuple(reports)
-                self._news.notify_all()
+                self._changed.notify_all()
 
     def _carry_out(self, transfer: Transfer) -> None:
         source = self._tiers.get(transfer.source)
@@ -223,7 +225,7 @@ class WorkerHalf:
                 elif transfer.node is not None:
                     self._save(transfer.node, transfer.blocks, target, transfer)
                 else:
-                    raise TierError("the engine has it no more")
+                    raise TierError("the engine no longer holds the node")
         if source is not None and transfer.evict:
             source.drop(transfer.key, transfer.pages)
 
@@ -245,7 +247,7 @@ class WorkerHalf:
                 writer.page(index)[:] = reader.page(index)
 
 
-def _tell(event: str, error: Exception, **facts: object) -> None:
-    """Log what went wrong: what tiers raise in a line, what is a defect with its traceback."""
+def _warn(event: str, error: Exception, **facts: object) -> None:
+    """Log a failure. Errors of tiers take one line; anything else is a defect and is logged with its traceback."""
     expected = isinstance(error, (TierError, OSError))
     log.warning(event, error=f"{type(error).__name__}: {error}", exc_info=None if expected else error, **facts)

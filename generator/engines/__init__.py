@@ -1,1 +1,1 @@
-"""The engines that execute plans, behind one interface."""
+"""Engines that execute plans, behind one interface (``engine``)."""

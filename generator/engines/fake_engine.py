@@ -1,6 +1,7 @@
-"""An engine without a model, at set speeds: for load tests, and for trying the stack where no model can run.
+"""An engine without a model that answers at configured speeds.
 
-It is a fake and says so in its name wherever it shows. Its answers repeat the first document of the prompt.
+It is meant for load tests, and for machines that cannot run a model. It reports its name as ``fake``. Its answers
+repeat the first document of the prompt.
 """
 
 import asyncio
@@ -28,10 +29,10 @@ _REMEMBERED = 256
 
 
 class FakeEngine:
-    """Prefills one prompt after the other at ``prefill_tokens_per_s``; all streams decode side by side.
+    """Prefills one prompt at a time at ``prefill_tokens_per_s``; all streams decode in parallel.
 
-    Every prompt is computed whole, in steps of ``step_tokens``: there is no KV to cache. A plan that is ended gives the
-    device free after its step in hand, as a real one does.
+    Every prompt is computed in full, in steps of ``step_tokens``, because there is no KV to cache. A plan that is ended
+    frees the device after its current step, as in a real engine.
     """
 
     def __init__(
@@ -42,25 +43,26 @@ class FakeEngine:
         speeds: FakeEngineSettings,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        # Prompts are computed one after the other, so there is nothing to gain from a second one in hand. To whoever
-        # plans, a step is as long as the longest prompt; in how many steps that can be ended is no matter of plans.
+        # Prompts are prefilled one at a time, so admitting a second one gains nothing. For the planner, one step takes
+        # the longest prompt; the steps after which a prefill can be ended do not matter to it.
         step = StepBudget(max_model_len, max_model_len)
         self._info = EngineInfo(model=model, engine="fake", max_model_len=max_model_len, step=step)
         self._tokenizer = tokenizer
         self._speeds = speeds
         self._sleep = sleep
         self._device = asyncio.Lock()
-        # Streams under way, by their plans' ids, and what ends each.
+        # The events that end running streams, by plan id.
         self._ending: dict[str, asyncio.Event] = {}
-        self._not_begun: deque[str] = deque(maxlen=_REMEMBERED)
+        # Plans that were ended while they were not running.
+        self._ended_early: deque[str] = deque(maxlen=_REMEMBERED)
         self._started = False
 
     async def start(self) -> None:
-        """Begin to accept plans."""
+        """Start accepting plans."""
         self._started = True
 
     async def close(self) -> None:
-        """Refuse further plans; streams under way end with EngineDied at their next step."""
+        """Refuse further plans. Running streams end with EngineDied at their next step."""
         self._started = False
 
     async def ready(self) -> None:
@@ -69,20 +71,20 @@ class FakeEngine:
             raise EngineNotReady("the fake engine is not started")
 
     async def info(self) -> EngineInfo:
-        """What is served."""
+        """The served model and the engine's limits."""
         return self._info
 
     async def metrics(self) -> dict[str, str]:
-        """Nothing is counted."""
+        """No metrics: the fake engine counts nothing."""
         return {}
 
     async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
-        """Wait as long as the prefill would take, then repeat the first document a token at a time."""
+        """Wait for the time of the prefill, then repeat the first document token by token."""
         await self.ready()
         for plan_id in plan.ends:
             await self.end(plan_id)
         ended = self._ending[plan.query_id] = asyncio.Event()
-        if plan.query_id in self._not_begun:
+        if plan.query_id in self._ended_early:
             ended.set()
         finished = False
         try:
@@ -95,16 +97,16 @@ class FakeEngine:
             del self._ending[plan.query_id]
 
     async def end(self, plan_id: str) -> None:
-        """End a stream, after its step in hand."""
+        """End a stream after its current step."""
         await self.ready()
         if plan_id in self._ending:
             self._ending[plan_id].set()
         else:
-            # It has ended, or the call has overtaken the one that begins it.
-            self._not_begun.append(plan_id)
+            # The stream has ended, or this call has overtaken the one that begins it.
+            self._ended_early.append(plan_id)
 
     async def _steps(self, prompt: Prompt, sampling: Sampling, ended: asyncio.Event) -> AsyncGenerator[GenerationStep]:
-        """The steps of a stream, as many as there are until it is ``ended``."""
+        """The steps of a stream, until it is complete or ``ended``."""
         began = time.monotonic()
         begun = asyncio.Event()
         prefilling, ending = (
@@ -134,8 +136,8 @@ class FakeEngine:
             yield GenerationStep(text, 1, prefill, reason if position == len(texts) else None)
             prefill = None
 
-    async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:  # noqa: ARG002 - nothing lies where they point
-        """Do nothing: whatever is to be gone is not here, and nobody is told that anything is."""
+    async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:  # noqa: ARG002 - there are no tiers
+        """Do nothing: there are no tiers, so there is nothing to move or delete."""
         await self.ready()
         return ()
 
@@ -145,14 +147,14 @@ class FakeEngine:
         return ()
 
     async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
-        """Measure a wait of the set length; what is said to be cached costs nothing."""
+        """Measure a prefill of ``new_tokens`` at the configured speed. Cached tokens cost nothing."""
         await self.ready()
         began = time.monotonic()
         await self._prefill(new_tokens, asyncio.Event(), asyncio.Event())
         return PrefillCost(cached_tokens, new_tokens, time.monotonic() - began)
 
     def _answer(self, prompt: Prompt, sampling: Sampling) -> tuple[list[str], FinishReason]:
-        """The text of each token of the answer, and why the answer ends there."""
+        """The text of each token of the answer, and why the answer ends."""
         source = next(part.token_ids for part in (*prompt.documents, *prompt.segments) if part.token_ids)
         stream = self._tokenizer.decode_stream()
         texts = [stream.push(token_id) for token_id in source[: sampling.max_tokens]]
@@ -160,7 +162,7 @@ class FakeEngine:
         found = [(begin, begin + len(stop)) for stop in sampling.stop if (begin := whole.find(stop)) >= 0]
         if not found:
             return texts, "length" if len(source) > len(texts) else "stop"
-        # The tokens of a stop string are generated, or nobody would know it is one; its text is not part of the answer.
+        # The tokens of a stop string are generated, but its text is not part of the answer.
         begin, end = min(found)
         kept: list[str] = []
         at = 0
@@ -172,7 +174,7 @@ class FakeEngine:
         return kept, "stop"
 
     async def _prefill(self, tokens: int, begun: asyncio.Event, ended: asyncio.Event) -> None:
-        """Take the device for a prompt, or for as much of it as there are steps until it is ``ended``."""
+        """Occupy the device for a prompt of ``tokens`` tokens, or until the first step after it is ``ended``."""
         async with self._device:
             begun.set()
             for computed in range(0, tokens, self._speeds.step_tokens):

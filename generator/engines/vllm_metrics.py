@@ -1,6 +1,6 @@
-"""The metrics that vLLM keeps in its own process, as text.
+"""The metrics that vLLM keeps in this process, as text.
 
-Its Prometheus logger is on unless ``disable_log_stats`` is set, and with the connector's reports even then.
+vLLM's Prometheus logger is on unless ``disable_log_stats`` is set; with the connector's reports it is on even then.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def exposition() -> str:
 
 
 class _Only(Collector):
-    """VLLM's share of a registry: Ray and Python count in the same one."""
+    """VLLM's metrics of a registry that it shares with Ray and Python."""
 
     def __init__(self, registry: Collector) -> None:
         self._registry = registry

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 from platformdirs import user_cache_path
 
-from generator.engines.vllm_engine import _prepare_environment
+from generator.engines.vllm_arguments import prepare_environment
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings
 
@@ -24,7 +24,7 @@ PGDSF = {"eviction_policy": "PgdsfCachePolicy", "cache_policy_module_path": "ser
 
 @pytest.fixture(scope="module")
 def traffic() -> ModuleType:
-    _prepare_environment(GeneratorSettings())
+    prepare_environment(GeneratorSettings())
     import offloading_traffic
 
     return offloading_traffic

@@ -1,4 +1,4 @@
-"""A KV cache of an engine in small, as pages."""
+"""A small KV cache with two layers."""
 
 import torch
 
@@ -6,7 +6,7 @@ from generator.connector.blocks import PagedBlocks
 
 
 def small_cache(blocks: int, tokens: int, heads: int, dim: int, dtype: torch.dtype) -> PagedBlocks:
-    """Two layers of [blocks, 2, heads, tokens, dim], the second with a head more, full of numbers."""
+    """Two layers of shape [blocks, 2, heads, tokens, dim] with random numbers. The second one has one more head."""
     caches = {
         name: torch.randint(-100, 100, (blocks, 2, layer_heads, tokens, dim)).to(dtype)
         for name, layer_heads in (("first", heads), ("second", heads + 1))

@@ -1,4 +1,4 @@
-"""An engine's blocks as pages: what is read out of some and written into others is the same, in any layout."""
+"""Pages read out of an engine's blocks equal the pages written into them, in any layout."""
 
 import numpy as np
 import pytest
@@ -25,12 +25,12 @@ layouts = st.sampled_from([(2, 8, torch.float32), (1, 8, torch.bfloat16), (1, 1,
 
 
 @given(layouts, st.data())
-def test_pages_go_into_the_blocks_that_they_are_for_and_into_no_others(layout, data):
+def test_pages_are_written_into_their_blocks_and_no_others(layout, data):
     blocks = small_cache(BLOCKS, TOKENS, *layout)
     count = data.draw(st.integers(1, BLOCKS))
     rows = data.draw(st.lists(st.integers(0, 19), min_size=count, max_size=count))
     targets = data.draw(st.permutations(range(BLOCKS)))[:count]
-    # As an arena has them: a row begins at a multiple of something, not where the last one ends.
+    # As in an arena, rows are aligned: a row does not begin where the last one ends.
     stride = -(-blocks.page_bytes // 64) * 64
     pages = np.random.default_rng(0).integers(0, 256, (20, stride), np.uint8)[:, : blocks.page_bytes]
     expected = {block: page_of(blocks, block) for block in range(BLOCKS)}
@@ -41,7 +41,7 @@ def test_pages_go_into_the_blocks_that_they_are_for_and_into_no_others(layout, d
 
 
 @given(layouts)
-def test_a_blocks_own_memory_is_its_page_in_parts(layout):
+def test_a_blocks_own_memory_is_its_page_in_slabs(layout):
     blocks = small_cache(BLOCKS, TOKENS, *layout)
     for part in blocks.in_place(3):
         part[:] = np.arange(part.size) % 251
@@ -49,7 +49,7 @@ def test_a_blocks_own_memory_is_its_page_in_parts(layout):
     assert (page_of(blocks, 3) == expected).all()
 
 
-def test_what_lies_behind_the_last_token_is_read_as_zeros():
+def test_memory_behind_the_last_token_is_read_as_zeros():
     blocks = small_cache(BLOCKS, TOKENS, 2, 8, torch.float32)
     whole, part = page_of(blocks, 5), np.empty(blocks.page_bytes, np.uint8)
     blocks.read(5, part, 3)
@@ -59,7 +59,7 @@ def test_what_lies_behind_the_last_token_is_read_as_zeros():
     assert (second.reshape(2, 3, TOKENS, 8)[:, :, 3] == 0).all()
 
 
-def test_layers_whose_blocks_are_no_whole_lanes_are_written_too():
+def test_blocks_that_are_not_a_multiple_of_64_bits_are_written():
     blocks = small_cache(BLOCKS, 3, 1, 1, torch.int8)
     assert blocks.page_bytes % 8
     pages = np.random.default_rng(0).integers(0, 256, (4, blocks.page_bytes), np.uint8)

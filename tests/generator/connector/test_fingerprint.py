@@ -1,4 +1,4 @@
-"""KV is shared by engines that would compute the same, and by no others."""
+"""Engines share a fingerprint if, and only if, they compute the same KV."""
 
 import shutil
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ LAYOUT = "30 layers of 32 tokens"
 
 
 class ModelConfig(SimpleNamespace):
-    """The part of a Hugging Face configuration that is read."""
+    """The part of a Hugging Face configuration that the fingerprint reads."""
 
     def to_dict(self):
         return dict(vars(self))
@@ -43,7 +43,7 @@ def folder(tmp_path):
     return made
 
 
-def test_the_same_model_has_the_same_one_wherever_it_lies(folder, tmp_path):
+def test_the_models_location_does_not_change_the_fingerprint(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "moved")
     (tmp_path / "moved" / "README.md").write_text("the same model")
     assert fingerprint(config(folder), LAYOUT) == fingerprint(config(tmp_path / "moved"), LAYOUT)
@@ -52,16 +52,16 @@ def test_the_same_model_has_the_same_one_wherever_it_lies(folder, tmp_path):
 @pytest.mark.parametrize(
     "change", [{"dtype": "bfloat16"}, {"cache_dtype": "fp8"}, {"rope_theta": 500000.0}, {"ranks": 2}]
 )
-def test_another_dtype_or_rope_has_another(folder, change):
+def test_dtype_rope_and_ranks_change_the_fingerprint(folder, change):
     assert fingerprint(config(folder, **change), LAYOUT) != fingerprint(config(folder), LAYOUT)
 
 
-def test_another_layout_has_another(folder):
+def test_the_layout_changes_the_fingerprint(folder):
     assert fingerprint(config(folder), "30 layers of 16 tokens") != fingerprint(config(folder), LAYOUT)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
-def test_other_weights_or_another_tokenizer_have_another(folder, file):
+def test_weights_and_tokenizer_change_the_fingerprint(folder, file):
     before = fingerprint(config(folder), LAYOUT)
     content = bytearray((folder / file).read_bytes())
     content[len(content) // 2] ^= 1

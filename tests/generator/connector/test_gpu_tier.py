@@ -1,4 +1,4 @@
-"""Held blocks stay out of the engine's hands until they are let go; over vLLM's own pool of blocks."""
+"""The engine does not reuse held blocks until they are released. Tested over vLLM's own block pool."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from generator.connector.gpu_tier import GpuTier
 from protocol.kv import KvNode
 
 PAGE = 4
-BLOCKS = 17  # of which the pool keeps one for itself
+BLOCKS = 17  # the pool keeps one for itself
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def tier(pool) -> GpuTier:
 
 
 class Chain:
-    """Nodes behind each other in one prompt, whose blocks the engine gave and takes back."""
+    """Consecutive nodes of one prompt, whose request has ended."""
 
     def __init__(self, tier, pool, *tokens, name="n"):
         self.blocks = [block.block_id for block in pool.get_new_blocks(-(-sum(tokens) // PAGE))]
@@ -51,14 +51,14 @@ def test_a_held_node_keeps_its_blocks_and_no_others(tier, pool):
     assert pool.get_num_free_blocks() == BLOCKS - 1
 
 
-def test_what_stands_behind_a_node_goes_with_it(tier, pool):
+def test_releasing_a_node_releases_the_nodes_behind_it(tier, pool):
     chain = Chain(tier, pool, 6, 5, 4)
     assert sorted(tier.release(chain.keys[1])) == chain.keys[1:]
     assert chain.keys[0] in tier
     assert tier.release("unknown") == []
 
 
-def test_holding_twice_is_holding_once(tier, pool):
+def test_holding_a_node_twice_changes_nothing(tier, pool):
     chain = Chain(tier, pool, 6)
     free = pool.get_num_free_blocks()
     tier.hold(tier.node(chain.keys[0]), None, chain.blocks)
@@ -75,7 +75,7 @@ def test_retained_blocks_outlive_the_node(tier, pool):
     assert pool.get_num_free_blocks() == BLOCKS - 1
 
 
-def test_relief_takes_what_can_be_spared_first_and_what_is_in_use_last(tier, pool):
+def test_relief_releases_spare_nodes_first_and_nodes_in_use_last(tier, pool):
     old, spare, used = (Chain(tier, pool, 8, name=name) for name in ("old", "spare", "used"))
     everything = BLOCKS - 1
     assert tier.relieve(everything - 6, spare.keys, used.keys) == []
@@ -85,27 +85,27 @@ def test_relief_takes_what_can_be_spared_first_and_what_is_in_use_last(tier, poo
     assert tier.relieve(everything + 1, spare.keys, used.keys) == []
 
 
-def test_relief_takes_leaves_first(tier, pool):
+def test_relief_releases_leaves_first(tier, pool):
     chain = Chain(tier, pool, 8, 8)
     assert tier.relieve(pool.get_num_free_blocks() + 1, (), ()) == [chain.keys[1]]
 
 
-def test_relief_lets_nothing_go_that_would_free_nothing(tier, pool):
+def test_relief_keeps_nodes_whose_release_frees_no_block(tier, pool):
     chain = Chain(tier, pool, 8)
     tier.retain(tier.blocks(chain.keys[0]))
     assert tier.relieve(BLOCKS, (), ()) == []
     assert chain.keys[0] in tier
 
 
-def test_blocks_that_nobody_could_share_are_told(tier, pool):
+def test_blocks_without_hashes_cannot_be_found(tier, pool):
     chain = Chain(tier, pool, 8, 3)
     first, second = chain.keys
     assert not tier.can_be_found(tier.node(first), tier.blocks(first))
-    # A node without a whole block of its own has nothing to be found by.
+    # A node without a full block of its own needs no hash.
     assert tier.can_be_found(tier.node(second), tier.blocks(second))
 
 
-def test_nodes_are_found_by_namespace_and_document(tier, pool):
+def test_nodes_are_matched_by_namespace_and_document(tier, pool):
     chain = Chain(tier, pool, 6, 5)
     other = Chain(tier, pool, 6, name="o")
     assert tier.matching(lambda namespace, path: namespace == "tenant" and "n0" in path) == chain.keys

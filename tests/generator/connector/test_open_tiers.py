@@ -1,4 +1,4 @@
-"""How fast a disk is, is found out whatever lies on it."""
+"""The disk's load rate is measured whatever the disk holds."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_an_empty_disk_is_measured_and_left_empty(open_disk):
     assert disk.used_bytes == 0
 
 
-def test_a_full_one_is_measured_by_what_lies_there(open_disk):
+def test_a_full_disk_is_measured_by_its_largest_file(open_disk):
     disk = open_disk(50_000)
     write(disk, "aa", 2)
     write(disk, "bb", 4)
@@ -51,5 +51,5 @@ def test_a_full_one_is_measured_by_what_lies_there(open_disk):
     assert disk.nodes() == before
 
 
-def test_one_that_is_empty_and_too_small_is_not(open_disk):
+def test_an_empty_disk_without_room_for_a_probe_is_not_measured(open_disk):
     assert _disk_rate(open_disk(10_000), BLOCKS, PROBE_PAGES) is None

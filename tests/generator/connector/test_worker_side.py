@@ -1,4 +1,4 @@
-"""Loads in the background, whose pages threads share: all of it is there when the request hears of it, or named."""
+"""Background loads that several threads share: when one ends, every page is loaded, or its node is named as lost."""
 
 import time
 
@@ -11,7 +11,7 @@ import torch
 from small_cache import small_cache
 
 from generator.connector.step_jobs import Load, Piece, StepJobs
-from generator.connector.worker_side import WorkerHalf
+from generator.connector.worker_side import WorkerSide
 from generator.tiers.disk import DiskTier
 from generator.tiers.null import NullTier
 from protocol.kv import KvMemory, KvNode
@@ -27,7 +27,7 @@ def threads(request):
 
 
 class Loading:
-    """A worker half over a small cache, and two nodes of six pages each on disk."""
+    """A worker side over a small cache, and two nodes of six pages each on disk."""
 
     def __init__(self, folder, threads: int) -> None:
         self.blocks = small_cache(BLOCKS, PAGE_TOKENS, 8, 4, torch.bfloat16)
@@ -41,19 +41,19 @@ class Loading:
                 for index, page in enumerate(self.pages[name]):
                     writer.page(index)[:] = page
         memory = KvMemory("weights", "boot", PAGE_TOKENS, self.blocks.page_bytes, BLOCKS, 0, 9, 0.0, 1.0, "cpu")
-        self.worker = WorkerHalf(self.blocks, {Tier.HOST: NullTier(Tier.HOST), Tier.DISK: disk}, memory, threads)
+        self.worker = WorkerSide(self.blocks, {Tier.HOST: NullTier(Tier.HOST), Tier.DISK: disk}, memory, threads)
         self.worker.take_results()
 
     def load(self, *pieces: Piece) -> None:
-        """Load, and wait until the request hears of it."""
+        """Load in the background, and wait until the load has ended."""
         self.worker.load(StepJobs(loads=[Load("request", pieces, True)]))
         until = time.monotonic() + PATIENCE_S
         while "request" not in self.worker.take_loaded():
-            assert time.monotonic() < until, "the request waits for ever"
+            assert time.monotonic() < until, "the load has not ended"
             self.worker.pause(StepJobs(idle=True))
 
-    def spoil(self, name: str, page: int) -> None:
-        """Flip a bit of a node's page."""
+    def corrupt(self, name: str, page: int) -> None:
+        """Flip a bit in a page of a node on disk."""
         (file,) = self._folder.rglob(f"{name}*.safetensors")
         with file.open("r+b") as opened:
             opened.seek(page * self.blocks.page_bytes - PAGES * self.blocks.page_bytes, 2)
@@ -74,7 +74,7 @@ def loading(tmp_path, threads):
     loading.worker.close()
 
 
-def test_all_pages_are_there_once_the_request_hears_of_it(loading):
+def test_all_pages_are_loaded_when_a_load_ends(loading):
     loading.load(Piece("aa", Tier.DISK, 0, (3, 9, 4, 1, 7, 5)), Piece("bb", Tier.DISK, 2, (8, 2, 6)))
     for name, first, blocks in (("aa", 0, (3, 9, 4, 1, 7, 5)), ("bb", 2, (8, 2, 6))):
         for index, block in enumerate(blocks, start=first):
@@ -85,12 +85,12 @@ def test_all_pages_are_there_once_the_request_hears_of_it(loading):
     assert result.seconds > 0
 
 
-@pytest.mark.parametrize("spoilt", [0, 3, 5])
-def test_a_bad_page_in_whichever_share_is_named_and_the_other_node_is_good(loading, spoilt):
-    loading.spoil("bb", spoilt)
+@pytest.mark.parametrize("corrupt", [0, 3, 5])
+def test_a_corrupt_page_in_any_share_loses_its_node_only(loading, corrupt):
+    loading.corrupt("bb", corrupt)
     loading.load(Piece("aa", Tier.DISK, 0, (3, 9, 4, 1, 7, 5)), Piece("bb", Tier.DISK, 0, (8, 2, 6, 10, 11, 12)))
     failed = loading.worker.take_failed()
-    assert (8, 2, 6, 10, 11, 12)[spoilt] in failed
+    assert (8, 2, 6, 10, 11, 12)[corrupt] in failed
     assert failed <= {8, 2, 6, 10, 11, 12}
     for index, block in enumerate((3, 9, 4, 1, 7, 5)):
         assert (loading.page(block) == loading.pages["aa"][index]).all()
@@ -99,6 +99,6 @@ def test_a_bad_page_in_whichever_share_is_named_and_the_other_node_is_good(loadi
     assert loading.worker.take_results().loads["request"].lost == (("bb", Tier.DISK),)
 
 
-def test_a_load_of_nothing_ends_too(loading):
+def test_an_empty_load_ends(loading):
     loading.load()
     assert loading.worker.take_results().loads["request"].lost == ()

@@ -1,0 +1,60 @@
+"""Early release of held nodes, before requests run out of blocks."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from generator.connector.gpu_tier import GpuTier
+from generator.connector.request_state import RequestState
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+_MOST_SPARE = 64
+
+
+class BlockRelief:
+    """Releases held nodes when a running request would be preempted, or a waiting one starve, for want of blocks.
+
+    The engine takes at most ``most_requests`` requests and ``most_tokens`` tokens in one step.
+    """
+
+    def __init__(self, gpu: GpuTier, page_tokens: int, most_requests: int, most_tokens: int) -> None:
+        self._gpu = gpu
+        self._page_tokens = page_tokens
+        self._most_requests = most_requests
+        self._most_tokens = most_tokens
+        self._spare: deque[str] = deque(maxlen=_MOST_SPARE)
+
+    def set_spare(self, keys: Iterable[str]) -> None:
+        """Set the nodes to release first, in this order. At most 64 are remembered."""
+        self._spare.clear()
+        self._spare.extend(keys)
+
+    def relieve(
+        self,
+        scheduled: Mapping[str, int],
+        requests: "Mapping[str, Request]",
+        states: Mapping[str, RequestState],
+    ) -> list[str]:
+        """Release as many nodes as needed for the next step. Returns their keys.
+
+        ``scheduled`` are the tokens of this step by request, ``requests`` all requests that have not ended.
+        """
+        wanted = len(scheduled) + 1
+        if len(scheduled) < self._most_requests and sum(scheduled.values()) < self._most_tokens:
+            # The step had room left, so a request that was not scheduled waits for blocks or for a load.
+            waiting = requests.keys() - scheduled.keys()
+            wanted += max((self._needs(requests[name], states.get(name)) for name in waiting), default=0)
+        if self._gpu.pool.get_num_free_blocks() >= wanted:
+            return []
+        in_use = {key for state in states.values() if not state.reported for key in state.keys}
+        return self._gpu.relieve(wanted, self._spare, in_use)
+
+    def _needs(self, request: "Request", state: RequestState | None) -> int:
+        """The number of blocks a request still has to get: all of its own, less those held for it."""
+        total: int = -(-request.num_tokens // self._page_tokens)
+        if state is None:
+            return total
+        there = {block for node in state.nodes if node.key in self._gpu for block in self._gpu.blocks(node.key)}
+        return max(0, total - len(there | set(state.blocks)))

@@ -1,0 +1,130 @@
+"""Transfers and purges from the moment a message asks for them until the worker side has finished them."""
+
+from dataclasses import dataclass, field
+from itertools import count
+
+from generator.connector.gpu_tier import GpuTier
+from generator.connector.lost_copies import LostCopies
+from generator.connector.step_jobs import Purge, Transfer
+from protocol.kv import KvNode, LostCopy, Move, Pages
+from protocol.tiers import Tier
+
+
+@dataclass
+class _OpenMessage:
+    """A message outside of plans: the numbers of the jobs it waits for, and the copies that were not made."""
+
+    numbers: set[int]
+    lost: list[LostCopy] = field(default_factory=list)
+
+
+class TransferQueue:
+    """Queues transfers and purges for the next step, and knows which messages wait for those under way.
+
+    The blocks of a transfer out of the GPU tier are retained until the transfer ends.
+    """
+
+    def __init__(self, gpu: GpuTier, lost: LostCopies) -> None:
+        self._gpu = gpu
+        self._lost = lost
+        self._numbers = count(1)
+        self._queued: list[Transfer] = []
+        self._purges: list[Purge] = []
+        self._under_way: dict[int, Transfer] = {}
+        self._open: dict[str, _OpenMessage] = {}
+        self._refused: set[str] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any transfer, purge or message is not finished."""
+        return bool(self._under_way or self._queued or self._open)
+
+    def move(self, move: Move) -> int | None:
+        """Start a move. Returns the number of its transfer, or None if the move is done at once."""
+        held = move.source is Tier.GPU and move.node in self._gpu
+        if move.source is Tier.GPU and move.target is None:
+            self._release(move.node)
+            return None
+        transfer = Transfer(
+            number=next(self._numbers),
+            key=move.node,
+            source=move.source,
+            target=move.target,
+            # Without blocks, an earlier transfer has copied the node and the target has it; or it cannot be copied.
+            node=self._gpu.node(move.node) if held else None,
+            blocks=self._gpu.blocks(move.node) if held else (),
+            pages=move.pages,
+            evict=move.evict,
+        )
+        self._start(transfer)
+        if held and move.evict:
+            self._release(move.node)
+        return transfer.number
+
+    def save(self, node: KvNode, blocks: tuple[int, ...], target: Tier, pages: Pages | None) -> None:
+        """Start to copy a node out of a prompt's blocks into a tier below the GPU."""
+        self._start(Transfer(next(self._numbers), node.key, Tier.GPU, target, node, blocks, pages, evict=False))
+
+    def new_purge(self, contents: dict[str, frozenset[str]] | None) -> Purge:
+        """A purge that is not queued; see ``Purge`` for ``contents``."""
+        return Purge(next(self._numbers), contents)
+
+    def queue_purge(self, purge: Purge) -> int:
+        """Queue a purge of the tiers below the GPU. Returns its number."""
+        self._purges.append(purge)
+        return purge.number
+
+    def open_message(self, name: str, numbers: set[int]) -> None:
+        """Report the message ``name`` as carried out once the jobs of these numbers are finished."""
+        self._open[name] = _OpenMessage(numbers)
+
+    def writes_any(self, copies: set[tuple[str, Tier | None]]) -> bool:
+        """Whether one of these copies, given as key and tier, is being written."""
+        return any((transfer.key, transfer.target) in copies for transfer in self._under_way.values())
+
+    def take_queued(self) -> tuple[list[Transfer], list[Purge]]:
+        """The transfers and purges queued since the last call."""
+        queued, self._queued = self._queued, []
+        purges, self._purges = self._purges, []
+        return queued, purges
+
+    def transferred(self, number: int, done: bool) -> None:
+        """Record the end of a transfer. If it failed, its copy is lost."""
+        transfer = self._under_way.pop(number)
+        self._gpu.give_back(transfer.blocks)
+        waiting = next((message for message in self._open.values() if number in message.numbers), None)
+        if waiting is not None:
+            waiting.numbers.discard(number)
+        if done or transfer.target is None:
+            return
+        if waiting is not None:
+            waiting.lost.append(LostCopy(transfer.key, transfer.target))
+        else:
+            self._lost.add(transfer.key, transfer.target)
+
+    def purged(self, number: int, left: int) -> None:
+        """Record the end of a purge that could not delete ``left`` nodes. If any is left, its message is refused."""
+        for name, message in self._open.items():
+            if number in message.numbers:
+                message.numbers.discard(number)
+                if left:
+                    self._refused.add(name)
+
+    def take_carried_out(self) -> tuple[dict[str, tuple[LostCopy, ...]], tuple[str, ...]]:
+        """The messages carried out since the last call, each with its lost copies, and which of them are refused."""
+        done = [name for name, message in self._open.items() if not message.numbers]
+        carried_out = {name: tuple(self._open.pop(name).lost) for name in done}
+        refused = tuple(self._refused & carried_out.keys())
+        self._refused -= carried_out.keys()
+        return carried_out, refused
+
+    def _start(self, transfer: Transfer) -> None:
+        self._gpu.retain(transfer.blocks)
+        self._under_way[transfer.number] = transfer
+        self._queued.append(transfer)
+
+    def _release(self, key: str) -> None:
+        """Release a node from the GPU tier as ordered. The nodes behind it go too, and count as lost."""
+        for released in self._gpu.release(key):
+            if released != key:
+                self._lost.add(released, Tier.GPU)

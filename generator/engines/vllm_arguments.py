@@ -1,0 +1,100 @@
+"""Start-up configuration of vLLM: its environment and its engine arguments."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from generator.settings import GeneratorSettings
+from protocol.generation import StepBudget
+
+if TYPE_CHECKING:
+    from vllm.config import SchedulerConfig
+
+_CONNECTOR = "generator.connector.connector"
+
+
+def prepare_environment(settings: GeneratorSettings) -> None:
+    """Set the environment variables that vLLM reads at its first import. Variables that the user set win."""
+    threads = str(settings.cpu_threads)
+    for name, value in {
+        # Without a GPU, these halve the start-up time and save 770 MiB and a spinning core.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": threads,
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.cpu_kv_cache_gib),
+        # vLLM's logging set-up would remove the log handlers of this process.
+        "VLLM_CONFIGURE_LOGGING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+def engine_arguments(settings: GeneratorSettings, folder: Path, instance: str) -> dict[str, Any]:
+    """The arguments of ``AsyncEngineArgs`` for the model in ``folder``. The configured ``engine_args`` win."""
+    return {
+        "model": str(folder),
+        "served_model_name": settings.model,
+        "dtype": _dtype(settings.dtype),
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "enable_prefix_caching": True,
+        "distributed_executor_backend": "uni",
+        "enable_log_requests": False,
+        **_device_arguments(settings.engine_args.get("max_model_len", settings.max_model_len)),
+        **(_connector_arguments(settings, instance) if settings.kv.enabled else {}),
+        **settings.engine_args,
+    }
+
+
+def uses_connector(arguments: dict[str, Any]) -> bool:
+    """Whether these arguments configure RAGTree's connector, and not another one that the user chose."""
+    return (arguments.get("kv_transfer_config") or {}).get("kv_connector_module_path") == _CONNECTOR
+
+
+def step_budget(scheduler: "SchedulerConfig") -> StepBudget:
+    """The tokens of one engine step."""
+    tokens = scheduler.max_num_batched_tokens
+    return StepBudget(tokens, scheduler.long_prefill_token_threshold or tokens)
+
+
+def _connector_arguments(settings: GeneratorSettings, instance: str) -> dict[str, Any]:
+    kv = settings.kv.model_dump(mode="json", exclude={"enabled"})
+    return {
+        "async_scheduling": False,
+        "kv_transfer_config": {
+            "kv_connector": "RagtreeConnector",
+            "kv_connector_module_path": _CONNECTOR,
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"instance": instance, **kv},
+        },
+    }
+
+
+def _dtype(configured: str) -> str:
+    if configured != "auto":
+        return configured
+    import torch
+
+    native = torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    # Emulated bfloat16 prefills at a fifth of float32's speed.
+    return "bfloat16" if native else "float32"
+
+
+def _device_arguments(max_model_len: int) -> dict[str, Any]:
+    import torch
+
+    if torch.cuda.is_available():
+        return {}
+    return {
+        # Compilation adds 90 s to every start, and gains nothing measurable on two cores.
+        "enforce_eager": True,
+        # Short steps, of which one prompt leaves others a quarter. A short prompt that arrives during a long prefill
+        # waits for one step only, and a wrong speculation ends within one step. Compared with steps of 640 tokens,
+        # prefill is 0 to 5 % slower.
+        "max_num_batched_tokens": 256,
+        "long_prefill_token_threshold": min(192, max_model_len),
+        # The smallest block that the attention kernels take: least is lost where documents end inside a block.
+        "block_size": 32,
+    }

@@ -1,0 +1,127 @@
+"""Streams plans through vLLM, and reports what their prefills came to."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import msgspec
+import structlog
+
+from generator.connector.messages import Prefilled, RequestMessage
+from generator.engines.vllm_requests import VllmRequests
+from generator.engines.vllm_sampling import finish_reason, sampling_params, token_logprobs
+from protocol.generation import GenerationStep, PrefillResult, Sampling
+from protocol.plans import PrefillPlan
+from protocol.tiers import Tier
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+
+    from generator.connector.report_router import ReportRouter
+
+log = structlog.get_logger(__name__)
+
+_REPORT_WAIT_S = 1.0
+_LONGEST_STEP_S = 30.0
+
+
+class PlanStreams:
+    """Streams plans as vLLM requests. With a ``router``, the connector executes their loads and saves.
+
+    ``boot`` identifies this start of the engine: plans made for an earlier one name KV that no longer exists.
+    """
+
+    def __init__(self, requests: VllmRequests, router: "ReportRouter | None", boot: str | None) -> None:
+        self._requests = requests
+        self._router = router
+        self._boot = boot
+
+    async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
+        """Prefill a plan's prompt and stream the answer. Closing the iterator aborts the request."""
+        parameters = sampling_params(sampling)
+        for plan_id in plan.ends:
+            self._requests.end(plan_id)
+        if self._requests.has_ended_early(plan.query_id):
+            yield GenerationStep("", 0, finish_reason="ended")
+            return
+        with contextlib.ExitStack() as waiting:
+            report: asyncio.Future[Prefilled] | None = None
+            if self._router is not None:
+                parameters.extra_args = {"kv_transfer_params": self._message(plan).as_parameters()}
+                report = waiting.enter_context(self._router.prefilled(plan.query_id))
+            # No other request has this salt, so none finds the KV of an unshared plan.
+            salt = uuid4().hex if plan.unshared else plan.namespace
+            outputs = self._requests.generate(plan.query_id, plan.prompt.token_ids, salt, parameters)
+            async with contextlib.aclosing(outputs):
+                first = True
+                async for output in outputs:
+                    completion = output.outputs[0]
+                    if completion.finish_reason == "abort":
+                        prefill = await self._ended_prefill(report) if first else None
+                        yield GenerationStep(text="", tokens=0, prefill=prefill, finish_reason="ended")
+                        return
+                    if not completion.token_ids and not output.finished:
+                        continue
+                    yield GenerationStep(
+                        text=completion.text,
+                        tokens=len(completion.token_ids),
+                        prefill=await self._prefill(output, plan, report) if first else None,
+                        finish_reason=finish_reason(completion.finish_reason) if output.finished else None,
+                        logprobs=token_logprobs(completion) if sampling.logprobs else (),
+                    )
+                    first = False
+
+    def _message(self, plan: PrefillPlan) -> RequestMessage:
+        """The connector's message for a plan. A plan for an earlier boot loads, keeps and moves nothing."""
+        message = RequestMessage.of_plan(plan)
+        if plan.boot and self._boot is not None and plan.boot != self._boot:
+            return msgspec.structs.replace(message, nodes=(), moves=(), spare=())
+        return message
+
+    async def _ended_prefill(self, report: "asyncio.Future[Prefilled] | None") -> PrefillResult | None:
+        """What is kept of a prefill that was ended before its first token, or None for nothing."""
+        if self._router is None or report is None:
+            return None
+        # vLLM ends the stream at once; the connector reports the request when its step is over.
+        await asyncio.wait({report}, timeout=_LONGEST_STEP_S)
+        if not report.done() or not report.result().reached:
+            return None
+        prefilled = report.result()
+        return PrefillResult(
+            prompt_tokens=prefilled.reached or 0,
+            cached_tokens=sum(prefilled.loaded.values()),
+            prefill_ms=0.0,
+            kv_load_ms=prefilled.load_ms,
+            loaded=prefilled.loaded,
+            lost=self._router.take_lost(),
+        )
+
+    async def _prefill(
+        self, output: "RequestOutput", plan: PrefillPlan, report: "asyncio.Future[Prefilled] | None"
+    ) -> PrefillResult:
+        metrics = output.metrics
+        scheduled = metrics.first_token_ts - metrics.scheduled_ts if metrics is not None else 0.0
+        cached = output.num_cached_tokens or 0
+        result = PrefillResult(
+            prompt_tokens=plan.prompt.token_count,
+            cached_tokens=cached,
+            prefill_ms=scheduled * 1000,
+            loaded={Tier.GPU: cached} if cached else {},
+        )
+        if self._router is None or report is None:
+            return result
+        # The report leaves the engine together with the token, and is routed right behind it.
+        await asyncio.wait({report}, timeout=_REPORT_WAIT_S)
+        if not report.done():
+            log.warning("prefill_not_reported", query_id=plan.query_id)
+            return result
+        prefilled = report.result()
+        return msgspec.structs.replace(
+            result,
+            cached_tokens=sum(prefilled.loaded.values()),
+            kv_load_ms=prefilled.load_ms,
+            loaded=prefilled.loaded,
+            lost=self._router.take_lost(),
+        )

@@ -1,0 +1,130 @@
+"""Requests to a running vLLM: sent, aborted, and with vLLM's errors as the protocol's."""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from generator.engines.vllm_sampling import sampling_params
+from protocol.errors import EngineDied, EngineNotReady, InvalidRequest
+from protocol.generation import Sampling
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_ANSWER_CHECK_S = 1.0
+_ABORT_AGAIN_S = 0.02
+_REMEMBERED = 256
+
+
+class VllmRequests:
+    """The requests of one ``AsyncLLM``, by id."""
+
+    def __init__(self, llm: "AsyncLLM") -> None:
+        self._llm = llm
+        self._closed = False
+        self._running: set[str] = set()
+        # The tasks that abort running requests on demand.
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        # Requests that were ended while they were not running.
+        self._ended_early: deque[str] = deque(maxlen=_REMEMBERED)
+
+    def check(self) -> None:
+        """Raise EngineNotReady once closed, EngineDied once the engine's process is gone."""
+        if self._closed:
+            raise EngineNotReady("the engine is closed")
+        if self._llm.errored:
+            raise EngineDied("the engine's process is gone")
+
+    async def close(self) -> None:
+        """Abort all requests, whose streams end with EngineDied, and shut vLLM down."""
+        self._closed = True
+        # vLLM's own shutdown would leave their streams waiting for ever.
+        await self._llm.abort(list(self._running))
+        self._llm.shutdown()
+
+    def has_ended_early(self, request_id: str) -> bool:
+        """Whether ``end`` was called for this request before it began. The last 256 calls are remembered."""
+        return request_id in self._ended_early
+
+    def end(self, request_id: str) -> None:
+        """Abort a request in the background. vLLM aborts between two steps; the last output has ``abort``."""
+        if request_id in self._running:
+            self._ending.setdefault(request_id, asyncio.create_task(self._abort(request_id)))
+        else:
+            # The request has ended, or this call has overtaken the one that begins it.
+            self._ended_early.append(request_id)
+
+    async def generate(
+        self, request_id: str, token_ids: list[int], salt: str, params: "SamplingParams"
+    ) -> "AsyncGenerator[RequestOutput, None]":
+        """Stream a request's outputs. ``salt`` separates its KV in vLLM's prefix cache from that of other salts.
+
+        Closing the iterator aborts the request. Raises EngineNotReady or EngineDied, and InvalidRequest if vLLM refuses
+        the request.
+        """
+        from vllm.exceptions import VLLMValidationError
+        from vllm.inputs import TokensPrompt
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        if self._closed:
+            raise EngineNotReady("the engine is closed")
+        prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=salt)
+        self._running.add(request_id)
+        try:
+            async with contextlib.aclosing(self._llm.generate(prompt, params, request_id)) as outputs:
+                async for output in outputs:
+                    reason = output.outputs[0].finish_reason
+                    if reason == "error" or (reason == "abort" and request_id not in self._ending):
+                        raise EngineDied("the engine aborted the request")
+                    yield output
+        except EngineDeadError as error:
+            raise EngineDied("the engine's process is gone") from error
+        except VLLMValidationError as error:
+            raise InvalidRequest(f"vLLM refuses the request: {error}") from error
+        except EngineGenerateError as error:
+            raise EngineDied("the engine failed during the request") from error
+        finally:
+            self._running.discard(request_id)
+            if request_id in self._ending:
+                self._ending.pop(request_id).cancel()
+
+    async def first_token_s(self, prompt: list[int], salt: str) -> float:
+        """Seconds until one token of an answer to the prompt."""
+        began = time.perf_counter()
+        params = sampling_params(Sampling(max_tokens=1))
+        async for _ in self.generate(f"probe-{uuid4().hex}", prompt, salt, params):
+            pass
+        return time.perf_counter() - began
+
+    async def empty_prefix_cache(self) -> bool:
+        """Empty vLLM's own prefix cache; what runs is computed again. Returns whether vLLM did so.
+
+        Raises EngineNotReady or EngineDied if the engine is lost meanwhile, and any error of vLLM's call.
+        """
+        reset = asyncio.create_task(self._llm.reset_prefix_cache(reset_running_requests=True))
+        try:
+            await self.wait_alive(reset)
+            return bool(reset.result())
+        finally:
+            reset.cancel()
+
+    async def wait_alive(self, answer: "asyncio.Future[Any]") -> None:
+        """Wait for an answer of the engine's process, which may die without failing the answer.
+
+        Raises EngineNotReady or EngineDied.
+        """
+        while not answer.done():
+            self.check()
+            await asyncio.wait({answer}, timeout=_ANSWER_CHECK_S)
+
+    async def _abort(self, request_id: str) -> None:
+        """Abort a request until it has ended. vLLM ignores the abort of a request that it has not received yet."""
+        while request_id in self._running:
+            await self._llm.abort(request_id)
+            await asyncio.sleep(_ABORT_AGAIN_S)

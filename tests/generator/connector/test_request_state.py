@@ -1,0 +1,134 @@
+"""Which pages go into which blocks: every token that a plan loads comes from a page that holds it."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("vllm")
+
+from generator.connector.messages import Prefilled, RequestMessage
+from generator.connector.request_state import Offer, RequestState
+from generator.connector.step_jobs import Load, Piece
+from protocol.kv import pages_spanned
+from protocol.plans import PlannedNode
+from protocol.tiers import Tier
+
+PAGE = 4
+LENGTHS = st.lists(st.integers(1, 14), min_size=1, max_size=6)
+TIERS = [Tier.GPU, Tier.HOST, Tier.DISK]
+
+
+def state_of(lengths, sources) -> RequestState:
+    """The state of a request whose nodes have these lengths and sources, with its blocks numbered from 100."""
+    nodes = tuple(
+        PlannedNode(f"k{index}", tokens, source, Tier.GPU)
+        for index, (tokens, source) in enumerate(zip(lengths, sources, strict=True))
+    )
+    path = tuple(f"c{index}" for index in range(len(lengths)))
+    total = sum(lengths) + 3
+    request = SimpleNamespace(num_tokens=total)
+    state = RequestState(request, RequestMessage("q", True, "n", path, nodes), PAGE)
+    state.blocks = [100 + block for block in range(-(-total // PAGE))]
+    return state
+
+
+@given(LENGTHS, st.data())
+def test_every_loaded_token_comes_from_a_page_that_holds_it(lengths, data):
+    cached = data.draw(st.integers(1, len(lengths)))
+    sources = [data.draw(st.sampled_from(TIERS)) if index < cached else None for index in range(len(lengths))]
+    state = state_of(lengths, sources)
+    end = sum(lengths[:cached]) - data.draw(st.integers(0, 1))
+    local = data.draw(st.integers(0, max(0, end - 1) // PAGE)) * PAGE
+    held = {
+        node.key: tuple(1000 + page for page in pages_spanned(node.prefix_tokens, node.tokens, PAGE))
+        for node in state.nodes
+    }
+    state.offer = Offer(local, end, state.loadable(local, held))
+    comes_from = {}
+    for piece in state.pieces(held):
+        node = next(node for node in state.nodes if node.key == piece.key)
+        for offset, block in enumerate(piece.blocks):
+            page = pages_spanned(node.prefix_tokens, node.tokens, PAGE).start + piece.first + offset
+            assert block not in comes_from, "a block is filled twice"
+            assert state.blocks[page] == block, "a page belongs into the block of its own tokens"
+            comes_from[block] = node
+            if piece.tier is Tier.GPU:
+                assert piece.held[offset] == 1000 + page
+    for token in range(local, end):
+        node = comes_from[state.blocks[token // PAGE]]
+        assert token < node.prefix_tokens + node.tokens, "the page ends before this token"
+
+
+@given(LENGTHS)
+def test_a_missing_copy_ends_what_can_be_loaded(lengths):
+    state = state_of(lengths, [Tier.HOST] * len(lengths))
+    assert state.loadable(0, ()) == list(range(len(lengths)))
+    state.missing.add((f"k{len(lengths) // 2}", Tier.HOST))
+    assert state.loadable(0, ()) == list(range(len(lengths) // 2))
+
+
+def test_a_node_missing_in_the_gpu_tier_ends_what_can_be_loaded():
+    state = state_of([5, 7, 3], [Tier.GPU, Tier.GPU, Tier.HOST])
+    assert state.loadable(0, {"k0", "k1"}) == [0, 1, 2]
+    assert state.loadable(0, {"k0"}) == [0]
+
+
+def test_tokens_in_the_engines_own_cache_are_not_loaded():
+    state = state_of([5, 7, 3], [Tier.HOST, Tier.DISK, None])
+    assert state.loadable(4, ()) == [0, 1]
+    assert state.loadable(8, ()) == [1]
+    assert state.loadable(12, ()) == []
+
+
+def test_an_offer_leaves_the_last_token_of_the_prompt_to_compute():
+    state = state_of([5, 7], [Tier.HOST, Tier.HOST])
+    assert state.make_offer(4, ()) == Offer(4, 12, [0, 1])
+    state.request.num_tokens = 12
+    assert state.make_offer(4, ()) == Offer(4, 11, [0, 1])
+    assert state.make_offer(12, ()) == Offer(12, 12, [])
+
+
+def test_loaded_tokens_are_counted_by_tier():
+    state = state_of([6, 7, 5], [Tier.HOST, Tier.DISK, None])
+    state.local, state.cached = 4, 13
+    assert state.prefilled() == Prefilled({Tier.GPU: 4, Tier.HOST: 2, Tier.DISK: 7}, 0.0)
+    state.limit_cached(8)
+    assert state.prefilled().loaded == {Tier.GPU: 4, Tier.HOST: 2, Tier.DISK: 2}
+
+
+def test_limiting_cached_tokens_never_raises_them():
+    state = state_of([6, 7, 5], [Tier.HOST, Tier.DISK, None])
+    state.cached = 13
+    state.limit_cached(8)
+    state.limit_cached(12)
+    assert state.cached == 8
+
+
+@given(LENGTHS, st.integers(1, 5), st.data())
+def test_split_loads_have_every_page_once(lengths, count, data):
+    sources = [data.draw(st.sampled_from(TIERS)) for _ in lengths]
+    pieces = tuple(
+        Piece(f"k{index}", source, data.draw(st.integers(0, 3)), tuple(range(100 * index, 100 * index + length)))
+        for index, (length, source) in enumerate(zip(lengths, sources, strict=True))
+    )
+    load = Load("r", pieces, True)
+    shares = load.split(count)
+
+    def pages(load):
+        return [
+            (piece.key, piece.tier, piece.first + offset, block)
+            for piece in load.pieces
+            for offset, block in enumerate(piece.blocks)
+        ]
+
+    assert [page for share in shares for page in pages(share)] == pages(load)
+    sizes = [len(pages(share)) for share in shares]
+    assert len(shares) == min(count, sum(lengths))
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_an_empty_load_is_split_into_one_share():
+    load = Load("r", (), True)
+    assert load.split(3) == [load]
