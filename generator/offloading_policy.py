@@ -1,7 +1,7 @@
-"""A cache policy for vLLM's own KV offloading: chunks leave by what an injected ranking says they are worth.
+"""A cache policy for vLLM's own KV offloading, which evicts chunks in the order of an injected ranking.
 
-vLLM's ``CachePolicy`` is a class to derive from, so this module imports vLLM when it is read. Only vLLM asks for it, by
-name (services/vllm_plugin.py).
+vLLM's ``CachePolicy`` is a base class, so importing this module imports vLLM. Only vLLM loads it, by name
+(services/vllm_plugin.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,41 +13,41 @@ from typing import Protocol
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus, order_request_keys
 
-# Entries that are void may make up this share of the heap before it is swept.
+# The heap is swept when it has more than _SMALL + _SLACK * chunks entries, void ones included.
 _SLACK = 2
 _SMALL = 64
 
 _Entry = tuple[float, int, bytes]
-"""Priority, number of the last use, key: in the order in which chunks leave."""
+"""Priority, number of the last use, key. Chunks are evicted in this order."""
 
 
 class ChunkRanking(Protocol):
-    """What chunks are worth by what is heard of them: the higher a chunk's priority, the longer it stays.
+    """Assigns priorities to chunks from the events of the cache. Chunks of higher priority stay longer.
 
-    A clock ages what is not used: evictions move it on, and with it what chunks are given from then on.
+    Evictions advance a clock, which raises the priorities assigned from then on. So unused chunks age.
     """
 
     def computed(self, key: bytes, cached_tokens: int, new_tokens: int) -> float:
-        """Count a pass of ``new_tokens`` behind ``cached_tokens`` that computed the chunk: its priority."""
+        """Record that a pass of ``new_tokens`` behind ``cached_tokens`` computed the chunk. Returns its priority."""
 
     def reused(self, key: bytes) -> float:
-        """Count a request that found the chunk: its priority."""
+        """Record that a request found the chunk. Returns its priority."""
 
     def evicted(self, key: bytes, priority: float) -> None:
-        """Forget a chunk that was evicted at this priority, and move the clock on."""
+        """Forget a chunk that was evicted at this priority, and advance the clock."""
 
     def forget(self, key: bytes) -> None:
-        """Forget a chunk that has left in another way, or never came."""
+        """Forget a chunk that was removed without eviction, or never stored."""
 
     def clear(self) -> None:
-        """Forget everything, and set the clock back."""
+        """Forget all chunks, and reset the clock."""
 
 
 class _Chunk:
-    """A chunk in the cache: vLLM's record of it, its place in the order of eviction, and what it stands behind.
+    """A chunk in the cache: vLLM's record of it, its priority and last use, and its parent in the prompt.
 
-    ``children`` counts chunks in the cache that are known to stand right behind it. ``entry`` is its valid entry among
-    the leaves, None for none.
+    ``children`` counts the cached chunks that are known to follow it directly. ``entry`` is its valid entry in the heap
+    of leaves, if any.
     """
 
     __slots__ = ("children", "entry", "key", "parent", "priority", "status", "used")
@@ -62,48 +62,50 @@ class _Chunk:
         self.entry: _Entry | None = None
 
     @property
-    def may_leave(self) -> bool:
-        """Whether no transfer uses it and nothing stands behind it."""
+    def evictable(self) -> bool:
+        """Whether no transfer uses the chunk and no cached chunk follows it."""
         return self.status.ref_cnt == 0 and not self.children
 
 
 class RankedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy does not follow vLLM
-    """The chunks of vLLM's offloading cache: of those that may leave, the one of lowest priority goes first.
+    """A policy for vLLM's offloading cache that evicts the evictable chunk of lowest priority first.
 
-    Among equals it is the one that was not used for longest, and within a prompt the one nearest to its end.
+    Among equal priorities, the least recently used chunk goes first, and within a prompt the one nearest its end.
 
-    What it can know. A key is a hash, from which neither place nor parent can be read. But a request tells the end of
-    each of its chunks in the prompt, so what stands in front of the chunks that it misses is known when they are
-    offered, and which chunk stands behind which when it has finished. A pass is what one step of the engine offers at
-    once: a prompt that is prefilled in pieces counts as several. Chunks that only the GPU's cache still had were not
-    computed, but nobody says so, and they count as if they were.
+    Positions and parents: a key is a hash, which reveals neither. But a request states where each of its chunks ends in
+    the prompt. So the number of tokens in front of missed chunks is known when they are offered, and the parents of
+    chunks are known when the request finishes. If vLLM states no positions, parents are unknown, and a chunk costs what
+    it would at the head of a prompt.
 
-    Frequency counts requests, once each: the one that stored a chunk, and those that loaded it or found it here when
-    they came to store it. What vLLM found in the GPU's own cache in front of what it loaded from here is not reported.
+    Cost: a pass is what one engine step offers at once, so a prompt that is prefilled in pieces counts as several
+    passes. vLLM does not report which chunks were in the GPU's cache and so were not computed; they count as computed.
 
-    A chunk whose successor is here does not leave, since without it the successor cannot be found. That holds from the
-    end of the first request that went through both; until then only the order among equals speaks for it. Where vLLM
-    does not tell positions, nothing is known of parents, and chunks cost what they would at the head of a prompt.
+    Frequency: each request counts once. It counts for the chunks that it stored, that it loaded, and that it found here
+    when it was about to store them. Hits in the GPU's cache, in front of what a request loads from here, are not
+    reported.
+
+    A chunk whose successor is cached is not evicted, because the successor could not be found without it. This holds
+    from the end of the first request that used both. Until then, only the order among equal priorities protects it.
     """
 
     def __init__(self, cache_capacity: int, ranking: ChunkRanking) -> None:
         super().__init__(cache_capacity)
         self._ranking = ranking
         self._chunks: dict[bytes, _Chunk] = {}
-        # Priority and last use of chunks on offer: the hook that knows the request comes before the one that stores.
+        # Priority and last use of offered chunks. vLLM passes the request to an earlier hook than the one that stores.
         self._offered: dict[bytes, tuple[float, int]] = {}
         self._leaves: list[_Entry] = []
         self._uses = count(1)
-        # All positions are multiples of it, and prompts are offered from their first chunk on.
+        # The greatest common divisor of all positions. Prompts are offered from their first chunk on.
         self._chunk_tokens = 0
 
     def get(self, key: OffloadKey) -> ChunkStatus | None:
-        """What vLLM notes of a chunk, None if it is not here."""
+        """VLLM's record of a chunk, or None if it is not cached."""
         chunk = self._chunks.get(key)
         return None if chunk is None else chunk.status
 
     def on_store_miss(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
-        """Count the pass that computed these chunks, which are not here."""
+        """Record the pass that computed these chunks, which are not cached yet."""
         missed = order_request_keys([list(keys)], req_context)
         ends = {end for key in missed if (end := req_context.get_offload_key_position(key)) is not None}
         self._chunk_tokens = gcd(self._chunk_tokens, *ends)
@@ -113,7 +115,7 @@ class RankedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy does not fol
             self._offered[key] = self._ranking.computed(key, cached_tokens, new_tokens), next(self._uses)
 
     def insert(self, key: OffloadKey, chunk: ChunkStatus) -> None:
-        """Take a chunk in; one that was not offered counts as computed at the head of a prompt."""
+        """Add a chunk. If it was not offered, it counts as computed at the head of a prompt."""
         standing = self._offered.pop(key, None)
         if standing is None:
             standing = self._ranking.computed(key, 0, max(1, self._chunk_tokens)), next(self._uses)
@@ -121,12 +123,12 @@ class RankedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy does not fol
         self._enter(entered)
 
     def remove(self, key: OffloadKey) -> None:
-        """Take out a chunk that could not be stored. Raises KeyError if it is not here."""
+        """Remove a chunk that could not be stored. Raises KeyError if it is not cached."""
         self._detach(self._chunks.pop(key))
         self._ranking.forget(key)
 
     def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:  # noqa: ARG002
-        """Count a request that found these chunks; one that is not stored yet cannot have been found."""
+        """Record that a request found these chunks. Chunks that are not stored yet are skipped."""
         for key in reversed(list(keys)):
             chunk = self._chunks.get(key)
             if chunk is not None and chunk.status.is_ready:
@@ -140,7 +142,7 @@ class RankedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy does not fol
         reused_keys: set[OffloadKey],
         req_context: ReqContext,
     ) -> None:
-        """Count what a request reused, learn which chunk stands behind which, and forget what found no room."""
+        """Record what a request reused and which chunk follows which. Forget offered chunks that were not stored."""
         for keys in key_groups:
             self._link(keys, req_context)
             for key in keys:
@@ -150,7 +152,7 @@ class RankedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy does not fol
         self.touch(found, req_context)
 
     def evict(self, n: int, protected: set[OffloadKey]) -> list[tuple[OffloadKey, ChunkStatus]] | None:
-        """Take exactly ``n`` chunks out, or None, and nothing has changed, if not as many may leave."""
+        """Evict exactly ``n`` chunks. If fewer are evictable, evicts none and returns None."""
         victims: list[_Chunk] = []
         spared: list[_Chunk] = []
         while len(victims) < n and (chunk := self._lowest()) is not None:
@@ -158,7 +160,7 @@ class RankedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy does not fol
                 spared.append(chunk)
                 continue
             victims.append(chunk)
-            # Its parent may be a leaf now, and go in the same batch.
+            # The parent may be a leaf now, and be evicted in the same batch.
             self._detach(chunk)
         for chunk in spared:
             self._enter(chunk)
@@ -174,14 +176,14 @@ class RankedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy does not fol
         return [(chunk.key, chunk.status) for chunk in victims]
 
     def clear(self) -> None:
-        """Forget all chunks, whoever uses them."""
+        """Forget all chunks, including those in use."""
         self._chunks.clear()
         self._offered.clear()
         self._leaves.clear()
         self._ranking.clear()
 
     def mark_evictable(self, key: OffloadKey) -> None:
-        """Hear that no transfer uses a chunk any more."""
+        """Record that no transfer uses a chunk any more."""
         self._enter(self._chunks[key])
 
     def _link(self, keys: Sequence[OffloadKey], req_context: ReqContext) -> None:
@@ -192,19 +194,19 @@ class RankedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy does not fol
             parent_end, end = (req_context.get_offload_key_position(each) for each in (parent_key, key))
             if parent_end is None or end is None or end - parent_end != self._chunk_tokens:
                 continue
-            # An earlier parent has been out of the cache since.
+            # An earlier parent has been evicted since.
             chunk.parent = parent
             parent.children += 1
 
     def _detach(self, chunk: _Chunk) -> None:
-        """Count a chunk out among its parent's children; the parent may become a leaf."""
+        """Remove a chunk from its parent's children. The parent may become a leaf."""
         if chunk.parent is not None:
             chunk.parent.children -= 1
             self._enter(chunk.parent)
 
     def _enter(self, chunk: _Chunk) -> None:
-        """Let a chunk be evicted if it may leave; an earlier entry is void."""
-        if chunk.may_leave:
+        """Enter a chunk into the heap if it is evictable. Its earlier entry becomes void."""
+        if chunk.evictable:
             chunk.entry = (chunk.priority, chunk.used, chunk.key)
             heappush(self._leaves, chunk.entry)
             if len(self._leaves) > _SMALL + _SLACK * len(self._chunks):
@@ -212,17 +214,17 @@ class RankedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy does not fol
                 heapify(self._leaves)
 
     def _lowest(self) -> _Chunk | None:
-        """The chunk to leave first, taken out of the leaves; None if none may leave."""
+        """Pop the evictable chunk to evict first, or None if there is none."""
         while self._leaves:
             chunk = self._owner(heappop(self._leaves))
             if chunk is not None:
                 chunk.entry = None
-                # A transfer or a new child is not told to the heap: whoever ends it enters the chunk again.
-                if chunk.may_leave:
+                # Transfers and new children do not void an entry. When they end, the chunk is entered again.
+                if chunk.evictable:
                     return chunk
         return None
 
     def _owner(self, entry: _Entry) -> _Chunk | None:
-        """The chunk whose valid entry this is."""
+        """The chunk that this entry is the valid one of, or None."""
         chunk = self._chunks.get(entry[2])
         return chunk if chunk is not None and chunk.entry is entry else None

@@ -1,1 +1,1 @@
-"""Where the KV of documents lies outside an engine: host memory that a machine's instances share, and disk."""
+"""The memory tiers below the GPU: host memory, disk and none, behind one contract (``base``)."""

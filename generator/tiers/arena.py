@@ -1,4 +1,4 @@
-"""The tier in host memory: an arena of pages that all instances of a machine share."""
+"""The host memory tier: an arena of pages that all instances of a machine share."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -28,11 +28,11 @@ from protocol.tiers import Tier
 
 _NODE_BYTES = PAGE_HEADER["node"].itemsize
 _HEADERS = 0
-"""The byte whose lock is held while page headers are changed; byte n + 1 is held while page n is written."""
+"""The byte that is locked while page headers change. Byte n + 1 is locked while page n is written."""
 
 
 class State(IntEnum):
-    """What a page is good for."""
+    """State of a page."""
 
     FREE = 0
     WRITING = 1
@@ -40,17 +40,17 @@ class State(IntEnum):
 
 
 class HostArena:
-    """A ``KvTier`` of pages in the file at ``path``, whose room is reserved: one for each stack on a machine.
+    """A ``KvTier`` of pages in the file at ``path``. A stack has one arena on each machine, with its memory reserved.
 
-    It allocates nothing: the controller hands out pages with stamps, and a page belongs to the highest stamp that it
-    was ever written under. A writer holds locks on its pages, so another gets them only when it is done or dead.
-    Readers hold none: they look at the headers before and after.
+    The arena allocates nothing. The controller hands out pages with stamps, and a page belongs to the highest stamp
+    that it was ever written under. A writer locks its pages until it is done or dead. Readers take no locks: they check
+    the headers before and after reading.
 
-    There is no checksum over the pages, as it would cost more than the copy: memory is trusted, unlike a disk. What was
-    being written by a process that was killed is free again once somebody attaches.
+    Pages have no checksums, because those would cost more than the copy, and memory is trusted, unlike a disk. Pages
+    that a killed process was writing are freed when the next process attaches.
 
-    Headers change under a lock and KV is written between two holds of it, so the system calls keep both in order; a
-    reader's loads are kept in order by x86.
+    Memory order: headers change under a lock and KV is written between two holds of it, so the system calls order both.
+    x86 orders a reader's loads.
     """
 
     tier = Tier.HOST
@@ -63,29 +63,29 @@ class HostArena:
 
     @property
     def highest_stamp(self) -> int:
-        """The highest stamp that any page was ever written under; 0 where none was. A new controller goes on above."""
+        """The highest stamp of any page ever written, or 0. A new controller continues above it."""
         return int(self._stamps.max(initial=0))
 
     def has(self, key: str, pages: Pages | None) -> bool:
-        """Whether all these pages are the node's, under this stamp."""
+        """Whether all these pages hold the node, under this stamp."""
         return pages is not None and self._node_in(pages, key) is not None
 
     @contextmanager
     def reading(self, key: str, pages: Pages | None) -> Iterator[PageReader]:
-        """The pages where they lie, without a copy."""
+        """Read the pages in place, without a copy."""
         node = self._node_in(pages, key) if pages is not None else None
         if pages is None or node is None:
-            raise KvMissing(f"{key} is not in the arena as {pages}")
+            raise KvMissing(f"{key} is not in the arena at {pages}")
         yield _ArenaReader(node, self._file.pages, pages)
         if self._node_in(pages, key) is None:
             raise KvBroken(Damage.CHANGED, f"{key} was dropped or overwritten while it was read")
 
     @contextmanager
     def writing(self, node: KvNode, pages: Pages | None) -> Iterator[PageWriter]:
-        """The pages where they lie, without a copy, marked as being written."""
+        """Write the pages in place, without a copy."""
         count = len(pages_spanned(node.prefix_tokens, node.tokens, self._geometry.page_tokens))
         if pages is None or not count or len(pages.numbers) != count or not self._exist(pages):
-            raise TierFull(f"{node.key} has {count} pages, and in the arena it was given {pages}")
+            raise TierFull(f"{node.key} needs {count} pages of the arena, but was given {pages}")
         with self._file.locks() as locks:
             if not self._claim(node, pages, locks):
                 discarding = DiscardingWriter(count, self._geometry.page_bytes)
@@ -99,11 +99,11 @@ class HostArena:
             except BaseException:
                 self._set(pages.numbers, State.FREE, locks)
                 raise
-            # The first page is the last, so that there is never a node with a page missing.
+            # The first page is published last, so that a node is never visible with a page missing.
             self._set(pages.numbers[::-1], State.READY, locks)
 
-    def drop(self, key: str, pages: Pages | None) -> None:  # noqa: ARG002 - a stamp is one node's
-        """Free the pages that are still under this stamp. A writer at work in them publishes them nevertheless."""
+    def drop(self, key: str, pages: Pages | None) -> None:  # noqa: ARG002 - a stamp belongs to one node
+        """Free the pages that still have this stamp. A writer still at work on them publishes them all the same."""
         if pages is None or not self._exist(pages):
             return
         with self._file.locks() as locks, locks.waiting(_HEADERS):
@@ -112,7 +112,7 @@ class HostArena:
                     self._states[number] = State.FREE
 
     def nodes(self) -> list[StoredNode]:
-        """The nodes all of whose pages are there, in the order of their stamps."""
+        """The nodes whose pages are all there, in the order of their stamps."""
         ready = np.flatnonzero(self._states == State.READY)
         order = ready[np.lexsort((self._field("index")[ready], self._stamps[ready]))]
         found = []
@@ -129,17 +129,17 @@ class HostArena:
         return sum(len(stored.pages.numbers) for stored in self.nodes() if stored.pages) * self._geometry.page_bytes
 
     def check_integrity(self) -> None:
-        """Assert that every page is free or part of a whole node, as they are while nobody writes."""
+        """Assert that every page is free or part of a whole node."""
         whole = {number for stored in self.nodes() if stored.pages for number in stored.pages.numbers}
         for number, state in enumerate(self._states.tolist()):
             assert state == (State.READY if number in whole else State.FREE), f"page {number} is {State(state).name}"
 
     def close(self) -> None:
-        """Detach from the arena, whose file stays."""
+        """Detach from the arena. Its file stays."""
         self._file.close()
 
     def remove(self) -> None:
-        """Detach from the arena, and give its memory back if nobody else is attached: for an orderly stop."""
+        """Detach from the arena, and free its memory if no other process is attached. For an orderly stop."""
         self._file.remove()
 
     @property
@@ -158,7 +158,7 @@ class HostArena:
         return all(0 <= number < self._geometry.page_count for number in pages.numbers)
 
     def _node_in(self, pages: Pages, key: str | None) -> KvNode | None:
-        """The node that is published in just these pages, if any is and, where a key is given, has it."""
+        """The node published in exactly these pages. None if there is none, or if it has another key."""
         if not pages.numbers or not self._exist(pages):
             return None
         headers, numbers, count = self._file.headers, list(pages.numbers), len(pages.numbers)
@@ -176,23 +176,21 @@ class HostArena:
         return None
 
     def _claim(self, node: KvNode, pages: Pages, locks: ByteLocks) -> bool:
-        """Mark the pages as being written, and hold them; False where the node is in them already.
+        """Lock the pages and mark them as being written. Returns False if they already hold the node.
 
-        Raises PagesTaken, TierFull.
+        Raises PagesTaken or TierFull.
         """
         encoded = np.frombuffer(msgspec.json.encode(node), np.uint8)
         if encoded.size > _NODE_BYTES:
-            raise TierFull(
-                f"{node.key} stands behind a path of {len(node.path)} segments, too long for a page's header"
-            )
+            raise TierFull(f"the path of {node.key} has {len(node.path)} segments, too long for a page's header")
         headers, numbers = self._file.headers, list(pages.numbers)
         with locks.waiting(_HEADERS):
             if (self._stamps[numbers] > pages.stamp).any():
-                raise PagesTaken(f"the pages for {node.key} were handed out again, after {pages.stamp}")
+                raise PagesTaken(f"the pages for {node.key} were handed out again after stamp {pages.stamp}")
             if self._node_in(pages, node.key) is not None:
                 return False
             if not all(locks.take(number + 1) for number in numbers):
-                raise PagesTaken(f"somebody still writes into the pages for {node.key}")
+                raise PagesTaken(f"another writer is still writing the pages for {node.key}")
             self._states[numbers] = State.WRITING
             self._stamps[numbers] = pages.stamp
             headers["index"][numbers] = np.arange(len(numbers))
@@ -207,7 +205,7 @@ class HostArena:
                 self._states[number] = state
 
     def _recover(self, locks: ByteLocks) -> None:
-        """Free what dead writers left, and what is left of nodes of which pages were handed out again."""
+        """Free the pages of dead writers, and the rest of nodes that have lost a page to another node."""
         whole = {number for stored in self.nodes() if stored.pages for number in stored.pages.numbers}
         for number in np.flatnonzero(self._states != State.FREE).tolist():
             if number not in whole and locks.take(number + 1):
@@ -215,7 +213,7 @@ class HostArena:
 
 
 class _ArenaReader:
-    """A ``PageReader`` of pages of the arena."""
+    """A ``PageReader`` over the arena's memory."""
 
     def __init__(self, node: KvNode, pages: Page, of: Pages) -> None:
         self.node = node
@@ -223,13 +221,13 @@ class _ArenaReader:
         self._numbers = of.numbers
 
     def page(self, index: int) -> Page:
-        """Page ``index``, where it lies. Raises IndexError."""
+        """Page ``index``, in place. Raises IndexError."""
         self._check(index)
         page: Page = self._pages[self._numbers[index]]
         return page
 
     def load(self, first: int, blocks: Sequence[int], target: PageTarget) -> None:
-        """All of them in one copy, from where they lie. Raises IndexError."""
+        """Load all pages with one copy, out of the arena's memory. Raises IndexError."""
         if blocks:
             self._check(first)
             self._check(first + len(blocks) - 1)
@@ -241,7 +239,7 @@ class _ArenaReader:
 
 
 class _ArenaWriter(OrderedWriter):
-    """A ``PageWriter`` into pages of the arena."""
+    """A ``PageWriter`` into the arena's memory."""
 
     def __init__(self, pages: Page, of: Pages) -> None:
         super().__init__(len(of.numbers))

@@ -1,9 +1,9 @@
-"""The file behind the host memory's arena: its layout, how processes come to share it, and the locks on its bytes.
+"""The file of the arena: its layout, its creation and sharing, and the locks on its bytes.
 
-    [what the arena is, 4 KiB] [page headers, 4 KiB each] [pages, each begins at a multiple of 4 KiB]
+    [geometry, 4 KiB] [page headers, 4 KiB each] [pages, each aligned to 4 KiB]
 
-The file lies in memory (/dev/shm) and is mapped by every process. Its room is reserved when it is made, so that a
-memory that is too small is an error at the start and not a SIGBUS later, and mapped with all its pages present.
+The file lies in memory (/dev/shm), and every process maps it. Its memory is reserved when the file is created, so that
+too little memory is an error at the start and not a SIGBUS later. It is mapped with all its pages present.
 """
 
 import errno
@@ -36,11 +36,11 @@ PAGE_HEADER = np.dtype(
         ("node", "u1", (_BLOCK - 32,)),
     ]
 )
-"""State, the stamp it got it under, which of how many pages of its node it is and, on the first, the node as JSON."""
+"""A page's state and stamp, its ``index`` among the ``count`` pages of its node and, on the first, the node as JSON."""
 
 
 class Geometry(msgspec.Struct, frozen=True):
-    """What an arena is made for: two processes share one only if they agree on all of it."""
+    """What an arena is created for. Processes share an arena only if all of it is equal."""
 
     fingerprint: str
     page_tokens: int
@@ -49,12 +49,12 @@ class Geometry(msgspec.Struct, frozen=True):
 
     @property
     def stride(self) -> int:
-        """The bytes from one page to the next."""
+        """Bytes from one page to the next."""
         return -(-self.page_bytes // _BLOCK) * _BLOCK
 
     @property
     def file_bytes(self) -> int:
-        """How long the file is."""
+        """Length of the file."""
         return _BLOCK + self.page_count * (_BLOCK + self.stride)
 
     def encode(self) -> bytes:
@@ -63,18 +63,18 @@ class Geometry(msgspec.Struct, frozen=True):
 
 
 class ByteLocks:
-    """Locks on single bytes of an open file, each held by one such object at a time, in whatever thread or process.
+    """Locks on single bytes of an open file. Across all processes, one ``ByteLocks`` holds a byte at a time.
 
-    The kernel lets go of them with the process, however that ends.
+    The kernel releases them when the process ends, however it ends.
     """
 
     def __init__(self, descriptor: int) -> None:
-        # A descriptor of its own, as these locks belong to what was opened, not to the process.
+        # A descriptor of its own, because these locks belong to the open file description, not to the process.
         self._descriptor = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
 
     @contextmanager
     def waiting(self, byte: int) -> Iterator[None]:
-        """Hold one byte for the block, once nobody else does."""
+        """Hold one byte for the block. Waits until it is free."""
         self._call(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, byte)
         try:
             yield
@@ -82,7 +82,7 @@ class ByteLocks:
             self.release(byte)
 
     def take(self, byte: int) -> bool:
-        """Hold one byte from now on; False where another does."""
+        """Hold one byte from now on. Returns False if it is held elsewhere."""
         try:
             self._call(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, byte)
         except (BlockingIOError, PermissionError):
@@ -90,29 +90,29 @@ class ByteLocks:
         return True
 
     def release(self, byte: int) -> None:
-        """Let go of one byte."""
+        """Release one byte."""
         self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, byte)
 
     def close(self) -> None:
-        """Let go of all."""
+        """Release all bytes."""
         os.close(self._descriptor)
 
     def _call(self, command: int, kind: int, byte: int) -> None:
-        # struct flock of 64-bit Linux: type, whence, start, length, and a process that must be 0.
+        # struct flock of 64-bit Linux: type, whence, start, length, and a process id that must be 0.
         fcntl.fcntl(self._descriptor, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))
 
 
 class ArenaFile:
-    """The mapped file at ``path``, attached to until ``close``.
+    """The mapped file at ``path``, attached until ``close``.
 
-    It is made if there is none, and made anew if the one there is of another geometry; processes that still have that
-    one mapped keep it to themselves. Raises ConfigError where it cannot be had.
+    The file is created if it does not exist, and replaced if it has another geometry; processes that have the old file
+    mapped keep it. Raises ConfigError if the file cannot be created or mapped.
     """
 
     def __init__(self, path: Path, geometry: Geometry) -> None:
         self._path = path
         self._geometry = geometry
-        # Held while the file is made, attached to or removed; its own file stays, as one may wait for it.
+        # Held while the file is created, attached or removed. The lock's own file stays: others may wait on it.
         self._door = FileLock(f"{path}.lock")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,8 +121,8 @@ class ArenaFile:
             memory = mmap.mmap(self._descriptor, geometry.file_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError as error:
             raise ConfigError(
-                f"{geometry.file_bytes} bytes of host memory cannot be had in {path.parent}: {error.strerror}. "
-                "Lower generator.host_gib, or give it more room (in a container, with docker run --shm-size)",
+                f"cannot reserve {geometry.file_bytes} bytes of host memory in {path.parent}: {error.strerror}. "
+                "Lower generator.host_gib, or enlarge that file system (in a container, with docker run --shm-size)",
                 param="generator.host_gib",
             ) from error
         count, headers_end = geometry.page_count, _BLOCK * (1 + geometry.page_count)
@@ -131,7 +131,7 @@ class ArenaFile:
 
     @contextmanager
     def locks(self) -> Iterator[ByteLocks]:
-        """Locks on the file's bytes, let go at the end of the block."""
+        """Locks on the file's bytes, released at the end of the block."""
         locks = ByteLocks(self._descriptor)
         try:
             yield locks
@@ -139,14 +139,14 @@ class ArenaFile:
             locks.close()
 
     def close(self) -> None:
-        """Detach. The memory is unmapped once the last view of a page is gone. Idempotent."""
+        """Detach. The memory is unmapped when the last view of a page is gone. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
             del self.headers, self.pages
 
     def remove(self) -> None:
-        """Detach, and delete the file if nobody else is attached to it."""
+        """Detach, and delete the file if no other process is attached."""
         with self._door:
             with suppress(OSError):
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -155,7 +155,7 @@ class ArenaFile:
             self.close()
 
     def _attach(self) -> int:
-        """An open file as it should be, with a shared lock that says that it is in use."""
+        """Open the file with the right geometry, under a shared lock that marks it as in use."""
         descriptor = self._open()
         try:
             if not self._fits(descriptor):
@@ -172,9 +172,9 @@ class ArenaFile:
     def _open(self) -> int:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         if os.fstat(descriptor).st_uid != os.geteuid():
-            # Anyone may put a file there under this name, to read along or to write what others answer from.
+            # Another user could create the file first, to read tenants' KV or to forge it.
             os.close(descriptor)
-            raise PermissionError(errno.EACCES, "the file is another user's", str(self._path))
+            raise PermissionError(errno.EACCES, "the file belongs to another user", str(self._path))
         return descriptor
 
     def _fits(self, descriptor: int) -> bool:
@@ -185,7 +185,7 @@ class ArenaFile:
         )
 
     def _make(self, descriptor: int) -> None:
-        """Reserve the room, and say what the file is when that is done: a file half made fits nobody."""
+        """Reserve the memory, then write the geometry: a half-created file fits no geometry."""
         try:
             os.posix_fallocate(descriptor, 0, self._geometry.file_bytes)
             os.pwrite(descriptor, self._geometry.encode(), 0)

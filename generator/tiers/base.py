@@ -1,7 +1,7 @@
-"""What every tier promises: nodes' KV, page by page, published whole or not at all.
+"""The contract of tiers: they store nodes' KV page by page, and publish each node whole or not at all.
 
-A page is ``page_bytes`` bytes. A node has as many as ``protocol.kv.pages_spanned`` says, here counted from 0. Pages go
-one at a time, so that nobody ever holds a whole node beside the tier's own copy of it.
+A page has ``page_bytes`` bytes. ``protocol.kv.pages_spanned`` says how many pages a node has; here they are counted
+from 0. Pages are passed one at a time, so a caller needs no memory for a whole node.
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ Page: TypeAlias = NDArray[np.uint8]
 
 
 class TierError(Exception):
-    """Root of what tiers raise: the copy cannot be had, or cannot be made. The engine goes on without it."""
+    """Base of the errors of tiers: a copy cannot be read or made. The engine goes on without it."""
 
 
 class KvMissing(TierError):
-    """Nothing is published under this key and stamp."""
+    """No copy is published under this key and stamp."""
 
 
 class Damage(StrEnum):
-    """What is wrong with a copy that was published."""
+    """What is wrong with a published copy."""
 
     HEADER = "header"
     FOREIGN = "foreign"
@@ -38,7 +38,7 @@ class Damage(StrEnum):
 
 
 class KvBroken(TierError):
-    """A copy was there and is not good: nothing that was read of it may be used. ``damage`` says why."""
+    """A published copy is damaged, as ``damage`` says. Nothing that was read of it may be used."""
 
     def __init__(self, damage: Damage, message: str) -> None:
         super().__init__(message)
@@ -46,100 +46,101 @@ class KvBroken(TierError):
 
 
 class TierFull(TierError):
-    """The tier takes no such copy: it has no room for it, or may not be written."""
+    """The tier cannot take the copy: it has no room for it, or is read-only."""
 
 
 class PagesTaken(TierError):
-    """The pages are another writer's: they were handed out again, or who had them before is still at work in them."""
+    """The pages belong to another writer: they were handed out again, or an earlier writer is still writing them."""
 
 
 class StoredNode(NamedTuple):
-    """A published node with all that is needed to name, read or drop it. ``pages`` are the host memory's."""
+    """A published node, with what is needed to name, read or drop it. ``pages`` locate it in host memory."""
 
     node: KvNode
     pages: Pages | None = None
 
     @property
     def held(self) -> HeldNode:
-        """The same, as residency reports have it."""
+        """The node as residency reports list it."""
         return HeldNode(self.node.namespace, self.node.path, self.node.tokens, self.pages)
 
 
 class PageTarget(Protocol):
-    """Where pages are loaded to: an engine's blocks, by number."""
+    """The destination of loads: an engine's blocks, by number."""
 
     def write(self, pages: Page, rows: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy rows of ``pages``, shape [any, page_bytes], into as many blocks."""
 
     def in_place(self, block: int) -> list[Page]:
-        """A block's own memory, whose parts make up a page in this order. None of them where a CPU cannot reach it."""
+        """A block's own memory, in parts that make up a page in this order. Empty if the CPU cannot access it."""
 
 
 class PageReader(Protocol):
-    """Reads pages of one node, any of them, in any order. ``node`` is the one that they are of."""
+    """Reads the pages of one ``node``, in any order."""
 
     node: KvNode
 
     def page(self, index: int) -> Page:
-        """Page ``index`` of the node; not to be written to, and valid until the next call or the end of reading.
+        """Page ``index`` of the node. Read-only, and valid until the next call or the end of reading.
 
-        Raises KvBroken, IndexError where the node has no such page.
+        Raises KvBroken, or IndexError if the node has no such page.
         """
 
     def load(self, first: int, blocks: Sequence[int], target: PageTarget) -> None:
-        """Bring the pages from ``first`` on into ``blocks``, the quickest way that tier and target have in common.
+        """Load the pages from ``first`` on into ``blocks``, in the fastest way that tier and target support.
 
-        Raises KvBroken, IndexError where the node has no such page; what the blocks hold is arbitrary then.
+        Raises KvBroken, or IndexError if the node has no such page. The content of the blocks is undefined then.
         """
 
 
 class PageWriter(Protocol):
-    """Takes the pages of one node, each once, in ascending order."""
+    """Writes the pages of one node, each once, in ascending order."""
 
     def page(self, index: int) -> Page:
-        """The buffer to fill as page ``index``, all of it, before the next call; what it holds until then is arbitrary.
+        """The buffer for page ``index``, to be filled completely before the next call. Its content is undefined.
 
-        Raises TierFull, ValueError out of turn.
+        Raises TierFull, or ValueError if another page is next.
         """
 
 
 class KvTier(Protocol):
-    """One kind of memory for nodes' KV. Any number of threads may call any method at once, but for ``close``.
+    """One kind of memory for nodes' KV. All methods but ``close`` are thread-safe.
 
-    ``pages`` says where a node lies in host memory and under which stamp; other tiers ignore it. A copy under another
-    stamp is another copy.
+    ``pages`` says where a node lies in host memory and under which stamp; other tiers ignore it. Copies under different
+    stamps are different copies.
     """
 
     tier: Tier
 
     def has(self, key: str, pages: Pages | None) -> bool:
-        """Whether this copy is published. Changes nothing, reads no KV, never raises."""
+        """Whether this copy is published. Has no side effects, reads no KV, and never raises."""
 
     def reading(self, key: str, pages: Pages | None) -> AbstractContextManager[PageReader]:
-        """A look at a published copy. Raises KvMissing or KvBroken on entry, KvBroken on exit if it changed meanwhile.
+        """Read a published copy.
 
-        So what was read may be used only after the block. Changes nothing, but that a broken copy is deleted.
+        Raises KvMissing or KvBroken on entry, and KvBroken on exit if the copy has changed meanwhile: use what was read
+        only after the block. A broken copy is deleted; there are no other side effects.
         """
 
     def writing(self, node: KvNode, pages: Pages | None) -> AbstractContextManager[PageWriter]:
-        """A copy in the making: published in one step when the block ends, and gone without a trace if it raises.
+        """Write a copy. It is published atomically when the block ends, and discarded if the block raises.
 
-        Raises TierFull or PagesTaken, on entry or exit, and ValueError where the block left pages out. Where this copy
-        is published already, it stays as it is, and what is written is thrown away.
+        Raises TierFull or PagesTaken, on entry or exit, and ValueError if the block left pages out. If this copy is
+        already published, it stays as it is, and what is written is discarded.
         """
 
     def drop(self, key: str, pages: Pages | None) -> None:
-        """Delete this copy, if it is there; one under another stamp stays. Readers of it may find it broken."""
+        """Delete this copy, if it exists; one under another stamp stays. Readers of it may find it broken."""
 
     def nodes(self) -> list[StoredNode]:
-        """What is published, by the tier's own account. Looks at every header: for starts and for idle time."""
+        """All published nodes. Reads every header, so call it at the start or when idle."""
 
     @property
     def used_bytes(self) -> int:
-        """The bytes that published copies take."""
+        """The bytes that published copies occupy."""
 
     def check_integrity(self) -> None:
-        """Assert that the tier's account is true of what lies there. For tests, while nobody writes."""
+        """Assert that the tier's index matches what is stored. For tests, while nothing is being written."""
 
     def close(self) -> None:
-        """Let go of the tier; what is published stays. Idempotent. Nothing else may be called from then on."""
+        """Close the tier. Published copies stay. Idempotent; no other method may be called afterwards."""

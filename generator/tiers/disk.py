@@ -1,4 +1,4 @@
-"""The tier on disk: one checksummed file a node, bounded in bytes."""
+"""The disk tier: one checksummed file a node, bounded in bytes."""
 
 import os
 import threading
@@ -27,13 +27,13 @@ class _Entry(NamedTuple):
 
 
 class DiskTier:
-    """A ``KvTier`` of files under ``folder``, which processes may share: each finds what the others publish.
+    """A ``KvTier`` of files under ``folder``. Processes may share it: each finds what the others publish.
 
-    Nothing is written that would make all files together exceed ``max_bytes``, headers and other fingerprints included;
-    what other processes write is counted from the next ``nodes`` on. Folders of other fingerprints are deleted where
-    room is short, the oldest first. ``broken`` counts the copies that were found to be no good, and deleted.
+    All files together never exceed ``max_bytes``, headers and other fingerprints included. Files that other processes
+    write count from the next call of ``nodes`` on. If room is short, folders of other fingerprints are deleted, oldest
+    first. ``broken`` counts the copies that were found damaged, and deleted.
 
-    A folder that cannot be written to gets one warning, at the start; what is there is read, and writing is refused.
+    If the folder is read-only, a warning is logged at the start; its files are read, and writing is refused.
     """
 
     tier = Tier.DISK
@@ -45,7 +45,7 @@ class DiskTier:
         self._max_bytes = max_bytes
         self._index: dict[str, _Entry] = {}
         self._reserved = 0
-        # Guards the index, the reservations and what publishes or deletes files; never held while KV passes.
+        # Guards the index, the reservations, and publishing and deleting files. Never held while KV is copied.
         self._lock = threading.Lock()
         self._spare_buffers: list[Page] = []
         try:
@@ -58,12 +58,12 @@ class DiskTier:
         self._reclaim(0)
 
     def has(self, key: str, pages: Pages | None) -> bool:  # noqa: ARG002
-        """Whether a file is there, whoever wrote it."""
+        """Whether the node's file exists, whichever process wrote it."""
         return self._folder.has(key)
 
     @contextmanager
     def reading(self, key: str, pages: Pages | None) -> Iterator[PageReader]:  # noqa: ARG002
-        """The file's pages. What is read stays good even if the file is deleted or replaced meanwhile."""
+        """Read the file's pages. They stay good even if the file is deleted or replaced meanwhile."""
         descriptor = self._open(key)
         try:
             header = self._header(key, descriptor)
@@ -72,7 +72,7 @@ class DiskTier:
                 try:
                     yield reader
                 finally:
-                    # Not by the exception: the block may read from another tier, whose copy is the broken one.
+                    # The exception does not tell: the block may read another tier too, whose copy is the broken one.
                     if reader.damage is not None:
                         self._discard(key, descriptor, reader.damage)
         finally:
@@ -80,7 +80,7 @@ class DiskTier:
 
     @contextmanager
     def writing(self, node: KvNode, pages: Pages | None) -> Iterator[PageWriter]:
-        """A temporary file that is given its name when it is whole."""
+        """Write a temporary file, which is renamed when it is whole."""
         if self.has(node.key, pages):
             discarding = DiscardingWriter(self._format.pages(node), self._format.page_bytes)
             yield discarding
@@ -100,19 +100,19 @@ class DiskTier:
                 self._index[node.key] = _Entry(node, size)
 
     def drop(self, key: str, pages: Pages | None) -> None:  # noqa: ARG002
-        """Delete the file. One that cannot be deleted is still held, and a warning says so."""
+        """Delete the file. If that fails, a warning is logged and the node is still held."""
         with self._lock:
             try:
                 self._folder.file(key).unlink()
             except (FileNotFoundError, NotADirectoryError):
-                pass  # as dropped as can be
+                pass  # already deleted
             except OSError as error:
                 log.warning("a file of the disk tier cannot be deleted", key=key, error=error.strerror)
                 return
             self._index.pop(key, None)
 
     def nodes(self) -> list[StoredNode]:
-        """What is there now, in the order of keys, by whomever it was written."""
+        """All nodes on disk, whichever process wrote them, in the order of their keys."""
         self._refresh()
         with self._lock:
             return [StoredNode(self._index[key].node) for key in sorted(self._index)]
@@ -124,19 +124,19 @@ class DiskTier:
             return self._used()
 
     def check_integrity(self) -> None:
-        """Assert that every node of the index lies whole in its file, and that nobody holds room for nothing."""
+        """Assert that every node of the index has a whole file, and that no room is reserved."""
         with self._lock:
-            assert not self._reserved, "room is reserved for nobody"
+            assert not self._reserved, "room is reserved, but nothing is being written"
             for key, (node, size) in self._index.items():
                 assert key == node.key
                 assert size == self._format.file_bytes(node) == self._folder.file(key).stat().st_size
 
     def close(self) -> None:
-        """Give back the memory for pages."""
+        """Free the page buffers."""
         self._spare_buffers.clear()
 
     def _refresh(self) -> None:
-        """Take in the files that others published, and forget those that others deleted."""
+        """Add to the index what other processes published, and remove from it what they deleted."""
         there = set(self._folder.keys())
         for key in there - self._index.keys():
             with suppress(KvMissing, KvBroken):
@@ -164,11 +164,11 @@ class DiskTier:
             raise KvMissing(f"{key} cannot be opened: {error.strerror}") from error
 
     def _header(self, key: str, descriptor: int) -> NodeHeader:
-        """What the file says of itself. Raises KvBroken, and then the file is gone."""
+        """The file's header. If it is damaged, deletes the file and raises KvBroken."""
         try:
             header = self._format.decode(descriptor)
             if header.node.key != key:
-                raise KvBroken(Damage.FOREIGN, f"the file of {key} has the node {header.node.key}")
+                raise KvBroken(Damage.FOREIGN, f"the file of {key} holds the node {header.node.key}")
         except OSError as error:
             self._discard(key, descriptor, Damage.UNREADABLE)
             raise KvBroken(Damage.UNREADABLE, f"{key} cannot be read: {error.strerror}") from error
@@ -178,9 +178,9 @@ class DiskTier:
         return header
 
     def _discard(self, key: str, descriptor: int, damage: Damage) -> None:
-        """Count a broken file and delete it, unless it is gone or another has taken its name meanwhile.
+        """Count and delete a broken file, unless it is already deleted or replaced.
 
-        Of several that read the same file, the first to get here counts it.
+        If several readers find the same file broken, it is counted once.
         """
         path = self._folder.file(key)
         with self._lock, suppress(OSError):
@@ -192,7 +192,7 @@ class DiskTier:
 
     @contextmanager
     def _temporary(self, key: str) -> Iterator[tuple[int, Path]]:
-        """A temporary file that is gone at the end, unless it was given its name. Raises TierFull."""
+        """A temporary file, deleted at the end of the block unless it was published. Raises TierFull."""
         try:
             descriptor, temporary = self._folder.create(key)
         except OSError as error:
@@ -206,7 +206,7 @@ class DiskTier:
 
     @contextmanager
     def _room(self, size: int) -> Iterator[None]:
-        """``size`` bytes set aside until the file is published. Raises TierFull."""
+        """Reserve ``size`` bytes until the file is published. Raises TierFull."""
         with self._lock:
             if not self._reclaim(size):
                 raise TierFull(
@@ -220,7 +220,7 @@ class DiskTier:
                 self._reserved -= size
 
     def _reclaim(self, size: int) -> bool:
-        """Delete what other fingerprints left until ``size`` more bytes fit, oldest first; whether they do."""
+        """Delete folders of other fingerprints, oldest first, until ``size`` bytes fit. Returns whether they do."""
         wanted = self._used() + self._reserved + size
         while self._others and wanted + sum(other.bytes for other in self._others) > self._max_bytes:
             self._others.pop().folder.remove()

@@ -1,9 +1,10 @@
-"""The folder of a disk tier: one folder a fingerprint, in it files by key, and temporary files until they are whole.
+"""The folder of a disk tier: one subfolder a fingerprint, with one file a node.
 
     <folder>/<fingerprint>/<first two digits of the key>/<key>.safetensors
 
-Whoever writes a temporary file holds a lock on it, which the kernel drops with its process, so leftovers are told from
-the work of others. Nothing but such files is ever deleted, whatever else lies there.
+A file is temporary until it is whole. Its writer holds a lock on it, which the kernel releases with the process; so
+leftovers of dead processes can be told from files that are being written. Only such files are ever deleted, whatever
+else lies in the folder.
 """
 
 import errno
@@ -20,34 +21,34 @@ _TEMPORARY = ".tmp"
 
 
 class FingerprintFolder:
-    """The files of one fingerprint. Any process may add and remove some at any time."""
+    """The files of one fingerprint. Any process may add and remove files at any time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def prepare(self) -> None:
-        """Make the folder. Raises OSError where it cannot be made or written to."""
+        """Create the folder. Raises OSError if it cannot be created or written to."""
         self._path.mkdir(parents=True, exist_ok=True)
         if not os.access(self._path, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self._path))
 
     def file(self, key: str) -> Path:
-        """Where the node of this key lies, if it is there."""
+        """The path of a node's file."""
         return self._path / key[:2] / f"{key}{_SUFFIX}"
 
     def has(self, key: str) -> bool:
-        """Whether the key has a file."""
+        """Whether the node has a file."""
         try:
             return self.file(key).is_file()
         except OSError:
             return False
 
     def keys(self) -> Iterator[str]:
-        """The keys of all files there are."""
+        """The keys of all files."""
         return (path.stem for path in self._files(_SUFFIX))
 
     def create(self, key: str) -> tuple[int, Path]:
-        """A new temporary file, open and locked, that ``publish`` can make the key's. Raises OSError."""
+        """A new temporary file for a node, open and locked, which ``publish`` renames. Raises OSError."""
         folder = self.file(key).parent
         folder.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=folder, prefix=f"{key}.", suffix=_TEMPORARY)
@@ -60,7 +61,7 @@ class FingerprintFolder:
         return descriptor, Path(name)
 
     def publish(self, temporary: Path, key: str) -> None:
-        """Give a temporary file its name, in one step that a power failure does not undo. Raises OSError."""
+        """Rename a temporary file to the node's, atomically and durably. Raises OSError."""
         target = self.file(key)
         temporary.rename(target)
         descriptor = os.open(target.parent, os.O_RDONLY)
@@ -70,7 +71,7 @@ class FingerprintFolder:
             os.close(descriptor)
 
     def sweep(self) -> None:
-        """Remove the temporary files that nobody writes any more."""
+        """Delete the temporary files of dead processes."""
         for path in self._files(_TEMPORARY):
             with suppress(OSError):
                 descriptor = os.open(path, os.O_RDWR)
@@ -81,7 +82,7 @@ class FingerprintFolder:
                     os.close(descriptor)
 
     def remove(self) -> None:
-        """Delete all of it, as far as it can be deleted and is not something else's."""
+        """Delete all files of the fingerprint that can be deleted, and the folders that are empty then."""
         self.sweep()
         for path in self._files(_SUFFIX):
             with suppress(OSError):
@@ -91,7 +92,7 @@ class FingerprintFolder:
                 folder.rmdir()
 
     def usage(self) -> "Usage":
-        """What its files come to."""
+        """Size and age of its files."""
         newest, size = 0.0, 0
         for path in self._files(_SUFFIX):
             with suppress(OSError):
@@ -107,7 +108,7 @@ class FingerprintFolder:
 
 
 class Usage(NamedTuple):
-    """Size and age of a folder: ``newest`` is when its last file was written, in seconds since 1970."""
+    """Size and age of a folder. ``newest`` is the time of its last write, in seconds since 1970."""
 
     newest: float
     bytes: int
@@ -115,7 +116,7 @@ class Usage(NamedTuple):
 
 
 def folders_beside(folder: Path, fingerprint: str) -> list[Usage]:
-    """The folders of other fingerprints that take any room, the one that was written to last in front."""
+    """The folders of other fingerprints that have any files, the most recently written first."""
     others = [FingerprintFolder(path).usage() for path in _children(folder) if path.name != fingerprint]
     return sorted((usage for usage in others if usage.bytes), key=lambda usage: usage.newest, reverse=True)
 

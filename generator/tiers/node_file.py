@@ -1,6 +1,7 @@
-"""One node's KV in a safetensors file: a tensor of bytes, one row a page, each row with a checksum in the header.
+"""One node's KV in a safetensors file: a tensor of bytes with one row a page, and a checksum a row in the header.
 
-The header's length depends on the node alone, so pages are written behind it as they come, and it is written last.
+The header's length depends on the node alone. So the pages are written first, behind the header's place, and the header
+is written last.
 """
 
 import os
@@ -19,11 +20,11 @@ _LENGTH_BYTES = 8
 _ALIGNMENT = 4096
 _TENSOR = "kv"
 _MOST_PARTS = os.sysconf("SC_IOV_MAX")
-"""Of what one system call fills."""
+"""The most buffers that one system call fills."""
 
 
 class _Metadata(msgspec.Struct, frozen=True):
-    """All strings, as safetensors wants them. ``checksum`` is of all the others."""
+    """Metadata as strings, as safetensors requires. ``checksum`` covers all other fields."""
 
     format: str
     fingerprint: str
@@ -44,7 +45,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 class NodeHeader(msgspec.Struct, frozen=True):
-    """What a file says of itself: its node, the checksums of the pages, and the byte that the first one begins at."""
+    """The decoded header of a file: its node, the pages' checksums, and the offset of the first page in bytes."""
 
     node: KvNode
     checksums: tuple[int, ...]
@@ -52,7 +53,7 @@ class NodeHeader(msgspec.Struct, frozen=True):
 
 
 class NodeFormat:
-    """The files of one ``fingerprint``, whose pages have ``page_tokens`` tokens and ``page_bytes`` bytes."""
+    """The file format of one ``fingerprint``, whose pages have ``page_tokens`` tokens and ``page_bytes`` bytes."""
 
     def __init__(self, fingerprint: str, page_tokens: int, page_bytes: int) -> None:
         self._fingerprint = fingerprint
@@ -60,16 +61,16 @@ class NodeFormat:
         self.page_bytes = page_bytes
 
     def pages(self, node: KvNode) -> int:
-        """How many pages the node has."""
+        """The number of a node's pages."""
         return len(pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens))
 
     def file_bytes(self, node: KvNode) -> int:
-        """How long the node's file is."""
+        """The length of a node's file."""
         pages = self.pages(node)
         return len(self.encode(node, [0] * pages)) + pages * self.page_bytes
 
     def encode(self, node: KvNode, checksums: Sequence[int]) -> bytes:
-        """Everything in front of the pages. Padded with spaces, as the format allows, so that they begin aligned."""
+        """The header, padded with spaces, as the format allows, so that the pages begin aligned."""
         rows = len(checksums)
         metadata = _Metadata(
             _FORMAT,
@@ -84,12 +85,12 @@ class NodeFormat:
         return length.to_bytes(_LENGTH_BYTES, "little") + body.ljust(length)
 
     def decode(self, descriptor: int) -> NodeHeader:
-        """The header of an open file, for which its length is right as well. Raises KvBroken; OSError."""
+        """The header of an open file whose length is right. Raises KvBroken if not, or OSError."""
         size = os.fstat(descriptor).st_size
         prefix = os.pread(descriptor, _LENGTH_BYTES, 0)
         length = int.from_bytes(prefix, "little")
         if len(prefix) < _LENGTH_BYTES or length > size - _LENGTH_BYTES:
-            raise KvBroken(Damage.SIZE, "the file ends before its header does")
+            raise KvBroken(Damage.SIZE, "the file is shorter than its header")
         raw = os.pread(descriptor, length, _LENGTH_BYTES)
         try:
             metadata = msgspec.json.decode(raw, type=_Header).metadata
@@ -99,21 +100,23 @@ class NodeFormat:
         except (msgspec.DecodeError, ValueError) as error:
             raise KvBroken(Damage.HEADER, f"the header does not parse: {error}") from error
         if (metadata.format, metadata.fingerprint) != (_FORMAT, self._fingerprint):
-            raise KvBroken(Damage.FOREIGN, f"the file is of {metadata.fingerprint!r}, in format {metadata.format!r}")
-        # What is written anew from what was read is equal only if every byte of the header is as it was written.
+            raise KvBroken(
+                Damage.FOREIGN, f"the file has fingerprint {metadata.fingerprint!r} and format {metadata.format!r}"
+            )
+        # Encoding what was decoded gives the same bytes only if every byte of the header is intact.
         if len(checksums) != self.pages(node) or prefix + raw != self.encode(node, checksums):
-            raise KvBroken(Damage.HEADER, "the header is not what its checksum says")
+            raise KvBroken(Damage.HEADER, "the header does not match its checksum")
         data_at = len(prefix) + len(raw)
         if size != data_at + len(checksums) * self.page_bytes:
-            raise KvBroken(Damage.SIZE, f"the file has {size} bytes, not what its header says")
+            raise KvBroken(Damage.SIZE, f"the file has {size} bytes, which does not match its header")
         return NodeHeader(node, checksums, data_at)
 
 
 class NodeFileReader:
-    """A ``PageReader`` of an open file; what it shows, it reads into one ``buffer`` over and over.
+    """A ``PageReader`` of an open file. It reads every page into the same ``buffer``.
 
-    The file is not mapped, because one that is truncated under its map would kill the process. ``damage`` is what was
-    found to be wrong, if anything.
+    The file is not mapped, because truncating a mapped file would kill the process. ``damage`` is the damage found so
+    far, if any.
     """
 
     def __init__(self, descriptor: int, header: NodeHeader, buffer: Page) -> None:
@@ -124,12 +127,12 @@ class NodeFileReader:
         self.damage: Damage | None = None
 
     def page(self, index: int) -> Page:
-        """Page ``index``, its checksum verified. Raises KvBroken, IndexError."""
+        """Page ``index``, with its checksum verified. Raises KvBroken or IndexError."""
         self._read(index, [self._buffer])
         return self._buffer
 
     def load(self, first: int, blocks: Sequence[int], target: PageTarget) -> None:
-        """Page by page straight into the blocks where they can be reached. Raises KvBroken, IndexError."""
+        """Load page by page, directly into the blocks if the CPU can access them. Raises KvBroken or IndexError."""
         for index, block in enumerate(blocks, start=first):
             parts = target.in_place(block)
             if parts:
@@ -142,7 +145,7 @@ class NodeFileReader:
             raise IndexError(f"page {index} of {len(self._header.checksums)}")
         self.damage = self._fill(parts, index)
         if self.damage is not None:
-            raise KvBroken(self.damage, f"page {index} of {self._header.node.key} is not what was written")
+            raise KvBroken(self.damage, f"page {index} of {self._header.node.key} is damaged: {self.damage.value}")
 
     def _fill(self, parts: Sequence[Page], index: int) -> Damage | None:
         at = self._header.data_at + index * self._buffer.size
@@ -166,9 +169,9 @@ class NodeFileReader:
 
 
 class NodeFileWriter(OrderedWriter):
-    """A writer into an open file through one ``buffer``: each page goes out when the next is asked for.
+    """A writer into an open file through one ``buffer``: each page is written when the next one is requested.
 
-    Raises TierFull where the disk takes no more. The file is whole once ``finish`` has returned.
+    Raises TierFull if the disk refuses a write. The file is whole once ``finish`` has returned.
     """
 
     def __init__(self, descriptor: int, layout: NodeFormat, node: KvNode, buffer: Page) -> None:
@@ -181,7 +184,7 @@ class NodeFileWriter(OrderedWriter):
         self._at = layout.file_bytes(node) - self._count * layout.page_bytes
 
     def finish(self) -> None:
-        """Write the last page and the header, and have the disk keep them. Raises ValueError, TierFull."""
+        """Write the last page and the header, and sync the file to disk. Raises ValueError or TierFull."""
         super().finish()
         if self._count:
             self._flush()

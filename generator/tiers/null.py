@@ -1,4 +1,4 @@
-"""A tier that is switched off."""
+"""A tier that is disabled."""
 
 from contextlib import AbstractContextManager
 
@@ -8,37 +8,37 @@ from protocol.tiers import Tier
 
 
 class NullTier:
-    """A ``KvTier`` without any room: it has nothing, and takes nothing."""
+    """A ``KvTier`` without capacity: it is always empty and refuses every copy."""
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
 
     def has(self, key: str, pages: Pages | None) -> bool:  # noqa: ARG002
-        """Never."""
+        """Always False."""
         return False
 
     def reading(self, key: str, pages: Pages | None) -> AbstractContextManager[PageReader]:  # noqa: ARG002
-        """Raises KvMissing."""
-        raise KvMissing(f"{key}: there is no {self.tier} tier")
+        """Raise KvMissing."""
+        raise KvMissing(f"{key} cannot be read: there is no {self.tier} tier")
 
     def writing(self, node: KvNode, pages: Pages | None) -> AbstractContextManager[PageWriter]:  # noqa: ARG002
-        """Raises TierFull."""
-        raise TierFull(f"{node.key}: there is no {self.tier} tier")
+        """Raise TierFull."""
+        raise TierFull(f"{node.key} cannot be written: there is no {self.tier} tier")
 
     def drop(self, key: str, pages: Pages | None) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def nodes(self) -> list[StoredNode]:
-        """None."""
+        """An empty list."""
         return []
 
     @property
     def used_bytes(self) -> int:
-        """None."""
+        """Always 0."""
         return 0
 
     def check_integrity(self) -> None:
-        """Nothing that could be untrue."""
+        """Do nothing: there is no index to check."""
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing."""

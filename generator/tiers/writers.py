@@ -1,4 +1,4 @@
-"""What writers of nodes have in common: pages come in their order, and none is left out."""
+"""Base classes of page writers, which check that every page is written, in order."""
 
 from abc import ABC, abstractmethod
 
@@ -8,36 +8,36 @@ from generator.tiers.base import Page
 
 
 class OrderedWriter(ABC):
-    """A ``PageWriter`` of ``count`` pages that sees to their order."""
+    """A ``PageWriter`` of ``count`` pages that enforces their order."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._next = 0
 
     def page(self, index: int) -> Page:
-        """The buffer to fill as page ``index``. Raises ValueError out of turn."""
+        """The buffer for page ``index``. Raises ValueError if another page is next."""
         if index != self._next or index >= self._count:
-            raise ValueError(f"page {index} is asked for where {self._next} of {self._count} is next")
+            raise ValueError(f"page {index} is out of order: page {self._next} of {self._count} is next")
         buffer = self._buffer(index)
         self._next += 1
         return buffer
 
     def finish(self) -> None:
-        """Take the last page. Raises ValueError unless every page was asked for."""
+        """Finish the last page. Raises ValueError unless every page was filled."""
         if self._next != self._count:
             raise ValueError(f"{self._next} of {self._count} pages were filled")
 
     @abstractmethod
     def _buffer(self, index: int) -> Page:
-        """The buffer for page ``index``, whose turn it is."""
+        """The buffer for page ``index``, which is the next one."""
 
 
 class DiscardingWriter(OrderedWriter):
-    """Throws away what is written: for a copy that is there already."""
+    """Discards what is written, for a copy that is already published."""
 
     def __init__(self, count: int, page_bytes: int) -> None:
         super().__init__(count)
         self._scratch = np.empty(page_bytes, np.uint8)
 
-    def _buffer(self, index: int) -> Page:  # noqa: ARG002 - one buffer serves for all
+    def _buffer(self, index: int) -> Page:  # noqa: ARG002 - all pages share one buffer
         return self._scratch

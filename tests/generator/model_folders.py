@@ -1,4 +1,4 @@
-"""Small model folders: a byte-level tokenizer with control tokens, and a chat template of the test's choice."""
+"""Small model folders with a byte-level tokenizer, control tokens, and any chat template."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ CHATML = (
     "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
-"""Takes any role anywhere."""
+"""Accepts any role anywhere."""
 
 NO_SYSTEM = (
     "{% if messages[0].role == 'system' %}{{ raise_exception('No system role') }}{% endif %}"
@@ -20,17 +20,17 @@ NO_SYSTEM = (
     "{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Alternate!') }}{% endif %}"
     "<|start|>{{ message.role }}\n{{ message.content | trim }}<|end|>\n{% endfor %}{{ '<|start|>assistant\n' }}"
 )
-"""Refuses a system turn, as Gemma's does, and two turns of one speaker."""
+"""Refuses a system turn, as Gemma's does, and consecutive turns of one role."""
 
-SILENT_ABOUT_SYSTEM = (
+OMITS_SYSTEM = (
     "{% for message in messages %}{% if message.role in ['user', 'assistant'] %}"
     "<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endif %}{% endfor %}{{ '<|start|>assistant\n' }}"
 )
-"""Leaves out turns of roles that it does not know, and says nothing."""
+"""Silently omits turns of unknown roles."""
 
 
 def make_model_folder(folder: Path, template: str | None = CHATML) -> Path:
-    """A model folder with a byte-level tokenizer, one token a byte, and ``template`` as its chat template."""
+    """A model folder with a tokenizer of one token a byte, and ``template`` as its chat template."""
     folder.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
@@ -44,7 +44,7 @@ def make_model_folder(folder: Path, template: str | None = CHATML) -> Path:
 
 
 def control_ids(folder: Path) -> set[int]:
-    """The ids that only a template may produce."""
+    """The ids that only a chat template may produce."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = {tokenizer.token_to_id(token) for token in CONTROL_TOKENS}
     assert None not in ids

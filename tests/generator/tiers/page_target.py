@@ -1,4 +1,4 @@
-"""Blocks of plain memory that tiers load pages into, in place of an engine's."""
+"""Blocks of plain memory that tiers load pages into, instead of an engine's."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from generator.tiers.base import Page
 
 
 class MemoryBlocks:
-    """A ``PageTarget``: ``count`` blocks, each of slabs of ``slab_bytes``; off a CPU's reach if not ``reachable``."""
+    """A ``PageTarget`` of ``count`` blocks, each of slabs of ``slab_bytes``. ``reachable``: the CPU can access them."""
 
     def __init__(self, count: int, slab_bytes: Sequence[int], reachable: bool = True) -> None:
         self._slabs = [np.full((count, size), 0xAA, np.uint8) for size in slab_bytes]

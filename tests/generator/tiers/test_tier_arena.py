@@ -36,7 +36,7 @@ class TestHostArena(KeepingTierContract):
 
 @pytest.fixture
 def opened(tmp_path):
-    """Opens arenas on one file; closes them at the end."""
+    """Opens arenas on one file, and closes them at the end."""
     with ExitStack() as stack:
 
         def open_one(**changes) -> HostArena:
@@ -64,7 +64,7 @@ def test_a_copy_under_another_stamp_is_another_copy(arena):
     assert (read(arena, NODE, hand_out(NODE, 5)) == content_of(NODE)).all()
 
 
-def test_nor_is_it_there_under_another_key_or_in_other_pages(arena):
+def test_a_copy_is_missing_under_another_key_or_in_other_pages(arena):
     write(arena, NODE)
     pages = hand_out(NODE)
     assert not arena.has(make_node(1).key, pages)
@@ -73,7 +73,7 @@ def test_nor_is_it_there_under_another_key_or_in_other_pages(arena):
         assert not arena.has(NODE.key, Pages(numbers, pages.stamp))
 
 
-def test_a_late_writer_does_not_touch_pages_that_were_handed_out_again(arena):
+def test_a_late_writer_cannot_write_pages_that_were_handed_out_again(arena):
     pages = hand_out(NODE, 9)
     write(arena, NODE, pages)
     with pytest.raises(PagesTaken):
@@ -85,7 +85,7 @@ def test_a_late_writer_does_not_touch_pages_that_were_handed_out_again(arena):
     assert arena.nodes() == []
 
 
-def test_one_page_is_enough_to_be_late(arena):
+def test_one_page_that_was_handed_out_again_refuses_a_writer(arena):
     write(arena, NODE, hand_out(NODE, 9))
     others = Pages((hand_out(NODE).numbers[0], 20, 21), 8)
     with pytest.raises(PagesTaken):
@@ -93,7 +93,7 @@ def test_one_page_is_enough_to_be_late(arena):
     assert arena.nodes()[0].node == NODE
 
 
-def test_a_writer_at_work_keeps_its_pages_until_it_is_done(arena):
+def test_a_writer_keeps_its_pages_until_it_is_done(arena):
     late, next_one = hand_out(NODE, 1), hand_out(NODE, 2)
     with arena.writing(NODE, late) as writer:
         for index, page in enumerate(content_of(NODE)):
@@ -106,20 +106,20 @@ def test_a_writer_at_work_keeps_its_pages_until_it_is_done(arena):
     assert held(arena) == {make_node(1).key}
 
 
-def test_a_reader_whose_pages_are_handed_out_again_hears_of_it(arena):
+def test_reading_raises_if_the_pages_are_handed_out_again(arena):
     write(arena, NODE, hand_out(NODE, 1))
     with pytest.raises(KvBroken) as broken, arena.reading(NODE.key, hand_out(NODE, 1)):
         write(arena, NODE, hand_out(NODE, 2), content_of(NODE, version=1))
     assert broken.value.damage == "changed"
 
 
-def test_so_does_one_whose_copy_is_dropped(arena):
+def test_reading_raises_if_the_copy_is_dropped(arena):
     write(arena, NODE)
     with pytest.raises(KvBroken), arena.reading(NODE.key, hand_out(NODE)):
         arena.drop(NODE.key, hand_out(NODE))
 
 
-def test_a_node_that_lost_one_page_is_gone(opened):
+def test_a_node_that_lost_a_page_is_missing(opened):
     arena = opened()
     write(arena, NODE, hand_out(NODE, 1))
     write(arena, make_node(1), Pages((hand_out(NODE).numbers[1], 20, 21), 2))
@@ -131,13 +131,13 @@ def test_a_node_that_lost_one_page_is_gone(opened):
 
 
 @pytest.mark.parametrize("pages", [None, Pages((0, 1), 1), Pages((0, 1, 48), 1), Pages((-1, 0, 1), 1), Pages((), 1)])
-def test_a_node_without_pages_of_its_own_is_refused(arena, pages):
+def test_writing_a_node_without_valid_pages_raises(arena, pages):
     with pytest.raises(TierFull), arena.writing(NODE, pages):
         pass
     arena.drop(NODE.key, pages)
 
 
-def test_so_is_one_whose_path_does_not_fit_its_header(arena):
+def test_writing_a_node_whose_path_exceeds_the_header_raises(arena):
     deep = msgspec.structs.replace(NODE, path=("f" * 64,) * 100)
     with pytest.raises(TierFull, match="100 segments"):
         write(arena, deep)
@@ -154,7 +154,7 @@ def test_the_highest_stamp_outlives_copies_and_processes(opened):
 
 
 @pytest.mark.parametrize("change", [{"fingerprint": "weights-2"}, {"page_bytes": 5001}, {"page_count": 40}])
-def test_an_arena_of_another_kind_is_made_anew_and_left_to_those_who_have_it(opened, tmp_path, change):
+def test_an_arena_of_another_geometry_is_replaced_and_stays_with_its_users(opened, tmp_path, change):
     old = opened()
     write(old, NODE)
     new = opened(**change)
@@ -169,7 +169,7 @@ def test_an_arena_of_another_kind_is_made_anew_and_left_to_those_who_have_it(ope
 @pytest.mark.parametrize(
     "spoil", [lambda file: os.truncate(file, 9000), lambda file: file.open("r+b").write(bytes(99))]
 )
-def test_so_is_one_that_was_not_made_to_its_end(opened, tmp_path, spoil):
+def test_an_incomplete_arena_is_replaced(opened, tmp_path, spoil):
     opened().close()
     spoil(tmp_path / "kv.arena")
     arena = opened()
@@ -177,7 +177,7 @@ def test_so_is_one_that_was_not_made_to_its_end(opened, tmp_path, spoil):
     assert (read(arena, NODE) == content_of(NODE)).all()
 
 
-def test_a_header_that_does_not_parse_is_no_node(opened, tmp_path):
+def test_a_node_with_an_unreadable_header_is_missing(opened, tmp_path):
     arena = opened()
     write(arena, NODE)
     first = hand_out(NODE).numbers[0]
@@ -189,8 +189,8 @@ def test_a_header_that_does_not_parse_is_no_node(opened, tmp_path):
     opened().check_integrity()
 
 
-def test_pages_lie_where_the_layout_says(opened, tmp_path):
-    """A header of 4 KiB, one for each page, and pages at multiples of 4 KiB."""
+def test_pages_lie_at_the_offsets_of_the_layout(opened, tmp_path):
+    """A header of 4 KiB, another for each page, and pages at multiples of 4 KiB."""
     write(opened(), NODE, hand_out(NODE, 5))
     data = (tmp_path / "kv.arena").read_bytes()
     for index, number in enumerate(hand_out(NODE).numbers):
@@ -201,9 +201,9 @@ def test_pages_lie_where_the_layout_says(opened, tmp_path):
     assert len(data) == 4096 * (1 + 48) + 8192 * 48
 
 
-@pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="there is no /dev/shm, whose size is known")
-def test_memory_that_is_too_small_is_an_error_at_the_start(tmp_path):
-    """Asks the real /dev/shm for twice of what it can ever have, which it refuses before it gives any."""
+@pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="there is no /dev/shm")
+def test_too_little_memory_is_an_error_at_the_start(tmp_path):
+    """Asks the real /dev/shm for twice its size, which it refuses before it reserves any."""
     whole = os.statvfs(SHARED_MEMORY)
     pages = 2 * whole.f_blocks * whole.f_frsize // 4096
     path = SHARED_MEMORY / f"ragtree-test-{os.getpid()}.arena"
@@ -216,13 +216,13 @@ def test_memory_that_is_too_small_is_an_error_at_the_start(tmp_path):
         Path(f"{path}.lock").unlink(missing_ok=True)
 
 
-def test_a_place_where_no_file_can_be_is_one_too(tmp_path):
+def test_a_path_that_cannot_hold_a_file_is_a_config_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError):
         open_arena(tmp_path / "file")
 
 
-def test_the_file_is_removed_by_the_last_one_only(opened, tmp_path):
+def test_remove_keeps_a_file_that_others_use(opened, tmp_path):
     first, second = opened(), opened()
     write(first, NODE)
     first.remove()
@@ -230,7 +230,7 @@ def test_the_file_is_removed_by_the_last_one_only(opened, tmp_path):
     assert held(opened()) == {NODE.key}
 
 
-def test_and_then_it_is_gone(arena, opened, tmp_path):
+def test_the_last_user_removes_the_file(arena, opened, tmp_path):
     opened().remove()
     assert (tmp_path / "kv.arena").exists()
     alone = open_arena(tmp_path / "alone")
@@ -238,7 +238,7 @@ def test_and_then_it_is_gone(arena, opened, tmp_path):
     assert not (tmp_path / "alone" / "kv.arena").exists()
 
 
-def test_a_page_that_somebody_still_looks_at_outlives_the_arena(opened):
+def test_a_page_in_use_outlives_the_arena(opened):
     arena = opened()
     write(arena, NODE)
     with arena.reading(NODE.key, hand_out(NODE)) as reader:
@@ -247,7 +247,7 @@ def test_a_page_that_somebody_still_looks_at_outlives_the_arena(opened):
     assert (page == content_of(NODE)[0]).all()
 
 
-def test_processes_share_what_each_of_them_writes(arena, tmp_path):
+def test_processes_share_what_each_one_writes(arena, tmp_path):
     write(arena, make_node(1))
     with writing_process("arena", tmp_path) as other:
         assert not arena.has(NODE.key, hand_out(NODE))
@@ -259,7 +259,7 @@ def test_processes_share_what_each_of_them_writes(arena, tmp_path):
     assert held(arena) == {make_node(1).key}
 
 
-def test_one_that_attaches_leaves_the_work_of_others_alone(opened, tmp_path):
+def test_attaching_leaves_pages_alone_that_others_are_writing(opened, tmp_path):
     with writing_process("arena", tmp_path) as other:
         arena = opened()
         header_at = 4096 * (1 + hand_out(NODE).numbers[0])
@@ -268,7 +268,7 @@ def test_one_that_attaches_leaves_the_work_of_others_alone(opened, tmp_path):
         assert (read(arena, NODE) == content_of(NODE)).all()
 
 
-def test_what_a_killed_writer_left_is_free_again(opened, tmp_path):
+def test_attaching_frees_the_pages_of_a_killed_writer(opened, tmp_path):
     with writing_process("arena", tmp_path, stamp=4) as other:
         other.kill()
     arena = opened()
@@ -277,7 +277,7 @@ def test_what_a_killed_writer_left_is_free_again(opened, tmp_path):
     assert arena.highest_stamp == 4
 
 
-def test_its_pages_can_be_handed_out_again_by_those_who_were_there(arena, tmp_path):
+def test_pages_of_a_killed_writer_can_be_written_without_attaching_again(arena, tmp_path):
     with writing_process("arena", tmp_path, stamp=4) as other:
         other.kill()
     assert not arena.has(NODE.key, hand_out(NODE, 4))
@@ -285,7 +285,7 @@ def test_its_pages_can_be_handed_out_again_by_those_who_were_there(arena, tmp_pa
     assert (read(arena, NODE, hand_out(NODE, 5)) == np.flip(content_of(NODE))).all()
 
 
-def test_what_a_killed_process_had_published_stays(opened, tmp_path):
+def test_copies_that_a_killed_process_published_stay(opened, tmp_path):
     with writing_process("arena", tmp_path, stamp=4) as other:
         other.publish()
         other.kill()
@@ -295,14 +295,14 @@ def test_what_a_killed_process_had_published_stays(opened, tmp_path):
     assert (read(arena, NODE, stored.pages) == content_of(NODE)).all()
 
 
-def test_another_users_file_of_the_arenas_name_is_left_alone(tmp_path, monkeypatch):
-    """Anyone can put one into shared memory, and would read and write what tenants are answered from."""
+def test_another_users_file_is_refused(tmp_path, monkeypatch):
+    """Any user can create a file in shared memory, and could read and forge tenants' KV through it."""
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(ConfigError, match="another user's"):
+    with pytest.raises(ConfigError, match="belongs to another user"):
         open_arena(tmp_path)
 
 
-def test_nor_is_a_link_followed(tmp_path):
+def test_a_symbolic_link_is_refused(tmp_path):
     open_arena(tmp_path).close()
     (file,) = (path for path in tmp_path.iterdir() if path.suffix != ".lock")
     elsewhere = tmp_path / "elsewhere"

@@ -60,7 +60,7 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
 
 
 def assert_broken(disk, folder: Path, damage: str) -> None:
-    """Reading finds the damage; then the copy is gone and counted."""
+    """Assert that reading finds the damage, and that the copy is deleted and counted."""
     with pytest.raises(KvBroken) as broken:
         read(disk, NODE)
     assert broken.value.damage == damage
@@ -72,7 +72,7 @@ def assert_broken(disk, folder: Path, damage: str) -> None:
         read(disk, NODE)
 
 
-def test_a_file_is_what_the_safetensors_library_reads(disk, tmp_path):
+def test_files_are_readable_by_the_safetensors_library(disk, tmp_path):
     write(disk, NODE)
     tensors = load_file(file_of(tmp_path))
     assert list(tensors) == ["kv"]
@@ -80,7 +80,7 @@ def test_a_file_is_what_the_safetensors_library_reads(disk, tmp_path):
     assert tensors["kv"].dtype == "uint8"
 
 
-def test_its_pages_begin_aligned(disk, tmp_path):
+def test_pages_begin_aligned(disk, tmp_path):
     write(disk, NODE)
     data = file_of(tmp_path).read_bytes()
     assert (8 + int.from_bytes(data[:8], "little")) % 4096 == 0
@@ -89,7 +89,7 @@ def test_its_pages_begin_aligned(disk, tmp_path):
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, FILE_BYTES - 1), bit=st.integers(0, 7))
-def test_no_flipped_bit_goes_unseen(tmp_path, at, bit):
+def test_any_flipped_bit_is_detected(tmp_path, at, bit):
     disk = open_disk(tmp_path)
     write(disk, NODE)
     flip(file_of(tmp_path), at, bit)
@@ -100,13 +100,13 @@ def test_no_flipped_bit_goes_unseen(tmp_path, at, bit):
 
 
 @pytest.mark.parametrize(("at", "damage"), [(7, "size"), (1, "header"), (60, "header"), (4095, "header")])
-def test_a_flipped_bit_in_the_header_is_found_at_once(disk, tmp_path, at, damage):
+def test_a_flipped_bit_in_the_header_is_detected_on_opening(disk, tmp_path, at, damage):
     write(disk, NODE)
     flip(file_of(tmp_path), at)
     assert_broken(disk, tmp_path, damage)
 
 
-def test_one_in_a_page_is_found_where_that_page_is_read(disk, tmp_path):
+def test_a_flipped_bit_in_a_page_is_detected_when_the_page_is_read(disk, tmp_path):
     write(disk, NODE)
     flip(file_of(tmp_path), 4096 + PAGE_BYTES)
     assert (read(disk, NODE, indexes=[0, 2]) == content_of(NODE)[[0, 2]]).all()
@@ -114,7 +114,7 @@ def test_one_in_a_page_is_found_where_that_page_is_read(disk, tmp_path):
 
 
 @pytest.mark.parametrize("at", [4096 + PAGE_BYTES, 4096 + 2 * PAGE_BYTES - 1])
-def test_nor_is_it_loaded_unnoticed(disk, tmp_path, at):
+def test_a_flipped_bit_in_a_page_is_detected_when_the_page_is_loaded(disk, tmp_path, at):
     write(disk, NODE)
     flip(file_of(tmp_path), at)
     with disk.reading(NODE.key, None) as reader:
@@ -125,7 +125,7 @@ def test_nor_is_it_loaded_unnoticed(disk, tmp_path, at):
     assert not file_of(tmp_path).exists()
 
 
-def test_a_page_of_more_parts_than_one_system_call_fills_is_loaded(tmp_path):
+def test_a_page_of_more_parts_than_one_system_call_takes_is_loaded(tmp_path):
     disk = open_disk(tmp_path)
     write(disk, NODE)
     target = MemoryBlocks(1, [2] * (PAGE_BYTES // 2))
@@ -136,13 +136,13 @@ def test_a_page_of_more_parts_than_one_system_call_fills_is_loaded(tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, 500, 4096, FILE_BYTES - 1, FILE_BYTES + 1])
-def test_a_file_of_another_length_is_broken(disk, tmp_path, size):
+def test_a_file_of_wrong_length_is_broken(disk, tmp_path, size):
     write(disk, NODE)
     os.truncate(file_of(tmp_path), size)
     assert_broken(disk, tmp_path, "size")
 
 
-def test_so_is_one_that_is_cut_while_it_is_read(disk, tmp_path):
+def test_a_file_truncated_while_it_is_read_is_broken(disk, tmp_path):
     write(disk, NODE)
     with disk.reading(NODE.key, None) as reader:
         assert (reader.page(0) == content_of(NODE)[0]).all()
@@ -153,7 +153,7 @@ def test_so_is_one_that_is_cut_while_it_is_read(disk, tmp_path):
     assert not file_of(tmp_path).exists()
 
 
-def test_one_that_was_deleted_is_missing(disk, tmp_path):
+def test_a_deleted_file_is_missing(disk, tmp_path):
     write(disk, NODE)
     file_of(tmp_path).unlink()
     assert not disk.has(NODE.key, None)
@@ -165,14 +165,14 @@ def test_one_that_was_deleted_is_missing(disk, tmp_path):
     assert (read(disk, NODE) == content_of(NODE)).all()
 
 
-def test_one_of_another_fingerprint_is_never_read(disk, tmp_path):
+def test_a_file_of_another_fingerprint_is_broken(disk, tmp_path):
     write(disk, NODE)
     write(open_disk(tmp_path / "other", "weights-2"), NODE)
     shutil.copy(file_of(tmp_path / "other", fingerprint="weights-2"), file_of(tmp_path))
     assert_broken(disk, tmp_path, "foreign")
 
 
-def test_nor_is_one_that_has_another_nodes_name(disk, tmp_path):
+def test_a_file_under_another_nodes_name_is_broken(disk, tmp_path):
     write(disk, NODE)
     write(disk, make_node(1))
     shutil.copy(file_of(tmp_path, make_node(1)), file_of(tmp_path))
@@ -182,7 +182,7 @@ def test_nor_is_one_that_has_another_nodes_name(disk, tmp_path):
     assert held(disk) == {make_node(1).key}
 
 
-def test_the_error_of_another_tier_does_not_condemn_a_good_file(disk, tmp_path):
+def test_an_error_of_another_read_does_not_delete_a_good_file(disk, tmp_path):
     write(disk, NODE)
     write(disk, make_node(1))
     flip(file_of(tmp_path, make_node(1)), 4096)
@@ -191,7 +191,7 @@ def test_the_error_of_another_tier_does_not_condemn_a_good_file(disk, tmp_path):
     assert held(disk) == {NODE.key}
 
 
-def test_what_several_readers_find_broken_is_counted_once(disk, tmp_path):
+def test_a_file_that_several_readers_find_broken_is_counted_once(disk, tmp_path):
     write(disk, NODE)
     flip(file_of(tmp_path), 4096)
     with disk.reading(NODE.key, None) as one, disk.reading(NODE.key, None) as another:
@@ -201,7 +201,7 @@ def test_what_several_readers_find_broken_is_counted_once(disk, tmp_path):
     assert disk.broken == {"checksum": 1}
 
 
-def test_a_good_file_that_took_a_broken_ones_name_stays(disk, tmp_path):
+def test_a_good_file_that_replaced_a_broken_one_stays(disk, tmp_path):
     write(disk, NODE)
     good = shutil.copy(file_of(tmp_path), tmp_path / "good")
     flip(file_of(tmp_path), 4096)
@@ -212,7 +212,7 @@ def test_a_good_file_that_took_a_broken_ones_name_stays(disk, tmp_path):
     assert (read(disk, NODE) == content_of(NODE)).all()
 
 
-def test_what_is_being_read_stays_good_when_it_is_dropped_and_written_anew(disk):
+def test_a_reader_is_not_affected_by_drop_and_rewrite(disk):
     write(disk, NODE)
     with disk.reading(NODE.key, None) as reader:
         disk.drop(NODE.key, None)
@@ -221,7 +221,7 @@ def test_what_is_being_read_stays_good_when_it_is_dropped_and_written_anew(disk)
     assert (read(disk, NODE) == content_of(NODE, version=1)).all()
 
 
-def test_at_its_start_broken_files_are_counted_and_deleted(tmp_path):
+def test_broken_files_are_counted_and_deleted_at_the_start(tmp_path):
     disk = open_disk(tmp_path)
     for number in range(5):
         write(disk, make_node(number))
@@ -236,7 +236,7 @@ def test_at_its_start_broken_files_are_counted_and_deleted(tmp_path):
     again.check_integrity()
 
 
-def test_the_bound_is_exact(tmp_path):
+def test_files_never_exceed_max_bytes(tmp_path):
     disk = open_disk(tmp_path, max_bytes=2 * FILE_BYTES)
     write(disk, NODE)
     write(disk, make_node(1))
@@ -249,7 +249,7 @@ def test_the_bound_is_exact(tmp_path):
     assert open_disk(tmp_path, max_bytes=2 * FILE_BYTES).used_bytes == 2 * FILE_BYTES
 
 
-def test_what_is_being_written_counts(tmp_path):
+def test_files_being_written_count_towards_max_bytes(tmp_path):
     disk = open_disk(tmp_path, max_bytes=2 * FILE_BYTES - 1)
     with pytest.raises(ValueError, match="0 of 3"), disk.writing(NODE, None), pytest.raises(TierFull):
         write(disk, make_node(1))
@@ -258,7 +258,7 @@ def test_what_is_being_written_counts(tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, 4096 + 10, FILE_BYTES - 1])
-def test_a_write_that_the_kernel_refuses_leaves_nothing(disk, tmp_path, size):
+def test_a_write_that_the_kernel_refuses_leaves_no_file(disk, tmp_path, size):
     with largest_file(size), pytest.raises(TierFull, match=os.strerror(errno.EFBIG)):
         write(disk, NODE)
     assert files_under(tmp_path) == set()
@@ -301,14 +301,14 @@ print("passed")
 """
 
 
-def test_a_full_disk_and_then_a_read_only_one(tmp_path):
-    """A real file system of 64 KiB, in a namespace of a process's own: that needs no privilege where it is allowed."""
-    apart = ["unshare", "--user", "--map-root-user", "--mount"]
-    if not shutil.which("unshare") or subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("this machine allows no mounts in a namespace of one's own")
+def test_a_full_disk_and_a_read_only_disk(tmp_path):
+    """A real file system of 64 KiB, in a mount namespace that needs no privileges on most machines."""
+    unshare = ["unshare", "--user", "--map-root-user", "--mount"]
+    if not shutil.which("unshare") or subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine does not allow mounts in a user namespace")
     search = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
     done = subprocess.run(
-        [*apart, sys.executable, "-c", IN_A_SMALL_DISK, tmp_path],
+        [*unshare, sys.executable, "-c", IN_A_SMALL_DISK, tmp_path],
         check=False,
         capture_output=True,
         text=True,
@@ -318,8 +318,8 @@ def test_a_full_disk_and_then_a_read_only_one(tmp_path):
     assert "the disk tier is read-only" in done.stdout
 
 
-def test_a_place_where_no_folder_can_be_gets_one_warning_and_no_files(tmp_path):
-    """A file in its place: what root cannot write to either."""
+def test_a_path_that_cannot_hold_a_folder_gets_one_warning_and_no_files(tmp_path):
+    """There is a file in its place, so that not even root can write there."""
     (tmp_path / "file").touch()
     with capture_logs() as logs:
         disk = open_disk(tmp_path / "file")
@@ -334,7 +334,7 @@ def test_a_place_where_no_folder_can_be_gets_one_warning_and_no_files(tmp_path):
     assert [entry["event"] for entry in logs] == ["the disk tier is read-only"]
 
 
-def test_other_fingerprints_make_room_the_oldest_first(tmp_path):
+def test_other_fingerprints_are_deleted_oldest_first_if_room_is_short(tmp_path):
     for age, name in ((30, "weights-c"), (20, "weights-a"), (10, "weights-b")):
         write(open_disk(tmp_path, name), NODE)
         os.utime(file_of(tmp_path, fingerprint=name), (10**9 - age, 10**9 - age))
@@ -353,17 +353,17 @@ def others(_disk, folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {FINGERPRINT}
 
 
-def test_nothing_else_is_ever_deleted(tmp_path):
-    mine = ["notes.txt", "weights-2/readme", "models/v2/model.safetensors", "weights-2/ab/other.safetensors"]
-    for name in mine:
+def test_foreign_files_are_never_deleted(tmp_path):
+    foreign = ["notes.txt", "weights-2/readme", "models/v2/model.safetensors", "weights-2/ab/other.safetensors"]
+    for name in foreign:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(bytes(5000))
     write(open_disk(tmp_path, "weights-2"), NODE)
     open_disk(tmp_path, max_bytes=0)
-    assert files_under(tmp_path) == set(mine)
+    assert files_under(tmp_path) == set(foreign)
 
 
-def test_processes_find_what_each_of_them_publishes(disk, tmp_path):
+def test_processes_find_what_others_publish(disk, tmp_path):
     with writing_process("disk", tmp_path) as other:
         assert not disk.has(NODE.key, None)
         other.publish()
@@ -373,7 +373,7 @@ def test_processes_find_what_each_of_them_publishes(disk, tmp_path):
         assert disk.used_bytes == FILE_BYTES
 
 
-def test_one_that_starts_leaves_the_files_that_others_write_alone(tmp_path):
+def test_starting_leaves_files_alone_that_others_are_writing(tmp_path):
     with writing_process("disk", tmp_path) as other:
         disk = open_disk(tmp_path)
         assert disk.nodes() == []
@@ -381,7 +381,7 @@ def test_one_that_starts_leaves_the_files_that_others_write_alone(tmp_path):
         assert (read(disk, NODE) == content_of(NODE)).all()
 
 
-def test_what_a_killed_writer_left_is_removed(tmp_path):
+def test_starting_deletes_the_files_of_a_killed_writer(tmp_path):
     with writing_process("disk", tmp_path) as other:
         other.kill()
     assert len(files_under(tmp_path)) == 1
@@ -391,7 +391,7 @@ def test_what_a_killed_writer_left_is_removed(tmp_path):
     assert disk.broken == {}
 
 
-def test_what_another_dropped_is_forgotten(disk, tmp_path):
+def test_a_copy_that_another_process_dropped_is_gone(disk, tmp_path):
     other = open_disk(tmp_path)
     write(disk, NODE)
     other.drop(NODE.key, None)

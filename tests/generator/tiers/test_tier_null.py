@@ -10,6 +10,6 @@ class TestNullTier(TierContract):
     def open_tier(self, folder):
         return NullTier(Tier.DISK)
 
-    def test_it_takes_nothing(self, tier):
+    def test_it_refuses_every_copy(self, tier):
         with pytest.raises(TierFull, match="no disk tier"), tier.writing(make_node(0), None):
             pass

@@ -1,4 +1,4 @@
-"""What every tier promises (generator/tiers/base.py), as tests that each implementation runs."""
+"""Tests of the tier contract (generator/tiers/base.py), which every implementation runs."""
 
 import threading
 from contextlib import suppress
@@ -17,12 +17,12 @@ from protocol.kv import HeldNode, KvNode, Pages, pages_spanned
 FINGERPRINT = "weights-1"
 PAGE_TOKENS = 16
 PAGE_BYTES = 5000
-"""Not a multiple of anything that a tier aligns to."""
+"""Not a multiple of any alignment of the tiers."""
 NODES = 12
 
 
 def make_node(number: int, prefix_tokens: int = 20, tokens: int = 40) -> KvNode:
-    """Three pages, by default: the first and the last of them shared with neighbours."""
+    """A node of three pages by default, of which it shares the first and the last with its neighbours."""
     return KvNode(f"{number * 37 % 256:02x}{number:062x}", "tenant", ("system", f"doc{number}"), prefix_tokens, tokens)
 
 
@@ -36,7 +36,7 @@ def content_of(node: KvNode, version: int = 0) -> np.ndarray:
 
 
 def hand_out(node: KvNode, stamp: int | None = None) -> Pages:
-    """Pages of an arena that no other node of these tests has, in an order that is not theirs, under its own stamp."""
+    """Pages of an arena, different for every node of these tests, in descending order, under a stamp of their own."""
     number = int(node.key[2:], 16)
     numbers = range(4 * number + page_count(node) - 1, 4 * number - 1, -1)
     return Pages(tuple(numbers), number + 1 if stamp is None else stamp)
@@ -55,7 +55,7 @@ def write(tier: KvTier, node: KvNode, pages: Pages | None = None, content: np.nd
 def write_some(
     tier: KvTier, node: KvNode, indexes: list[int], error: BaseException | None = None, pages: Pages | None = None
 ) -> None:
-    """Fill these pages with what nobody should ever see; then raise the error, if one is given."""
+    """Fill these pages with content that must never be published; then raise the error, if one is given."""
     with tier.writing(node, pages or hand_out(node)) as writer:
         for index in indexes:
             writer.page(index)[:] = 7
@@ -79,7 +79,7 @@ steps_of_tiers = st.lists(
 
 
 class TierContract:
-    """Needs ``open_tier``: the tier over what earlier ones left in a folder."""
+    """Tests for all tiers. Subclasses define ``open_tier``, which opens the tier in a folder that may have content."""
 
     def open_tier(self, folder: Path) -> KvTier:
         raise NotImplementedError
@@ -91,7 +91,7 @@ class TierContract:
         tier.check_integrity()
         tier.close()
 
-    def test_what_was_never_written_is_not_there(self, tier):
+    def test_a_node_that_was_never_written_is_missing(self, tier):
         node = make_node(0)
         assert not tier.has(node.key, hand_out(node))
         assert not tier.has(node.key, None)
@@ -100,16 +100,16 @@ class TierContract:
         assert tier.nodes() == []
         assert tier.used_bytes == 0
 
-    def test_what_is_not_there_can_be_dropped(self, tier):
+    def test_dropping_a_missing_copy_does_nothing(self, tier):
         tier.drop(make_node(0).key, hand_out(make_node(0)))
         tier.drop(make_node(0).key, None)
 
-    def test_it_can_be_closed_twice(self, tmp_path):
+    def test_closing_twice_does_nothing(self, tmp_path):
         tier = self.open_tier(tmp_path)
         tier.close()
         tier.close()
 
-    def test_a_copy_is_there_if_and_only_if_writing_it_did_not_fail(self, tier):
+    def test_a_copy_exists_if_and_only_if_writing_succeeded(self, tier):
         try:
             write(tier, make_node(0))
         except TierError:
@@ -119,34 +119,32 @@ class TierContract:
 
 
 class KeepingTierContract(TierContract):
-    """For the tiers that have room."""
+    """Tests for the tiers that have capacity."""
 
     @pytest.mark.parametrize(
         ("prefix", "tokens", "pages"), [(0, 16, 1), (0, 17, 2), (15, 2, 2), (16, 1, 1), (20, 40, 3)]
     )
-    def test_every_page_comes_back_as_it_was_written(self, tier, prefix, tokens, pages):
+    def test_pages_are_read_as_they_were_written(self, tier, prefix, tokens, pages):
         node = make_node(0, prefix, tokens)
         write(tier, node)
         assert page_count(node) == pages
         assert (read(tier, node) == content_of(node)).all()
 
-    def test_pages_are_read_in_any_order_and_only_those_asked_for(self, tier):
+    def test_pages_are_read_in_any_order(self, tier):
         node = make_node(0)
         write(tier, node)
         for indexes in ([2], [2, 0], [1, 1]):
             assert (read(tier, node, indexes=indexes) == content_of(node)[indexes]).all()
 
     @pytest.mark.parametrize("index", [-1, 3])
-    def test_there_is_no_page_beyond_the_last(self, tier, index):
+    def test_reading_a_page_beyond_the_last_raises(self, tier, index):
         write(tier, make_node(0))
         with pytest.raises(IndexError):
             read(tier, make_node(0), indexes=[index])
 
     @pytest.mark.parametrize("reachable", [True, False])
     @pytest.mark.parametrize(("first", "blocks"), [(0, (5, 1, 3)), (1, (2, 4)), (2, (0,)), (1, ())])
-    def test_pages_are_loaded_into_the_blocks_that_they_are_for_and_into_no_others(
-        self, tier, first, blocks, reachable
-    ):
+    def test_pages_are_loaded_into_their_blocks_and_no_others(self, tier, first, blocks, reachable):
         node = make_node(0)
         write(tier, node)
         target = MemoryBlocks(6, (1800, 8, 3192), reachable)
@@ -158,13 +156,13 @@ class KeepingTierContract(TierContract):
             assert (target.page(block) == expected.get(block, before[block])).all()
 
     @pytest.mark.parametrize(("first", "blocks"), [(3, (0,)), (-1, (0,)), (2, (0, 1))])
-    def test_no_page_beyond_the_last_can_be_loaded(self, tier, first, blocks):
+    def test_loading_a_page_beyond_the_last_raises(self, tier, first, blocks):
         node = make_node(0)
         write(tier, node)
         with tier.reading(node.key, hand_out(node)) as reader, pytest.raises(IndexError):
             reader.load(first, blocks, MemoryBlocks(2, (PAGE_BYTES,)))
 
-    def test_its_account_names_what_is_published(self, tier):
+    def test_nodes_lists_what_is_published(self, tier):
         nodes = [make_node(number) for number in range(3)]
         for node in nodes:
             write(tier, node)
@@ -174,7 +172,7 @@ class KeepingTierContract(TierContract):
         assert stored.held == HeldNode("tenant", ("system", "doc1"), 40, stored.pages)
         assert (read(tier, nodes[1], stored.pages) == content_of(nodes[1])).all()
 
-    def test_nothing_is_published_before_the_end(self, tier):
+    def test_a_copy_is_published_at_the_end_of_writing(self, tier):
         node = make_node(0)
         with tier.writing(node, hand_out(node)) as writer:
             for index, page in enumerate(content_of(node)):
@@ -185,9 +183,9 @@ class KeepingTierContract(TierContract):
                 pass
         assert tier.has(node.key, hand_out(node))
 
-    def test_a_block_that_raises_leaves_nothing_and_its_error_comes_through(self, tier):
+    def test_an_error_while_writing_is_raised_and_leaves_nothing(self, tier):
         node = make_node(0)
-        for error in (OSError("the caller's own"), KeyboardInterrupt()):
+        for error in (OSError("the caller's error"), KeyboardInterrupt()):
             with pytest.raises(type(error)):
                 write_some(tier, node, [0, 1], error)
             assert not tier.has(node.key, hand_out(node))
@@ -195,14 +193,14 @@ class KeepingTierContract(TierContract):
         write(tier, node)
         assert (read(tier, node) == content_of(node)).all()
 
-    def test_so_does_one_that_leaves_pages_out(self, tier):
+    def test_writing_too_few_pages_raises_and_leaves_nothing(self, tier):
         node = make_node(0)
         with pytest.raises(ValueError, match="2 of 3 pages"):
             write_some(tier, node, [0, 1])
         assert not tier.has(node.key, hand_out(node))
 
     @pytest.mark.parametrize("indexes", [[1], [0, 0], [0, 2], [0, 1, 2, 3], [-1]])
-    def test_pages_are_written_in_their_order(self, tier, indexes):
+    def test_writing_pages_out_of_order_raises(self, tier, indexes):
         node = make_node(0)
         with pytest.raises(ValueError, match="is next"):
             write_some(tier, node, indexes)
@@ -221,7 +219,7 @@ class KeepingTierContract(TierContract):
         assert (read(tier, node) == content_of(node)).all()
         assert held(tier) == {node.key}
 
-    def test_a_dropped_copy_is_gone_and_the_others_stay(self, tier):
+    def test_dropping_a_copy_leaves_the_others(self, tier):
         gone, stays = make_node(0), make_node(1)
         write(tier, gone)
         write(tier, stays)
@@ -233,7 +231,7 @@ class KeepingTierContract(TierContract):
             assert tier.used_bytes == before / 2
         assert (read(tier, stays) == content_of(stays)).all()
 
-    def test_a_reader_of_a_dropped_copy_gets_what_was_written_or_hears_of_it(self, tier):
+    def test_a_reader_of_a_dropped_copy_gets_what_was_written_or_an_error(self, tier):
         node = make_node(0)
         write(tier, node)
         with suppress(KvBroken), tier.reading(node.key, hand_out(node)) as reader:
@@ -241,7 +239,7 @@ class KeepingTierContract(TierContract):
             pages = np.array([reader.page(index).copy() for index in range(3)])
             assert (pages == content_of(node)).all()
 
-    def test_another_life_of_it_has_what_was_published_and_nothing_else(self, tier, tmp_path):
+    def test_reopening_finds_what_was_published_and_nothing_else(self, tier, tmp_path):
         done, dropped, failed = (make_node(number) for number in range(3))
         write(tier, done)
         write(tier, dropped)
@@ -278,11 +276,11 @@ class KeepingTierContract(TierContract):
         assert wrong == []
         assert len(held(tier)) == NODES
 
-    # Each tier runs it, and what one of them finds may be told of another as well.
+    # Each tier's tests run it, with examples that hypothesis shares among them.
     @given(steps=steps_of_tiers)
     @settings(max_examples=25, suppress_health_check=[HealthCheck.differing_executors])
-    def test_it_holds_what_a_dictionary_would(self, steps):
-        """A write that is not a repetition is a new handing out, under a stamp and with bytes of its own."""
+    def test_a_tier_behaves_like_a_dictionary(self, steps):
+        """A write that is not a repetition has a new stamp and new content."""
         with TemporaryDirectory() as folder:
             tier = self.open_tier(Path(folder))
             model: dict[int, tuple[Pages, int]] = {}

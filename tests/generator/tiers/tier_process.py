@@ -1,6 +1,6 @@
-"""A process that shares a tier with a test, and writes node 0 into it: ``tier_process.py arena|disk FOLDER STAMP``.
+"""A process that shares a tier with a test and writes node 0: ``tier_process.py arena|disk FOLDER STAMP``.
 
-It says "begun" when pages are out and the node is not whole, waits for a line, says "published", and waits for its end.
+It prints "begun" when two pages are written, waits for a line, prints "published", and waits to be killed.
 """
 
 import sys
@@ -17,11 +17,11 @@ def main(kind: str, folder: str, stamp: str) -> None:
         for index, page in enumerate(content_of(node)):
             writer.page(index)[:] = page
             if index == 1:
-                say_and_wait("begun")
-    say_and_wait("published")
+                print_and_wait("begun")
+    print_and_wait("published")
 
 
-def say_and_wait(word: str) -> None:
+def print_and_wait(word: str) -> None:
     print(word, flush=True)
     sys.stdin.readline()
 

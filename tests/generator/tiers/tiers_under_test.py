@@ -1,4 +1,4 @@
-"""The tiers as their tests, and the processes that these start, have them."""
+"""The tiers as the tests, and the processes that they start, open them."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def open_disk(folder: Path, fingerprint=FINGERPRINT, max_bytes=10**7) -> DiskTie
 
 
 class WritingProcess:
-    """Another process in the middle of writing node 0."""
+    """Another process that is writing node 0."""
 
     def __init__(self, kind: str, folder: Path, stamp: int) -> None:
         self._process = subprocess.Popen(
@@ -33,22 +33,22 @@ class WritingProcess:
             text=True,
             env={"PYTHONPATH": str(ROOT)},
         )
-        self._hear("begun")
+        self._expect("begun")
 
     def publish(self) -> None:
-        """Let it go on until the node is published."""
+        """Let it publish the node."""
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        self._hear("published")
+        self._expect("published")
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL, and wait for the end of the process."""
         self._process.kill()
         self._process.wait()
         self._process.stdin.close()
         self._process.stdout.close()
 
-    def _hear(self, word: str) -> None:
+    def _expect(self, word: str) -> None:
         assert self._process.stdout.readline() == f"{word}\n"
 
 

@@ -1,0 +1,94 @@
+"""The prompt template: what stands where in a prompt. Change the wording and the order of prompts here.
+
+    [system prompt] [document 1] ... [document k] [conversation]
+
+The default system prompt itself is the option ``generator.system_prompt``. The model's chat template is rendered once,
+with marks in place of all texts that come from outside, and split at the marks. So a document's token ids depend on its
+text alone, the ids in front of the documents depend on the system prompt alone, and control tokens come only from the
+chat template.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from generator.prompts.chat_template import ChatTemplate, TemplateRefusal
+from protocol.errors import InvalidRequest
+from protocol.prompts import ChatMessage
+
+_DOCUMENTS_MARK = "\x02documents\x03"
+_MARK = re.compile("\x02(documents|[0-9]+)\x03")
+
+
+class Piece(NamedTuple):
+    """A piece of a prompt's text: the chat template's own, or ``foreign`` text from outside."""
+
+    text: str
+    foreign: bool
+
+
+class Frame(NamedTuple):
+    """The parts of a prompt in front of the documents and behind them."""
+
+    system: list[Piece]
+    question: list[Piece]
+
+
+class PromptTemplate:
+    """The texts of a prompt, from a model's ``chat_template`` and the default ``system_prompt``."""
+
+    def __init__(self, chat_template: ChatTemplate, system_prompt: str) -> None:
+        self._chat_template = chat_template
+        self._system_prompt = system_prompt
+
+    def document(self, text: str) -> str:
+        """A document as it stands in the prompt."""
+        return f"{text}\n\n"
+
+    def frame(self, messages: Sequence[ChatMessage]) -> Frame:
+        """The text around the documents. They stand in front of the first turn's text.
+
+        A system or developer message at the start of the conversation replaces the default system prompt. Raises
+        InvalidRequest if the last message is not the user's, or if the chat template refuses the conversation.
+        """
+        conversation = list(messages)
+        system_text = self._system_prompt
+        if conversation and conversation[0].role in ("system", "developer"):
+            system_text = conversation.pop(0).content
+        if not conversation or conversation[-1].role != "user":
+            raise InvalidRequest("the last message must be the user's", param="messages")
+        contents = [system_text, *(message.content for message in conversation)]
+        rendered = self._render([message.role for message in conversation])
+        head, tail = rendered.split(_DOCUMENTS_MARK, maxsplit=1)
+        return Frame(list(_pieces(head, contents)), list(_pieces(tail, contents)))
+
+    def _render(self, roles: Sequence[str]) -> str:
+        """The rendered chat template, with a mark for each text and one for the documents."""
+        marks = [f"\x02{number}\x03" for number in range(1, len(roles) + 1)]
+        marks[0] = _DOCUMENTS_MARK + marks[0]
+        turns = [ChatMessage(role, mark) for role, mark in zip(roles, marks, strict=True)]
+        try:
+            return self._render_all([ChatMessage("system", "\x020\x03"), *turns])
+        except TemplateRefusal:
+            # Some models have no system role. The system prompt opens the first turn instead.
+            turns[0] = ChatMessage(roles[0], f"\x020\x03\n\n{marks[0]}")
+        try:
+            return self._render_all(turns)
+        except TemplateRefusal as refusal:
+            raise InvalidRequest(
+                f"the model does not accept this conversation: {refusal}", param="messages"
+            ) from refusal
+
+    def _render_all(self, turns: Sequence[ChatMessage]) -> str:
+        """The rendered turns. Raises TemplateRefusal if the chat template refuses a turn or silently omits one."""
+        rendered = self._chat_template.render(turns)
+        for turn in turns:
+            if any(mark.group() not in rendered for mark in _MARK.finditer(turn.content)):
+                raise TemplateRefusal(f"its chat template omits messages of the role {turn.role!r}")
+        return rendered
+
+
+def _pieces(marked: str, contents: Sequence[str]) -> Iterator[Piece]:
+    # re.split with a group alternates between the template's own text and the number of a foreign text.
+    for position, part in enumerate(_MARK.split(marked)):
+        yield Piece(part, foreign=False) if position % 2 == 0 else Piece(contents[int(part)], foreign=True)
