@@ -1,12 +1,50 @@
-"""What tests of real engines look at."""
+"""One real engine for all tests of this folder, because every start takes 10 to 25 s, and what belongs to it."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import prometheus_client
 import pytest
+import pytest_asyncio
+from engine_settings import small_engine
+from platformdirs import user_cache_path
+
+from generator.engines.vllm_engine import VllmEngine
+from generator.models import ModelStore
+from generator.prompts.layout import SegmentLayout
+from generator.prompts.tokenizer import ModelTokenizer
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    """The shipped model's folder, in the user's own cache, so that a machine converts the model only once."""
+    return ModelStore(user_cache_path("ragtree")).resolve("smollm2-135m-instruct")
+
+
+@pytest.fixture(scope="session")
+def kv_folder(tmp_path_factory) -> Path:
+    """The folder for the shared engine's KV."""
+    return tmp_path_factory.mktemp("shared-engine")
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def engine(model, kv_folder) -> AsyncIterator[VllmEngine]:
+    """A started vLLM with the connector, shared by all tests. Tests use namespaces of their own, and clean up."""
+    engine = VllmEngine(small_engine(kv_folder), model)
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture(scope="session")
+def layout(model) -> SegmentLayout:
+    """The prompt layout for the shared engine."""
+    return SegmentLayout(ModelTokenizer(model), "Answer.", small_engine(Path()).max_model_len)
 
 
 @pytest.fixture
-def preemptions():
-    """Requests that vLLM has preempted so far in this process's engines, by its own count."""
+def preemptions() -> Callable[[], float]:
+    """Counts the requests that vLLM has preempted so far in all engines of this process."""
 
     def count() -> float:
         return sum(

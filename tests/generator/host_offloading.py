@@ -1,6 +1,6 @@
-"""An engine with vLLM's offloading connector and no GPU: all of it is vLLM's own but the worker that moves the bytes.
+"""An engine with vLLM's offloading connector on a CPU: all of it is vLLM's own, except the worker that copies bytes.
 
-``CPUOffloadingSpec`` refuses to make its worker on a CPU, and says so only once the engine has its cache.
+``CPUOffloadingSpec`` refuses to create its worker on a CPU, once the engine has its KV cache.
 """
 
 from pathlib import Path
@@ -18,12 +18,12 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 CHUNK_TOKENS = 32
-# SmolLM2-135M's keys and values in float32: 30 layers, 3 heads of 64.
+# Keys and values of SmolLM2-135M in float32: 30 layers, 3 heads of dimension 64.
 CHUNK_BYTES = CHUNK_TOKENS * 30 * 2 * 3 * 64 * 4
 
 
 class CopyingWorker(OffloadingWorker):
-    """Copies blocks between the engine's cache and as many more in plain memory, at once."""
+    """Copies blocks synchronously between the engine's cache and plain memory."""
 
     def __init__(self, caches: CanonicalKVCaches, chunks: int) -> None:
         self._device = [cache.tensor for cache in caches.tensors]
@@ -61,14 +61,14 @@ class CopyingWorker(OffloadingWorker):
 
 
 class CopyingSpec(CPUOffloadingSpec):
-    """vLLM's spec, manager and policy included, with a worker that a CPU can run."""
+    """vLLM's spec, including its manager and policy, with a worker that runs on a CPU."""
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         return CopyingWorker(kv_caches, self.num_chunks)
 
 
 def ask(folder: Path, blocks: int, extra_config: dict[str, Any], prompts: list[list[int]]) -> list[tuple[int, Any]]:
-    """Ask a new engine of so many KV blocks one prompt after another: tokens found in a cache, and the answer's ids."""
+    """Ask a new engine with ``blocks`` KV blocks one prompt at a time. Returns each one's cached tokens and answer."""
     llm = LLM(
         model=str(folder),
         dtype="float32",

@@ -1,4 +1,4 @@
-"""Limits of the kernel on processes that run: real errors of the operating system, without a machine that is broken."""
+"""Kernel limits on running processes, which cause real errors of the operating system."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -8,9 +8,9 @@ import psutil
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Let no file of this process, or of any that it has started, grow beyond ``size`` bytes.
+    """Limit the files of this process, and of all its descendants, to ``size`` bytes.
 
-    What would is refused in the middle of a write, as on a full disk.
+    A larger file is refused in the middle of a write, as on a full disk.
     """
     this = psutil.Process()
     limits = [(process, process.rlimit(psutil.RLIMIT_FSIZE)) for process in (this, *this.children(recursive=True))]

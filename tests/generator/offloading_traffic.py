@@ -1,4 +1,4 @@
-"""Prompts as vLLM's offloading scheduler reports them, served by its own manager and a ranking to look into."""
+"""Prompts as vLLM's offloading scheduler reports them, served by its own manager and a transparent ranking."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -15,9 +15,9 @@ CHUNK_TOKENS = 32
 
 
 class Uses:
-    """A ranking that anybody can work out: a chunk's priority is its number of uses, and there is no clock.
+    """A simple ranking: a chunk's priority is its number of uses, and there is no clock.
 
-    ``passes`` are those it heard of, ``gone`` the chunks that were evicted and their priorities.
+    ``passes`` are the recorded passes; ``gone`` are the evicted chunks with their priorities.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Uses:
 
 
 class UsesCachePolicy(RankedCachePolicy):
-    """The policy under ``Uses``."""
+    """The policy with the ranking ``Uses``."""
 
     def __init__(self, cache_capacity: int) -> None:
         self.ranking = Uses()
@@ -57,7 +57,7 @@ POLICIES: dict[str, type[CachePolicy]] = {"lru": LRUCachePolicy, "arc": ARCCache
 
 
 def prompt(*parts: object) -> list[OffloadKey]:
-    """The keys of a prompt's chunks: each is the hash of all parts up to its own."""
+    """The keys of a prompt's chunks. Each is the hash of all parts up to its own."""
     keys = []
     digest = b""
     for part in parts:
@@ -67,7 +67,7 @@ def prompt(*parts: object) -> list[OffloadKey]:
 
 
 def request(keys: Sequence[OffloadKey]) -> ReqContext:
-    """A request for the prompt of these chunks, which knows where each of them ends."""
+    """A request for the prompt of these chunks, which states where each of them ends."""
     context = ReqContext(req_id="r")
     for number, key in enumerate(keys, start=1):
         context.set_offload_key_position(key, number * CHUNK_TOKENS)
@@ -89,12 +89,12 @@ def stored(policy: CachePolicy, keys: Sequence[OffloadKey]) -> list[ChunkStatus]
 
 
 def manager(policy: str, chunks: int, module: str | None = None) -> CPUOffloadingManager:
-    """vLLM's own manager under one of ``POLICIES``, or under a class of a module."""
+    """vLLM's own manager with one of ``POLICIES``, or with a class of a module."""
     return CPUOffloadingManager(chunks, "UsesCachePolicy" if policy == "ranked" else policy, module or __name__)
 
 
 def serve(manager: CPUOffloadingManager, keys: Sequence[OffloadKey]) -> int:
-    """Serve a request for a prompt from its arrival to its end, on a GPU that caches nothing: chunks found."""
+    """Serve a request from start to end, on a GPU that caches nothing. Returns the number of chunks found."""
     context = request(keys)
     manager.on_new_request(context)
     found = 0

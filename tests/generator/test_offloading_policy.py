@@ -1,6 +1,6 @@
-"""The ranked cache policy keeps vLLM's contract beside vLLM's own, and ranks what a ranking tells it to.
+"""The ranked cache policy keeps the contract of vLLM's own policies, and follows its ranking.
 
-vLLM takes seconds to import, so it is a fixture that does it, and not the collection of the tests.
+Importing vLLM takes seconds, so a fixture does it, and not the collection of the tests.
 """
 
 import sys
@@ -11,10 +11,8 @@ from random import Random
 from types import ModuleType
 
 import pytest
-from platformdirs import user_cache_path
 
 from generator.engines.vllm_arguments import prepare_environment
-from generator.models import ModelStore
 from generator.settings import GeneratorSettings
 
 pytestmark = pytest.mark.vllm
@@ -50,15 +48,15 @@ def _prompts_that_branch(traffic) -> list[list[bytes]]:
     return [traffic.prompt(*(random.randrange(3) for _ in range(random.randrange(1, 8)))) for _ in range(400)]
 
 
-class TestWhatEveryPolicyPromises:
-    def test_what_was_inserted_is_there_until_it_is_removed(self, policy, traffic):
+class TestEveryPolicy:
+    def test_an_inserted_chunk_is_cached_until_it_is_removed(self, policy, traffic):
         first, second = traffic.prompt(1, 2)
         records = traffic.stored(policy, [first, second])
         assert [policy.get(first), policy.get(second)] == records
         policy.remove(second)
         assert [policy.get(first), policy.get(second)] == [records[0], None]
 
-    def test_as_many_leave_as_asked_for_with_their_records(self, policy, traffic):
+    def test_evict_returns_as_many_chunks_as_requested(self, policy, traffic):
         keys = [traffic.prompt(number)[0] for number in range(4)]
         records = {key: traffic.stored(policy, [key])[0] for key in keys}
         victims = policy.evict(3, set())
@@ -68,14 +66,14 @@ class TestWhatEveryPolicyPromises:
         assert evicted(policy, 0) == []
         assert len(evicted(policy, 1)) == 1
 
-    def test_more_than_there_is_changes_nothing(self, policy, traffic):
+    def test_evicting_more_than_possible_evicts_nothing(self, policy, traffic):
         keys = traffic.prompt(1, 2, 3)
         traffic.stored(policy, keys)
         assert evicted(policy, 4) is None
         assert all(policy.get(key) is not None for key in keys)
         assert set(evicted(policy, 3)) == set(keys)
 
-    def test_what_is_protected_stays_and_may_leave_later(self, policy, traffic):
+    def test_protected_chunks_stay(self, policy, traffic):
         first, second = (traffic.prompt(number)[0] for number in range(2))
         for key in (first, second):
             traffic.stored(policy, [key])
@@ -83,7 +81,7 @@ class TestWhatEveryPolicyPromises:
         assert evicted(policy, 1, [first]) == [second]
         assert evicted(policy, 1) == [first]
 
-    def test_what_is_loaded_stays_until_the_last_load_ends(self, policy, traffic):
+    def test_a_chunk_in_use_stays_until_its_last_load_ends(self, policy, traffic):
         (key,) = traffic.prompt(1)
         (record,) = traffic.stored(policy, [key])
         policy.mark_non_evictable(key)
@@ -95,18 +93,18 @@ class TestWhatEveryPolicyPromises:
         policy.mark_evictable(key)
         assert evicted(policy, 1) == [key]
 
-    def test_what_is_not_stored_yet_stays(self, policy, traffic):
+    def test_a_chunk_that_is_not_stored_yet_stays(self, policy, traffic):
         (key,) = traffic.prompt(1)
         policy.on_store_miss([key], traffic.request([key]))
         policy.insert(key, traffic.ChunkStatus(0))
         assert evicted(policy, 1) is None
 
-    def test_a_prompt_leaves_from_its_end(self, policy, traffic):
+    def test_a_prompt_is_evicted_from_its_end(self, policy, traffic):
         keys = traffic.prompt(1, 2, 3, 4)
         traffic.stored(policy, keys)
         assert [evicted(policy, 1)[0] for _ in keys] == keys[::-1]
 
-    def test_cleared_it_is_empty_whoever_uses_it(self, policy, traffic):
+    def test_clear_removes_all_chunks_even_in_use(self, policy, traffic):
         keys = traffic.prompt(1, 2)
         traffic.stored(policy, keys)[0].ref_cnt = 1
         policy.clear()
@@ -115,7 +113,7 @@ class TestWhatEveryPolicyPromises:
         traffic.stored(policy, keys)
         assert evicted(policy, 2) == keys[::-1]
 
-    def test_under_vllms_manager_the_cache_fills_and_never_overflows(self, request, policy, traffic):
+    def test_the_cache_fills_and_never_overflows_under_vllms_manager(self, request, policy, traffic):
         manager = traffic.manager(request.node.callspec.params["policy"], 24)
         prompts = _prompts_that_branch(traffic)
         everything = {key for keys in prompts for key in keys}
@@ -125,7 +123,7 @@ class TestWhatEveryPolicyPromises:
 
 
 class TestRanking:
-    def test_the_lowest_priority_leaves_first_and_among_equals_the_one_unused_for_longest(self, ranked, traffic):
+    def test_the_lowest_priority_is_evicted_first_then_the_least_recently_used(self, ranked, traffic):
         keys = [traffic.prompt(number)[0] for number in range(4)]
         for key in keys:
             traffic.stored(ranked, [key])
@@ -134,7 +132,7 @@ class TestRanking:
         assert evicted(ranked, 4) == [keys[1], keys[3], keys[2], keys[0]]
         assert ranked.ranking.gone == [(keys[1], 1), (keys[3], 1), (keys[2], 2), (keys[0], 3)]
 
-    def test_a_use_while_it_is_loaded_counts(self, ranked, traffic):
+    def test_a_use_during_a_load_counts(self, ranked, traffic):
         used, unused = (traffic.prompt(number)[0] for number in range(2))
         (record,) = traffic.stored(ranked, [used])
         traffic.stored(ranked, [unused])
@@ -144,7 +142,7 @@ class TestRanking:
         ranked.mark_evictable(used)
         assert evicted(ranked, 2) == [unused, used]
 
-    def test_until_its_request_ends_a_prompt_leaves_from_its_end_too(self, ranked, traffic):
+    def test_a_prompt_of_a_running_request_is_evicted_from_its_end(self, ranked, traffic):
         keys = traffic.prompt(1, 2, 3)
         ranked.on_store_miss(keys, traffic.request(keys))
         for key in keys:
@@ -153,7 +151,7 @@ class TestRanking:
             ranked.mark_evictable(key)
         assert [evicted(ranked, 1)[0] for _ in keys] == keys[::-1]
 
-    def test_what_is_not_stored_yet_cannot_have_been_used(self, ranked, traffic):
+    def test_a_use_of_a_chunk_that_is_not_stored_yet_does_not_count(self, ranked, traffic):
         (key,) = traffic.prompt(1)
         context = traffic.request([key])
         ranked.on_store_miss([key], context)
@@ -161,7 +159,7 @@ class TestRanking:
         ranked.touch([key], context)
         assert ranked.ranking.uses == {key: 1}
 
-    def test_a_pass_is_what_is_missed_at_once_behind_what_stands_in_front(self, ranked, traffic):
+    def test_a_pass_is_the_chunks_missed_at_once_and_the_tokens_in_front(self, ranked, traffic):
         keys = traffic.prompt(1, 2, 3, 4, 5)
         context = traffic.request(keys)
         ranked.on_store_miss(keys[:3], context)
@@ -169,12 +167,12 @@ class TestRanking:
         assert set(ranked.ranking.passes[:3]) == {(0, 3 * traffic.CHUNK_TOKENS)}
         assert set(ranked.ranking.passes[3:]) == {(3 * traffic.CHUNK_TOKENS, 2 * traffic.CHUNK_TOKENS)}
 
-    def test_without_positions_everything_stands_at_the_head(self, ranked, traffic):
+    def test_without_positions_chunks_count_as_at_the_head(self, ranked, traffic):
         keys = traffic.prompt(1, 2)
         ranked.on_store_miss(keys, traffic.ReqContext(req_id="r"))
         assert ranked.ranking.passes == [(0, 2)] * 2
 
-    def test_what_stands_behind_keeps_what_is_worth_less(self, ranked, traffic):
+    def test_a_cached_successor_protects_a_chunk_of_lower_priority(self, ranked, traffic):
         head, tail = traffic.prompt(1, 2)
         traffic.stored(ranked, [head, tail])
         for _ in range(5):
@@ -198,7 +196,7 @@ class TestRanking:
         ranked.touch([keys[2]] * 3, context)
         assert evicted(ranked, 1) == [keys[0]]
 
-    def test_a_parent_that_could_not_be_stored_keeps_nothing_back(self, ranked, traffic):
+    def test_a_parent_that_could_not_be_stored_protects_nothing(self, ranked, traffic):
         head, tail = traffic.prompt(1, 2)
         traffic.stored(ranked, [head, tail])
         ranked.remove(head)
@@ -206,7 +204,7 @@ class TestRanking:
         assert evicted(ranked, 2) == [tail, head]
         assert evicted(ranked, 1) is None
 
-    def test_a_failed_batch_leaves_the_order_as_it_was(self, ranked, traffic):
+    def test_a_failed_eviction_does_not_change_the_order(self, ranked, traffic):
         left, right = traffic.prompt(1, 2, 3), traffic.prompt(1, 8)
         traffic.stored(ranked, left)
         traffic.stored(ranked, right[1:])
@@ -216,7 +214,7 @@ class TestRanking:
         assert ranked.ranking.gone == []
         assert evicted(ranked, 4) == [left[2], left[1], left[0], right[1]]
 
-    def test_what_found_no_room_is_forgotten_when_its_request_ends(self, ranked, traffic):
+    def test_offered_chunks_that_were_not_stored_are_forgotten_at_the_end_of_the_request(self, ranked, traffic):
         keys = traffic.prompt(1, 2)
         context = traffic.request(keys)
         ranked.on_store_miss(keys, context)
@@ -224,8 +222,8 @@ class TestRanking:
         ranked.on_request_finished([keys], set(), set(), context)
         assert not ranked.ranking.uses
 
-    def test_what_was_stored_twice_over_is_stored_at_the_second_try(self, traffic):
-        """vLLM tells of a miss once a request, however often it tries to store."""
+    def test_chunks_may_be_stored_at_the_second_attempt(self, traffic):
+        """vLLM reports a miss once a request, however often it tries to store."""
         manager = traffic.manager("ranked", 2)
         (busy,) = traffic.prompt(0)
         traffic.serve(manager, [busy])
@@ -240,7 +238,7 @@ class TestRanking:
         manager.on_request_finished(context)
         assert traffic.serve(manager, keys) == 2
 
-    def test_no_chunk_outlives_the_one_it_is_known_to_stand_behind(self, traffic):
+    def test_no_chunk_outlives_its_known_parent(self, traffic):
         manager = traffic.manager("ranked", 24)
         chunks = manager._policy._chunks
         linked = 0
@@ -252,7 +250,7 @@ class TestRanking:
             linked += len(behind)
         assert linked
 
-    def test_its_heap_grows_with_the_chunks_and_not_with_the_uses(self, ranked, traffic):
+    def test_the_heap_grows_with_chunks_and_not_with_uses(self, ranked, traffic):
         keys = [traffic.prompt(number)[0] for number in range(8)]
         for key in keys:
             traffic.stored(ranked, [key])
@@ -262,28 +260,28 @@ class TestRanking:
         assert evicted(ranked, 8) == keys[::-1]
 
 
-def test_vllm_loads_pgdsf_by_its_names_without_ray(traffic):
+def test_vllm_loads_pgdsf_by_name_without_ray(traffic):
     before = {name for name in sys.modules if name.partition(".")[0] == "ray"}
     manager = traffic.manager(PGDSF["eviction_policy"], 4, PGDSF["cache_policy_module_path"])
     assert type(manager._policy).__name__ == "PgdsfCachePolicy"
     assert {name for name in sys.modules if name.partition(".")[0] == "ray"} == before
 
 
-def test_pgdsf_prices_a_prompts_end_above_its_head(traffic):
+def test_pgdsf_values_a_token_at_a_prompts_end_higher_than_at_its_head(traffic):
     manager = traffic.manager(PGDSF["eviction_policy"], 40, PGDSF["cache_policy_module_path"])
     deep = traffic.prompt(*range(40))
     shallow = deep[:20]
     traffic.serve(manager, shallow)
     traffic.serve(manager, deep)
     chunks = manager._policy._chunks
-    # The head was asked for twice, the rest once, and a token of the rest costs more.
+    # The head was requested twice and the rest once, but a token of the rest costs more.
     assert chunks[deep[20]].priority < chunks[deep[0]].priority < 2 * chunks[deep[20]].priority
 
 
 def _rag_prompts(traffic, drift: bool) -> list[list[bytes]]:
-    """An instruction, two of 300 documents by Zipf's law, eight chunks each, and a question that nobody asks again.
+    """Prompts of an instruction, two of 300 documents by Zipf's law with eight chunks each, and a unique question.
 
-    Where they drift, every eighth request the next document is the one in demand.
+    With ``drift``, the most popular document changes every eight requests.
     """
     random = Random(1)
     weights = list(accumulate(1 / rank for rank in range(1, 301)))
@@ -307,7 +305,7 @@ def _rag_prompts(traffic, drift: bool) -> list[list[bytes]]:
         (True, 3000, 0.97),
     ],
 )
-def test_what_pgdsf_finds_over_what_lru_finds(traffic, drift, chunks, least):
+def test_pgdsf_finds_at_least_this_multiple_of_what_lru_finds(traffic, drift, chunks, least):
     prompts = _rag_prompts(traffic, drift)
 
     def found(policy: str, module: str | None = None) -> int:
@@ -317,10 +315,9 @@ def test_what_pgdsf_finds_over_what_lru_finds(traffic, drift, chunks, least):
     assert found(*PGDSF.values()) >= least * found("lru")
 
 
-def test_a_real_engine_keeps_what_is_asked_for_again(traffic):
+def test_a_real_engine_keeps_a_popular_prompt(traffic, model):
     import host_offloading
 
-    folder = ModelStore(user_cache_path("ragtree")).resolve(GeneratorSettings().model)
     popular, *others = [[100 + position * step % 900 for position in range(300)] for step in (1, 7, 11, 13, 17)]
     prompts = [popular] * 3 + others + [popular]
     extra_config = PGDSF | {
@@ -328,9 +325,9 @@ def test_a_real_engine_keeps_what_is_asked_for_again(traffic):
         "spec_module_path": "host_offloading",
         "cpu_bytes_to_use": 24 * host_offloading.CHUNK_BYTES,
     }
-    # In a process of its own, since a connector is the whole process's. The engine's cache holds two prompts, the
-    # host's two and a half: by recency the popular one would be gone from both.
+    # In a process of its own, because vLLM allows one connector a process. The engine's cache holds two prompts, the
+    # host's two and a half. By recency, the popular prompt would be evicted from both.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        answers = pool.submit(host_offloading.ask, folder, 20, extra_config, prompts).result()
+        answers = pool.submit(host_offloading.ask, model, 20, extra_config, prompts).result()
     assert [cached for cached, _ in answers] == [0, 288, 288, 0, 0, 0, 0, 288]
     assert answers[-1][1] == answers[0][1]

@@ -1,25 +1,21 @@
-"""The real engine keeps the contract; abort, cache namespaces and death are vLLM's own."""
+"""The real engine keeps the engine contract. Aborts and cache namespaces are vLLM's own."""
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import aclosing
-from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
-import pytest_asyncio
-from engine_contract import STORY, EngineContract, plan, steps_of, text_of, user
+from engine_contract import STORY, EngineContract, plan, steps_of, text_of
+from engine_settings import SLOTS, small_engine
 from platformdirs import user_cache_path
-from processes import engines_under
+from prompt_inputs import user
 
 from generator.engines.factory import GeneratorFactory
 from generator.engines.vllm_engine import VllmEngine
 from generator.models import ModelStore
-from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
-from generator.settings import GeneratorSettings, KvSettings
-from protocol.errors import ConfigError, EngineDied, EngineNotReady, InvalidRequest
+from generator.settings import GeneratorSettings
+from protocol.errors import ConfigError, InvalidRequest
 from protocol.generation import Sampling
 from protocol.kv import Orders
 from protocol.plans import PrefillPlan
@@ -27,74 +23,48 @@ from protocol.prompts import Prompt, Segment, SegmentKind
 
 pytestmark = pytest.mark.vllm
 
-# Two places: a third request runs only when one of them is given up.
-# In bfloat16, which some machines take by themselves, what is computed in other steps rounds to other tokens.
-SETTINGS = GeneratorSettings(max_model_len=1024, max_num_seqs=2, cpu_threads=2, dtype="float32")
-
-
-@pytest.fixture(scope="session")
-def folder() -> Path:
-    # The user's own cache, so that a machine converts the model once and not once a test run.
-    return ModelStore(user_cache_path("ragtree")).resolve(SETTINGS.model)
-
-
-@pytest.fixture(scope="session")
-def layout(folder) -> SegmentLayout:
-    return SegmentLayout(ModelTokenizer(folder), "Answer.", SETTINGS.max_model_len)
-
-
-@pytest.fixture(scope="session")
-def settings() -> Iterator[GeneratorSettings]:
-    yield SETTINGS
-    # An engine leaves it to whoever comes next.
-    SETTINGS.kv.discard_host_memory()
-
 
 @pytest.fixture
-def new_engine(settings, folder):
-    return lambda: VllmEngine(settings, folder)
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def engine(settings, folder):
-    engine = VllmEngine(settings, folder)
-    await engine.start()
-    yield engine
-    await engine.close()
+def new_engine(model, tmp_path):
+    return lambda: VllmEngine(small_engine(tmp_path), model)
 
 
 @pytest.mark.asyncio(loop_scope="session")
 class TestVllmEngine(EngineContract):
-    async def test_a_step_leaves_room_beside_a_long_prompt(self, engine):
-        step = (await engine.info()).step
-        assert 0 < step.prompt_tokens < step.tokens < SETTINGS.max_model_len
+    async def test_a_step_has_room_beside_a_long_prompt(self, engine):
+        info = await engine.info()
+        assert 0 < info.step.prompt_tokens < info.step.tokens < info.max_model_len
 
-    async def test_an_aborted_stream_gives_its_place_up_within_steps(self, engine, layout):
+    async def test_an_aborted_stream_frees_its_slot_within_a_few_steps(self, engine, layout):
+        """All slots are taken. One stream is closed, and the next one starts long before the others end."""
         counted = 0
-        third_began_at = None
-        second_runs = asyncio.Event()
+        next_began_at = None
+        running = [asyncio.Event() for _ in range(SLOTS - 1)]
 
-        async def read_second() -> None:
+        async def read(runs: asyncio.Event) -> None:
             nonlocal counted
             async with aclosing(engine.stream(plan(layout), Sampling(max_tokens=300))) as stream:
                 async for step in stream:
-                    counted += step.tokens
-                    second_runs.set()
-                    if third_began_at is not None:
+                    if runs is running[0]:
+                        counted += step.tokens
+                    runs.set()
+                    if next_began_at is not None:
                         return
 
         first = engine.stream(plan(layout), Sampling(max_tokens=300))
         await anext(first)
-        second = asyncio.create_task(read_second())
-        await second_runs.wait()
+        others = [asyncio.create_task(read(runs)) for runs in running]
+        for runs in running:
+            await runs.wait()
         await first.aclose()
         closed_at = counted
-        async with aclosing(engine.stream(plan(layout), Sampling(max_tokens=300))) as third:
-            await anext(third)
-            third_began_at = counted
-        await second
-        # The abort, the third's own prefill and what was under way; its end alone would have come 290 tokens later.
-        assert third_began_at - closed_at < 10
+        async with aclosing(engine.stream(plan(layout), Sampling(max_tokens=300))) as following:
+            await anext(following)
+            next_began_at = counted
+        await asyncio.gather(*others)
+        # This covers the abort, the next stream's prefill and the current step. The end of another stream alone would
+        # come some 290 tokens later.
+        assert next_began_at - closed_at < 10
 
     async def test_tenants_do_not_share_the_prefix_cache(self, engine, layout):
         shared = plan(layout, STORY * 12, namespace="tenant-a")
@@ -108,14 +78,14 @@ class TestVllmEngine(EngineContract):
         assert cached[:2] == [0, 0]
         assert 128 <= cached[2] < shared.prompt.token_count
 
-    async def test_what_an_unshared_plan_computes_nobody_finds(self, engine, layout):
+    async def test_kv_of_an_unshared_plan_is_never_found(self, engine, layout):
         shared = plan(layout, STORY * 6, namespace="tenant-c")
         unshared = msgspec.structs.replace(shared, query_id="unshared", unshared=True)
         for asked in (unshared, shared):
             (step,) = await steps_of(engine, asked, Sampling(max_tokens=1))
             assert step.prefill.cached_tokens == 0
 
-    async def test_a_probe_behind_cached_tokens_costs_less(self, engine):
+    async def test_a_probe_behind_cached_tokens_takes_less_time(self, engine):
         cold, warm = await engine.probe_prefill(0, 640), await engine.probe_prefill(512, 128)
         assert (warm.cached_tokens, warm.new_tokens) == (512, 128)
         assert warm.seconds < cold.seconds
@@ -128,30 +98,31 @@ class TestVllmEngine(EngineContract):
         assert answers[0] == answers[1]
         assert answers[0] != answers[2]
 
-    async def test_a_prompt_that_is_too_long_is_refused_and_harms_nothing(self, engine, layout):
-        overlong = Prompt((Segment(SegmentKind.QUESTION, "k", (100,) * (SETTINGS.max_model_len + 1)),))
+    async def test_a_prompt_beyond_the_context_is_an_invalid_request(self, engine, layout):
+        max_model_len = (await engine.info()).max_model_len
+        overlong = Prompt((Segment(SegmentKind.QUESTION, "k", (100,) * (max_model_len + 1)),))
         with pytest.raises(InvalidRequest):
             await steps_of(engine, PrefillPlan("overlong", "here", "n", overlong), Sampling(max_tokens=1))
         await engine.ready()
         assert await steps_of(engine, plan(layout), Sampling(max_tokens=1))
 
-    async def test_so_is_an_empty_one(self, engine, layout):
+    async def test_an_empty_prompt_is_an_invalid_request(self, engine, layout):
         empty = PrefillPlan("empty", "here", "n", Prompt(()))
         with pytest.raises(InvalidRequest):
             await steps_of(engine, empty, Sampling(max_tokens=1))
         assert await steps_of(engine, plan(layout), Sampling(max_tokens=1))
 
 
-def test_the_converted_model_knows_its_chat_template(layout, folder):
+def test_the_converted_model_has_its_chat_template(layout, model):
     prompt = layout.lay_out([user("Why?")], [], 1)
-    control = Segment(SegmentKind.SYSTEM, "", ModelTokenizer(folder).encode_template("<|im_start|>"))
+    control = Segment(SegmentKind.SYSTEM, "", ModelTokenizer(model).encode_template("<|im_start|>"))
     assert len(control.token_ids) == 1
-    # system, user, assistant
+    # One for each of system, user and assistant.
     assert prompt.token_ids.count(control.token_ids[0]) == 3
 
 
-def test_the_factory_makes_it(folder):
-    factory = GeneratorFactory(SETTINGS, ModelStore(user_cache_path("ragtree")))
+def test_the_factory_creates_it():
+    factory = GeneratorFactory(GeneratorSettings(), ModelStore(user_cache_path("ragtree")))
     assert isinstance(factory.engine(), VllmEngine)
 
 
@@ -160,18 +131,18 @@ def test_the_factory_makes_it(folder):
     [{"engine_args": {"no_such_argument": 1}}, {"max_model_len": 1_000_000}, {"dtype": "float7"}],
     ids=["unknown argument", "context longer than the model's", "unknown type"],
 )
-async def test_what_vllm_refuses_is_a_config_error(folder, wrong):
+async def test_settings_that_vllm_refuses_are_a_config_error(model, wrong):
     with pytest.raises(ConfigError):
-        await VllmEngine(GeneratorSettings(**wrong), folder).start()
+        await VllmEngine(GeneratorSettings(**wrong), model).start()
 
 
-async def test_so_is_a_folder_without_a_model(tmp_path):
+async def test_a_folder_without_a_model_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError):
-        await VllmEngine(SETTINGS, tmp_path).start()
+        await VllmEngine(small_engine(tmp_path), tmp_path).start()
 
 
-async def test_without_the_connector_a_deletion_empties_vllms_own_cache_under_what_runs(folder, layout, preemptions):
-    engine = VllmEngine(SETTINGS.model_copy(update={"kv": KvSettings(enabled=False)}), folder)
+async def test_a_deletion_without_the_connector_empties_vllms_own_cache(model, layout, preemptions, tmp_path):
+    engine = VllmEngine(small_engine(tmp_path, kv_enabled=False), model)
     await engine.start()
     try:
         shared = plan(layout, STORY * 6, namespace="tenant")
@@ -184,7 +155,7 @@ async def test_without_the_connector_a_deletion_empties_vllms_own_cache_under_wh
         expected = text_of(await steps_of(engine, shared, Sampling(max_tokens=40)))
         assert await cached("to find it") > 0
         assert await engine.carry_out(Orders(forget=(("tenant", "a document"),))) == ()
-        assert await cached("to compute it anew") == 0
+        assert await cached("to compute it again") == 0
         before = preemptions()
         runs = msgspec.structs.replace(shared, query_id="runs")
         async with aclosing(engine.stream(runs, Sampling(max_tokens=40))) as stream:
@@ -194,24 +165,3 @@ async def test_without_the_connector_a_deletion_empties_vllms_own_cache_under_wh
         assert preemptions() > before
     finally:
         await engine.close()
-
-
-async def test_when_its_process_dies_streams_end_and_it_says_so(new_engine, layout):
-    others = engines_under(psutil.Process())
-    dying = new_engine()
-    await dying.start()
-    (core,) = engines_under(psutil.Process()) - others
-    async with aclosing(dying.stream(plan(layout), Sampling(max_tokens=300))) as stream:
-        await anext(stream)
-        core.kill()
-        async with asyncio.timeout(60):
-            with pytest.raises(EngineDied):
-                async for _ in stream:
-                    pass
-    with pytest.raises(EngineDied):
-        await dying.ready()
-    with pytest.raises(EngineDied):
-        await steps_of(dying, plan(layout), Sampling(max_tokens=1))
-    await dying.close()
-    with pytest.raises(EngineNotReady):
-        await dying.ready()

@@ -1,0 +1,26 @@
+"""Settings of the real engines in these tests."""
+
+from pathlib import Path
+
+from generator.settings import GeneratorSettings, KvSettings
+
+SLOTS = 4
+"""Requests that run at once. Another one waits for a slot."""
+BLOCKS = 80
+"""Blocks of the engine's KV cache: room for about five prompts of these tests, so that others have to be evicted."""
+
+
+def small_engine(folder: Path, kv_enabled: bool = True) -> GeneratorSettings:
+    """An engine with a small KV cache that keeps KV under ``folder``.
+
+    It computes in float32, because in bfloat16, the default of some machines, other step sizes round to other tokens.
+    """
+    kv = KvSettings(enabled=kv_enabled, disk_dir=folder / "kv", host_gib=0.25, disk_gib=0.05, host_dir=folder)
+    return GeneratorSettings(
+        max_model_len=1024,
+        max_num_seqs=SLOTS,
+        dtype="float32",
+        cpu_threads=2,
+        kv=kv,
+        engine_args={"num_gpu_blocks_override": BLOCKS},
+    )
