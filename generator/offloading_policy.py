@@ -100,7 +100,7 @@ class RankedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy does not fol
         self._chunk_tokens = 0
 
     def get(self, key: OffloadKey) -> ChunkStatus | None:
-        """VLLM's record of a chunk, or None if it is not cached."""
+        """The record that vLLM keeps of a chunk, or None if the chunk is not cached."""
         chunk = self._chunks.get(key)
         return None if chunk is None else chunk.status
 

@@ -29,7 +29,7 @@ _START = "what the tiers hold at the start"
 
 
 class Planner(Protocol):
-    """Plans requests, and is told of every plan's first token and end."""
+    """Plans requests. Receives the first token and the end of every plan."""
 
     def admit(self, query_id: str, namespace: str, prompt: Prompt) -> PrefillPlan:
         """A plan for a prompt. Its documents are the segments in front of the question."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ReportRouter:
-    """Hands reports to futures, by the name of the request that they are about. Use it on one event loop."""
+    """Resolves futures with reports, by request name. Use it on one event loop."""
 
     def __init__(self) -> None:
         self._prefilled: dict[str, asyncio.Future[Prefilled]] = {}
@@ -39,7 +39,7 @@ class ReportRouter:
 
     @contextmanager
     def prefilled(self, name: str) -> "Iterator[asyncio.Future[Prefilled]]":
-        """The prefill of a request, reported at about the time of its first token. Waits no longer than the block."""
+        """The prefill of a request, reported at about the time of its first token, if that is within the block."""
         future: asyncio.Future[Prefilled] = asyncio.get_running_loop().create_future()
         self._prefilled[name] = future
         try:

@@ -84,7 +84,7 @@ class VllmEngine:
         return self._info
 
     async def metrics(self) -> dict[str, str]:
-        """VLLM's own metrics, by instance. Raises EngineNotReady."""
+        """The metrics that vLLM keeps, by instance. Raises EngineNotReady."""
         self._parts()
         from generator.engines.vllm_metrics import exposition
 

@@ -20,7 +20,7 @@ def exposition() -> str:
 
 
 class _Only(Collector):
-    """VLLM's metrics of a registry that it shares with Ray and Python."""
+    """The metrics of vLLM in a registry that Ray and Python share."""
 
     def __init__(self, registry: Collector) -> None:
         self._registry = registry

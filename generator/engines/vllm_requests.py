@@ -44,7 +44,7 @@ class VllmRequests:
     async def close(self) -> None:
         """Abort all requests, whose streams end with EngineDied, and shut vLLM down."""
         self._closed = True
-        # vLLM's own shutdown would leave their streams waiting for ever.
+        # vLLM's own shutdown would leave their streams waiting forever.
         await self._llm.abort(list(self._running))
         self._llm.shutdown()
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def sampling_params(sampling: Sampling) -> "SamplingParams":
-    """VLLM's parameters for a sampling. Outputs carry only what is new since the last one."""
+    """The vLLM parameters for a sampling. Each output has only the tokens since the last one."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

@@ -163,7 +163,7 @@ class TestFaults:
         assert (await ask(engine, whole.plan("fits?", None, None), max_tokens=2)).text
 
     async def test_held_blocks_are_released_before_a_request_starves(self, engine, preemptions):
-        """Five paths are held and four long prompts arrive. The prompts run, and released nodes are reported as lost."""
+        """Five paths are held and four long prompts arrive. All run, and released nodes are reported as lost."""
         held_paths = [kv_path((SYSTEM, segment(f"held {number}", 330))) for number in range(5)]
         for one in held_paths:
             await ask(engine, one.plan("to compute it", None, GPU), max_tokens=1)
