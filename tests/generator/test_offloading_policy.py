@@ -305,7 +305,7 @@ def _rag_prompts(traffic, drift: bool) -> list[list[bytes]]:
         (True, 3000, 0.97),
     ],
 )
-def test_pgdsf_finds_at_least_this_multiple_of_what_lru_finds(traffic, drift, chunks, least):
+def test_ratio_of_chunks_that_pgdsf_finds_over_lru(traffic, drift, chunks, least):
     prompts = _rag_prompts(traffic, drift)
 
     def found(policy: str, module: str | None = None) -> int:

@@ -1,0 +1,118 @@
+"""The worker-side calls of vLLM's connector contract, passed to the worker side.
+
+They are register_kv_caches, start_load_kv, wait_for_save, get_finished, get_block_ids_with_load_errors and
+build_connector_worker_meta.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import structlog
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
+
+from generator.connector.blocks import PagedBlocks, marks
+from generator.connector.fingerprint import fingerprint
+from generator.connector.open_tiers import measure_memory, open_tiers
+from generator.connector.step_jobs import StepJobs, StepResults
+from generator.connector.worker_side import WorkerSide
+from generator.settings import KvSettings
+from protocol.errors import ConfigError
+from protocol.logs import configure_logging
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+_NOT_KV_SETTINGS = ("instance", "controller")
+
+
+class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is untyped here
+    """Opens the worker side over the engine's KV cache, and passes it vLLM's worker-side calls.
+
+    ``kv_connector_extra_config`` has the fields of ``KvSettings``. Raises ConfigError if the model's or the
+    parallelism's KV cannot be paged, or if async scheduling is on.
+    """
+
+    def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        if not structlog.is_configured():
+            # The engine runs in its own process, whose standard output may carry the results of a command.
+            configure_logging()
+        _check(vllm_config, kv_cache_config)
+        extra = self._kv_transfer_config.kv_connector_extra_config
+        self._settings = KvSettings.model_validate(
+            {name: value for name, value in extra.items() if name not in _NOT_KV_SETTINGS}
+        )
+        self._page_tokens: int = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+        # vLLM makes one connector for each role, and calls ``register_kv_caches`` on the worker's only.
+        self._opened_worker_side: WorkerSide | None = None
+
+    def shutdown(self) -> None:
+        """Close the worker side."""
+        if self._opened_worker_side is not None:
+            self._opened_worker_side.close()
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Learn the layout of the engine's KV cache, and open the tiers."""
+        num_blocks = self._kv_cache_config.num_blocks
+        blocks = PagedBlocks(kv_caches, num_blocks, self._page_tokens, self._write_tokens)
+        kv_fingerprint = fingerprint(self._vllm_config, blocks.layout)
+        tiers = open_tiers(self._settings, kv_fingerprint, self._page_tokens, blocks.page_bytes)
+        memory = measure_memory(self._settings, kv_fingerprint, blocks, num_blocks, tiers)
+        self._opened_worker_side = WorkerSide(blocks, tiers, memory, self._settings.loader_threads)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
+        """Carry out the step's loads, before its forward pass."""
+        self._worker_side.load(self._jobs)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Do nothing: loads are done before the forward pass, or belong to requests outside of it."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Do nothing: whole nodes are saved out of the blocks, after the forward pass."""
+
+    def wait_for_save(self) -> None:
+        """Start the step's transfers after its forward pass. They run during the next ones."""
+        self._worker_side.transfer(self._jobs)
+        self._worker_side.pause(self._jobs)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:  # noqa: ARG002
+        """The requests whose background load has ended."""
+        return None, self._worker_side.take_loaded() or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """The blocks that could not be loaded."""
+        return self._worker_side.take_failed()
+
+    def build_connector_worker_meta(self) -> StepResults | None:
+        """The worker side's other results."""
+        return self._worker_side.take_results()
+
+    @property
+    def _worker_side(self) -> WorkerSide:
+        assert self._opened_worker_side is not None, "the engine has not registered its KV cache"
+        return self._opened_worker_side
+
+    @property
+    def _jobs(self) -> StepJobs:
+        jobs = self._get_connector_metadata()
+        assert isinstance(jobs, StepJobs)
+        return jobs
+
+    def _write_tokens(self, name: str, cache: torch.Tensor, tokens: int) -> None:
+        """Let the attention backend write marked tokens into a cache of one block."""
+        layer = self._vllm_config.compilation_config.static_forward_context[name]
+        keys = marks(tokens, layer.num_kv_heads, layer.head_size, cache)
+        slots = torch.arange(tokens, dtype=torch.int64, device=cache.device)
+        layer.impl.do_kv_cache_update(layer, keys, keys.clone(), cache, slots)
+
+
+def _check(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
+    parallel = vllm_config.parallel_config
+    if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
+        raise ConfigError("RAGTree's connector supports one worker only: set tensor and pipeline parallelism to 1")
+    if vllm_config.scheduler_config.async_scheduling:
+        # With it, a failed load is known one step late, and vLLM emits a token that was computed on bad KV.
+        raise ConfigError("RAGTree's connector does not support async scheduling: set --no-async-scheduling")
+    if len(kv_cache_config.kv_cache_groups) != 1:
+        raise ConfigError("RAGTree's connector does not support hybrid models, whose layers keep different kinds of KV")
