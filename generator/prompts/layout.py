@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from blake3 import blake3
 
-from generator.prompts.prompt_template import Piece, PromptTemplate
+from generator.prompts.prompt_template import PromptTemplate, TextPart
 from generator.prompts.tokenizer import ModelTokenizer
 from protocol.errors import QuestionTooLong
 from protocol.prompts import ChatMessage, Prompt, Segment, SegmentKind
@@ -54,10 +54,10 @@ class SegmentLayout:
                 return
             yield Segment(SegmentKind.DOCUMENT, document.content_hash, token_ids)
 
-    def _segment(self, kind: SegmentKind, pieces: Sequence[Piece]) -> Segment:
+    def _segment(self, kind: SegmentKind, parts: Sequence[TextPart]) -> Segment:
         token_ids: list[int] = []
         digest = blake3()
-        for text, foreign in pieces:
+        for text, foreign in parts:
             encoded = text.encode("utf-8", "surrogatepass")
             # With lengths, a text that spells the template's own words has another key than the template.
             digest.update(len(encoded).to_bytes(8, "big") + encoded)

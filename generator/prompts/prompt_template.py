@@ -20,8 +20,8 @@ _DOCUMENTS_MARK = "\x02documents\x03"
 _MARK = re.compile("\x02(documents|[0-9]+)\x03")
 
 
-class Piece(NamedTuple):
-    """A piece of a prompt's text: the chat template's own, or ``foreign`` text from outside."""
+class TextPart(NamedTuple):
+    """A part of a prompt's text: the chat template's own, or ``foreign`` text from outside."""
 
     text: str
     foreign: bool
@@ -30,8 +30,8 @@ class Piece(NamedTuple):
 class Frame(NamedTuple):
     """The parts of a prompt in front of the documents and behind them."""
 
-    system: list[Piece]
-    question: list[Piece]
+    system: list[TextPart]
+    question: list[TextPart]
 
 
 class PromptTemplate:
@@ -60,7 +60,7 @@ class PromptTemplate:
         contents = [system_text, *(message.content for message in conversation)]
         rendered = self._render([message.role for message in conversation])
         head, tail = rendered.split(_DOCUMENTS_MARK, maxsplit=1)
-        return Frame(list(_pieces(head, contents)), list(_pieces(tail, contents)))
+        return Frame(list(_parts(head, contents)), list(_parts(tail, contents)))
 
     def _render(self, roles: Sequence[str]) -> str:
         """The rendered chat template, with a mark for each text and one for the documents."""
@@ -88,7 +88,7 @@ class PromptTemplate:
         return rendered
 
 
-def _pieces(marked: str, contents: Sequence[str]) -> Iterator[Piece]:
+def _parts(marked: str, contents: Sequence[str]) -> Iterator[TextPart]:
     # re.split with a group alternates between the template's own text and the number of a foreign text.
     for position, part in enumerate(_MARK.split(marked)):
-        yield Piece(part, foreign=False) if position % 2 == 0 else Piece(contents[int(part)], foreign=True)
+        yield TextPart(part, foreign=False) if position % 2 == 0 else TextPart(contents[int(part)], foreign=True)

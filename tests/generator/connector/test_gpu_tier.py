@@ -4,18 +4,15 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from small_pool import BLOCKS, PAGE, Chain, small_pool
 from vllm.v1.core.block_pool import BlockPool
 
 from generator.connector.gpu_tier import GpuTier
-from protocol.kv import KvNode
-
-PAGE = 4
-BLOCKS = 17  # the pool keeps one for itself
 
 
 @pytest.fixture
 def pool() -> BlockPool:
-    return BlockPool(num_gpu_blocks=BLOCKS, enable_caching=True, hash_block_size=PAGE)
+    return small_pool()
 
 
 @pytest.fixture
@@ -23,22 +20,6 @@ def tier(pool) -> GpuTier:
     tier = GpuTier(PAGE)
     tier.bind(pool)
     return tier
-
-
-class Chain:
-    """Consecutive nodes of one prompt, whose request has ended."""
-
-    def __init__(self, tier, pool, *tokens, name="n"):
-        self.blocks = [block.block_id for block in pool.get_new_blocks(-(-sum(tokens) // PAGE))]
-        parent, position, path = None, 0, ()
-        self.keys = []
-        for number, count in enumerate(tokens):
-            path = (*path, f"{name}{number}")
-            node = KvNode(f"{name}-{number}", "tenant", path, position, count)
-            tier.hold(node, parent, self.blocks)
-            parent, position = node.key, position + count
-            self.keys.append(node.key)
-        pool.free_blocks([pool.blocks[block] for block in reversed(self.blocks)])
 
 
 def test_a_held_node_keeps_its_blocks_and_no_others(tier, pool):

@@ -1,0 +1,100 @@
+"""Transfers retain their blocks until they end, and messages wait for their jobs. Tested over vLLM's own block pool."""
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from small_pool import BLOCKS, PAGE, Chain, small_pool
+
+from generator.connector.gpu_tier import GpuTier
+from generator.connector.lost_copies import LostCopies
+from generator.connector.transfer_queue import TransferQueue
+from protocol.kv import KvNode, LostCopy, Move
+from protocol.tiers import Tier
+
+FREE = BLOCKS - 1
+
+
+@pytest.fixture
+def pool():
+    return small_pool()
+
+
+@pytest.fixture
+def gpu(pool) -> GpuTier:
+    tier = GpuTier(PAGE)
+    tier.bind(pool)
+    return tier
+
+
+@pytest.fixture
+def lost() -> LostCopies:
+    return LostCopies()
+
+
+@pytest.fixture
+def queue(gpu, lost) -> TransferQueue:
+    return TransferQueue(gpu, lost)
+
+
+def move(key: str, source: Tier, target: Tier | None, evict: bool = True) -> Move:
+    return Move(key, 8, source, target, None, evict)
+
+
+def test_a_move_out_of_the_gpu_retains_its_blocks_until_it_ends(queue, gpu, pool):
+    (key,) = Chain(gpu, pool, 8).keys
+    number = queue.move(move(key, Tier.GPU, Tier.HOST))
+    assert key not in gpu
+    assert pool.get_num_free_blocks() == FREE - 2
+    ((transfer,), purges) = queue.take_queued()
+    assert (transfer.number, transfer.node.key, len(transfer.blocks), purges) == (number, key, 2, [])
+    assert queue.take_queued() == ([], [])
+    assert queue.writes_any({(key, Tier.HOST)})
+    queue.transferred(number, done=True)
+    assert pool.get_num_free_blocks() == FREE
+    assert not queue.busy
+
+
+def test_a_move_of_a_node_that_is_not_held_has_no_blocks(queue):
+    queue.move(move("unknown", Tier.GPU, Tier.HOST))
+    ((transfer,), _) = queue.take_queued()
+    assert (transfer.node, transfer.blocks) == (None, ())
+
+
+def test_dropping_a_node_from_the_gpu_is_done_at_once_and_loses_the_nodes_behind(queue, gpu, pool, lost):
+    first, second = Chain(gpu, pool, 8, 8).keys
+    assert queue.move(move(first, Tier.GPU, None)) is None
+    assert pool.get_num_free_blocks() == FREE
+    assert lost.take() == (LostCopy(second, Tier.GPU),)
+    assert not queue.busy
+
+
+def test_a_failed_transfer_outside_of_messages_is_lost(queue, lost):
+    queue.save(KvNode("k", "n", ("c",), 0, 8), (), Tier.DISK, None)
+    ((transfer,), _) = queue.take_queued()
+    queue.transferred(transfer.number, done=False)
+    assert lost.take() == (LostCopy("k", Tier.DISK),)
+    assert lost.take() == ()
+
+
+def test_a_message_is_carried_out_when_its_last_job_ends(queue, lost):
+    numbers = {queue.move(move(key, Tier.HOST, Tier.DISK)) for key in ("a", "b")}
+    queue.open_message("m", numbers)
+    first, second = sorted(numbers)
+    queue.transferred(first, done=True)
+    assert queue.take_carried_out() == ({}, ())
+    queue.transferred(second, done=False)
+    assert queue.take_carried_out() == ({"m": (LostCopy("b", Tier.DISK),)}, ())
+    assert queue.take_carried_out() == ({}, ())
+    assert lost.take() == ()
+    assert not queue.busy
+
+
+@pytest.mark.parametrize(("left", "refused"), [(0, ()), (2, ("m",))])
+def test_a_message_is_refused_if_its_purge_leaves_nodes(queue, left, refused):
+    purge = queue.new_purge({"n": frozenset({"c"})})
+    queue.open_message("m", {queue.queue_purge(purge)})
+    assert queue.take_queued() == ([], [purge])
+    queue.purged(purge.number, left)
+    assert queue.take_carried_out() == ({"m": ()}, refused)
+    assert not queue.busy
