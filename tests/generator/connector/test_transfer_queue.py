@@ -80,6 +80,7 @@ def test_a_failed_transfer_outside_of_messages_is_lost(queue, lost):
 def test_a_message_is_carried_out_when_its_last_job_ends(queue, lost):
     numbers = {queue.move(move(key, Tier.HOST, Tier.DISK)) for key in ("a", "b")}
     queue.open_message("m", numbers)
+    queue.take_queued()
     first, second = sorted(numbers)
     queue.transferred(first, done=True)
     assert queue.take_carried_out() == ({}, ())
