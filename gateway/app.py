@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from gateway.background.forgetting import Forgetting
 from gateway.background.replay import Replay
 from gateway.background.warmup import WarmUps
+from gateway.background_tasks import BackgroundTasks
 from gateway.limits.auth import Keyring
 from gateway.limits.quotas import Quotas
 from gateway.metrics.cache_metrics import CacheMetrics
@@ -25,10 +26,9 @@ from gateway.middleware.body_limit import BodyLimit
 from gateway.middleware.cross_site import CrossSite
 from gateway.middleware.open_requests import OpenRequests
 from gateway.middleware.request_context import RequestContext
-from gateway.query.lease import Releases
 from gateway.query.pipeline import QueryPipeline
 from gateway.query.runs import QueryRuns
-from gateway.query.speculation_start import Settling
+from gateway.query.speculation_start import SpeculationStart
 from gateway.query.tracing import Tracing
 from gateway.readiness import Readiness
 from gateway.routes import admin, docs, documents, health, page, query
@@ -65,7 +65,7 @@ def create_app(
     tracing = tracing or Tracing()
     metrics, http_metrics = GatewayMetrics(registry), HttpMetrics(registry)
     keyring = Keyring.from_settings(settings)
-    releases = Releases()
+    tasks = BackgroundTasks()
     stores = stores or EmbeddedStores(data_dir, settings)
     readiness = Readiness(
         parts.retriever,
@@ -78,16 +78,16 @@ def create_app(
     pipeline = QueryPipeline(
         parts,
         metrics=metrics,
-        releases=releases,
+        tasks=tasks,
         query_log=stores.query_log,
         settings=settings,
-        settling=Settling(),
+        speculation_start=SpeculationStart(),
         tracing=tracing,
         recent=recent,
     )
     runs = QueryRuns(pipeline, readiness.heard)
     forgetting = Forgetting(parts.retriever, parts.controller, settings)
-    replay = Replay(parts, runs=runs, readiness=readiness, releases=releases, settings=settings)
+    replay = Replay(parts, runs=runs, readiness=readiness, tasks=tasks, settings=settings)
     warm_ups = WarmUps(replay, stores.query_log, settings)
     asked_s = settings.readiness_timeout_s
     scrape = Scrape(
@@ -104,7 +104,7 @@ def create_app(
             yield
             await warm_ups.shutdown()
             await runs.shutdown()
-            await releases.drain(settings.drain_s)
+            await tasks.drain(settings.drain_s)
             await asyncio.to_thread(tracing.close)
 
     app = FastAPI(title="RAGTree", version=version("ragtree"), lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -118,7 +118,7 @@ def create_app(
         warm_ups=warm_ups,
         readiness=readiness,
         keyring=keyring,
-        quotas=Quotas(stores.windows, releases, settings),
+        quotas=Quotas(stores.windows, tasks, settings),
         stores=stores,
         metrics=metrics,
         http_metrics=http_metrics,

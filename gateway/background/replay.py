@@ -7,9 +7,10 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.deadline import Deadline
 from gateway.limits.auth import namespace_of
-from gateway.query.lease import Lease, Releases
+from gateway.query.lease import Lease
 from gateway.query.runs import QueryRuns
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
@@ -38,13 +39,13 @@ class Replay:
         *,
         runs: QueryRuns,
         readiness: Readiness,
-        releases: Releases,
+        tasks: BackgroundTasks,
         settings: GatewaySettings,
     ) -> None:
         self._parts = parts
         self._runs = runs
         self._readiness = readiness
-        self._releases = releases
+        self._tasks = tasks
         self._settings = settings
 
     async def documents(self, search: SearchRequest) -> tuple[str, ...]:
@@ -96,11 +97,11 @@ class Replay:
         prompt = await self._prompt(search)
         query_id = f"warm_{uuid4().hex}"
         deadline = self._deadline()
-        with Lease(query_id, self._parts.controller, self._releases) as lease:
+        with Lease(query_id, self._parts.controller, self._tasks) as lease:
             before = await deadline.wait(self._parts.controller.stats())
             order = self._settings.default_document_order
             request = AdmissionRequest(query_id, namespace_of(search.tenant), prompt, searched_at, order)
-            plan = await deadline.wait(lease.admission(self._parts.controller.warm(request)))
+            plan = await deadline.wait(lease.admit(self._parts.controller.warm(request)))
             if plan is None:
                 # Some query runs, or there is nothing to compute: only an idle controller tells the two apart.
                 after = await deadline.wait(self._parts.controller.stats())

@@ -3,10 +3,10 @@
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import asynccontextmanager
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.limits.auth import Caller
 from gateway.limits.concurrency import Concurrency
 from gateway.limits.token_promises import TokenPromises
-from gateway.query.lease import Releases
 from gateway.query.runs import QueryRun
 from gateway.settings import GatewaySettings
 from gateway.stores.windows import Standing, Windows
@@ -52,9 +52,9 @@ class Quotas:
     while its key's window has room, less what its running queries are expected to use (``TokenPromises``).
     """
 
-    def __init__(self, windows: Windows, releases: Releases, settings: GatewaySettings) -> None:
+    def __init__(self, windows: Windows, tasks: BackgroundTasks, settings: GatewaySettings) -> None:
         self._windows = windows
-        self._releases = releases
+        self._tasks = tasks
         self._queries = Concurrency("queries", settings.max_concurrent_queries)
         self._uploads = Concurrency("uploads")
         self._promises = TokenPromises()
@@ -110,7 +110,7 @@ class Quotas:
         return self._promises.make(owner, limit)
 
     def _settle(self, owner: str, promised: int, tokens: int) -> None:
-        self._releases.start(self._charged(owner, promised, tokens))
+        self._tasks.start(self._charged(owner, promised, tokens))
 
     async def _charged(self, owner: str, promised: int, tokens: int) -> None:
         try:

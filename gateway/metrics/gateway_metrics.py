@@ -183,7 +183,7 @@ class GatewayMetrics:
             self._longest_gap.observe(longest_s)
         self.activity.ended(transcript.first_token_s)
 
-    def begun_again(self) -> None:
+    def retried(self) -> None:
         """Count a query that lost its instance before its first token."""
         self._begun_again.inc()
 

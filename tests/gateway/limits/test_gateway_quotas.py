@@ -82,7 +82,7 @@ def test_limits_of_a_key_stand_in_place_of_the_common_ones():
 
 async def used_by(served, answer: httpx.Response) -> int:
     """The tokens that a query has come to, once they are charged, which they are behind the reply."""
-    await eventually(lambda: not served.running and not len(served.app.state.gateway.quotas._releases))
+    await eventually(lambda: not served.running and not len(served.app.state.gateway.quotas._tasks))
     return answer.json()["usage"]["total_tokens"]
 
 

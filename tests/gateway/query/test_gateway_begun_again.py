@@ -67,7 +67,7 @@ async def test_it_is_answered_as_if_nothing_had_happened(served):
     assert len({event["query_id"] for event in seen}) == 1
     assert only_terminal(seen)["type"] == "query.completed"
     await settled(stack, 2)
-    assert outcomes(stack) == [("", FAILED), ("again", COMPLETED)]
+    assert outcomes(stack) == [("", FAILED), ("retry1", COMPLETED)]
     first, second = stack.controller.admitted
     assert (first.avoid, second.avoid) == ((), ("engine-0",))
     assert (second.prompt, second.searched_at, second.namespace, second.order) == (
@@ -94,7 +94,7 @@ async def test_every_kind_of_reply_is_whole(served, kind: str):
         assert all(answer.text.count(f'"content":"{word}"') == 1 for word in ANSWER)
         assert answer.text.count("[DONE]") == 1
     await settled(served.stack, 2)
-    assert outcomes(served.stack) == [("", FAILED), ("again", COMPLETED)]
+    assert outcomes(served.stack) == [("", FAILED), ("retry1", COMPLETED)]
 
 
 async def test_it_is_counted_once(served):
@@ -116,7 +116,7 @@ async def test_a_second_loss_is_an_error(served, stream: bool):
     else:
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_died")
     await settled(served.stack, 2)
-    assert outcomes(served.stack) == [("", FAILED), ("again", FAILED)]
+    assert outcomes(served.stack) == [("", FAILED), ("retry1", FAILED)]
 
 
 async def test_what_has_begun_to_leave_is_not_begun_again(served):
@@ -168,7 +168,7 @@ async def test_a_guess_that_breaks_before_its_first_step_goes_the_way_of_any_que
     assert admitted.avoid == ("engine-0",)
     assert admitted.prompt == stack.controller.speculated[0].prompt
     await settled(stack, 2)
-    assert outcomes(stack) == [("1", FAILED), ("again", COMPLETED)]
+    assert outcomes(stack) == [("1", FAILED), ("retry1", COMPLETED)]
 
 
 @pytest.mark.parametrize("phase", ["queue", "prefill"])
@@ -193,7 +193,7 @@ async def test_a_client_that_leaves_while_it_is_begun_again_releases_both(over_h
         await asyncio.wait({asking})
         await eventually(lambda: live.running == 0)
         await settled(stack, 2)
-        assert outcomes(stack) == [("", FAILED), ("again", CANCELLED)]
+        assert outcomes(stack) == [("", FAILED), ("retry1", CANCELLED)]
         assert stream is not stack.generator.stream
         assert stack.generator.open == 0
 
@@ -214,4 +214,4 @@ async def test_one_deadline_bounds_both(in_process):
             answer = await served.client.post("/query", json=QUERY)
         assert answer.json()["error"]["code"] == "deadline_exceeded"
         await settled(stack, 2)
-        assert outcomes(stack) == [("", FAILED), ("again", FAILED)]
+        assert outcomes(stack) == [("", FAILED), ("retry1", FAILED)]

@@ -6,11 +6,11 @@ import pytest
 from gateway_fakes import ANSWER, MODEL, FakeLayout, Stack
 from prometheus_client import CollectorRegistry
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.metrics.gateway_metrics import GatewayMetrics
-from gateway.query.lease import Releases
 from gateway.query.pipeline import QueryPipeline
 from gateway.query.query import Query
-from gateway.query.speculation_start import Settling
+from gateway.query.speculation_start import SpeculationStart
 from gateway.query.transcript import Transcript
 from gateway.settings import GatewaySettings
 from gateway.stores.query_log_file import QueryLogFile
@@ -35,15 +35,15 @@ class Bench:
 
     def __init__(self, stack: Stack, **settings: float) -> None:
         self.stack = stack
-        self.releases = Releases()
+        self.tasks = BackgroundTasks()
         self.registry = CollectorRegistry()
         self.pipeline = QueryPipeline(
             stack,
             metrics=GatewayMetrics(self.registry),
-            releases=self.releases,
+            tasks=self.tasks,
             query_log=QueryLogFile(None, 0),
             settings=GatewaySettings(**settings),
-            settling=Settling(),
+            speculation_start=SpeculationStart(),
         )
 
     def query(self, **changes: object) -> Query:
@@ -61,8 +61,8 @@ class Bench:
         return [event async for event in self.pipeline.run(Transcript(self.query(**changes)))]
 
     async def settled(self) -> None:
-        await self.releases.drain(5)
-        assert len(self.releases) == 0
+        await self.tasks.drain(5)
+        assert len(self.tasks) == 0
         assert self.stack.at_rest
 
 

@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
 from cachectl.tree.tier_manager import Capacities
+from gateway.background_tasks import BackgroundTasks
 from gateway.metrics.gateway_metrics import GatewayMetrics
-from gateway.query.lease import Releases
 from gateway.query.pipeline import QueryPipeline
 from gateway.query.query import Query
-from gateway.query.speculation_start import Settling
+from gateway.query.speculation_start import SpeculationStart
 from gateway.query.transcript import Transcript
 from gateway.settings import GatewaySettings
 from gateway.stores.query_log_file import QueryLogFile
@@ -208,13 +208,13 @@ class Scene:
         self.streams: dict[str, Stream] = {}
         self.end_fails: Exception | None = None
         self.answers_by_itself = False
-        self.releases = Releases()
+        self.tasks = BackgroundTasks()
         self.registry = CollectorRegistry()
         self.metrics = GatewayMetrics(self.registry)
         # How long an engine takes to let go is chance here, so nothing is learnt of it.
-        self.settling = Settling()
+        self.start = SpeculationStart()
         self.ended_ms: list[float] = []
-        self.settling.ended = self.ended_ms.append
+        self.start.record_ending = self.ended_ms.append
         self.before = asyncio.all_tasks()
 
     # The parts
@@ -254,10 +254,10 @@ class Scene:
         pipeline = QueryPipeline(
             self,
             metrics=self.metrics,
-            releases=self.releases,
+            tasks=self.tasks,
             query_log=QueryLogFile(None, 0),
             settings=GatewaySettings(**limits),
-            settling=self.settling,
+            speculation_start=self.start,
         )
         self.searches[query_id] = Search()
         query = Query(
@@ -292,8 +292,8 @@ class Scene:
 
     async def at_rest(self) -> None:
         """Assert that nothing is left of any query."""
-        await self.releases.drain(5)
-        assert len(self.releases) == 0
+        await self.tasks.drain(5)
+        assert len(self.tasks) == 0
         # What the loop itself closes, an iterator that an error left, takes it a turn.
         await eventually(lambda: not asyncio.all_tasks() - self.before - {asyncio.current_task()})
         assert all(search.closed for search in self.searches.values() if search.asked)
@@ -406,8 +406,8 @@ async def test_it_begins_no_sooner_than_is_worth_it(scene: Scene):
     """Searches like this one settle after five of nine stages, and an engine is long in letting go of a guess."""
     kind = ("default", "default", 3, True, True)
     for _ in range(40):
-        scene.settling.searched(kind, 5 / 9, 1.0)
-        Settling.ended(scene.settling, 9.0)
+        scene.start.record_search(kind, 5 / 9, 1.0)
+        SpeculationStart.record_ending(scene.start, 9.0)
     query = scene.asks("q")
     for documents in "aab":
         await scene.finds("q", documents)
@@ -416,10 +416,10 @@ async def test_it_begins_no_sooner_than_is_worth_it(scene: Scene):
     await scene.finds("q", "c")
     assert scene.controller.calls == ["start", "speculate"]
     (await scene.opened("q~1")).says(finish=True)
-    before = scene.settling.odds(kind, 4 / 9)
+    before = scene.start.odds(kind, 4 / 9)
     await scene.finds("q", "c", final=True)
     assert await query.answer() == "c "
-    assert scene.settling.odds(kind, 4 / 9) < before, "it settled after five stages again"
+    assert scene.start.odds(kind, 4 / 9) < before, "it settled after five stages again"
 
 
 async def test_a_search_in_one_stage_teaches_nothing(scene: Scene):
@@ -427,7 +427,7 @@ async def test_a_search_in_one_stage_teaches_nothing(scene: Scene):
     await scene.finds("q", "a", final=True)
     (await scene.opened("q")).says(finish=True)
     await query.answer()
-    assert scene.settling.odds(("default", "default", 3, True, True), 0.5) == 0.5
+    assert scene.start.odds(("default", "default", 3, True, True), 0.5) == 0.5
 
 
 async def test_how_long_an_engine_takes_to_let_go_is_learnt_from_wrong_guesses_alone(scene: Scene):

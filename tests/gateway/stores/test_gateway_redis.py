@@ -82,7 +82,7 @@ async def test_tokens_used_at_one_gateway_count_at_the_other(redis_server, stack
         used = (await one.ask()).json()["usage"]["total_tokens"]
         # It is charged behind its reply.
         mine = one.app.state.gateway
-        await eventually(lambda: not len(mine.runs) and not len(mine.quotas._releases))
+        await eventually(lambda: not len(mine.runs) and not len(mine.quotas._tasks))
         assert int((await other.ask()).headers["x-ratelimit-remaining-tokens"]) == 1000 - used
 
 

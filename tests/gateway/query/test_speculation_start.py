@@ -4,33 +4,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.query.speculation_start import Settling
+from gateway.query.speculation_start import SpeculationStart
 
 KIND = ("tenant", "collection", 5, True)
 STAGES = 8
 STAGE_MS = 10.0
 
 
-def learnt(*settled: float, ending_ms: float = 0.0, of_use: float = 0.0, times: int = 40) -> Settling:
+def learnt(*settled: float, ending_ms: float = 0.0, of_use: float = 0.0, times: int = 40) -> SpeculationStart:
     """What so many searches have taught that settled at each of these shares of their time, in turn."""
-    settling = Settling()
+    start = SpeculationStart()
     for _ in range(times):
         for at in settled:
-            settling.searched(KIND, at, STAGE_MS)
+            start.record_search(KIND, at, STAGE_MS)
     for _ in range(times):
-        settling.ended(ending_ms)
-        settling.used(of_use)
-    return settling
+        start.record_ending(ending_ms)
+        start.record_use(of_use)
+    return start
 
 
-def begins(settling: Settling, since: int | None = None) -> list[int]:
+def begins(start: SpeculationStart, since: int | None = None) -> list[int]:
     """The stages after which it would begin on what is new there, or has been the best since an earlier one."""
     first = since or 1
-    return [stage for stage in range(first, STAGES) if settling.worth_beginning(KIND, stage, STAGES, since or stage)]
+    return [stage for stage in range(first, STAGES) if start.worth_starting(KIND, stage, STAGES, since or stage)]
 
 
 def test_where_nothing_is_known_or_a_wrong_guess_costs_nothing_every_stage_is_worth_one():
-    assert begins(Settling()) == begins(learnt(0.9, 1.0)) == list(range(1, STAGES))
+    assert begins(SpeculationStart()) == begins(learnt(0.9, 1.0)) == list(range(1, STAGES))
 
 
 def test_where_the_first_guess_is_the_only_one_it_waits_for_the_stage_at_which_searches_settle():
@@ -38,9 +38,9 @@ def test_where_the_first_guess_is_the_only_one_it_waits_for_the_stage_at_which_s
 
 
 def test_what_is_found_where_searches_settle_is_the_likelier_to_be_final():
-    settling = learnt(0.25, 1.0, ending_ms=50.0)
-    assert begins(settling, since=2) == [2, 3, 4]
-    assert begins(settling) == [2]
+    start = learnt(0.25, 1.0, ending_ms=50.0)
+    assert begins(start, since=2) == [2, 3, 4]
+    assert begins(start) == [2]
 
 
 def test_where_the_engine_would_be_late_for_the_end_of_the_search_nothing_is_begun():
@@ -52,35 +52,35 @@ def test_what_is_of_use_though_it_was_wrong_is_worth_a_guess_at_once():
 
 
 def test_what_was_given_up_is_tried_again_some_day():
-    settling = learnt(1.0, ending_ms=500.0)
-    assert begins(settling) == []
+    start = learnt(1.0, ending_ms=500.0)
+    assert begins(start) == []
     searches = 0
-    while not begins(settling):
-        settling.searched(KIND, 1.0, STAGE_MS)
+    while not begins(start):
+        start.record_search(KIND, 1.0, STAGE_MS)
         searches += 1
     assert 50 < searches < 1000
 
 
 def test_kinds_of_searches_are_told_apart():
-    settling = learnt(0.5, ending_ms=1000.0)
-    assert settling.odds(KIND, 0.5) > 0.9
-    assert settling.odds("another", 0.5) == 0.5
-    assert settling.worth_beginning("another", 1, STAGES, 1)
+    start = learnt(0.5, ending_ms=1000.0)
+    assert start.odds(KIND, 0.5) > 0.9
+    assert start.odds("another", 0.5) == 0.5
+    assert start.worth_starting("another", 1, STAGES, 1)
 
 
 def test_what_was_long_ago_is_forgotten():
-    settling = learnt(1.0, times=300)
+    start = learnt(1.0, times=300)
     for _ in range(300):
-        settling.searched(KIND, 0.1, STAGE_MS)
-    assert settling.odds(KIND, 0.2) > 0.9
+        start.record_search(KIND, 0.1, STAGE_MS)
+    assert start.odds(KIND, 0.2) > 0.9
 
 
 def test_of_very_many_kinds_the_latest_are_known():
-    settling = Settling()
+    start = SpeculationStart()
     for number in range(1000):
-        settling.searched(number, 1.0, STAGE_MS)
-    assert settling.odds(0, 0.5) == 0.5
-    assert settling.odds(999, 0.5) < 0.5
+        start.record_search(number, 1.0, STAGE_MS)
+    assert start.odds(0, 0.5) == 0.5
+    assert start.odds(999, 0.5) < 0.5
 
 
 @given(
@@ -92,16 +92,16 @@ def test_of_very_many_kinds_the_latest_are_known():
     st.data(),
 )
 def test_odds_rise_with_time_and_every_stage_gets_an_answer(settled, ending_ms, of_use, of, stage_ms, data):
-    settling = Settling()
+    start = SpeculationStart()
     for at in settled:
-        settling.searched(KIND, at, stage_ms)
-        settling.ended(ending_ms)
-        settling.used(of_use)
-    odds = [settling.odds(KIND, stage / of) for stage in range(of + 1)]
+        start.record_search(KIND, at, stage_ms)
+        start.record_ending(ending_ms)
+        start.record_use(of_use)
+    odds = [start.odds(KIND, stage / of) for stage in range(of + 1)]
     assert odds == sorted(odds)
     assert (odds[0], odds[-1]) == (0.0, pytest.approx(1.0))
     stage = data.draw(st.integers(1, of - 1))
     since = data.draw(st.integers(1, stage))
-    assert settling.worth_beginning(KIND, stage, of, since) in (True, False)
+    assert start.worth_starting(KIND, stage, of, since) in (True, False)
     if not ending_ms:
-        assert settling.worth_beginning(KIND, stage, of, since)
+        assert start.worth_starting(KIND, stage, of, since)
