@@ -99,7 +99,7 @@ class Generation:
             plan = await context.deadline.wait(self._admission)
             context.timeline.queued(self._asked_ms, plan.overtaken)
             self._began_ms = context.timeline.now_ms()
-        context.transcript.admit(plan)
+        context.transcript.admitted(plan)
         context.metrics.admitted(plan.queued_ms / 1000, plan.overtaken)
         if self._lost is not None:
             instance, error = self._lost

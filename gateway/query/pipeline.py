@@ -71,7 +71,7 @@ class QueryPipeline:
             # Lay out the prompt and admit the query, unless a guess on these documents is running already.
             guess = speculation.confirmed()
             prompt = context.lay_out(documents) if guess is None else guess.plan.prompt
-            transcript.place(documents, prompt)
+            transcript.laid_out(documents, prompt)
             if guess is None:
                 # Before the next event: until a response starts, a refusal is an HTTP status.
                 await generation.admit(prompt)
@@ -90,7 +90,7 @@ class QueryPipeline:
             transcript.speculated(speculation.timings(plan.prompt, documents.elapsed_ms))
             speculation.learn(plan.prompt)
             completed = transcript.completed()
-            context.metrics.overlapped(completed.timings.non_overlapped_ms / 1000)
+            context.metrics.non_overlapped(completed.timings.non_overlapped_ms / 1000)
             context.trace.completed(completed.response)
             generation.completed()
             yield completed

@@ -1,4 +1,4 @@
-"""What has become known of one query so far."""
+"""The record of one query, from which its events and its reply are made."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -37,9 +37,9 @@ class _Stamp(TypedDict):
 
 
 class Transcript:
-    """Everything a query has come to: makes its events in order, and of them, in one place, its reply.
+    """Records what happens to one query, and makes its events, in order, and its reply from that.
 
-    The clock counts seconds from any fixed point.
+    ``clock`` returns monotonic seconds.
     """
 
     def __init__(self, query: Query, clock: Callable[[], float] = time.monotonic) -> None:
@@ -73,22 +73,22 @@ class Transcript:
 
     @property
     def tokens(self) -> int:
-        """Tokens that the query has used so far: of its prompt once that was prefilled, and of the answer."""
+        """Tokens used so far: those of the prompt, once it is prefilled, and of the answer."""
         return self._prefill.prompt_tokens + self._completion_tokens
 
     @property
     def first_token_s(self) -> float | None:
-        """Seconds from the query's arrival to its first token, None before that."""
+        """Seconds from the query's arrival to its first token; None before it."""
         return None if self._ttft_ms is None else self._ttft_ms / 1000
 
     @property
     def completion_tokens(self) -> int:
-        """How many tokens were generated so far."""
+        """Tokens generated so far."""
         return self._completion_tokens
 
     @property
     def token_gaps(self) -> tuple[float, float] | None:
-        """Seconds between the tokens so far, on average and at most; None before the second one."""
+        """Mean and longest time between two tokens, in seconds; None before the second token."""
         if self._ttft_ms is None or self._completion_tokens < 2:
             return None
         mean_s = (self._last_token_s - self._ttft_ms / 1000) / (self._completion_tokens - 1)
@@ -99,12 +99,12 @@ class Transcript:
         return events.QueryCreated(**self._stamp(), model=self.query.model, created_at=self._created_at)
 
     def searched(self, found: CandidateSet) -> None:
-        """Note one stage of the search."""
+        """Record a stage of the search."""
         self._stages_ms.append(found.elapsed_ms)
         self.timeline.stage(found.stage, found.of)
 
     def speculated(self, speculation: SpeculationTimings | None) -> None:
-        """Note what generating on provisional documents has come to."""
+        """Record the result of the speculation."""
         self._speculation = speculation
 
     def stage(self, found: CandidateSet) -> events.RetrievalStage:
@@ -114,8 +114,8 @@ class Transcript:
             **self._stamp(), stage=found.stage, elapsed_ms=found.elapsed_ms, doc_ids=ids, final=found.final
         )
 
-    def place(self, found: CandidateSet, prompt: Prompt) -> None:
-        """Note the final documents, and which of them stand in the prompt."""
+    def laid_out(self, found: CandidateSet, prompt: Prompt) -> None:
+        """Record the final documents, and which of them are in the prompt."""
         kept = len(found.docs) - prompt.dropped_documents
         self._results = search_results(found)
         self._retrieval_ms = found.elapsed_ms
@@ -133,13 +133,13 @@ class Transcript:
             missing_shards=self._missing_shards,
         )
 
-    def admit(self, plan: PrefillPlan) -> None:
-        """Note how long the query waited, and how often it was overtaken."""
+    def admitted(self, plan: PrefillPlan) -> None:
+        """Record how long the query was queued, and how often it was overtaken."""
         self._queue_ms = plan.queued_ms
         self._overtakes = plan.overtaken
 
     def step(self, plan: PrefillPlan, step: GenerationStep) -> Iterator[events.Event]:
-        """The events of one step of the engine."""
+        """Record one step of the engine, and make its events."""
         if step.prefill is not None:
             self._prefill = step.prefill
             yield self._resolved(plan, step.prefill)
@@ -163,7 +163,7 @@ class Transcript:
         self._last_token_s = now_s
 
     def completed(self) -> events.QueryCompleted:
-        """The terminal event of an answered query."""
+        """Make the terminal event of an answered query."""
         if self._ttft_ms is not None:
             self.timeline.phase("decode", self._ttft_ms, f"{self._completion_tokens} tokens")
         self.timeline.moment("end")
@@ -171,7 +171,7 @@ class Transcript:
         return events.QueryCompleted(**self._stamp(), response=reply, usage=reply.usage, timings=reply.timings)
 
     def failed(self, error: RagtreeError) -> events.QueryIncomplete | events.QueryFailed:
-        """The terminal event of a query that did not come to its end."""
+        """Make the terminal event of a query that failed."""
         if isinstance(error, DeadlineExceeded) and self._text:
             return events.QueryIncomplete(**self._stamp(), reason="timeout")
         return events.QueryFailed(**self._stamp(), error=error_body(error))
@@ -188,7 +188,7 @@ class Transcript:
 
     def _reply(self) -> Reply:
         if self._finish_reason is None:
-            raise InternalError("The query ended without a reason.")
+            raise InternalError("The query ended without a finish reason.")
         prompt_tokens = self._prefill.prompt_tokens
         return Reply(
             query_id=self.query.query_id,

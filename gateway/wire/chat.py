@@ -1,7 +1,7 @@
-"""Answers as OpenAI's chat endpoint gives them: one object, or unnamed chunks that end in ``[DONE]``.
+"""Answers in the format of OpenAI's chat endpoint: one object, or a stream of chunks that ends with ``[DONE]``.
 
-Beyond OpenAI's fields a completion, and the first chunk of a stream, carry ``citations`` and whether the answer is
-``partial``: made without all that a lost or slow shard of the index has.
+In addition to OpenAI's fields, a completion and the first chunk of a stream have ``citations`` and ``partial``, which
+is true if the results of a lost or slow shard of the index are missing.
 """
 
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """The served model as OpenAI lists models; ``max_model_len`` is the longest prompt plus answer, in tokens."""
+    """The served model in OpenAI's format. ``max_model_len`` bounds prompt and answer together, in tokens."""
 
     id: str
     object: Literal["model"] = "model"
@@ -30,7 +30,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """All served models, of which there is one."""
+    """The list of served models, which has one entry."""
 
     object: Literal["list"] = "list"
     data: tuple[Model, ...]
@@ -54,7 +54,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer in OpenAI's shape."""
+    """A complete answer in OpenAI's format."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -67,14 +67,14 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a chunk adds to the message."""
+    """The text that a chunk adds to the message."""
 
     role: str | None = None
     content: str | None = None
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The one choice of a chunk; ``finish_reason`` stands on its last."""
+    """The one choice of a chunk. The last chunk has the ``finish_reason``."""
 
     index: int = 0
     delta: Delta
@@ -83,7 +83,7 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of a streamed answer. With ``include_usage``, usage is null on all chunks but the last."""
+    """A chunk of a streamed answer. With ``include_usage``, only the last chunk has a ``usage`` other than null."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -96,7 +96,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chat_completion(reply: Reply) -> ChatCompletion:
-    """A reply in OpenAI's shape."""
+    """Convert a reply into OpenAI's format."""
     message = AssistantMessage(content=reply.output_text)
     return ChatCompletion(
         id=_chat_id(reply.query_id),
@@ -110,7 +110,7 @@ def chat_completion(reply: Reply) -> ChatCompletion:
 
 
 async def chat_frames(run: QueryRun, include_usage: bool) -> AsyncIterator[bytes]:
-    """The run's events as OpenAI's chunks; a late failure is an error chunk, after which ``[DONE]`` never comes."""
+    """The run's events as OpenAI's chunks. A late error becomes an error chunk, without ``[DONE]`` after it."""
     rendering = _Rendering(include_usage)
     try:
         async for event in run.events():
@@ -122,7 +122,7 @@ async def chat_frames(run: QueryRun, include_usage: bool) -> AsyncIterator[bytes
 
 
 class _Rendering:
-    """Where a stream of chunks stands: what is gathered for its first chunk, and whether that has left."""
+    """Converts events into chunks. Collects what the first chunk needs until the first text arrives."""
 
     def __init__(self, include_usage: bool) -> None:
         self._usage: msgspec.UnsetType | None = None if include_usage else msgspec.UNSET

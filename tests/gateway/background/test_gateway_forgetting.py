@@ -42,7 +42,7 @@ async def test_a_deletion_that_stops_half_way_is_taken_up_by_the_next(served, er
 
 async def test_nothing_is_begun_while_a_part_is_away(served):
     served.stack.phases.failing["controller_ready"] = Unavailable("being restarted")
-    await served.app.state.gateway.readiness.look()
+    await served.app.state.gateway.readiness.check()
     assert (await served.client.delete(f"{HERE}/d1")).status_code == 503
     assert served.stack.retriever.deleted == {}
 

@@ -174,7 +174,7 @@ async def test_an_engine_that_dies_costs_one_sequence_and_not_all(in_process, st
             job = (await served.client.get(location)).json()
             assert (job["status"], job["failed"]) == ("in_progress", 1)
         stack.phases.failing.clear()
-        await served.app.state.gateway.readiness.look()
+        await served.app.state.gateway.readiness.check()
         job = await ended(served, location)
     assert (job["failed"], job["warmed"]) == (1, 1)
 

@@ -207,7 +207,7 @@ def test_keys_are_asked_for_and_kept_in_the_tab(browser: Browser, tmp_path):
         assert "for administrators" in browser.text("#admin-key-note")
         browser.shoot("keys")
         for kind, key, said in (
-            ("api", "sk-other", "not issued"),
+            ("api", "sk-other", "Unknown API key"),
             ("api", "sk-acme", "in use"),
             ("admin", "sk-acme", "administrator's key"),
             ("admin", "sk-root", "in use"),

@@ -113,7 +113,7 @@ async def test_stats_in_tokens_and_bytes(in_process, stack: Stack):
 
 async def test_the_cache_can_be_looked_at_while_the_engine_is_away(served):
     served.stack.phases.failing["engine_ready"] = EngineDied("gone")
-    await served.app.state.gateway.readiness.look()
+    await served.app.state.gateway.readiness.check()
     assert (await served.client.get(f"{CACHE}/stats")).json()["tiers"][0]["used_tokens"] == 250
 
 

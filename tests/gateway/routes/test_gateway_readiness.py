@@ -91,7 +91,7 @@ async def test_the_watcher_survives_whatever_a_part_does():
         readiness.engine()
     with pytest.raises(RetrieverNotReady):
         readiness.require_parts()
-    async with readiness.watched():
+    async with readiness.watching():
         assert readiness.engine().model == MODEL
         phases.failing["engine_ready"] = ValueError("?")
         await eventually(lambda: "engine" in readiness.missing())
