@@ -23,6 +23,8 @@ from gateway.stores.stores import EmbeddedStores, Stores
 from gateway.wire import openapi
 from protocol.parts import Parts
 
+_ROUTES = (query, documents, openai_routes, admin, health, page, docs)
+
 
 def create_app(
     parts: Parts,
@@ -49,12 +51,18 @@ def create_app(
         async with composition.running():
             yield
 
-    app = FastAPI(title="RAGTree", version=version("ragtree"), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="RAGTree",
+        version=version("ragtree"),
+        # Not include_router: it would analyse all signatures again for each app.
+        routes=[route for module in _ROUTES for route in module.router.routes],
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
     app.state.gateway = gateway
     install_handlers(app, gateway.metrics, settings.retry_after_s)
     _add_middleware(app, gateway)
-    for routes in (query, documents, openai_routes, admin, health, page, docs):
-        app.include_router(routes.router)
     keyring = gateway.keyring
     openapi.describe(app, {openapi.API_KEY: keyring.needs_key, openapi.ADMIN_KEY: keyring.needs_admin_key})
     return app

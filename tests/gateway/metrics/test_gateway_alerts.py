@@ -200,33 +200,33 @@ def cases(table: dict[str, list[list[Series]]]) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("alert", "recorded"), cases(FIRES))
-def test_it_fires(alert: str, recorded: list[Series]):
+def test_alert_fires(alert: str, recorded: list[Series]):
     (fired,) = firing(alert, recorded)
     assert alert == "RagtreeAbsent" or set(WHERE) <= set(fired), "it says which deployment"
 
 
 @pytest.mark.parametrize(("alert", "recorded"), cases(SILENT))
-def test_it_stays_silent(alert: str, recorded: list[Series]):
+def test_alert_stays_silent(alert: str, recorded: list[Series]):
     assert firing(alert, recorded) == set()
 
 
-def test_a_counter_that_begins_anew_fires_nothing():
+def test_counter_reset_fires_no_alert():
     restarted = [series("ragtree_queries_total", "0+9x60 0+9x60", outcome=outcome) for outcome in ("completed",)]
     failed = series("ragtree_queries_total", "1000x60 0x60", outcome="failed")
     assert firing("RagtreeQueriesFail", [*restarted, failed]) == set()
 
 
-def test_deployments_are_told_apart():
+def test_alerts_separate_deployments():
     sound = [one._replace(labels={**one.labels, "namespace": "sound"}) for one in queries(completed=900, failed=0)]
     assert firing("RagtreeQueriesFail", [*queries(completed=9, failed=1), *sound]) == {WHERE}
 
 
-def test_every_rule_is_tried_both_ways():
+def test_every_rule_has_firing_and_silent_cases():
     assert set(FIRES) == set(SILENT) == set(RULES)
     assert sum(len(group["rules"]) for group in GROUPS) == len(RULES)
 
 
-async def test_what_they_ask_for_exists():
+async def test_alerts_use_existing_metrics():
     known = {**await gateways_metrics(), **vllms_metrics()}
     for rule in RULES.values():
         for name, labels in selectors(rule["expr"]):
@@ -234,7 +234,7 @@ async def test_what_they_ask_for_exists():
 
 
 @pytest.mark.parametrize("alert", RULES)
-def test_it_says_how_bad_it_is_what_it_means_and_what_to_do(alert: str):
+def test_alert_has_severity_summary_and_runbook(alert: str):
     rule = RULES[alert]
     assert re.fullmatch(r"Ragtree[A-Z]\w+", alert)
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
@@ -247,7 +247,7 @@ def test_it_says_how_bad_it_is_what_it_means_and_what_to_do(alert: str):
     assert anchor in {re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-")) for heading in headings}
 
 
-def test_the_runbook_has_no_section_without_an_alert():
+def test_every_runbook_section_has_an_alert():
     headings = re.findall(r"^## (Ragtree\w+)$", (ROOT / "docs/runbook.md").read_text(), re.MULTILINE)
     # Two thresholds of one trouble share a section.
     assert set(headings) == set(RULES) - {"RagtreeDataDiskFull"}

@@ -41,7 +41,7 @@ async def known() -> dict[str, Exposed]:
 
 
 @pytest.mark.parametrize("expression", expressions())
-async def test_what_a_panel_asks_for_exists(expression: str, known: dict[str, Exposed]):
+async def test_panels_use_existing_metrics(expression: str, known: dict[str, Exposed]):
     found = list(selectors(parsable(expression)))
     assert found
     for name, labels in found:
@@ -51,7 +51,7 @@ async def test_what_a_panel_asks_for_exists(expression: str, known: dict[str, Ex
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_a_legend_names_labels_that_are_kept(path: Path):
+def test_legends_use_existing_labels(path: Path):
     for panel in charts(loaded(path)):
         for target in panel["targets"]:
             named = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
@@ -60,7 +60,7 @@ def test_a_legend_names_labels_that_are_kept(path: Path):
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_it_can_be_imported_anywhere(path: Path):
+def test_dashboard_is_importable(path: Path):
     board = loaded(path)
     assert board["uid"] == path.stem, "a stable address"
     assert board["title"] == f"RAGTree: {path.stem.removeprefix('ragtree-')}"
@@ -75,7 +75,7 @@ def test_it_can_be_imported_anywhere(path: Path):
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_every_panel_says_what_it_shows_and_in_which_unit(path: Path):
+def test_panels_have_descriptions_and_units(path: Path):
     for panel in charts(loaded(path)):
         assert panel["title"]
         assert panel["description"].endswith(".")
@@ -84,7 +84,7 @@ def test_every_panel_says_what_it_shows_and_in_which_unit(path: Path):
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_panels_have_numbers_of_their_own_and_do_not_overlap(path: Path):
+def test_panel_ids_are_unique_and_panels_do_not_overlap(path: Path):
     panels = loaded(path)["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()
@@ -95,11 +95,11 @@ def test_panels_have_numbers_of_their_own_and_do_not_overlap(path: Path):
         taken |= cells
 
 
-def test_there_are_three_each_of_its_own_subject():
+def test_there_are_three_dashboards():
     assert [path.stem for path in DASHBOARDS] == ["ragtree-cache", "ragtree-engine", "ragtree-service"]
 
 
-async def test_no_metric_of_the_gateways_own_is_shown_nowhere(known: dict[str, Exposed]):
+async def test_every_gateway_metric_is_shown(known: dict[str, Exposed]):
     shown = {name for param in expressions() for name, _ in selectors(parsable(param.values[0]))}
     unseen = {name for name, metric in known.items() if name.startswith("ragtree_") and not metric.samples & shown}
     assert unseen == set()

@@ -67,7 +67,7 @@ def bars(browser: Browser) -> list[tuple[str, float, float]]:
     ]
 
 
-def test_asking_by_keyboard_and_watching_the_answer_come(page: Browser, stack: PageStack):
+def test_question_by_keyboard_streams_its_answer(page: Browser, stack: PageStack):
     page.until(lambda: page.text("#readiness") == "Ready")
     page.until(lambda: "0 nodes" in page.text("#tree-note"))
     page.shoot("empty")
@@ -95,7 +95,7 @@ def test_asking_by_keyboard_and_watching_the_answer_come(page: Browser, stack: P
     )
 
 
-def test_the_timeline_has_its_bars_in_order(page: Browser, stack: PageStack, monkeypatch):
+def test_timeline_bars_are_in_order(page: Browser, stack: PageStack, monkeypatch):
     # In a collection of its own, as the gateway learns from searches when to begin on their documents.
     stack.ingest(dict(list(documents().items())[:6]), "other")
     page.driver.refresh()
@@ -128,7 +128,7 @@ def test_the_timeline_has_its_bars_in_order(page: Browser, stack: PageStack, mon
     assert rows[-1] == "End"
 
 
-def test_the_tree_grows_while_it_is_looked_at(page: Browser, stack: PageStack):
+def test_tree_updates_while_visible(page: Browser, stack: PageStack):
     count = "return document.querySelectorAll('.tier:first-child .cell').length"
     page.until(lambda: page.run(count) > 1)
     before = page.run(count)
@@ -144,7 +144,7 @@ def test_the_tree_grows_while_it_is_looked_at(page: Browser, stack: PageStack):
     page.until(lambda: found <= {name.partition(" (")[0] for name in page.texts("#tree-table td:first-child")})
 
 
-def test_stopping(page: Browser, stack: PageStack, monkeypatch):
+def test_stop_cancels_the_query(page: Browser, stack: PageStack, monkeypatch):
     monkeypatch.setattr(stack.generator, "decode_tokens_per_s", 5)
     ask(page, QUESTION)
     page.until(lambda: progress(page).startswith("Writing"))
@@ -164,7 +164,7 @@ def test_stopping(page: Browser, stack: PageStack, monkeypatch):
     assert "Stopped" in page.text("#answer .note")
 
 
-def test_errors_are_said_in_words(browser: Browser, stack: PageStack):
+def test_errors_are_shown_as_text(browser: Browser, stack: PageStack):
     browser.open(stack.url)
     browser.until(lambda: browser.all("#collection option"))
     stack.generator.up = False
@@ -186,7 +186,7 @@ def test_errors_are_said_in_words(browser: Browser, stack: PageStack):
         browser.until(lambda: "does not answer" in browser.text("#answer"))
 
 
-def test_a_connection_that_breaks_in_the_middle(browser: Browser, stack: PageStack, monkeypatch):
+def test_broken_connection_is_reported(browser: Browser, stack: PageStack, monkeypatch):
     browser.open(stack.url)
     monkeypatch.setattr(stack.generator, "decode_tokens_per_s", 5)
     ask(browser, QUESTION)
@@ -197,7 +197,7 @@ def test_a_connection_that_breaks_in_the_middle(browser: Browser, stack: PageSta
     assert browser.text("#answer .text")
 
 
-def test_keys_are_asked_for_and_kept_in_the_tab(browser: Browser, tmp_path):
+def test_keys_are_requested_and_stored_in_the_tab(browser: Browser, tmp_path):
     keys = {"api_keys": (ApiKey(secret="sk-acme", tenant="acme"),), "admin_key": "sk-root"}
     with serving(tmp_path, **keys) as stack:
         stack.ingest({MARKUP: f"The only document that there is. {MARKUP}"}, key="sk-acme")
@@ -229,7 +229,7 @@ def test_keys_are_asked_for_and_kept_in_the_tab(browser: Browser, tmp_path):
         assert browser.driver.title == "RAGTree"
 
 
-def test_light_dark_and_narrow_with_a_busy_tree(browser: Browser, tmp_path):
+def test_layout_in_light_dark_and_narrow_windows(browser: Browser, tmp_path):
     with serving(tmp_path, gpu=2500, host=12_000) as stack:
         stack.ingest(documents())
         stack.generator.decode_tokens_per_s = 200

@@ -29,29 +29,29 @@ def begins(start: SpeculationStart, since: int | None = None) -> list[int]:
     return [stage for stage in range(first, STAGES) if start.worth_starting(KIND, stage, STAGES, since or stage)]
 
 
-def test_where_nothing_is_known_or_a_wrong_guess_costs_nothing_every_stage_is_worth_one():
+def test_every_stage_is_worth_a_free_guess():
     assert begins(SpeculationStart()) == begins(learnt(0.9, 1.0)) == list(range(1, STAGES))
 
 
-def test_where_the_first_guess_is_the_only_one_it_waits_for_the_stage_at_which_searches_settle():
+def test_single_guess_waits_for_the_likely_final_stage():
     assert begins(learnt(0.5, ending_ms=80.0)) == [4]
 
 
-def test_what_is_found_where_searches_settle_is_the_likelier_to_be_final():
+def test_documents_of_the_likely_final_stage_are_preferred():
     start = learnt(0.25, 1.0, ending_ms=50.0)
     assert begins(start, since=2) == [2, 3, 4]
     assert begins(start) == [2]
 
 
-def test_where_the_engine_would_be_late_for_the_end_of_the_search_nothing_is_begun():
+def test_guess_that_delays_the_query_is_not_started():
     assert begins(learnt(1.0, ending_ms=500.0)) == []
 
 
-def test_what_is_of_use_though_it_was_wrong_is_worth_a_guess_at_once():
+def test_useful_wrong_guesses_are_started_at_once():
     assert begins(learnt(1.0, ending_ms=500.0, of_use=1.0)) == list(range(1, STAGES))
 
 
-def test_what_was_given_up_is_tried_again_some_day():
+def test_abandoned_guesses_are_tried_again():
     start = learnt(1.0, ending_ms=500.0)
     assert begins(start) == []
     searches = 0
@@ -61,21 +61,21 @@ def test_what_was_given_up_is_tried_again_some_day():
     assert 50 < searches < 1000
 
 
-def test_kinds_of_searches_are_told_apart():
+def test_kinds_of_searches_are_separate():
     start = learnt(0.5, ending_ms=1000.0)
     assert start.odds(KIND, 0.5) > 0.9
     assert start.odds("another", 0.5) == 0.5
     assert start.worth_starting("another", 1, STAGES, 1)
 
 
-def test_what_was_long_ago_is_forgotten():
+def test_old_searches_are_forgotten():
     start = learnt(1.0, times=300)
     for _ in range(300):
         start.record_search(KIND, 0.1, STAGE_MS)
     assert start.odds(KIND, 0.2) > 0.9
 
 
-def test_of_very_many_kinds_the_latest_are_known():
+def test_number_of_kinds_is_bounded():
     start = SpeculationStart()
     for number in range(1000):
         start.record_search(number, 1.0, STAGE_MS)
@@ -91,7 +91,7 @@ def test_of_very_many_kinds_the_latest_are_known():
     st.floats(0, 50),
     st.data(),
 )
-def test_odds_rise_with_time_and_every_stage_gets_an_answer(settled, ending_ms, of_use, of, stage_ms, data):
+def test_odds_increase_with_time(settled, ending_ms, of_use, of, stage_ms, data):
     start = SpeculationStart()
     for at in settled:
         start.record_search(KIND, at, stage_ms)

@@ -46,7 +46,7 @@ async def whole_answer(served) -> tuple[str, float]:
 
 
 @pytest.mark.timeout(60)
-async def test_nothing_is_left_of_clients_that_misbehave_and_others_are_served(stack, over_http, caplog):
+async def test_misbehaving_clients_leave_nothing_behind(stack, over_http, caplog):
     stack.generator.words = WORDS
     caplog.set_level(logging.WARNING)
     with capture_logs() as logged:

@@ -87,7 +87,7 @@ async def test_tokens_used_at_one_gateway_count_at_the_other(redis_server, stack
 
 
 @pytest.mark.parametrize("lost", ["killed", "hanging", "full"])
-async def test_redis_is_lost_under_requests_and_comes_back(redis_server, stack: Stack, lost: str):
+async def test_requests_survive_a_restart_of_redis(redis_server, stack: Stack, lost: str):
     away = {"killed": redis_server.kill, "hanging": redis_server.hang, "full": redis_server.fill}
     back = {"killed": redis_server.start, "hanging": redis_server.go_on, "full": redis_server.empty}
     timeout_s = 1.0
@@ -131,7 +131,7 @@ async def test_a_gateway_starts_without_redis(redis_server, stack: Stack):
         assert [(await served.ask()).status_code for _ in range(3)] == [200, 200, 429], "it limits by itself"
 
 
-async def test_any_gateway_tells_of_a_job_while_the_retriever_is_away(redis_server, stack: Stack, monkeypatch):
+async def test_any_gateway_reports_a_job_while_the_retriever_is_away(redis_server, stack: Stack, monkeypatch):
     async with (
         gateway(redis_server, stack, readiness_interval_s=0.02) as one,
         gateway(redis_server, stack, readiness_interval_s=0.02) as other,
@@ -175,7 +175,7 @@ async def test_any_gateway_tells_of_a_job_while_the_retriever_is_away(redis_serv
         assert (await other.client.get("/v1/jobs/job-2")).status_code == 404
 
 
-async def test_another_body_waits_while_one_is_under_way_under_its_key(redis_server, stack: Stack):
+async def test_second_body_with_a_running_key_is_refused(redis_server, stack: Stack):
     async with gateway(redis_server, stack) as one, gateway(redis_server, stack) as other:
         headers = {**TEXT, "Idempotency-Key": "k"}
         stack.phases.held.add("put")
@@ -190,7 +190,7 @@ async def test_another_body_waits_while_one_is_under_way_under_its_key(redis_ser
         assert len(stack.retriever.uploads) == 1
 
 
-async def test_what_one_gateway_was_asked_another_warms_up(redis_server, stack: Stack):
+async def test_gateway_warms_up_queries_of_another(redis_server, stack: Stack):
     async with gateway(redis_server, stack) as one:
         assert (await one.ask()).status_code == 200
     async with gateway(redis_server, stack) as other:
@@ -214,7 +214,7 @@ async def test_what_one_gateway_was_asked_another_warms_up(redis_server, stack: 
         assert (told["status"], told["last_error"]["code"]) == ("failed", "unavailable")
 
 
-async def test_with_the_query_log_off_nothing_of_a_query_is_kept(redis_server, stack: Stack):
+async def test_redis_has_no_query_if_the_log_is_off(redis_server, stack: Stack):
     async with gateway(redis_server, stack, query_log_mib=0) as served:
         assert (await served.ask()).status_code == 200
     with redis_server.client() as client:

@@ -5,6 +5,7 @@ from contextlib import aclosing
 
 import pytest
 from gateway_fakes import ANSWER, MODEL, Stack, eventually, whenever_possible
+from gateway_requests import total
 from sse_reading import events_of, only_terminal
 
 from protocol.errors import EngineDied, Overloaded
@@ -41,11 +42,6 @@ def outcomes(stack: Stack) -> list[tuple[str, PlanOutcome]]:
     return [(ids[report.query_id], report.outcome) for report in stack.controller.reports]
 
 
-async def metric(served, name: str) -> float:
-    text = (await served.client.get("/metrics")).text
-    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name)
-
-
 async def settled(stack: Stack, reports: int) -> None:
     await eventually(lambda: len(stack.controller.reports) >= reports and stack.at_rest)
     for _ in range(20):
@@ -53,7 +49,7 @@ async def settled(stack: Stack, reports: int) -> None:
     assert len(stack.controller.reports) == reports
 
 
-async def test_it_is_answered_as_if_nothing_had_happened(served):
+async def test_retried_query_has_the_same_events(served):
     stack = served.stack
     body = QUERY | {"stream": True}
     undisturbed = events_of((await served.client.post("/query", json=body)).text)
@@ -81,7 +77,7 @@ async def test_it_is_answered_as_if_nothing_had_happened(served):
 
 
 @pytest.mark.parametrize("kind", ["json", "chat", "chat_sse"])
-async def test_every_kind_of_reply_is_whole(served, kind: str):
+async def test_every_kind_of_reply_is_complete_after_a_retry(served, kind: str):
     lose(served.stack)
     path, body = ("/query", QUERY) if kind == "json" else ("/v1/chat/completions", CHAT)
     answer = await served.client.post(path, json=body | {"stream": kind == "chat_sse"})
@@ -97,17 +93,17 @@ async def test_every_kind_of_reply_is_whole(served, kind: str):
     assert outcomes(served.stack) == [("", FAILED), ("retry1", COMPLETED)]
 
 
-async def test_it_is_counted_once(served):
+async def test_retry_is_counted_once(served):
     lose(served.stack)
     await served.client.post("/query", json=QUERY)
     names = ("ragtree_requests_begun_again_total", "ragtree_time_to_first_token_seconds_count")
-    assert [await metric(served, name) for name in names] == [1, 1]
-    assert await metric(served, "ragtree_request_duration_seconds_count") == 1
-    assert await metric(served, "ragtree_requests_rejected_total") == 0
+    assert [await total(served, name) for name in names] == [1, 1]
+    assert await total(served, "ragtree_request_duration_seconds_count") == 1
+    assert await total(served, "ragtree_requests_rejected_total") == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_second_loss_is_an_error(served, stream: bool):
+async def test_second_loss_is_an_error(served, stream: bool):
     lose(served.stack, streams=2)
     answer = await served.client.post("/query", json=QUERY | {"stream": stream})
     if stream:
@@ -119,17 +115,17 @@ async def test_a_second_loss_is_an_error(served, stream: bool):
     assert outcomes(served.stack) == [("", FAILED), ("retry1", FAILED)]
 
 
-async def test_what_has_begun_to_leave_is_not_begun_again(served):
+async def test_started_answer_is_not_retried(served):
     lose(served.stack, after=2)
     seen = events_of((await served.client.post("/query", json=QUERY | {"stream": True})).text)
     assert only_terminal(seen)["error"]["code"] == "engine_died"
     await settled(served.stack, 1)
     assert outcomes(served.stack) == [("", FAILED)]
-    assert await metric(served, "ragtree_requests_begun_again_total") == 0
+    assert await total(served, "ragtree_requests_begun_again_total") == 0
 
 
 @pytest.mark.parametrize("refusal", [EngineDied("there is no other"), Overloaded("too many wait")])
-async def test_where_no_other_takes_it_that_is_the_error(served, refusal):
+async def test_refused_retry_is_the_error(served, refusal):
     stack = served.stack
     admit = stack.controller.admit
 
@@ -144,10 +140,10 @@ async def test_where_no_other_takes_it_that_is_the_error(served, refusal):
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, refusal.code)
     await eventually(lambda: stack.at_rest and len(stack.controller.reports) >= 1)
     assert outcomes(stack)[0] == ("", FAILED)
-    assert await metric(served, "ragtree_requests_begun_again_total") == 0
+    assert await total(served, "ragtree_requests_begun_again_total") == 0
 
 
-async def test_a_guess_that_breaks_before_its_first_step_goes_the_way_of_any_query(served):
+async def test_confirmed_guess_is_retried(served):
     stack = served.stack
     stack.controller.decide = whenever_possible
     stack.phases.held.add("prefill")
@@ -172,7 +168,7 @@ async def test_a_guess_that_breaks_before_its_first_step_goes_the_way_of_any_que
 
 
 @pytest.mark.parametrize("phase", ["queue", "prefill"])
-async def test_a_client_that_leaves_while_it_is_begun_again_releases_both(over_http, phase: str):
+async def test_disconnect_during_a_retry_releases_both_plans(over_http, phase: str):
     async with over_http() as live:
         stack = live.stack
         admit, stream = stack.controller.admit, stack.generator.stream
@@ -198,7 +194,7 @@ async def test_a_client_that_leaves_while_it_is_begun_again_releases_both(over_h
         assert stack.generator.open == 0
 
 
-async def test_one_deadline_bounds_both(in_process):
+async def test_one_deadline_bounds_both_attempts(in_process):
     async with in_process(query_timeout_s=0.2, readiness_interval_s=60) as served:
         stack = served.stack
         admit = stack.controller.admit
