@@ -98,7 +98,7 @@ export class Ask {
         answer.say("Queued");
         break;
       case "cache.resolved":
-        answer.say(`Answering; ${count(event.cached_tokens)} of ${count(event.prompt_tokens)} prompt tokens were cached`);
+        answer.say(`Writing; ${count(event.cached_tokens)} of ${count(event.prompt_tokens)} prompt tokens were cached`);
         break;
       case "output_text.annotation.added":
         answer.cited(event.annotation);

@@ -124,9 +124,9 @@ class Lease:
             await self._controller.prefilled(self._plan_id, prefill.lost)
             self._lost_reported = True
         except UnknownPlan:
-            log.debug("nothing_to_commit", query_id=self._plan_id)
+            log.debug("nothing_to_commit", plan_id=self._plan_id)
         except Exception as error:
-            log.warning("prefill_not_told", query_id=self._plan_id, error=repr(error))
+            log.warning("prefill_not_reported", plan_id=self._plan_id, error=repr(error))
 
     async def _release(self, outcome: PlanOutcome) -> None:
         if self._admission is not None:
@@ -146,9 +146,9 @@ class Lease:
             await self._controller.complete(self._report(outcome))
         except UnknownPlan:
             # The cancelled admission gave up its place in the queue, or never reached it.
-            log.debug("nothing_to_release", query_id=self._plan_id)
+            log.debug("nothing_to_release", plan_id=self._plan_id)
         except Exception as error:
-            log.warning("lease_not_released", query_id=self._plan_id, error=repr(error))
+            log.warning("lease_not_released", plan_id=self._plan_id, error=repr(error))
 
     def _report(self, outcome: PlanOutcome) -> CompletionReport:
         return CompletionReport(
@@ -170,7 +170,7 @@ class Lease:
                     await self._end(self._plan_id)
                     await asyncio.wait({reader})
             except Exception as error:
-                log.warning("speculation_not_ended", query_id=self._plan_id, error=repr(error))
+                log.warning("speculation_not_ended", plan_id=self._plan_id, error=repr(error))
         reader.cancel()
         await asyncio.wait({reader}, timeout=CLOSE_TIMEOUT_S)
 

@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from gateway.background.pinning import pin_document
 from gateway.limits.auth import namespace_of
-from gateway.query.activity import ActivityReport
 from gateway.routes.bodies import JSON_LINES, validating
 from gateway.routes.dependencies import AdminDep, GatewayDep, json_only, media_type
 from gateway.routes.documents import DocumentPath
 from gateway.routes.responses import json_response
+from gateway.wire.activity_replies import ActivityReport
 from gateway.wire.cache_replies import CacheStats, CacheTree, Dropped, Pinned, WarmUpReply, token_bytes
 from gateway.wire.openapi import errors, json_reply, reference
 from gateway.wire.schemas import COLLECTION, PinBody, TenantName, WarmBody, WarmQuery

@@ -14,8 +14,8 @@ from gateway.query.query import Query
 from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
 from gateway.routes.responses import json_response
-from gateway.routes.sse import RunResponse
-from gateway.wire.chat import ChatCompletion, Model, ModelList, chat_completion, chat_frames
+from gateway.routes.sse import RunResponse, chat_frames
+from gateway.wire.chat import ChatCompletion, Model, ModelList, chat_completion
 from gateway.wire.openapi import errors, event_stream, json_reply
 from gateway.wire.schemas import ChatBody
 from protocol.errors import InvalidRequest, UnknownModel

@@ -16,6 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.query.runs import QueryRun
 from gateway.settings import GatewaySettings
+from gateway.wire.chat import ChatChunks
+from gateway.wire.errors import ErrorReply, error_body
 from gateway.wire.events import Event
 from protocol.errors import RagtreeError
 
@@ -64,3 +66,15 @@ async def event_frames(run: QueryRun) -> AsyncIterator[bytes]:
 def frame(event: Event) -> bytes:
     """One event in wire format. JSON escapes line breaks, so the data is a single line."""
     return b"event: %b\ndata: %b\n\n" % (str(type(event).__struct_config__.tag).encode(), _encode(event))
+
+
+async def chat_frames(run: QueryRun, include_usage: bool) -> AsyncIterator[bytes]:
+    """The run's events as OpenAI's unnamed chunks. A late error becomes an error chunk, without ``[DONE]`` after it."""
+    chunks = ChatChunks(include_usage)
+    try:
+        async for event in run.events():
+            for chunk in chunks.of(event):
+                yield b"data: %b\n\n" % _encode(chunk)
+        yield b"data: [DONE]\n\n"
+    except RagtreeError as error:
+        yield b"data: %b\n\n" % _encode(ErrorReply(error_body(error)))

@@ -1,22 +1,16 @@
-"""Answers in the format of OpenAI's chat endpoint: one object, or a stream of chunks that ends with ``[DONE]``.
+"""Answers in the format of OpenAI's chat endpoint: one object, or chunks of a stream.
 
 In addition to OpenAI's fields, a completion and the first chunk of a stream have ``citations`` and ``partial``, which
 is true if the results of a lost or slow shard of the index are missing.
 """
 
-from collections.abc import AsyncIterator
 from typing import Literal
 
 import msgspec
 
-from gateway.query.runs import QueryRun
 from gateway.wire import events
-from gateway.wire.errors import ErrorReply, error_body
 from gateway.wire.reply import Citation, Reply, Usage
-from protocol.errors import RagtreeError
 from protocol.generation import FinishReason
-
-_encode = msgspec.json.Encoder().encode
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,20 +103,8 @@ def chat_completion(reply: Reply) -> ChatCompletion:
     )
 
 
-async def chat_frames(run: QueryRun, include_usage: bool) -> AsyncIterator[bytes]:
-    """The run's events as OpenAI's chunks. A late error becomes an error chunk, without ``[DONE]`` after it."""
-    rendering = _Rendering(include_usage)
-    try:
-        async for event in run.events():
-            for chunk in rendering.chunks(event):
-                yield _frame(chunk)
-        yield b"data: [DONE]\n\n"
-    except RagtreeError as error:
-        yield b"data: %b\n\n" % _encode(ErrorReply(error_body(error)))
-
-
-class _Rendering:
-    """Converts events into chunks. Collects what the first chunk needs until the first text arrives."""
+class ChatChunks:
+    """Converts a query's events into chunks. Collects what the first chunk needs until the first text arrives."""
 
     def __init__(self, include_usage: bool) -> None:
         self._usage: msgspec.UnsetType | None = None if include_usage else msgspec.UNSET
@@ -132,7 +114,8 @@ class _Rendering:
         self._opened = False
         self._created: events.QueryCreated | None = None
 
-    def chunks(self, event: events.Event) -> list[ChatChunk]:
+    def of(self, event: events.Event) -> list[ChatChunk]:
+        """The chunks of the next event."""
         match event:
             case events.QueryCreated():
                 self._created = event
@@ -172,7 +155,3 @@ class _Rendering:
 
 def _chat_id(query_id: str) -> str:
     return f"chatcmpl-{query_id.removeprefix('query_')}"
-
-
-def _frame(chunk: ChatChunk) -> bytes:
-    return b"data: %b\n\n" % _encode(chunk)

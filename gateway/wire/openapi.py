@@ -8,8 +8,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.query.activity import ActivityReport
 from gateway.wire import events, reply
+from gateway.wire.activity_replies import ActivityReport
 from gateway.wire.cache_replies import CacheStats, CacheTree, Dropped, Pinned, WarmUpReply
 from gateway.wire.chat import ChatCompletion, Model, ModelList
 from gateway.wire.document_replies import CollectionList, Deleted, DocumentList, DocumentReply, JobReply

@@ -19,7 +19,7 @@ from gateway.settings import GatewaySettings
 
 @dataclass
 class Served:
-    """The gateway under test: its fakes, its app and a client."""
+    """The gateway under test, with its fakes, app and client."""
 
     stack: Stack
     app: FastAPI

@@ -35,7 +35,7 @@ def chunk(letter: str) -> Chunk:
 
 
 class Search:
-    """A search whose stages come when the test says so; documents are letters."""
+    """A search whose stages the test triggers. Documents are letters."""
 
     def __init__(self) -> None:
         self.stages: asyncio.Queue[CandidateSet | Exception] = asyncio.Queue()
@@ -64,7 +64,7 @@ class Search:
 
 
 class Stream:
-    """A stream of an engine that does what the test says; each word names the documents that it rests on."""
+    """A stream of an engine, controlled by the test. Each word names the documents of its prompt."""
 
     def __init__(self, plan: PrefillPlan) -> None:
         self.plan = plan
@@ -97,13 +97,13 @@ class Stream:
                 if step.finish_reason:
                     return
         finally:
-            # Closing may itself await, as the abort of a real engine does.
+            # Closing may await, as the abort of a real engine does.
             await asyncio.sleep(0)
             self.closed = True
 
 
 class WatchedController(Controller):
-    """The real one, with a record of what it was asked and told."""
+    """The real controller, with a record of its calls."""
 
     def __init__(self, step: StepBudget | None, **bounds: int) -> None:
         limits = ControllerSettings(**{"policy": "LRU", "max_running": 9} | bounds)
@@ -111,7 +111,7 @@ class WatchedController(Controller):
         self.calls: list[str] = []
         self.plans: dict[str, PrefillPlan] = {}
         self.reports: list[CompletionReport] = []
-        # What a test may clear to hold a call, and await that it came.
+        # Tests clear the first two to hold a call, and await the other two for its arrival.
         self.leasing, self.confirming = asyncio.Event(), asyncio.Event()
         self.leasing.set()
         self.confirming.set()
@@ -148,7 +148,7 @@ class WatchedController(Controller):
         return plan
 
     async def complete(self, report):
-        # What was given up while it waited holds no plan any more.
+        # An admission cancelled in the queue has no plan.
         with suppress(UnknownPlan):
             await super().complete(report)
             self.reports.append(report)
@@ -160,13 +160,13 @@ class WatchedController(Controller):
 
     @property
     def outcomes(self) -> dict[str, PlanOutcome]:
-        """How each plan ended."""
+        """The outcome of each plan."""
         assert len(self.reports) == len({report.query_id for report in self.reports}), "a plan completed twice"
         return {report.query_id: report.outcome for report in self.reports}
 
 
 class Asked:
-    """One query, and the events that left so far."""
+    """One query and its events so far."""
 
     def __init__(self, run: AsyncGenerator[events.Event]) -> None:
         self.events: list[events.Event] = []
@@ -190,12 +190,12 @@ class Asked:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing has left that rests on documents."""
+        """Whether no event has left that depends on the documents."""
         return all(isinstance(event, events.QueryCreated | events.RetrievalStage) for event in self.events)
 
 
 class Scene:
-    """Queries over the real controller; search and engine say what the test says. A stack's four parts."""
+    """The four parts of a stack: the real controller, and a search and an engine controlled by the test."""
 
     def __init__(self, step: StepBudget | None = None, **bounds: int) -> None:
         self.retriever = self.generator = self
@@ -208,7 +208,7 @@ class Scene:
         self.tasks = BackgroundTasks()
         self.registry = CollectorRegistry()
         self.metrics = GatewayMetrics(self.registry)
-        # How long an engine takes to let go is chance here, so nothing is learnt of it.
+        # The release time of the fake engine is arbitrary, so it must not be learnt.
         self.start = SpeculationStart()
         self.ended_ms: list[float] = []
         self.start.record_ending = self.ended_ms.append
@@ -240,12 +240,12 @@ class Scene:
 
     @property
     def counted(self) -> dict[str, int]:
-        """Guesses by what the metrics say became of them."""
+        """Guesses by outcome, according to the metrics."""
         (family,) = [family for family in self.registry.collect() if family.name == "ragtree_speculation"]
         counts = {sample.labels["outcome"]: sample.value for sample in family.samples if sample.name.endswith("_total")}
         return {outcome: count for outcome, count in counts.items() if count}
 
-    # What a test does
+    # Steps of a test
 
     def asks(self, query_id: str, include_stages: bool = False, **limits: float) -> Asked:
         pipeline = QueryPipeline(
@@ -270,7 +270,7 @@ class Scene:
         return Asked(pipeline.run(Transcript(query)))
 
     async def finds(self, query_id: str, documents: str, final: bool = False) -> None:
-        """A stage of a search; all has been done about it when this returns."""
+        """Trigger a stage of a search, and wait until it is handled."""
         search = self.searches[query_id]
         search.finds(documents, final)
         if final:
@@ -283,15 +283,15 @@ class Scene:
         return self.streams[plan_id]
 
     async def given_back(self, *plan_ids: str) -> None:
-        """These plans have ended, and so have their streams."""
+        """Wait until these plans and their streams have ended."""
         await eventually(lambda: all(plan_id in self.controller.outcomes for plan_id in plan_ids))
         assert all(self.streams[plan_id].closed for plan_id in plan_ids if plan_id in self.streams)
 
     async def at_rest(self) -> None:
-        """Assert that nothing is left of any query."""
+        """Check that nothing is left of any query."""
         await self.tasks.drain(5)
         assert len(self.tasks) == 0
-        # What the loop itself closes, an iterator that an error left, takes it a turn.
+        # The event loop needs an iteration to close an iterator that an error left open.
         await eventually(lambda: not asyncio.all_tasks() - self.before - {asyncio.current_task()})
         assert all(search.closed for search in self.searches.values() if search.asked)
         assert all(stream.closed for stream in self.streams.values())

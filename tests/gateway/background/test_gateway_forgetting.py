@@ -1,4 +1,4 @@
-"""Deleting a document: its KV is gone before that is confirmed, whatever goes wrong in between."""
+"""Deletion of documents: their KV is gone before the deletion is confirmed."""
 
 import asyncio
 
@@ -53,7 +53,7 @@ async def test_unknown_document_drops_nothing(served):
 
 
 async def test_shared_contents_are_kept(served):
-    # The retriever knows: such a content is no orphan.
+    # The retriever does not report shared contents as orphans.
     served.stack.retriever.orphans_of = lambda *_: asyncio.sleep(0, [])
     assert (await served.client.delete(f"{HERE}/d1")).status_code == 200
     assert served.stack.controller.deletions == []

@@ -1,4 +1,4 @@
-"""Warming up: the most frequent sequences of documents first, each once, and never in a query's way."""
+"""Warm-up: replays the most frequent sequences of documents first, each once, without delaying queries."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ async def ended(served, location: str) -> dict:
 
 
 def top(number: int) -> dict:
-    """A query whose prompt has so many documents."""
+    """A query with this number of documents."""
     return {"query": f"query {number}", "top_k": number}
 
 
@@ -81,13 +81,13 @@ async def test_replay_waits_for_a_busy_controller(served):
     served.stack.phases.reached["warm"].clear()
     await served.stack.phases.reached["warm"].wait()
     assert (await served.client.get(location)).json()["status"] == "in_progress"
-    assert controller.warmed == controller.reports == [], "asking for a plan leases none"
+    assert controller.warmed == controller.reports == [], "the refused request must not lease a plan"
     controller.busy = False
     assert (await ended(served, location))["warmed"] == 1
 
 
 async def test_query_during_the_call_is_not_taken_for_present_documents(served):
-    """The controller was idle when it was asked first, busy when it refused, and idle when it was asked again."""
+    """The controller is idle at the first call, busy when it refuses, and idle again at the second call."""
     controller = served.stack.controller
     warm, refusals = controller.warm, 0
 
@@ -114,7 +114,7 @@ async def test_query_interrupts_replay_in_any_phase(live, phase: str):
     assert (await live.client.post("/query", json={"query": "x"})).status_code == 200
     job = await ended(live, location)
     assert (job["status"], job["warmed"]) == ("completed", 1)
-    # Before it asks for a plan there is none to give up.
+    # Before the request for a plan, there is none to release.
     given_up = 0 if phase == "search" else 1
     await eventually(lambda: stack.at_rest and len(stack.controller.reports) == 2 + given_up)
     outcomes = sorted(report.outcome for report in stack.controller.reports)
@@ -160,7 +160,7 @@ async def test_failed_queries_are_counted_and_skipped(served):
 
 
 async def test_dead_engine_fails_one_sequence_only(in_process, stack: Stack):
-    # So that the failure itself is all that is known of the engine.
+    # No periodic check: only the failure itself reports the dead engine.
     async with in_process(readiness_interval_s=60) as served:
         stack.phases.held.add("prefill")
         location = await started(served, {"queries": [top(1), top(2)]})

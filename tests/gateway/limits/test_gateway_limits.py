@@ -16,7 +16,7 @@ async def test_declared_bodies_over_the_limit_are_refused_before_reading(over_ht
         reader, writer = await asyncio.open_connection(host, int(port))
         method = "PUT" if path == DOCUMENT else "POST"
         writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n".encode())
-        # Not one byte of the body is sent.
+        # No byte of the body is sent.
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
         assert head.startswith(b"HTTP/1.1 413 ")
         writer.close()
@@ -76,7 +76,7 @@ async def test_unhandled_error_is_a_500_without_details(served, monkeypatch):
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
 async def test_compressed_bodies_are_not_decompressed(served, encoding: str):
-    """Nothing here unpacks, so a small body cannot become a large one."""
+    """The gateway decompresses nothing, so a small body cannot become a large one."""
     packed = gzip.compress(b'{"query": "x"}' + b" " * 10_000_000)
     headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
     assert (await served.client.post("/query", content=packed, headers=headers)).status_code == 400

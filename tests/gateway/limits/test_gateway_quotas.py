@@ -1,4 +1,4 @@
-"""Quotas of keys and bounds of the whole gateway, through the app."""
+"""Quotas of keys and limits of the whole gateway."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ LINES = {"Content-Type": "application/x-ndjson"}
 
 
 def limited(answer: httpx.Response, status: int = 429) -> int:
-    """The seconds that a refusal says to wait."""
+    """Check a refusal, and return its Retry-After in seconds."""
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["type"] == ("rate_limit_error" if status == 429 else "overloaded_error")
     return int(answer.headers["retry-after"])
@@ -37,7 +37,7 @@ async def test_requests_over_quota_are_refused(in_process):
         assert [answer.headers["x-ratelimit-remaining-requests"] for answer in said] == ["2", "1", "0"]
         assert {answer.headers["x-ratelimit-limit-requests"] for answer in said} == {"3"}
         refused = await served.client.post("/query", json={"query": "x"})
-        # Two windows at most: the limit's own minute, and the next, in which it runs off.
+        # At most two windows: the current minute and the next, in which the count expires.
         assert 1 <= limited(refused) <= 120
         assert refused.headers["x-ratelimit-remaining-requests"] == "0"
         assert float(refused.headers["x-ratelimit-reset-requests"].removesuffix("s")) <= 120
@@ -76,7 +76,7 @@ def test_key_limits_override_common_limits():
 
 
 async def used_by(served, answer: httpx.Response) -> int:
-    """The tokens that a query has come to, once they are charged, which they are behind the reply."""
+    """Tokens of a query. Returns when they are charged, which happens after the reply."""
     await eventually(lambda: not served.running and not len(served.app.state.gateway.quotas._tasks))
     return answer.json()["usage"]["total_tokens"]
 
@@ -98,13 +98,13 @@ async def test_query_is_charged_its_tokens(in_process):
 async def test_query_over_token_quota_is_refused_before_any_work(in_process):
     async with in_process(limits={"tokens_per_minute": 5}) as served:
         first = await served.client.post("/query", json={"query": "x"})
-        assert first.status_code == 200, "it had room"
+        assert first.status_code == 200, "within the quota"
         assert await used_by(served, first) > 5
         refused = await served.client.post("/query", json={"query": "x"})
         assert 1 <= limited(refused) <= 120
         assert "tokens per minute" in refused.json()["error"]["message"]
         assert len(served.stack.retriever.requests) == 1
-        assert (await served.client.get("/v1/collections")).status_code == 200, "it takes no tokens"
+        assert (await served.client.get("/v1/collections")).status_code == 200, "this request uses no tokens"
 
 
 async def test_burst_is_not_admitted_on_the_same_tokens(in_process):
@@ -118,7 +118,7 @@ async def test_burst_is_not_admitted_on_the_same_tokens(in_process):
         answers = await asyncio.gather(*asking)
         assert sorted(answer.status_code for answer in answers) == [200] * 4 + [429] * 6
         await used_by(served, next(answer for answer in answers if answer.status_code == 200))
-        # What they really used is known now, and it is little.
+        # Their real use is known now and small.
         again = await asyncio.gather(*(served.client.post("/query", json={"query": "x"}) for _ in range(10)))
         assert {answer.status_code for answer in again} == {200}
 
@@ -187,9 +187,9 @@ async def test_each_line_of_a_batch_counts_as_a_document(in_process):
     async with in_process(limits={"documents_per_minute": 4}) as served:
         assert (await served.client.put(PUT, content=b"x", headers=TEXT)).status_code == 202
         lines = b"".join(b'{"id": "d%d", "text": "x"}\n' % n for n in range(10))
-        assert (await served.client.post(BATCH, content=lines, headers=LINES)).status_code == 202, "there was room"
+        assert (await served.client.post(BATCH, content=lines, headers=LINES)).status_code == 202, "within the quota"
         refused = await served.client.put(PUT, content=b"x", headers=TEXT)
-        # Eleven where four fit: more than half of the next minute.
+        # Eleven instead of four: more than half of the next minute is used up too.
         assert 30 < limited(refused) <= 120
         assert len(served.stack.retriever.uploads) == 1
 
@@ -200,7 +200,7 @@ async def test_uploads_over_quota_are_refused_before_reading(over_http):
         host, port = live.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(f"PUT {PUT} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: 9\r\n\r\n".encode())
-        # Not one byte of the body is sent.
+        # No byte of the body is sent.
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
         assert head.startswith(b"HTTP/1.1 429 ")
         writer.close()

@@ -1,4 +1,4 @@
-"""The Grafana dashboards: they can be imported, and every panel asks for something that exists."""
+"""The Grafana dashboards: they can be imported, and their panels use existing metrics."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def expressions() -> Iterator[Any]:
 
 
 def parsable(expression: str) -> str:
-    """The expression with Grafana's own variable for a window in the form of one."""
+    """The expression with a real window in place of Grafana's variable."""
     return expression.replace("$__rate_interval", "5m")
 
 
@@ -46,7 +46,7 @@ async def test_panels_use_existing_metrics(expression: str, known: dict[str, Exp
     assert found
     for name, labels in found:
         assert_exists(name, labels, known)
-    assert expression.count("{namespace=~") == len(found), "it shows the chosen deployments only"
+    assert expression.count("{namespace=~") == len(found), "the panel must filter by deployment"
     assert set(re.findall(r"\$(\w+)", expression)) <= VARIABLES | {"__rate_interval"}
 
 
@@ -62,7 +62,7 @@ def test_legends_use_existing_labels(path: Path):
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_dashboard_is_importable(path: Path):
     board = loaded(path)
-    assert board["uid"] == path.stem, "a stable address"
+    assert board["uid"] == path.stem, "the address must be stable"
     assert board["title"] == f"RAGTree: {path.stem.removeprefix('ragtree-')}"
     assert board["id"] is None
     assert board["schemaVersion"] >= 39
@@ -70,7 +70,7 @@ def test_dashboard_is_importable(path: Path):
     sources = re.findall(r'"uid": "(\$\{\w+\})"', path.read_text(encoding="utf-8"))
     assert set(sources) == {"${datasource}"}
     assert not re.search(r'"datasource": "', path.read_text(encoding="utf-8")), (
-        "a data source by name is somebody's own"
+        "data sources must not be referenced by name"
     )
 
 

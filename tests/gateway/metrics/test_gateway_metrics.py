@@ -1,4 +1,4 @@
-"""What stands at ``/metrics``: the gateway's own counts, and what the other parts said of themselves."""
+"""The metrics at ``/metrics``: the gateway's own, and those of the other parts."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ ASKED = {"query": "What is the capital of France?"}
 
 
 async def test_queries_are_counted_by_outcome(served):
-    assert set((await values(served, "ragtree_queries_total")).values()) == {0}, "there before there is any"
+    assert set((await values(served, "ragtree_queries_total")).values()) == {0}, "counters must exist from the start"
     phases = served.stack.phases
     await served.client.post("/query", json=ASKED)
     await served.client.post("/query", json=ASKED | {"collection": "nowhere"})
@@ -140,7 +140,7 @@ async def test_version_metric(served):
 
 
 def engine_text(running: int) -> str:
-    """What an engine might say, with each type of metric that vLLM has."""
+    """An engine's metrics, with each type that vLLM uses."""
     registry = CollectorRegistry()
     Gauge("vllm:num_requests_running", "Running.", ["model_name"], registry=registry).labels("m").set(running)
     Counter("vllm:prompt_tokens", "Prompt.", ["model_name"], registry=registry).labels("m").inc(10 * running)

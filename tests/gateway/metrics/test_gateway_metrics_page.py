@@ -1,4 +1,4 @@
-"""docs/metrics.md and what the gateway exposes are the same list; the pages for operators name options that exist."""
+"""docs/metrics.md lists exactly the exposed metrics, and the pages for operators name existing options."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Bodies that come slowly, and readers that do not read: what they may hold, and for how long."""
+"""Memory and time limits of slow uploads and of clients that do not read."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ KIB = 1024
 
 
 async def sending(url: str, declared: int, sent: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """An upload whose client stops in the middle."""
+    """An upload whose client stops halfway."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     head = f"PUT {DOCUMENT} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: {declared}\r\n\r\n"
@@ -42,7 +42,7 @@ async def test_total_of_bodies_is_limited(over_http):
         refused = await live.client.put(DOCUMENT, content=b"x" * 60 * KIB, headers=TEXT)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
         assert refused.headers["retry-after"]
-        # Declared, it is refused before a byte of it was sent; undeclared, when it is too much.
+        # A declared body is refused before it is sent, an undeclared one while it is sent.
         reader, writer = await sending(live.url, 60 * KIB, 0)
         held.append((reader, writer))
         assert await status_of(reader) == 503
@@ -82,7 +82,7 @@ def _held(live) -> int:
 async def test_client_that_does_not_read_is_cancelled(over_http, chat: bool):
     async with over_http(send_timeout_s=0.3, limits={"concurrent_queries": 1}) as live:
         words = 200
-        # More than all buffers between the two hold.
+        # More than all buffers between server and client hold.
         live.stack.generator.words = tuple("x" * 100_000 for _ in range(words))
         host, port = live.url.removeprefix("http://").split(":")
         _unread, writer = await asyncio.open_connection(host, int(port), limit=KIB)
@@ -102,7 +102,7 @@ async def test_client_that_does_not_read_is_cancelled(over_http, chat: bool):
             await eventually(lambda: any(line["event"] == "client_does_not_read" for line in logs))
         live.stack.generator.words = ("ok",)
         answer = await live.client.post("/query", json={"query": "x"})
-        assert answer.status_code == 200, "its place is free again"
+        assert answer.status_code == 200, "its slot must be free again"
         writer.close()
 
 

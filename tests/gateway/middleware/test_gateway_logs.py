@@ -1,4 +1,4 @@
-"""What is logged of a request and of a query: which one it was, and nothing that it said."""
+"""Log lines of requests and queries: they have ids, but no contents."""
 
 import io
 import json
@@ -23,7 +23,7 @@ ASKED = {"query": f"Where is {MARKER}?"}
 
 @pytest.fixture
 def lines(monkeypatch):
-    """Takes what was logged since it was last called, from debug level on: JSON, line by line."""
+    """Returns a function that takes the new log lines, from debug level on, parsed from JSON."""
     written = io.StringIO()
     with monkeypatch.context() as patched:
         patched.setattr(sys, "stderr", written)
@@ -47,10 +47,10 @@ async def test_every_log_line_of_a_query_has_its_id(served, lines):
 
     def all_written() -> bool:
         logged.extend(lines())
-        return {"request", "prefill_not_told", "lease_not_released"} <= {line["event"] for line in logged}
+        return {"request", "prefill_not_reported", "lease_not_released"} <= {line["event"] for line in logged}
 
     await eventually(all_written)
-    of_query = [line for line in logged if line["event"] in ("prefill_not_told", "lease_not_released")]
+    of_query = [line for line in logged if line["event"] in ("prefill_not_reported", "lease_not_released")]
     assert {line["request_id"] for line in of_query} == {"mine"}
     assert {line["query_id"] for line in of_query} == {answer.json()["query_id"]}
 
@@ -93,7 +93,7 @@ async def test_questions_and_keys_are_not_logged(in_process, lines, caplog, path
     assert sum(line["event"] == "request" for line in logged) == 4 * len(failures)
     assert any("exception" in line for line in logged)
     assert MARKER not in json.dumps(logged)
-    # The tests' own client tells the URL that it asks.
+    # The tests' own client logs the URL.
     assert not any(MARKER in record.getMessage() for record in caplog.records if record.name != "httpx")
 
 

@@ -1,4 +1,4 @@
-"""The page in a real Chromium, over the real gateway, retriever and controller, and an engine that is a fake."""
+"""The page in a real Chromium, with the real gateway, retriever and controller, and a fake engine."""
 
 import random
 import time
@@ -50,14 +50,14 @@ def said_of(browser: Browser, kind: str, words: str) -> bool:
 
 
 def ask(browser: Browser, question: str) -> None:
-    """By keyboard alone: the first stop of the page leads to the question."""
+    """Asks by keyboard alone: the first link of the page leads to the question."""
     browser.press(Keys.TAB, Keys.ENTER)
     assert browser.focused == "question"
     browser.press(question, Keys.ENTER)
 
 
 def bars(browser: Browser) -> list[tuple[str, float, float]]:
-    """The kinds of the timeline's bars, with where each begins and ends, in pixels."""
+    """Kind, start and end of each bar of the timeline, in pixels."""
     return [
         (kind, x, x + width)
         for kind, x, width in browser.run(
@@ -75,7 +75,7 @@ def test_question_by_keyboard_streams_its_answer(page: Browser, stack: PageStack
 
     page.until(lambda: len(page.text("#answer")) > 40)
     so_far = page.text("#answer .text")
-    assert stack.generator.open, "the answer was seen only when it had ended"
+    assert stack.generator.open, "the answer became visible only at its end"
     assert progress(page).startswith("Writing")
     assert page.run("return document.querySelector('#answer').getAttribute('aria-busy')") == "true"
     page.shoot("streaming")
@@ -96,12 +96,12 @@ def test_question_by_keyboard_streams_its_answer(page: Browser, stack: PageStack
 
 
 def test_timeline_bars_are_in_order(page: Browser, stack: PageStack, monkeypatch):
-    # In a collection of its own, as the gateway learns from searches when to begin on their documents.
+    # In its own collection, because the gateway learns per collection when to start a speculation.
     stack.ingest(dict(list(documents().items())[:6]), "other")
     page.driver.refresh()
     page.until(lambda: len(page.all("#collection option")) == 2)
     page.press(Keys.TAB, Keys.ENTER, Keys.TAB, "other", Keys.SHIFT + Keys.TAB + Keys.NULL)
-    # Long stages, so that there is time for a second guess on the busiest machine.
+    # Long stages leave time for a second guess, even on a busy machine.
     monkeypatch.setattr(stack.retriever, "stage_s", 0.1)
     monkeypatch.setattr(stack.generator, "longest", 20)
     page.press("Who may import whom?", Keys.ENTER)
@@ -114,7 +114,7 @@ def test_timeline_bars_are_in_order(page: Browser, stack: PageStack, monkeypatch
         drawn[:4], *drawn[4:],
     )  # fmt: skip
     assert all(one[2] <= other[1] + 1.5 for one, other in pairwise(stages))
-    # Begun after the first stage, dropped by the second, begun anew, and confirmed by the last one.
+    # Started after the first stage, dropped by the second, restarted, and confirmed by the last.
     assert stages[0][2] <= began + 1 < dropped <= again + 1 < confirmed
     assert confirmed >= stages[-1][2] - 1
     assert again - 1 <= prefilling < first <= decoding + 1
@@ -135,7 +135,7 @@ def test_tree_updates_while_visible(page: Browser, stack: PageStack):
     reply = httpx.post(f"{stack.url}/query", json={"query": "What do the shards of an index do?", "max_tokens": 1})
     assert reply.status_code == 200
     page.until(lambda: page.run(count) > before)
-    # Who cannot see the map goes through it by keys, or reads the table.
+    # The map can be used by keyboard, or read as a table.
     page.run("document.querySelector('.map').focus()")
     page.press(Keys.ARROW_RIGHT)
     assert "tokens in gpu@engine-0" in page.text("#tip")
@@ -153,7 +153,7 @@ def test_stop_cancels_the_query(page: Browser, stack: PageStack, monkeypatch):
     page.press(Keys.ENTER)
     page.until(lambda: progress(page) == "Stopped")
     page.until(lambda: stack.generator.open == 0)
-    # The focus is not lost with the button; and the key that stops from anywhere.
+    # The focus moves on when the button disappears. Escape stops from anywhere.
     assert page.focused == "question"
     page.press(Keys.ENTER)
     page.until(lambda: progress(page).startswith("Writing"))
@@ -177,7 +177,7 @@ def test_errors_are_shown_as_text(browser: Browser, stack: PageStack):
         browser.shoot("error")
     finally:
         stack.generator.up = True
-    # Who comes back to the tab need not wait for the next look.
+    # Returning to the tab refreshes at once.
     browser.until(lambda: httpx.get(f"{stack.url}/readyz").status_code == 200)
     browser.run("window.dispatchEvent(new Event('focus'))")
     browser.until(lambda: browser.text("#readiness") == "Ready")
@@ -245,7 +245,7 @@ def test_layout_in_light_dark_and_narrow_windows(browser: Browser, tmp_path):
             ground[scheme] = browser.run("return getComputedStyle(document.body).backgroundColor")
             browser.shoot(scheme)
         assert ground["light"] != ground["dark"]
-        # The button has the last word.
+        # The button overrides the system.
         browser.colours("light")
         for _ in range(2):
             browser.all("#theme")[0].click()
@@ -260,7 +260,7 @@ def test_layout_in_light_dark_and_narrow_windows(browser: Browser, tmp_path):
 
 
 def busy(stack: PageStack, questions: list[str]) -> None:
-    """A quarter of an hour of questions in seconds: the gateway's record of it is on a clock that runs ahead."""
+    """15 minutes of questions within seconds: the gateway's activity uses a clock that runs ahead."""
     ahead_s = 0.0
     stack.app.state.gateway.metrics.activity = Activity(lambda: time.monotonic() + ahead_s)
     engine, chance = stack.generator, random.Random(3)

@@ -1,4 +1,4 @@
-"""The page's files over HTTP: what is served, under which policy, and to whom."""
+"""The page's files over HTTP, and their headers."""
 
 import re
 from importlib.resources import files
@@ -61,7 +61,7 @@ async def test_head_has_the_same_headers(live):
     ],
 )
 async def test_unknown_paths_are_404(live, path):
-    # Over a socket and by hand, as a client may tidy the path up.
+    # Over a raw socket, because a client may normalise the path.
     reply = await live.client.get(path.replace("..", "%2E%2E"))
     assert reply.status_code == 404
     assert reply.json()["error"]["code"] == "not_found"

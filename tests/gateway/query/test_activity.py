@@ -1,4 +1,4 @@
-"""What the gateway remembers of the last minutes: bounded, by bucket, with percentiles near the truth."""
+"""The gateway's figures of the last minutes: bounded, by bucket, with accurate percentiles."""
 
 import random
 
@@ -83,6 +83,6 @@ async def test_route_reports_queries(served):
     assert (await served.client.post("/query", json={"query": "x", "collection": "none"})).status_code == 404
     report = (await served.client.get("/v1/admin/cache/activity")).json()
     total = {name: sum(bucket[name] for bucket in report["buckets"]) for name in report["buckets"][0]}
-    # The fake engine finds three tokens of each prompt.
+    # The fake engine has three tokens of each prompt cached.
     assert (total["queries"], total["first_tokens"], total["rejected"], total["cached_tokens"]) == (3, 2, 1, 6)
     assert total["prompt_tokens"] > 6

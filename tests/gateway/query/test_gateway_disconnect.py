@@ -43,7 +43,7 @@ async def test_disconnect_cancels_the_query(over_http, kind: str, phase: str):
         opened = 1 if phase in ("prefill", "decode") else 0
         assert stack.generator.calls["opened"] == opened
         await eventually(lambda: stack.generator.calls["closed"] == opened)
-    # The server has shut down, so nothing that was still under way can add another one.
+    # The server has shut down, so no running query can add another report.
     assert [report.outcome for report in reports] == outcomes
 
 
@@ -92,7 +92,7 @@ async def test_interrupted_upload_stores_nothing(live, caplog, kind: str):
     host, port = live.url.removeprefix("http://").split(":")
     with capture_logs() as logs, caplog.at_level(logging.WARNING):
         _, writer = await asyncio.open_connection(host, int(port))
-        # What arrives would be a document by itself; only the length says that it is not whole.
+        # The received part would be a valid document; only the length shows that it is incomplete.
         writer.write(f"{head}Content-Length: {len(body) + 1}\r\n\r\n".encode() + body)
         await writer.drain()
         writer.close()

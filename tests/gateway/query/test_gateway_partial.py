@@ -1,4 +1,4 @@
-"""An answer that was made without all that some shard has says so, wherever it is read."""
+"""Answers without the results of a shard are marked as partial in every format."""
 
 import json
 

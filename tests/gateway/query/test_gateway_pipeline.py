@@ -67,7 +67,7 @@ class Bench:
 
 
 def ended_in(phase: str, outcome: PlanOutcome) -> list[PlanOutcome]:
-    """What the controller hears of a query that ends in a phase: nothing before it was asked for a plan."""
+    """Completion reports of a query that ends in this phase: none before it asked for a plan."""
     return [outcome] if phase in ("queue", "prefill", "decode") else []
 
 
@@ -146,7 +146,7 @@ async def test_dropped_documents_are_listed_and_not_cited(bench: Bench):
 
 @pytest.mark.parametrize(("cached", "hits"), [(0, 0), (3, 0), (5, 1), (7, 1), (15, 3)])
 async def test_hit_docs_counts_fully_cached_documents(bench: Bench, cached: int, hits: int):
-    # The prompt: two tokens of system prompt, three documents of three, four of question.
+    # The prompt: a system prompt of two tokens, three documents of three, a question of four.
     bench.stack.generator.cached = cached
     (resolved,) = [event for event in await bench.events() if isinstance(event, events.CacheResolved)]
     assert (resolved.cached_tokens, resolved.hit_docs) == (cached, hits)
@@ -169,7 +169,7 @@ async def test_failure_in_any_phase_is_reported_once(bench: Bench, phase: str, e
 
 
 async def test_cancellation_at_any_loop_iteration_is_reported_once(bench: Bench):
-    heard: list[list[PlanOutcome]] = []
+    reported: list[list[PlanOutcome]] = []
     for turns in range(200):
         bench.stack.controller.reports.clear()
         query = asyncio.create_task(bench.events())
@@ -178,15 +178,15 @@ async def test_cancellation_at_any_loop_iteration_is_reported_once(bench: Bench)
         query.cancel()
         await asyncio.wait({query})
         await bench.settled()
-        heard.append([report.outcome for report in bench.stack.controller.reports])
+        reported.append([report.outcome for report in bench.stack.controller.reports])
         if not query.cancelled():
             break
-    assert heard.pop() == [PlanOutcome.COMPLETED]
-    # Nothing while no plan is asked for, and from then on once.
-    searching = heard.count([])
-    assert heard == [[]] * searching + [[PlanOutcome.CANCELLED]] * (len(heard) - searching)
+    assert reported.pop() == [PlanOutcome.COMPLETED]
+    # No report before a plan is asked for, then exactly one.
+    searching = reported.count([])
+    assert reported == [[]] * searching + [[PlanOutcome.CANCELLED]] * (len(reported) - searching)
     assert searching > 3, "too few cancellations to mean anything"
-    assert len(heard) - searching > 10, "too few cancellations to mean anything"
+    assert len(reported) - searching > 10, "too few cancellations to mean anything"
 
 
 async def test_closing_at_any_event_is_reported_once(bench: Bench):
@@ -213,7 +213,7 @@ async def test_release_waits_for_a_slow_controller(bench: Bench):
     query.cancel()
     await asyncio.wait({query})
     await bench.stack.phases.reached["complete"].wait()
-    assert bench.stack.generator.calls["closed"] == 1, "the engine is stopped before its plan is released"
+    assert bench.stack.generator.calls["closed"] == 1, "the stream must be closed before the plan is released"
     bench.stack.phases.released["complete"].set()
     await bench.settled()
     assert len(bench.stack.controller.reports) == 1

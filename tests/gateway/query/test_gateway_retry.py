@@ -1,4 +1,4 @@
-"""A query whose instance is lost before its first step begins once more on another, and nobody notices."""
+"""Retries of queries whose instance is lost before their first step."""
 
 import asyncio
 from contextlib import aclosing
@@ -18,7 +18,7 @@ CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
 
 
 def lose(stack: Stack, streams: int = 1, after: int = 0) -> None:
-    """Break so many streams, the first ones, after so many steps."""
+    """Break the first ``streams`` streams after ``after`` steps."""
     stream, left = stack.generator.stream, streams
 
     async def breaking(plan, sampling):
@@ -36,7 +36,7 @@ def lose(stack: Stack, streams: int = 1, after: int = 0) -> None:
 
 
 def outcomes(stack: Stack) -> list[tuple[str, PlanOutcome]]:
-    """Every report in order, by what is behind the query's own id."""
+    """Every completion report in order: the suffix of its plan id, and its outcome."""
     ids = {report.query_id: "~".join(["", *report.query_id.split("~")[1:]])[1:] for report in stack.controller.reports}
     assert len({query_id.split("~")[0] for query_id in ids}) <= 1
     return [(ids[report.query_id], report.outcome) for report in stack.controller.reports]
@@ -153,7 +153,7 @@ async def test_confirmed_guess_is_retried(served):
     await eventually(lambda: not stack.controller._speculating)
     for _ in range(20):
         await asyncio.sleep(0)
-    assert stack.controller.admitted == [], "the guess was confirmed"
+    assert stack.controller.admitted == [], "the confirmed guess needs no admission"
     stack.phases.released["prefill"].set()
     seen = events_of((await asking).text)
     assert only_terminal(seen)["type"] == "query.completed"

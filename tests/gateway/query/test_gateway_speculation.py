@@ -29,7 +29,7 @@ async def test_ragcache_figure_11(scene: Scene):
     second.says(2)
     await scene.finds("q", "12")
     assert query.silent
-    assert scene.controller.calls == ["start", "speculate", "start", "speculate"], "the same documents ask for nothing"
+    assert scene.controller.calls == ["start", "speculate", "start", "speculate"], "unchanged documents need no call"
     await scene.finds("q", "12", final=True)
     assert scene.controller.calls[4:] == ["keep"]
     await eventually(lambda: query.events[-1:] and isinstance(query.events[-1], events.OutputTextDelta))
@@ -40,7 +40,7 @@ async def test_ragcache_figure_11(scene: Scene):
 
 
 async def test_next_query_hits_the_documents_of_a_confirmed_guess(scene: Scene):
-    """Whatever the guess before it had reserved."""
+    """Even if the dropped guess before it had reserved them."""
     query = scene.asks("q")
     await scene.finds("q", "13")
     await scene.opened("q~1")
@@ -97,13 +97,13 @@ async def test_other_final_documents_mean_ordinary_admission(scene: Scene, final
     stream.says(2, finish=True)
     assert await query.answer() == f"{final} " * 2
     await scene.at_rest()
-    assert scene.controller.calls == ["start", "speculate", "admit"], "a turn ends the guess in the controller, too"
+    assert scene.controller.calls == ["start", "speculate", "admit"], "admission ends the guess in the controller"
     assert scene.controller.outcomes == {"q~1": CANCELLED, "q": COMPLETED}
     assert query.events[-1].response.timings.speculation.outcome == "dropped"
 
 
 async def test_guess_waits_for_a_stage_worth_it(scene: Scene):
-    """Searches like this one settle after five of nine stages, and an engine is long in letting go of a guess."""
+    """Searches of this kind are final after five of nine stages, and the engine releases guesses slowly."""
     kind = ("default", "default", 3, True, True)
     for _ in range(40):
         scene.start.record_search(kind, 5 / 9, 1.0)
@@ -119,7 +119,7 @@ async def test_guess_waits_for_a_stage_worth_it(scene: Scene):
     before = scene.start.odds(kind, 4 / 9)
     await scene.finds("q", "c", final=True)
     assert await query.answer() == "c "
-    assert scene.start.odds(kind, 4 / 9) < before, "it settled after five stages again"
+    assert scene.start.odds(kind, 4 / 9) < before, "its documents were final after five stages again"
 
 
 async def test_search_in_one_stage_is_not_learnt(scene: Scene):

@@ -1,4 +1,4 @@
-"""The spans of queries, over the fakes of the other parts."""
+"""The spans of queries."""
 
 import asyncio
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ WORKFLOW, RETRIEVAL, CHAT = "invoke_workflow ragtree", "retrieval default", f"ch
 
 
 class Traced:
-    """The gateway with a tracer, and what that has recorded."""
+    """The gateway with a tracer, and the recorded spans."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
@@ -41,7 +41,7 @@ class Traced:
 
     @property
     def spans(self) -> list[ReadableSpan]:
-        """Those that have ended, by their beginning."""
+        """The ended spans, ordered by start."""
         return sorted(self.exporter.get_finished_spans(), key=lambda span: span.start_time)
 
     def tree(self) -> list[tuple[str, str | None]]:
@@ -203,7 +203,7 @@ async def test_confirmed_speculation_has_one_chat_span(traced: Traced):
     chat = traced.one(CHAT)
     assert chat.attributes["ragtree.speculative"]
     assert chat.attributes["gen_ai.response.finish_reasons"] == ("stop",)
-    assert chat.start_time < traced.one(RETRIEVAL).end_time, "it ran beside the search"
+    assert chat.start_time < traced.one(RETRIEVAL).end_time, "it must overlap the search"
     events = [(event.name, dict(event.attributes)) for event in traced.one(WORKFLOW).events]
     assert events == [("speculation", {"ragtree.outcome": "confirmed"})]
 

@@ -29,7 +29,7 @@ async def prefilling(scene: Scene) -> None:
 async def decoding(scene: Scene) -> None:
     await prefilling(scene)
     scene.streams["q~1"].says(2)
-    # Its first token was told.
+    # Its first token was reported.
     await eventually(lambda: not scene.controller._leases._prefilling)
 
 

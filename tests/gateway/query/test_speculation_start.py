@@ -1,4 +1,4 @@
-"""When to begin on provisional documents: at once where a wrong guess is cheap, when it is likely right where not."""
+"""When to start a guess: at once if a wrong one is cheap, otherwise when it is probably right."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ STAGE_MS = 10.0
 
 
 def learnt(*settled: float, ending_ms: float = 0.0, of_use: float = 0.0, times: int = 40) -> SpeculationStart:
-    """What so many searches have taught that settled at each of these shares of their time, in turn."""
+    """Trained with ``times`` rounds of searches that were final at these shares of their time."""
     start = SpeculationStart()
     for _ in range(times):
         for at in settled:
@@ -24,7 +24,7 @@ def learnt(*settled: float, ending_ms: float = 0.0, of_use: float = 0.0, times: 
 
 
 def begins(start: SpeculationStart, since: int | None = None) -> list[int]:
-    """The stages after which it would begin on what is new there, or has been the best since an earlier one."""
+    """Stages after which it starts a guess on documents that are new there, or unchanged since ``since``."""
     first = since or 1
     return [stage for stage in range(first, STAGES) if start.worth_starting(KIND, stage, STAGES, since or stage)]
 

@@ -1,4 +1,4 @@
-"""The timeline of a query: what it went through, in the gateway's own time."""
+"""The timeline of a query."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The admin routes: who may use them, and what they make of names."""
+"""The admin routes: access by key, and names of documents."""
 
 import pytest
 from gateway_fakes import Stack
@@ -36,18 +36,18 @@ def path(rank: int, namespace: str = DEFAULT) -> CachePath:
 @pytest.mark.parametrize(
     ("settings", "key", "status"),
     [
-        # With no key at all the stack is one's own.
+        # Without any key, every caller is an administrator.
         ({}, None, None),
-        # API keys, and none for administrators: nobody may, whatever is sent.
+        # With API keys but none for administrators, no caller has access.
         ({"api_keys": (ACME,)}, "sk-acme", 403),
         ({"api_keys": (ACME,)}, None, 403),
-        # The administrator's key opens them, with and without API keys beside it, and nothing else does.
+        # Only the administrator's key gives access, with and without API keys.
         ({"admin_key": "sk-admin"}, "sk-admin", None),
         ({"admin_key": "sk-admin"}, None, 401),
         ({"admin_key": "sk-admin"}, "sk-other", 401),
         ({"admin_key": "sk-admin", "api_keys": (ACME,)}, "sk-admin", None),
         ({"admin_key": "sk-admin", "api_keys": (ACME,)}, "sk-acme", 403),
-        # So does an API key that is marked.
+        # An API key marked as admin gives access.
         ({"api_keys": (ACME, ROOT)}, "sk-root", None),
         ({"api_keys": (ACME, ROOT)}, "sk-acme", 403),
     ],

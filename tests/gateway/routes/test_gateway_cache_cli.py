@@ -1,4 +1,4 @@
-"""``ragtree cache`` against the gateway itself, over fakes of the other parts."""
+"""``ragtree cache`` against a real gateway with fake parts."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -28,14 +28,14 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(stack: Stack, monkeypatch, tmp_path) -> Iterator[Run]:
-    """Runs the command line against a gateway that asks administrators for a key."""
+    """Runs the command line against a gateway with an administrator's key."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAGTREE_CONFIG", raising=False)
     monkeypatch.setattr(cache, "_POLL_S", 0.001)
     monkeypatch.setattr(replay, "_FIRST_WAIT_S", 0.001)
     settings = GatewaySettings(admin_key=KEY)
     gateway = create_app(stack, settings, data_dir=tmp_path / "gateway")
-    # What the gateway logs would stand among what the command prints.
+    # The gateway's log would mix with the command's output.
     with capture_logs(), TestClient(gateway) as http:
 
         def forward(asked: httpx.Request) -> httpx.Response:

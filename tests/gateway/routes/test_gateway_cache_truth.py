@@ -1,4 +1,4 @@
-"""What queries and metrics say of the cache is what the engine and the controller said, and the controller hears it."""
+"""Cache figures in replies, events and metrics match those of the engine and the controller."""
 
 import asyncio
 
@@ -15,13 +15,13 @@ from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.tiers import Tier
 
 ASKED = {"query": "What is the capital?", "top_k": 3}
-# Two tokens of system prompt, three documents of three, four of question.
+# A system prompt of two tokens, three documents of three, a question of four.
 LOST = LostCopy("aa", Tier.HOST)
 MANY = (Tier.GPU, Tier.HOST, Tier.DISK, None)
 
 
 def with_cache(stack: Stack) -> None:
-    """The system prompt from the GPU, a document each from host memory and disk, the third document computed."""
+    """The system prompt is on the GPU, one document each in host memory and on disk; the third is computed."""
     stack.controller.sources = MANY
     stack.generator.cached = 8
     stack.generator.loaded = {Tier.GPU: 2, Tier.HOST: 3, Tier.DISK: 3}
@@ -73,7 +73,7 @@ async def test_prefilled_is_reported_before_complete(served):
     (query_id,) = {query_id for query_id, _ in controller.told}
     assert controller.told == [(query_id, (LOST,)), (query_id, PlanOutcome.COMPLETED)]
     (report,) = controller.reports
-    # What is lost is told once.
+    # Lost copies are reported once.
     assert (report.cached_tokens, report.computed_tokens, report.lost) == (8, 7, ())
 
 
@@ -107,7 +107,7 @@ async def test_controller_metrics(in_process, stack: Stack):
     kv = KvMemory("f", "b", 16, 1600, 9, 0, 0, 1.0, 1.0)
     async with in_process() as served:
         assert await by_label(served, "ragtree_cache_evictions_total") == {"gpu": 7}
-        assert await by_label(served, "ragtree_cache_bytes") == {}, "nobody said how many bytes a token takes"
+        assert await by_label(served, "ragtree_cache_bytes") == {}, "the size of a token is unknown"
     stack.generator.kv = kv
     stack.phases.held.add("queue")
     async with in_process() as served:

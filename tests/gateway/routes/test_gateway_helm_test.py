@@ -1,4 +1,4 @@
-"""What `helm test` runs, against a gateway over fakes: it passes where the stack answers, and says why where not."""
+"""The check of `helm test`: it passes if the stack answers, else it gives the reason."""
 
 import asyncio
 import os

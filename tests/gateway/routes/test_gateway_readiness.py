@@ -79,7 +79,7 @@ async def test_dead_engine_is_noticed_by_a_failed_query(in_process):
         searched = len(served.stack.retriever.requests)
         answer = await served.client.post("/query", json={"query": "x"})
         assert answer.json()["error"]["code"] == "engine_died"
-        assert len(served.stack.retriever.requests) == searched, "refused before anything was asked"
+        assert len(served.stack.retriever.requests) == searched, "must be refused before the search"
 
 
 async def test_readiness_checks_survive_any_error():

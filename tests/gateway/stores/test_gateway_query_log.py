@@ -1,4 +1,4 @@
-"""What the stack notes of past queries, and what it does not."""
+"""The log of past queries."""
 
 import asyncio
 import json
@@ -100,7 +100,7 @@ async def test_logging_does_not_block_the_event_loop(tmp_path, monkeypatch):
     for number in range(10):
         log.note(search(number))
     await opened.wait()
-    assert log._waiting == 3, "what the disk cannot keep up with is lost"
+    assert log._waiting == 3, "lines over the bound must be dropped"
     release.set()
     await log.close()
 

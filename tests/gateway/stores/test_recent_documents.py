@@ -1,4 +1,4 @@
-"""Names for the contents in the tree."""
+"""Names of the contents in the tree."""
 
 from gateway.stores.recent_documents import DocumentName, RecentDocuments
 from protocol.cache import TreeNode, TreeView

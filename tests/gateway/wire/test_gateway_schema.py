@@ -1,4 +1,4 @@
-"""Whatever a client sends, with a key or without, the API answers as its OpenAPI document says. Over fake parts."""
+"""Replies to random requests, with and without keys, match the OpenAPI document."""
 
 import asyncio
 
