@@ -11,7 +11,7 @@ MIB = 1024 * 1024
 
 def _no_mask(secret: SecretStr) -> SecretStr:
     if not secret.get_secret_value().strip("*"):
-        raise ValueError("this is the mask that `ragtree config show` prints, not a key")
+        raise ValueError("this is how `ragtree config show` masks keys; set the key itself")
     return secret
 
 

@@ -173,18 +173,19 @@ class GatewayMetrics:
 
     def ended(self, transcript: Transcript, error: BaseException | None) -> None:
         """Record the end of a query. ``error`` is what it raised."""
+        times = transcript.token_times
         self._duration.observe(transcript.elapsed_s)
-        self._completion_tokens.inc(transcript.completion_tokens)
+        self._completion_tokens.inc(times.tokens)
         self._queries.labels(_outcome(error)).inc()
         if _outcome(error) == "failed":
             self._failures.labels(error.code if isinstance(error, RagtreeError) else InternalError.code).inc()
-        if transcript.first_token_s is not None:
-            self._first_token.observe(transcript.first_token_s)
-        if transcript.token_gaps is not None:
-            mean_s, longest_s = transcript.token_gaps
+        if times.first_s is not None:
+            self._first_token.observe(times.first_s)
+        if times.gaps_s is not None:
+            mean_s, longest_s = times.gaps_s
             self._output_token.observe(mean_s)
             self._longest_gap.observe(longest_s)
-        self.activity.ended(transcript.first_token_s)
+        self.activity.ended(times.first_s)
 
     def retried(self) -> None:
         """Count a query that is retried on another instance."""

@@ -8,6 +8,7 @@ import msgspec
 
 from gateway.query.hits import found_in
 from gateway.query.query import Query
+from gateway.query.token_times import TokenTimes
 from gateway.wire import events
 from gateway.wire.errors import error_body
 from gateway.wire.reply import (
@@ -47,6 +48,7 @@ class Transcript:
         self._clock = clock
         self._start = clock()
         self.timeline = Timeline(lambda: self.elapsed_s * 1000)
+        self.token_times = TokenTimes()
         self._created_at = int(time.time())
         self._sequence = 0
         self._results: tuple[SearchResult, ...] = ()
@@ -59,11 +61,7 @@ class Transcript:
         self._queue_ms = 0.0
         self._overtakes = 0
         self._prefill = _NO_PREFILL
-        self._ttft_ms: float | None = None
-        self._last_token_s = 0.0
-        self._longest_gap_s = 0.0
         self._text: list[str] = []
-        self._completion_tokens = 0
         self._finish_reason: FinishReason | None = None
 
     @property
@@ -74,25 +72,7 @@ class Transcript:
     @property
     def tokens(self) -> int:
         """Tokens used so far: those of the prompt, once it is prefilled, and of the answer."""
-        return self._prefill.prompt_tokens + self._completion_tokens
-
-    @property
-    def first_token_s(self) -> float | None:
-        """Seconds from the query's arrival to its first token; None before it."""
-        return None if self._ttft_ms is None else self._ttft_ms / 1000
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens generated so far."""
-        return self._completion_tokens
-
-    @property
-    def token_gaps(self) -> tuple[float, float] | None:
-        """Mean and longest time between two tokens, in seconds; None before the second token."""
-        if self._ttft_ms is None or self._completion_tokens < 2:
-            return None
-        mean_s = (self._last_token_s - self._ttft_ms / 1000) / (self._completion_tokens - 1)
-        return mean_s, self._longest_gap_s
+        return self._prefill.prompt_tokens + self.token_times.tokens
 
     def created(self) -> events.QueryCreated:
         """The query's first event."""
@@ -146,26 +126,19 @@ class Transcript:
             for cited in self._citations:
                 yield events.AnnotationAdded(**self._stamp(), annotation=cited)
         if step.tokens:
-            self._time_token()
-        self._completion_tokens += step.tokens
+            first = self.token_times.first_ms is None
+            self.token_times.record(
+                self.timeline.moment("first_token") if first else self.timeline.now_ms(), step.tokens
+            )
         self._finish_reason = step.finish_reason
         if step.text:
             self._text.append(step.text)
             yield events.OutputTextDelta(**self._stamp(), delta=step.text)
 
-    def _time_token(self) -> None:
-        if self._ttft_ms is None:
-            self._ttft_ms = self.timeline.moment("first_token")
-            self._last_token_s = self._ttft_ms / 1000
-            return
-        now_s = self.elapsed_s
-        self._longest_gap_s = max(self._longest_gap_s, now_s - self._last_token_s)
-        self._last_token_s = now_s
-
     def completed(self) -> events.QueryCompleted:
         """Make the terminal event of an answered query."""
-        if self._ttft_ms is not None:
-            self.timeline.phase("decode", self._ttft_ms, f"{self._completion_tokens} tokens")
+        if self.token_times.first_ms is not None:
+            self.timeline.phase("decode", self.token_times.first_ms, f"{self.token_times.tokens} tokens")
         self.timeline.moment("end")
         reply = self._reply()
         return events.QueryCompleted(**self._stamp(), response=reply, usage=reply.usage, timings=reply.timings)
@@ -202,8 +175,8 @@ class Transcript:
             dropped_chunk_ids=self._dropped,
             usage=Usage(
                 prompt_tokens,
-                self._completion_tokens,
-                prompt_tokens + self._completion_tokens,
+                self.token_times.tokens,
+                prompt_tokens + self.token_times.tokens,
                 PromptTokensDetails(self._prefill.cached_tokens),
             ),
             timings=self._timings(),
@@ -223,7 +196,7 @@ class Transcript:
             speculation=self._speculation,
             kv_load_ms=self._prefill.kv_load_ms,
             prefill_ms=self._prefill.prefill_ms,
-            ttft_ms=total_ms if self._ttft_ms is None else self._ttft_ms,
+            ttft_ms=total_ms if self.token_times.first_ms is None else self.token_times.first_ms,
             total_ms=total_ms,
             overtakes=self._overtakes,
         )
