@@ -33,7 +33,7 @@ class Limits(BaseModel):
     concurrent_uploads: int | None = Field(None, gt=0, description="Concurrent uploads per gateway.")
 
     def overridden_by(self, others: "Limits") -> "Limits":
-        """These limits, with those that ``others`` sets explicitly, None included, in their place."""
+        """A copy of these limits. Limits that ``others`` sets explicitly, None included, replace them."""
         return self.model_copy(update={name: getattr(others, name) for name in others.model_fields_set})
 
 
