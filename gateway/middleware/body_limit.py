@@ -20,8 +20,8 @@ _FULL = "The memory for request bodies is full; try again later."
 class BodyLimit:
     """Refuses bodies over the limit of their path: before reading if the length is declared, else while reading.
 
-    Received bytes count as held until their request is answered. A body that would raise the total over
-    ``max_bodies_bytes`` is refused. Declared bytes that were not sent do not count.
+    Received bytes count as held until their request is answered. A body is refused if its declared or received bytes
+    would raise the total over ``max_bodies_bytes``. For other bodies, only its received bytes count.
     """
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: GatewayMetrics) -> None:

@@ -51,7 +51,7 @@ async def cache_tree(
     _administrator: AdminDep,
     gateway: GatewayDep,
     depth: Annotated[int, Query(ge=0, le=DEEPEST, description="Depth of the view, in documents.")] = 2,
-    limit: Annotated[int, Query(ge=0, le=MOST_NODES, description="Most nodes; the most used ones.")] = 1000,
+    limit: Annotated[int, Query(ge=0, le=MOST_NODES, description="Maximum number of nodes.")] = 1000,
 ) -> Response:
     """Get the knowledge tree by namespace, most used documents first."""
     gateway.readiness.require_parts()
@@ -100,7 +100,7 @@ async def get_warm_up(job_id: str, _administrator: AdminDep, gateway: GatewayDep
 @router.post(
     "/pin",
     responses={
-        200: json_reply(Pinned, "Done."),
+        200: json_reply(Pinned, "The pinned chunks."),
         **errors(400, 401, 403, 404, 409, 413, 415, 422, 500, 503),
     },
     dependencies=[Depends(json_only)],
