@@ -298,7 +298,7 @@ class Scene:
         self.controller.check_integrity()
         stats = await self.controller.stats()
         assert (stats.running, stats.queued) == (0, 0)
-        assert self.controller._scheduler.idle == ["one"]
+        assert self.controller._scheduler.instances.idle == ["one"]
         assert not self.controller._scheduler.tree.grants.open
         self.controller.expire_leases()
         assert not self.controller._speculations._running

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from gateway.query.runs import QueryRun
 from gateway.query.transcript import Transcript
 
-CLIENTS = 110
+CLIENTS = 60
 WORDS = tuple(f"{number} " * 400 for number in range(250))
 """About 500 kB of events: more than the buffers between server and client hold."""
 
