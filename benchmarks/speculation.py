@@ -25,11 +25,11 @@ from benchmarks.workloads.vector_corpus import COLLECTION, TENANT, VectorEmbedde
 from cachectl.runtime.controller import Controller
 from cachectl.runtime.live_controller import LiveController, OneInstance
 from cachectl.settings import ControllerSettings
+from gateway.background_tasks import BackgroundTasks
 from gateway.metrics.gateway_metrics import GatewayMetrics
-from gateway.query.lease import Releases
 from gateway.query.pipeline import QueryPipeline
 from gateway.query.query import Query
-from gateway.query.speculation_start import Settling
+from gateway.query.speculation_start import SpeculationStart
 from gateway.query.transcript import Transcript
 from gateway.settings import GatewaySettings
 from gateway.stores.query_log_file import QueryLogFile
@@ -282,14 +282,14 @@ class _Asker:
 
     def __init__(self, parts: _Parts, settings: SpeculationSettings) -> None:
         self._settings = settings
-        self._releases = Releases()
+        self._tasks = BackgroundTasks()
         self._pipeline = QueryPipeline(
             parts,
             metrics=GatewayMetrics(CollectorRegistry()),
-            releases=self._releases,
+            tasks=self._tasks,
             query_log=QueryLogFile(None, 0),
             settings=GatewaySettings(query_timeout_s=3600.0, first_step_timeout_s=3600.0),
-            settling=Settling(),
+            speculation_start=SpeculationStart(),
         )
 
     async def ask(self, number: int, on: bool) -> QueryCompleted:
@@ -305,7 +305,7 @@ class _Asker:
             order=self._settings.order,
         )
         events = [event async for event in self._pipeline.run(Transcript(query))]
-        await self._releases.drain(60)
+        await self._tasks.drain(60)
         if not isinstance(events[-1], QueryCompleted):
             raise InternalError("a question was not answered")
         return events[-1]

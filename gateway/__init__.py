@@ -1,4 +1,4 @@
-"""The HTTP API of RAGTree: routes, errors, keys, the query pipeline and its events.
+"""The HTTP API of RAGTree: routes, errors, API keys, the query pipeline and its events.
 
-Knows the other parts as ``protocol.parts`` alone.
+Calls the other parts only through ``protocol.parts``.
 """

@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class Deadline:
-    """A point in time, ``seconds`` from now, that bounds every await it is given.
+    """A point in time, ``seconds`` from now, that bounds every await passed to it.
 
-    It bounds single awaits rather than a block, because a generator that yields inside ``asyncio.timeout`` would cancel
-    whichever task happened to start it. Everything here raises DeadlineExceeded when time is up: ``what`` was not done.
+    It bounds single awaits instead of a block: a generator that yields inside ``asyncio.timeout`` would cancel the task
+    that happened to start it. All methods raise DeadlineExceeded when the time is up, with ``what`` in its message.
     """
 
     def __init__(self, seconds: float, what: str = "The query was not answered") -> None:
@@ -22,7 +22,7 @@ class Deadline:
         self._at = asyncio.get_running_loop().time() + seconds
 
     async def wait(self, awaitable: Awaitable[T], within_s: float | None = None) -> T:
-        """Await with the time left, and with at most ``within_s`` of it."""
+        """Await within the time left, and within ``within_s`` if given."""
         at = self._at
         if within_s is not None:
             at = min(at, asyncio.get_running_loop().time() + within_s)
@@ -36,7 +36,7 @@ class Deadline:
             raise DeadlineExceeded(f"{self._what} in time (limit {self._seconds:g} s).") from None
 
     async def each(self, source: AsyncIterator[T], first_within_s: float | None = None) -> AsyncGenerator[T]:
-        """The items of ``source``; closing ``source`` stays with its owner."""
+        """Yield the items of ``source``, the first one within ``first_within_s``. Does not close ``source``."""
         within_s = first_within_s
         while True:
             try:

@@ -1,7 +1,7 @@
-"""Whether the other parts can serve, known beforehand.
+"""Readiness of the other parts, checked in the background.
 
-While a replica restarts, a call to it queues in silence for as long as that takes. So a watcher asks at intervals, and
-a query that would have to wait is refused at once.
+A call to a replica that restarts waits until the replica is back. Because the gateway knows beforehand that a part is
+missing, it can refuse a query at once.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 
 class Readiness:
-    """What is known of the other parts since the last look. Intervals and timeouts are seconds."""
+    """Readiness of the other parts as of the last check. Intervals and timeouts are in seconds."""
 
     PARTS = ("controller", "engine", "retriever")
 
@@ -32,8 +32,8 @@ class Readiness:
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._engine: EngineInfo | None = None
-        # A look out of turn.
-        self._looking: asyncio.Task[None] | None = None
+        # A check between two intervals.
+        self._extra_check: asyncio.Task[None] | None = None
         self._missing: dict[str, RagtreeError] = {
             "engine": EngineNotReady("The engine is starting."),
             "retriever": RetrieverNotReady("The retriever is starting."),
@@ -41,61 +41,61 @@ class Readiness:
         }
 
     def engine(self) -> EngineInfo:
-        """What the engine serves. Raises EngineNotReady or EngineDied where it cannot be asked now."""
+        """The engine's model. Raises EngineNotReady or EngineDied if the engine cannot serve now."""
         if "engine" in self._missing:
             raise self._missing["engine"]
         assert self._engine is not None
         return self._engine
 
     def require_parts(self) -> None:
-        """Return where the parts other than the engine can serve. Raises RetrieverNotReady or Unavailable."""
+        """Check that all parts but the engine can serve. Raises RetrieverNotReady or Unavailable."""
         for part, error in self._missing.items():
             if part != "engine":
                 raise error
 
     def missing(self) -> dict[str, RagtreeError]:
-        """The parts that cannot serve, by name, each with the reason; empty when all can."""
+        """The reason for each part that cannot serve, by name. Empty if all parts can."""
         return dict(sorted(self._missing.items()))
 
-    def heard(self, error: RagtreeError) -> None:
-        """Take a query's failure as news: look at once whether there is an engine left."""
-        if isinstance(error, EngineDied) and (self._looking is None or self._looking.done()):
-            self._looking = asyncio.create_task(self._look_at_engine())
+    def on_query_error(self, error: RagtreeError) -> None:
+        """Check the engine at once if a query failed because its engine died."""
+        if isinstance(error, EngineDied) and (self._extra_check is None or self._extra_check.done()):
+            self._extra_check = asyncio.create_task(self._check_engine())
 
-    async def look(self) -> None:
-        """Ask all parts now."""
+    async def check(self) -> None:
+        """Check all parts now."""
         before = self.missing()
         await asyncio.gather(
-            self._look_at_engine(),
-            self._look_at("retriever", self._retriever.ready(), RetrieverNotReady("The retriever does not answer.")),
-            self._look_at("controller", self._controller.ready(), Unavailable("The controller does not answer.")),
+            self._check_engine(),
+            self._check("retriever", self._retriever.ready(), RetrieverNotReady("The retriever does not answer.")),
+            self._check("controller", self._controller.ready(), Unavailable("The controller does not answer.")),
         )
         after = self.missing()
         if after.keys() != before.keys():
             log.info("readiness", missing={part: error.message for part, error in after.items()})
 
     @contextlib.asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
-        """Look once, and then at every interval for as long as the context is open."""
-        await self.look()
+    async def watching(self) -> AsyncIterator[None]:
+        """Check now, and then at every interval while the context is open."""
+        await self.check()
         try:
-            async with repeated(self.look, self._interval_s):
+            async with repeated(self.check, self._interval_s):
                 yield
         finally:
-            if self._looking is not None:
-                self._looking.cancel()
+            if self._extra_check is not None:
+                self._extra_check.cancel()
 
-    async def _look_at_engine(self) -> None:
-        await self._look_at("engine", self._ask_engine(), EngineNotReady("The engine does not answer."))
+    async def _check_engine(self) -> None:
+        await self._check("engine", self._ask_engine(), EngineNotReady("The engine does not answer."))
 
     async def _ask_engine(self) -> None:
         await self._generator.ready()
         self._engine = await self._generator.info()
 
-    async def _look_at(self, part: str, asked: Awaitable[None], silent: Unavailable) -> None:
+    async def _check(self, part: str, answer: Awaitable[None], silent: Unavailable) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                await asked
+                await answer
         except RagtreeError as error:
             self._missing[part] = error
         except Exception as error:

@@ -1,1 +1,1 @@
-"""Work that no request waits for."""
+"""Background work: warm-up, deletion sweeps and pins."""

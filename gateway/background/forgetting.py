@@ -1,10 +1,9 @@
-"""What becomes of the KV of deleted and replaced documents: it goes, from every tier.
+"""Deletion of the KV of deleted and replaced documents, from every tier.
 
-The store notes, in the commit that removes a document, which contents no document of the tenant has any more: orphans.
-A deletion drops their KV before it is confirmed, and the controller sees to it that queries that had found the document
-before do not bring it back. A controller that was started anew since then does not know, so orphans stay noted until no
-such query can be left, and are dropped again then. That also serves what was replaced, and what a deletion did not come
-to drop because a part went away: nothing is forgotten before it is gone.
+The commit that removes a document records its orphans: contents that no document of the tenant has any more. A deletion
+drops their KV before it is confirmed. Queries that found the document earlier must not bring it back, which the
+controller prevents until it restarts. So orphans stay recorded until no such query can be running, and are then dropped
+again. The same sweep drops the KV of replaced documents, and of deletions that failed because a part was away.
 """
 
 from collections import defaultdict
@@ -25,7 +24,7 @@ _LONGEST_PAUSE_S = 30.0
 
 
 class Forgetting:
-    """Deletes documents with all that was made of them, and sees to what others left behind."""
+    """Deletes documents with their KV, and sweeps the KV of orphaned contents."""
 
     def __init__(self, retriever: Retriever, controller: Controller, settings: GatewaySettings) -> None:
         self._retriever = retriever
@@ -33,29 +32,29 @@ class Forgetting:
         self._timeout_s = settings.query_timeout_s
 
     async def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
-        """Remove a document; when this returns, or raises UnknownDocument, its KV is gone from every tier.
+        """Delete a document. When this returns or raises UnknownDocument, its KV is gone from every tier.
 
-        Raises UnknownCollection, UnknownDocument or Unavailable; after the last it is to be called again, though what
-        was begun is also brought to its end without that.
+        Raises UnknownCollection, UnknownDocument, or Unavailable. After Unavailable, the caller may retry; a sweep
+        completes the deletion in any case.
         """
         try:
             await self._retriever.delete_document(tenant, collection, document_id)
         except UnknownDocument:
-            # It may be gone because a deletion before this one got no further.
+            # An earlier deletion may have failed halfway.
             await self._drop(await self._retriever.orphans_of(tenant, collection, document_id))
             raise
         await self._drop(await self._retriever.orphans_of(tenant, collection, document_id))
 
     async def sweep(self) -> None:
-        """Drop what is orphaned for longer than any query runs, and forget it. Raises Unavailable."""
+        """Drop the contents that have been orphans for longer than any query runs. Raises Unavailable."""
         while orphans := await self._retriever.orphans(self._timeout_s, _AT_ONCE):
             await self._drop(orphans)
             await self._retriever.forget_orphans(orphans)
 
     @asynccontextmanager
     async def sweeping(self) -> AsyncIterator[None]:
-        """Sweep every now and then for as long as the context is open."""
-        # What could not be dropped stays noted, and the parts come back.
+        """Sweep at intervals while the context is open."""
+        # Orphans that a failed sweep leaves stay recorded for the next one.
         async with repeated(self.sweep, min(self._timeout_s, _LONGEST_PAUSE_S)):
             yield
 

@@ -1,4 +1,4 @@
-"""Pins by name: a document's place in the knowledge tree, found through the prompt layout."""
+"""Pins of documents: finds their nodes in the knowledge tree through the prompt layout."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,15 +13,15 @@ from protocol.retrieval import Chunk
 async def pin_document(
     controller: Controller, layout: PromptLayout, namespace: str, chunks: Sequence[Chunk], pinned: bool
 ) -> int:
-    """Keep those of a document's chunks that stand first behind the system prompt, or no longer; how many these are.
+    """Pin or unpin the nodes of a document's chunks directly below the system prompt. Returns their number.
 
-    Raises UnknownNode where there is none to pin or to unpin, and PinRefused; then nothing has changed.
+    Raises UnknownNode if there is no such node, and PinRefused. Changes nothing then.
     """
     above = _system_prompt(layout)
     paths = [CachePath(namespace, (*above, content)) for content in dict.fromkeys(c.content_hash for c in chunks)]
     held = await (_pin if pinned else _unpin)(controller, paths)
     if not held:
-        missing = "stands behind the system prompt: warm the document up first" if pinned else "is pinned"
+        missing = "is cached directly after the system prompt; warm it up first" if pinned else "is pinned"
         raise UnknownNode(f"No chunk of this document {missing}.", "document_id")
     return held
 
@@ -44,7 +44,7 @@ async def _pin(controller: Controller, paths: Sequence[CachePath]) -> int:
 async def _unpin(controller: Controller, paths: Sequence[CachePath]) -> int:
     held = 0
     for path in paths:
-        # Pins add up, and whoever takes one back means all of them.
+        # A node may be pinned several times; unpinning removes all pins.
         taken = 0
         with suppress(UnknownNode):
             while True:
@@ -55,6 +55,6 @@ async def _unpin(controller: Controller, paths: Sequence[CachePath]) -> int:
 
 
 def _system_prompt(layout: PromptLayout) -> tuple[str, ...]:
-    """What every prompt begins with; an empty system prompt is no node."""
+    """Keys of the system prompt that every prompt begins with. An empty one has no node."""
     prompt = layout.lay_out((ChatMessage("user", "?"),), (), max_tokens=1)
     return tuple(s.key for s in prompt.segments if s.kind is SegmentKind.SYSTEM and s.token_ids)

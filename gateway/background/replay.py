@@ -1,4 +1,4 @@
-"""The replay of past queries with idle capacity alone: their documents come into the knowledge tree, no more."""
+"""Replay of past queries on idle capacity, which brings their documents into the knowledge tree."""
 
 import asyncio
 import time
@@ -7,9 +7,10 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.deadline import Deadline
 from gateway.limits.auth import namespace_of
-from gateway.query.lease import Lease, Releases
+from gateway.query.lease import Lease
 from gateway.query.runs import QueryRuns
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
@@ -26,10 +27,10 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
 
 
 class Replay:
-    """Finds out what past queries would prefill, and prefills it while nobody waits for anything.
+    """Searches for past queries and prefills their documents while the stack is idle.
 
-    The gateway's own queries interrupt it wherever it is; those of others it hears of from the controller, which grants
-    a plan only to an idle instance and is asked again after a while. One at a time is meant to be under way.
+    The gateway's own queries interrupt it at any point. Queries of other gateways are known to the controller, which
+    grants a plan only on an idle instance and is asked again later. Replay one query at a time.
     """
 
     def __init__(
@@ -38,22 +39,22 @@ class Replay:
         *,
         runs: QueryRuns,
         readiness: Readiness,
-        releases: Releases,
+        tasks: BackgroundTasks,
         settings: GatewaySettings,
     ) -> None:
         self._parts = parts
         self._runs = runs
         self._readiness = readiness
-        self._releases = releases
+        self._tasks = tasks
         self._settings = settings
 
     async def documents(self, search: SearchRequest) -> tuple[str, ...]:
-        """The contents that the query's prompt would have, in order. Raises what the search and the layout raise."""
+        """Contents of the query's prompt, in order. Raises what the search and the layout raise."""
         prompt = await self._when_idle(self._prompt, search)
         return tuple(document.key for document in prompt.documents)
 
     async def prefill(self, search: SearchRequest) -> int:
-        """Bring the query's documents into the tree; how many tokens were computed for it, 0 if all was there.
+        """Bring the query's documents into the tree. Returns the computed tokens, 0 if all documents were there.
 
         Raises what the parts raise, and DeadlineExceeded.
         """
@@ -62,26 +63,26 @@ class Replay:
     async def _when_idle(
         self, work: Callable[[SearchRequest], Coroutine[Any, Any, T | None]], search: SearchRequest
     ) -> T:
-        """The result of ``work`` on a query, begun again whenever it had to give way or was told None: not now."""
+        """The result of ``work``. Repeats it after an interruption, or if it returns None because the stack is busy."""
         wait_s = _FIRST_WAIT_S
         while True:
-            await self._runs.lull()
+            await self._runs.wait_idle()
             if not self._readiness.missing():
                 try:
-                    result = await self._until_asked(work(search))
+                    result = await self._unless_interrupted(work(search))
                 except EngineDied:
-                    # Or all that follow would meet the same dead engine.
-                    await self._readiness.look()
+                    # Otherwise the next replay would meet the same dead engine.
+                    await self._readiness.check()
                     raise
                 if result is not None:
                     return result
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
-    async def _until_asked(self, work: Coroutine[Any, Any, T | None]) -> T | None:
-        """The result of ``work``; None if a query came before there was one, which ends it."""
+    async def _unless_interrupted(self, work: Coroutine[Any, Any, T | None]) -> T | None:
+        """The result of ``work``, or None if a query arrives first, which cancels the work."""
         working = asyncio.create_task(work)
-        arrival = asyncio.create_task(self._runs.arrival())
+        arrival = asyncio.create_task(self._runs.wait_busy())
         try:
             await asyncio.wait({working, arrival}, return_when=asyncio.FIRST_COMPLETED)
             return working.result() if working.done() else None
@@ -91,18 +92,18 @@ class Replay:
             await asyncio.wait({working, arrival})
 
     async def _attempt(self, search: SearchRequest) -> int | None:
-        # Found anew: what a past query had found may have been deleted since.
+        # Searches again, because documents may have been deleted since the past query.
         searched_at = time.time()
         prompt = await self._prompt(search)
         query_id = f"warm_{uuid4().hex}"
         deadline = self._deadline()
-        with Lease(query_id, self._parts.controller, self._releases) as lease:
+        with Lease(query_id, self._parts.controller, self._tasks) as lease:
             before = await deadline.wait(self._parts.controller.stats())
             order = self._settings.default_document_order
             request = AdmissionRequest(query_id, namespace_of(search.tenant), prompt, searched_at, order)
-            plan = await deadline.wait(lease.admission(self._parts.controller.warm(request)))
+            plan = await deadline.wait(lease.admit(self._parts.controller.warm(request)))
             if plan is None:
-                # Some query runs, or there is nothing to compute: only an idle controller tells the two apart.
+                # Either a query is running, or there is nothing to compute, if the controller was idle throughout.
                 after = await deadline.wait(self._parts.controller.stats())
                 idle = not before.running and not before.queued and after.admitted == before.admitted
                 return 0 if idle else None
@@ -125,7 +126,7 @@ class Replay:
                 last = found
         if last is None or not last.docs:
             raise NoDocuments("The query finds no documents.", "queries")
-        # With the room of an answer of usual length, so that the same documents fit.
+        # Leaves room for an answer of the default length, so that the same documents fit as in the query.
         question = (ChatMessage("user", search.query),)
         return self._parts.layout.lay_out(question, last.docs, self._settings.default_max_tokens)
 

@@ -1,4 +1,4 @@
-"""Warming up: past queries in, the documents that came together most often into the tree, one job at a time."""
+"""Warm-up of the cache: jobs that replay past queries, most frequent sequences of documents first."""
 
 import asyncio
 import time
@@ -21,11 +21,11 @@ log = structlog.get_logger(__name__)
 
 
 class WarmUp(msgspec.Struct, kw_only=True):
-    """One warming up and how far it has come. It changes while it runs, and is never changed by its readers.
+    """A warm-up job and its progress. Changes while it runs; readers must not modify it.
 
-    Of ``queries``, ``resolved`` found documents and ``unresolved`` did not. They make ``sequences`` of documents, each
-    replayed once: ``warmed`` are new in the tree, ``present`` were there, ``failed`` could not be replayed.
-    ``computed_tokens`` is what that took. Times are seconds since the epoch.
+    Of ``queries``, ``resolved`` found documents and ``unresolved`` did not. They make up ``sequences`` of documents,
+    each replayed once: ``warmed`` are new in the tree, ``present`` were there already, ``failed`` could not be
+    replayed. ``computed_tokens`` were prefilled for them. Times are seconds since the epoch.
     """
 
     job_id: str
@@ -44,10 +44,10 @@ class WarmUp(msgspec.Struct, kw_only=True):
 
 
 class WarmUps:
-    """Runs one warming up at a time, and remembers the last.
+    """Runs one warm-up at a time, and keeps the last one's progress.
 
-    First it resolves the queries, each distinct one once, and counts how often each sequence of documents comes. Then
-    it replays a query of each sequence, the most frequent sequence first.
+    A warm-up resolves each distinct query once and counts the sequences of documents. Then it replays one query for
+    each sequence, the most frequent sequence first.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class WarmUps:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, body: WarmBody, tenant: str) -> WarmUp:
-        """Begin with the given queries, or those of the query log; ``tenant`` asked those that nobody names one for.
+        """Start a warm-up with the body's queries or the query log. ``tenant`` applies to queries that name none.
 
-        Raises Conflict while another runs, and QuestionTooLong.
+        Raises Conflict while another warm-up runs, and QuestionTooLong.
         """
         if self._last is not None and self._last.status in UNFINISHED:
-            raise Conflict(f"The cache is being warmed up already, by {self._last.job_id}.")
+            raise Conflict(f"The warm-up {self._last.job_id} is still running; wait for its end.")
 
         def as_search(query: WarmQuery) -> SearchRequest:
             named = query if query.collection else query.model_copy(update={"collection": body.collection})
@@ -80,13 +80,13 @@ class WarmUps:
         return job
 
     def get(self, job_id: str) -> WarmUp:
-        """The last warming up as it is now. Raises UnknownJob for any other."""
+        """The last warm-up's progress. Raises UnknownJob for any other id."""
         if self._last is None or self._last.job_id != job_id:
             raise UnknownJob(f"There is no job {job_id!r}.", "job_id")
         return self._last
 
     async def shutdown(self) -> None:
-        """Give up what is still under way."""
+        """Cancel the running warm-up."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -107,13 +107,13 @@ class WarmUps:
             job.status = "failed"
         except Exception:
             log.exception("warm_up_defect", job_id=job.job_id)
-            job.last_error = InternalError("Something went wrong inside RAGTree; its log says what.")
+            job.last_error = InternalError("RAGTree had an internal error; its log has the details.")
             job.status = "failed"
         finally:
             job.updated_at = self._clock()
 
     async def _resolved(self, job: WarmUp, asked: Counter[SearchRequest]) -> list[SearchRequest]:
-        """A query for each sequence of documents, the most frequent sequence first."""
+        """One query for each sequence of documents, the most frequent sequence first."""
         counts = Counter[tuple[str, tuple[str, ...]]]()
         first: dict[tuple[str, tuple[str, ...]], SearchRequest] = {}
         for search, times in asked.items():

@@ -1,1 +1,1 @@
-"""Who is calling, and how much each caller may use."""
+"""Authentication, quotas and concurrency limits of callers."""

@@ -1,4 +1,4 @@
-"""Who is calling: API keys and the tenants they name."""
+"""Authentication by API key."""
 
 import hashlib
 import hmac
@@ -14,9 +14,9 @@ _DIGEST_PREFIX = "sha256:"
 
 
 class Caller(NamedTuple):
-    """Whom a request is served for, as the key says, and what that key may do.
+    """The tenant, rights and limits of a request's key.
 
-    ``owner`` stands for the key where its quotas are counted: a digest, of which neither key nor tenant can be read.
+    ``owner`` identifies the key in quota counters. It is a digest that reveals neither the key nor the tenant.
     """
 
     tenant: str
@@ -26,14 +26,14 @@ class Caller(NamedTuple):
 
     @property
     def namespace(self) -> str:
-        """What keeps the tenant's KV apart from others'."""
+        """The namespace of the tenant's KV."""
         return namespace_of(self.tenant)
 
 
 class Keyring:
-    """The issued keys by digest: API keys, and the administrator's own, which opens the admin routes and no others.
+    """The API keys, and the administrator's key, which is valid for the admin routes only. Stored as digests.
 
-    Raises ConfigError for a digest that is none, or a key issued twice.
+    Raises ConfigError for a malformed digest, or a key that is configured twice.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Keyring:
         keys: Sequence[ApiKey],
         default_tenant: str,
         admin_key: SecretStr | None = None,
-        limits: Limits = Limits(),  # noqa: B008 - it never changes
+        limits: Limits = Limits(),  # noqa: B008 - immutable
     ) -> None:
         self._callers: dict[bytes, Caller] = {}
         everyone = _owner_of(f"tenant:{default_tenant}".encode())
@@ -49,66 +49,66 @@ class Keyring:
         for key in keys:
             digest = _digest_of(key.secret, f"The key of tenant {key.tenant!r}", "api_keys")
             if digest in self._callers:
-                raise ConfigError(f"An API key of tenant {key.tenant!r} was issued twice.", "api_keys")
+                raise ConfigError(f"An API key of tenant {key.tenant!r} is configured twice.", "api_keys")
             own = limits.overridden_by(key.limits)
             self._callers[digest] = Caller(key.tenant, key.admin, _owner_of(digest), own)
         self._administrators = {digest: caller for digest, caller in self._callers.items() if caller.admin}
         if admin_key is not None:
             digest = _digest_of(admin_key, "The administrator's key", "admin_key")
             if digest in self._callers:
-                raise ConfigError("The administrator's key is an API key also.", "admin_key")
+                raise ConfigError("The administrator's key is also an API key; use a different one.", "admin_key")
             self._administrators[digest] = Caller(default_tenant, True, _owner_of(digest), Limits())
 
     @classmethod
     def from_settings(cls, settings: GatewaySettings) -> "Keyring":
-        """The keyring that the settings describe; open where they hold no keys."""
+        """The keyring of these settings. Without API keys, it lets every caller in."""
         return cls(settings.api_keys, settings.default_tenant, settings.admin_key, settings.limits)
 
     @property
-    def asks(self) -> bool:
+    def needs_key(self) -> bool:
         """Whether a request needs an API key."""
         return self._open is None
 
     @property
-    def asks_administrators(self) -> bool:
+    def needs_admin_key(self) -> bool:
         """Whether an admin request needs a key."""
         return self._open is None or not self._open.admin
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
-        """The caller whom an ``Authorization: Bearer`` header names. Raises Unauthenticated."""
+        """The caller with the key of the ``Authorization: Bearer`` header. Raises Unauthenticated."""
         if self._open is not None:
             return self._open
         return self._found(headers, self._callers)
 
     def administrator(self, headers: Mapping[str, str]) -> Caller:
-        """The administrator whom the header names; anyone where no key is configured at all.
+        """The administrator with the key of the header, or any caller if no key is configured.
 
-        Raises Unauthenticated for no key or an unknown one, and PermissionDenied for a key of another kind, or where
-        API keys are issued but none for administrators.
+        Raises Unauthenticated for a missing or unknown key, and PermissionDenied for a key that is not an
+        administrator's, or if there are API keys but none for administrators.
         """
         if self._open is not None and self._open.admin:
             return self._open
         if not self._administrators:
-            raise PermissionDenied("No administrator's key is configured: set gateway.admin_key.")
+            raise PermissionDenied("No administrator's key is configured; set gateway.admin_key.")
         caller = self._found(headers, {**self._callers, **self._administrators})
         if not caller.admin:
-            raise PermissionDenied("This needs an administrator's key.")
+            raise PermissionDenied("This request needs an administrator's key.")
         return caller
 
     def _found(self, headers: Mapping[str, str], callers: Mapping[bytes, Caller]) -> Caller:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
-            raise Unauthenticated("Give an API key: 'Authorization: Bearer <key>'.")
+            raise Unauthenticated("No API key; send 'Authorization: Bearer <key>'.")
         given = hashlib.sha256(key.strip().encode()).digest()
-        # Digests are compared, each in constant time, so no timing tells how much of a key was right.
+        # Comparing digests in constant time reveals nothing about a key through timing.
         found = [caller for digest, caller in callers.items() if hmac.compare_digest(digest, given)]
         if not found:
-            raise Unauthenticated("This API key was not issued here.")
+            raise Unauthenticated("Unknown API key.")
         return found[0]
 
 
 def namespace_of(tenant: str) -> str:
-    """What keeps a tenant's KV apart from others'; a digest, so it may stand in keys and file names."""
+    """The namespace that separates a tenant's KV from others'. A digest, so it is safe in keys and file names."""
     return hashlib.sha256(f"ragtree-namespace:{tenant}".encode()).hexdigest()[:32]
 
 
@@ -125,5 +125,5 @@ def _digest_of(key: SecretStr, whose: str, setting: str) -> bytes:
     except ValueError:
         digest = b""
     if len(digest) != hashlib.sha256().digest_size:
-        raise ConfigError(f"{whose} is no SHA-256 digest.", setting)
+        raise ConfigError(f"{whose} is not a hexadecimal SHA-256 digest.", setting)
     return digest

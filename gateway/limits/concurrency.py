@@ -1,4 +1,4 @@
-"""How much is under way at once: by caller, and all together."""
+"""Limits on concurrent work, per caller and in total."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from protocol.errors import Overloaded, RateLimited
 
 
 class Concurrency:
-    """Places for one kind of work, named by ``what``: at most ``most`` of all callers, in the memory of one gateway."""
+    """Slots for one kind of work, called ``what`` in messages. ``most`` bounds all callers of this gateway together."""
 
     def __init__(self, what: str, most: int | None = None) -> None:
         self._what = what
@@ -19,15 +19,15 @@ class Concurrency:
         return self._held.total()
 
     @contextmanager
-    def place(self, owner: str = "", most: int | None = None) -> Iterator[None]:
-        """A place for as long as the block runs.
+    def slot(self, owner: str = "", most: int | None = None) -> Iterator[None]:
+        """Hold a slot for the duration of the block.
 
-        Raises RateLimited where the owner has ``most`` already, and Overloaded where all are taken.
+        Raises RateLimited if the owner holds ``most`` slots already, and Overloaded if all slots are taken.
         """
         if most is not None and self._held[owner] >= most:
-            raise RateLimited(f"This key has {most:,} {self._what} under way already, as many as it may.")
+            raise RateLimited(f"This key has {most:,} running {self._what}, its limit; wait for one to end.")
         if self._most is not None and len(self) >= self._most:
-            raise Overloaded(f"{self._most:,} {self._what} are under way already; try again later.")
+            raise Overloaded(f"{self._most:,} {self._what} are running, the gateway's limit; try again later.")
         self._held[owner] += 1
         try:
             yield

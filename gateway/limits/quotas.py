@@ -1,43 +1,42 @@
-"""The quotas of callers: what is admitted, what it is charged, and what replies say about that."""
+"""Quotas of callers: admission, charges, and the rate-limit headers of replies."""
 
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import asynccontextmanager
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.limits.auth import Caller
 from gateway.limits.concurrency import Concurrency
 from gateway.limits.token_promises import TokenPromises
-from gateway.query.lease import Releases
 from gateway.query.runs import QueryRun
 from gateway.settings import GatewaySettings
 from gateway.stores.windows import Standing, Windows
 from protocol.errors import RateLimited
 
-Said = MutableMapping[str, str]
-"""The headers of a reply."""
+ReplyHeaders = MutableMapping[str, str]
 
 
 class QueryTicket:
-    """A query that was admitted; ``settle`` hears of the tokens that it came to, however it ended."""
+    """An admitted query. ``charge`` is called with its tokens when its run has ended, with any outcome."""
 
-    def __init__(self, settle: Callable[[int], None]) -> None:
-        self._settle = settle
+    def __init__(self, charge: Callable[[int], None]) -> None:
+        self._charge = charge
         self.followed = False
 
     def follow(self, run: QueryRun) -> None:
         """Charge for this run when it has ended."""
         self.followed = True
-        run.task.add_done_callback(lambda _: self._settle(run.transcript.tokens))
+        run.task.add_done_callback(lambda _: self._charge(run.transcript.tokens))
 
 
 class UploadTicket:
-    """An upload that was admitted, before its body was read."""
+    """An admitted upload whose body is not read yet."""
 
     def __init__(self, windows: Windows, caller: Caller) -> None:
         self._windows = windows
         self._caller = caller
 
     async def received(self, size: int, documents: int = 1) -> None:
-        """Charge for the body, now that it is there: its bytes, and its documents but the one that was charged."""
+        """Charge for the received body: its bytes, and its documents except the one charged at admission."""
         limits = self._caller.limits
         if limits.upload_bytes_per_minute is not None and size:
             await self._windows.charge(f"{self._caller.owner}/upload_bytes", size)
@@ -46,39 +45,39 @@ class UploadTicket:
 
 
 class Quotas:
-    """Admits requests, queries and uploads within the limits of their key; no key's use counts for another.
+    """Admits requests, queries and uploads within the limits of their key.
 
-    What is refused costs nothing but a request. What a query will use is not known before it ends, so it is admitted
-    while its key's window has room, less what its running queries are expected to use (``TokenPromises``).
+    A refusal costs nothing but a request. The tokens of a query are known only at its end. So a query is admitted if
+    the key's window has room beyond the tokens that its running queries are expected to use (``TokenPromises``).
     """
 
-    def __init__(self, windows: Windows, releases: Releases, settings: GatewaySettings) -> None:
+    def __init__(self, windows: Windows, tasks: BackgroundTasks, settings: GatewaySettings) -> None:
         self._windows = windows
-        self._releases = releases
+        self._tasks = tasks
         self._queries = Concurrency("queries", settings.max_concurrent_queries)
         self._uploads = Concurrency("uploads")
         self._promises = TokenPromises()
 
-    async def request(self, caller: Caller, said: Said) -> None:
+    async def request(self, caller: Caller, headers: ReplyHeaders) -> None:
         """Count a request of any kind. Raises RateLimited."""
         if caller.limits.requests_per_minute is not None:
             key, limit = f"{caller.owner}/requests", caller.limits.requests_per_minute
             taken = await self._windows.take(key, limit)
             standing = await self._windows.standing(key, limit)
-            _say(said, "requests", standing)
+            _set_headers(headers, "requests", standing)
             if not taken:
                 raise _used_up("requests", standing)
 
     @asynccontextmanager
-    async def query(self, caller: Caller, said: Said) -> AsyncIterator[QueryTicket]:
-        """Admit a query, which has its place until the block ends. Raises RateLimited or Overloaded."""
-        with self._queries.place(caller.owner, caller.limits.concurrent_queries):
+    async def query(self, caller: Caller, headers: ReplyHeaders) -> AsyncIterator[QueryTicket]:
+        """Admit a query, which holds its slot until the block ends. Raises RateLimited or Overloaded."""
+        with self._queries.slot(caller.owner, caller.limits.concurrent_queries):
             limit = caller.limits.tokens_per_minute
             if limit is None:
                 yield QueryTicket(lambda _: None)
                 return
-            promised = await self._promised(caller.owner, limit, said)
-            ticket = QueryTicket(lambda tokens: self._settle(caller.owner, promised, tokens))
+            promised = await self._promise(caller.owner, limit, headers)
+            ticket = QueryTicket(lambda tokens: self._charge(caller.owner, promised, tokens))
             try:
                 yield ticket
             finally:
@@ -87,9 +86,9 @@ class Quotas:
 
     @asynccontextmanager
     async def upload(self, caller: Caller) -> AsyncIterator[UploadTicket]:
-        """Admit an upload, which is under way until the block ends. Raises RateLimited."""
+        """Admit an upload, which holds its slot until the block ends. Raises RateLimited."""
         limits = caller.limits
-        with self._uploads.place(caller.owner, limits.concurrent_uploads):
+        with self._uploads.slot(caller.owner, limits.concurrent_uploads):
             if limits.upload_bytes_per_minute is not None:
                 standing = await self._windows.standing(f"{caller.owner}/upload_bytes", limits.upload_bytes_per_minute)
                 if not standing.room:
@@ -100,19 +99,19 @@ class Quotas:
                     raise _used_up("documents", await self._windows.standing(key, limit))
             yield UploadTicket(self._windows, caller)
 
-    async def _promised(self, owner: str, limit: int, said: Said) -> int:
+    async def _promise(self, owner: str, limit: int, headers: ReplyHeaders) -> int:
         counted = await self._windows.standing(f"{owner}/tokens", limit)
-        # No await from here on, or two queries would be promised the same room.
+        # No await from here on, or two queries could be promised the same tokens.
         standing = counted._replace(room=max(0, counted.room - self._promises.of(owner)))
-        _say(said, "tokens", standing)
+        _set_headers(headers, "tokens", standing)
         if not standing.room:
             raise _used_up("tokens", standing, known=not counted.room)
         return self._promises.make(owner, limit)
 
-    def _settle(self, owner: str, promised: int, tokens: int) -> None:
-        self._releases.start(self._charged(owner, promised, tokens))
+    def _charge(self, owner: str, promised: int, tokens: int) -> None:
+        self._tasks.start(self._count(owner, promised, tokens))
 
-    async def _charged(self, owner: str, promised: int, tokens: int) -> None:
+    async def _count(self, owner: str, promised: int, tokens: int) -> None:
         try:
             if tokens:
                 await self._windows.charge(f"{owner}/tokens", tokens)
@@ -122,13 +121,13 @@ class Quotas:
 
 
 def _used_up(what: str, standing: Standing, known: bool = True) -> RateLimited:
-    """The refusal; when there is room again is not known where it is running queries that leave none."""
-    said = f"This key has used up its {standing.limit:,} {what} per minute."
-    return RateLimited(said, retry_after_s=standing.retry_after_s if known else None)
+    """The refusal. If running queries hold the rest of the quota, the time of the next free slot is not ``known``."""
+    message = f"This key has used up its {standing.limit:,} {what} per minute."
+    return RateLimited(message, retry_after_s=standing.retry_after_s if known else None)
 
 
-def _say(said: Said, what: str, standing: Standing) -> None:
-    """Note how a quota stands, in the headers that OpenAI's clients know."""
-    said[f"x-ratelimit-limit-{what}"] = str(standing.limit)
-    said[f"x-ratelimit-remaining-{what}"] = str(standing.room)
-    said[f"x-ratelimit-reset-{what}"] = f"{standing.reset_s:.3f}s"
+def _set_headers(headers: ReplyHeaders, what: str, standing: Standing) -> None:
+    """Set the rate-limit headers that OpenAI's clients read."""
+    headers[f"x-ratelimit-limit-{what}"] = str(standing.limit)
+    headers[f"x-ratelimit-remaining-{what}"] = str(standing.room)
+    headers[f"x-ratelimit-reset-{what}"] = f"{standing.reset_s:.3f}s"

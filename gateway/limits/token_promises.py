@@ -1,18 +1,18 @@
-"""What the running queries of each key are expected to use of its tokens."""
+"""Tokens that the running queries of each key are expected to use."""
 
 from collections import Counter
 
 _WEIGHT = 0.2
-"""How much the newest query counts for what the next is expected to use."""
+"""Weight of the newest query in the moving average."""
 _FIRST_SHARE = 4
-"""Before a key's first query has ended, each is expected to use so large a part of the quota."""
+"""Until a key's first query has ended, each is expected to use a quarter of the quota."""
 
 
 class TokenPromises:
-    """Tokens promised to queries that run, so that a burst of them cannot all be admitted on the same room.
+    """Tokens promised to running queries, so that a burst of queries is not admitted on the same free tokens.
 
-    A query is expected to use what the key's queries came to so far, on a moving average. Belongs to one gateway; it
-    knows as many keys as have token quotas.
+    A query is expected to use the moving average of the key's past queries. Each gateway has its own promises, for the
+    keys with token quotas.
     """
 
     def __init__(self) -> None:
@@ -20,20 +20,20 @@ class TokenPromises:
         self._typical: dict[str, float] = {}
 
     def of(self, owner: str) -> int:
-        """What the key's running queries are expected to use."""
+        """Tokens promised to the key's running queries."""
         return self._promised[owner]
 
     def make(self, owner: str, limit: int) -> int:
-        """Promise a query its tokens; how many."""
+        """Promise a query its expected tokens. Returns their number."""
         promised = round(self._typical.get(owner, limit / _FIRST_SHARE))
         self._promised[owner] += promised
         return promised
 
     def take_back(self, owner: str, promised: int) -> None:
-        """Hear that a query never began, or that what it has used is counted now."""
+        """Withdraw a promise: the query never started, or its tokens are counted now."""
         self._promised[owner] -= promised
 
     def learn(self, owner: str, used: int) -> None:
-        """Hear what a query came to."""
+        """Update the moving average with a query's tokens."""
         typical = self._typical.get(owner, used)
         self._typical[owner] = typical + _WEIGHT * (used - typical)

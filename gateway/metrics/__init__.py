@@ -1,1 +1,1 @@
-"""What the gateway counts itself, and what it asks the other parts for at a scrape."""
+"""The gateway's own metrics, and those it requests from the other parts at a scrape."""

@@ -14,7 +14,7 @@ from protocol.plans import ControllerStats
 
 
 class CacheMetrics(PartMetrics[ControllerStats]):
-    """What the queue and the tiers are. Bytes are missing where nobody said how many a token takes."""
+    """The queue and the tiers. Sizes in bytes are missing if the engine does not report the size of a token's KV."""
 
     def __init__(
         self, registry: CollectorRegistry, controller: Controller, readiness: Readiness, timeout_s: float
@@ -24,13 +24,13 @@ class CacheMetrics(PartMetrics[ControllerStats]):
 
     def families(self, answer: ControllerStats) -> Iterator[Metric]:
         """The queue, and each kind of tier over all instances."""
-        yield GaugeMetricFamily("ragtree_queue_depth", "Queries that wait for their turn.", answer.queued)
+        yield GaugeMetricFamily("ragtree_queue_depth", "Queued queries.", answer.queued)
         yield GaugeMetricFamily(
-            "ragtree_plans_running", "Plans that engines work on, guesses included.", answer.running
+            "ragtree_plans_running", "Plans that run on engines, including speculative ones.", answer.running
         )
         instances = GaugeMetricFamily(
             "ragtree_instances",
-            "Instances of the generator: those that serve, and those that end.",
+            "Instances of the generator by state: serving, or retired and about to end.",
             labels=["state"],
         )
         retired = sum(instance.retired for instance in answer.instances)
@@ -39,7 +39,7 @@ class CacheMetrics(PartMetrics[ControllerStats]):
         yield instances
         yield CounterMetricFamily(
             "ragtree_cache_prepared_tokens",
-            "Prompt tokens that were loaded or computed for queries that waited, ahead of their turns.",
+            "Prompt tokens loaded or computed for queued queries before their admission.",
             answer.prepared_tokens,
         )
         evictions, used, capacity = Counter[str](), Counter[str](), Counter[str]()
@@ -48,15 +48,15 @@ class CacheMetrics(PartMetrics[ControllerStats]):
             used[tier.tier.value] += tier.used_tokens
             capacity[tier.tier.value] += tier.capacity_tokens
         evicted = CounterMetricFamily(
-            "ragtree_cache_evictions", "Nodes that left a tier, since the controller's start.", labels=["tier"]
+            "ragtree_cache_evictions", "Nodes evicted from a tier since the controller's start.", labels=["tier"]
         )
         for name, nodes in evictions.items():
             evicted.add_metric([name], nodes)
         yield evicted
         size = token_bytes(self._readiness)
         if size is not None:
-            yield _bytes("ragtree_cache_bytes", "KV that a tier holds.", used, size)
-            yield _bytes("ragtree_cache_capacity_bytes", "KV that a tier has room for.", capacity, size)
+            yield _bytes("ragtree_cache_bytes", "KV in a tier.", used, size)
+            yield _bytes("ragtree_cache_capacity_bytes", "Capacity of a tier for KV.", capacity, size)
 
 
 def _bytes(name: str, documentation: str, tokens: Counter[str], token_bytes: float) -> Metric:

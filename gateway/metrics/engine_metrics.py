@@ -1,4 +1,4 @@
-"""What engines count themselves, such as vLLM's own metrics, beside the gateway's."""
+"""The engines' own metrics, such as vLLM's."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from gateway.metrics.part_metrics import PartMetrics
 from protocol.parts import Generator
 
 LABEL = "generator"
-"""The label that says which instance counted. Not ``instance``: Prometheus has that one itself, and renames ours."""
+"""Label for the generator instance. Prometheus sets ``instance`` itself and would rename ours."""
 
 
 class EngineMetrics(PartMetrics[list[Metric]]):
-    """The metrics of all instances under one name each, every sample with its instance's name in ``LABEL``."""
+    """The metrics of all instances, merged by name. Each sample has its instance's name in ``LABEL``."""
 
     def __init__(self, registry: CollectorRegistry, generator: Generator, timeout_s: float) -> None:
         self._generator = generator
@@ -26,16 +26,16 @@ class EngineMetrics(PartMetrics[list[Metric]]):
         return iter(answer)
 
     async def _asked(self) -> list[Metric]:
-        # Parsed in a thread: there are hundreds of lines, and this loop hands out tokens.
+        # Parsed in a thread: hundreds of lines would block the event loop, which also sends tokens.
         return await asyncio.to_thread(merged, await self._generator.metrics())
 
 
 def merged(by_instance: dict[str, str]) -> list[Metric]:
-    """Texts in Prometheus' format as metrics that each occur once. Raises ValueError for what is no such text."""
+    """Merge texts in Prometheus' format, by instance, into metrics with unique names. Raises ValueError for others."""
     families: dict[str, Metric] = {}
     for instance, text in by_instance.items():
         for family in text_string_to_metric_families(text):
-            # When a series began is of no use to anybody, and half as many series again.
+            # The start times of series are not needed, and add half as many series again.
             if family.name.endswith("_created"):
                 continue
             labelled = [sample._replace(labels={**sample.labels, LABEL: instance}) for sample in family.samples]

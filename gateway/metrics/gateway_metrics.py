@@ -1,4 +1,4 @@
-"""What the gateway counts: names and units as in docs, base units, no tenant or document labels."""
+"""The gateway's own metrics, in base units, without labels for tenants or documents. See docs/metrics.md."""
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -19,9 +19,9 @@ _OVERTAKES = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
 class GatewayMetrics:
-    """The gateway's Prometheus metrics in a registry of the caller's, so two gateways in one process do not clash.
+    """The gateway's Prometheus metrics, in the caller's registry, so that one process can hold two gateways.
 
-    What people look at of the last minutes, ``activity`` hears of too, one of its own by default.
+    ``activity`` gets the figures of the last minutes; by default, it is a new one.
     """
 
     def __init__(self, registry: CollectorRegistry, activity: Activity | None = None) -> None:
@@ -29,39 +29,41 @@ class GatewayMetrics:
         self.activity = activity or Activity()
         self._first_token = Histogram(
             "ragtree_time_to_first_token_seconds",
-            "From a query's arrival to its first generated token.",
+            "Time from a query's arrival to its first token.",
             buckets=_SECONDS,
             registry=registry,
         )
         self._duration = Histogram(
             "ragtree_request_duration_seconds",
-            "From a query's arrival to its end, however it ended.",
+            "Time from a query's arrival to its end, for every outcome.",
             buckets=_SECONDS,
             registry=registry,
         )
         self._output_token = Histogram(
             "ragtree_time_per_output_token_seconds",
-            "Mean time between the tokens of an answer, its first one not counted.",
+            "Mean time between the tokens of an answer, from the first token on.",
             buckets=_TOKEN_SECONDS,
             registry=registry,
         )
         self._longest_gap = Histogram(
             "ragtree_longest_token_gap_seconds",
-            "The longest time between two tokens of an answer.",
+            "Longest time between two tokens of an answer.",
             buckets=_TOKEN_SECONDS,
             registry=registry,
         )
         self._completion_tokens = Counter(
-            "ragtree_completion_tokens_total", "Tokens generated for queries, ended early or not.", registry=registry
+            "ragtree_completion_tokens_total",
+            "Tokens generated for queries, including those that ended early.",
+            registry=registry,
         )
         self._queries = Counter(
             "ragtree_queries_total",
-            "Queries by their end: completed, refused, failed, or cancelled with their request.",
+            "Queries by outcome: completed, refused, failed, or cancelled with their request.",
             ["outcome"],
             registry=registry,
         )
         for outcome in _OUTCOMES:
-            # There from the start: a rate of what is missing is no rate of 0.
+            # Present from the start: the rate of a missing series is not 0.
             self._queries.labels(outcome)
         self._failures = Counter(
             "ragtree_query_failures_total", "Queries that failed, by error code.", ["code"], registry=registry
@@ -75,21 +77,21 @@ class GatewayMetrics:
         )
         self._partial = Counter(
             "ragtree_retrieval_partial_total",
-            "Searches that ended without all that a lost or slow shard has.",
+            "Searches that ended without the results of a lost or slow shard.",
             registry=registry,
         )
         self._queue_wait = Histogram(
-            "ragtree_queue_wait_seconds", "Time a query waited for its turn.", buckets=_SECONDS, registry=registry
+            "ragtree_queue_wait_seconds", "Time a query waited for admission.", buckets=_SECONDS, registry=registry
         )
         self._overtakes = Histogram(
             "ragtree_queue_overtakes",
-            "How often a query was overtaken by younger ones before its turn.",
+            "How often younger queries overtook a query before its admission.",
             buckets=_OVERTAKES,
             registry=registry,
         )
         self._non_overlapped = Histogram(
             "ragtree_retrieval_non_overlapped_seconds",
-            "The part of a search in which nothing was computed that the answer rests on.",
+            "Part of a search during which nothing was computed that the answer uses.",
             buckets=_STAGE_SECONDS,
             registry=registry,
         )
@@ -98,16 +100,17 @@ class GatewayMetrics:
         )
         self._lookups = Counter(
             "ragtree_cache_lookups_total",
-            "Documents looked for in a tier: in one after the other, the fastest first, until found.",
+            "Documents looked up in a tier. Tiers are searched from the fastest to the slowest until a hit.",
             ["tier"],
             registry=registry,
         )
         self._hits = Counter(
-            "ragtree_cache_hits_total", "Documents found in a tier, whole.", ["tier"], registry=registry
+            "ragtree_cache_hits_total", "Documents found completely in a tier.", ["tier"], registry=registry
         )
         self._speculation = Counter(
             "ragtree_speculation_total",
-            "Generations on provisional documents: confirmed, wrong, gave_way to a request, abandoned with the query.",
+            "Generations on provisional documents by outcome: confirmed, wrong, gave_way to a request, or abandoned "
+            "with their query.",
             ["outcome"],
             registry=registry,
         )
@@ -118,7 +121,7 @@ class GatewayMetrics:
         )
         self._begun_again = Counter(
             "ragtree_requests_begun_again_total",
-            "Queries that went to another instance, the first one being lost before their first token.",
+            "Queries retried on another instance because theirs was lost before their first token.",
             registry=registry,
         )
         self._rejected = Counter(
@@ -130,28 +133,28 @@ class GatewayMetrics:
         self._stage.labels(str(stage)).observe(seconds)
 
     def partial(self) -> None:
-        """Count a search that ended without all that some shard has."""
+        """Count a search that ended without the results of a shard."""
         self._partial.inc()
 
     def admitted(self, queued_s: float, overtakes: int) -> None:
-        """Record a query that left the queue."""
+        """Record a query's admission."""
         self._queue_wait.observe(queued_s)
         self._overtakes.observe(overtakes)
 
-    def overlapped(self, left_s: float) -> None:
-        """Record how much of a search was not overlapped."""
-        self._non_overlapped.observe(left_s)
+    def non_overlapped(self, seconds: float) -> None:
+        """Record the part of a search that was not overlapped."""
+        self._non_overlapped.observe(seconds)
 
     def speculated(self, outcome: str) -> None:
-        """Count the end of a generation on provisional documents."""
+        """Count a generation on provisional documents by its outcome."""
         self._speculation.labels(outcome).inc()
 
     def wasted(self, tokens: int) -> None:
-        """Count prompt tokens computed for generations that were not confirmed."""
+        """Count prompt tokens computed for unconfirmed generations."""
         self._wasted.inc(tokens)
 
     def prefilled(self, plan: PrefillPlan, prefill: PrefillResult) -> None:
-        """Record where a prompt's tokens came from, and in which tiers its documents were looked for and found."""
+        """Record where a prompt's tokens came from, and the tier lookups and hits of its documents."""
         for tier, tokens in prefill.loaded.items():
             self._cache_tokens.labels(tier.value).inc(tokens)
         for found in found_in(plan, prefill):
@@ -169,32 +172,33 @@ class GatewayMetrics:
                 return
 
     def ended(self, transcript: Transcript, error: BaseException | None) -> None:
-        """Record a query at its end, by what it raised and how far it came."""
+        """Record the end of a query. ``error`` is what it raised."""
+        times = transcript.token_times
         self._duration.observe(transcript.elapsed_s)
-        self._completion_tokens.inc(transcript.completion_tokens)
+        self._completion_tokens.inc(times.tokens)
         self._queries.labels(_outcome(error)).inc()
         if _outcome(error) == "failed":
             self._failures.labels(error.code if isinstance(error, RagtreeError) else InternalError.code).inc()
-        if transcript.first_token_s is not None:
-            self._first_token.observe(transcript.first_token_s)
-        if transcript.token_gaps is not None:
-            mean_s, longest_s = transcript.token_gaps
+        if times.first_s is not None:
+            self._first_token.observe(times.first_s)
+        if times.gaps_s is not None:
+            mean_s, longest_s = times.gaps_s
             self._output_token.observe(mean_s)
             self._longest_gap.observe(longest_s)
-        self.activity.ended(transcript.first_token_s)
+        self.activity.ended(times.first_s)
 
-    def begun_again(self) -> None:
-        """Count a query that lost its instance before its first token."""
+    def retried(self) -> None:
+        """Count a query that is retried on another instance."""
         self._begun_again.inc()
 
     def rejected(self, reason: str) -> None:
-        """Count a refusal under its error code."""
+        """Count a refused request by its error code."""
         self._rejected.labels(reason).inc()
         self.activity.rejected()
 
 
 def _outcome(error: BaseException | None) -> str:
-    """How a query ended that raised this: what closes or cancels it is no error, and a refusal no failure."""
+    """Outcome of a query that raised ``error``. Closing and cancelling are no failures, nor are refusals."""
     if error is None:
         return "completed"
     if not isinstance(error, Exception):

@@ -1,31 +1,31 @@
-"""What the gateway counts of HTTP itself, whatever was asked for."""
+"""Metrics of HTTP requests, streams and uploads."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
 class HttpMetrics:
-    """Requests, streams and uploads."""
+    """HTTP requests, streams and uploads."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
             "ragtree_http_requests_total",
-            "Requests by route and status; `none` where no route was reached, or no answer began.",
+            "Requests by route and status; `none` if no route matched, or no reply started.",
             ["route", "status"],
             registry=registry,
         )
-        self.streams = Gauge("ragtree_streams_open", "Responses of server-sent events being sent.", registry=registry)
+        self.streams = Gauge("ragtree_streams_open", "Open streams of server-sent events.", registry=registry)
         self._uploads = Counter(
-            "ragtree_uploads_total", "Uploads accepted, documents or batches.", ["kind"], registry=registry
+            "ragtree_uploads_total", "Accepted uploads, documents or batches.", ["kind"], registry=registry
         )
         self._upload_bytes = Counter(
-            "ragtree_upload_bytes_total", "Bodies of uploads accepted, in bytes.", ["kind"], registry=registry
+            "ragtree_upload_bytes_total", "Bytes of accepted uploads.", ["kind"], registry=registry
         )
 
     def served(self, route: str | None, status: int | None) -> None:
-        """Count a request under its route's template and status."""
+        """Count a request by its route's template and its status."""
         self._requests.labels(route or "none", status or "none").inc()
 
     def uploaded(self, kind: str, size: int) -> None:
-        """Count an upload of a ``document`` or a ``batch``, in bytes of its body."""
+        """Count an upload by kind, ``document`` or ``batch``, and its size in bytes."""
         self._uploads.labels(kind).inc()
         self._upload_bytes.labels(kind).inc(size)

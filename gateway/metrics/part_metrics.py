@@ -1,4 +1,4 @@
-"""Metrics that other parts have, asked for when they are scraped."""
+"""Metrics of the other parts, requested at each scrape."""
 
 import asyncio
 from abc import abstractmethod
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class PartMetrics(Collector, Generic[T]):
-    """What a part said of itself at the last look. Where that got no answer within ``timeout_s``, nothing."""
+    """Metrics of one part as of the last refresh. Empty if the part did not answer within ``timeout_s``."""
 
     def __init__(self, registry: CollectorRegistry, ask: Callable[[], Awaitable[T]], timeout_s: float) -> None:
         self._ask = ask
@@ -24,8 +24,8 @@ class PartMetrics(Collector, Generic[T]):
         self._answer: T | None = None
         registry.register(self)
 
-    async def look(self) -> None:
-        """Ask the part now."""
+    async def refresh(self) -> None:
+        """Request the part's statistics now."""
         answer: T | None = None
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -35,7 +35,7 @@ class PartMetrics(Collector, Generic[T]):
         self._answer = answer
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics as of the last look."""
+        """The metrics as of the last refresh."""
         return () if self._answer is None else self.families(self._answer)
 
     @abstractmethod
@@ -44,11 +44,11 @@ class PartMetrics(Collector, Generic[T]):
 
 
 class Scrape:
-    """All parts' metrics, asked side by side."""
+    """Metrics of all parts, refreshed concurrently."""
 
     def __init__(self, *parts: PartMetrics[Any]) -> None:
         self._parts = parts
 
-    async def look(self) -> None:
-        """Ask all parts now."""
-        await asyncio.gather(*(part.look() for part in self._parts))
+    async def refresh(self) -> None:
+        """Request all parts' statistics now."""
+        await asyncio.gather(*(part.refresh() for part in self._parts))

@@ -1,4 +1,4 @@
-"""What the gateway is at the moment of a scrape."""
+"""The gateway's state at the moment of a scrape."""
 
 from collections.abc import Iterator, Sized
 
@@ -10,7 +10,7 @@ from gateway.readiness import Readiness
 
 
 class StateMetrics(Collector):
-    """Queries under way, which parts can serve, and which version this is."""
+    """Running queries, readiness of the parts, and the gateway's version."""
 
     def __init__(self, registry: CollectorRegistry, runs: Sized, readiness: Readiness, version: str) -> None:
         self._runs = runs
@@ -20,12 +20,12 @@ class StateMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The gauges now."""
-        yield GaugeMetricFamily("ragtree_queries_running", "Queries under way.", len(self._runs))
+        yield GaugeMetricFamily("ragtree_queries_running", "Running queries.", len(self._runs))
         ready = GaugeMetricFamily(
-            "ragtree_part_ready", "Whether a part can serve, 1 or 0, as the gateway found last.", labels=["part"]
+            "ragtree_part_ready", "1 if a part can serve, as of the last check, else 0.", labels=["part"]
         )
         missing = self._readiness.missing()
         for part in Readiness.PARTS:
             ready.add_metric([part], part not in missing)
         yield ready
-        yield InfoMetricFamily("ragtree_build", "The version that runs.", {"version": self._version})
+        yield InfoMetricFamily("ragtree_build", "The running version.", {"version": self._version})

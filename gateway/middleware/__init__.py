@@ -1,1 +1,1 @@
-"""What wraps every request, as plain ASGI."""
+"""ASGI middleware around every request."""

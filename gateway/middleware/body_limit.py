@@ -1,4 +1,4 @@
-"""How large a request's body may be, how long it may take, and how much of all bodies is held at once."""
+"""Limits on request bodies: size, upload time, and memory for all bodies together."""
 
 import asyncio
 import re
@@ -13,14 +13,15 @@ from gateway.wire.errors import error_response
 from protocol.errors import PayloadTooLarge
 
 _MANY = re.compile(r"/v1/collections/[^/]+/documents|/v1/admin/cache/warm")
-"""Where documents or whole logs of queries come in."""
+"""Paths that accept documents or logs of queries."""
+_FULL = "The memory for request bodies is full; try again later."
 
 
 class BodyLimit:
-    """Refuses bodies over the limit of their path: before reading where the length is declared, else while counting.
+    """Refuses bodies over the limit of their path: before reading if the length is declared, else while reading.
 
-    What has come of a body counts as held until its request is answered. Where all that is held would exceed
-    ``max_bodies_bytes``, the body that comes is refused: a client that declares much and sends nothing holds nothing.
+    Received bytes count as held until their request is answered. A body is refused if its declared or received bytes
+    would raise the total over ``max_bodies_bytes``. For other bodies, only its received bytes count.
     """
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
@@ -49,9 +50,9 @@ class BodyLimit:
             nonlocal received, complete
             if complete:
                 return await receive()
-            # FastAPI turns any error but HTTPException into a 400 where it reads a body.
+            # While it reads a body, FastAPI turns any error but HTTPException into a 400.
             if self._held + max(0, declared - received) > self._settings.max_bodies_bytes:
-                raise HTTPException(503, "As many bodies are being read as fit into memory; try again later.")
+                raise HTTPException(503, _FULL)
             try:
                 async with asyncio.timeout_at(overdue_at):
                     message = await receive()
@@ -64,7 +65,7 @@ class BodyLimit:
             if received > limit:
                 raise HTTPException(413, _message(limit))
             if self._held > self._settings.max_bodies_bytes:
-                raise HTTPException(503, "As many bodies are being read as fit into memory; try again later.")
+                raise HTTPException(503, _FULL)
             return message
 
         try:
@@ -82,4 +83,4 @@ def _declared(scope: Scope) -> int:
 
 
 def _message(limit: int) -> str:
-    return f"The body is larger than the {limit:,} bytes allowed here."
+    return f"The body is larger than {limit:,} bytes, the limit of this path."

@@ -1,4 +1,4 @@
-"""Requests that a page of some other site has a browser send."""
+"""Protection against requests that pages of other origins make a browser send."""
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -11,10 +11,10 @@ _FOREIGN = {"cross-site", "same-site"}
 
 
 class CrossSite:
-    """Refuses what would change something and comes from a page of another origin, as browsers say of every request.
+    """Refuses requests with side effects from pages of another origin, by the ``Sec-Fetch-Site`` header of browsers.
 
-    It stands before a gateway without keys: that trusts whoever reaches it, and any page that its user opens can have
-    the browser reach it. What the gateway answers, such a page cannot read: no other origin is ever allowed to (CORS).
+    Only a gateway without keys needs it: such a gateway trusts every request, and any page that its user opens can make
+    the browser send one. Such a page cannot read replies, because the gateway allows no other origin (CORS).
     """
 
     def __init__(self, app: ASGIApp, retry_after_s: int) -> None:
@@ -25,7 +25,7 @@ class CrossSite:
         """Serve one request."""
         foreign = scope["type"] == "http" and Headers(scope=scope).get("sec-fetch-site") in _FOREIGN
         if foreign and scope["method"] not in _HARMLESS:
-            error = PermissionDenied("A page of another origin may not send this.")
+            error = PermissionDenied("Pages of another origin may not send this request.")
             await error_response(error, self._retry_after_s)(scope, receive, send)
             return
         await self._app(scope, receive, send)

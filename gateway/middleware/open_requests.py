@@ -1,4 +1,4 @@
-"""How many requests are answered at once: what bounds every queue behind the gateway that nothing else bounds."""
+"""Limit on open requests, which bounds every queue behind the gateway that has no bound of its own."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -8,11 +8,11 @@ from gateway.wire.errors import error_response
 from protocol.errors import Overloaded
 
 _ALWAYS = {"/healthz", "/readyz", "/metrics"}
-"""What has to answer above all under load."""
+"""Paths that must answer under load too."""
 
 
 class OpenRequests:
-    """Refuses requests while as many are open as may be, before anything of them is read."""
+    """Refuses requests over ``max_open_requests`` before reading them."""
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
         self._app = app
@@ -26,7 +26,7 @@ class OpenRequests:
             await self._app(scope, receive, send)
         elif self._open >= self._settings.max_open_requests:
             self._metrics.rejected(Overloaded.code)
-            error = Overloaded(f"{self._open:,} requests are open, as many as may be; try again later.")
+            error = Overloaded(f"{self._open:,} requests are open, the gateway's limit; try again later.")
             await error_response(error, self._settings.retry_after_s)(scope, receive, send)
         else:
             self._open += 1

@@ -1,4 +1,4 @@
-"""What surrounds every request, as plain ASGI: its id, headers of any reply, its log line and count, and defects."""
+"""The request's id, common reply headers, log line and metrics, and the reply to unhandled errors."""
 
 import re
 import time
@@ -21,19 +21,17 @@ _WELL_FORMED = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 log = structlog.get_logger(__name__)
 
 
-def said_of(scope: Scope) -> MutableMapping[str, str]:
-    """Headers that the reply to a request carries besides its own, whatever the reply is."""
-    said: MutableMapping[str, str] = scope.setdefault("state", {}).setdefault("headers", {})
-    return said
+def extra_headers(scope: Scope) -> MutableMapping[str, str]:
+    """Headers to add to the reply to this request, whatever the reply is."""
+    headers: MutableMapping[str, str] = scope.setdefault("state", {}).setdefault("headers", {})
+    return headers
 
 
 class RequestContext:
-    """Gives each request an id, echoed or made, counts it, and logs one line about it.
+    """Gives each request an id, the client's own or a new one, counts the request, and logs one line about it.
 
-    No reply's type is to be guessed at.
-
-    It also answers what no handler knows: 500 in the error shape, with the details in the log alone. Starlette's own
-    answer to that would stand outside of this middleware and lack the id.
+    Also replies to unhandled errors with a 500 in the error shape, and logs the details. Starlette's own reply would
+    be made outside this middleware, without the id. Every reply forbids browsers to guess its type.
     """
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics, retry_after_s: int) -> None:
@@ -57,9 +55,9 @@ class RequestContext:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                headers.update(said_of(scope))
+                headers.update(extra_headers(scope))
                 headers[REQUEST_ID] = request_id
-                # A reply may quote what its request said: it is never to be taken for a page.
+                # A reply may quote its request, so a browser must not interpret it as a page.
                 headers["X-Content-Type-Options"] = "nosniff"
                 if headers.get("content-type", "").startswith("text/event-stream"):
                     streams = True
@@ -72,16 +70,16 @@ class RequestContext:
             except Exception:
                 log.exception("defect", method=scope["method"], path=scope["path"])
                 if status is not None:
-                    # The headers are out; only a cut connection can still tell the client.
+                    # The headers are sent; only closing the connection can still tell the client.
                     raise
-                defect = InternalError(f"Something went wrong inside RAGTree; its log says what, under {request_id}.")
+                defect = InternalError(f"RAGTree had an internal error; its log has the details under {request_id}.")
                 await error_response(defect, self._retry_after_s)(scope, receive, identified)
             finally:
                 if streams:
                     self._metrics.streams.dec()
                 self._metrics.served(getattr(scope.get("route"), "path", None), status)
                 duration_ms = round((time.monotonic() - started_at) * 1000, 1)
-                # Whoever watches the stack asks every few seconds; nobody wants to read that.
+                # Monitoring requests these paths every few seconds.
                 logged = log.debug if scope["path"] in _WATCHED and status == 200 else log.info
                 logged("request", method=scope["method"], path=scope["path"], status=status, duration_ms=duration_ms)
 

@@ -31,6 +31,6 @@ export class KeyForm {
   }
 
   accepted() {
-    if (!this.form.hidden) this.note.textContent = "This key is in use, until the tab is closed.";
+    if (!this.form.hidden) this.note.textContent = "This key is in use until you close the tab.";
   }
 }

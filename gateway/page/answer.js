@@ -47,7 +47,7 @@ export class Answer {
     const cached = usage.prompt_tokens_details.cached_tokens;
     const figures = [
       ["First token", duration(timings.ttft_ms)],
-      ["In all", duration(timings.total_ms)],
+      ["Total", duration(timings.total_ms)],
       ["Prompt", `${count(usage.prompt_tokens)} tokens`],
       ["Cached", usage.prompt_tokens ? percent(cached / usage.prompt_tokens) : "none"],
       ["Answer", `${count(usage.completion_tokens)} tokens`],
@@ -57,10 +57,10 @@ export class Answer {
     );
     this.figures.hidden = false;
     for (const card of this.cards) {
-      if (!card.classList.contains("cited")) card.append(el("p", { class: "left-out" }, "No room in the prompt"));
+      if (!card.classList.contains("cited")) card.append(el("p", { class: "left-out" }, "Did not fit the prompt"));
     }
     const notes = [
-      response.finish_reason === "length" && "The answer was cut at its longest.",
+      response.finish_reason === "length" && "The answer reached its maximum length.",
       response.partial && `Parts of the index did not answer: ${response.missing_shards.join(", ")}.`,
     ].filter(Boolean);
     if (notes.length) this.area.append(el("p", { class: "note" }, notes.join(" ")));
@@ -68,7 +68,7 @@ export class Answer {
   }
 
   stopped() {
-    this.area.append(el("p", { class: "note" }, "Stopped. What had come until then stands above."));
+    this.area.append(el("p", { class: "note" }, "Stopped. The text above is incomplete."));
     this.end("Stopped");
   }
 

@@ -18,7 +18,7 @@ export async function call(path, { admin = false, ...options } = {}) {
     response = await fetch(path, { ...options, headers, credentials: "omit" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem("The gateway does not answer. It may have been stopped, or the connection is lost.");
+    throw new Problem("The gateway does not answer. It may be stopped, or the connection may be lost.");
   }
   if (!response.ok) throw new Problem(await words(response), response.status);
   return response;

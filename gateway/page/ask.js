@@ -95,7 +95,7 @@ export class Ask {
         break;
       case "retrieval.completed":
         answer.found(event.results);
-        answer.say("Waiting for its turn");
+        answer.say("Queued");
         break;
       case "cache.resolved":
         answer.say(`Writing; ${count(event.cached_tokens)} of ${count(event.prompt_tokens)} prompt tokens were cached`);
@@ -110,7 +110,7 @@ export class Ask {
         answer.completed(event);
         break;
       case "query.incomplete":
-        throw new Problem("The time for this question was up before its answer was complete.");
+        throw new Problem("The query timed out before its answer was complete.");
       case "query.failed":
         throw new Problem(event.error.message);
       default:
@@ -120,7 +120,7 @@ export class Ask {
   refused(error, tell) {
     if (!(error instanceof Problem)) console.error(error);
     if (error.status === 401) this.keys.ask(error);
-    tell(error instanceof Problem ? error.message : "The page could not read the reply.");
+    tell(error instanceof Problem ? error.message : "The page cannot read the reply.");
   }
 
   busy(busy) {

@@ -22,7 +22,7 @@ export class Charts {
       ["hits", "cached", ({ share }) => share],
     ]);
     this.hits.most = 1;
-    this.ttft = new Chart("Time to first token", "By the time at which queries ended", duration, [
+    this.ttft = new Chart("Time to first token", "By the end time of queries", duration, [
       ["p95", "p95", (bucket) => bucket.ttft_p95_ms],
       ["p50", "median", (bucket) => bucket.ttft_p50_ms],
     ]);
@@ -78,7 +78,7 @@ class Chart {
     for (const [name, points] of lines) this.root.append(...drawn(name, points, x, y));
     if (!values.length) {
       const middle = { class: "nothing", x: width / 2, y: HEIGHT / 2, "text-anchor": "middle" };
-      this.root.append(svg("text", middle, "No query in this time"));
+      this.root.append(svg("text", middle, "No queries"));
     }
   }
 

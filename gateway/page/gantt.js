@@ -51,7 +51,7 @@ export class Gantt {
       wordsOf(entry),
     ]);
     this.table.lastElementChild.replaceChildren(
-      table("The timeline of the last question", ["What", "Began at", "Lasted", "Detail"], rows),
+      table("The timeline of the last question", ["Phase", "Start", "Duration", "Detail"], rows),
     );
     this.table.hidden = this.extent.hidden = false;
     this.draw();

@@ -42,8 +42,8 @@ const live = new Live(async () => {
   }
 });
 
-const adminKey = new KeyForm("admin", "The tree and the figures below it are for administrators.", () => live.now());
-const apiKey = new KeyForm("api", "This gateway answers those who have a key.", open);
+const adminKey = new KeyForm("admin", "The tree and the charts are for administrators.", () => live.now());
+const apiKey = new KeyForm("api", "To use this gateway, you must have a key.", open);
 const ask = new Ask(new Answer(), apiKey, (timeline) => {
   if (timeline) gantt.show(timeline);
   else greet();

@@ -57,8 +57,8 @@ export class Tree {
   say(tree) {
     const hidden = tree.nodes - this.nodes.length;
     const words = [`${count(tree.nodes)} ${tree.nodes === 1 ? "node" : "nodes"}.`];
-    if (!tree.tiers.length) words.push("The engine keeps no KV outside of its own cache, so there is none to show.");
-    else if (!tree.nodes) words.push("The first answer puts its documents here.");
+    if (!tree.tiers.length) words.push("The engine keeps no KV outside its own cache.");
+    else if (!tree.nodes) words.push("The documents of the first answer will appear here.");
     if (hidden > 0) words.push(`${count(hidden)} of them are used less than those shown.`);
     const bounded = [...this.maps.values()].some(({ left }) => left > 0);
     if (bounded) words.push(`Each tier shows its ${MOST_CELLS} largest.`);
@@ -95,7 +95,7 @@ class TierMap {
     this.held = el("span", { class: "held" });
     this.meter = el("meter", { min: 0, max: 1, value: 0, "aria-label": `${this.title}: share in use` });
     this.root = svg("svg", { class: "map", height: HEIGHT, tabindex: 0, role: "group" });
-    this.empty = el("p", { class: "empty" }, "Nothing is kept here yet.");
+    this.empty = el("p", { class: "empty" }, "Empty.");
     const head = el("div", { class: "tier-head" }, el("h3", {}, this.title), this.held, this.meter);
     this.box = el("div", { class: "tier" }, head, this.root, this.empty);
     this.root.addEventListener("pointermove", ({ target }) => this.point(this.cells.get(target.parentNode.dataset?.key)));

@@ -1,12 +1,11 @@
-"""What the gateway did in the last minutes, for people who look at it."""
+"""Statistics of the gateway's last minutes, for people to look at."""
 
 import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Literal
 
-import msgspec
+from gateway.wire.activity_replies import ActivityBucket, ActivityReport
 
 BUCKET_S = 5.0
 WINDOW_S = 900.0
@@ -15,37 +14,11 @@ _GROWTH = 1.05
 _SHORTEST_S, _LONGEST_S = 1e-4, 1e4
 
 
-class ActivityBucket(msgspec.Struct, frozen=True, kw_only=True):
-    """What ended or was refused in one bucket of time, which began ``ago_s`` seconds ago.
-
-    ``first_tokens`` of its queries came so far; the percentiles of their times are null where that is none. Of
-    ``prompt_tokens``, ``cached_tokens`` were found rather than computed.
-    """
-
-    ago_s: float
-    queries: int
-    first_tokens: int
-    ttft_p50_ms: float | None
-    ttft_p95_ms: float | None
-    prompt_tokens: int
-    cached_tokens: int
-    rejected: int
-
-
-class ActivityReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The last ``window_s`` seconds of this one gateway, the oldest first; buckets without anything are left out."""
-
-    object: Literal["gateway.activity"] = "gateway.activity"
-    bucket_s: float
-    window_s: float
-    buckets: tuple[ActivityBucket, ...]
-
-
 class Activity:
-    """Counts by bucket of time, for the last quarter of an hour.
+    """Counters by bucket of time, for the last 15 minutes, in bounded memory.
 
-    Kept in memory, and bounded whatever comes. Each replica of the gateway has its own, of the queries that it served
-    itself: what all of them did, their metrics say. ``clock`` gives seconds on any monotonic scale.
+    Each replica of the gateway counts its own queries; the metrics cover all replicas. ``clock`` returns monotonic
+    seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,24 +26,24 @@ class Activity:
         self._buckets: deque[_Bucket] = deque(maxlen=round(WINDOW_S / BUCKET_S))
 
     def prefilled(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """Count a prompt whose prefill has ended."""
+        """Count a prefilled prompt."""
         bucket = self._current()
         bucket.prompt_tokens += prompt_tokens
         bucket.cached_tokens += cached_tokens
 
     def ended(self, first_token_s: float | None) -> None:
-        """Count a query that has ended, and its time to first token if it came that far."""
+        """Count a query that ended, and its time to first token if it had one."""
         bucket = self._current()
         bucket.queries += 1
         if first_token_s is not None:
             bucket.first_tokens.add(first_token_s)
 
     def rejected(self) -> None:
-        """Count a refusal."""
+        """Count a refused request."""
         self._current().rejected += 1
 
     def report(self) -> ActivityReport:
-        """What is known of the window that ends now."""
+        """The window that ends now."""
         now = self._clock()
         recent = (bucket for bucket in self._buckets if now - bucket.number * BUCKET_S <= WINDOW_S)
         return ActivityReport(
@@ -85,7 +58,7 @@ class Activity:
 
 
 class _Bucket:
-    """The bucket of this ``number``, counted from the clock's zero."""
+    """Counters of one bucket. ``number`` counts buckets from the clock's zero."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -106,9 +79,9 @@ class _Bucket:
 
 
 class _Durations:
-    """A sketch of many durations: counts of classes that grow by 5 %, so quantiles are right to half of that.
+    """A sketch of durations: a histogram whose classes grow by 5 %, so quantiles are exact to 2.5 %.
 
-    From 0.1 ms to hours there are below 400 classes, however many durations come.
+    From 0.1 ms to hours, that is fewer than 400 classes.
     """
 
     def __init__(self) -> None:
@@ -121,7 +94,7 @@ class _Durations:
         self._classes[math.floor(math.log(within, _GROWTH))] += 1
 
     def quantile_ms(self, share: float) -> float | None:
-        """The duration that this share of all does not exceed; None of none."""
+        """The duration that this share of all durations does not exceed; None without durations."""
         left = math.ceil(share * self.count)
         for number, count in sorted(self._classes.items()):
             left -= count

@@ -1,61 +1,40 @@
-"""A query's answer in the making: its turn, and its steps, on another instance where the first one is lost."""
+"""The admission of a query and the stream of its answer."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator
 from types import TracebackType
 
-import msgspec
 import structlog
 
-from gateway.deadline import Deadline
-from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.query.attempt import Attempt
+from gateway.query.context import QueryContext
 from gateway.query.guess import Guess
-from gateway.query.lease import Lease, Releases
-from gateway.query.tracing import QueryTrace
-from gateway.settings import GatewaySettings
-from gateway.wire.timeline import Timeline
+from gateway.query.lease import Lease
 from protocol.errors import EngineDied
-from protocol.generation import GenerationStep, Sampling
-from protocol.parts import Parts
+from protocol.generation import GenerationStep
 from protocol.plans import AdmissionRequest, PrefillPlan
+from protocol.prompts import Prompt
 
 log = structlog.get_logger(__name__)
 
 
 class Generation:
-    """Waits for a query's turn and streams, begun once more elsewhere where its instance is lost before a first step.
+    """Admits a query and streams its answer. Retries once on another instance if the first is lost before a step.
 
-    A context manager: what it holds is given back at the end of its block, as ``Lease`` says. ``on_turn`` hears of each
-    plan that it goes by.
+    Start it with ``admit``, or with ``take_over`` if a guess was confirmed. As a context manager, it closes its lease
+    at the end of its block.
     """
 
-    def __init__(
-        self,
-        query_id: str,
-        parts: Parts,
-        releases: Releases,
-        deadline: Deadline,
-        settings: GatewaySettings,
-        metrics: GatewayMetrics,
-        trace: QueryTrace,
-        timeline: Timeline,
-        on_turn: Callable[[PrefillPlan], None],
-    ) -> None:
-        self._parts = parts
-        self._releases = releases
-        self._deadline = deadline
-        self._settings = settings
-        self._metrics = metrics
-        self._trace = trace
-        self._timeline = timeline
-        # When its turn was asked for, and then the engine.
-        self._asked_ms = self._begun_ms = 0.0
-        self._on_turn = on_turn
-        self.lease = Lease(query_id, parts.controller, releases)
-        # The lease of the plan that it goes by: its own, or a guess's, or that of the second try.
-        self._held = self.lease
-        self._turn: asyncio.Task[PrefillPlan] | None = None
+    def __init__(self, context: QueryContext) -> None:
+        self._context = context
+        self._attempt = Attempt(context.query.query_id)
+        self._lease: Lease | None = None
+        self._prompt: Prompt | None = None
         self._guess: Guess | None = None
+        self._admission: asyncio.Task[PrefillPlan] | None = None
+        # When the plan was asked for, and when its stream began, in ms since the query's arrival.
+        self._asked_ms = self._began_ms = 0.0
+        self._lost: tuple[str, EngineDied] | None = None
 
     def __enter__(self) -> "Generation":
         return self
@@ -63,87 +42,82 @@ class Generation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._held.__exit__(kind, error, trace)
-        self.lease.__exit__(kind, error, trace)
+        if self._lease is not None:
+            self._lease.close(error)
 
     def take_over(self, guess: Guess) -> None:
-        """Go on with a guess that was confirmed: its turn was long ago."""
+        """Continue a confirmed guess, which is already admitted."""
         self._guess = guess
-        self._held = guess.lease
+        self._lease = guess.lease
+        self._prompt = guess.plan.prompt
 
-    async def ask(self, asked: AdmissionRequest) -> None:
-        """Ask for a turn, and wait ``hold_back_s`` for it: until then a refusal is raised here."""
-        self._ask(asked)
-        assert self._turn is not None
-        await asyncio.wait({self._turn}, timeout=self._settings.hold_back_s)
-        if self._turn.done():
-            self._turn.result()
+    async def admit(self, prompt: Prompt) -> None:
+        """Ask for admission, and wait for it for up to ``hold_back_s``. Raises the controller's refusal until then."""
+        self._prompt = prompt
+        admission = self._ask(self._context.admission_request(self._attempt, prompt))
+        await asyncio.wait({admission}, timeout=self._context.settings.hold_back_s)
+        if admission.done():
+            admission.result()
 
-    async def steps(
-        self, asked: AdmissionRequest, sampling: Sampling
-    ) -> AsyncGenerator[tuple[PrefillPlan, GenerationStep]]:
-        """The steps, each with the plan that it comes of. ``asked`` is what a second turn is asked for with.
-
-        Raises what admission and the engine raise.
-        """
-        begun = False
-        plan = await self._plan()
-        try:
-            async for step in self._stream(plan, sampling):
-                begun = True
-                yield plan, step
-        except EngineDied as error:
-            if begun:
-                raise
-            lost = error
-        else:
-            return
-        plan = await self._begin_again(asked, plan, lost)
-        async for step in self._stream(plan, sampling):
-            yield plan, step
+    async def steps(self) -> AsyncGenerator[tuple[PrefillPlan, GenerationStep]]:
+        """The answer's steps, each with its plan. Raises what admission and the generator raise."""
+        while True:
+            plan = await self._plan()
+            started = False
+            try:
+                async for step in self._stream(plan):
+                    started = True
+                    if step.prefill is not None:
+                        prefilled_ms = self._context.timeline.now_ms() if not self._guess else self._guess.prefilled_ms
+                        self._context.timeline.prefilled(step.prefill, self._began_ms, prefilled_ms)
+                    yield plan, step
+                return
+            except EngineDied as error:
+                if started or self._attempt.retry:
+                    raise
+                self._retry(plan, error)
 
     def completed(self) -> None:
-        """Note that the answer came to its end."""
-        self._held.completed()
+        """Mark the answer as complete."""
+        assert self._lease is not None
+        self._lease.completed()
 
-    def _ask(self, asked: AdmissionRequest) -> None:
-        self._asked_ms = self._timeline.now_ms()
-        self._turn = self._held.admission(self._parts.controller.admit(asked))
+    def _ask(self, request: AdmissionRequest) -> asyncio.Task[PrefillPlan]:
+        self._asked_ms = self._context.timeline.now_ms()
+        self._lease = self._context.lease(self._attempt)
+        self._admission = self._lease.admit(self._context.parts.controller.admit(request))
+        return self._admission
 
     async def _plan(self) -> PrefillPlan:
+        """The plan of the current attempt, once it is admitted."""
+        context = self._context
         if self._guess is not None:
             plan = self._guess.plan
-            self._begun_ms = self._guess.began_ms
+            self._began_ms = self._guess.began_ms
         else:
-            assert self._turn is not None, "nobody asked for a turn"
-            plan = await self._deadline.wait(self._turn)
-            self._timeline.queued(self._asked_ms, plan.overtaken)
-            self._begun_ms = self._timeline.now_ms()
-        self._on_turn(plan)
+            assert self._admission is not None, "admit or take_over comes first"
+            plan = await context.deadline.wait(self._admission)
+            context.timeline.queued(self._asked_ms, plan.overtaken)
+            self._began_ms = context.timeline.now_ms()
+        context.transcript.admitted(plan)
+        context.metrics.admitted(plan.queued_ms / 1000, plan.overtaken)
+        if self._lost is not None:
+            instance, error = self._lost
+            query_id = context.query.query_id
+            log.info("retried", query_id=query_id, lost=instance, on=plan.instance, reason=error.message)
+            context.metrics.retried()
         return plan
 
-    async def _stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep]:
-        async for step in self._steps(plan, sampling):
-            if step.prefill is not None:
-                came_ms = self._timeline.now_ms() if self._guess is None else self._guess.prefilled_ms
-                self._timeline.prefilled(step.prefill, self._begun_ms, came_ms)
-            yield step
+    def _stream(self, plan: PrefillPlan) -> AsyncGenerator[GenerationStep]:
+        assert self._lease is not None
+        return self._context.stream(self._lease, plan) if self._guess is None else self._guess.steps()
 
-    def _steps(self, plan: PrefillPlan, sampling: Sampling) -> AsyncIterator[GenerationStep]:
-        if self._guess is not None:
-            return self._guess.steps()
-        stream = self._parts.generator.stream(plan, sampling)
-        within_s, chat = self._settings.first_step_timeout_s, self._trace.chat(plan)
-        return self._held.steps(stream, self._deadline, within_s, chat)
-
-    async def _begin_again(self, asked: AdmissionRequest, lost: PrefillPlan, error: EngineDied) -> PrefillPlan:
-        """A turn on another instance; nothing has left yet that rests on the first. Raises what admission raises."""
+    def _retry(self, plan: PrefillPlan, error: EngineDied) -> None:
+        """Ask for a plan on another instance. No event has left yet that depends on the lost one."""
+        assert self._lease is not None
+        assert self._prompt is not None
+        self._lease.close(error)
         self._guess = None
-        self._held.__exit__(type(error), error, None)
-        again = msgspec.structs.replace(asked, query_id=f"{asked.query_id}~again", avoid=(lost.instance,))
-        self._held = Lease(again.query_id, self._parts.controller, self._releases)
-        self._ask(again)
-        plan = await self._plan()
-        log.info("begun_again", query_id=asked.query_id, lost=lost.instance, on=plan.instance, reason=error.message)
-        self._metrics.begun_again()
-        return plan
+        self._lost = plan.instance, error
+        self._attempt = self._attempt._replace(retry=self._attempt.retry + 1)
+        self._ask(self._context.admission_request(self._attempt, self._prompt, (plan.instance,)))

@@ -1,11 +1,12 @@
-"""A generation on provisional documents, out of everybody's sight until it is confirmed."""
+"""A generation on provisional documents, buffered until it is confirmed."""
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from gateway.query.context import QueryContext
 from gateway.query.lease import Lease
 from protocol.generation import GenerationStep
 from protocol.plans import PrefillPlan
@@ -13,70 +14,62 @@ from protocol.prompts import Prompt
 
 
 class Use(NamedTuple):
-    """What of a guess's work another prompt has use for: the share of it, and the tokens that were ``wasted``."""
+    """How much of a guess's work another prompt can use: the ``share`` of it, and the tokens that are ``wasted``."""
 
     share: float
     wasted: int
 
 
 class Guess:
-    """A generation on provisional documents. Its steps wait here, however many there are, until they are wanted.
+    """A running generation on provisional documents. Its steps stay in a buffer until they are wanted.
 
-    ``documents`` are the content keys that it rests on. It began at ``began_ms``, and its first step came at
-    ``prefilled_ms``, from the query's arrival, as ``now_ms`` tells; who ends it notes in ``ended_ms`` when the engine
-    had let go of it. It is ``over`` when it broke, or gave way to a request.
+    ``documents`` are the content keys it rests on. Times are milliseconds since the query's arrival: ``began_ms``, its
+    first step at ``prefilled_ms``, and its release at ``ended_ms``, which the owner sets. The guess is ``over`` if it
+    failed, or if the controller ended it for a request.
     """
 
-    def __init__(
-        self,
-        plan: PrefillPlan,
-        documents: Sequence[str],
-        lease: Lease,
-        steps: AsyncIterator[GenerationStep],
-        end: Callable[[str], Coroutine[Any, Any, None]],
-        now_ms: Callable[[], float],
-    ) -> None:
+    def __init__(self, context: QueryContext, plan: PrefillPlan, documents: Sequence[str], lease: Lease) -> None:
         self.plan = plan
         self.documents = documents
         self.lease = lease
-        self.began_ms = now_ms()
+        self.began_ms = context.timeline.now_ms()
         self.prefilled_ms = self.ended_ms = math.inf
         self.over = False
-        self._now_ms = now_ms
+        self._context = context
         self._error: Exception | None = None
         self._buffer: asyncio.Queue[GenerationStep | None] = asyncio.Queue()
-        lease.reading(self._read(steps), end)
+        lease.read_in_background(self._read(context.stream(lease, plan)), context.parts.generator.end)
 
     async def steps(self) -> AsyncGenerator[GenerationStep]:
-        """Its steps from the first one on; raises what the stream raises. To be read once."""
+        """All steps from the first one on. Raises what the stream raises. Call it once."""
         while (step := await self._buffer.get()) is not None:
             yield step
         if self._error is not None:
             raise self._error
 
     def use(self, prompt: Prompt) -> Use:
-        """What of its work another prompt has use for: what was computed of the segments that both begin with.
+        """How much of the guess's work ``prompt`` can use: the tokens computed for the segments that both begin with.
 
-        Nothing, as far as is known, before the engine has let go of it, or where nothing of it is kept.
+        Zero before the engine has released the guess, and if nothing of it was kept.
         """
         prefill = self.lease.prefill
         if prefill is None:
             return Use(0.0, 0)
         pairs = zip(self.plan.prompt.prefix, prompt.prefix, strict=False)
-        both = takewhile(lambda pair: pair[0].key == pair[1].key, pairs)
-        shared = sum(len(segment.token_ids) for segment, _ in both)
+        common = takewhile(lambda pair: pair[0].key == pair[1].key, pairs)
+        shared = sum(len(segment.token_ids) for segment, _ in common)
         computed = prefill.prompt_tokens - prefill.cached_tokens
         useful = max(0, min(shared, prefill.prompt_tokens) - prefill.cached_tokens)
         return Use(useful / computed if computed else 0.0, computed - useful)
 
-    async def _read(self, steps: AsyncIterator[GenerationStep]) -> None:
+    async def _read(self, steps: AsyncGenerator[GenerationStep]) -> None:
         try:
             async for step in steps:
-                self.prefilled_ms = min(self.prefilled_ms, self._now_ms())
+                self.prefilled_ms = min(self.prefilled_ms, self._context.timeline.now_ms())
                 self._buffer.put_nowait(step)
                 self.over = step.finish_reason == "ended"
         except Exception as error:
-            # Whoever wants the steps hears of it; perhaps nobody does.
+            # Only a reader of ``steps`` needs the error, and a dropped guess has none.
             self._error = error
             self.over = True
         self._buffer.put_nowait(None)

@@ -1,4 +1,4 @@
-"""Which of a prompt's documents were found, and where: read off the plan and what its prefill came to."""
+"""Cache hits of a prompt's documents, derived from its plan and its prefill."""
 
 from protocol.generation import PrefillResult
 from protocol.plans import PrefillPlan
@@ -7,17 +7,17 @@ from protocol.tiers import Tier
 
 
 def found_in(plan: PrefillPlan, prefill: PrefillResult) -> tuple[Tier | None, ...]:
-    """For each document of the prompt, in order, the tier that its KV came from; None if any of it was computed.
+    """For each document of the prompt, in order, the tier that its KV came from. None if any of it was computed.
 
-    What was cached is the prompt's front, so the first document that was not found is followed by no other that was.
-    One that the plan did not name a tier for was found by the engine itself, in its own paged cache.
+    The cached tokens are a prefix of the prompt, so no hit follows a miss. A hit for which the plan names no tier was
+    found by the engine in its own paged cache.
     """
     nodes = iter(plan.nodes)
     found: list[Tier | None] = []
     end = 0
     for segment in plan.prompt.segments:
         end += len(segment.token_ids)
-        # An empty segment is no node.
+        # Empty segments have no node.
         node = next(nodes, None) if segment.token_ids else None
         if segment.kind is SegmentKind.DOCUMENT:
             source = node.source if node is not None else None

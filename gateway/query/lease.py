@@ -1,4 +1,4 @@
-"""What a query holds of the other parts, and the one place where it gives all of that back."""
+"""The lease of one plan: what a query holds of the controller and the generator, and its release."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 import structlog
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.deadline import Deadline
+from gateway.query.closing import CLOSE_TIMEOUT_S, close_iterator
 from gateway.query.tracing import ChatTrace
 from protocol.errors import EngineDied, UnknownPlan
 from protocol.generation import FinishReason, GenerationStep, PrefillResult
@@ -16,54 +18,26 @@ from protocol.plans import CompletionReport, PlanOutcome
 
 T = TypeVar("T")
 
-_CLOSE_TIMEOUT_S = 5.0
 _NO_PREFILL = PrefillResult(prompt_tokens=0, cached_tokens=0, prefill_ms=0.0)
 
 log = structlog.get_logger(__name__)
 
 
-class Releases:
-    """The tasks that tell the controller of leases, held here so that they outlive the requests that started them.
-
-    An ``await`` on a remote call in the ``finally`` of a cancelled request never runs to its end, so no request awaits
-    its own release.
-    """
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something to its end, whatever becomes of the caller."""
-        # The loop itself holds tasks weakly.
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def drain(self, timeout_s: float) -> None:
-        """Wait for what is under way, ``timeout_s`` seconds at most."""
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=timeout_s)
-
-
 class Lease:
-    """One query's hold on the parts: iterators to close, a place in the queue to give up, a plan to release.
+    """One plan's place in the queue, its stream, and the controller's record of it.
 
-    A context manager. However its block ends, all is given back in the background, once; it may be left before. Where a
-    plan was asked for, the controller hears of the end exactly once: failed after an error, cancelled otherwise, unless
-    ``completed`` was called; ``released`` is done by then.
+    ``close`` gives all of that back in a background task, once. As a context manager, a lease closes at the end of its
+    block. If a plan was asked for, the controller receives exactly one completion report: COMPLETED after
+    ``completed``, else FAILED after an error, else CANCELLED. The task ``released`` ends after that report.
     """
 
-    def __init__(self, query_id: str, controller: Controller, releases: Releases) -> None:
-        self._query_id = query_id
+    def __init__(self, plan_id: str, controller: Controller, tasks: BackgroundTasks) -> None:
+        self._plan_id = plan_id
         self._controller = controller
-        self._releases = releases
-        self._iterators: list[AsyncIterator[Any]] = []
+        self._tasks = tasks
         self._admission: asyncio.Task[Any] | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._stream: AsyncIterator[GenerationStep] | None = None
+        self._reader: asyncio.Task[None] | None = None
         self._end: Callable[[str], Coroutine[Any, Any, None]] | None = None
         self._notice: asyncio.Task[None] | None = None
         self._prefill = _NO_PREFILL
@@ -71,7 +45,7 @@ class Lease:
         self._finish_reason: FinishReason | None = None
         self._chat: ChatTrace | None = None
         self._completed = False
-        self._told = False
+        self._lost_reported = False
         self.released: asyncio.Task[None] | None = None
 
     def __enter__(self) -> "Lease":
@@ -80,39 +54,43 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.released is not None:
-            return
-        if self._chat is not None:
-            self._chat.ended(self._completion_tokens, self._finish_reason, error)
-        outcome = PlanOutcome.FAILED if isinstance(error, Exception) else PlanOutcome.CANCELLED
-        self.released = self._releases.start(self._release(PlanOutcome.COMPLETED if self._completed else outcome))
+        self.close(error)
+
+    def close(self, error: BaseException | None = None) -> asyncio.Task[None]:
+        """Start the release, and return its task. Later calls return the same task and change nothing."""
+        if self.released is None:
+            if self._chat is not None:
+                self._chat.ended(self._completion_tokens, self._finish_reason, error)
+            outcome = PlanOutcome.FAILED if isinstance(error, Exception) else PlanOutcome.CANCELLED
+            self.released = self._tasks.start(self._release(PlanOutcome.COMPLETED if self._completed else outcome))
+        return self.released
 
     @property
     def prefill(self) -> PrefillResult | None:
-        """What the plan's prefill came to, once that is known."""
+        """Result of the plan's prefill; None before the first step."""
         return None if self._prefill is _NO_PREFILL else self._prefill
 
     def completed(self) -> None:
-        """Note that the plan came to its end, whatever becomes of the block from here on."""
+        """Mark the plan as completed: errors from here on no longer change its outcome."""
         self._completed = True
 
-    def closing(self, iterator: AsyncIterator[T]) -> AsyncIterator[T]:
-        """The same iterator, to be closed at release: closing is what stops the work behind it."""
-        self._iterators.append(iterator)
-        return iterator
+    def admit(self, admit: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a call that asks the controller for a plan. Closing cancels it.
 
-    def admission(self, admit: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """The wait for a plan, given up at release; there is nothing to release where it comes to None."""
+        A call that returns None has granted nothing, so there is nothing to release.
+        """
         admission = asyncio.create_task(admit)
         self._admission = admission
         return admission
 
-    def reading(self, read: Coroutine[Any, Any, None], end: Callable[[str], Coroutine[Any, Any, None]]) -> None:
-        """Let something read the steps of a speculative plan in the background.
+    def read_in_background(
+        self, read: Coroutine[Any, Any, None], end: Callable[[str], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Run ``read``, which consumes the steps of a speculative plan.
 
-        At release the generator ``end``s the plan, so that what it has computed by then is known and kept.
+        At release, ``end(plan_id)`` makes the generator end the plan, so that what it computed is known and kept.
         """
-        self._reading = asyncio.create_task(read)
+        self._reader = asyncio.create_task(read)
         self._end = end
 
     async def steps(
@@ -122,16 +100,17 @@ class Lease:
         first_within_s: float,
         chat: ChatTrace | None = None,
     ) -> AsyncGenerator[GenerationStep]:
-        """The steps of the plan's stream, closed at release; the controller hears of the first token meanwhile.
+        """Steps of the plan's ``stream``, which is closed at release. ``chat`` is the span that records them.
 
-        ``chat`` records them, until this is released. Raises what the stream and the deadline raise, and EngineDied for
-        a stream that ends without a reason.
+        Reports the first step to the controller in the background. Raises what the stream raises, DeadlineExceeded, and
+        EngineDied if the stream ends without a finish reason.
         """
         self._chat = chat
-        async for step in deadline.each(self.closing(stream), first_within_s):
+        self._stream = stream
+        async for step in deadline.each(stream, first_within_s):
             if step.prefill is not None:
                 self._prefill = step.prefill
-                self._notice = self._releases.start(self._tell_prefilled(step.prefill))
+                self._notice = self._tasks.start(self._report_prefilled(step.prefill))
                 if chat is not None:
                     chat.prefilled(step.prefill)
             self._completion_tokens += step.tokens
@@ -140,76 +119,69 @@ class Lease:
         if self._finish_reason is None:
             raise EngineDied("The engine's stream ended in the middle of the answer.")
 
+    async def _report_prefilled(self, prefill: PrefillResult) -> None:
+        try:
+            await self._controller.prefilled(self._plan_id, prefill.lost)
+            self._lost_reported = True
+        except UnknownPlan:
+            log.debug("nothing_to_commit", plan_id=self._plan_id)
+        except Exception as error:
+            log.warning("prefill_not_reported", plan_id=self._plan_id, error=repr(error))
+
+    async def _release(self, outcome: PlanOutcome) -> None:
+        if self._admission is not None:
+            # Before complete(): a plan granted after its completion would never be released.
+            self._admission.cancel()
+            await asyncio.wait({self._admission}, timeout=CLOSE_TIMEOUT_S)
+        if self._reader is not None:
+            await self._end_reader(self._reader)
+        if self._stream is not None:
+            await close_iterator(self._stream)
+        if self._notice is not None:
+            # The controller must receive prefilled() before complete().
+            await asyncio.wait({self._notice}, timeout=CLOSE_TIMEOUT_S)
+        if self._nothing_granted():
+            return
+        try:
+            await self._controller.complete(self._report(outcome))
+        except UnknownPlan:
+            # The cancelled admission gave up its place in the queue, or never reached it.
+            log.debug("nothing_to_release", plan_id=self._plan_id)
+        except Exception as error:
+            log.warning("lease_not_released", plan_id=self._plan_id, error=repr(error))
+
     def _report(self, outcome: PlanOutcome) -> CompletionReport:
         return CompletionReport(
-            query_id=self._query_id,
+            query_id=self._plan_id,
             outcome=outcome,
             cached_tokens=self._prefill.cached_tokens,
             computed_tokens=self._prefill.prompt_tokens - self._prefill.cached_tokens,
             completion_tokens=self._completion_tokens,
             prefill_ms=self._prefill.prefill_ms,
-            lost=() if self._told else self._prefill.lost,
+            # Reported once: another plan may have restored the copies since.
+            lost=() if self._lost_reported else self._prefill.lost,
         )
 
-    async def _tell_prefilled(self, prefill: PrefillResult) -> None:
-        try:
-            await self._controller.prefilled(self._query_id, prefill.lost)
-            self._told = True
-        except UnknownPlan:
-            log.debug("nothing_to_commit", query_id=self._query_id)
-        except Exception as error:
-            log.warning("prefill_not_told", query_id=self._query_id, error=repr(error))
-
-    async def _release(self, outcome: PlanOutcome) -> None:
-        if self._admission is not None:
-            # Settled before complete(), or a plan granted late would find its release already behind it.
-            self._admission.cancel()
-            await asyncio.wait({self._admission}, timeout=_CLOSE_TIMEOUT_S)
-        if self._reading is not None:
-            await self._read_to_the_end(self._reading)
-        for iterator in reversed(self._iterators):
-            await self._close(iterator)
-        if self._notice is not None:
-            # The controller hears of the beginning before it hears of the end.
-            await asyncio.wait({self._notice}, timeout=_CLOSE_TIMEOUT_S)
-        if self._nothing_granted():
-            return
-        try:
-            # What is lost is told once: another plan may have brought it back since.
-            await self._controller.complete(self._report(outcome))
-        except UnknownPlan:
-            # Its wait was given up when the admission was cancelled, or it never got that far.
-            log.debug("nothing_to_release", query_id=self._query_id)
-        except Exception as error:
-            log.warning("lease_not_released", query_id=self._query_id, error=repr(error))
-
-    async def _read_to_the_end(self, reading: asyncio.Task[None]) -> None:
-        """End a speculative plan, and hear what its last step says; its stream must not be read when it is closed."""
-        if not reading.done() and self._end is not None:
+    async def _end_reader(self, reader: asyncio.Task[None]) -> None:
+        """End a speculative plan and read its last step. A stream that is still being read must not be closed."""
+        if not reader.done() and self._end is not None:
             try:
-                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                    await self._end(self._query_id)
-                    await asyncio.wait({reading})
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await self._end(self._plan_id)
+                    await asyncio.wait({reader})
             except Exception as error:
-                log.warning("speculation_not_ended", query_id=self._query_id, error=repr(error))
-        reading.cancel()
-        await asyncio.wait({reading}, timeout=_CLOSE_TIMEOUT_S)
+                log.warning("speculation_not_ended", plan_id=self._plan_id, error=repr(error))
+        reader.cancel()
+        await asyncio.wait({reader}, timeout=CLOSE_TIMEOUT_S)
 
     def _nothing_granted(self) -> bool:
-        """Whether nothing was asked for, or it came to None; what failed or was cancelled may be a plan over there."""
+        """Whether no plan was asked for, or the controller answered None.
+
+        After an error or a cancellation the controller may still hold a plan.
+        """
         if self._admission is None:
             return True
         if not self._admission.done() or self._admission.cancelled():
             return False
-        # Asked for its error in any case, or the loop complains that nobody did.
+        # Reading the exception also keeps asyncio from logging it as never retrieved.
         return self._admission.exception() is None and self._admission.result() is None
-
-    async def _close(self, iterator: AsyncIterator[Any]) -> None:
-        aclose = getattr(iterator, "aclose", None)
-        if aclose is None:
-            return
-        try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await aclose()
-        except Exception as error:
-            log.warning("stream_not_closed", error=repr(error))

@@ -1,185 +1,113 @@
-"""The core of the product: search, speculate, lay out, admit, stream, complete."""
+"""The life of one query: search, speculate, lay out, admit, stream, complete."""
 
-import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.deadline import Deadline
 from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.query.context import QueryContext
 from gateway.query.generation import Generation
-from gateway.query.lease import Lease, Releases
 from gateway.query.query import Query
+from gateway.query.search import Search
 from gateway.query.speculation import Speculation
-from gateway.query.speculation_start import Settling
-from gateway.query.tracing import QueryTrace, Tracing
+from gateway.query.speculation_start import SpeculationStart
+from gateway.query.tracing import Tracing
 from gateway.query.transcript import Transcript
 from gateway.settings import GatewaySettings
 from gateway.stores.query_log import QueryLog
 from gateway.stores.recent_documents import RecentDocuments
 from gateway.wire.events import Event
-from protocol.errors import InternalError, NoDocuments, QuestionTooLong, UnknownCollection
 from protocol.parts import Parts
-from protocol.plans import AdmissionRequest, PrefillPlan
-from protocol.prompts import Prompt
 from protocol.retrieval import CandidateSet
-
-_NOTHING_FOUND = CandidateSet(stage=1, of=1, docs=(), scores=(), final=True, elapsed_ms=0.0)
 
 
 class QueryPipeline:
-    """Takes a query through the other three parts; holds no state of its own between queries.
-
-    ``recent`` hears of the documents that are found, one of its own by default.
-    """
+    """Runs queries through the retriever, the controller and the generator. Holds no state between queries."""
 
     def __init__(
         self,
         parts: Parts,
         *,
         metrics: GatewayMetrics,
-        releases: Releases,
+        tasks: BackgroundTasks,
         query_log: QueryLog,
         settings: GatewaySettings,
-        settling: Settling,
+        speculation_start: SpeculationStart,
         tracing: Tracing | None = None,
         recent: RecentDocuments | None = None,
     ) -> None:
         self._parts = parts
         self._metrics = metrics
-        self._releases = releases
+        self._tasks = tasks
         self._query_log = query_log
         self._settings = settings
-        self._settling = settling
+        self._speculation_start = speculation_start
         self._tracing = tracing or Tracing()
         self._recent = recent or RecentDocuments()
 
     async def run(self, transcript: Transcript) -> AsyncGenerator[Event]:
-        """The query's events up to ``query.completed``; raises what any part raises, and DeadlineExceeded.
+        """The query's events up to ``query.completed``. Raises what the parts raise, and DeadlineExceeded.
 
-        However it ends, closing and cancelling included, the controller hears of it exactly once.
+        However the query ends, closing and cancelling included, each plan that it asked for is completed exactly once.
         """
-        query = transcript.query
-        deadline = Deadline(self._settings.query_timeout_s)
-        searched_at = time.time()
+        context = self._context(transcript)
+        query = context.query
         with (
-            self._timed(transcript),
-            self._tracing.query(query) as trace,
-            self._generation(transcript, deadline, trace) as generation,
-            self._speculation(transcript, deadline, searched_at, trace) as speculation,
+            context.recorded(),
+            Search(context) as search,
+            Generation(context) as generation,
+            Speculation(context, self._speculation_start) as speculation,
         ):
             yield transcript.created()
 
-            found: CandidateSet | None = None
-            async for found in self._search(query, deadline, generation.lease, trace):
-                transcript.searched(found)
+            # Search, and speculate on the provisional documents.
+            async for found in search.stages():
                 await speculation.consider(found)
                 if query.include_stages:
                     yield transcript.stage(found)
-            if found is None or not found.final:
-                raise InternalError("The search ended without its final documents.")
-            if found.missing_shards:
-                self._metrics.partial()
-            self._note(query, found)
+            documents = search.documents
+            self._remember(query, documents)
 
+            # Lay out the prompt and admit the query, unless a guess on these documents is running already.
             guess = speculation.confirmed()
-            prompt = guess.plan.prompt if guess is not None else self._lay_out(query, found)
-            transcript.place(found, prompt)
-            asked = AdmissionRequest(query.query_id, query.namespace, prompt, searched_at, query.order)
-            if guess is not None:
-                generation.take_over(guess)
+            prompt = context.lay_out(documents) if guess is None else guess.plan.prompt
+            transcript.laid_out(documents, prompt)
+            if guess is None:
+                # Before the next event: until a response starts, a refusal is an HTTP status.
+                await generation.admit(prompt)
             else:
-                # A full queue refuses at once, and before the first event a refusal is still a status. Whoever has a
-                # place and waits long for his turn gets his sources meanwhile.
-                await generation.ask(asked)
+                generation.take_over(guess)
             yield transcript.retrieved()
 
-            # Tokens leave from here on: the documents that they rest on are final.
-            async for plan, step in generation.steps(asked, query.sampling):
+            # Stream. The documents are final, so tokens may leave.
+            async for plan, step in generation.steps():
                 if step.prefill is not None:
-                    self._metrics.prefilled(plan, step.prefill)
+                    context.metrics.prefilled(plan, step.prefill)
                 for event in transcript.step(plan, step):
                     yield event
 
-            transcript.speculated(speculation.timings(plan.prompt, found.elapsed_ms))
+            # Complete.
+            transcript.speculated(speculation.timings(plan.prompt, documents.elapsed_ms))
+            speculation.learn(plan.prompt)
             completed = transcript.completed()
-            self._metrics.overlapped(completed.timings.non_overlapped_ms / 1000)
-            trace.completed(completed.response)
+            context.metrics.non_overlapped(completed.timings.non_overlapped_ms / 1000)
+            context.trace.completed(completed.response)
             generation.completed()
             yield completed
 
-    @contextmanager
-    def _timed(self, transcript: Transcript) -> Iterator[None]:
-        error: BaseException | None = None
-        try:
-            yield
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            self._metrics.ended(transcript, error)
-
-    def _generation(self, transcript: Transcript, deadline: Deadline, trace: QueryTrace) -> Generation:
-        def on_turn(plan: PrefillPlan) -> None:
-            transcript.admit(plan)
-            self._metrics.admitted(plan.queued_ms / 1000, plan.overtaken)
-
-        query_id = transcript.query.query_id
-        return Generation(
-            query_id,
-            self._parts,
-            self._releases,
-            deadline,
-            self._settings,
-            self._metrics,
-            trace,
-            transcript.timeline,
-            on_turn,
+    def _context(self, transcript: Transcript) -> QueryContext:
+        return QueryContext(
+            parts=self._parts,
+            settings=self._settings,
+            metrics=self._metrics,
+            tasks=self._tasks,
+            transcript=transcript,
+            trace=self._tracing.query(transcript.query),
+            deadline=Deadline(self._settings.query_timeout_s),
         )
 
-    def _speculation(
-        self, transcript: Transcript, deadline: Deadline, searched_at: float, trace: QueryTrace
-    ) -> Speculation:
-        within_s = self._settings.first_step_timeout_s
-        return Speculation(
-            transcript,
-            self._parts,
-            self._releases,
-            deadline,
-            within_s,
-            self._lay_out,
-            self._metrics,
-            self._settling,
-            searched_at,
-            trace,
-        )
-
-    async def _search(
-        self, query: Query, deadline: Deadline, lease: Lease, trace: QueryTrace
-    ) -> AsyncGenerator[CandidateSet]:
-        before_ms = 0.0
-        try:
-            stages = lease.closing(self._parts.retriever.search(trace.retrieval(query.search)))
-            async for found in deadline.each(stages):
-                trace.found(found)
-                self._metrics.stage(found.stage, (found.elapsed_ms - before_ms) / 1000)
-                before_ms = found.elapsed_ms
-                yield found
-        except (UnknownCollection, NoDocuments):
-            if not query.documents_optional:
-                raise
-            trace.found(_NOTHING_FOUND)
-            yield _NOTHING_FOUND
-
-    def _note(self, query: Query, found: CandidateSet) -> None:
-        self._recent.found(query.namespace, found.docs)
-        # Documents behind a system prompt of the caller's own stand on another path than those that are warmed up.
-        if found.docs and query.messages[0].role != "system":
+    def _remember(self, query: Query, documents: CandidateSet) -> None:
+        self._recent.found(query.namespace, documents.docs)
+        # With a system prompt of the caller's own, the documents are on another path than those that are warmed up.
+        if documents.docs and query.messages[0].role != "system":
             self._query_log.note(query.search)
-
-    def _lay_out(self, query: Query, found: CandidateSet) -> Prompt:
-        try:
-            return self._parts.layout.lay_out(query.messages, found.docs, query.sampling.max_tokens)
-        except QuestionTooLong as error:
-            if error.param != "messages":
-                raise
-            raise QuestionTooLong(error.message, query.question_field) from error

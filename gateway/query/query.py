@@ -1,4 +1,4 @@
-"""A query as the pipeline takes it: validated, its tenant known, free of HTTP."""
+"""A query as the pipeline takes it: validated, with its tenant, without HTTP."""
 
 from uuid import uuid4
 
@@ -17,11 +17,9 @@ def _new_id() -> str:
 class Query(msgspec.Struct, frozen=True, kw_only=True):
     """One question to one collection.
 
-    ``messages`` is the conversation that it ends, ``question_field`` the field of the request that carries it.
-    ``query_id`` is one that no other query has.
-
-    ``order`` is that of the documents in its prompt. With ``documents_optional`` an unknown or empty collection means
-    an answer without documents, not an error.
+    ``messages`` is the conversation that ends with the question. ``question_field`` is the request's field that holds
+    the question. ``query_id`` is unique. ``order`` is the order of the documents in the prompt. With
+    ``documents_optional``, an unknown or empty collection means an answer without documents instead of an error.
     """
 
     namespace: str

@@ -1,4 +1,4 @@
-"""Queries under way: each a task of its own, which its request reads from and may cancel."""
+"""Running queries. Each is a task; its request reads the events and may cancel it."""
 
 import asyncio
 import time
@@ -17,9 +17,9 @@ log = structlog.get_logger(__name__)
 
 
 class QueryRun:
-    """One query under way: a task drives the pipeline, its events wait here until the request takes them.
+    """One running query. Its task drives the pipeline and buffers the events for the request.
 
-    The buffer needs no bound: ``max_tokens`` bounds the answer, and a slow reader must not slow the engine.
+    The buffer is unbounded: ``max_tokens`` bounds the answer, and a slow reader must not slow the engine.
     """
 
     def __init__(self, source: AsyncGenerator[Event], transcript: Transcript) -> None:
@@ -28,37 +28,37 @@ class QueryRun:
         self._source = source
         self._buffer: asyncio.Queue[Event | None] = asyncio.Queue()
         self._startable = asyncio.Event()
-        # The task takes this context along, and hands it on: all that is logged on the query's behalf names it.
+        # The task and its child tasks inherit this context, so all their log lines name the query.
         with structlog.contextvars.bound_contextvars(query_id=transcript.query.query_id):
             self.task = asyncio.create_task(self._drive())
-        # Not a finally in _drive: a task cancelled before its first step never enters it.
+        # Not a finally in _drive: a task that is cancelled before its first step never enters it.
         self.task.add_done_callback(self._end)
 
     async def started(self) -> None:
-        """Return when a response may start: the documents are final and the queue has not refused.
+        """Wait until a response may start: the documents are final, and the query was not refused.
 
-        Raises what went wrong until then, while it can still be a status.
+        Raises the query's error if it fails before, while the error can still become an HTTP status.
         """
         await self._startable.wait()
         if self.error is not None:
             raise self.error
 
     async def events(self) -> AsyncIterator[Event]:
-        """The query's events; raises its error at their end. To be read once."""
+        """The query's events, then its error if it failed. Call it once."""
         while (event := await self._buffer.get()) is not None:
             yield event
         if self.error is not None:
             raise self.error
 
     async def reply(self) -> Reply:
-        """The whole answer; raises whatever kept it from completing."""
+        """The complete answer. Raises the query's error if it failed."""
         async for event in self.events():
             if isinstance(event, QueryCompleted):
                 return event.response
         raise InternalError("The query ended without an answer.")
 
     def cancel(self) -> None:
-        """Stop the query wherever it is; does nothing once it has ended."""
+        """Cancel the query. Does nothing once it has ended."""
         self.task.cancel()
 
     async def _drive(self) -> None:
@@ -71,7 +71,7 @@ class QueryRun:
             self.error = error
         except Exception:
             log.exception("query_defect")
-            self.error = InternalError("Something went wrong inside RAGTree; its log says what.")
+            self.error = InternalError("RAGTree had an internal error; its log has the details.")
 
     def _end(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
@@ -81,7 +81,7 @@ class QueryRun:
 
 
 class QueryRuns:
-    """Starts queries and knows those under way. ``on_error`` hears of each that failed."""
+    """Starts queries and tracks the running ones. Calls ``on_error`` with each query's error."""
 
     def __init__(
         self,
@@ -94,32 +94,32 @@ class QueryRuns:
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._busy = asyncio.Event()
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def start(self, query: Query) -> QueryRun:
-        """Set a query going."""
+        """Start a query."""
         transcript = Transcript(query, self._clock)
         run = QueryRun(self._pipeline.run(transcript), transcript)
         self._tasks.add(run.task)
         self._busy.set()
-        self._quiet.clear()
+        self._idle.clear()
         run.task.add_done_callback(lambda task: self._ended(task, run))
         return run
 
-    async def arrival(self) -> None:
-        """Return as soon as a query is under way."""
+    async def wait_busy(self) -> None:
+        """Wait until a query is running."""
         await self._busy.wait()
 
-    async def lull(self) -> None:
-        """Return as soon as no query is under way."""
-        await self._quiet.wait()
+    async def wait_idle(self) -> None:
+        """Wait until no query is running."""
+        await self._idle.wait()
 
     async def shutdown(self) -> None:
-        """Cancel what is still under way and wait until it has let go."""
+        """Cancel the running queries and wait until they have ended."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -129,6 +129,6 @@ class QueryRuns:
         self._tasks.discard(task)
         if not self._tasks:
             self._busy.clear()
-            self._quiet.set()
+            self._idle.set()
         if run.error is not None:
             self._on_error(run.error)

@@ -1,11 +1,11 @@
-"""The spans of a query, as OpenTelemetry's conventions for generative AI have them.
+"""The spans of a query, after OpenTelemetry's conventions for generative AI.
 
     invoke_workflow                 the whole query; continues its caller's trace
       ├─ retrieval                  the search, an event for each stage
       │    └─ embeddings            in the retriever's process
-      └─ chat                       each generation, those on provisional documents included
+      └─ chat                       each generation, including those on provisional documents
 
-Without a tracer that records, all of it does nothing; nothing of it is called for each token.
+Without a recording tracer, all calls do nothing. None is made per token.
 """
 
 import time
@@ -33,14 +33,14 @@ _TTFT = "gen_ai.response.time_to_first_chunk"
 
 
 class ChatTrace:
-    """The span of one generation. Seconds count from its beginning."""
+    """The span of one generation. Its time to the first token is in seconds since its start."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
         self._began = time.monotonic()
 
     def prefilled(self, prefill: PrefillResult) -> None:
-        """Record the first token, and what the prompt came to."""
+        """Record the first token and the prompt's tokens."""
         if self._span.is_recording():
             self._span.add_event("first_token")
             self._span.set_attribute(_TTFT, time.monotonic() - self._began)
@@ -48,7 +48,7 @@ class ChatTrace:
             self._span.set_attribute(_CACHED_TOKENS, prefill.cached_tokens)
 
     def ended(self, tokens: int, reason: FinishReason | None, error: BaseException | None) -> None:
-        """End the span of a generation of so many tokens; one without a reason was given up."""
+        """End the span. Without a finish reason or an error, the generation was cancelled."""
         if self._span.is_recording():
             self._span.set_attribute("gen_ai.usage.output_tokens", tokens)
             if reason is not None:
@@ -59,7 +59,7 @@ class ChatTrace:
 
 
 class QueryTrace:
-    """The spans of one query. A context manager: what is still open at the end of its block ends with it."""
+    """The spans of one query. As a context manager, it ends all open spans at the end of its block."""
 
     def __init__(self, tracer: Tracer, query: Query) -> None:
         self._tracer = tracer
@@ -74,7 +74,7 @@ class QueryTrace:
     def __enter__(self) -> "QueryTrace":
         context = self._root.get_span_context()
         if context.is_valid:
-            # For the rest of the query's own task, and what it starts.
+            # Applies to the rest of the query's task and to its child tasks.
             structlog.contextvars.bind_contextvars(
                 trace_id=format_trace_id(context.trace_id), span_id=format_span_id(context.span_id)
             )
@@ -87,7 +87,7 @@ class QueryTrace:
             end(span, error)
 
     def retrieval(self, search: SearchRequest) -> SearchRequest:
-        """Begin the span of a search; the request that lets the retriever go on with it."""
+        """Start the span of a search. Returns the request with the span's context for the retriever."""
         collection = search.collection
         attributes: _Attributes = {"gen_ai.data_source.id": collection, "gen_ai.request.top_k": search.top_k}
         self._retrieval = self._start(f"retrieval {collection}", "retrieval", attributes)
@@ -95,7 +95,7 @@ class QueryTrace:
         return search if traceparent is None else msgspec.structs.replace(search, traceparent=traceparent)
 
     def found(self, found: CandidateSet) -> None:
-        """Record a stage of the search; its span ends with the last one."""
+        """Record a stage of the search. The final stage ends its span."""
         if self._retrieval.is_recording():
             self._retrieval.add_event("stage", {"ragtree.stage": found.stage, "ragtree.documents": len(found.docs)})
             if found.final:
@@ -104,7 +104,7 @@ class QueryTrace:
                 end(self._retrieval)
 
     def chat(self, plan: PrefillPlan) -> ChatTrace:
-        """Begin the span of a generation."""
+        """Start the span of a generation."""
         attributes: _Attributes = {
             "gen_ai.request.max_tokens": self._query.sampling.max_tokens,
             "gen_ai.request.temperature": self._query.sampling.temperature,
@@ -115,12 +115,12 @@ class QueryTrace:
         return ChatTrace(self._start(f"chat {self._query.model}", "chat", attributes))
 
     def speculated(self, outcome: str) -> None:
-        """Record what became of a generation on provisional documents."""
+        """Record the outcome of a generation on provisional documents."""
         if self._root.is_recording():
             self._root.add_event("speculation", {"ragtree.outcome": outcome})
 
     def completed(self, reply: Reply) -> None:
-        """Record what an answered query came to."""
+        """Record the figures of an answered query."""
         if self._root.is_recording():
             self._root.set_attributes(
                 {
@@ -147,20 +147,20 @@ class QueryTrace:
 
 
 class Tracing:
-    """Makes the spans of queries with ``tracer``; ``close`` sends what is left of them."""
+    """Makes the spans of queries with ``tracer``. ``close`` sends the remaining spans."""
 
     def __init__(self, tracer: Tracer | None = None, close: Callable[[], None] = lambda: None) -> None:
         self._tracer = tracer or NoOpTracer()
         self.close = close
 
     def query(self, query: Query) -> QueryTrace:
-        """Begin the span of a query, in the trace of the request whose context this runs in."""
+        """Start the span of a query, in the trace of the current context."""
         return QueryTrace(self._tracer, query)
 
 
 @contextmanager
 def continued(traceparent: str | None) -> Iterator[None]:
-    """Let what is begun inside belong to the caller's trace."""
+    """Start the spans of the block within the caller's trace, if it sent one."""
     if traceparent is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""What has become known of one query so far."""
+"""The record of one query, from which its events and its reply are made."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,6 +8,7 @@ import msgspec
 
 from gateway.query.hits import found_in
 from gateway.query.query import Query
+from gateway.query.token_times import TokenTimes
 from gateway.wire import events
 from gateway.wire.errors import error_body
 from gateway.wire.reply import (
@@ -37,9 +38,9 @@ class _Stamp(TypedDict):
 
 
 class Transcript:
-    """Everything a query has come to: makes its events in order, and of them, in one place, its reply.
+    """Records what happens to one query, and makes its events, in order, and its reply from that.
 
-    The clock counts seconds from any fixed point.
+    ``clock`` returns monotonic seconds.
     """
 
     def __init__(self, query: Query, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,6 +48,7 @@ class Transcript:
         self._clock = clock
         self._start = clock()
         self.timeline = Timeline(lambda: self.elapsed_s * 1000)
+        self.token_times = TokenTimes()
         self._created_at = int(time.time())
         self._sequence = 0
         self._results: tuple[SearchResult, ...] = ()
@@ -59,11 +61,7 @@ class Transcript:
         self._queue_ms = 0.0
         self._overtakes = 0
         self._prefill = _NO_PREFILL
-        self._ttft_ms: float | None = None
-        self._last_token_s = 0.0
-        self._longest_gap_s = 0.0
         self._text: list[str] = []
-        self._completion_tokens = 0
         self._finish_reason: FinishReason | None = None
 
     @property
@@ -73,38 +71,20 @@ class Transcript:
 
     @property
     def tokens(self) -> int:
-        """Tokens that the query has used so far: of its prompt once that was prefilled, and of the answer."""
-        return self._prefill.prompt_tokens + self._completion_tokens
-
-    @property
-    def first_token_s(self) -> float | None:
-        """Seconds from the query's arrival to its first token, None before that."""
-        return None if self._ttft_ms is None else self._ttft_ms / 1000
-
-    @property
-    def completion_tokens(self) -> int:
-        """How many tokens were generated so far."""
-        return self._completion_tokens
-
-    @property
-    def token_gaps(self) -> tuple[float, float] | None:
-        """Seconds between the tokens so far, on average and at most; None before the second one."""
-        if self._ttft_ms is None or self._completion_tokens < 2:
-            return None
-        mean_s = (self._last_token_s - self._ttft_ms / 1000) / (self._completion_tokens - 1)
-        return mean_s, self._longest_gap_s
+        """Tokens used so far: those of the prompt, once it is prefilled, and of the answer."""
+        return self._prefill.prompt_tokens + self.token_times.tokens
 
     def created(self) -> events.QueryCreated:
         """The query's first event."""
         return events.QueryCreated(**self._stamp(), model=self.query.model, created_at=self._created_at)
 
     def searched(self, found: CandidateSet) -> None:
-        """Note one stage of the search."""
+        """Record a stage of the search."""
         self._stages_ms.append(found.elapsed_ms)
         self.timeline.stage(found.stage, found.of)
 
     def speculated(self, speculation: SpeculationTimings | None) -> None:
-        """Note what generating on provisional documents has come to."""
+        """Record the result of the speculation."""
         self._speculation = speculation
 
     def stage(self, found: CandidateSet) -> events.RetrievalStage:
@@ -114,8 +94,8 @@ class Transcript:
             **self._stamp(), stage=found.stage, elapsed_ms=found.elapsed_ms, doc_ids=ids, final=found.final
         )
 
-    def place(self, found: CandidateSet, prompt: Prompt) -> None:
-        """Note the final documents, and which of them stand in the prompt."""
+    def laid_out(self, found: CandidateSet, prompt: Prompt) -> None:
+        """Record the final documents, and which of them are in the prompt."""
         kept = len(found.docs) - prompt.dropped_documents
         self._results = search_results(found)
         self._retrieval_ms = found.elapsed_ms
@@ -133,45 +113,38 @@ class Transcript:
             missing_shards=self._missing_shards,
         )
 
-    def admit(self, plan: PrefillPlan) -> None:
-        """Note how long the query waited, and how often it was overtaken."""
+    def admitted(self, plan: PrefillPlan) -> None:
+        """Record how long the query was queued, and how often it was overtaken."""
         self._queue_ms = plan.queued_ms
         self._overtakes = plan.overtaken
 
     def step(self, plan: PrefillPlan, step: GenerationStep) -> Iterator[events.Event]:
-        """The events of one step of the engine."""
+        """Record one step of the engine, and make its events."""
         if step.prefill is not None:
             self._prefill = step.prefill
             yield self._resolved(plan, step.prefill)
             for cited in self._citations:
                 yield events.AnnotationAdded(**self._stamp(), annotation=cited)
         if step.tokens:
-            self._time_token()
-        self._completion_tokens += step.tokens
+            first = self.token_times.first_ms is None
+            self.token_times.record(
+                self.timeline.moment("first_token") if first else self.timeline.now_ms(), step.tokens
+            )
         self._finish_reason = step.finish_reason
         if step.text:
             self._text.append(step.text)
             yield events.OutputTextDelta(**self._stamp(), delta=step.text)
 
-    def _time_token(self) -> None:
-        if self._ttft_ms is None:
-            self._ttft_ms = self.timeline.moment("first_token")
-            self._last_token_s = self._ttft_ms / 1000
-            return
-        now_s = self.elapsed_s
-        self._longest_gap_s = max(self._longest_gap_s, now_s - self._last_token_s)
-        self._last_token_s = now_s
-
     def completed(self) -> events.QueryCompleted:
-        """The terminal event of an answered query."""
-        if self._ttft_ms is not None:
-            self.timeline.phase("decode", self._ttft_ms, f"{self._completion_tokens} tokens")
+        """Make the terminal event of an answered query."""
+        if self.token_times.first_ms is not None:
+            self.timeline.phase("decode", self.token_times.first_ms, f"{self.token_times.tokens} tokens")
         self.timeline.moment("end")
         reply = self._reply()
         return events.QueryCompleted(**self._stamp(), response=reply, usage=reply.usage, timings=reply.timings)
 
     def failed(self, error: RagtreeError) -> events.QueryIncomplete | events.QueryFailed:
-        """The terminal event of a query that did not come to its end."""
+        """Make the terminal event of a query that failed."""
         if isinstance(error, DeadlineExceeded) and self._text:
             return events.QueryIncomplete(**self._stamp(), reason="timeout")
         return events.QueryFailed(**self._stamp(), error=error_body(error))
@@ -188,7 +161,7 @@ class Transcript:
 
     def _reply(self) -> Reply:
         if self._finish_reason is None:
-            raise InternalError("The query ended without a reason.")
+            raise InternalError("The query ended without a finish reason.")
         prompt_tokens = self._prefill.prompt_tokens
         return Reply(
             query_id=self.query.query_id,
@@ -202,8 +175,8 @@ class Transcript:
             dropped_chunk_ids=self._dropped,
             usage=Usage(
                 prompt_tokens,
-                self._completion_tokens,
-                prompt_tokens + self._completion_tokens,
+                self.token_times.tokens,
+                prompt_tokens + self.token_times.tokens,
                 PromptTokensDetails(self._prefill.cached_tokens),
             ),
             timings=self._timings(),
@@ -223,7 +196,7 @@ class Transcript:
             speculation=self._speculation,
             kv_load_ms=self._prefill.kv_load_ms,
             prefill_ms=self._prefill.prefill_ms,
-            ttft_ms=total_ms if self._ttft_ms is None else self._ttft_ms,
+            ttft_ms=total_ms if self.token_times.first_ms is None else self.token_times.first_ms,
             total_ms=total_ms,
             overtakes=self._overtakes,
         )

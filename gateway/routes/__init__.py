@@ -1,1 +1,1 @@
-"""The routes of the HTTP API, one file a resource; each only translates between HTTP and the parts."""
+"""The routes of the HTTP API, one module per resource. They translate between HTTP and the parts."""

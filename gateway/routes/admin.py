@@ -1,6 +1,6 @@
-"""The KV cache for its administrators: what it holds, what is to be in it, what stays, and what goes.
+"""Administration of the KV cache: statistics, warm-up, pins and deletion.
 
-Documents are named as everywhere; ``tenant`` says whose, by default the administrator's own.
+``tenant`` names the documents' owner. By default, it is the administrator's own tenant.
 """
 
 from typing import Annotated, Any
@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from gateway.background.pinning import pin_document
 from gateway.limits.auth import namespace_of
-from gateway.query.activity import ActivityReport
-from gateway.routes.bodies import JSON_LINES, blaming
+from gateway.routes.bodies import JSON_LINES, validating
 from gateway.routes.dependencies import AdminDep, GatewayDep, json_only, media_type
 from gateway.routes.documents import DocumentPath
 from gateway.routes.responses import json_response
+from gateway.wire.activity_replies import ActivityReport
 from gateway.wire.cache_replies import CacheStats, CacheTree, Dropped, Pinned, WarmUpReply, token_bytes
 from gateway.wire.openapi import errors, json_reply, reference
 from gateway.wire.schemas import COLLECTION, PinBody, TenantName, WarmBody, WarmQuery
@@ -26,7 +26,7 @@ router = APIRouter(prefix="/v1/admin/cache", tags=["admin"])
 
 DEEPEST, MOST_NODES = 128, 10_000
 
-TenantQuery = Annotated[TenantName | None, Query(description="Whose documents; by default the administrator's own.")]
+TenantQuery = Annotated[TenantName | None, Query(description="Owner; by default the administrator's tenant.")]
 _WARM: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -38,31 +38,31 @@ _WARM: dict[str, Any] = {
 }
 
 
-@router.get("/stats", responses={200: json_reply(CacheStats, "The cache now."), **errors(401, 403, 500, 503)})
+@router.get("/stats", responses={200: json_reply(CacheStats, "The cache's statistics."), **errors(401, 403, 500, 503)})
 async def cache_stats(_administrator: AdminDep, gateway: GatewayDep) -> Response:
-    """What the cache's tiers hold, and what the controller has under way."""
+    """Get the usage of the cache's tiers, and the controller's load."""
     gateway.readiness.require_parts()
     stats = await gateway.controller.stats()
     return json_response(CacheStats.of(stats, token_bytes(gateway.readiness)))
 
 
-@router.get("/tree", responses={200: json_reply(CacheTree, "The tree now."), **errors(401, 403, 422, 500, 503)})
+@router.get("/tree", responses={200: json_reply(CacheTree, "The tree."), **errors(401, 403, 422, 500, 503)})
 async def cache_tree(
     _administrator: AdminDep,
     gateway: GatewayDep,
-    depth: Annotated[int, Query(ge=0, le=DEEPEST, description="How many documents deep.")] = 2,
-    limit: Annotated[int, Query(ge=0, le=MOST_NODES, description="How many nodes at most: the most used.")] = 1000,
+    depth: Annotated[int, Query(ge=0, le=DEEPEST, description="Depth of the view, in documents.")] = 2,
+    limit: Annotated[int, Query(ge=0, le=MOST_NODES, description="Maximum number of nodes.")] = 1000,
 ) -> Response:
-    """The knowledge tree by namespace, the most used documents first."""
+    """Get the knowledge tree by namespace, most used documents first."""
     gateway.readiness.require_parts()
     return json_response(CacheTree.of(await gateway.controller.tree(depth, limit), gateway.recent_documents))
 
 
 @router.get("/activity", responses={200: json_reply(ActivityReport, "The last minutes."), **errors(401, 403, 500)})
 async def activity(_administrator: AdminDep, gateway: GatewayDep) -> Response:
-    """What this gateway did in the last minutes: queries, times to first token, cached tokens, refusals.
+    """Get this gateway's last minutes: queries, times to first token, cached tokens and refusals.
 
-    Each replica of the gateway tells its own.
+    Each replica of the gateway reports its own.
     """
     return json_response(gateway.metrics.activity.report())
 
@@ -73,15 +73,15 @@ async def activity(_administrator: AdminDep, gateway: GatewayDep) -> Response:
     response_class=Response,
     openapi_extra=_WARM,
     responses={
-        202: json_reply(WarmUpReply, "The job that does it.", Location="Where the job can be asked for."),
+        202: json_reply(WarmUpReply, "The warm-up job.", Location="URL of the job."),
         **errors(400, 401, 403, 409, 413, 415, 422, 500),
     },
 )
 async def warm_cache(request: Request, administrator: AdminDep, gateway: GatewayDep) -> Response:
-    """Bring the documents of past queries into the cache, those that came together most often first.
+    """Bring the documents of past queries into the cache, most frequent sequences of documents first.
 
-    It only uses what is idle, and gives way to queries. Queries may also come as JSON lines, each an object like those
-    of ``queries``, or a string.
+    The warm-up uses idle capacity only, and queries interrupt it. Queries may also be sent as JSON lines, each an
+    object like those of ``queries``, or a string.
     """
     body = await _warm_body(request)
     job = gateway.warm_ups.start(body, administrator.tenant)
@@ -93,19 +93,22 @@ async def warm_cache(request: Request, administrator: AdminDep, gateway: Gateway
     responses={200: json_reply(WarmUpReply, "The job."), **errors(401, 403, 404, 422, 500)},
 )
 async def get_warm_up(job_id: str, _administrator: AdminDep, gateway: GatewayDep) -> Response:
-    """Tell how far the last warming up has come; others are forgotten."""
+    """Get the progress of the last warm-up. Earlier ones are not kept."""
     return json_response(WarmUpReply.of(gateway.warm_ups.get(job_id)))
 
 
 @router.post(
     "/pin",
-    responses={200: json_reply(Pinned, "Done."), **errors(400, 401, 403, 404, 409, 413, 415, 422, 500, 503)},
+    responses={
+        200: json_reply(Pinned, "The pinned chunks."),
+        **errors(400, 401, 403, 404, 409, 413, 415, 422, 500, 503),
+    },
     dependencies=[Depends(json_only)],
 )
 async def pin(body: PinBody, administrator: AdminDep, gateway: GatewayDep) -> Response:
-    """Keep a document's KV where it stands first behind the system prompt, or with ``pinned: false`` no longer.
+    """Pin a document's KV where it directly follows the system prompt, or unpin it with ``pinned: false``.
 
-    A 404 with `unknown_node` says that none of its chunks stands there: warm it up, then pin it.
+    A 404 with the code `unknown_node` means that none of its chunks is cached there: warm the document up first.
     """
     gateway.readiness.require_parts()
     tenant = body.tenant or administrator.tenant
@@ -117,7 +120,7 @@ async def pin(body: PinBody, administrator: AdminDep, gateway: GatewayDep) -> Re
 
 @router.delete(
     "/documents/{document_id:path}",
-    responses={200: json_reply(Dropped, "It is gone."), **errors(401, 403, 404, 422, 500, 503)},
+    responses={200: json_reply(Dropped, "The KV is dropped."), **errors(401, 403, 404, 422, 500, 503)},
 )
 async def drop_document(
     document_id: DocumentPath,
@@ -126,7 +129,7 @@ async def drop_document(
     collection: Annotated[str, Query(pattern=COLLECTION)] = DEFAULT_COLLECTION,
     tenant: TenantQuery = None,
 ) -> Response:
-    """Drop a document's KV from every tier; the document itself stays, and is computed anew when it is found again."""
+    """Drop a document's KV from every tier. The document stays; the next query that finds it computes its KV again."""
     gateway.readiness.require_parts()
     owner = tenant or administrator.tenant
     chunks = await gateway.retriever.chunks(owner, collection, document_id)
@@ -135,11 +138,11 @@ async def drop_document(
     return json_response(Dropped(nodes=nodes))
 
 
-@router.post("/clear", responses={200: json_reply(Dropped, "It is empty."), **errors(401, 403, 500, 503)})
+@router.post("/clear", responses={200: json_reply(Dropped, "The KV is dropped."), **errors(401, 403, 500, 503)})
 async def clear_cache(_administrator: AdminDep, gateway: GatewayDep) -> Response:
-    """Drop everything that no query uses at this moment, of all tenants."""
+    """Drop the KV of all tenants, except what running queries use."""
     gateway.readiness.require_parts()
-    # It carries the orders out: without it, nobody would, for as long as it takes to come back.
+    # The engine executes the orders. Without it, the call would wait until it is back.
     gateway.readiness.engine()
     return json_response(Dropped(nodes=await gateway.controller.clear()))
 
@@ -147,15 +150,17 @@ async def clear_cache(_administrator: AdminDep, gateway: GatewayDep) -> Response
 async def _warm_body(request: Request) -> WarmBody:
     kind = media_type(request)
     if kind not in ("application/json", *JSON_LINES):
-        raise UnsupportedMediaType("Send application/json, or JSON lines as application/x-ndjson.")
+        raise UnsupportedMediaType(
+            f"Unsupported content type {kind!r}; send application/json, or JSON lines as application/x-ndjson."
+        )
     content = await request.body()
     if kind == "application/json":
-        with blaming("body"):
+        with validating("body"):
             return WarmBody.model_validate_json(content)
     lines: list[WarmQuery] = []
     for number, line in enumerate(content.splitlines(), start=1):
         if line.strip():
-            with blaming("body", f"line {number}"):
+            with validating("body", f"line {number}"):
                 lines.append(WarmQuery.model_validate_json(line))
-    with blaming("body"):
+    with validating("body"):
         return WarmBody.model_validate({"queries": lines})

@@ -1,4 +1,4 @@
-"""Bodies that a route reads itself, because they may come in several shapes; what does not fit is reported as ever."""
+"""Validation of bodies that a route reads itself because it accepts several formats."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,12 +7,12 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 JSON_LINES = ("application/x-ndjson", "application/jsonl")
-"""The media types of a body that is one JSON value a line."""
+"""Media types of JSON lines."""
 
 
 @contextmanager
-def blaming(*where: str) -> Iterator[None]:
-    """Report what does not fit as FastAPI would, which does not read these bodies itself."""
+def validating(*where: str) -> Iterator[None]:
+    """Raise a ValidationError of the block as FastAPI's RequestValidationError, located at ``where``."""
     try:
         yield
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What routes are given: the gateway's parts, and who is calling."""
+"""Dependencies of the routes: the gateway's objects and the caller."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from gateway.limits.quotas import QueryTicket, Quotas, UploadTicket
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.metrics.http_metrics import HttpMetrics
 from gateway.metrics.part_metrics import Scrape
-from gateway.middleware.request_context import said_of
+from gateway.middleware.request_context import extra_headers
 from gateway.query.runs import QueryRuns
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
@@ -28,7 +28,7 @@ from protocol.parts import Controller, PromptLayout, Retriever
 
 @dataclass(frozen=True)
 class Gateway:
-    """The parts that routes work with, built once by ``create_app``."""
+    """The objects that routes use, built once per app."""
 
     retriever: Retriever
     controller: Controller
@@ -48,7 +48,7 @@ class Gateway:
     settings: GatewaySettings
 
 
-# FastAPI takes dependencies that are plain functions to a thread, a millisecond's way there and back: these are not.
+# All dependencies are async: FastAPI runs plain functions in a thread, which costs a millisecond.
 
 
 async def gateway_of(request: Request) -> Gateway:
@@ -60,15 +60,15 @@ async def gateway_of(request: Request) -> Gateway:
 
 GatewayDep = Annotated[Gateway, Depends(gateway_of)]
 
-# auto_error is off because the keyring answers, in the error shape; here it only puts the scheme into /docs.
+# These only add the scheme to /docs. auto_error is off because the keyring raises errors in the error shape.
 _bearer = HTTPBearer(scheme_name=API_KEY, auto_error=False)
 _admin_bearer = HTTPBearer(scheme_name=ADMIN_KEY, auto_error=False)
 
 
 async def authenticated(request: Request, gateway: GatewayDep, _scheme: Annotated[object, Security(_bearer)]) -> Caller:
-    """The caller named by the key, of whose requests this is one. Raises Unauthenticated or RateLimited."""
+    """The caller of the request's key. Counts the request. Raises Unauthenticated or RateLimited."""
     caller = gateway.keyring.caller(request.headers)
-    await gateway.quotas.request(caller, said_of(request.scope))
+    await gateway.quotas.request(caller, extra_headers(request.scope))
     return caller
 
 
@@ -76,13 +76,13 @@ CallerDep = Annotated[Caller, Depends(authenticated)]
 
 
 async def _query_ticket(request: Request, caller: CallerDep, gateway: GatewayDep) -> AsyncIterator[QueryTicket]:
-    """The admission of a query, until its response was sent. Raises RateLimited or Overloaded."""
-    async with gateway.quotas.query(caller, said_of(request.scope)) as ticket:
+    """Admission of a query, held until its response is sent. Raises RateLimited or Overloaded."""
+    async with gateway.quotas.query(caller, extra_headers(request.scope)) as ticket:
         yield ticket
 
 
 async def _upload_ticket(caller: CallerDep, gateway: GatewayDep) -> AsyncIterator[UploadTicket]:
-    """The admission of an upload, before its body is read. Raises RateLimited."""
+    """Admission of an upload, before its body is read. Raises RateLimited."""
     async with gateway.quotas.upload(caller) as ticket:
         yield ticket
 
@@ -94,7 +94,7 @@ UploadTicketDep = Annotated[UploadTicket, Depends(_upload_ticket)]
 async def administrator(
     request: Request, gateway: GatewayDep, _scheme: Annotated[object, Security(_admin_bearer)]
 ) -> Caller:
-    """The administrator named by the key. Raises Unauthenticated or PermissionDenied."""
+    """The administrator of the request's key. Raises Unauthenticated or PermissionDenied."""
     return gateway.keyring.administrator(request.headers)
 
 
@@ -102,12 +102,12 @@ AdminDep = Annotated[Caller, Depends(administrator)]
 
 
 def media_type(request: Request) -> str:
-    """The type of the body without its parameters, in lower case; empty where none was given."""
+    """The body's content type without parameters, in lower case. Empty if the request has none."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def json_only(request: Request) -> None:
-    """Let JSON bodies pass. Raises UnsupportedMediaType."""
+    """Accept JSON bodies only. Raises UnsupportedMediaType."""
     given = media_type(request)
     if given != "application/json" and not (given.startswith("application/") and given.endswith("+json")):
         raise UnsupportedMediaType(f"Send application/json, not {given or 'a body without a content type'}.")

@@ -1,4 +1,4 @@
-"""Noticing that a client has left while its response has not begun."""
+"""Detects clients that disconnect before their response starts."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -12,11 +12,10 @@ T = TypeVar("T")
 
 
 async def while_connected(request: Request, run: QueryRun, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work`` on ``run``; cancels the run and raises ClientDisconnect if the client leaves before.
+    """The result of ``work`` on ``run``. Raises ClientDisconnect if the client disconnects first.
 
-    The server does not cancel a handler whose client left, so this listens for the message itself, which costs
-    nothing while waiting; polling ``is_disconnected()`` would either come late or cost. Any other failure and any
-    cancellation of the caller cancel the run as well.
+    Cancels the run on any error, on cancellation, and on a disconnect. The server does not cancel the handler of a
+    disconnected client, so this waits for the ASGI message, which is cheaper than polling ``is_disconnected()``.
     """
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_gone(request))
@@ -31,7 +30,7 @@ async def while_connected(request: Request, run: QueryRun, work: Coroutine[Any, 
     finally:
         working.cancel()
         leaving.cancel()
-        # Two readers of one receive channel would steal from each other: gone before the response listens.
+        # The response reads the same channel: two readers would take messages from each other.
         await asyncio.wait({leaving})
 
 

@@ -1,7 +1,7 @@
-"""The API's description at ``/docs``, for people.
+"""The API's documentation at ``/docs``.
 
-Swagger UI is a megabyte, and comes from a public host. It would run beside the page at ``/``, where keys are, so a
-browser is told which bytes it must be, and runs no others.
+Swagger UI has a megabyte and is loaded from a public host. It shares its origin with the page at ``/``, where users
+enter keys, so integrity hashes make the browser reject any other code.
 """
 
 from fastapi import APIRouter, Request

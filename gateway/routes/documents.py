@@ -1,4 +1,4 @@
-"""Documents into collections, out of them, and what is in them."""
+"""Upload, deletion and listing of documents."""
 
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -7,7 +7,7 @@ from fastapi import APIRouter, Header, Path, Query, Request
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
-from gateway.routes.bodies import JSON_LINES, blaming
+from gateway.routes.bodies import JSON_LINES, validating
 from gateway.routes.dependencies import CallerDep, GatewayDep, UploadTicketDep, media_type
 from gateway.routes.responses import json_response
 from gateway.stores.uploads import SeenJob
@@ -21,10 +21,10 @@ from protocol.filters import Attributes
 router = APIRouter(prefix="/v1", tags=["documents"])
 
 CollectionPath = Annotated[str, Path(pattern=COLLECTION)]
-DocumentPath = Annotated[str, Path(pattern=DOCUMENT_ID, description="1-512 characters; slashes may stand as %2F.")]
+DocumentPath = Annotated[str, Path(pattern=DOCUMENT_ID, description="1-512 characters; slashes may be sent as %2F.")]
 IdempotencyKey = Annotated[
     str | None,
-    Header(pattern=r"^[\x21-\x7e]{1,255}$", description="The same key with the same body gives the same job again."),
+    Header(pattern=r"^[\x21-\x7e]{1,255}$", description="The same key with the same body returns the same job."),
 ]
 _attributes = TypeAdapter[Attributes](AttributeMap)
 AttributesQuery = Annotated[
@@ -49,7 +49,7 @@ _UPLOAD: dict[str, Any] = {
     }
 }
 _BATCH: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/x-ndjson": _text}}}
-_ACCEPTED = json_reply(JobReply, "The job that takes it in.", Location="Where the job can be asked for.")
+_ACCEPTED = json_reply(JobReply, "The ingestion job.", Location="URL of the job.")
 _TAKES_IN: dict[str, Any] = {
     "status_code": 202,
     "response_class": Response,
@@ -75,16 +75,16 @@ async def put_document(
     title: Annotated[str | None, Query(max_length=1024)] = None,
     attributes: AttributesQuery = "{}",
 ) -> Response:
-    """Take a document in, or replace the one of its id.
+    """Add a document, or replace the document with its id.
 
-    ``filename``, ``title`` and ``attributes`` describe raw bodies; a JSON body says them itself.
+    ``filename``, ``title`` and ``attributes`` describe raw bodies. A JSON body contains them.
     """
     body = await request.body()
     await ticket.received(len(body))
     if media_type(request) == "application/json":
         upload = _from_json(document_id, body)
     else:
-        with blaming("query", "attributes"):
+        with validating("query", "attributes"):
             parsed = _attributes.validate_json(attributes)
         upload = DocumentUpload(document_id, body, media_type(request), filename, title, parsed)
     job = await gateway.uploads.put_document(caller.tenant, collection, upload, idempotency_key)
@@ -105,9 +105,11 @@ async def put_batch(
     ticket: UploadTicketDep,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Take in one document a line: ``{"id", "text", "filename"?, "title"?, "attributes"?}``."""
+    """Add one document per line: ``{"id", "text", "filename"?, "title"?, "attributes"?}``."""
     if media_type(request) not in JSON_LINES:
-        raise UnsupportedMediaType("Send JSON lines as application/x-ndjson.")
+        raise UnsupportedMediaType(
+            f"Unsupported content type {media_type(request)!r}; send JSON lines as application/x-ndjson."
+        )
     body = await request.body()
     await ticket.received(len(body), documents=body.count(b"\n") + (not body.endswith(b"\n")))
     job = await gateway.uploads.put_batch(caller.tenant, collection, body, idempotency_key)
@@ -122,22 +124,22 @@ async def put_batch(
 async def get_document(
     collection: CollectionPath, document_id: DocumentPath, caller: CallerDep, gateway: GatewayDep
 ) -> Response:
-    """Read a document back."""
+    """Get a document with its text."""
     return json_response(DocumentReply.of(await gateway.retriever.get_document(caller.tenant, collection, document_id)))
 
 
 @router.delete(
     "/collections/{collection}/documents/{document_id:path}",
-    responses={200: json_reply(Deleted, "It is gone."), **errors(401, 404, 422, 429, 500, 503)},
+    responses={200: json_reply(Deleted, "The document is deleted."), **errors(401, 404, 422, 429, 500, 503)},
 )
 async def delete_document(
     collection: CollectionPath, document_id: DocumentPath, caller: CallerDep, gateway: GatewayDep
 ) -> Response:
-    """Remove a document and everything made of it: when this is confirmed, its KV is gone from every tier.
+    """Delete a document and its KV. When the reply arrives, the KV is gone from every tier.
 
-    After a 503 it may be sent again; a 404 says as well that nothing of it is left.
+    After a 503, retry. A 404 also means that no KV of the document is left.
     """
-    # A part that is known to be away would let this wait in silence.
+    # A call to a part that is away would wait until the part is back.
     gateway.readiness.require_parts()
     await gateway.forgetting.delete_document(caller.tenant, collection, document_id)
     return json_response(Deleted(document_id=document_id))
@@ -145,14 +147,14 @@ async def delete_document(
 
 @router.get(
     "/collections/{collection}/documents",
-    responses={200: json_reply(DocumentList, "One page."), **errors(400, 401, 404, 422, 429, 500, 503)},
+    responses={200: json_reply(DocumentList, "A page of documents."), **errors(400, 401, 404, 422, 429, 500, 503)},
 )
 async def list_documents(
     collection: CollectionPath,
     caller: CallerDep,
     gateway: GatewayDep,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    after: Annotated[str | None, Query(description="The next_cursor of the page before.")] = None,
+    after: Annotated[str | None, Query(description="The next_cursor of the previous page.")] = None,
 ) -> Response:
     """List the documents of a collection, page by page."""
     page = await gateway.retriever.list_documents(caller.tenant, collection, limit, after)
@@ -170,7 +172,7 @@ async def list_collections(caller: CallerDep, gateway: GatewayDep) -> Response:
 
 @router.get("/jobs/{job_id}", responses={200: json_reply(JobReply, "The job."), **errors(401, 404, 422, 429, 500, 503)})
 async def get_job(job_id: str, caller: CallerDep, gateway: GatewayDep) -> Response:
-    """Tell how far an ingestion has come."""
+    """Get the state of an ingestion job."""
     return json_response(JobReply.of(await gateway.uploads.job(caller.tenant, job_id)))
 
 
@@ -183,6 +185,6 @@ def _from_json(document_id: str, body: bytes) -> DocumentUpload:
         body.decode()
     except UnicodeDecodeError as error:
         raise InvalidEncoding(f"The body is not UTF-8: {error.reason} at byte {error.start}.") from None
-    with blaming("body"):
+    with validating("body"):
         given = DocumentBody.model_validate_json(body)
     return DocumentUpload(document_id, given.text.encode(), "text/plain", given.filename, given.title, given.attributes)

@@ -1,4 +1,4 @@
-"""The exception handlers of the app: whatever is raised in a route leaves in the error shape."""
+"""Exception handlers: every error raised in a route becomes a reply in the error shape."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,15 +15,14 @@ from gateway.wire.errors import ErrorBody, encodable, error_response, http_error
 from protocol.errors import Overloaded, PayloadTooLarge, RagtreeError
 
 CLIENT_GONE = 499
-"""The status that stands in the log for a client that left; nobody receives it."""
-
+"""Status in the log for a client that disconnected. It is never sent."""
 
 _FROM_READING: Mapping[int, type[RagtreeError]] = {413: PayloadTooLarge, 503: Overloaded}
-"""What may be raised while a body is read, where only the framework's own error passes."""
+"""Our errors for the statuses of ``BodyLimit``, which can only raise the framework's own error."""
 
 
 def install_handlers(app: FastAPI, metrics: GatewayMetrics, retry_after_s: int) -> None:
-    """Give the app its error shape. A defect that no handler knows is the middleware's to answer."""
+    """Install the handlers. Unhandled errors are the middleware's task."""
 
     def ours(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RagtreeError)
@@ -54,14 +53,14 @@ def install_handlers(app: FastAPI, metrics: GatewayMetrics, retry_after_s: int) 
 
 
 def _allowed(request: Request) -> str:
-    """The methods of every route at this path; the framework names those of the first alone."""
+    """The methods of all routes at this path. The framework reports only those of the first route."""
     app: FastAPI = request.app
     at_path = (route for route in app.routes if route.matches(request.scope)[0] is not Match.NONE)
     return ", ".join(sorted({method for route in at_path for method in getattr(route, "methods", None) or ()}))
 
 
 def validation_response(problems: Sequence[Any]) -> Response:
-    """The reply to a request whose fields do not fit: 400 for a body that is no JSON at all, else 422."""
+    """The reply to an invalid request: 400 if the body is not JSON, else 422."""
     first = problems[0]
     if first["type"] == "json_invalid" and first["loc"][0] == "body":
         message = f"The body is not valid JSON: {first.get('ctx', {}).get('error', 'it does not parse')}"

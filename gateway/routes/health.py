@@ -1,4 +1,4 @@
-"""Whether the gateway lives, whether the stack can serve, and what it counts."""
+"""Liveness, readiness and metrics."""
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -13,16 +13,19 @@ from protocol.errors import DeployFailed, Unavailable
 router = APIRouter(tags=["health"])
 
 
-@router.get("/healthz", responses={200: json_reply(Health, "The gateway lives.")})
+@router.get("/healthz", responses={200: json_reply(Health, "The gateway is alive.")})
 async def healthz() -> Response:
-    """Whether this process answers; asks nobody else, so a restart of the engine does not restart the gateway."""
+    """Check that this process answers. Checks no other part, so an engine's restart does not restart the gateway."""
     return json_response(Health())
 
 
 @router.get("/readyz", responses={200: json_reply(Ready, "Queries can be served."), **errors(503)})
 async def readyz(gateway: GatewayDep) -> Response:
-    """Whether queries can be served, and by whom not; the code `deploy_failed` says that waiting will not help."""
-    await gateway.readiness.look()
+    """Check that queries can be served. A 503 names the missing parts.
+
+    Its code is `deploy_failed` if a part could not be deployed, so that retrying does not help.
+    """
+    await gateway.readiness.check()
     missing = gateway.readiness.missing()
     if missing:
         kind = DeployFailed if any(isinstance(error, DeployFailed) for error in missing.values()) else Unavailable
@@ -32,6 +35,6 @@ async def readyz(gateway: GatewayDep) -> Response:
 
 @router.get("/metrics", responses={200: {"description": "Prometheus metrics.", "content": {"text/plain": {}}}})
 async def metrics(gateway: GatewayDep) -> Response:
-    """The gateway's metrics, and the other parts' as of now, vLLM's own among them, in Prometheus' text format."""
-    await gateway.scrape.look()
+    """Get the metrics of the gateway and the other parts, including vLLM's, in Prometheus' text format."""
+    await gateway.scrape.refresh()
     return Response(generate_latest(gateway.metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,8 +1,7 @@
-"""OpenAI's chat and models endpoints over the same pipeline, so that its clients work unchanged.
+"""OpenAI's chat and models endpoints over the query pipeline.
 
-A chat searches with its last user message that has text. Where it names a ``collection``, that must exist and hold
-something, as for ``/query``; where it names none, the default one is used if it can be, and a fresh stack answers
-without documents.
+A chat searches with its last user message that has text. A ``collection`` that it names must exist and have documents,
+as for ``/query``. Without one, the chat uses the default collection, or no documents if that is empty.
 """
 
 from typing import Any
@@ -15,8 +14,8 @@ from gateway.query.query import Query
 from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
 from gateway.routes.responses import json_response
-from gateway.routes.sse import RunResponse
-from gateway.wire.chat import ChatCompletion, Model, ModelList, chat_completion, chat_frames
+from gateway.routes.sse import RunResponse, chat_frames
+from gateway.wire.chat import ChatCompletion, Model, ModelList, chat_completion
 from gateway.wire.openapi import errors, event_stream, json_reply
 from gateway.wire.schemas import ChatBody
 from protocol.errors import InvalidRequest, UnknownModel
@@ -24,7 +23,7 @@ from protocol.generation import EngineInfo, Sampling
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
-_chatted: dict[str, Any] = json_reply(ChatCompletion, "The answer; with `stream`, chunks of it and `[DONE]`.")
+_chatted: dict[str, Any] = json_reply(ChatCompletion, "The answer. With `stream`, chunks and `[DONE]`.")
 _chatted["content"]["text/event-stream"] = event_stream()
 
 
@@ -56,7 +55,7 @@ async def list_models(_caller: CallerDep, gateway: GatewayDep) -> Response:
     "/models/{model_id:path}", responses={200: json_reply(Model, "The model."), **errors(401, 404, 422, 429, 500, 503)}
 )
 async def get_model(model_id: str, _caller: CallerDep, gateway: GatewayDep) -> Response:
-    """Describe the served model."""
+    """Get the served model."""
     return json_response(_model(_served(model_id, gateway)))
 
 
@@ -66,7 +65,7 @@ def _query(body: ChatBody, caller: Caller, gateway: Gateway) -> Query:
     asked = (message.content.strip() for message in reversed(messages) if message.role == "user")
     question = next(filter(None, asked), None)
     if question is None:
-        raise InvalidRequest("The conversation holds no user message with text.", "messages")
+        raise InvalidRequest("The conversation has no user message with text.", "messages")
     search = body.search(question, "messages", caller.tenant, settings)
     engine = _served(body.model, gateway)
     gateway.readiness.require_parts()
@@ -96,7 +95,7 @@ def _sampling(body: ChatBody, default_max_tokens: int) -> Sampling:
 def _served(model_id: str, gateway: Gateway) -> EngineInfo:
     engine = gateway.readiness.engine()
     if model_id != engine.model:
-        raise UnknownModel(f"The model {model_id!r} is not served here; {engine.model!r} is.", "model")
+        raise UnknownModel(f"The model {model_id!r} is not served; use {engine.model!r}.", "model")
     return engine
 
 

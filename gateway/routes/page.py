@@ -1,7 +1,7 @@
-"""The page at ``/``: ask, watch the answer come, and see what the cache holds.
+"""The page at ``/``: ask questions, watch the answers stream, and inspect the cache.
 
-It is static, so it needs no key: what it shows, it asks the API for, with the keys that are typed into it. Nothing
-comes from another host, and a browser is told to run and to load nothing but these files.
+The page is static and needs no key. It calls the API with the keys that the user enters. Its content security policy
+lets the browser load and run only these files.
 """
 
 from hashlib import sha256
@@ -27,7 +27,7 @@ _POLICY = "; ".join([
 
 
 class PageFile:
-    """One file of the page; whoever has it already, as its hash says, does not get it again."""
+    """One file of the page, with an ETag made of its hash."""
 
     def __init__(self, name: str, media_type: str) -> None:
         self._content = (files("gateway") / "page" / name).read_bytes()
@@ -41,14 +41,14 @@ class PageFile:
         }
 
     async def serve(self, if_none_match: Annotated[str, Header()] = "") -> Response:
-        """The file, or 304."""
+        """Reply with the file, or 304 if the client has it."""
         known = {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}
         if self._headers["ETag"] in known:
             return Response(status_code=304, headers=self._headers)
         return Response(self._content, headers=self._headers)
 
 
-# Each has a route of its own, so that no name out of a request is ever looked for.
+# One route per file, so that no path from a request is ever opened.
 for _name, _media_type in _FILES.items():
     _path = "/" if _name == "index.html" else f"/page/{_name}"
     router.add_api_route(_path, PageFile(_name, _media_type).serve, methods=["GET", "HEAD"], include_in_schema=False)

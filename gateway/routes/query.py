@@ -1,4 +1,4 @@
-"""``POST /query``: a question in, an answer with its sources out, whole or as events."""
+"""``POST /query``: answers a question from documents, as JSON or as a stream of events."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""JSON replies, encoded by msgspec."""
+"""JSON responses, encoded by msgspec."""
 
 from collections.abc import Mapping
 
@@ -7,5 +7,5 @@ from starlette.responses import Response
 
 
 def json_response(content: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A struct as a reply."""
+    """A JSON response with this content."""
     return Response(msgspec.json.encode(content), status, headers, "application/json")

@@ -1,9 +1,9 @@
-"""Answers as server-sent events.
+"""Answers as server-sent events, with sse-starlette.
 
-sse-starlette rather than ``fastapi.sse``: FastAPI's starts a response before the endpoint's first event, so nothing
-can fail as a status any more, and one route cannot answer JSON and events with it; starlette's own StreamingResponse
-sends no pings and, on newer servers, notices a client that left only at the next write. sse-starlette pings, always
-listens for the client, and lets streams end at shutdown.
+sse-starlette sends pings, always detects a client's disconnect, and lets streams end at shutdown. The alternatives do
+not fit. ``fastapi.sse`` starts the response before the first event, so errors cannot become statuses, and a route
+cannot reply with both JSON and events. starlette's StreamingResponse sends no pings and, on newer servers, detects a
+disconnect only at the next write.
 """
 
 from collections.abc import AsyncIterator
@@ -16,16 +16,18 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.query.runs import QueryRun
 from gateway.settings import GatewaySettings
+from gateway.wire.chat import ChatChunks
+from gateway.wire.errors import ErrorReply, error_body
 from gateway.wire.events import Event
 from protocol.errors import RagtreeError
 
-_HEADERS = {"Cache-Control": "no-cache"}  # the class adds X-Accel-Buffering: no
+_HEADERS = {"Cache-Control": "no-cache"}  # EventSourceResponse adds X-Accel-Buffering: no
 log = structlog.get_logger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 
 class RunResponse(EventSourceResponse):
-    """A query's events on their way to a client; when the client leaves or stops reading, the query is cancelled."""
+    """Streams a query's frames. Cancels the query if the client disconnects or stops reading."""
 
     def __init__(self, run: QueryRun, frames: AsyncIterator[bytes], settings: GatewaySettings) -> None:
         super().__init__(
@@ -34,26 +36,26 @@ class RunResponse(EventSourceResponse):
             ping=settings.ping_s,
             ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
             shutdown_grace_period=settings.query_timeout_s,
-            # Or a client that never reads would hold its answer, and its place, for ever.
+            # Otherwise a client that never reads would hold its answer and its slot forever.
             send_timeout=settings.send_timeout_s,
         )
-        # Whether the connection stays is the server's word; two headers about it may differ.
+        # The server sets this header itself, and two headers could contradict each other.
         del self.headers["connection"]
         self._run = run
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response; the run ends with it even if its frames were never asked for."""
+        """Send the response, and cancel the run at its end, even if no frame was read."""
         try:
             await super().__call__(scope, receive, send)
         except* SendTimeoutError:
-            # The server closes a connection whose response was not completed.
+            # The server closes the connection of an incomplete response.
             log.info("client_does_not_read", query_id=self._run.transcript.query.query_id)
         finally:
             self._run.cancel()
 
 
 async def event_frames(run: QueryRun) -> AsyncIterator[bytes]:
-    """The run's events as frames, ending in exactly one terminal event."""
+    """The run's events as frames. The last one is the only terminal event."""
     try:
         async for event in run.events():
             yield frame(event)
@@ -62,5 +64,17 @@ async def event_frames(run: QueryRun) -> AsyncIterator[bytes]:
 
 
 def frame(event: Event) -> bytes:
-    """One event as it stands on the wire: JSON escapes line breaks, so the data is a single line."""
+    """One event in wire format. JSON escapes line breaks, so the data is a single line."""
     return b"event: %b\ndata: %b\n\n" % (str(type(event).__struct_config__.tag).encode(), _encode(event))
+
+
+async def chat_frames(run: QueryRun, include_usage: bool) -> AsyncIterator[bytes]:
+    """The run's events as OpenAI's unnamed chunks. A late error becomes an error chunk, without ``[DONE]`` after it."""
+    chunks = ChatChunks(include_usage)
+    try:
+        async for event in run.events():
+            for chunk in chunks.of(event):
+                yield b"data: %b\n\n" % _encode(chunk)
+        yield b"data: [DONE]\n\n"
+    except RagtreeError as error:
+        yield b"data: %b\n\n" % _encode(ErrorReply(error_body(error)))

@@ -1,1 +1,1 @@
-"""What the gateway keeps from one request to the next."""
+"""What the gateway stores between requests."""

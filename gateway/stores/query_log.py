@@ -1,4 +1,4 @@
-"""The log of past queries, for warming up the cache and nothing else."""
+"""The log of past queries, used to warm up the cache."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -15,20 +15,20 @@ from protocol.retrieval import SearchRequest
 
 
 class QueryLog(Protocol):
-    """What was asked, the newest of it. Noting never waits and never fails: what cannot be noted is lost."""
+    """The most recent queries. Logging never waits and never fails; queries that cannot be logged are dropped."""
 
     def note(self, search: SearchRequest) -> None:
-        """Note a query, some time soon."""
+        """Log a query in the background."""
 
     async def counted(self, as_search: Callable[[WarmQuery], SearchRequest]) -> Counter[SearchRequest]:
-        """How often each query was asked, as far back as the log goes; ``as_search`` runs in a thread.
+        """Count how often each query is in the log. ``as_search`` runs in a thread.
 
-        Raises Unavailable where the log cannot be read now.
+        Raises Unavailable if the log cannot be read now.
         """
 
 
 def entry(search: SearchRequest, time: float) -> bytes:
-    """A query as it is noted: ``{time, tenant, collection, query, top_k, filters?}`` in JSON, without line breaks."""
+    """A query's log entry: ``{time, tenant, collection, query, top_k, filters?}`` as JSON without line breaks."""
     fields: dict[str, object] = {
         "time": time,
         "tenant": search.tenant,
@@ -42,10 +42,10 @@ def entry(search: SearchRequest, time: float) -> bytes:
 
 
 def count(entries: Iterable[bytes], as_search: Callable[[WarmQuery], SearchRequest]) -> Counter[SearchRequest]:
-    """How often each query stands in the entries."""
+    """Count how often each query occurs in the entries."""
     counted: Counter[SearchRequest] = Counter()
     for noted in entries:
-        # An entry that the stack was killed over, or from before the limits of today.
+        # Skips entries that a crash cut off, or that exceed limits which were set later.
         with suppress(ValidationError, InvalidRequest):
             counted[as_search(WarmQuery.model_validate_json(noted))] += 1
     return counted

@@ -1,4 +1,4 @@
-"""The log of past queries as JSON lines in a file of the stack's own user."""
+"""The log of past queries as a JSON lines file, readable by the stack's user only."""
 
 import asyncio
 import os
@@ -23,11 +23,11 @@ _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
 
 
 class QueryLogFile:
-    """What was asked, one entry a line in ``queries.jsonl``.
+    """The query log in ``queries.jsonl``, one entry per line.
 
-    A file that would grow over ``max_mib`` takes the place of its predecessor, so there are never more than two. Lines
-    are written in a thread; where that cannot keep up or the disk refuses them, they are lost, and no query is. Without
-    a folder, or with 0 MiB, nothing is noted.
+    A file that would exceed ``max_mib`` replaces its predecessor, so there are at most two files. A thread writes the
+    lines. If the thread cannot keep up, or the disk fails, lines are dropped; queries are not affected. Without a
+    folder, or with 0 MiB, nothing is logged.
     """
 
     def __init__(self, folder: Path | None, max_mib: int, clock: Callable[[], float] = time.time) -> None:
@@ -39,7 +39,7 @@ class QueryLogFile:
         self._failing = False
 
     def note(self, search: SearchRequest) -> None:
-        """Write down a query, some time soon."""
+        """Log a query in the background."""
         if self._folder is None or self._waiting >= _MOST_WAITING:
             return
         line = entry(search, self._clock()) + b"\n"
@@ -48,7 +48,7 @@ class QueryLogFile:
         writing.add_done_callback(self._written)
 
     async def counted(self, as_search: Callable[[WarmQuery], SearchRequest]) -> Counter[SearchRequest]:
-        """How often each query was asked, as far back as the files go; ``as_search`` runs in a thread."""
+        """Count how often each query is in the files. ``as_search`` runs in a thread."""
         if self._folder is None:
             return Counter()
         return await asyncio.get_running_loop().run_in_executor(
@@ -56,14 +56,14 @@ class QueryLogFile:
         )
 
     async def close(self) -> None:
-        """Return when all that was noted is written."""
+        """Write the pending lines and stop the thread."""
         await asyncio.to_thread(self._writer.shutdown)
 
     def _written(self, writing: asyncio.Future[None]) -> None:
         self._waiting -= 1
         error = None if writing.cancelled() else writing.exception()
         if error is not None and not self._failing:
-            # Once, and not a line for each query while the disk is full.
+            # Logged once, not for each query while the disk is full.
             log.warning("query_not_logged", error=repr(error))
         self._failing = error is not None
 
@@ -78,7 +78,7 @@ class QueryLogFile:
 
 
 def _files(folder: Path) -> tuple[Path, Path]:
-    """The file that is written to, and its predecessor."""
+    """The current file and its predecessor."""
     return folder / "queries.jsonl", folder / "queries.1.jsonl"
 
 

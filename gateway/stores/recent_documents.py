@@ -1,4 +1,4 @@
-"""Which documents the contents in the knowledge tree are of, as far as queries have met them lately."""
+"""Names of the documents in the knowledge tree, known from recent queries."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ _REMEMBERED = 20_000
 
 
 class DocumentName(msgspec.Struct, frozen=True):
-    """What people call a chunk: its document, and which of that document's it is, from 0."""
+    """A chunk's document and file name, and the chunk's index in the document, from 0."""
 
     document_id: str
     filename: str
@@ -20,9 +20,9 @@ class DocumentName(msgspec.Struct, frozen=True):
 
 
 class RecentDocuments:
-    """Names of the chunks that queries have found, by namespace and content; the latest 20,000.
+    """Names of the last 20,000 chunks that queries found, by namespace and content.
 
-    The tree knows contents alone. Equal texts have one place there, so the name is that of the one found last.
+    The tree stores contents without names. Equal texts share one node, which gets the name of the chunk found last.
     """
 
     def __init__(self, remembered: int = _REMEMBERED) -> None:
@@ -30,7 +30,7 @@ class RecentDocuments:
         self._names: OrderedDict[tuple[str, str], DocumentName] = OrderedDict()
 
     def found(self, namespace: str, chunks: Sequence[Chunk]) -> None:
-        """Hear of a search's final documents."""
+        """Record a search's final documents."""
         for chunk in chunks:
             key = namespace, chunk.content_hash
             self._names[key] = DocumentName(chunk.document_id, chunk.filename, chunk.index)
@@ -39,7 +39,7 @@ class RecentDocuments:
             self._names.popitem(last=False)
 
     def names_in(self, view: TreeView) -> dict[str, dict[str, DocumentName]]:
-        """Of each namespace of the view, the names of its contents that are known."""
+        """The known names of the view's contents, by namespace."""
         named: dict[str, dict[str, DocumentName]] = {}
         for namespace, tops in view.namespaces.items():
             contents = {node.content for top in tops for node in _subtree(top)}

@@ -1,4 +1,4 @@
-"""What the gateway keeps from one request to the next, and where."""
+"""The gateway's stores."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,29 +15,29 @@ from gateway.stores.windows import SlidingWindows, Windows
 
 
 class Stores(Protocol):
-    """The stores of a gateway; several gateways may share them. No request fails because one cannot be reached."""
+    """Stores of one gateway, or shared by several. No request fails because a store is unreachable."""
 
     @property
     def windows(self) -> Windows:
-        """Counts what keys use."""
+        """Counters of the quotas."""
 
     @property
     def query_log(self) -> QueryLog:
-        """Remembers queries for warming up."""
+        """Past queries for warming up the cache."""
 
     @property
     def upload_records(self) -> UploadRecords:
-        """Remembers uploads beside the retriever."""
+        """Records of uploads, next to the retriever's own."""
 
     def degraded(self) -> tuple[str, ...]:
-        """The names of what cannot be reached now; empty while all is well."""
+        """Names of the stores that cannot be reached now."""
 
     def opened(self) -> AbstractAsyncContextManager[None]:
-        """The stores in use, for as long as the context is open; what waits to be written is written at its end."""
+        """Open the stores for the duration of the context. Pending writes are completed at its end."""
 
 
 class EmbeddedStores:
-    """The stores of a gateway alone: in its memory, and the query log in ``folder``, where one is given."""
+    """Stores of a single gateway, in its memory. The query log is in ``folder``, if given."""
 
     def __init__(self, folder: Path | None, settings: GatewaySettings) -> None:
         self.windows: Windows = SlidingWindows(MemoryStorage())
@@ -46,12 +46,12 @@ class EmbeddedStores:
         self.query_log: QueryLog = self._file
 
     def degraded(self) -> tuple[str, ...]:
-        """Nothing ever."""
+        """Always empty."""
         return ()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """The stores in use."""
+        """Open the stores for the duration of the context."""
         try:
             yield
         finally:

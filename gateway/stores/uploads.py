@@ -1,7 +1,7 @@
-"""Uploads on their way to the retriever, and what is known of them while it cannot be asked.
+"""Uploads to the retriever, and records of them for times when the retriever is unavailable.
 
-The retriever's store is the truth: a job is committed there together with its text before anything is recorded here,
-so a record never stands for an upload that was lost on the way. The retriever decides whenever it can be asked.
+The retriever's store is authoritative: it commits a job with its text before anything is recorded here, so no record
+exists for an upload that was lost. Whenever the retriever is available, its answer counts.
 """
 
 import asyncio
@@ -17,61 +17,61 @@ from protocol.errors import RagtreeError, Unavailable
 from protocol.parts import Retriever
 
 _PATIENCE_S = 2.0
-"""How long the retriever may take to say how far a job has come before the caller is told what was last seen of it."""
+"""Time for the retriever to answer a request for a job. After that, the caller gets the last record of the job."""
 
 
 class SeenJob(NamedTuple):
-    """A job as it is, or ``stale``, as it was when a gateway last saw it."""
+    """A job's current state or, if ``stale``, its last recorded state."""
 
     job: IngestJob
     stale: bool = False
 
 
 class UploadRecords(Protocol):
-    """What gateways share about uploads. Calls neither fail nor wait for long: without the store, nothing is known."""
+    """Records of uploads that gateways share. Calls do not fail or block; if the store is away, nothing is known."""
 
     async def begin(self, tenant: str, key: str, body_hash: str) -> str | None:
-        """Note that an upload under an idempotency key begins; the id of its job where it was accepted before.
+        """Record the start of an upload with an idempotency key. Returns its job's id if it was accepted before.
 
-        Raises Unavailable while an upload with another body is under way under the same key.
+        Raises Unavailable while an upload with the same key and another body is running.
         """
 
     async def accepted(self, tenant: str, key: str, body_hash: str, job_id: str) -> None:
-        """Note that the upload is durable, as this job."""
+        """Record that the upload is durable, as this job."""
 
     async def refused(self, tenant: str, key: str, body_hash: str) -> None:
-        """Note that the upload came to nothing, so that the key is free again."""
+        """Record that the upload failed, which frees its key."""
 
     async def saw(self, tenant: str, job: IngestJob) -> None:
-        """Note how far a job has come."""
+        """Record a job's state."""
 
     async def last_seen(self, tenant: str, job_id: str) -> IngestJob | None:
-        """The job as it was last noted; None where nothing is known of it."""
+        """The last recorded state of the job; None if there is none."""
 
 
 class NoRecords:
-    """The records of a gateway that shares none."""
+    """Records nothing: for a gateway that shares no store."""
 
     async def begin(self, tenant: str, key: str, body_hash: str) -> str | None:  # noqa: ARG002
-        """Know nothing."""
+        """Return None."""
         return None
 
     async def accepted(self, tenant: str, key: str, body_hash: str, job_id: str) -> None:
-        """Note nothing."""
+        """Do nothing."""
 
     async def refused(self, tenant: str, key: str, body_hash: str) -> None:
-        """Note nothing."""
+        """Do nothing."""
 
     async def saw(self, tenant: str, job: IngestJob) -> None:
-        """Note nothing."""
+        """Do nothing."""
 
     async def last_seen(self, tenant: str, job_id: str) -> IngestJob | None:  # noqa: ARG002
-        """Know nothing."""
+        """Return None."""
         return None
 
 
 class Uploads:
-    """Passes uploads on to the retriever, records what it says, and answers out of the records where it is away."""
+    """Passes uploads to the retriever and records its answers. Answers from the records while the retriever is away."""
 
     def __init__(self, retriever: Retriever, records: UploadRecords, readiness: Readiness) -> None:
         self._retriever = retriever
@@ -79,21 +79,21 @@ class Uploads:
         self._readiness = readiness
 
     async def put_document(self, tenant: str, collection: str, upload: DocumentUpload, key: str | None) -> SeenJob:
-        """The job of a document. Raises what ``Retriever.put_document`` does."""
+        """Upload a document. Raises what ``Retriever.put_document`` raises."""
         put = self._retriever.put_document
         return await self._put(tenant, key, (collection, upload), lambda: put(tenant, collection, upload, key))
 
     async def put_batch(self, tenant: str, collection: str, jsonl: bytes, key: str | None) -> SeenJob:
-        """The job of a batch. Raises what ``Retriever.put_batch`` does."""
+        """Upload a batch. Raises what ``Retriever.put_batch`` raises."""
         put = self._retriever.put_batch
         return await self._put(tenant, key, (collection, jsonl), lambda: put(tenant, collection, jsonl, key))
 
     async def job(self, tenant: str, job_id: str) -> SeenJob:
-        """A job. Raises UnknownJob, and Unavailable where the retriever is away and nobody has seen the job."""
+        """A job's state. Raises UnknownJob, and Unavailable if the retriever is away and there is no record."""
         get = self._retriever.get_job
         asking = asyncio.ensure_future(self._asked(tenant, job_id, lambda: get(tenant, job_id)))
         try:
-            # It may have gone away a moment ago, and nobody has noticed yet.
+            # The retriever may be away without the gateway knowing yet.
             answered, _ = await asyncio.wait({asking}, timeout=_PATIENCE_S)
             known = None if answered else await self._records.last_seen(tenant, job_id)
             return await asking if known is None else SeenJob(known, stale=True)
@@ -110,19 +110,19 @@ class Uploads:
         try:
             seen = await self._asked(tenant, before, put)
         except Unavailable:
-            # It may have been committed all the same: the claim ends by itself, and the same body is never refused.
+            # The retriever may have committed it. The claim expires, and the same body is never refused.
             raise
         except RagtreeError:
             await self._records.refused(tenant, key, hashed)
             raise
-        # Behind the job: the key must not name one that nobody can find.
+        # After the job is recorded: the key must not refer to an unknown job.
         await self._records.accepted(tenant, key, hashed, seen.job.job_id)
         return seen
 
     async def _asked(self, tenant: str, job_id: str | None, ask: Callable[[], Awaitable[IngestJob]]) -> SeenJob:
-        """The job that the retriever gives, or where it is away, what was last seen of the job known before."""
+        """The job that the retriever returns or, while it is away, the last record of ``job_id``."""
         if job_id is not None and "retriever" in self._readiness.missing():
-            # A replica that is being started would let the call wait in silence.
+            # A call to a starting replica would wait until the replica is up.
             known = await self._records.last_seen(tenant, job_id)
             if known is not None:
                 return SeenJob(known, stale=True)

@@ -1,4 +1,4 @@
-"""Windows that count what a caller did in the last minute, in constant memory each."""
+"""Sliding windows that count a caller's use in the last minute, each in constant memory."""
 
 import math
 from typing import NamedTuple, Protocol
@@ -7,13 +7,13 @@ from limits.aio.storage.base import SlidingWindowCounterSupport
 
 PERIOD_S = 60
 _ANYTHING = 2**53
-"""A limit that nothing reaches, still exact where numbers are doubles."""
+"""A limit that is never reached, and that a double represents exactly."""
 
 
 class Standing(NamedTuple):
-    """How a window stands: ``room`` of its ``limit`` is left.
+    """State of a window: ``room`` of its ``limit`` is left.
 
-    One more fits in ``wait_s`` seconds, 0 if it does now; nothing that was counted until now counts in ``reset_s``.
+    One more fits after ``wait_s`` seconds, 0 if it fits now. All that is counted now has expired after ``reset_s``.
     """
 
     limit: int
@@ -23,28 +23,27 @@ class Standing(NamedTuple):
 
     @property
     def retry_after_s(self) -> int:
-        """The first whole second at which one more fits."""
+        """First whole second at which one more fits."""
         return math.floor(self.wait_s) + 1
 
 
 class Windows(Protocol):
-    """Windows by key. Those of one key are counted together, whoever shares the store."""
+    """Windows by key. Gateways that share the store share the windows."""
 
     async def take(self, key: str, limit: int) -> bool:
-        """Count one more if it fits; whether it did."""
+        """Count one more if it fits. Returns whether it did."""
 
     async def charge(self, key: str, amount: int) -> None:
-        """Count what was used, whether it fits or not: what is above the limit is a debt that runs off by and by."""
+        """Count ``amount`` even if it exceeds the limit. The excess is a debt that expires with the window."""
 
     async def standing(self, key: str, limit: int) -> Standing:
-        """How the key's window stands against a limit; counts nothing."""
+        """State of the key's window for a limit. Counts nothing."""
 
 
 class SlidingWindows:
-    """Windows over a storage of the ``limits`` library, of two counters each.
+    """Windows in a storage of the ``limits`` library, with two counters each.
 
-    What was counted in the minute before the present one, as the clock cuts them, counts by the share of it that the
-    last 60 seconds cover.
+    The count of the previous clock minute is weighted by the share of it that the last 60 seconds cover.
     """
 
     def __init__(self, storage: SlidingWindowCounterSupport, period_s: int = PERIOD_S) -> None:
@@ -52,17 +51,17 @@ class SlidingWindows:
         self._period_s = period_s
 
     async def take(self, key: str, limit: int) -> bool:
-        """Count one more if it fits; whether it did."""
+        """Count one more if it fits. Returns whether it did."""
         return await self._storage.acquire_sliding_window_entry(key, limit, self._period_s, 1)
 
     async def charge(self, key: str, amount: int) -> None:
-        """Count what was used, whether it fits or not."""
+        """Count ``amount`` even if it exceeds the limit."""
         await self._storage.acquire_sliding_window_entry(key, _ANYTHING, self._period_s, amount)
 
     async def standing(self, key: str, limit: int) -> Standing:
-        """How the key's window stands against a limit."""
+        """State of the key's window for a limit."""
         before, _, now, ends_s = await self._storage.get_sliding_window(key, self._period_s)
-        # The storage keeps the present counter for one period longer than it is the present one.
+        # The storage keeps the current counter for one more period.
         left_s = max(0.0, ends_s - self._period_s)
         counted = before * left_s / self._period_s + now
         room = max(0, limit - math.floor(counted))
@@ -71,7 +70,7 @@ class SlidingWindows:
         return Standing(limit, room, wait_s, reset_s)
 
     def _wait_s(self, before: int, now: int, left_s: float, limit: int) -> float:
-        """When the count of a full window falls below the limit."""
+        """Seconds until the count of a full window falls below the limit."""
         if now < limit:
             return left_s - (limit - now) * self._period_s / before
         return left_s + self._period_s * (1 - limit / now)

@@ -1,1 +1,1 @@
-"""The shapes of requests, replies, events and errors on the wire."""
+"""Wire formats of requests, replies, events and errors."""

@@ -1,4 +1,4 @@
-"""The KV cache as replies spell it: what its tiers hold, its tree, and what became of an administrator's orders."""
+"""Replies of the cache administration: statistics, the tree, and results of warm-ups, pins and deletions."""
 
 from typing import Literal
 
@@ -15,14 +15,14 @@ from protocol.plans import ControllerStats, InstanceLoad
 
 
 class TierReply(TierStats, frozen=True, kw_only=True):
-    """A tier now, in tokens, nodes and, where the engine says how many bytes a token takes, in bytes."""
+    """Usage of a tier in tokens and nodes, and in bytes if the engine reports the size of a token's KV."""
 
     used_bytes: int | None
     capacity_bytes: int | None
 
     @classmethod
     def of(cls, tier: TierStats, token_bytes: float | None) -> "TierReply":
-        """The tier as a reply."""
+        """Make the reply from a tier's statistics."""
         return cls(
             **msgspec.structs.asdict(tier),
             used_bytes=bytes_of(tier.used_tokens, token_bytes),
@@ -31,10 +31,10 @@ class TierReply(TierStats, frozen=True, kw_only=True):
 
 
 class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What the controller decides by, what it has under way, and its tiers.
+    """The controller's policy, load and tiers.
 
-    ``planned_cached_tokens`` of ``planned_tokens``, those of prompts in front of the question, were to be loaded rather
-    than computed, since the controller's start.
+    Since the controller's start, plans had ``planned_tokens`` in front of their questions. Of these, the plans loaded
+    ``planned_cached_tokens`` instead of computing them.
     """
 
     object: Literal["cache.stats"] = "cache.stats"
@@ -48,7 +48,7 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, stats: ControllerStats, token_bytes: float | None) -> "CacheStats":
-        """The controller's counters as a reply."""
+        """Make the reply from the controller's statistics."""
         return cls(
             policy=stats.policy,
             running=stats.running,
@@ -63,7 +63,7 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
 class CacheTree(TreeView, frozen=True, kw_only=True):
     """The knowledge tree, or the most used nodes of a large one.
 
-    ``documents`` names, by namespace and content, those that this gateway's queries have found lately.
+    ``documents`` maps namespace and content to the name of the document, if this gateway's queries found it recently.
     """
 
     object: Literal["cache.tree"] = "cache.tree"
@@ -71,12 +71,12 @@ class CacheTree(TreeView, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, view: TreeView, recent: RecentDocuments) -> "CacheTree":
-        """The tree as a reply."""
+        """Make the reply from the tree."""
         return cls(namespaces=view.namespaces, nodes=view.nodes, tiers=view.tiers, documents=recent.names_in(view))
 
 
 class Pinned(msgspec.Struct, frozen=True, kw_only=True):
-    """The receipt for a pin given or taken back: of the document's ``chunks``, how many it holds for."""
+    """Result of pinning or unpinning a document: the number of its ``chunks``, and of those that were ``held``."""
 
     object: Literal["cache.pin"] = "cache.pin"
     document_id: str
@@ -86,14 +86,14 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
-    """The receipt for KV that is gone: how many nodes of the tree."""
+    """Result of a deletion: the number of dropped nodes."""
 
     object: Literal["cache.dropped"] = "cache.dropped"
     nodes: int
 
 
 class WarmUpReply(msgspec.Struct, frozen=True, kw_only=True):
-    """A warming up as ``WarmUp`` counts it."""
+    """A warm-up job. Its counters are those of ``WarmUp``."""
 
     job_id: str
     object: Literal["cache.warm_up"] = "cache.warm_up"
@@ -112,13 +112,13 @@ class WarmUpReply(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, job: WarmUp) -> "WarmUpReply":
-        """The job as a reply."""
+        """Make the reply from a job."""
         error = job.last_error
         return cls(**{**msgspec.structs.asdict(job), "last_error": error and error_body(error)})
 
 
 def token_bytes(readiness: Readiness) -> float | None:
-    """Bytes that a token's KV takes; None where the engine keeps none outside of its own cache, or cannot be asked."""
+    """Bytes of a token's KV. None if the engine keeps no KV outside its own cache, or is unavailable."""
     try:
         kv = readiness.engine().kv
     except RagtreeError:
@@ -127,5 +127,5 @@ def token_bytes(readiness: Readiness) -> float | None:
 
 
 def bytes_of(tokens: int, token_bytes: float | None) -> int | None:
-    """The size of so many tokens' KV, if that is known."""
+    """Bytes of the KV of ``tokens``, if known."""
     return None if token_bytes is None else round(tokens * token_bytes)

@@ -1,26 +1,20 @@
-"""Answers as OpenAI's chat endpoint gives them: one object, or unnamed chunks that end in ``[DONE]``.
+"""Answers in the format of OpenAI's chat endpoint: one object, or chunks of a stream.
 
-Beyond OpenAI's fields a completion, and the first chunk of a stream, carry ``citations`` and whether the answer is
-``partial``: made without all that a lost or slow shard of the index has.
+In addition to OpenAI's fields, a completion and the first chunk of a stream have ``citations`` and ``partial``, which
+is true if the results of a lost or slow shard of the index are missing.
 """
 
-from collections.abc import AsyncIterator
 from typing import Literal
 
 import msgspec
 
-from gateway.query.runs import QueryRun
 from gateway.wire import events
-from gateway.wire.errors import ErrorReply, error_body
 from gateway.wire.reply import Citation, Reply, Usage
-from protocol.errors import RagtreeError
 from protocol.generation import FinishReason
-
-_encode = msgspec.json.Encoder().encode
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """The served model as OpenAI lists models; ``max_model_len`` is the longest prompt plus answer, in tokens."""
+    """The served model in OpenAI's format. ``max_model_len`` bounds prompt and answer together, in tokens."""
 
     id: str
     object: Literal["model"] = "model"
@@ -30,7 +24,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """All served models, of which there is one."""
+    """The list of served models, which has one entry."""
 
     object: Literal["list"] = "list"
     data: tuple[Model, ...]
@@ -54,7 +48,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer in OpenAI's shape."""
+    """A complete answer in OpenAI's format."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -67,14 +61,14 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a chunk adds to the message."""
+    """The text that a chunk adds to the message."""
 
     role: str | None = None
     content: str | None = None
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The one choice of a chunk; ``finish_reason`` stands on its last."""
+    """The one choice of a chunk. The last chunk has the ``finish_reason``."""
 
     index: int = 0
     delta: Delta
@@ -83,7 +77,7 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of a streamed answer. With ``include_usage``, usage is null on all chunks but the last."""
+    """A chunk of a streamed answer. With ``include_usage``, only the last chunk has a ``usage`` other than null."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -96,7 +90,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chat_completion(reply: Reply) -> ChatCompletion:
-    """A reply in OpenAI's shape."""
+    """Convert a reply into OpenAI's format."""
     message = AssistantMessage(content=reply.output_text)
     return ChatCompletion(
         id=_chat_id(reply.query_id),
@@ -109,20 +103,8 @@ def chat_completion(reply: Reply) -> ChatCompletion:
     )
 
 
-async def chat_frames(run: QueryRun, include_usage: bool) -> AsyncIterator[bytes]:
-    """The run's events as OpenAI's chunks; a late failure is an error chunk, after which ``[DONE]`` never comes."""
-    rendering = _Rendering(include_usage)
-    try:
-        async for event in run.events():
-            for chunk in rendering.chunks(event):
-                yield _frame(chunk)
-        yield b"data: [DONE]\n\n"
-    except RagtreeError as error:
-        yield b"data: %b\n\n" % _encode(ErrorReply(error_body(error)))
-
-
-class _Rendering:
-    """Where a stream of chunks stands: what is gathered for its first chunk, and whether that has left."""
+class ChatChunks:
+    """Converts a query's events into chunks. Collects what the first chunk needs until the first text arrives."""
 
     def __init__(self, include_usage: bool) -> None:
         self._usage: msgspec.UnsetType | None = None if include_usage else msgspec.UNSET
@@ -132,7 +114,8 @@ class _Rendering:
         self._opened = False
         self._created: events.QueryCreated | None = None
 
-    def chunks(self, event: events.Event) -> list[ChatChunk]:
+    def of(self, event: events.Event) -> list[ChatChunk]:
+        """The chunks of the next event."""
         match event:
             case events.QueryCreated():
                 self._created = event
@@ -172,7 +155,3 @@ class _Rendering:
 
 def _chat_id(query_id: str) -> str:
     return f"chatcmpl-{query_id.removeprefix('query_')}"
-
-
-def _frame(chunk: ChatChunk) -> bytes:
-    return b"data: %b\n\n" % _encode(chunk)

@@ -1,4 +1,4 @@
-"""Documents, collections and jobs as replies spell them."""
+"""Replies with documents, collections and ingestion jobs."""
 
 from typing import Literal
 
@@ -9,9 +9,9 @@ from protocol.documents import CollectionInfo, DocumentInfo, JobError, JobStatus
 
 
 class JobReply(msgspec.Struct, frozen=True, kw_only=True):
-    """An ingestion job as ``IngestJob`` counts it, with its newest error apart.
+    """An ingestion job, with the counters of ``IngestJob`` and its newest error.
 
-    It is ``stale`` where the retriever cannot be asked now: then it is what was last seen of the job.
+    A ``stale`` job is the last recorded state, because the retriever is unavailable now.
     """
 
     job_id: str
@@ -30,7 +30,7 @@ class JobReply(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, seen: SeenJob) -> "JobReply":
-        """The job as a reply."""
+        """Make the reply from a job."""
         return cls(**msgspec.structs.asdict(seen.job), last_error=seen.job.last_error, stale=seen.stale)
 
 
@@ -42,12 +42,12 @@ class DocumentReply(DocumentInfo, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, stored: StoredDocument) -> "DocumentReply":
-        """The document as a reply."""
+        """Make the reply from a stored document."""
         return cls(**msgspec.structs.asdict(stored.info), text=stored.text)
 
 
 class DocumentList(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of documents in the order of their ids; ``next_cursor`` goes into ``after`` for the next."""
+    """A page of documents, ordered by id. Send ``next_cursor`` as ``after`` to get the next page."""
 
     object: Literal["list"] = "list"
     data: tuple[DocumentInfo, ...]
@@ -56,14 +56,14 @@ class DocumentList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectionList(msgspec.Struct, frozen=True, kw_only=True):
-    """All collections of a tenant, by name."""
+    """All collections of a tenant, ordered by name."""
 
     object: Literal["list"] = "list"
     data: tuple[CollectionInfo, ...]
 
 
 class Deleted(msgspec.Struct, frozen=True, kw_only=True):
-    """The receipt for a deleted document."""
+    """Confirmation of a deleted document."""
 
     object: Literal["document.deleted"] = "document.deleted"
     document_id: str

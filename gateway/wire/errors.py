@@ -1,9 +1,9 @@
-"""How errors look over HTTP: one table from error class to status, one shape for every reply that is not a 2xx.
+"""Errors over HTTP: the statuses of error classes, and the body of every reply that is not a 2xx.
 
     {"error": {"message", "type", "param", "code"}}
 
-429 is the caller's own quota, 503 the stack's state, both with ``Retry-After``, exact where a window is full; a
-conflict that a retry cannot mend carries ``x-should-retry: false``, which OpenAI's clients obey.
+429 means that the caller's quota is used up, 503 that the stack cannot serve now. Both have ``Retry-After``, which is
+exact for a full window. A conflict has ``x-should-retry: false``, which OpenAI's clients obey.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from protocol.errors import RagtreeError
 
 
 class HttpError(NamedTuple):
-    """What an error is to HTTP: its status and OpenAI's word for its kind."""
+    """An error's HTTP status and its OpenAI error type."""
 
     status: int
     type: str
@@ -39,11 +39,11 @@ TABLE: Mapping[type[RagtreeError], HttpError] = {
     errors.StorageFull: HttpError(507, "storage_error"),
     errors.RagtreeError: HttpError(500, "internal_error"),
 }
-"""The nearest class of an error's ancestry counts."""
+"""The entry of an error's nearest base class applies."""
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """An error as clients read it; ``param`` names the request field to blame, ``code`` is stable."""
+    """An error as clients receive it. ``param`` names the invalid request field. ``code`` is stable."""
 
     message: str
     type: str
@@ -58,19 +58,19 @@ class ErrorReply(msgspec.Struct, frozen=True):
 
 
 def http_error(error: RagtreeError) -> HttpError:
-    """The table's entry for the nearest ancestor of the error's class."""
+    """The table's entry for the error's nearest base class."""
     return next(TABLE[kind] for kind in type(error).__mro__ if kind in TABLE)
 
 
 def error_body(error: RagtreeError) -> ErrorBody:
-    """The error as clients read it, fit for JSON whatever the request put into it."""
+    """The error's body, safe to encode as JSON even if it quotes the request."""
     return ErrorBody(
         encodable(error.message), http_error(error).type, error.param and encodable(error.param), error.code
     )
 
 
 def error_headers(error: RagtreeError, retry_after_s: int) -> dict[str, str]:
-    """The headers that tell a client whether and when to try again: after ``retry_after_s`` unless the error knows."""
+    """Headers that tell a client whether and when to retry: after ``retry_after_s``, unless the error has a time."""
     match error:
         case errors.Unauthenticated():
             return {"WWW-Authenticate": "Bearer"}
@@ -85,22 +85,22 @@ def error_headers(error: RagtreeError, retry_after_s: int) -> dict[str, str]:
 
 
 def error_response(error: RagtreeError, retry_after_s: int) -> Response:
-    """The whole HTTP reply for an error."""
+    """The HTTP reply for an error."""
     return shaped_response(http_error(error).status, error_body(error), error_headers(error, retry_after_s))
 
 
 def shaped_response(status: int, body: ErrorBody, headers: Mapping[str, str] | None = None) -> Response:
-    """An error reply of any status."""
+    """An error reply with this status and body."""
     return Response(msgspec.json.encode(ErrorReply(body)), status, headers, "application/json")
 
 
 def status_body(status: int, message: str | None = None) -> ErrorBody:
-    """The body for a bare status of the framework's own, such as an unknown route's 404."""
+    """The body for an error status of the framework, such as 404 for an unknown route."""
     named = HTTPStatus(status)
     kind = next((entry.type for entry in TABLE.values() if entry.status == status), "invalid_request_error")
     return ErrorBody(encodable(message or named.phrase), kind, None, named.name.lower())
 
 
 def encodable(text: str) -> str:
-    """The text without lone surrogates: JSON can spell them, UTF-8 cannot, and a reply may quote a request's field."""
+    """The text without lone surrogates, which JSON can escape but UTF-8 cannot encode. Replies may quote requests."""
     return text.encode("utf-8", "replace").decode()

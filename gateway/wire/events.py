@@ -1,17 +1,17 @@
-"""The events of one query, as they go over the wire: ``type``, ``sequence_number`` and ``query_id`` in each.
+"""The events of one query on the wire. Each has ``type``, ``sequence_number`` and ``query_id``.
 
-    query.created            first
-    retrieval.stage          one a stage, where asked for
-    retrieval.completed      the documents are final
-    cache.resolved           the prompt is prefilled
-    output_text.annotation.added   one a document that stands in the prompt, before the text that rests on it
-    output_text.delta        new text
-    query.completed          terminal: the reply, cut by ``max_tokens`` or not (``finish_reason`` says which)
-    query.incomplete         terminal: text had left, then the query's time was up
-    query.failed             terminal: anything else that went wrong after the response had started
+    query.created                  first
+    retrieval.stage                one per stage of the search, on request
+    retrieval.completed            the documents are final
+    cache.resolved                 the prompt is prefilled
+    output_text.annotation.added   one per document in the prompt, before any text
+    output_text.delta              new text
+    query.completed                terminal: the reply
+    query.incomplete               terminal: the query's time was up after text was sent
+    query.failed                   terminal: any other error after the response started
 
-Exactly one terminal event ends a stream. ``max_tokens`` is a bound the caller set, so an answer that reaches it is
-complete, with ``finish_reason: "length"``; ``query.incomplete`` is kept for what the caller did not ask for.
+Exactly one terminal event ends a stream. An answer that reaches the caller's ``max_tokens`` is complete, with
+``finish_reason: "length"``.
 """
 
 from typing import Literal
@@ -23,21 +23,21 @@ from gateway.wire.reply import Citation, Reply, SearchResult, Timings, Usage
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """What every event carries: ``sequence_number`` counts a query's events from 0."""
+    """Base of all events. ``sequence_number`` counts a query's events from 0."""
 
     sequence_number: int
     query_id: str
 
 
 class QueryCreated(Event, frozen=True, kw_only=True, tag="query.created"):
-    """The query was accepted; ``created_at`` is seconds since the epoch."""
+    """The query was accepted. ``created_at`` is in seconds since the epoch."""
 
     model: str
     created_at: int
 
 
 class RetrievalStage(Event, frozen=True, kw_only=True, tag="retrieval.stage"):
-    """The best documents known after one stage of the search."""
+    """The best documents after one stage of the search."""
 
     stage: int
     elapsed_ms: float
@@ -46,9 +46,9 @@ class RetrievalStage(Event, frozen=True, kw_only=True, tag="retrieval.stage"):
 
 
 class RetrievalCompleted(Event, frozen=True, kw_only=True, omit_defaults=True, tag="retrieval.completed"):
-    """The final documents, best first; ``partial`` when ``missing_shards`` did not give all they have.
+    """The final documents, best first.
 
-    Neither of these stands in it otherwise.
+    If results are missing, ``partial`` is true and ``missing_shards`` names the shards. Otherwise both are absent.
     """
 
     results: tuple[SearchResult, ...]
@@ -58,7 +58,7 @@ class RetrievalCompleted(Event, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class CacheResolved(Event, frozen=True, kw_only=True, tag="cache.resolved"):
-    """Where the prompt's tokens came from; ``hit_docs`` counts documents wholly cached, ``tiers`` tokens by tier."""
+    """Sources of the prompt's tokens. ``hit_docs`` counts fully cached documents, ``tiers`` the loaded tokens."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -68,19 +68,19 @@ class CacheResolved(Event, frozen=True, kw_only=True, tag="cache.resolved"):
 
 
 class OutputTextDelta(Event, frozen=True, kw_only=True, tag="output_text.delta"):
-    """New text of the answer; never empty."""
+    """New text of the answer. Never empty."""
 
     delta: str
 
 
 class AnnotationAdded(Event, frozen=True, kw_only=True, tag="output_text.annotation.added"):
-    """A document that the answer rests on."""
+    """A document in the answer's prompt."""
 
     annotation: Citation
 
 
 class QueryCompleted(Event, frozen=True, kw_only=True, tag="query.completed"):
-    """The end of an answered query; ``response`` is the very object that the JSON reply is."""
+    """The end of an answered query. ``response`` equals the JSON reply."""
 
     response: Reply
     usage: Usage
@@ -88,7 +88,7 @@ class QueryCompleted(Event, frozen=True, kw_only=True, tag="query.completed"):
 
 
 class QueryIncomplete(Event, frozen=True, kw_only=True, tag="query.incomplete"):
-    """The end of a query whose time was up while its text was leaving."""
+    """The end of a query whose time was up after text was sent."""
 
     reason: Literal["timeout"]
 

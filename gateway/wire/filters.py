@@ -1,4 +1,4 @@
-"""Metadata filters as requests spell them, in OpenAI's shape."""
+"""Metadata filters of requests, in OpenAI's format."""
 
 from typing import Annotated, Literal
 
@@ -13,7 +13,7 @@ Value = StrictBool | float | StrictStr
 
 
 class ComparisonFilter(BaseModel):
-    """One attribute held against a single value."""
+    """Compares an attribute with a value."""
 
     model_config = _STRICT
     key: str = Field(min_length=1, max_length=256)
@@ -21,12 +21,12 @@ class ComparisonFilter(BaseModel):
     value: Value
 
     def to_protocol(self) -> protocol_filters.Filter:
-        """The filter as the retriever takes it."""
+        """Convert to the retriever's filter."""
         return protocol_filters.Comparison(self.key, self.type, self.value)
 
 
 class MembershipFilter(BaseModel):
-    """One attribute held against a list of values."""
+    """Compares an attribute with a list of values."""
 
     model_config = _STRICT
     key: str = Field(min_length=1, max_length=256)
@@ -34,25 +34,25 @@ class MembershipFilter(BaseModel):
     value: list[Value] = Field(max_length=1000)
 
     def to_protocol(self) -> protocol_filters.Filter:
-        """The filter as the retriever takes it."""
+        """Convert to the retriever's filter."""
         values: tuple[AttributeValue, ...] = tuple(self.value)
         return protocol_filters.Comparison(self.key, self.type, values)
 
 
 class CompoundFilter(BaseModel):
-    """Filters of which all (``and``) or at least one (``or``) must hold."""
+    """Filters of which all (``and``) or at least one (``or``) must match."""
 
     model_config = _STRICT
     type: Literal["and", "or"]
     filters: list["RequestFilter"] = Field(min_length=1, max_length=100)
 
     def to_protocol(self) -> protocol_filters.Filter:
-        """The filter as the retriever takes it."""
+        """Convert to the retriever's filter."""
         return protocol_filters.Compound(self.type, tuple(inner.to_protocol() for inner in self.filters))
 
 
 def as_requested(given: protocol_filters.Filter) -> dict[str, object]:
-    """A filter of the protocol as a request would spell it, fit for JSON."""
+    """Convert the retriever's filter to the request's format, as JSON values."""
     if isinstance(given, protocol_filters.Compound):
         return {"type": given.op, "filters": [as_requested(inner) for inner in given.filters]}
     return {"key": given.key, "type": given.op, "value": given.value}

@@ -1,4 +1,4 @@
-"""The replies of the health checks."""
+"""Replies of the health checks."""
 
 from typing import Literal
 
@@ -6,13 +6,13 @@ import msgspec
 
 
 class Health(msgspec.Struct, frozen=True):
-    """All is well."""
+    """The gateway is alive."""
 
     status: Literal["ok"] = "ok"
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Queries can be served; without the help of those stores that are ``degraded``, for they cannot be reached."""
+    """Queries can be served. ``degraded`` names the stores that cannot be reached."""
 
     status: Literal["ok"] = "ok"
     degraded: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What /docs says beyond what FastAPI can read off the routes: the shapes of replies, which are msgspec structs."""
+"""Additions to FastAPI's OpenAPI document: the schemas of replies, which are msgspec structs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,8 +8,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.query.activity import ActivityReport
 from gateway.wire import events, reply
+from gateway.wire.activity_replies import ActivityReport
 from gateway.wire.cache_replies import CacheStats, CacheTree, Dropped, Pinned, WarmUpReply
 from gateway.wire.chat import ChatCompletion, Model, ModelList
 from gateway.wire.document_replies import CollectionList, Deleted, DocumentList, DocumentReply, JobReply
@@ -18,7 +18,7 @@ from gateway.wire.health_replies import Health, Ready
 from gateway.wire.schemas import WarmBody
 
 API_KEY, ADMIN_KEY = "api_key", "admin_key"
-"""The names of the two kinds of keys that a route may ask for."""
+"""Names of the two security schemes."""
 
 QUERY_EVENTS: tuple[type, ...] = (
     events.QueryCreated,
@@ -55,13 +55,13 @@ _TYPES = (
     Ready,
 )
 _BODIES: tuple[type[BaseModel], ...] = (WarmBody,)
-"""The bodies that a route reads itself, so that FastAPI does not know them."""
+"""Bodies that a route reads itself, so FastAPI does not know their schemas."""
 
 Responses = dict[int | str, dict[str, Any]]
 
 
 def json_reply(kind: type, description: str, **headers: str) -> dict[str, Any]:
-    """The description of a JSON reply, its headers by name with a word on each."""
+    """Describe a JSON reply. ``headers`` maps names to descriptions."""
     content = {"application/json": {"schema": reference(kind)}}
     described: dict[str, Any] = {"description": description, "content": content}
     if headers:
@@ -73,7 +73,7 @@ def json_reply(kind: type, description: str, **headers: str) -> dict[str, Any]:
 
 
 def event_stream(*kinds: type) -> dict[str, Any]:
-    """The description of server-sent events: named ones whose data is JSON of these kinds, or unnamed ones of none."""
+    """Describe server-sent events: named, with JSON data of these kinds, or unnamed if there are no kinds."""
     data: dict[str, Any] = {"type": "string"}
     if kinds:
         data |= {
@@ -86,36 +86,36 @@ def event_stream(*kinds: type) -> dict[str, Any]:
 
 
 def reference(kind: type) -> dict[str, str]:
-    """The place in the document where a reply or a body is described."""
+    """Reference to the schema of a reply or a body."""
     return {"$ref": _REFERENCE.format(name=kind.__name__)}
 
 
 def errors(*statuses: int) -> Responses:
-    """The descriptions of the error replies that a route may give besides the ones that every route may."""
+    """Describe a route's error replies."""
     return {status: json_reply(ErrorReply, _MEANING[status]) for status in statuses}
 
 
 _MEANING = {
-    400: "The request can never succeed as it stands.",
-    401: "No API key, or one that nobody issued.",
+    400: "The request is invalid and never succeeds.",
+    401: "The API key is missing or unknown.",
     403: "The key is not an administrator's.",
-    404: "What the request names does not exist.",
-    408: "The body did not come in time.",
-    409: "The request contradicts the state of the stack.",
+    404: "The requested object does not exist.",
+    408: "The client took too long to send the body.",
+    409: "The request conflicts with the state of the stack.",
     413: "The body is too large.",
-    415: "No loader reads this content type.",
-    422: "A field does not fit, or a document cannot be read.",
-    429: "The key's own quota is used up; Retry-After says when it has room again.",
-    500: "A defect of RAGTree.",
-    503: "Overloaded or not ready; Retry-After says when to try again.",
-    507: "The disk is full; nothing was kept.",
+    415: "The content type is not supported.",
+    422: "A field is invalid, or a document cannot be read.",
+    429: "The key's quota is used up. Retry-After says when to retry.",
+    500: "Internal error.",
+    503: "Overloaded or not ready. Retry-After says when to retry.",
+    507: "The disk is full. Nothing was stored.",
 }
 
 
-def describe(app: FastAPI, asked_for: Mapping[str, bool]) -> None:
-    """Make the app's OpenAPI document name the shapes of its replies, and ask for a key only where one is needed.
+def describe(app: FastAPI, needed: Mapping[str, bool]) -> None:
+    """Add the schemas of replies to the app's OpenAPI document, and remove security schemes that are not in use.
 
-    ``asked_for`` says of each kind of key whether requests need it.
+    ``needed`` maps each security scheme to whether requests need such a key.
     """
     generate = app.openapi
 
@@ -127,7 +127,7 @@ def describe(app: FastAPI, asked_for: Mapping[str, bool]) -> None:
                 schemas.pop(unused, None)
             schemas.update(msgspec.json.schema_components(_TYPES, ref_template=_REFERENCE)[1])
             schemas.update(_body_schemas())
-            _open(document, {kind for kind, asked in asked_for.items() if not asked})
+            _remove_schemes(document, {scheme for scheme, in_use in needed.items() if not in_use})
         assert app.openapi_schema is not None
         return app.openapi_schema
 
@@ -142,13 +142,13 @@ def _body_schemas() -> dict[str, Any]:
     return schemas
 
 
-def _open(document: dict[str, Any], kinds: set[str]) -> None:
-    """Take out that keys of these kinds are asked for."""
-    for kind in kinds:
-        del document["components"]["securitySchemes"][kind]
+def _remove_schemes(document: dict[str, Any], schemes: set[str]) -> None:
+    """Remove these security schemes, and the replies 401 and 403 of their operations."""
+    for scheme in schemes:
+        del document["components"]["securitySchemes"][scheme]
     for path in document["paths"].values():
         for operation in path.values():
-            if any(kind in needed for needed in operation.get("security", ()) for kind in kinds):
+            if any(scheme in required for required in operation.get("security", ()) for scheme in schemes):
                 del operation["security"]
                 operation["responses"].pop("401", None)
                 operation["responses"].pop("403", None)

@@ -1,4 +1,4 @@
-"""The reply to a query: what a JSON caller gets, and what ``query.completed`` carries."""
+"""The reply to a query, as JSON and in ``query.completed``."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ from protocol.retrieval import CandidateSet, Chunk
 
 
 class SearchResult(msgspec.Struct, frozen=True):
-    """A chunk that was found; ``index`` is its rank from 0, ``score`` its cosine to the question."""
+    """A chunk that the search found. ``index`` is its rank from 0, ``score`` its cosine similarity to the question."""
 
     index: int
     document_id: str
@@ -22,7 +22,7 @@ class SearchResult(msgspec.Struct, frozen=True):
 
 
 class Citation(msgspec.Struct, frozen=True, tag_field="type", tag="file_citation"):
-    """A result that stood in the prompt; ``index`` is its place in ``results``."""
+    """A result that was in the prompt. ``index`` is its position in ``results``."""
 
     document_id: str
     filename: str
@@ -31,13 +31,13 @@ class Citation(msgspec.Struct, frozen=True, tag_field="type", tag="file_citation
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """How many of the prompt's tokens were not computed anew."""
+    """The number of the prompt's tokens that were cached."""
 
     cached_tokens: int
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of the prompt and of the answer, in OpenAI's shape."""
+    """Tokens of the prompt and the answer, in OpenAI's format."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -46,11 +46,11 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class SpeculationTimings(msgspec.Struct, frozen=True):
-    """What generating on provisional documents came to: the last of so many ``generations`` was ``confirmed``, or none.
+    """Result of generating on provisional documents.
 
-    That one began ``began_ms`` after the query's arrival. For the others ``wasted_tokens`` were computed, as far as is
-    known, that the final prompt has no use for; the documents in its front that they had, too, are found. During
-    ``overlapped_ms`` of the search, tokens were computed that the answer rests on.
+    If the ``outcome`` is ``confirmed``, the last of ``generations`` became the answer; it began ``began_ms`` after the
+    query's arrival. ``wasted_tokens`` counts the prompt tokens that the others are known to have computed without use
+    for the final prompt. During ``overlapped_ms`` of the search, tokens were computed that the answer uses.
     """
 
     outcome: Literal["confirmed", "dropped"]
@@ -61,11 +61,11 @@ class SpeculationTimings(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """Milliseconds by phase; ``ttft_ms`` and ``total_ms`` count from the query's arrival.
+    """Milliseconds by phase. ``ttft_ms`` and ``total_ms`` count from the query's arrival.
 
-    ``stages_ms`` are the ends of the search's stages, ``non_overlapped_ms`` is the part of ``retrieval_ms`` in which
-    nothing was computed that the answer rests on. ``speculation`` is null where none was tried. While it waited for
-    ``queue_ms``, the query was overtaken ``overtakes`` times by younger ones.
+    ``stages_ms`` are the ends of the search's stages. ``non_overlapped_ms`` is the part of ``retrieval_ms`` during
+    which nothing was computed that the answer uses. ``speculation`` is null if none was started. ``overtakes`` counts
+    the younger queries that overtook this one in the queue.
     """
 
     queue_ms: float
@@ -83,10 +83,9 @@ class Timings(msgspec.Struct, frozen=True):
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """An answer with its sources.
 
-    ``citations`` are the ``results`` that stood in the prompt. ``dropped_documents`` counts those that the model's
-    context had no room for, from the tail; ``dropped_chunk_ids`` names them. An answer is ``partial`` when
-    ``missing_shards`` of the index did not give all they have, so that better documents may be missing.
-    ``timeline`` stands in it where it was asked for.
+    ``citations`` are the ``results`` that were in the prompt. ``dropped_documents`` counts the last results, which did
+    not fit the model's context; ``dropped_chunk_ids`` lists them. A ``partial`` answer lacks results of
+    ``missing_shards`` of the index, so better documents may be missing. ``timeline`` is present on request.
     """
 
     query_id: str
@@ -108,7 +107,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def search_results(candidates: CandidateSet) -> tuple[SearchResult, ...]:
-    """The final documents of a search, as clients see them."""
+    """The final documents of a search, as clients receive them."""
     return tuple(
         SearchResult(rank, chunk.document_id, chunk.filename, chunk.chunk_id, score, chunk.attributes)
         for rank, (chunk, score) in enumerate(zip(candidates.docs, candidates.scores, strict=True))
@@ -116,5 +115,5 @@ def search_results(candidates: CandidateSet) -> tuple[SearchResult, ...]:
 
 
 def citation(rank: int, chunk: Chunk) -> Citation:
-    """The citation of the document at ``rank`` of the results."""
+    """The citation of the chunk at ``rank`` of the results."""
     return Citation(chunk.document_id, chunk.filename, rank, chunk.chunk_id)

@@ -1,6 +1,6 @@
-"""The bodies of requests: what may stand in them and within which bounds.
+"""Request bodies and the bounds of their fields.
 
-Tenants and namespaces come with the key, never with a body; only an administrator may name another tenant.
+The API key determines the tenant. Only administrators may name another tenant in a body.
 """
 
 from typing import Annotated, Any, Literal
@@ -25,7 +25,7 @@ def _whole_characters(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError("half a character: JSON can spell a lone surrogate, UTF-8 cannot") from error
+        raise ValueError("contains a lone surrogate, which UTF-8 cannot encode") from error
     return text
 
 
@@ -36,21 +36,21 @@ TopK = Annotated[int, Field(ge=1, le=MAX_TOP_K)]
 MaxTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
 TopP = Annotated[float, Field(gt=0, le=1)]
-Seed = Annotated[int, Field(ge=-(2**53) + 1, le=2**53 - 1)]  # the integers that every JSON parser agrees on
+Seed = Annotated[int, Field(ge=-(2**53) + 1, le=2**53 - 1)]  # integers that all JSON parsers represent exactly
 AttributeMap = Annotated[
     dict[Annotated[str, Field(min_length=1, max_length=256)], StrictBool | float | StrictStr], Field(max_length=64)
 ]
 
 
 class SearchBody(BaseModel):
-    """What a request may say about the search for its documents."""
+    """Fields of a request that control the search."""
 
     collection: CollectionName | None = None
     filters: RequestFilter | None = None
     top_k: TopK | None = None
 
     def search(self, question: str, param: str, tenant: str, settings: GatewaySettings) -> SearchRequest:
-        """The search for ``question``, which stood in the field ``param``. Raises QuestionTooLong."""
+        """The search for ``question``, which is in the request's field ``param``. Raises QuestionTooLong."""
         limit = settings.max_query_chars
         if len(question) > limit:
             raise QuestionTooLong(f"The question has {len(question):,} characters; the limit is {limit:,}.", param)
@@ -64,7 +64,7 @@ class SearchBody(BaseModel):
 
 
 class AnswerBody(SearchBody):
-    """What a request may say about the prompt that is made of those documents."""
+    """Fields of a request that control the search and the prompt."""
 
     document_order: DocumentOrder | None = None
 
@@ -73,7 +73,7 @@ Question = Annotated[Text, Field(min_length=1, pattern=r"\S")]
 
 
 class QueryBody(AnswerBody):
-    """A question to a collection. Without ``temperature`` the answer is greedy, so it can be had again."""
+    """A question to a collection. Without ``temperature``, decoding is greedy and the answer is reproducible."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
     query: Question = Field(examples=["How do I read a file line by line?"])
@@ -85,13 +85,13 @@ class QueryBody(AnswerBody):
     include: list[Literal["stages", "timeline"]] = Field(
         default=[],
         max_length=8,
-        description="`stages`: an event for each stage of the search. `timeline`: in the reply, what the query went "
-        "through, and when.",
+        description="`stages`: an event for each stage of the search. `timeline`: the times of the query's phases, "
+        "in the reply.",
     )
 
 
 class TextPart(BaseModel):
-    """A part of a message's content; the only kind that a text model reads."""
+    """A text part of a message's content. A text model accepts no other kind."""
 
     type: Literal["text"]
     text: Text
@@ -104,7 +104,7 @@ class ChatTurn(BaseModel):
     content: Text | list[TextPart] | None = None
 
     def to_protocol(self) -> ChatMessage:
-        """The message as the prompt layout takes it; ``developer`` is OpenAI's newer word for ``system``."""
+        """Convert to the prompt layout's message. ``developer`` is OpenAI's newer name of ``system``."""
         role = "system" if self.role == "developer" else self.role
         if isinstance(self.content, list):
             return ChatMessage(role, "".join(part.text for part in self.content))
@@ -112,7 +112,7 @@ class ChatTurn(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a streamed chat carries besides its text."""
+    """Options of a streamed chat."""
 
     include_usage: bool = False
 
@@ -132,13 +132,13 @@ _ASKS: dict[str, Any] = {
         },
     }
 }
-"""That a conversation holds a user message with text, for /docs; the route checks it."""
+"""Documents in /docs that a conversation needs a user message with text. The route checks it."""
 
 
 class ChatBody(AnswerBody):
-    """OpenAI's chat request, with ``collection``, ``filters``, ``top_k`` and ``document_order`` beside it.
+    """OpenAI's chat request, plus ``collection``, ``filters``, ``top_k`` and ``document_order``.
 
-    Fields that it does not name are ignored, so that clients which send more work unchanged.
+    Unknown fields are ignored, so that OpenAI's clients work unchanged.
     """
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
@@ -156,9 +156,9 @@ class ChatBody(AnswerBody):
 
 
 class WarmQuery(SearchBody):
-    """A past query: a line of the query log, or of a log of the caller's own. ``time`` is seconds since the epoch.
+    """A past query: a line of the query log or of the caller's own log. ``time`` is in seconds since the epoch.
 
-    A string is a query that says no more.
+    A string is a query without further fields.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -173,9 +173,9 @@ class WarmQuery(SearchBody):
 
 
 class WarmBody(BaseModel):
-    """Queries whose documents are to be in the cache, or ``log`` for those that the stack itself has noted.
+    """Queries to warm up the cache with, or ``log`` to use the stack's query log.
 
-    ``collection`` and ``tenant`` are those of the queries that name none.
+    ``collection`` and ``tenant`` apply to queries that name none.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -187,12 +187,12 @@ class WarmBody(BaseModel):
     @model_validator(mode="after")
     def _one_source(self) -> "WarmBody":
         if self.log == bool(self.queries):
-            raise ValueError("give either queries or log")
+            raise ValueError("set either queries or log")
         return self
 
 
 class PinBody(BaseModel):
-    """A document to keep in the cache whatever comes, or with ``pinned`` false no longer."""
+    """A document to pin in the cache or, with ``pinned: false``, to unpin."""
 
     model_config = ConfigDict(extra="forbid")
     document_id: str = Field(pattern=DOCUMENT_ID)
@@ -212,5 +212,5 @@ class DocumentBody(BaseModel):
 
     @classmethod
     def openapi(cls) -> dict[str, Any]:
-        """The schema, for routes that read their body themselves."""
+        """The JSON schema, for routes that read their body themselves."""
         return cls.model_json_schema()

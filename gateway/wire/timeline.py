@@ -1,4 +1,4 @@
-"""What one query went through, and when."""
+"""The times of one query's phases."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -13,11 +13,11 @@ EntryName = Literal[
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that took ``duration_ms``, or happened at once, from ``at_ms`` after the query's arrival on.
+    """A phase of ``duration_ms``, or a moment without duration, ``at_ms`` after the query's arrival.
 
-    A ``speculation`` lasts until it is clear what becomes of it, and its ``detail`` says what: ``confirmed``, ``wrong``
-    or ``gave_way``. ``kv_load`` lies at the beginning of ``prefill``, and both within a speculation that was confirmed.
-    The ``first_token`` is the moment at which it could leave.
+    A ``speculation`` ends with its outcome, given as ``detail``: ``confirmed``, ``wrong`` or ``gave_way``. ``kv_load``
+    is the first part of ``prefill``. Both lie within the speculation if one was confirmed. ``first_token`` is the
+    moment at which the first token could be sent.
     """
 
     name: EntryName
@@ -27,10 +27,10 @@ class TimelineEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Timeline:
-    """The phases and moments of a query, as the gateway's clock saw them; ``now_ms`` tells the time since its arrival.
+    """The phases and moments of a query by the gateway's clock. ``now_ms`` returns the time since its arrival.
 
-    What engines measure themselves, loading and prefilling, ends with the step that reported it, and does not begin
-    before the engine was asked.
+    Engines measure loading and prefilling themselves. These phases end with the step that reports them, and never begin
+    before the engine was called.
     """
 
     def __init__(self, now_ms: Callable[[], float]) -> None:
@@ -40,30 +40,30 @@ class Timeline:
 
     @property
     def entries(self) -> tuple[TimelineEntry, ...]:
-        """All that is known so far, by the time at which it began."""
+        """All entries so far, ordered by their start."""
         return tuple(sorted(self._entries, key=lambda entry: entry.at_ms))
 
     def moment(self, name: EntryName) -> float:
-        """Note what happens now; when that is."""
+        """Record a moment now. Returns its time."""
         at_ms = self.now_ms()
         self._entries.append(TimelineEntry(name, at_ms))
         return at_ms
 
     def phase(self, name: EntryName, began_ms: float, detail: str | None = None) -> None:
-        """Note what began then, and ends now."""
+        """Record a phase that ends now."""
         self._add(name, began_ms, self.now_ms(), detail)
 
     def stage(self, number: int, of: int) -> None:
-        """Note a stage of the search; it began when the one before it ended."""
+        """Record a stage of the search that ends now. It began at the end of the previous stage."""
         self.phase("retrieval_stage", self._stage_began_ms, f"stage {number} of {of}")
         self._stage_began_ms = self.now_ms()
 
     def queued(self, asked_ms: float, overtakes: int) -> None:
-        """Note a wait for the query's turn, which has come."""
+        """Record a wait in the queue that ends now."""
         self.phase("queue", asked_ms, f"overtakes: {overtakes}" if overtakes else None)
 
     def prefilled(self, prefill: PrefillResult, asked_ms: float, ended_ms: float) -> None:
-        """Note what the engine reported with its first step."""
+        """Record the loading and prefilling that the engine reported with its first step."""
         began_ms = max(asked_ms, ended_ms - prefill.prefill_ms)
         if prefill.kv_load_ms:
             tiers = ", ".join(f"{tokens} from {tier.value}" for tier, tokens in prefill.loaded.items() if tokens)

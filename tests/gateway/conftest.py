@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import structlog
 import uvicorn
 from asgi_lifespan import LifespanManager
 from fastapi import FastAPI
@@ -18,7 +19,7 @@ from gateway.settings import GatewaySettings
 
 @dataclass
 class Served:
-    """The gateway under test: its fakes, its app and a client."""
+    """The gateway under test, with its fakes, app and client."""
 
     stack: Stack
     app: FastAPI
@@ -28,6 +29,18 @@ class Served:
     @property
     def running(self) -> int:
         return len(self.app.state.gateway.runs)
+
+
+@pytest.fixture(autouse=True)
+def plain_tracebacks() -> None:
+    """Log errors with plain tracebacks: structlog's default takes a second to render all local variables."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+        ]
+    )
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What the gateway exposes once every kind of thing has happened, and what vLLM declares."""
+"""The metrics that the gateway exposes, and those that vLLM declares."""
 
 import ast
 from importlib.util import find_spec
@@ -20,11 +20,11 @@ from protocol.kv import KvMemory
 from protocol.tiers import Tier
 
 SCRAPED = {"namespace", "job", "instance"}
-"""The labels that Prometheus adds itself."""
+"""Labels that Prometheus adds."""
 
 
 class Exposed(NamedTuple):
-    """A metric as it is exposed: its name in expressions, its type, its labels and what its help says."""
+    """An exposed metric: its name in expressions, type, labels and help."""
 
     name: str
     type: str
@@ -45,7 +45,7 @@ class Exposed(NamedTuple):
 
 
 async def gateways_metrics() -> dict[str, Exposed]:
-    """The gateway's own metrics by name, after something of each kind has happened."""
+    """The gateway's own metrics by name, after traffic that creates all of them."""
     stack = Stack()
     stack.generator.kv = KvMemory("f", "b", 16, 1600, 9, 0, 0, 1.0, 1.0)
     stack.generator.cached, stack.generator.loaded = 5, {Tier.GPU: 2, Tier.HOST: 3}
@@ -62,10 +62,10 @@ async def gateways_metrics() -> dict[str, Exposed]:
             await client.post("/query", json={"query": "x"})
         stack.phases.failing = {}
         await client.put("/v1/collections/c/documents/d", content="x", headers={"Content-Type": "text/plain"})
-        # The engine is known to be well again, and how large its pages are.
+        # After this check the engine is ready again, and its page size is known.
         await client.get("/readyz")
         text = (await client.get("/metrics")).text
-    # When a series began is exposed with it, and no metric of its own.
+    # The start time of a series is no metric of its own.
     found = (family for family in text_string_to_metric_families(text) if not family.name.endswith("_created"))
     return {metric.name: metric for metric in map(_exposed, found)}
 
@@ -78,7 +78,7 @@ def _exposed(family: families.Metric) -> Exposed:
 
 
 def vllms_metrics() -> dict[str, Exposed]:
-    """The metrics that vLLM declares, read from its source: importing it takes long, and a GPU build needs a GPU."""
+    """vLLM's metrics, read from its source: importing vLLM is slow, and a GPU build needs a GPU."""
     spec = find_spec("vllm")
     assert spec is not None
     assert spec.origin is not None
@@ -101,8 +101,8 @@ def vllms_metrics() -> dict[str, Exposed]:
 
 
 def assert_exists(selected: str, labels: set[str], known: dict[str, Exposed]) -> None:
-    """Fail where no metric has such samples with such labels."""
+    """Fail if no metric has these samples with these labels."""
     metrics = [metric for metric in known.values() if selected in metric.samples]
-    assert metrics, f"{selected} is exposed by nobody"
+    assert metrics, f"{selected} is not exposed"
     unknown = labels - metrics[0].sample_labels - SCRAPED
     assert not unknown, f"{selected} has no label {unknown}"

@@ -1,4 +1,4 @@
-"""The other three parts as the gateway's tests need them: scripted, countable, and able to stop at any phase."""
+"""Fakes of the other parts. Tests can script them, count their calls, and hold them in any phase."""
 
 import asyncio
 import time
@@ -54,7 +54,7 @@ MODEL = "fake-model"
 
 
 async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Return as soon as the condition holds; fail the test if it never does."""
+    """Wait until the condition holds. On timeout, fail the test."""
     give_up = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < give_up, "the condition never came true"
@@ -62,7 +62,7 @@ async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> 
 
 
 class Phases:
-    """Points that a query passes: a test may hold it there, make it fail there, and await that it came there."""
+    """Phases of a query. A test can hold queries in a phase, make them fail there, and wait for their arrival."""
 
     def __init__(self) -> None:
         self.held: set[str] = set()
@@ -90,7 +90,7 @@ def chunk(rank: int) -> Chunk:
 
 
 class FakeRetriever:
-    """Finds ``top_k`` of five chunks in the collections of one tenant, in two stages, without ``missing_shards``."""
+    """Finds ``top_k`` of five chunks in two stages. ``missing_shards`` are reported as missing."""
 
     def __init__(self, phases: Phases) -> None:
         self.phases = phases
@@ -211,7 +211,7 @@ def never(_documents: tuple[str, ...], _running: tuple[str, ...] | None, _final:
 
 
 def whenever_possible(documents: tuple[str, ...], running: tuple[str, ...] | None, final: bool) -> SpeculationDecision:
-    """What an idle controller says."""
+    """Decide as an idle controller does."""
     if documents == running:
         return SpeculationDecision.KEEP
     if not final:
@@ -220,12 +220,12 @@ def whenever_possible(documents: tuple[str, ...], running: tuple[str, ...] | Non
 
 
 class FakeController:
-    """Admits at once; remembers who was told what.
+    """Admits at once, and records all calls.
 
-    What is found so far it has generated on as ``decide`` says, given what runs already, while there is ``room``.
+    ``decide`` answers ``on_candidates``, given the running guess. ``speculate`` grants plans while there is ``room``.
 
-    Its tree is the paths in ``nodes``; ``sources`` are the tiers that its plans load from. While ``busy`` it warms
-    nothing up, and it has the prompts in ``present`` already.
+    ``nodes`` are the paths of its tree, ``sources`` the tiers that its plans load from. ``warm`` grants no plan while
+    the controller is ``busy``, nor for the prompts in ``present``.
     """
 
     def __init__(self, phases: Phases) -> None:
@@ -338,7 +338,7 @@ class FakeController:
 
 
 class FakeGenerator:
-    """Says ``words``, one token a word; the first ``cached`` prompt tokens are loaded as ``loaded`` says."""
+    """Answers with ``words``, one token per word. ``cached`` prompt tokens are cached, in the tiers of ``loaded``."""
 
     def __init__(self, phases: Phases, words: Sequence[str] = ANSWER) -> None:
         self.phases = phases
@@ -378,12 +378,12 @@ class FakeGenerator:
         finally:
             self.open -= 1
             del self._ended[plan.query_id]
-            # Closing may itself await, as the abort of a real engine does.
+            # Closing may await, as the abort of a real engine does.
             await asyncio.sleep(0)
             self.calls["closed"] += 1
 
     async def _enter(self, phase: str, ended: asyncio.Event) -> bool:
-        """Whether the stream is ended there."""
+        """Enter a phase. Returns whether the stream was ended there."""
         entering, ending = (asyncio.create_task(step) for step in (self.phases.enter(phase), ended.wait()))
         try:
             await asyncio.wait({entering, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -417,7 +417,7 @@ class FakeGenerator:
 
 
 class FakeLayout:
-    """One token a word; drops documents from the tail until all fits into ``context`` tokens."""
+    """One token per word. Drops documents from the tail until the prompt fits ``context`` tokens."""
 
     def __init__(self, context: int = 1000) -> None:
         self.context = context
@@ -442,7 +442,7 @@ class FakeLayout:
 
 
 class Stack:
-    """The fakes of one test, and what must hold of them when all queries have ended."""
+    """The fakes of one test."""
 
     def __init__(self) -> None:
         self.phases = Phases()
@@ -453,5 +453,5 @@ class Stack:
 
     @property
     def at_rest(self) -> bool:
-        """Whether no search, queue place or stream is open."""
+        """Whether no search, admission or stream is open."""
         return not (self.retriever.open or self.controller.waiting or self.generator.open)

@@ -1,4 +1,4 @@
-"""A headless Chromium that looks at the page, and all that it complains about or asks for."""
+"""A headless Chromium, with its console messages and network requests."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
 
 
 class Browser:
-    """One tab. ``url`` is where the page is."""
+    """One tab with the page at ``url``."""
 
     def __init__(self, driver: webdriver.Chrome) -> None:
         self.driver = driver
@@ -32,17 +32,17 @@ class Browser:
     def open(self, url: str) -> None:
         self.url = url
         self.driver.get(url)
-        # Nobody looks at a browser without a head, and the page works for who looks at it.
+        # A headless browser counts as hidden, and the page only updates while it is visible.
         self.driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
         self.colours("light")
-        # What the tab was told and asked for before is not this page's.
+        # Discards messages and requests of the previous page.
         self.driver.get_log("browser")
         self.driver.get_log("performance")
         self.driver.execute_script("sessionStorage.clear()")
         self.driver.get(url)
 
     def until(self, condition: Callable[[], object], timeout_s: float = 10.0) -> None:
-        """Return as soon as the condition holds; fail the test, with a picture, if it never does."""
+        """Wait until the condition holds. On timeout, fail the test and take a screenshot."""
         give_up = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > give_up:
@@ -63,7 +63,7 @@ class Browser:
         return self.driver.execute_script(script, *arguments)
 
     def press(self, *keys: str) -> None:
-        """Keys to whatever has the focus."""
+        """Send keys to the focused element."""
         webdriver.ActionChains(self.driver, duration=0).send_keys(*keys).perform()
 
     @property
@@ -71,13 +71,13 @@ class Browser:
         return self.run("return document.activeElement.id || document.activeElement.className")
 
     def colours(self, scheme: str) -> None:
-        """What the system likes: light or dark, and nothing that moves, so that a picture is never of a change."""
+        """Set the system's colour scheme, and turn off animations for stable screenshots."""
         likes = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
         features = [{"name": name, "value": value} for name, value in likes.items()]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def resize(self, metrics: dict | None) -> None:
-        """A device's window, or the browser's own."""
+        """Emulate a device's window, or restore the browser's."""
         if metrics is None:
             self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         else:
@@ -85,7 +85,7 @@ class Browser:
 
     @contextmanager
     def offline(self) -> Iterator[None]:
-        """Without a network."""
+        """Disconnect the network."""
         self._network(offline=True)
         try:
             yield
@@ -98,7 +98,7 @@ class Browser:
         self.driver.execute_cdp_cmd("Network.emulateNetworkConditions", conditions)
 
     def shoot(self, name: str) -> Path:
-        """A picture of the whole page, below ``ARTEFACTS``."""
+        """Save a screenshot of the whole page below ``ARTEFACTS``."""
         width, height = self.run("return [innerWidth, document.documentElement.scrollHeight]")
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
         shot = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
@@ -108,11 +108,11 @@ class Browser:
         return path
 
     def complaints(self) -> list[str]:
-        """What the console has heard since the last look."""
+        """Console messages since the last call."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
 
     def hosts(self) -> set[str]:
-        """Where requests went since the last look."""
+        """URLs of requests since the last call."""
         messages = (json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance"))
         asked = (m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent")
         return {urlsplit(url).netloc for url in asked}
@@ -120,7 +120,7 @@ class Browser:
 
 @contextmanager
 def chromium(profile: Path) -> Iterator[Browser]:
-    """A browser with an empty profile in this folder."""
+    """A browser with a new profile in this folder."""
     options = webdriver.ChromeOptions()
     options.binary_location = "/usr/bin/chromium"
     for option in (*OPTIONS, f"--user-data-dir={profile}"):

@@ -1,7 +1,7 @@
-"""A stack for the page, in one thread: the real gateway, retriever and controller, and an engine that is a fake.
+"""A stack for the page in one thread: the real gateway, retriever and controller, and a fake engine.
 
-The engine has no model. It takes as long as a small one for what the controller's plan leaves to compute, and says what
-stands in the first document. The search is real, and slowed down into stages that first rank the documents otherwise.
+The engine has no model. It takes as long as a small model would for the uncached tokens, and answers with the first
+document. The search is real, but slowed down, and its first stages rank the documents differently.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from retriever.retriever import Retriever
 from retriever.settings import ChunkSettings, HashingSettings, RetrieverSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
-# Not all of them: the pictures are not to change with every page that comes.
+# Not all of them, so that the screenshots do not change with every new page.
 PAGES = (
     "architecture",
     "dependencies",
@@ -54,7 +54,7 @@ STAGES = 4
 
 
 def documents() -> dict[str, str]:
-    """The sections of this project's own documents as plain text, by where they stand."""
+    """The sections of this project's documents as plain text, by location."""
     found = {}
     for path in (DOCS / f"{page}.md" for page in PAGES):
         for section in re.split(r"^(?=#+ )", path.read_text(encoding="utf-8"), flags=re.MULTILINE):
@@ -67,7 +67,7 @@ def documents() -> dict[str, str]:
 
 
 class StagedSearch:
-    """A real retriever, a stage of whose searches takes ``stage_s``. The first one has the last documents in front."""
+    """A real retriever whose search stages take ``stage_s``. The first stage has the last documents in front."""
 
     def __init__(self, retriever: Retriever) -> None:
         self._retriever = retriever
@@ -93,7 +93,7 @@ class StagedSearch:
 
 
 class WordLayout(FakeLayout):
-    """One token a word; remembers the texts, for the engine to read them out."""
+    """A layout with one token per word. Keeps the texts for the engine to repeat."""
 
     def __init__(self) -> None:
         super().__init__(CONTEXT)
@@ -105,7 +105,7 @@ class WordLayout(FakeLayout):
 
 
 class ReadingEngine:
-    """A fake: reads the first document out, after the time that the uncached part of the prompt takes."""
+    """A fake engine. It repeats the first document after the prefill time of the uncached tokens."""
 
     def __init__(self, texts: dict[str, str]) -> None:
         self._texts = texts
@@ -163,7 +163,7 @@ class ReadingEngine:
         return self._texts[plan.prompt.documents[0].key]
 
     async def _prefill(self, plan: PrefillPlan, ended: asyncio.Event) -> PrefillResult | None:
-        """The result; None where it was ended before."""
+        """The result, or None if the plan was ended before."""
         loaded = Counter[Tier]()
         for node in takewhile(lambda node: node.source is not None, plan.nodes):
             loaded[node.source] += node.tokens
@@ -180,7 +180,7 @@ class ReadingEngine:
 
 
 class PageStack:
-    """The parts; ``serving`` makes one that is served at ``url``."""
+    """The parts. ``serving`` creates a stack that is served at ``url``."""
 
     def __init__(self, folder: Path, gpu: int, host: int) -> None:
         self.url = ""
@@ -201,12 +201,12 @@ class PageStack:
         )
 
     def cut_connections(self) -> None:
-        """Drop every client in the middle of whatever it is told."""
+        """Drop all connections at once."""
         for connection in list(self.server.server_state.connections):
             self.loop.call_soon_threadsafe(connection.transport.abort)
 
     def ingest(self, texts: dict[str, str], collection: str = "default", key: str | None = None) -> None:
-        """Put documents in, and wait until they are."""
+        """Upload documents, and wait until they are searchable."""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         with httpx.Client(base_url=self.url, headers=headers, timeout=30) as client:
             lines = "\n".join(
@@ -224,10 +224,10 @@ class PageStack:
 
 @contextmanager
 def serving(folder: Path, gpu: int = 12_000, host: int = 40_000, **settings) -> Iterator[PageStack]:
-    """A stack on a free port of 127.0.0.1, served from a thread of its own."""
+    """A stack on a free port of 127.0.0.1, served from its own thread."""
     stack = PageStack(folder, gpu, host)
     listener = socket.socket()
-    # Asyncio does not see that such a listener's connections are TCP: their small packets would wait for one another.
+    # asyncio does not detect TCP on such a listener, so it does not set TCP_NODELAY.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.bind(("127.0.0.1", 0))
 

@@ -1,7 +1,7 @@
-"""As much of PromQL as the alerts use, evaluated over recorded samples: there is no Prometheus in the tests.
+"""The subset of PromQL that the alerts use, evaluated over recorded samples.
 
-Rates are those of the samples in the window, resets of counters included, without Prometheus' extrapolation to its
-edges. What is not known here raises NotImplementedError, so no expression passes untested.
+Rates use the samples in the window, with counter resets, but without Prometheus' extrapolation to the window's edges.
+Unsupported syntax raises NotImplementedError, so no expression passes untested.
 """
 
 import math
@@ -20,7 +20,7 @@ Vector = dict[Labels, float]
 
 
 class Series(NamedTuple):
-    """A series' name, labels and samples: seconds and values, in order."""
+    """Name, labels and samples of a series. Samples are pairs of seconds and value, in order."""
 
     name: str
     labels: dict[str, str]
@@ -28,7 +28,7 @@ class Series(NamedTuple):
 
 
 def selectors(expression: str) -> Iterator[tuple[str, set[str]]]:
-    """The names that an expression selects, each with the labels that it is asked for, matched or kept."""
+    """The names that an expression selects, each with the labels that it matches or keeps."""
     found: list[tuple[str, set[str]]] = []
 
     def visit(node: ast.Expr, kept: frozenset[str]) -> None:
@@ -54,7 +54,7 @@ def selectors(expression: str) -> Iterator[tuple[str, set[str]]]:
 
 
 def evaluate(expression: str, series: Iterable[Series], at: float) -> Vector:
-    """The vector that an expression comes to at a time."""
+    """The value of an expression at a time."""
     value = _Evaluation(list(series), at).value(ast.parse(expression))
     assert isinstance(value, dict), "the expression is a scalar"
     return value
@@ -172,7 +172,7 @@ def _rate(series: Series, after: float, until: float) -> float | None:
     if len(inside) < 2:
         return None
     pairs = pairwise(inside)
-    # A counter that falls began anew at 0.
+    # A counter that falls was reset to 0.
     growth = sum(new - old if new >= old else new for (_, old), (_, new) in pairs)
     return growth / (inside[-1][0] - inside[0][0])
 
@@ -200,7 +200,7 @@ def _quantile(share: float, buckets: list[tuple[float, float]]) -> float:
     below, before = 0.0, 0.0
     for bound, count in buckets:
         if count >= wanted:
-            # In the last bucket nothing is known but its lower bound.
+            # Only the lower bound of the last bucket is known.
             return below if math.isinf(bound) else below + (bound - below) * (wanted - before) / (count - before)
         below, before = bound, count
     raise AssertionError("a histogram ends with +Inf")

@@ -1,4 +1,4 @@
-"""Reading server-sent events as strictly as they should have been written."""
+"""A strict reader of server-sent events."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ TERMINAL = {"query.completed", "query.incomplete", "query.failed"}
 
 
 def events_of(body: str) -> list[dict[str, Any]]:
-    """The events of a whole stream; fails on anything that is neither an event nor a comment."""
+    """The events of a complete stream. Fails on anything that is neither an event nor a comment."""
     events = []
     assert body.endswith("\n\n")
     for block in body.replace("\r\n", "\n").strip("\n").split("\n\n"):

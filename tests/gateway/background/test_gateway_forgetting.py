@@ -1,4 +1,4 @@
-"""Deleting a document: its KV is gone before that is confirmed, whatever goes wrong in between."""
+"""Deletion of documents: their KV is gone before the deletion is confirmed."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ HERE = "/v1/collections/default/documents"
 DROPPED = DocumentDeletion(("hash1",), namespace_of("default"))
 
 
-async def test_the_kv_is_gone_before_the_deletion_is_confirmed(served):
+async def test_kv_is_dropped_before_the_deletion_is_confirmed(served):
     served.stack.phases.held.add("drop")
     deleting = asyncio.create_task(served.client.delete(f"{HERE}/d1"))
     await served.stack.phases.reached["drop"].wait()
@@ -29,7 +29,7 @@ async def test_the_kv_is_gone_before_the_deletion_is_confirmed(served):
 
 
 @pytest.mark.parametrize("error", [Unavailable("being restarted"), DeadlineExceeded("a plan uses it")])
-async def test_a_deletion_that_stops_half_way_is_taken_up_by_the_next(served, error):
+async def test_retried_deletion_completes_a_failed_one(served, error):
     served.stack.phases.failing["drop"] = error
     answer = await served.client.delete(f"{HERE}/d1")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, error.code)
@@ -40,20 +40,20 @@ async def test_a_deletion_that_stops_half_way_is_taken_up_by_the_next(served, er
     assert served.stack.controller.deletions == [DROPPED]
 
 
-async def test_nothing_is_begun_while_a_part_is_away(served):
+async def test_deletion_is_refused_while_a_part_is_away(served):
     served.stack.phases.failing["controller_ready"] = Unavailable("being restarted")
-    await served.app.state.gateway.readiness.look()
+    await served.app.state.gateway.readiness.check()
     assert (await served.client.delete(f"{HERE}/d1")).status_code == 503
     assert served.stack.retriever.deleted == {}
 
 
-async def test_what_never_was_drops_nothing(served):
+async def test_unknown_document_drops_nothing(served):
     assert (await served.client.delete(f"{HERE}/none")).status_code == 404
     assert served.stack.controller.deletions == []
 
 
-async def test_what_another_document_still_has_stays(served):
-    # The retriever knows: such a content is no orphan.
+async def test_shared_contents_are_kept(served):
+    # The retriever does not report shared contents as orphans.
     served.stack.retriever.orphans_of = lambda *_: asyncio.sleep(0, [])
     assert (await served.client.delete(f"{HERE}/d1")).status_code == 200
     assert served.stack.controller.deletions == []
@@ -63,7 +63,7 @@ def forgetting(stack: Stack, **settings: float) -> Forgetting:
     return Forgetting(stack.retriever, stack.controller, GatewaySettings(**settings))
 
 
-async def test_sweeping_drops_by_tenant_and_forgets_what_is_gone(stack: Stack):
+async def test_sweep_drops_by_tenant_and_forgets_dropped_orphans(stack: Stack):
     stack.retriever.orphaned = [Orphan(n, tenant, f"hash{n}") for n, tenant in enumerate(["acme", "default", "acme"])]
     await forgetting(stack).sweep()
     assert set(stack.controller.deletions) == {
@@ -73,7 +73,7 @@ async def test_sweeping_drops_by_tenant_and_forgets_what_is_gone(stack: Stack):
     assert stack.retriever.orphaned == []
 
 
-async def test_nothing_is_forgotten_that_could_not_be_dropped(stack: Stack):
+async def test_failed_sweep_keeps_its_orphans(stack: Stack):
     stack.retriever.orphaned = [Orphan(1, "acme", "hash1")]
     stack.phases.failing["drop"] = Unavailable("away")
     with pytest.raises(Unavailable):
@@ -81,7 +81,7 @@ async def test_nothing_is_forgotten_that_could_not_be_dropped(stack: Stack):
     assert stack.retriever.orphaned == [Orphan(1, "acme", "hash1")]
 
 
-async def test_only_what_no_query_can_bring_back_is_swept(stack: Stack):
+async def test_sweep_waits_for_the_query_timeout(stack: Stack):
     asked: list[float] = []
 
     async def orphans(older_than_s: float, limit: int) -> list[Orphan]:
@@ -93,7 +93,7 @@ async def test_only_what_no_query_can_bring_back_is_swept(stack: Stack):
     assert asked == [7.0]
 
 
-async def test_it_is_swept_by_itself_and_failures_are_outlived(stack: Stack, in_process):
+async def test_sweeps_run_periodically_and_survive_failures(stack: Stack, in_process):
     stack.retriever.orphaned = [Orphan(1, "acme", "hash1")]
     stack.phases.failing["orphans"] = RuntimeError("?")
     async with in_process(query_timeout_s=0.005):

@@ -1,4 +1,4 @@
-"""Warming up: the most frequent sequences of documents first, each once, and never in a query's way."""
+"""Warm-up: replays the most frequent sequences of documents first, each once, without delaying queries."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ async def ended(served, location: str) -> dict:
 
 
 def top(number: int) -> dict:
-    """A query whose prompt has so many documents."""
+    """A query with this number of documents."""
     return {"query": f"query {number}", "top_k": number}
 
 
@@ -44,7 +44,7 @@ def documents(stack: Stack) -> list[int]:
     return [len(request.prompt.documents) for request in stack.controller.warmed]
 
 
-async def test_the_most_frequent_sequences_come_first_and_each_once(served):
+async def test_frequent_sequences_are_replayed_first_and_once(served):
     queries = [top(1), top(3), {**top(2), "query": "else"}, top(2), top(3), top(2), "as usual"]
     job = await ended(served, await started(served, {"queries": queries}))
     assert documents(served.stack) == [2, 3, 1, 4]
@@ -54,7 +54,7 @@ async def test_the_most_frequent_sequences_come_first_and_each_once(served):
     assert [sampling.max_tokens for sampling in served.stack.generator.samplings] == [1] * 4
 
 
-async def test_its_plans_end_as_those_of_queries_do(served):
+async def test_replay_completes_its_plans(served):
     before = time.time()
     await ended(served, await started(served, {"queries": [top(2)]}))
     controller = served.stack.controller
@@ -66,14 +66,14 @@ async def test_its_plans_end_as_those_of_queries_do(served):
     assert served.stack.at_rest
 
 
-async def test_what_is_there_already_is_not_computed_again(served):
+async def test_present_documents_are_not_computed(served):
     await ended(served, await started(served, {"queries": [top(2)]}))
     job = await ended(served, await started(served, {"queries": [top(2), top(1)]}))
     assert (job["warmed"], job["present"]) == (1, 1)
     assert documents(served.stack) == [2, 1]
 
 
-async def test_it_waits_while_the_controller_is_busy(served):
+async def test_replay_waits_for_a_busy_controller(served):
     controller = served.stack.controller
     controller.busy = True
     location = await started(served, {"queries": [top(2)]})
@@ -81,13 +81,13 @@ async def test_it_waits_while_the_controller_is_busy(served):
     served.stack.phases.reached["warm"].clear()
     await served.stack.phases.reached["warm"].wait()
     assert (await served.client.get(location)).json()["status"] == "in_progress"
-    assert controller.warmed == controller.reports == [], "asking for a plan leases none"
+    assert controller.warmed == controller.reports == [], "the refused request must not lease a plan"
     controller.busy = False
     assert (await ended(served, location))["warmed"] == 1
 
 
-async def test_a_query_in_between_is_not_mistaken_for_nothing_missing(served):
-    """The controller was idle when it was asked first, busy when it refused, and idle when it was asked again."""
+async def test_query_during_the_call_is_not_taken_for_present_documents(served):
+    """The controller is idle at the first call, busy when it refuses, and idle again at the second call."""
     controller = served.stack.controller
     warm, refusals = controller.warm, 0
 
@@ -105,7 +105,7 @@ async def test_a_query_in_between_is_not_mistaken_for_nothing_missing(served):
 
 
 @pytest.mark.parametrize("phase", ["search", "warm", "prefill"])
-async def test_it_gives_way_to_a_query_wherever_it_is(live, phase: str):
+async def test_query_interrupts_replay_in_any_phase(live, phase: str):
     stack = live.stack
     stack.phases.held.add(phase)
     location = await started(live, {"queries": [top(2)]})
@@ -114,7 +114,7 @@ async def test_it_gives_way_to_a_query_wherever_it_is(live, phase: str):
     assert (await live.client.post("/query", json={"query": "x"})).status_code == 200
     job = await ended(live, location)
     assert (job["status"], job["warmed"]) == ("completed", 1)
-    # Before it asks for a plan there is none to give up.
+    # Before the request for a plan, there is none to release.
     given_up = 0 if phase == "search" else 1
     await eventually(lambda: stack.at_rest and len(stack.controller.reports) == 2 + given_up)
     outcomes = sorted(report.outcome for report in stack.controller.reports)
@@ -122,7 +122,7 @@ async def test_it_gives_way_to_a_query_wherever_it_is(live, phase: str):
     assert stack.phases.waiting[phase] == 0
 
 
-async def test_nothing_is_begun_while_a_query_is_under_way(live):
+async def test_replay_waits_for_running_queries(live):
     live.stack.phases.held.add("decode")
     asking = asyncio.create_task(live.client.post("/query", json={"query": "x"}))
     await live.stack.phases.reached["decode"].wait()
@@ -136,7 +136,7 @@ async def test_nothing_is_begun_while_a_query_is_under_way(live):
     assert (await ended(live, location))["warmed"] == 1
 
 
-async def test_it_waits_for_an_engine_that_restarts(in_process, stack: Stack):
+async def test_replay_waits_for_a_restarting_engine(in_process, stack: Stack):
     stack.phases.failing["engine_ready"] = EngineNotReady("loading")
     async with in_process(readiness_interval_s=0.005) as served:
         location = await started(served, {"queries": [top(2)]})
@@ -148,7 +148,7 @@ async def test_it_waits_for_an_engine_that_restarts(in_process, stack: Stack):
         assert (await ended(served, location))["warmed"] == 1
 
 
-async def test_failures_are_counted_and_the_rest_goes_on(served):
+async def test_failed_queries_are_counted_and_skipped(served):
     served.stack.phases.failing["prefill"] = EngineDied("gone")
     location = await started(served, {"queries": [top(1), {"query": "x", "collection": "nowhere"}]})
     job = await ended(served, location)
@@ -159,8 +159,8 @@ async def test_failures_are_counted_and_the_rest_goes_on(served):
     assert (job["status"], job["warmed"], job["last_error"]["code"]) == ("completed", 1, "unknown_collection")
 
 
-async def test_an_engine_that_dies_costs_one_sequence_and_not_all(in_process, stack: Stack):
-    # So that the failure itself is all that is known of the engine.
+async def test_dead_engine_fails_one_sequence_only(in_process, stack: Stack):
+    # No periodic check: only the failure itself reports the dead engine.
     async with in_process(readiness_interval_s=60) as served:
         stack.phases.held.add("prefill")
         location = await started(served, {"queries": [top(1), top(2)]})
@@ -174,12 +174,12 @@ async def test_an_engine_that_dies_costs_one_sequence_and_not_all(in_process, st
             job = (await served.client.get(location)).json()
             assert (job["status"], job["failed"]) == ("in_progress", 1)
         stack.phases.failing.clear()
-        await served.app.state.gateway.readiness.look()
+        await served.app.state.gateway.readiness.check()
         job = await ended(served, location)
     assert (job["failed"], job["warmed"]) == (1, 1)
 
 
-async def test_a_defect_ends_the_job_and_tells_nothing_of_itself(served):
+async def test_unhandled_error_fails_the_job_without_details(served):
     served.stack.phases.failing["warm"] = RuntimeError("secret")
     answer = await served.client.get(await started(served, {"queries": [top(1)]}))
     job = await ended(served, answer.request.url.path)
@@ -187,7 +187,7 @@ async def test_a_defect_ends_the_job_and_tells_nothing_of_itself(served):
     assert "secret" not in job["last_error"]["message"]
 
 
-async def test_one_at_a_time_and_only_the_last_is_remembered(served):
+async def test_one_warm_up_at_a_time_and_only_the_last_is_kept(served):
     served.stack.controller.busy = True
     first = await started(served, {"queries": [top(1)]})
     answer = await served.client.post(WARM, json={"queries": [top(1)]})
@@ -199,7 +199,7 @@ async def test_one_at_a_time_and_only_the_last_is_remembered(served):
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_job")
 
 
-async def test_from_the_log_that_the_stack_keeps(tmp_path, in_process, stack: Stack):
+async def test_warm_up_from_the_query_log(tmp_path, in_process, stack: Stack):
     async with in_process(data_dir=tmp_path) as served:
         for body in (top(1), top(3), top(3)):
             assert (await served.client.post("/query", json=body)).status_code == 200
@@ -209,12 +209,12 @@ async def test_from_the_log_that_the_stack_keeps(tmp_path, in_process, stack: St
     assert documents(stack) == [3, 1]
 
 
-async def test_an_empty_log_is_done_at_once(served):
+async def test_warm_up_from_an_empty_log_completes(served):
     job = await ended(served, await started(served, {"log": True}))
     assert (job["status"], job["queries"]) == ("completed", 0)
 
 
-async def test_json_lines_of_the_log_and_of_plain_strings(served):
+async def test_warm_up_from_json_lines(served):
     served.stack.retriever.collections["acme", "c"] = 5
     content = b'{"time": 1.5, "tenant": "acme", "collection": "c", "query": "x", "top_k": 2}\n\n"what else?"\n'
     answer = await served.client.post(WARM, content=content, headers=NDJSON)
@@ -226,7 +226,7 @@ async def test_json_lines_of_the_log_and_of_plain_strings(served):
     }
 
 
-async def test_collection_and_tenant_of_queries_that_name_none(served):
+async def test_default_collection_and_tenant_of_queries(served):
     served.stack.retriever.collections |= {("acme", "a"): 5, ("acme", "b"): 5}
     body = {"queries": ["x", {"query": "y", "collection": "b"}], "collection": "a", "tenant": "acme"}
     await ended(served, await started(served, body))
@@ -251,25 +251,25 @@ async def test_collection_and_tenant_of_queries_that_name_none(served):
         (b'"' + b"x" * 40_000 + b'"', NDJSON, 400, "queries"),
     ],
 )
-async def test_bodies_that_do_not_fit(served, content: bytes, headers: dict, status: int, param: str | None):
+async def test_invalid_bodies_are_refused(served, content: bytes, headers: dict, status: int, param: str | None):
     answer = await served.client.post(WARM, content=content, headers={"Content-Type": "application/json", **headers})
     assert answer.status_code == status, answer.text
     assert param is None or answer.json()["error"]["param"] == param
     assert served.stack.retriever.requests == []
 
 
-async def test_a_broken_line_is_named(served):
+async def test_error_names_the_broken_line(served):
     answer = await served.client.post(WARM, content=b'"x"\n{"query": 7}\n', headers=NDJSON)
     assert "line 2" in answer.json()["error"]["message"]
 
 
-async def test_a_log_may_be_larger_than_a_query(in_process):
+async def test_log_may_be_larger_than_a_query(in_process):
     async with in_process(max_query_bytes=100) as served:
         body = {"queries": ["x" * 50] * 50}
         assert (await served.client.post(WARM, json=body)).status_code == 202
 
 
-async def test_shutdown_gives_up_what_is_under_way(in_process, stack: Stack):
+async def test_shutdown_cancels_the_warm_up(in_process, stack: Stack):
     stack.phases.held.add("prefill")
     async with in_process() as served:
         await started(served, {"queries": [top(2)]})

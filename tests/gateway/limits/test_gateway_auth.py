@@ -1,6 +1,7 @@
 import hashlib
 
 import pytest
+from gateway_requests import bearer
 
 from gateway.limits.auth import Keyring
 from gateway.settings import ApiKey
@@ -10,10 +11,6 @@ KEYS = (
     ApiKey(secret="sk-acme", tenant="acme"),
     ApiKey(secret="sha256:" + hashlib.sha256(b"sk-globex").hexdigest(), tenant="globex", admin=True),
 )
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +35,7 @@ def bearer(key: str) -> dict[str, str]:
         ("GET", "/v1/jobs/job-1"),
     ],
 )
-async def test_missing_and_foreign_keys(in_process, headers, method: str, path: str):
+async def test_missing_and_unknown_keys_are_refused(in_process, headers, method: str, path: str):
     async with in_process(api_keys=KEYS) as served:
         body = {"model": "fake-model", "messages": [{"role": "user", "content": "x"}]}
         body = {"query": "x"} if path == "/query" else body
@@ -53,12 +50,12 @@ async def test_missing_and_foreign_keys(in_process, headers, method: str, path: 
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/docs", "/openapi.json"])
-async def test_what_needs_no_key(in_process, path: str):
+async def test_routes_without_key(in_process, path: str):
     async with in_process(api_keys=KEYS) as served:
         assert (await served.client.get(path)).status_code == 200
 
 
-async def test_a_key_reaches_its_own_tenant_only(in_process):
+async def test_key_gives_access_to_its_own_tenant_only(in_process):
     async with in_process(api_keys=KEYS) as served:
         mine = await served.client.post("/query", json={"query": "x"}, headers=bearer("sk-acme"))
         other = await served.client.post("/query", json={"query": "x"}, headers=bearer("sk-globex"))
@@ -79,7 +76,7 @@ async def test_namespaces_follow_tenants(in_process):
     assert "acme" not in first
 
 
-async def test_without_keys_everyone_is_the_default_tenant(in_process):
+async def test_without_keys_all_callers_are_the_default_tenant(in_process):
     async with in_process(default_tenant="acme") as served:
         answer = await served.client.post("/query", json={"query": "x"}, headers=bearer("whatever"))
         assert answer.status_code == 200
@@ -89,10 +86,10 @@ async def test_without_keys_everyone_is_the_default_tenant(in_process):
 @pytest.mark.parametrize(
     "keys", [(ApiKey(secret="sha256:zz", tenant="a"),), (ApiKey(secret="sha256:00", tenant="a"),), (KEYS[0], KEYS[0])]
 )
-def test_keys_that_cannot_be_used(keys):
+def test_invalid_keys_are_config_errors(keys):
     with pytest.raises(ConfigError):
         Keyring(keys, "default")
 
 
-def test_secrets_stay_out_of_reprs():
+def test_secrets_are_not_in_reprs():
     assert "sk-acme" not in repr(KEYS[0])

@@ -1,4 +1,4 @@
-"""The alert rules: what they name exists, what they link to exists, and they fire when they should and not before.
+"""The alert rules: their metrics and links exist, and they fire exactly when they should.
 
 Their expressions are evaluated over recorded samples by `promql.py`, not by Prometheus.
 """
@@ -23,7 +23,7 @@ WHERE: Labels = tuple(sorted(HERE.items()))
 
 
 def series(name: str, shape: str, instance: str = "a", **labels: str) -> Series:
-    """A series sampled every half minute, its shape as promtool writes it: `0+10x60 600x20` rises and then stays.
+    """A series sampled every 30 s, in promtool's notation: `0+10x60 600x20` rises and then stays.
 
     ``instance`` is the gateway that was scraped.
     """
@@ -35,11 +35,11 @@ def series(name: str, shape: str, instance: str = "a", **labels: str) -> Series:
 
 
 def firing(alert: str, recorded: Sequence[Series]) -> set[Labels]:
-    """Who fires at the end of what was recorded: the expression held for as long as the rule says."""
+    """Label sets that fire at the end of the recording: the expression held for the rule's duration."""
     rule = RULES[alert]
     end = max(time for one in recorded for time, _ in one.samples)
     times = [end - STEP_S * back for back in range(int(parse_duration(rule["for"]).total_seconds() / STEP_S) + 1)]
-    assert times[-1] >= 0, "recorded for too short a time"
+    assert times[-1] >= 0, "the recording is too short"
     return set.intersection(*(set(evaluate(rule["expr"], recorded, time)) for time in times))
 
 
@@ -47,7 +47,7 @@ HOUR = "x120"
 
 
 def queries(**by_outcome: float) -> list[Series]:
-    """Queries for an hour, so many in each half minute."""
+    """An hour of queries, with these counts per 30 s."""
     return [series("ragtree_queries_total", f"0+{rate}{HOUR}", outcome=outcome) for outcome, rate in by_outcome.items()]
 
 
@@ -62,7 +62,7 @@ def tokens(**by_source: float) -> list[Series]:
 
 
 def first_tokens(fast: float, slow: float) -> list[Series]:
-    """Queries with first tokens within a second, and within 30."""
+    """Queries with a first token within 1 s, and within 30 s."""
     bounds = {"0.5": 0.0, "1.0": fast, "10.0": fast, "30.0": fast + slow, "+Inf": fast + slow}
     name = "ragtree_time_to_first_token_seconds_bucket"
     return [series(name, f"0+{rate}{HOUR}", le=bound) for bound, rate in bounds.items()]
@@ -88,7 +88,7 @@ def disk(free: str) -> list[Series]:
 
 
 def ingested(waiting: float = 0, **by_status: float) -> list[Series]:
-    """Documents as two gateways tell of the one retriever."""
+    """Documents of one retriever, as two gateways report them."""
     return [
         *(
             series("ragtree_ingest_documents_total", f"0+{rate}{HOUR}", instance, status=status)
@@ -141,7 +141,7 @@ SILENT: dict[str, list[list[Series]]] = {
     "RagtreeAbsent": [[series("ragtree_build_info", f"1{HOUR}", version="1")]],
     "RagtreePartNotReady": [
         [series("ragtree_part_ready", f"1{HOUR}", part="engine")],
-        # Away for two minutes only.
+        # Missing for two minutes only.
         [series("ragtree_part_ready", "1x116 0x3", part="engine")],
     ],
     "RagtreeNothingAnswered": [
@@ -154,7 +154,7 @@ SILENT: dict[str, list[list[Series]]] = {
         queries(completed=99, failed=1),
         queries(completed=1, refused=99, failed=0),
         queries(completed=0, failed=0),
-        # One failed, and a minute later nobody asks any more.
+        # One query failed; no queries after the first minute.
         [series("ragtree_queries_total", "0x110 1x10", outcome="failed")],
     ],
     "RagtreeServerErrors": [[requests(100), requests(0.5, "500")], [requests(1), requests(9, "422")]],
@@ -165,7 +165,7 @@ SILENT: dict[str, list[list[Series]]] = {
             series("ragtree_requests_rejected_total", f"0+1{HOUR}", reason="rate_limited"),
         ],
         [requests(99), series("ragtree_requests_rejected_total", f"0+1{HOUR}", reason="overloaded")],
-        # What watches the stack is no request to be refused among.
+        # Monitoring requests do not count.
         [
             requests(900, route="/healthz"),
             requests(1),
@@ -200,33 +200,33 @@ def cases(table: dict[str, list[list[Series]]]) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("alert", "recorded"), cases(FIRES))
-def test_it_fires(alert: str, recorded: list[Series]):
+def test_alert_fires(alert: str, recorded: list[Series]):
     (fired,) = firing(alert, recorded)
-    assert alert == "RagtreeAbsent" or set(WHERE) <= set(fired), "it says which deployment"
+    assert alert == "RagtreeAbsent" or set(WHERE) <= set(fired), "the alert must name the deployment"
 
 
 @pytest.mark.parametrize(("alert", "recorded"), cases(SILENT))
-def test_it_stays_silent(alert: str, recorded: list[Series]):
+def test_alert_stays_silent(alert: str, recorded: list[Series]):
     assert firing(alert, recorded) == set()
 
 
-def test_a_counter_that_begins_anew_fires_nothing():
+def test_counter_reset_fires_no_alert():
     restarted = [series("ragtree_queries_total", "0+9x60 0+9x60", outcome=outcome) for outcome in ("completed",)]
     failed = series("ragtree_queries_total", "1000x60 0x60", outcome="failed")
     assert firing("RagtreeQueriesFail", [*restarted, failed]) == set()
 
 
-def test_deployments_are_told_apart():
+def test_alerts_separate_deployments():
     sound = [one._replace(labels={**one.labels, "namespace": "sound"}) for one in queries(completed=900, failed=0)]
     assert firing("RagtreeQueriesFail", [*queries(completed=9, failed=1), *sound]) == {WHERE}
 
 
-def test_every_rule_is_tried_both_ways():
+def test_every_rule_has_firing_and_silent_cases():
     assert set(FIRES) == set(SILENT) == set(RULES)
     assert sum(len(group["rules"]) for group in GROUPS) == len(RULES)
 
 
-async def test_what_they_ask_for_exists():
+async def test_alerts_use_existing_metrics():
     known = {**await gateways_metrics(), **vllms_metrics()}
     for rule in RULES.values():
         for name, labels in selectors(rule["expr"]):
@@ -234,7 +234,7 @@ async def test_what_they_ask_for_exists():
 
 
 @pytest.mark.parametrize("alert", RULES)
-def test_it_says_how_bad_it_is_what_it_means_and_what_to_do(alert: str):
+def test_alert_has_severity_summary_and_runbook(alert: str):
     rule = RULES[alert]
     assert re.fullmatch(r"Ragtree[A-Z]\w+", alert)
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
@@ -247,7 +247,7 @@ def test_it_says_how_bad_it_is_what_it_means_and_what_to_do(alert: str):
     assert anchor in {re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-")) for heading in headings}
 
 
-def test_the_runbook_has_no_section_without_an_alert():
+def test_every_runbook_section_has_an_alert():
     headings = re.findall(r"^## (Ragtree\w+)$", (ROOT / "docs/runbook.md").read_text(), re.MULTILINE)
-    # Two thresholds of one trouble share a section.
+    # Two thresholds of one problem share a section.
     assert set(headings) == set(RULES) - {"RagtreeDataDiskFull"}

@@ -1,4 +1,4 @@
-"""The Grafana dashboards: they can be imported, and every panel asks for something that exists."""
+"""The Grafana dashboards: they can be imported, and their panels use existing metrics."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def expressions() -> Iterator[Any]:
 
 
 def parsable(expression: str) -> str:
-    """The expression with Grafana's own variable for a window in the form of one."""
+    """The expression with a real window in place of Grafana's variable."""
     return expression.replace("$__rate_interval", "5m")
 
 
@@ -41,17 +41,17 @@ async def known() -> dict[str, Exposed]:
 
 
 @pytest.mark.parametrize("expression", expressions())
-async def test_what_a_panel_asks_for_exists(expression: str, known: dict[str, Exposed]):
+async def test_panels_use_existing_metrics(expression: str, known: dict[str, Exposed]):
     found = list(selectors(parsable(expression)))
     assert found
     for name, labels in found:
         assert_exists(name, labels, known)
-    assert expression.count("{namespace=~") == len(found), "it shows the chosen deployments only"
+    assert expression.count("{namespace=~") == len(found), "the panel must filter by deployment"
     assert set(re.findall(r"\$(\w+)", expression)) <= VARIABLES | {"__rate_interval"}
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_a_legend_names_labels_that_are_kept(path: Path):
+def test_legends_use_existing_labels(path: Path):
     for panel in charts(loaded(path)):
         for target in panel["targets"]:
             named = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
@@ -60,9 +60,9 @@ def test_a_legend_names_labels_that_are_kept(path: Path):
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_it_can_be_imported_anywhere(path: Path):
+def test_dashboard_is_importable(path: Path):
     board = loaded(path)
-    assert board["uid"] == path.stem, "a stable address"
+    assert board["uid"] == path.stem, "the address must be stable"
     assert board["title"] == f"RAGTree: {path.stem.removeprefix('ragtree-')}"
     assert board["id"] is None
     assert board["schemaVersion"] >= 39
@@ -70,12 +70,12 @@ def test_it_can_be_imported_anywhere(path: Path):
     sources = re.findall(r'"uid": "(\$\{\w+\})"', path.read_text(encoding="utf-8"))
     assert set(sources) == {"${datasource}"}
     assert not re.search(r'"datasource": "', path.read_text(encoding="utf-8")), (
-        "a data source by name is somebody's own"
+        "data sources must not be referenced by name"
     )
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_every_panel_says_what_it_shows_and_in_which_unit(path: Path):
+def test_panels_have_descriptions_and_units(path: Path):
     for panel in charts(loaded(path)):
         assert panel["title"]
         assert panel["description"].endswith(".")
@@ -84,7 +84,7 @@ def test_every_panel_says_what_it_shows_and_in_which_unit(path: Path):
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_panels_have_numbers_of_their_own_and_do_not_overlap(path: Path):
+def test_panel_ids_are_unique_and_panels_do_not_overlap(path: Path):
     panels = loaded(path)["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()
@@ -95,11 +95,11 @@ def test_panels_have_numbers_of_their_own_and_do_not_overlap(path: Path):
         taken |= cells
 
 
-def test_there_are_three_each_of_its_own_subject():
+def test_there_are_three_dashboards():
     assert [path.stem for path in DASHBOARDS] == ["ragtree-cache", "ragtree-engine", "ragtree-service"]
 
 
-async def test_no_metric_of_the_gateways_own_is_shown_nowhere(known: dict[str, Exposed]):
+async def test_every_gateway_metric_is_shown(known: dict[str, Exposed]):
     shown = {name for param in expressions() for name, _ in selectors(parsable(param.values[0]))}
     unseen = {name for name, metric in known.items() if name.startswith("ragtree_") and not metric.samples & shown}
     assert unseen == set()

@@ -1,12 +1,11 @@
-"""What stands at ``/metrics``: the gateway's own counts, and what the other parts said of themselves."""
+"""The metrics at ``/metrics``: the gateway's own, and those of the other parts."""
 
 import asyncio
 
 import pytest
 from gateway_fakes import ANSWER, Stack, eventually
+from gateway_requests import families, value, values
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.errors import EngineDied, Overloaded, Unavailable
 from protocol.kv import KvMemory
@@ -14,30 +13,8 @@ from protocol.kv import KvMemory
 ASKED = {"query": "What is the capital of France?"}
 
 
-async def families(served) -> dict[str, Metric]:
-    text = (await served.client.get("/metrics")).text
-    found = list(text_string_to_metric_families(text))
-    assert len({family.name for family in found}) == len(found), "a metric is described twice"
-    return {family.name: family for family in found}
-
-
-async def values(served, sample: str) -> dict[tuple[str, ...], float]:
-    """The values of a sample's name by its labels' values, ordered by the labels' names."""
-    return {
-        tuple(value for _, value in sorted(found.labels.items())): found.value
-        for family in (await families(served)).values()
-        for found in family.samples
-        if found.name == sample
-    }
-
-
-async def value(served, sample: str) -> float:
-    (only,) = (await values(served, sample)).values()
-    return only
-
-
-async def test_queries_are_counted_by_their_end(served):
-    assert set((await values(served, "ragtree_queries_total")).values()) == {0}, "there before there is any"
+async def test_queries_are_counted_by_outcome(served):
+    assert set((await values(served, "ragtree_queries_total")).values()) == {0}, "counters must exist from the start"
     phases = served.stack.phases
     await served.client.post("/query", json=ASKED)
     await served.client.post("/query", json=ASKED | {"collection": "nowhere"})
@@ -56,7 +33,7 @@ async def test_queries_are_counted_by_their_end(served):
     assert await values(served, "ragtree_query_failures_total") == {("internal_error",): 1, ("engine_died",): 1}
 
 
-async def test_a_query_whose_client_leaves_is_cancelled_and_no_longer_running(live):
+async def test_query_of_a_disconnected_client_is_counted_as_cancelled(live):
     live.stack.phases.held.add("decode")
     async with live.client.stream("POST", "/query", json=ASKED | {"stream": True}) as answer:
         lines = answer.aiter_lines()
@@ -76,7 +53,7 @@ async def test_a_query_whose_client_leaves_is_cancelled_and_no_longer_running(li
         await asyncio.sleep(0.002)
 
 
-async def test_tokens_and_the_time_between_them(served):
+async def test_tokens_and_token_gaps_are_measured(served):
     await served.client.post("/query", json=ASKED)
     assert await value(served, "ragtree_completion_tokens_total") == len(ANSWER)
     mean = await value(served, "ragtree_time_per_output_token_seconds_sum")
@@ -86,7 +63,7 @@ async def test_tokens_and_the_time_between_them(served):
     assert await value(served, "ragtree_time_per_output_token_seconds_count") == 1, "one token has no gaps"
 
 
-async def test_uploads_are_counted_when_they_are_accepted(served):
+async def test_accepted_uploads_are_counted(served):
     text, lines = "Paris.", '{"id": "a", "text": "b"}\n'
     plain, jsonl = {"Content-Type": "text/plain"}, {"Content-Type": "application/x-ndjson"}
     await served.client.put("/v1/collections/default/documents/d9", content=text, headers=plain)
@@ -96,7 +73,7 @@ async def test_uploads_are_counted_when_they_are_accepted(served):
     assert await values(served, "ragtree_upload_bytes_total") == {("document",): len(text), ("batch",): len(lines)}
 
 
-async def test_requests_are_counted_by_route_and_never_by_what_stands_in_its_place(served):
+async def test_requests_are_counted_by_route_template(served):
     await served.client.get("/v1/collections/secret/documents/private")
     await served.client.get("/no/such/path")
     await served.client.get("/healthz")
@@ -107,14 +84,14 @@ async def test_requests_are_counted_by_route_and_never_by_what_stands_in_its_pla
     assert "secret" not in str(counted)
 
 
-async def test_what_the_retriever_says_of_itself(served):
+async def test_retriever_metrics(served):
     assert await values(served, "ragtree_ingest_documents_total") == {("stored",): 5, ("unchanged",): 2, ("failed",): 1}
     assert await value(served, "ragtree_ingest_queue_depth") == 3
     assert await value(served, "ragtree_data_disk_bytes") == 1000
     assert await value(served, "ragtree_data_disk_free_bytes") == 400
 
 
-async def test_the_room_of_tiers_in_bytes(stack: Stack, in_process):
+async def test_tier_metrics_in_bytes(stack: Stack, in_process):
     stack.generator.kv = KvMemory("f", "b", 16, 1600, 9, 0, 0, 1.0, 1.0)
     async with in_process() as served:
         assert await values(served, "ragtree_cache_capacity_bytes") == {("gpu",): 100_000}
@@ -129,9 +106,7 @@ async def test_the_room_of_tiers_in_bytes(stack: Stack, in_process):
     ],
 )
 @pytest.mark.parametrize("how", ["fails", "is silent"])
-async def test_of_a_part_that_is_away_there_is_nothing_and_the_rest_is_there(
-    in_process, stack: Stack, phase: str, gone: str, how: str
-):
+async def test_missing_part_leaves_other_metrics_intact(in_process, stack: Stack, phase: str, gone: str, how: str):
     stack.generator.counted = {"one": engine_text(1)}
     parts = {"ragtree_queue_depth", "ragtree_ingest_documents", "vllm:num_requests_running"}
     async with in_process(readiness_timeout_s=0.3) as served:
@@ -153,19 +128,19 @@ async def all_there(served, names: set[str]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_which_parts_can_serve(served):
+async def test_part_ready_metric(served):
     served.stack.phases.failing["engine_ready"] = EngineDied("gone")
     await served.client.get("/readyz")
     assert await values(served, "ragtree_part_ready") == {("controller",): 1, ("engine",): 0, ("retriever",): 1}
 
 
-async def test_the_version(served):
+async def test_version_metric(served):
     ((version,),) = await values(served, "ragtree_build_info")
     assert version == served.app.version
 
 
 def engine_text(running: int) -> str:
-    """What an engine might say, with each type of metric that vLLM has."""
+    """An engine's metrics, with each type that vLLM uses."""
     registry = CollectorRegistry()
     Gauge("vllm:num_requests_running", "Running.", ["model_name"], registry=registry).labels("m").set(running)
     Counter("vllm:prompt_tokens", "Prompt.", ["model_name"], registry=registry).labels("m").inc(10 * running)
@@ -173,7 +148,7 @@ def engine_text(running: int) -> str:
     return generate_latest(registry).decode()
 
 
-async def test_engines_metrics_are_the_gateways_too_with_the_instance_as_a_label(served):
+async def test_engine_metrics_are_labelled_by_instance(served):
     served.stack.generator.counted = {"one": engine_text(1), "two": engine_text(2)}
     found = await families(served)
     assert await values(served, "vllm:num_requests_running") == {("one", "m"): 1, ("two", "m"): 2}
@@ -188,6 +163,6 @@ async def test_engines_metrics_are_the_gateways_too_with_the_instance_as_a_label
     assert all("generator" in sample.labels for name in kinds for sample in found[name].samples)
 
 
-async def test_nonsense_of_an_engine_leaves_the_rest_readable(served):
+async def test_malformed_engine_metrics_leave_the_rest_intact(served):
     served.stack.generator.counted = {"one": 'vllm:broken{x="'}
     assert await value(served, "ragtree_queue_depth") == 0

@@ -1,4 +1,4 @@
-"""docs/metrics.md and what the gateway exposes are the same list; the pages for operators name options that exist."""
+"""docs/metrics.md lists exactly the exposed metrics, and the pages for operators name existing options."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ ROW = re.compile(r"^\| `(\w+)` \| (\w+) \|([^|]*)\|[^|]+\|[^|]*\|$", re.MULTILIN
 OPTION = re.compile(r"`((?:gateway|generator|controller|retriever|observability|server)\.[a-z_.]+)[`:]")
 
 
-async def test_every_metric_has_its_row_and_every_row_its_metric():
+async def test_page_lists_exactly_the_metrics():
     rows = ROW.findall((DOCS / "metrics.md").read_text(encoding="utf-8"))
     assert len({name for name, *_ in rows}) == len(rows)
     documented = {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
@@ -21,7 +21,7 @@ async def test_every_metric_has_its_row_and_every_row_its_metric():
     assert documented == exposed
 
 
-async def test_no_label_is_what_a_caller_chooses():
+async def test_no_label_value_comes_from_a_caller():
     labels = {label for metric in (await gateways_metrics()).values() for label in metric.labels}
     assert labels == {
         "outcome",
@@ -40,7 +40,7 @@ async def test_no_label_is_what_a_caller_chooses():
 
 
 @pytest.mark.parametrize("page", ["metrics.md", "runbook.md"])
-def test_the_options_it_names_exist(page: str):
+def test_page_names_existing_options(page: str):
     named = set(OPTION.findall((DOCS / page).read_text(encoding="utf-8")))
     assert named
     config = Config().model_dump()

@@ -1,11 +1,11 @@
-"""Bodies that come slowly, and readers that do not read: what they may hold, and for how long."""
+"""Memory and time limits of slow uploads and of clients that do not read."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from fastapi import HTTPException
 from gateway_fakes import eventually
+from gateway_requests import pieces
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
@@ -18,7 +18,7 @@ KIB = 1024
 
 
 async def sending(url: str, declared: int, sent: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """An upload whose client stops in the middle."""
+    """An upload whose client stops halfway."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     head = f"PUT {DOCUMENT} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: {declared}\r\n\r\n"
@@ -31,27 +31,22 @@ async def status_of(reader: asyncio.StreamReader) -> int:
     return int((await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)).split(b" ", 2)[1])
 
 
-async def pieces(kib: int) -> AsyncIterator[bytes]:
-    for _ in range(kib):
-        yield b"x" * KIB
-
-
 SMALL = {"max_document_bytes": 64 * KIB, "max_query_bytes": KIB, "max_bodies_bytes": 64 * KIB}
 TEXT = {"Content-Type": "text/plain"}
 
 
-async def test_all_bodies_together_have_a_bound(over_http):
+async def test_total_of_bodies_is_limited(over_http):
     async with over_http(**SMALL) as live:
         held = [await sending(live.url, 40 * KIB, 30 * KIB)]
         await eventually(lambda: _held(live) >= 30 * KIB)
         refused = await live.client.put(DOCUMENT, content=b"x" * 60 * KIB, headers=TEXT)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
         assert refused.headers["retry-after"]
-        # Declared, it is refused before a byte of it was sent; undeclared, when it is too much.
+        # A declared body is refused before it is sent, an undeclared one while it is sent.
         reader, writer = await sending(live.url, 60 * KIB, 0)
         held.append((reader, writer))
         assert await status_of(reader) == 503
-        undeclared = await live.client.put(DOCUMENT, content=pieces(60), headers=TEXT)
+        undeclared = await live.client.put(DOCUMENT, content=pieces(60, KIB), headers=TEXT)
         assert (undeclared.status_code, undeclared.json()["error"]["code"]) == (503, "overloaded")
         assert (await live.client.put(DOCUMENT, content=b"x" * KIB, headers=TEXT)).status_code == 202, "this one fits"
         for _, writer in held:
@@ -60,7 +55,7 @@ async def test_all_bodies_together_have_a_bound(over_http):
         assert (await live.client.put(DOCUMENT, content=b"x" * 60 * KIB, headers=TEXT)).status_code == 202
 
 
-async def test_who_declares_much_and_sends_nothing_holds_nothing(over_http):
+async def test_declared_but_unsent_bytes_do_not_count(over_http):
     async with over_http(**SMALL) as live:
         clients = [await sending(live.url, 60 * KIB, 0) for _ in range(5)]
         assert (await live.client.put(DOCUMENT, content=b"x" * 60 * KIB, headers=TEXT)).status_code == 202
@@ -68,7 +63,7 @@ async def test_who_declares_much_and_sends_nothing_holds_nothing(over_http):
             writer.close()
 
 
-async def test_a_body_that_does_not_come_is_given_up(over_http):
+async def test_slow_body_times_out(over_http):
     async with over_http(body_timeout_s=0.2) as live:
         reader, writer = await sending(live.url, 10, 5)
         assert await status_of(reader) == 408
@@ -84,10 +79,10 @@ def _held(live) -> int:
 
 
 @pytest.mark.parametrize("chat", [False, True])
-async def test_a_client_that_does_not_read_keeps_neither_engine_nor_answer(over_http, chat: bool):
+async def test_client_that_does_not_read_is_cancelled(over_http, chat: bool):
     async with over_http(send_timeout_s=0.3, limits={"concurrent_queries": 1}) as live:
         words = 200
-        # More than all buffers between the two hold.
+        # More than all buffers between server and client hold.
         live.stack.generator.words = tuple("x" * 100_000 for _ in range(words))
         host, port = live.url.removeprefix("http://").split(":")
         _unread, writer = await asyncio.open_connection(host, int(port), limit=KIB)
@@ -107,11 +102,11 @@ async def test_a_client_that_does_not_read_keeps_neither_engine_nor_answer(over_
             await eventually(lambda: any(line["event"] == "client_does_not_read" for line in logs))
         live.stack.generator.words = ("ok",)
         answer = await live.client.post("/query", json={"query": "x"})
-        assert answer.status_code == 200, "its place is free again"
+        assert answer.status_code == 200, "its slot must be free again"
         writer.close()
 
 
-async def test_a_body_in_one_piece_counts_as_any_other():
+async def test_body_in_one_piece_counts():
     answered = asyncio.Event()
 
     async def reads(scope, receive, send) -> None:

@@ -8,7 +8,7 @@ CLEAR = "/v1/admin/cache/clear"
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-async def test_a_page_of_another_origin_changes_nothing(served, site: str):
+async def test_requests_of_other_origins_are_refused(served, site: str):
     headers = {"Sec-Fetch-Site": site, "Origin": "https://elsewhere.example"}
     refused = await served.client.post(CLEAR, headers=headers)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied")
@@ -17,7 +17,7 @@ async def test_a_page_of_another_origin_changes_nothing(served, site: str):
     assert not [name for name in read.headers if name.startswith("access-control-")]
 
 
-async def test_where_keys_are_asked_for_no_page_can_send_one_unseen(in_process):
+async def test_gateway_with_keys_needs_no_cross_site_check(in_process):
     async with in_process(api_keys=(ApiKey(secret="k", tenant="acme"),)) as served:
         headers = {"Sec-Fetch-Site": "cross-site"}
         assert (await served.client.post("/query", json={"query": "x"}, headers=headers)).status_code == 401
@@ -26,11 +26,11 @@ async def test_where_keys_are_asked_for_no_page_can_send_one_unseen(in_process):
 
 
 @pytest.mark.parametrize("headers", [{}, {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}])
-async def test_the_own_page_and_programs_may(served, headers):
+async def test_own_page_and_programs_are_accepted(served, headers):
     assert (await served.client.post(CLEAR, headers=headers)).status_code == 200
 
 
-async def test_no_other_origin_is_ever_allowed(served):
+async def test_cors_allows_no_origin(served):
     headers = {"Origin": "https://elsewhere.example", "Access-Control-Request-Method": "PUT"}
     asked = await served.client.options("/v1/collections/default/documents/d", headers=headers)
     assert asked.status_code == 405
@@ -38,11 +38,11 @@ async def test_no_other_origin_is_ever_allowed(served):
 
 
 @pytest.mark.parametrize("path", ["/", "/healthz", "/v1/collections", "/nowhere", "/metrics", "/docs"])
-async def test_no_reply_is_to_be_taken_for_what_it_does_not_say_it_is(served, path: str):
+async def test_replies_forbid_content_sniffing(served, path: str):
     assert (await served.client.get(path)).headers["x-content-type-options"] == "nosniff"
 
 
-async def test_docs_run_nothing_but_the_bytes_that_are_named(served):
+async def test_docs_scripts_have_integrity_hashes(served):
     page = (await served.client.get("/docs")).text
     foreign = re.findall(r'<(?:script|link)[^>]*"https?://[^>]*>', page)
     assert len(foreign) == 2

@@ -1,4 +1,4 @@
-"""What is logged of a request and of a query: which one it was, and nothing that it said."""
+"""Log lines of requests and queries: they have ids, but no contents."""
 
 import io
 import json
@@ -23,7 +23,7 @@ ASKED = {"query": f"Where is {MARKER}?"}
 
 @pytest.fixture
 def lines(monkeypatch):
-    """Takes what was logged since it was last called, from debug level on: JSON, line by line."""
+    """Returns a function that takes the new log lines, from debug level on, parsed from JSON."""
     written = io.StringIO()
     with monkeypatch.context() as patched:
         patched.setattr(sys, "stderr", written)
@@ -39,7 +39,7 @@ def lines(monkeypatch):
     structlog.reset_defaults()
 
 
-async def test_every_line_of_a_query_names_it_whichever_task_wrote_it(served, lines):
+async def test_every_log_line_of_a_query_has_its_id(served, lines):
     phases = served.stack.phases
     phases.failing = {"prefilled": RuntimeError("deaf"), "complete": RuntimeError("deaf")}
     answer = await served.client.post("/query", json=ASKED, headers={"X-Request-Id": "mine"})
@@ -47,15 +47,15 @@ async def test_every_line_of_a_query_names_it_whichever_task_wrote_it(served, li
 
     def all_written() -> bool:
         logged.extend(lines())
-        return {"request", "prefill_not_told", "lease_not_released"} <= {line["event"] for line in logged}
+        return {"request", "prefill_not_reported", "lease_not_released"} <= {line["event"] for line in logged}
 
     await eventually(all_written)
-    of_query = [line for line in logged if line["event"] in ("prefill_not_told", "lease_not_released")]
+    of_query = [line for line in logged if line["event"] in ("prefill_not_reported", "lease_not_released")]
     assert {line["request_id"] for line in of_query} == {"mine"}
     assert {line["query_id"] for line in of_query} == {answer.json()["query_id"]}
 
 
-async def test_with_a_tracer_they_name_the_trace_too(served, lines):
+async def test_log_lines_have_the_trace_id(served, lines):
     tracer = TracerProvider(shutdown_on_exit=False).get_tracer("tests")
     served.app.state.gateway.runs._pipeline._tracing = Tracing(tracer)
     served.stack.phases.failing = {"decode": RuntimeError("a defect")}
@@ -70,7 +70,7 @@ async def test_with_a_tracer_they_name_the_trace_too(served, lines):
 
 @pytest.mark.parametrize("path", ["/query", "/v1/chat/completions"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_neither_a_question_nor_a_key_is_logged(in_process, lines, caplog, path: str, stream: bool):
+async def test_questions_and_keys_are_not_logged(in_process, lines, caplog, path: str, stream: bool):
     caplog.set_level(logging.DEBUG)
     body = {"/query": ASKED, "/v1/chat/completions": {"model": MODEL, "messages": [user(ASKED["query"])]}}[path]
     body = body | {"stream": stream}
@@ -93,7 +93,7 @@ async def test_neither_a_question_nor_a_key_is_logged(in_process, lines, caplog,
     assert sum(line["event"] == "request" for line in logged) == 4 * len(failures)
     assert any("exception" in line for line in logged)
     assert MARKER not in json.dumps(logged)
-    # The tests' own client tells the URL that it asks.
+    # The tests' own client logs the URL.
     assert not any(MARKER in record.getMessage() for record in caplog.records if record.name != "httpx")
 
 
@@ -101,7 +101,7 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-async def test_a_request_is_one_line_with_its_status_and_duration_and_no_tenant(in_process, lines):
+async def test_request_is_one_line_without_its_tenant(in_process, lines):
     async with in_process(api_keys=[{"secret": KEY, "tenant": f"tenant-{MARKER}"}]) as served:
         lines()
         headers = {"Authorization": f"Bearer {KEY}", "X-Request-Id": "mine"}
@@ -120,7 +120,7 @@ async def test_a_request_is_one_line_with_its_status_and_duration_and_no_tenant(
     }
 
 
-async def test_who_watches_the_stack_is_heard_in_silence_while_all_is_well(served, lines):
+async def test_successful_monitoring_requests_are_logged_at_debug(served, lines):
     lines()
     for path in ("/healthz", "/readyz", "/metrics"):
         await served.client.get(path)
@@ -133,7 +133,7 @@ async def test_who_watches_the_stack_is_heard_in_silence_while_all_is_well(serve
 @pytest.mark.parametrize(
     ("level", "expected"), [("debug", ["d", "i", "w"]), ("info", ["i", "w"]), ("warning", ["w"]), ("error", [])]
 )
-def test_the_level_and_the_format_are_as_set(capsys, level: str, expected: list[str]):
+def test_log_level_and_format_are_configurable(capsys, level: str, expected: list[str]):
     try:
         configure_logging(level, "json")
         log = structlog.get_logger("tests")

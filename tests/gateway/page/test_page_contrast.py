@@ -1,4 +1,4 @@
-"""The page's colours can be told apart, in light and in dark, as WCAG 2.2 AA asks: 4.5 for text, 3 for the rest."""
+"""The page's colour contrasts meet WCAG 2.2 AA in light and dark: 4.5 for text, 3 for the rest."""
 
 import re
 from importlib.resources import files

@@ -1,4 +1,4 @@
-"""The page's files over HTTP: what is served, under which policy, and to whom."""
+"""The page's files over HTTP, and their headers."""
 
 import re
 from importlib.resources import files
@@ -12,13 +12,13 @@ PATHS = sorted(route.path for route in router.routes)
 FOLDER = files("gateway") / "page"
 
 
-def test_every_file_of_the_folder_is_served_and_no_other():
+def test_exactly_the_files_of_the_folder_are_served():
     names = {path.removeprefix("/page/") or "index.html" for path in PATHS}
     assert {"index.html" if name == "/" else name for name in names} == {file.name for file in FOLDER.iterdir()}
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_file_and_its_headers(served, path):
+async def test_file_has_its_headers(served, path):
     reply = await served.client.get(path)
     assert reply.status_code == 200
     policy = dict(rule.split(" ", 1) for rule in reply.headers["content-security-policy"].split("; "))
@@ -32,7 +32,7 @@ async def test_a_file_and_its_headers(served, path):
     assert reply.headers["content-type"] == f"{kind}; charset=utf-8"
 
 
-async def test_who_has_a_file_does_not_get_it_again(served):
+async def test_known_etag_gets_304(served):
     tag = (await served.client.get("/")).headers["etag"]
     for given in (tag, f"W/{tag}", f'"other", {tag}'):
         again = await served.client.get("/", headers={"If-None-Match": given})
@@ -41,7 +41,7 @@ async def test_who_has_a_file_does_not_get_it_again(served):
     assert (await served.client.get("/page/main.js")).headers["etag"] != tag
 
 
-async def test_head_says_the_same_without_the_file(live):
+async def test_head_has_the_same_headers(live):
     head, get = await live.client.head("/"), await live.client.get("/")
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["etag"] == get.headers["etag"]
@@ -60,19 +60,19 @@ async def test_head_says_the_same_without_the_file(live):
         "/page/main.js/x",
     ],
 )
-async def test_nothing_else_is_there(live, path):
-    # Over a socket and by hand, as a client may tidy the path up.
+async def test_unknown_paths_are_404(live, path):
+    # Over a raw socket, because a client may normalise the path.
     reply = await live.client.get(path.replace("..", "%2E%2E"))
     assert reply.status_code == 404
     assert reply.json()["error"]["code"] == "not_found"
 
 
-async def test_nothing_can_be_sent_to_it(served):
+async def test_page_refuses_other_methods(served):
     reply = await served.client.post("/")
     assert (reply.status_code, set(reply.headers["allow"].split(", "))) == (405, {"GET", "HEAD"})
 
 
-async def test_the_page_needs_no_key_and_its_data_do(in_process):
+async def test_page_needs_no_key_but_its_data_does(in_process):
     async with in_process(api_keys=(ApiKey(secret="k", tenant="acme"),), admin_key="root") as served:
         for path in PATHS:
             assert (await served.client.get(path)).status_code == 200
@@ -81,12 +81,12 @@ async def test_the_page_needs_no_key_and_its_data_do(in_process):
         assert (await served.client.post("/query", json={"query": "x"})).status_code == 401
 
 
-async def test_the_page_is_no_part_of_the_api_document(served):
+async def test_page_is_not_in_the_openapi_document(served):
     described = (await served.client.get("/openapi.json")).json()["paths"]
     assert not [path for path in described if path == "/" or path.startswith("/page")]
 
 
-def test_it_loads_nothing_from_elsewhere_and_writes_no_markup():
+def test_page_loads_only_its_own_files_and_writes_no_markup():
     for file in FOLDER.iterdir():
         text = file.read_text(encoding="utf-8")
         hosts = set(re.findall(r"(?:https?:)?//[a-z][\w.-]*\.[a-z]+", text)) - {"http://www.w3.org"}

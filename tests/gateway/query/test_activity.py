@@ -1,4 +1,4 @@
-"""What the gateway remembers of the last minutes: bounded, by bucket, with percentiles near the truth."""
+"""The gateway's figures of the last minutes: bounded, by bucket, with accurate percentiles."""
 
 import random
 
@@ -24,12 +24,12 @@ def activity(clock: Clock) -> Activity:
     return Activity(clock)
 
 
-def test_nothing_has_happened(activity: Activity):
+def test_report_is_empty_at_first(activity: Activity):
     report = activity.report()
     assert (report.bucket_s, report.window_s, report.buckets) == (5.0, 900.0, ())
 
 
-def test_what_happens_goes_into_the_bucket_of_its_time(activity: Activity, clock: Clock):
+def test_figures_go_into_the_current_bucket(activity: Activity, clock: Clock):
     activity.prefilled(100, 60)
     activity.ended(0.2)
     clock.now += BUCKET_S - 0.01
@@ -42,7 +42,7 @@ def test_what_happens_goes_into_the_bucket_of_its_time(activity: Activity, clock
     assert (late.queries, late.rejected, late.ttft_p50_ms, late.ttft_p95_ms) == (0, 1, None, None)
 
 
-def test_it_forgets_what_is_older_than_its_window(activity: Activity, clock: Clock):
+def test_buckets_older_than_the_window_are_dropped(activity: Activity, clock: Clock):
     activity.rejected()
     clock.now += WINDOW_S
     assert len(activity.report().buckets) == 1
@@ -50,7 +50,7 @@ def test_it_forgets_what_is_older_than_its_window(activity: Activity, clock: Clo
     assert activity.report().buckets == ()
 
 
-def test_a_percentile_is_near_the_truth(activity: Activity):
+def test_percentiles_are_accurate(activity: Activity):
     chance = random.Random(7)
     seconds = sorted(chance.lognormvariate(-2, 1.2) for _ in range(5000))
     for first_token_s in chance.sample(seconds, k=len(seconds)):
@@ -66,7 +66,7 @@ def test_any_duration_can_be_counted(activity: Activity, first_token_s: float):
     assert activity.report().buckets[0].ttft_p50_ms is not None
 
 
-def test_it_stays_small_whatever_comes(activity: Activity, clock: Clock):
+def test_memory_is_bounded(activity: Activity, clock: Clock):
     for number in range(20_000):
         activity.ended(10 ** (number % 90 / 10 - 5))
         clock.now += 1.0
@@ -77,12 +77,12 @@ def test_it_stays_small_whatever_comes(activity: Activity, clock: Clock):
     assert len(activity._buckets[-1].first_tokens._classes) < 400
 
 
-async def test_the_route_tells_what_queries_came_to(served):
+async def test_route_reports_queries(served):
     for _ in range(2):
         assert (await served.client.post("/query", json={"query": "x"})).status_code == 200
     assert (await served.client.post("/query", json={"query": "x", "collection": "none"})).status_code == 404
     report = (await served.client.get("/v1/admin/cache/activity")).json()
     total = {name: sum(bucket[name] for bucket in report["buckets"]) for name in report["buckets"][0]}
-    # The fake engine finds three tokens of each prompt.
+    # The fake engine has three tokens of each prompt cached.
     assert (total["queries"], total["first_tokens"], total["rejected"], total["cached_tokens"]) == (3, 2, 1, 6)
     assert total["prompt_tokens"] > 6

@@ -26,7 +26,7 @@ UPLOADS = {
 
 @pytest.mark.parametrize("kind", BODIES)
 @pytest.mark.parametrize("phase", ["search", "on_candidates", "second_stage", "queue", "prefill", "decode"])
-async def test_client_gone(over_http, kind: str, phase: str):
+async def test_disconnect_cancels_the_query(over_http, kind: str, phase: str):
     async with over_http() as live:
         stack = live.stack
         stack.phases.held.add(phase)
@@ -43,11 +43,11 @@ async def test_client_gone(over_http, kind: str, phase: str):
         opened = 1 if phase in ("prefill", "decode") else 0
         assert stack.generator.calls["opened"] == opened
         await eventually(lambda: stack.generator.calls["closed"] == opened)
-    # The server has shut down, so nothing that was still under way can add another one.
+    # The server has shut down, so no running query can add another report.
     assert [report.outcome for report in reports] == outcomes
 
 
-async def test_a_client_gone_while_the_stream_runs(live):
+async def test_disconnect_during_the_stream_cancels_the_query(live):
     live.stack.generator.words = tuple(f"w{n} " for n in range(200))
     live.stack.phases.held.add("decode")
     body = {"query": "x", "stream": True, "max_tokens": 200}
@@ -61,7 +61,7 @@ async def test_a_client_gone_while_the_stream_runs(live):
     assert report.completion_tokens == 1
 
 
-async def test_others_go_on_when_one_leaves(live):
+async def test_disconnect_does_not_affect_other_queries(live):
     live.stack.phases.held.add("decode")
     leaving, staying = (asyncio.create_task(live.client.post("/query", json={"query": "x"})) for _ in range(2))
     await eventually(lambda: live.stack.generator.calls["opened"] == 2)
@@ -75,7 +75,7 @@ async def test_others_go_on_when_one_leaves(live):
     assert outcomes == [PlanOutcome.CANCELLED, PlanOutcome.COMPLETED]
 
 
-async def test_shutdown_gives_leases_back(in_process, stack):
+async def test_shutdown_releases_leases(in_process, stack):
     async with in_process() as served:
         stack.phases.held.add("queue")
         asking = asyncio.create_task(served.client.post("/query", json={"query": "x"}))
@@ -85,14 +85,14 @@ async def test_shutdown_gives_leases_back(in_process, stack):
 
 
 @pytest.mark.parametrize("kind", UPLOADS)
-async def test_half_an_upload_stores_nothing(live, caplog, kind: str):
+async def test_interrupted_upload_stores_nothing(live, caplog, kind: str):
     retriever = live.stack.retriever
     method, path, content_type, body = UPLOADS[kind]
     head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {content_type}\r\n"
     host, port = live.url.removeprefix("http://").split(":")
     with capture_logs() as logs, caplog.at_level(logging.WARNING):
         _, writer = await asyncio.open_connection(host, int(port))
-        # What arrives would be a document by itself; only the length says that it is not whole.
+        # The received part would be a valid document; only the length shows that it is incomplete.
         writer.write(f"{head}Content-Length: {len(body) + 1}\r\n\r\n".encode() + body)
         await writer.drain()
         writer.close()

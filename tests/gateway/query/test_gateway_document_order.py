@@ -12,13 +12,13 @@ CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "What is the ca
 @pytest.mark.parametrize(
     ("path", "body"), [("/query", {"query": "What?"}), ("/v1/chat/completions", CHAT)], ids=["query", "chat"]
 )
-async def test_a_request_says_in_which_order_its_documents_stand(served, path, body, order):
+async def test_request_sets_the_document_order(served, path, body, order):
     answer = await served.client.post(path, json=body | {"document_order": order.value})
     assert answer.status_code == 200
     assert served.stack.controller.admitted[-1].order is order
 
 
-async def test_otherwise_it_is_that_of_the_settings(in_process):
+async def test_document_order_defaults_to_the_settings(in_process):
     async with in_process(default_document_order="canonical") as served:
         await served.client.post("/query", json={"query": "What?"})
         await served.client.post("/query", json={"query": "What?", "document_order": "retrieval"})
@@ -26,14 +26,14 @@ async def test_otherwise_it_is_that_of_the_settings(in_process):
         assert orders == [DocumentOrder.CANONICAL, DocumentOrder.RETRIEVAL]
 
 
-async def test_an_order_that_nobody_declared_is_refused(served):
+async def test_unknown_document_order_is_refused(served):
     answer = await served.client.post("/query", json={"query": "What?", "document_order": "random"})
     assert answer.status_code == 422
     assert answer.json()["error"]["param"] == "document_order"
     assert served.stack.controller.admitted == []
 
 
-async def test_sources_stay_in_the_order_of_the_search(served):
+async def test_sources_keep_the_order_of_the_search(served):
     answer = await served.client.post("/query", json={"query": "What?", "document_order": "canonical", "top_k": 3})
     reply = answer.json()
     assert [result["document_id"] for result in reply["results"]] == ["d0", "d1", "d2"]

@@ -1,22 +1,17 @@
-"""An answer that was made without all that some shard has says so, wherever it is read."""
+"""Answers without the results of a shard are marked as partial in every format."""
 
 import json
 
 import pytest
+from gateway_requests import value
 from sse_reading import events_of, only_terminal
 
 QUESTION = {"query": "What is the capital?", "top_k": 3}
 CHAT = {"model": "fake-model", "messages": [{"role": "user", "content": QUESTION["query"]}]}
 
 
-async def partial_searches(served) -> float:
-    lines = (await served.client.get("/metrics")).text.splitlines()
-    (value,) = (line.split()[1] for line in lines if line.startswith("ragtree_retrieval_partial_total "))
-    return float(value)
-
-
 @pytest.mark.parametrize(("missing", "partial"), [((), False), (("1", "3"), True)])
-async def test_replies_and_events_name_the_shards_that_are_missing(served, missing, partial):
+async def test_replies_and_events_name_missing_shards(served, missing, partial):
     served.stack.retriever.missing_shards = missing
     reply = (await served.client.post("/query", json=QUESTION)).json()
     assert (reply["partial"], reply["missing_shards"]) == (partial, list(missing))
@@ -25,11 +20,11 @@ async def test_replies_and_events_name_the_shards_that_are_missing(served, missi
     assert (retrieved.get("partial", False), retrieved.get("missing_shards", [])) == (partial, list(missing))
     response = only_terminal(events)["response"]
     assert (response["partial"], response["missing_shards"]) == (partial, list(missing))
-    assert await partial_searches(served) == 2 * partial
+    assert await value(served, "ragtree_retrieval_partial_total") == 2 * partial
 
 
 @pytest.mark.parametrize("partial", [False, True])
-async def test_openai_s_clients_see_it_beside_the_citations(served, partial):
+async def test_openai_clients_see_partial_answers(served, partial):
     served.stack.retriever.missing_shards = ("1",) if partial else ()
     completion = (await served.client.post("/v1/chat/completions", json=CHAT)).json()
     assert completion["partial"] is partial

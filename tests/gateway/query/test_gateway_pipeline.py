@@ -6,11 +6,11 @@ import pytest
 from gateway_fakes import ANSWER, MODEL, FakeLayout, Stack
 from prometheus_client import CollectorRegistry
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.metrics.gateway_metrics import GatewayMetrics
-from gateway.query.lease import Releases
 from gateway.query.pipeline import QueryPipeline
 from gateway.query.query import Query
-from gateway.query.speculation_start import Settling
+from gateway.query.speculation_start import SpeculationStart
 from gateway.query.transcript import Transcript
 from gateway.settings import GatewaySettings
 from gateway.stores.query_log_file import QueryLogFile
@@ -35,15 +35,15 @@ class Bench:
 
     def __init__(self, stack: Stack, **settings: float) -> None:
         self.stack = stack
-        self.releases = Releases()
+        self.tasks = BackgroundTasks()
         self.registry = CollectorRegistry()
         self.pipeline = QueryPipeline(
             stack,
             metrics=GatewayMetrics(self.registry),
-            releases=self.releases,
+            tasks=self.tasks,
             query_log=QueryLogFile(None, 0),
             settings=GatewaySettings(**settings),
-            settling=Settling(),
+            speculation_start=SpeculationStart(),
         )
 
     def query(self, **changes: object) -> Query:
@@ -61,13 +61,13 @@ class Bench:
         return [event async for event in self.pipeline.run(Transcript(self.query(**changes)))]
 
     async def settled(self) -> None:
-        await self.releases.drain(5)
-        assert len(self.releases) == 0
+        await self.tasks.drain(5)
+        assert len(self.tasks) == 0
         assert self.stack.at_rest
 
 
 def ended_in(phase: str, outcome: PlanOutcome) -> list[PlanOutcome]:
-    """What the controller hears of a query that ends in a phase: nothing before it was asked for a plan."""
+    """Completion reports of a query that ends in this phase: none before it asked for a plan."""
     return [outcome] if phase in ("queue", "prefill", "decode") else []
 
 
@@ -76,7 +76,7 @@ def bench(stack: Stack) -> Bench:
     return Bench(stack)
 
 
-async def test_the_controller_hears_how_old_what_was_found_may_be(bench: Bench):
+async def test_admission_has_the_start_of_the_search(bench: Bench):
     search = bench.stack.retriever.search
     searching: list[float] = []
 
@@ -92,7 +92,7 @@ async def test_the_controller_hears_how_old_what_was_found_may_be(bench: Bench):
     assert before <= asked.searched_at <= searching[0]
 
 
-async def test_events_come_in_order_and_are_numbered(bench: Bench):
+async def test_events_are_ordered_and_numbered(bench: Bench):
     seen = await bench.events()
     assert [type(event) for event in seen] == [
         events.QueryCreated,
@@ -106,7 +106,7 @@ async def test_events_come_in_order_and_are_numbered(bench: Bench):
     assert len({event.query_id for event in seen}) == 1
 
 
-async def test_the_reply_holds_what_the_events_said(bench: Bench):
+async def test_reply_matches_the_events(bench: Bench):
     seen = await bench.events()
     reply = seen[-1].response
     assert reply.output_text == "".join(event.delta for event in seen if isinstance(event, events.OutputTextDelta))
@@ -121,14 +121,14 @@ async def test_the_reply_holds_what_the_events_said(bench: Bench):
     assert 0 < reply.timings.ttft_ms <= reply.timings.total_ms
 
 
-async def test_every_stage_but_the_last_is_shown_to_the_controller(bench: Bench):
+async def test_controller_gets_every_provisional_stage(bench: Bench):
     seen = await bench.events(include_stages=True)
     stages = [event for event in seen if isinstance(event, events.RetrievalStage)]
     assert [(stage.stage, stage.final) for stage in stages] == [(1, False), (2, True)]
     assert bench.stack.controller.candidates == [("hash0",)]
 
 
-async def test_a_completed_query_is_reported_once_with_its_figures(bench: Bench):
+async def test_completed_query_is_reported_once(bench: Bench):
     await bench.events()
     await bench.settled()
     (report,) = bench.stack.controller.reports
@@ -136,7 +136,7 @@ async def test_a_completed_query_is_reported_once_with_its_figures(bench: Bench)
     assert (report.cached_tokens, report.computed_tokens, report.completion_tokens) == (3, 12, len(ANSWER))
 
 
-async def test_documents_dropped_from_the_tail_are_named_and_not_cited(bench: Bench):
+async def test_dropped_documents_are_listed_and_not_cited(bench: Bench):
     bench.stack.layout.context = 2 + 3 * 2 + 4 + 64
     reply = (await bench.events())[-1].response
     assert [result.document_id for result in reply.results] == ["d0", "d1", "d2"]
@@ -145,14 +145,14 @@ async def test_documents_dropped_from_the_tail_are_named_and_not_cited(bench: Be
 
 
 @pytest.mark.parametrize(("cached", "hits"), [(0, 0), (3, 0), (5, 1), (7, 1), (15, 3)])
-async def test_hit_docs_counts_documents_wholly_cached(bench: Bench, cached: int, hits: int):
-    # The prompt: two tokens of system prompt, three documents of three, four of question.
+async def test_hit_docs_counts_fully_cached_documents(bench: Bench, cached: int, hits: int):
+    # The prompt: a system prompt of two tokens, three documents of three, a question of four.
     bench.stack.generator.cached = cached
     (resolved,) = [event for event in await bench.events() if isinstance(event, events.CacheResolved)]
     assert (resolved.cached_tokens, resolved.hit_docs) == (cached, hits)
 
 
-async def test_an_answer_cut_by_max_tokens_is_complete_and_says_length(bench: Bench):
+async def test_answer_at_max_tokens_has_finish_reason_length(bench: Bench):
     last = (await bench.events(sampling=Sampling(2)))[-1]
     assert isinstance(last, events.QueryCompleted)
     assert (last.response.finish_reason, last.response.output_text) == ("length", "".join(ANSWER[:2]))
@@ -160,7 +160,7 @@ async def test_an_answer_cut_by_max_tokens_is_complete_and_says_length(bench: Be
 
 @pytest.mark.parametrize("phase", ["search", "second_stage", "on_candidates", "queue", "prefill", "decode"])
 @pytest.mark.parametrize("error", [RetrieverNotReady("gone"), RuntimeError("defect")])
-async def test_a_failure_anywhere_is_raised_and_reported_once(bench: Bench, phase: str, error: Exception):
+async def test_failure_in_any_phase_is_reported_once(bench: Bench, phase: str, error: Exception):
     bench.stack.phases.failing[phase] = error
     with pytest.raises(type(error)):
         await bench.events()
@@ -168,8 +168,8 @@ async def test_a_failure_anywhere_is_raised_and_reported_once(bench: Bench, phas
     assert [report.outcome for report in bench.stack.controller.reports] == ended_in(phase, PlanOutcome.FAILED)
 
 
-async def test_cancelled_after_any_number_of_turns_of_the_loop(bench: Bench):
-    heard: list[list[PlanOutcome]] = []
+async def test_cancellation_at_any_loop_iteration_is_reported_once(bench: Bench):
+    reported: list[list[PlanOutcome]] = []
     for turns in range(200):
         bench.stack.controller.reports.clear()
         query = asyncio.create_task(bench.events())
@@ -178,18 +178,18 @@ async def test_cancelled_after_any_number_of_turns_of_the_loop(bench: Bench):
         query.cancel()
         await asyncio.wait({query})
         await bench.settled()
-        heard.append([report.outcome for report in bench.stack.controller.reports])
+        reported.append([report.outcome for report in bench.stack.controller.reports])
         if not query.cancelled():
             break
-    assert heard.pop() == [PlanOutcome.COMPLETED]
-    # Nothing while no plan is asked for, and from then on once.
-    searching = heard.count([])
-    assert heard == [[]] * searching + [[PlanOutcome.CANCELLED]] * (len(heard) - searching)
+    assert reported.pop() == [PlanOutcome.COMPLETED]
+    # No report before a plan is asked for, then exactly one.
+    searching = reported.count([])
+    assert reported == [[]] * searching + [[PlanOutcome.CANCELLED]] * (len(reported) - searching)
     assert searching > 3, "too few cancellations to mean anything"
-    assert len(heard) - searching > 10, "too few cancellations to mean anything"
+    assert len(reported) - searching > 10, "too few cancellations to mean anything"
 
 
-async def test_closed_at_any_event(bench: Bench):
+async def test_closing_at_any_event_is_reported_once(bench: Bench):
     count = len(await bench.events())
     for number in range(1, count + 1):
         await bench.settled()
@@ -206,20 +206,20 @@ async def test_closed_at_any_event(bench: Bench):
             assert outcomes == [PlanOutcome.COMPLETED if number == count else PlanOutcome.CANCELLED]
 
 
-async def test_a_release_outlives_a_controller_that_is_slow_to_hear_it(bench: Bench):
+async def test_release_waits_for_a_slow_controller(bench: Bench):
     bench.stack.phases.held |= {"decode", "complete"}
     query = asyncio.create_task(bench.events())
     await bench.stack.phases.reached["decode"].wait()
     query.cancel()
     await asyncio.wait({query})
     await bench.stack.phases.reached["complete"].wait()
-    assert bench.stack.generator.calls["closed"] == 1, "the engine is stopped before its plan is released"
+    assert bench.stack.generator.calls["closed"] == 1, "the stream must be closed before the plan is released"
     bench.stack.phases.released["complete"].set()
     await bench.settled()
     assert len(bench.stack.controller.reports) == 1
 
 
-async def test_a_controller_that_cannot_hear_breaks_nothing(bench: Bench):
+async def test_failed_completion_report_breaks_no_query(bench: Bench):
     bench.stack.phases.failing["complete"] = RuntimeError("controller gone")
     assert isinstance((await bench.events())[-1], events.QueryCompleted)
     await bench.settled()
@@ -235,7 +235,7 @@ async def test_no_token_before_the_documents_are_final(bench: Bench):
     await query
 
 
-async def test_retrieval_is_told_before_a_slow_first_token(bench: Bench):
+async def test_retrieval_event_precedes_a_slow_first_token(bench: Bench):
     bench.stack.phases.held.add("prefill")
     run = bench.pipeline.run(Transcript(bench.query()))
     assert isinstance(await anext(run), events.QueryCreated)
@@ -245,7 +245,7 @@ async def test_retrieval_is_told_before_a_slow_first_token(bench: Bench):
     await run.aclose()
 
 
-async def test_retrieval_is_told_while_the_queue_is_long(stack: Stack):
+async def test_retrieval_event_is_sent_while_queued(stack: Stack):
     bench = Bench(stack, hold_back_s=0.01)
     stack.phases.held.add("queue")
     run = bench.pipeline.run(Transcript(bench.query()))
@@ -257,7 +257,7 @@ async def test_retrieval_is_told_while_the_queue_is_long(stack: Stack):
     assert stack.controller.admitted == []
 
 
-async def test_a_full_queue_is_told_before_any_document(bench: Bench):
+async def test_full_queue_refuses_before_the_retrieval_event(bench: Bench):
     bench.stack.phases.failing["queue"] = Overloaded("full")
     run = bench.pipeline.run(Transcript(bench.query()))
     await anext(run)
@@ -266,7 +266,7 @@ async def test_a_full_queue_is_told_before_any_document(bench: Bench):
 
 
 @pytest.mark.parametrize("phase", ["search", "second_stage", "on_candidates", "queue", "prefill", "decode"])
-async def test_time_is_up_in_any_phase(stack: Stack, phase: str):
+async def test_timeout_in_any_phase(stack: Stack, phase: str):
     bench = Bench(stack, query_timeout_s=0.05, hold_back_s=0.01)
     stack.phases.held.add(phase)
     with pytest.raises(DeadlineExceeded):
@@ -275,14 +275,14 @@ async def test_time_is_up_in_any_phase(stack: Stack, phase: str):
     assert [report.outcome for report in stack.controller.reports] == ended_in(phase, PlanOutcome.FAILED)
 
 
-async def test_the_first_step_has_a_limit_of_its_own(stack: Stack):
+async def test_first_step_has_its_own_limit(stack: Stack):
     bench = Bench(stack, first_step_timeout_s=0.02)
     stack.phases.held.add("prefill")
     with pytest.raises(DeadlineExceeded):
         await bench.events()
 
 
-async def test_later_steps_are_not_held_to_the_first_ones_limit(stack: Stack):
+async def test_first_step_limit_does_not_apply_to_later_steps(stack: Stack):
     bench = Bench(stack, first_step_timeout_s=0.02)
     stack.phases.held.add("decode")
     query = asyncio.create_task(bench.events())
@@ -291,13 +291,13 @@ async def test_later_steps_are_not_held_to_the_first_ones_limit(stack: Stack):
     assert isinstance((await query)[-1], events.QueryCompleted)
 
 
-async def test_a_stream_that_just_stops_is_a_dead_engine(bench: Bench):
+async def test_stream_without_finish_reason_is_a_dead_engine(bench: Bench):
     bench.stack.generator.words = ()
     with pytest.raises(EngineDied):
         await bench.events()
 
 
-async def test_a_search_without_final_documents_is_a_defect(bench: Bench, monkeypatch):
+async def test_search_without_final_documents_is_an_internal_error(bench: Bench, monkeypatch):
     async def nothing(_request):
         return
         yield
@@ -307,7 +307,7 @@ async def test_a_search_without_final_documents_is_a_defect(bench: Bench, monkey
         await bench.events()
 
 
-async def test_a_question_too_long_takes_no_queue_place(bench: Bench):
+async def test_question_too_long_is_not_queued(bench: Bench):
     bench.stack.layout = FakeLayout(context=5)
     bench = Bench(bench.stack)
     with pytest.raises(QuestionTooLong):
@@ -323,7 +323,7 @@ async def test_optional_documents_may_be_missing(bench: Bench):
     assert (reply.results, reply.citations, reply.output_text) == ((), (), "".join(ANSWER))
 
 
-async def test_metrics_are_those_of_the_query(bench: Bench):
+async def test_query_metrics(bench: Bench):
     await bench.events()
     value = bench.registry.get_sample_value
     assert value("ragtree_time_to_first_token_seconds_count") == 1
@@ -336,7 +336,7 @@ async def test_metrics_are_those_of_the_query(bench: Bench):
     assert value("ragtree_cache_tokens_total", {"source": "computed"}) == 12
 
 
-async def test_a_query_without_a_token_has_no_time_to_it(bench: Bench):
+async def test_query_without_a_token_has_no_time_to_first_token(bench: Bench):
     bench.stack.phases.failing["queue"] = Overloaded("full")
     with pytest.raises(Overloaded):
         await bench.events()

@@ -2,20 +2,13 @@ import asyncio
 
 import pytest
 from gateway_fakes import ANSWER, MODEL
+from gateway_requests import without_chance
 from sse_reading import events_of, only_terminal
 
 from protocol.errors import EngineDied, Overloaded
 from protocol.plans import PlanOutcome
 
 QUESTION = {"query": "What is the capital?", "top_k": 3}
-
-
-def without_chance(reply: dict) -> dict:
-    assert set(reply["timings"]) == {
-        "queue_ms", "retrieval_ms", "stages_ms", "non_overlapped_ms", "speculation", "kv_load_ms", "prefill_ms",
-        "ttft_ms", "total_ms", "overtakes",
-    }  # fmt: skip
-    return {key: value for key, value in reply.items() if key not in ("query_id", "created_at", "timings")}
 
 
 async def streamed(served, **changes) -> list[dict]:
@@ -26,7 +19,7 @@ async def streamed(served, **changes) -> list[dict]:
 
 
 @pytest.mark.parametrize("path", ["/query", "/v1/query"])
-async def test_a_json_answer(served, path: str):
+async def test_json_answer(served, path: str):
     answer = await served.client.post(path, json=QUESTION)
     assert answer.status_code == 200
     reply = answer.json()
@@ -50,12 +43,12 @@ async def test_json_and_sse_are_the_same_object(served):
     whole = (await served.client.post("/query", json=QUESTION)).json()
     completed = only_terminal(await streamed(served))
     assert without_chance(completed["response"]) == without_chance(whole)
-    assert whole["citations"], "an empty list would be equal without meaning much"
+    assert whole["citations"], "comparing empty lists would prove nothing"
     assert completed["usage"] == completed["response"]["usage"]
     assert completed["timings"] == completed["response"]["timings"]
 
 
-async def test_events_carry_what_the_conventions_name(served):
+async def test_events_have_their_fields(served):
     events = await streamed(served, include=["stages"])
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert len({event["query_id"] for event in events}) == 1
@@ -71,7 +64,7 @@ async def test_events_carry_what_the_conventions_name(served):
     }
 
 
-async def test_stages_come_only_when_asked_for(served):
+async def test_stage_events_are_sent_on_request_only(served):
     assert "retrieval.stage" not in {event["type"] for event in await streamed(served)}
 
 
@@ -82,12 +75,12 @@ async def test_stream_headers(served):
     assert answer.headers["x-request-id"] == "abc-1"
 
 
-async def test_accept_asks_for_a_stream(served):
+async def test_accept_header_requests_a_stream(served):
     answer = await served.client.post("/query", json=QUESTION, headers={"Accept": "text/event-stream"})
     assert only_terminal(events_of(answer.text))["type"] == "query.completed"
 
 
-async def test_text_is_carried_unharmed(served):
+async def test_text_is_sent_unchanged(served):
     served.stack.generator.words = ("a\n\nb ", "data: x\r\n", "naïve \u2028 \U0001f333", "")
     events = await streamed(served)
     assert only_terminal(events)["response"]["output_text"] == "a\n\nb data: x\r\nnaïve \u2028 \U0001f333"
@@ -108,7 +101,7 @@ async def test_early_failures_are_statuses(served, stream: bool, phase: str, err
     assert ("retry-after" in answer.headers) == (status == 503)
 
 
-async def test_a_late_failure_is_the_terminal_event(served):
+async def test_late_failure_is_the_terminal_event(served):
     served.stack.phases.failing["decode"] = EngineDied("the engine is gone")
     failed = only_terminal(await streamed(served))
     assert failed["type"] == "query.failed"
@@ -117,21 +110,21 @@ async def test_a_late_failure_is_the_terminal_event(served):
     }  # fmt: skip
 
 
-async def test_a_late_defect_tells_nothing_of_itself(served):
+async def test_late_unhandled_error_has_no_details(served):
     served.stack.phases.failing["decode"] = RuntimeError("secret path")
     failed = only_terminal(await streamed(served))
     assert failed["error"]["code"] == "internal_error"
     assert "secret" not in failed["error"]["message"]
 
 
-async def test_an_engine_that_dies_under_a_json_query_is_503(served):
+async def test_dead_engine_is_503_for_json(served):
     served.stack.phases.failing["decode"] = EngineDied("the engine is gone")
     answer = await served.client.post("/query", json=QUESTION)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_died")
 
 
 @pytest.mark.parametrize(("phase", "kind"), [("prefill", "query.failed"), ("decode", "query.incomplete")])
-async def test_time_up_in_a_stream(in_process, phase: str, kind: str):
+async def test_timeout_in_a_stream(in_process, phase: str, kind: str):
     async with in_process(query_timeout_s=0.05) as served:
         served.stack.phases.held.add(phase)
         last = only_terminal(await streamed(served))
@@ -139,14 +132,14 @@ async def test_time_up_in_a_stream(in_process, phase: str, kind: str):
         assert last.get("reason", last.get("error", {}).get("code")) in ("timeout", "deadline_exceeded")
 
 
-async def test_time_up_in_a_json_query(in_process):
+async def test_timeout_in_a_json_query(in_process):
     async with in_process(query_timeout_s=0.05) as served:
         served.stack.phases.held.add("decode")
         answer = await served.client.post("/query", json=QUESTION)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "deadline_exceeded")
 
 
-async def test_pings_keep_a_silent_stream_alive(over_http):
+async def test_idle_stream_has_pings(over_http):
     async with over_http(ping_s=0.02) as live:
         live.stack.phases.held.add("prefill")
         async with live.client.stream("POST", "/query", json=QUESTION | {"stream": True}) as answer:
@@ -159,7 +152,7 @@ async def test_pings_keep_a_silent_stream_alive(over_http):
         assert "output_text.delta" not in seen
 
 
-async def test_deltas_leave_one_by_one(live):
+async def test_deltas_are_sent_one_by_one(live):
     live.stack.phases.held.add("decode")
     async with live.client.stream("POST", "/query", json=QUESTION | {"stream": True}) as answer:
         seen = ""
@@ -170,7 +163,7 @@ async def test_deltas_leave_one_by_one(live):
         assert only_terminal(events_of(seen))["type"] == "query.completed"
 
 
-async def test_what_was_asked_is_what_is_searched_and_sampled(served):
+async def test_request_fields_reach_search_and_sampling(served):
     body = QUESTION | {
         "query": "  padded  ", "collection": "default", "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "seed": 7,
         "filters": {"type": "and", "filters": [{"key": "lang", "type": "in", "value": ["en", 1, True]}]},
@@ -192,7 +185,7 @@ async def test_defaults_come_from_the_settings(in_process):
         assert answer.json()["usage"]["completion_tokens"] == 3
 
 
-async def test_many_at_once_are_kept_apart(served):
+async def test_concurrent_queries_are_separate(served):
     answers = await asyncio.gather(*(served.client.post("/query", json=QUESTION) for _ in range(20)))
     assert len({answer.json()["query_id"] for answer in answers}) == 20
     reports = served.stack.controller.reports

@@ -1,4 +1,4 @@
-"""The spans of queries, over the fakes of the other parts."""
+"""The spans of queries."""
 
 import asyncio
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ WORKFLOW, RETRIEVAL, CHAT = "invoke_workflow ragtree", "retrieval default", f"ch
 
 
 class Traced:
-    """The gateway with a tracer, and what that has recorded."""
+    """The gateway with a tracer, and the recorded spans."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
@@ -41,7 +41,7 @@ class Traced:
 
     @property
     def spans(self) -> list[ReadableSpan]:
-        """Those that have ended, by their beginning."""
+        """The ended spans, ordered by start."""
         return sorted(self.exporter.get_finished_spans(), key=lambda span: span.start_time)
 
     def tree(self) -> list[tuple[str, str | None]]:
@@ -77,7 +77,7 @@ def traced(stack: Stack) -> Iterator[Traced]:
         assert not any(word.strip() in told.split() for word in ANSWER)
 
 
-async def test_a_querys_spans_and_what_they_say(traced: Traced):
+async def test_query_has_its_spans_and_attributes(traced: Traced):
     traced.stack.generator.cached = 5
     traced.stack.generator.loaded = {Tier.HOST: 5}
     reply = (await traced.ask()).json()
@@ -133,7 +133,7 @@ async def test_a_querys_spans_and_what_they_say(traced: Traced):
     assert traced.closed == 1
 
 
-async def test_the_callers_trace_goes_on_through_the_query_into_the_search(traced: Traced):
+async def test_query_and_search_continue_the_callers_trace(traced: Traced):
     await traced.ask(traceparent=f"00-{TRACE}-{PARENT}-01")
     assert {format_trace_id(span.context.trace_id) for span in traced.spans} == {TRACE}
     assert format_span_id(traced.one(WORKFLOW).parent.span_id) == PARENT
@@ -141,13 +141,13 @@ async def test_the_callers_trace_goes_on_through_the_query_into_the_search(trace
     assert request.traceparent == f"00-{TRACE}-{format_span_id(traced.one(RETRIEVAL).context.span_id)}-01"
 
 
-async def test_a_caller_that_does_not_sample_is_not_traced(traced: Traced):
+async def test_unsampled_caller_is_not_traced(traced: Traced):
     assert (await traced.ask(traceparent=f"00-{TRACE}-{PARENT}-00")).status_code == 200
     assert traced.spans == []
 
 
 @pytest.mark.parametrize("nonsense", ["", "00-0-0-01", f"00-{'0' * 32}-{PARENT}-01", "x" * 5000])
-async def test_nonsense_from_the_caller_begins_a_trace_anew(traced: Traced, nonsense: str):
+async def test_malformed_traceparent_starts_a_new_trace(traced: Traced, nonsense: str):
     assert (await traced.ask(traceparent=nonsense)).status_code == 200
     assert traced.one(WORKFLOW).parent is None
 
@@ -161,7 +161,7 @@ async def test_nonsense_from_the_caller_begins_a_trace_anew(traced: Traced, nons
         ("decode", EngineDied(QUESTION), "engine_died", {WORKFLOW, CHAT}),
     ],
 )
-async def test_an_error_is_told_by_its_kind_alone(
+async def test_error_spans_have_the_error_type_only(
     traced: Traced, phase: str, error: Exception, kind: str, failed: set[str]
 ):
     traced.stack.phases.failing[phase] = error
@@ -182,7 +182,7 @@ async def test_an_error_is_told_by_its_kind_alone(
         ("decode", {CHAT}),
     ],
 )
-async def test_a_query_that_is_cancelled_ends_its_spans_and_is_no_error(traced: Traced, phase: str, inside: set[str]):
+async def test_cancelled_query_ends_its_spans_without_error(traced: Traced, phase: str, inside: set[str]):
     traced.stack.phases.held.add(phase)
     async with traced.client() as client:
         asking = asyncio.create_task(client.post("/query", json=ASKED))
@@ -195,7 +195,7 @@ async def test_a_query_that_is_cancelled_ends_its_spans_and_is_no_error(traced: 
     assert {span.status.status_code for span in traced.spans} == {StatusCode.UNSET}
 
 
-async def test_a_confirmed_speculation_is_the_querys_only_generation(traced: Traced):
+async def test_confirmed_speculation_has_one_chat_span(traced: Traced):
     traced.stack.controller.decide = whenever_possible
     traced.stack.retriever.collections["default", "default"] = 1
     assert (await traced.ask()).status_code == 200
@@ -203,12 +203,12 @@ async def test_a_confirmed_speculation_is_the_querys_only_generation(traced: Tra
     chat = traced.one(CHAT)
     assert chat.attributes["ragtree.speculative"]
     assert chat.attributes["gen_ai.response.finish_reasons"] == ("stop",)
-    assert chat.start_time < traced.one(RETRIEVAL).end_time, "it ran beside the search"
+    assert chat.start_time < traced.one(RETRIEVAL).end_time, "it must overlap the search"
     events = [(event.name, dict(event.attributes)) for event in traced.one(WORKFLOW).events]
     assert events == [("speculation", {"ragtree.outcome": "confirmed"})]
 
 
-async def test_a_wrong_speculation_is_a_generation_of_its_own_that_was_cancelled(traced: Traced):
+async def test_wrong_speculation_has_a_cancelled_chat_span(traced: Traced):
     traced.stack.controller.decide = whenever_possible
     assert (await traced.ask()).status_code == 200
     assert traced.tree() == [(WORKFLOW, None), (RETRIEVAL, WORKFLOW), (CHAT, WORKFLOW), (CHAT, WORKFLOW)]
@@ -220,7 +220,7 @@ async def test_a_wrong_speculation_is_a_generation_of_its_own_that_was_cancelled
     assert [dict(event.attributes) for event in traced.one(WORKFLOW).events] == [{"ragtree.outcome": "wrong"}]
 
 
-async def test_a_query_that_loses_its_instance_shows_both_generations(traced: Traced):
+async def test_retried_query_has_two_chat_spans(traced: Traced):
     stream = traced.stack.generator.stream
     lost: list[str] = []
 
@@ -240,7 +240,7 @@ async def test_a_query_that_loses_its_instance_shows_both_generations(traced: Tr
     assert traced.one(WORKFLOW).status.status_code is StatusCode.UNSET
 
 
-async def test_a_chat_without_documents_ends_its_search(traced: Traced):
+async def test_chat_without_documents_ends_its_search_span(traced: Traced):
     traced.stack.retriever.collections["default", "default"] = 0
     async with traced.client() as client:
         body = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}]}
@@ -250,7 +250,7 @@ async def test_a_chat_without_documents_ends_its_search(traced: Traced):
     assert retrieval.end_time <= traced.one(CHAT).start_time
 
 
-async def test_without_a_tracer_the_search_is_told_of_no_trace(served):
+async def test_without_a_tracer_the_search_has_no_traceparent(served):
     await served.client.post("/query", json=ASKED)
     (request,) = served.stack.retriever.requests
     assert request.traceparent is None

@@ -1,4 +1,4 @@
-"""Clients that read slowly, stop, or leave: nothing of them is left, and the others are served as ever. Fake parts."""
+"""Clients that read slowly, stop, or disconnect leave nothing behind and do not affect others."""
 
 import asyncio
 import gc
@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 from gateway.query.runs import QueryRun
 from gateway.query.transcript import Transcript
 
-CLIENTS = 110
+CLIENTS = 60
 WORDS = tuple(f"{number} " * 400 for number in range(250))
-"""Some 500 kB of events: more than the buffers between server and client take."""
+"""About 500 kB of events: more than the buffers between server and client hold."""
 
 
 def address(url: str) -> tuple[str, int]:
@@ -31,7 +31,7 @@ def left() -> int:
 
 
 async def whole_answer(served) -> tuple[str, float]:
-    """What a client that behaves is given, and how long it waited for the first event."""
+    """Answer of a normal client, and its time to the first event in seconds."""
     began = time.monotonic()
     first_s = None
     text = []
@@ -46,7 +46,7 @@ async def whole_answer(served) -> tuple[str, float]:
 
 
 @pytest.mark.timeout(60)
-async def test_nothing_is_left_of_clients_that_misbehave_and_others_are_served(stack, over_http, caplog):
+async def test_misbehaving_clients_leave_nothing_behind(stack, over_http, caplog):
     stack.generator.words = WORDS
     caplog.set_level(logging.WARNING)
     with capture_logs() as logged:
@@ -67,6 +67,6 @@ async def test_nothing_is_left_of_clients_that_misbehave_and_others_are_served(s
             assert {request.query_id for request in stack.controller.admitted} <= set(told)
             await eventually(lambda: left() <= before + 5)
     assert [record for record in logged if record["log_level"] not in ("info", "debug")] == []
-    # uvicorn's word for bytes that are no request, and asyncio's for what is written before it has heard of a reset.
+    # uvicorn's warning about malformed requests, and asyncio's about writes to a reset connection.
     harmless = {"Invalid HTTP request received.", "socket.send() raised exception."}
     assert {record.getMessage() for record in caplog.records} <= harmless

@@ -1,4 +1,4 @@
-"""The timeline of a query: what it went through, in the gateway's own time."""
+"""The timeline of a query."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ class Clock:
         return self.now_ms
 
 
-def test_stages_follow_one_another():
+def test_stages_are_consecutive():
     clock = Clock()
     timeline = Timeline(clock)
     for stage, clock.now_ms in ((1, 5.0), (2, 12.0)):
@@ -29,7 +29,7 @@ def test_stages_follow_one_another():
     )
 
 
-def test_entries_are_sorted_by_their_beginning():
+def test_entries_are_sorted_by_start():
     clock = Clock()
     timeline = Timeline(clock)
     clock.now_ms = 30.0
@@ -41,7 +41,7 @@ def test_entries_are_sorted_by_their_beginning():
     ]
 
 
-def test_what_the_engine_measured_ends_with_its_first_step():
+def test_engine_phases_end_with_the_first_step():
     timeline = Timeline(Clock())
     prefill = PrefillResult(100, 60, prefill_ms=40.0, kv_load_ms=15.0, loaded={Tier.GPU: 0, Tier.HOST: 60})
     timeline.prefilled(prefill, asked_ms=10.0, ended_ms=90.0)
@@ -51,7 +51,7 @@ def test_what_the_engine_measured_ends_with_its_first_step():
     )
 
 
-def test_an_engine_did_nothing_before_it_was_asked():
+def test_engine_phases_never_start_before_the_call():
     timeline = Timeline(Clock())
     timeline.prefilled(PrefillResult(10, 4, prefill_ms=40.0, kv_load_ms=35.0), asked_ms=5.0, ended_ms=30.0)
     assert timeline.entries == (
@@ -65,13 +65,13 @@ async def timeline_of(served, **body) -> list[dict]:
     return reply.json()["timeline"]
 
 
-async def test_only_who_asks_for_it_gets_it(served):
+async def test_timeline_is_sent_on_request_only(served):
     plain = (await served.client.post("/query", json={"query": "Why?"})).json()
     assert "timeline" not in plain
     assert await timeline_of(served)
 
 
-async def test_a_query_in_order(served):
+async def test_timeline_of_a_query(served):
     entries = await timeline_of(served)
     assert [entry["name"] for entry in entries] == [
         "retrieval_stage", "retrieval_stage", "queue", "prefill", "first_token", "decode", "end",
@@ -83,7 +83,7 @@ async def test_a_query_in_order(served):
     assert ["duration_ms" in entry for entry in entries] == [*[True] * 4, False, True, False]
 
 
-async def test_a_guess_that_was_wrong(served, stack: Stack):
+async def test_timeline_of_a_wrong_guess(served, stack: Stack):
     stack.controller.decide = whenever_possible
     entries = await timeline_of(served, top_k=3)
     (guess,) = [entry for entry in entries if entry["name"] == "speculation"]
@@ -91,7 +91,7 @@ async def test_a_guess_that_was_wrong(served, stack: Stack):
     assert "queue" in [entry["name"] for entry in entries]
 
 
-async def test_a_guess_that_was_confirmed_needs_no_queue(served, stack: Stack):
+async def test_timeline_of_a_confirmed_guess_has_no_queue(served, stack: Stack):
     stack.controller.decide = whenever_possible
     entries = await timeline_of(served, top_k=1)
     (guess,) = [entry for entry in entries if entry["name"] == "speculation"]
@@ -100,7 +100,7 @@ async def test_a_guess_that_was_confirmed_needs_no_queue(served, stack: Stack):
 
 
 @pytest.mark.parametrize("held", ["second_stage", "queue"])
-async def test_it_shows_where_the_time_went(served, stack: Stack, held: str):
+async def test_timeline_shows_the_slow_phase(served, stack: Stack, held: str):
     stack.phases.held.add(held)
     asking = asyncio.create_task(timeline_of(served))
     await stack.phases.reached[held].wait()
@@ -112,7 +112,7 @@ async def test_it_shows_where_the_time_went(served, stack: Stack, held: str):
     assert longest.get("detail") == {"second_stage": "stage 2 of 2", "queue": "overtakes: 2"}[held]
 
 
-async def test_the_event_carries_the_same(served):
+async def test_event_has_the_same_timeline(served):
     body = {"query": "Why?", "stream": True, "include": ["timeline"]}
     completed = only_terminal(events_of((await served.client.post("/query", json=body)).text))
     assert completed["response"]["timeline"][-1]["name"] == "end"

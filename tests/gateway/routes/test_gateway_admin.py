@@ -1,7 +1,8 @@
-"""The admin routes: who may use them, and what they make of names."""
+"""The admin routes: access by key, and names of documents."""
 
 import pytest
 from gateway_fakes import Stack
+from gateway_requests import bearer
 
 from gateway.limits.auth import Keyring, namespace_of
 from gateway.settings import ApiKey, GatewaySettings
@@ -27,10 +28,6 @@ KV = KvMemory("f", "b", page_tokens=16, page_bytes=1600, gpu_pages=9, host_pages
               host_bytes_per_s=1.0, disk_bytes_per_s=1.0)  # fmt: skip
 
 
-def bearer(key: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
 def path(rank: int, namespace: str = DEFAULT) -> CachePath:
     return CachePath(namespace, ("system", f"hash{rank}"))
 
@@ -39,23 +36,23 @@ def path(rank: int, namespace: str = DEFAULT) -> CachePath:
 @pytest.mark.parametrize(
     ("settings", "key", "status"),
     [
-        # With no key at all the stack is one's own.
+        # Without any key, every caller is an administrator.
         ({}, None, None),
-        # API keys, and none for administrators: nobody may, whatever is sent.
+        # With API keys but none for administrators, no caller has access.
         ({"api_keys": (ACME,)}, "sk-acme", 403),
         ({"api_keys": (ACME,)}, None, 403),
-        # The administrator's key opens them, with and without API keys beside it, and nothing else does.
+        # Only the administrator's key gives access, with and without API keys.
         ({"admin_key": "sk-admin"}, "sk-admin", None),
         ({"admin_key": "sk-admin"}, None, 401),
         ({"admin_key": "sk-admin"}, "sk-other", 401),
         ({"admin_key": "sk-admin", "api_keys": (ACME,)}, "sk-admin", None),
         ({"admin_key": "sk-admin", "api_keys": (ACME,)}, "sk-acme", 403),
-        # So does an API key that is marked.
+        # An API key marked as admin gives access.
         ({"api_keys": (ACME, ROOT)}, "sk-root", None),
         ({"api_keys": (ACME, ROOT)}, "sk-acme", 403),
     ],
 )
-async def test_who_may(in_process, stack: Stack, method, url, body, settings, key, status):
+async def test_admin_routes_by_key(in_process, stack: Stack, method, url, body, settings, key, status):
     stack.controller.nodes.update({path(1), path(1, namespace_of("acme"))})
     async with in_process(**settings) as served:
         answer = await served.client.request(method, url, json=body, headers=bearer(key))
@@ -67,7 +64,7 @@ async def test_who_may(in_process, stack: Stack, method, url, body, settings, ke
             assert stack.controller.deletions == []
 
 
-async def test_the_admin_key_is_no_api_key(in_process):
+async def test_admin_key_is_not_an_api_key(in_process):
     async with in_process(admin_key="sk-admin", api_keys=(ACME,)) as served:
         answer = await served.client.post("/query", json={"query": "x"}, headers=bearer("sk-admin"))
         assert answer.status_code == 401
@@ -75,7 +72,7 @@ async def test_the_admin_key_is_no_api_key(in_process):
         assert (await served.client.post("/query", json={"query": "x"})).status_code == 200
 
 
-def test_an_admin_key_may_be_a_digest_but_no_api_key():
+def test_admin_key_may_be_a_digest_but_not_an_api_key():
     digest = "sha256:" + "ab" * 32
     Keyring.from_settings(GatewaySettings(admin_key=digest))
     with pytest.raises(ConfigError):
@@ -87,7 +84,7 @@ def test_an_admin_key_may_be_a_digest_but_no_api_key():
 @pytest.mark.parametrize(
     ("settings", "asked"), [({}, False), ({"admin_key": "k"}, True), ({"api_keys": (ACME,)}, True)]
 )
-async def test_a_key_is_described_where_one_is_asked_for(in_process, settings, asked):
+async def test_openapi_lists_the_admin_key_if_in_use(in_process, settings, asked):
     async with in_process(**settings) as served:
         described = (await served.client.get("/openapi.json")).json()
     clear = described["paths"][f"{CACHE}/clear"]["post"]
@@ -99,7 +96,7 @@ async def test_a_key_is_described_where_one_is_asked_for(in_process, settings, a
     }
 
 
-async def test_stats_in_tokens_and_bytes(in_process, stack: Stack):
+async def test_stats_have_tokens_and_bytes(in_process, stack: Stack):
     async with in_process() as served:
         (tier,) = (await served.client.get(f"{CACHE}/stats")).json()["tiers"]
     assert (tier["tier"], tier["used_tokens"], tier["used_bytes"], tier["capacity_bytes"]) == ("gpu", 250, None, None)
@@ -111,13 +108,13 @@ async def test_stats_in_tokens_and_bytes(in_process, stack: Stack):
     assert (stats["policy"], stats["planned_cached_tokens"], stats["planned_tokens"]) == ("LRU", 40, 100)
 
 
-async def test_the_cache_can_be_looked_at_while_the_engine_is_away(served):
+async def test_stats_and_tree_work_without_the_engine(served):
     served.stack.phases.failing["engine_ready"] = EngineDied("gone")
-    await served.app.state.gateway.readiness.look()
+    await served.app.state.gateway.readiness.check()
     assert (await served.client.get(f"{CACHE}/stats")).json()["tiers"][0]["used_tokens"] == 250
 
 
-async def test_the_tree_to_a_depth(served):
+async def test_tree_depth(served):
     tree = (await served.client.get(f"{CACHE}/tree", params={"depth": 2})).json()
     ((namespace, (top,)),) = tree["namespaces"].items()
     assert len(namespace) == 32
@@ -145,13 +142,13 @@ async def test_pinning_twice_and_unpinning_once(served):
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_node")
 
 
-async def test_what_is_not_in_the_tree_is_to_be_warmed_up_first(served):
+async def test_uncached_document_cannot_be_pinned(served):
     answer = await served.client.post(f"{CACHE}/pin", json={"document_id": "d1"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_node")
     assert "warm" in answer.json()["error"]["message"]
 
 
-async def test_a_pin_refused_leaves_none_behind(served, monkeypatch):
+async def test_refused_pin_changes_nothing(served, monkeypatch):
     controller, retriever = served.stack.controller, served.stack.retriever
     chunks = [(await retriever.chunks("default", "default", f"d{rank}"))[0] for rank in range(4)]
 
@@ -170,7 +167,7 @@ async def test_a_pin_refused_leaves_none_behind(served, monkeypatch):
     assert (answer.json()["chunks"], answer.json()["held"]) == (4, 3)
 
 
-async def test_documents_are_the_tenants_that_is_named(in_process, stack: Stack):
+async def test_tenant_parameter_selects_the_owner(in_process, stack: Stack):
     acme = namespace_of("acme")
     stack.controller.nodes.add(path(1, acme))
     async with in_process(admin_key="k") as served:
@@ -186,7 +183,7 @@ async def test_documents_are_the_tenants_that_is_named(in_process, stack: Stack)
 @pytest.mark.parametrize(
     ("document", "collection", "code"), [("none", "default", "unknown_document"), ("d1", "none", "unknown_collection")]
 )
-async def test_documents_that_are_not_there(served, document: str, collection: str, code: str):
+async def test_unknown_documents(served, document: str, collection: str, code: str):
     answer = await served.client.delete(f"{CACHE}/documents/{document}", params={"collection": collection})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, code)
     answer = await served.client.post(f"{CACHE}/pin", json={"document_id": document, "collection": collection})
@@ -194,12 +191,12 @@ async def test_documents_that_are_not_there(served, document: str, collection: s
     assert served.stack.controller.deletions == []
 
 
-async def test_dropped_kv_leaves_the_document(served):
+async def test_dropping_kv_keeps_the_document(served):
     assert (await served.client.delete(f"{CACHE}/documents/d1")).status_code == 200
     assert (await served.client.get("/v1/collections/default/documents/d1")).status_code == 200
 
 
-async def test_clearing_and_a_controller_that_is_away(served):
+async def test_clearing_needs_the_controller(served):
     served.stack.controller.nodes.update({path(0), path(1)})
     assert (await served.client.post(f"{CACHE}/clear")).json() == {"object": "cache.dropped", "nodes": 2}
     served.stack.phases.failing["stats"] = Unavailable("being restarted")

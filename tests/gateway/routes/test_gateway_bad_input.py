@@ -46,7 +46,7 @@ def assert_shape(answer, status: int, code: str | None = None, param: str | None
         (OK | {"filters": {"type": "and", "filters": []}}, 422, "filters.and.filters"),
     ],
 )
-async def test_fields_that_do_not_fit(served, body, status: int, param: str | None):
+async def test_invalid_fields(served, body, status: int, param: str | None):
     assert_shape(await served.client.post("/query", json=body), status, param=param)
     assert served.stack.retriever.requests == []
 
@@ -62,11 +62,11 @@ async def test_fields_that_do_not_fit(served, body, status: int, param: str | No
         ({"query": "x " * 400_000}, 413, "payload_too_large", None),
     ],
 )
-async def test_requests_that_cannot_be_answered(served, stream: bool, body, status: int, code: str, param: str | None):
+async def test_unanswerable_requests(served, stream: bool, body, status: int, code: str, param: str | None):
     assert_shape(await served.client.post("/query", json=body | {"stream": stream}), status, code, param)
 
 
-async def test_a_question_beyond_the_context(stack: Stack, in_process):
+async def test_question_longer_than_the_context(stack: Stack, in_process):
     stack.layout = FakeLayout(context=300)
     async with in_process() as served:
         answer = await served.client.post("/query", json={"query": "x " * 200})
@@ -76,12 +76,12 @@ async def test_a_question_beyond_the_context(stack: Stack, in_process):
         assert_shape(answer, 400, "question_too_long", "messages")
 
 
-async def test_a_permanent_conflict_is_not_to_be_retried(served):
+async def test_conflict_forbids_retries(served):
     answer = await served.client.post("/query", json=OK | {"collection": "empty"})
     assert answer.headers["x-should-retry"] == "false"
 
 
-async def test_more_than_there_are_documents(served):
+async def test_top_k_over_the_number_of_documents(served):
     answer = await served.client.post("/query", json=OK | {"top_k": 100})
     assert len(answer.json()["results"]) == 5
 
@@ -102,7 +102,7 @@ async def test_more_than_there_are_documents(served):
         (b'{"query": "x", "filters": {"key": "k", "type": "eq", "value": ' + b"9" * 1000 + b"}}", 422),
     ],
 )
-async def test_bodies_that_do_not_parse(served, body: bytes, status: int):
+async def test_malformed_bodies(served, body: bytes, status: int):
     answer = await served.client.post("/query", content=body, headers={"Content-Type": "application/json"})
     assert_shape(answer, status)
 
@@ -129,14 +129,14 @@ async def test_json_with_a_charset_is_json(served):
     ("method", "path", "status"),
     [("GET", "/nowhere", 404), ("GET", "/query", 405), ("DELETE", "/v1/models", 405), ("GET", "/v1/jobs/none", 404)],
 )
-async def test_routes_that_are_not_there(served, method: str, path: str, status: int):
+async def test_unknown_routes(served, method: str, path: str, status: int):
     answer = await served.client.request(method, path)
     assert_shape(answer, status)
     assert ("allow" in answer.headers) == (status == 405)
 
 
 @pytest.mark.parametrize("content", ["\\ud800", "who \\udc00?"])
-async def test_half_a_character_in_a_chat_is_refused(served, content):
+async def test_lone_surrogate_in_a_chat_is_refused(served, content):
     body = f'{{"model": "tiny", "messages": [{{"role": "user", "content": "{content}"}}]}}'
     headers = {"Content-Type": "application/json"}
     assert_shape(await served.client.post("/v1/chat/completions", content=body, headers=headers), 422)

@@ -1,4 +1,4 @@
-"""``ragtree cache`` against the gateway itself, over fakes of the other parts."""
+"""``ragtree cache`` against a real gateway with fake parts."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -28,14 +28,14 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(stack: Stack, monkeypatch, tmp_path) -> Iterator[Run]:
-    """Runs the command line against a gateway that asks administrators for a key."""
+    """Runs the command line against a gateway with an administrator's key."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAGTREE_CONFIG", raising=False)
     monkeypatch.setattr(cache, "_POLL_S", 0.001)
     monkeypatch.setattr(replay, "_FIRST_WAIT_S", 0.001)
     settings = GatewaySettings(admin_key=KEY)
     gateway = create_app(stack, settings, data_dir=tmp_path / "gateway")
-    # What the gateway logs would stand among what the command prints.
+    # The gateway's log would mix with the command's output.
     with capture_logs(), TestClient(gateway) as http:
 
         def forward(asked: httpx.Request) -> httpx.Response:
@@ -67,12 +67,12 @@ def test_stats(run: Run):
     assert json.loads(done(run("stats", "--json")).stdout)["tiers"][0]["evictions"] == 7
 
 
-def test_stats_of_a_stack_that_keeps_nothing(run: Run, stack: Stack):
+def test_stats_without_tiers(run: Run, stack: Stack):
     stack.controller.tiers = ()
     assert "No tier has room" in done(run("stats")).stdout
 
 
-def test_the_tree_drawn(run: Run):
+def test_tree_output(run: Run):
     shown = done(run("tree", "--depth", "3")).stdout.splitlines()
     assert shown[0].startswith("namespace nnn")
     assert "hash-system" in shown[1]
@@ -98,7 +98,7 @@ def test_warming_from_the_log(run: Run, stack: Stack):
     assert stack.retriever.requests == []
 
 
-def test_warming_that_comes_to_nothing_fails(run: Run, tmp_path):
+def test_warming_without_results_fails(run: Run, tmp_path):
     file = tmp_path / "queries.txt"
     file.write_text("x\n")
     result = run("warm", str(file), "--collection", "nowhere")
@@ -112,7 +112,7 @@ def test_warming_takes_a_file_or_the_log(run: Run, tmp_path, arguments: list[str
     assert run("warm", *arguments).exit_code == 2
 
 
-def test_a_line_that_is_no_json_is_named(run: Run, tmp_path):
+def test_error_names_the_invalid_line(run: Run, tmp_path):
     file = tmp_path / "queries.txt"
     file.write_text('fine\n{"query": \n')
     result = run("warm", str(file))
@@ -132,19 +132,19 @@ def test_pinning_and_unpinning(run: Run, stack: Stack):
 
 
 @pytest.mark.parametrize(("arguments", "typed", "cleared"), [([], "n\n", False), ([], "y\n", True), (["-y"], "", True)])
-def test_clearing_asks_first(run: Run, stack: Stack, arguments: list[str], typed: str, cleared: bool):
+def test_clearing_needs_confirmation(run: Run, stack: Stack, arguments: list[str], typed: str, cleared: bool):
     stack.controller.nodes.add(PATH)
     result = run("clear", *arguments, input=typed)
     assert (result.exit_code == 0) == cleared == ("1 nodes dropped" in result.stderr)
 
 
-def test_without_the_key_nothing_is_shown(run: Run):
+def test_missing_key_shows_nothing(run: Run):
     refused = run("stats", key=None).exception
     assert isinstance(refused, RequestFailed)
     assert refused.status == 401
 
 
-def test_the_configured_key_goes_to_the_configured_stack_alone(run: Run, tmp_path):
+def test_configured_key_is_sent_to_the_configured_stack_only(run: Run, tmp_path):
     (tmp_path / "ragtree.yaml").write_text(f"gateway: {{admin_key: {KEY}}}\n")
     done(run("stats", key=None))
     refused = run("stats", "--url", "http://elsewhere", key=None).exception

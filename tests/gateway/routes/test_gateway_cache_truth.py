@@ -1,9 +1,10 @@
-"""What queries and metrics say of the cache is what the engine and the controller said, and the controller hears it."""
+"""Cache figures in replies, events and metrics match those of the engine and the controller."""
 
 import asyncio
 
 import pytest
 from gateway_fakes import Stack, eventually
+from gateway_requests import by_label
 
 from gateway.query.hits import found_in
 from protocol.errors import Unavailable, UnknownPlan
@@ -14,27 +15,20 @@ from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.tiers import Tier
 
 ASKED = {"query": "What is the capital?", "top_k": 3}
-# Two tokens of system prompt, three documents of three, four of question.
+# A system prompt of two tokens, three documents of three, a question of four.
 LOST = LostCopy("aa", Tier.HOST)
 MANY = (Tier.GPU, Tier.HOST, Tier.DISK, None)
 
 
-async def metric(served, name: str) -> dict[str, float]:
-    """The samples of a metric by the value of their one label."""
-    text = (await served.client.get("/metrics")).text
-    found = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
-    return {labels.partition('"')[2].rstrip('"}'): float(value) for labels, value in found}
-
-
 def with_cache(stack: Stack) -> None:
-    """The system prompt from the GPU, a document each from host memory and disk, the third document computed."""
+    """The system prompt is on the GPU, one document each in host memory and on disk; the third is computed."""
     stack.controller.sources = MANY
     stack.generator.cached = 8
     stack.generator.loaded = {Tier.GPU: 2, Tier.HOST: 3, Tier.DISK: 3}
     stack.generator.lost = (LOST,)
 
 
-async def test_cached_tokens_by_tier_and_whole_documents(served):
+async def test_cached_tokens_by_tier_and_document_hits(served):
     with_cache(served.stack)
     answer = await served.client.post("/query", json=ASKED | {"stream": True})
     (resolved,) = [block for block in answer.text.split("\n\n") if block.startswith("event: cache.resolved")]
@@ -44,22 +38,22 @@ async def test_cached_tokens_by_tier_and_whole_documents(served):
     assert reply["usage"]["prompt_tokens_details"] == {"cached_tokens": 8}
 
 
-async def test_where_prompt_tokens_came_from_is_counted(served):
+async def test_prompt_tokens_are_counted_by_source(served):
     with_cache(served.stack)
     for _ in range(2):
         await served.client.post("/query", json=ASKED)
-    tokens = await metric(served, "ragtree_cache_tokens_total")
+    tokens = await by_label(served, "ragtree_cache_tokens_total")
     assert tokens == {"gpu": 4, "host": 6, "disk": 6, "composed": 0, "computed": 14}
 
 
-async def test_a_document_is_looked_for_tier_by_tier_until_it_is_found(served):
+async def test_lookups_are_counted_tier_by_tier(served):
     with_cache(served.stack)
     await served.client.post("/query", json=ASKED)
-    assert await metric(served, "ragtree_cache_lookups_total") == {"gpu": 3, "host": 3, "disk": 2}
-    assert await metric(served, "ragtree_cache_hits_total") == {"host": 1, "disk": 1}
+    assert await by_label(served, "ragtree_cache_lookups_total") == {"gpu": 3, "host": 3, "disk": 2}
+    assert await by_label(served, "ragtree_cache_hits_total") == {"host": 1, "disk": 1}
 
 
-def test_an_empty_system_prompt_is_no_node_and_part_of_a_document_is_no_hit():
+def test_partial_document_is_no_hit():
     segments = [Segment(SegmentKind.SYSTEM, "s", ())]
     segments += [Segment(SegmentKind.DOCUMENT, f"d{n}", (1, 2, 3)) for n in range(3)]
     plan = PrefillPlan(
@@ -71,7 +65,7 @@ def test_an_empty_system_prompt_is_no_node_and_part_of_a_document_is_no_hit():
     assert found_in(bare, PrefillResult(9, 3, 1.0)) == (Tier.GPU, None, None)
 
 
-async def test_the_controller_hears_of_the_first_token_and_then_of_the_end(served):
+async def test_prefilled_is_reported_before_complete(served):
     with_cache(served.stack)
     await served.client.post("/query", json=ASKED)
     controller = served.stack.controller
@@ -79,11 +73,11 @@ async def test_the_controller_hears_of_the_first_token_and_then_of_the_end(serve
     (query_id,) = {query_id for query_id, _ in controller.told}
     assert controller.told == [(query_id, (LOST,)), (query_id, PlanOutcome.COMPLETED)]
     (report,) = controller.reports
-    # What is lost is told once.
+    # Lost copies are reported once.
     assert (report.cached_tokens, report.computed_tokens, report.lost) == (8, 7, ())
 
 
-async def test_tokens_do_not_wait_for_the_controller_but_the_end_does(live):
+async def test_tokens_do_not_wait_for_the_prefilled_report(live):
     live.stack.phases.held.add("prefilled")
     assert (await live.client.post("/query", json=ASKED)).status_code == 200
     await eventually(lambda: live.stack.phases.waiting["prefilled"] == 1 and live.stack.at_rest)
@@ -94,7 +88,7 @@ async def test_tokens_do_not_wait_for_the_controller_but_the_end_does(live):
 
 
 @pytest.mark.parametrize("error", [UnknownPlan("its lease ran out"), Unavailable("away"), RuntimeError("?")])
-async def test_a_controller_that_does_not_hear_of_the_first_token_harms_no_query(served, error):
+async def test_failed_prefilled_report_breaks_no_query(served, error):
     served.stack.phases.failing["prefilled"] = error
     with_cache(served.stack)
     assert (await served.client.post("/query", json=ASKED)).status_code == 200
@@ -102,37 +96,37 @@ async def test_a_controller_that_does_not_hear_of_the_first_token_harms_no_query
     assert served.stack.controller.reports[0].lost == (LOST,)
 
 
-async def test_a_query_that_ends_before_its_first_token_tells_of_none(served):
+async def test_query_without_a_token_reports_no_prefill(served):
     served.stack.phases.failing["prefill"] = Unavailable("away")
     await served.client.post("/query", json=ASKED)
     await eventually(lambda: len(served.stack.controller.told) == 1)
     assert [what for _, what in served.stack.controller.told] == [PlanOutcome.FAILED]
 
 
-async def test_the_queue_and_the_tiers_as_the_controller_has_them(in_process, stack: Stack):
+async def test_controller_metrics(in_process, stack: Stack):
     kv = KvMemory("f", "b", 16, 1600, 9, 0, 0, 1.0, 1.0)
     async with in_process() as served:
-        assert await metric(served, "ragtree_cache_evictions_total") == {"gpu": 7}
-        assert await metric(served, "ragtree_cache_bytes") == {}, "nobody said how many bytes a token takes"
+        assert await by_label(served, "ragtree_cache_evictions_total") == {"gpu": 7}
+        assert await by_label(served, "ragtree_cache_bytes") == {}, "the size of a token is unknown"
     stack.generator.kv = kv
     stack.phases.held.add("queue")
     async with in_process() as served:
-        assert await metric(served, "ragtree_cache_bytes") == {"gpu": 25_000}
+        assert await by_label(served, "ragtree_cache_bytes") == {"gpu": 25_000}
         asking = asyncio.create_task(served.client.post("/query", json=ASKED))
         await eventually(lambda: stack.controller.waiting == 1)
-        assert await metric(served, "ragtree_queue_depth") == {"": 1}
+        assert await by_label(served, "ragtree_queue_depth") == {"": 1}
         stack.phases.released["queue"].set()
         assert (await asking).status_code == 200
-        assert await metric(served, "ragtree_queue_depth") == {"": 0}
+        assert await by_label(served, "ragtree_queue_depth") == {"": 0}
 
 
 @pytest.mark.parametrize("how", ["fails", "hangs"])
-async def test_a_controller_that_does_not_answer_has_no_samples(in_process, stack: Stack, how: str):
+async def test_silent_controller_has_no_samples(in_process, stack: Stack, how: str):
     async with in_process(readiness_timeout_s=0.05) as served:
-        assert await metric(served, "ragtree_queue_depth") != {}
+        assert await by_label(served, "ragtree_queue_depth") != {}
         if how == "fails":
             stack.phases.failing["stats"] = Unavailable("away")
         else:
             stack.phases.held.add("stats")
-        assert await metric(served, "ragtree_queue_depth") == {}
-        assert await metric(served, "ragtree_request_duration_seconds_count") == {"": 0}
+        assert await by_label(served, "ragtree_queue_depth") == {}
+        assert await by_label(served, "ragtree_request_duration_seconds_count") == {"": 0}

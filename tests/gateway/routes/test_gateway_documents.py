@@ -19,7 +19,7 @@ def shape(answer) -> dict:
     return error
 
 
-async def test_a_raw_document(served):
+async def test_raw_document(served):
     answer = await served.client.put(
         f"{HERE}/guide",
         content=b"Hello.",
@@ -36,7 +36,7 @@ async def test_a_raw_document(served):
     assert upload.attributes == {"lang": "en", "n": 1.0, "ok": True}
 
 
-async def test_a_document_as_json(served):
+async def test_json_document(served):
     body = {"text": "Héllo.", "filename": "a.txt", "title": "A", "attributes": {"lang": "en"}}
     assert (await served.client.put(f"{HERE}/a", json=body)).status_code == 202
     ((_, _, upload, _),) = served.stack.retriever.uploads
@@ -54,7 +54,7 @@ async def test_ids_with_slashes(served, given: str):
 @pytest.mark.parametrize(
     "path", [f"{HERE}/a%00b", f"{HERE}/{'x' * 513}", "/v1/collections/a%20b/documents/x", f"{HERE}/a%1Fb"]
 )
-async def test_names_that_cannot_be(served, path: str):
+async def test_invalid_names(served, path: str):
     answer = await served.client.put(path, content=b"x", headers={"Content-Type": "text/plain"})
     assert (answer.status_code, shape(answer)["code"]) == (422, "invalid_value")
 
@@ -75,7 +75,7 @@ async def test_names_that_cannot_be(served, path: str):
         (b'{"text": ""}', "application/json", 422, "empty_document"),
     ],
 )
-async def test_documents_that_cannot_be_read(served, content, content_type, status, code):
+async def test_unreadable_documents(served, content, content_type, status, code):
     answer = await served.client.put(f"{HERE}/a", content=content, headers={"Content-Type": content_type})
     assert (answer.status_code, shape(answer)["code"]) == (status, code)
     assert served.stack.retriever.uploads == []
@@ -91,14 +91,14 @@ async def test_documents_that_cannot_be_read(served, content, content_type, stat
         (Unavailable("Restarting."), 503),
     ],
 )
-async def test_what_the_retriever_refuses(served, error, status: int):
+async def test_errors_of_the_retriever(served, error, status: int):
     served.stack.phases.failing["put"] = error
     answer = await served.client.put(f"{HERE}/a", content=b"%PDF-", headers={"Content-Type": "application/pdf"})
     assert (answer.status_code, shape(answer)["code"]) == (status, error.code)
 
 
 @pytest.mark.parametrize("attributes", ["{", "[]", '{"a": {}}', '{"a": null}', "\ufffd", '{"": 1}'])
-async def test_attributes_that_are_none(served, attributes: str):
+async def test_invalid_attributes(served, attributes: str):
     headers = {"Content-Type": "text/plain"}
     answer = await served.client.put(f"{HERE}/a", content=b"x", headers=headers, params={"attributes": attributes})
     assert answer.status_code == 422
@@ -106,12 +106,12 @@ async def test_attributes_that_are_none(served, attributes: str):
 
 
 @pytest.mark.parametrize("key", ["", "a b", "x" * 256])
-async def test_idempotency_keys_that_are_none(served, key: str):
+async def test_invalid_idempotency_keys(served, key: str):
     headers = {"Content-Type": "text/plain", "Idempotency-Key": key}
     assert (await served.client.put(f"{HERE}/a", content=b"x", headers=headers)).status_code == 422
 
 
-async def test_a_batch(served):
+async def test_batch(served):
     lines = b'{"id": "a", "text": "x"}\n{"id": "b", "text": "y"}\n'
     headers = {"Content-Type": "application/x-ndjson"}
     answer = await served.client.post(f"{HERE}:batch", content=lines, headers=headers)
@@ -121,7 +121,7 @@ async def test_a_batch(served):
     assert (answer.status_code, shape(answer)["code"]) == (415, "unsupported_media_type")
 
 
-async def test_reading_back(served):
+async def test_get_document(served):
     answer = await served.client.get(f"{HERE}/d1")
     assert answer.status_code == 200
     assert (answer.json()["document_id"], answer.json()["text"]) == ("d1", "document number 1")
@@ -129,13 +129,13 @@ async def test_reading_back(served):
     assert shape(await served.client.get("/v1/collections/none/documents/d1"))["code"] == "unknown_collection"
 
 
-async def test_deleting(served):
+async def test_delete_document(served):
     assert (await served.client.delete(f"{HERE}/d1")).json()["deleted"] is True
     answer = await served.client.delete(f"{HERE}/none")
     assert (answer.status_code, shape(answer)["code"]) == (404, "unknown_document")
 
 
-async def test_listing_page_by_page(served):
+async def test_list_documents_by_page(served):
     ids, after = [], None
     for _ in range(3):
         params = {"limit": 2} | ({"after": after} if after else {})
@@ -148,17 +148,17 @@ async def test_listing_page_by_page(served):
 
 
 @pytest.mark.parametrize("limit", [0, -1, 101, "many"])
-async def test_limits_that_are_none(served, limit):
+async def test_invalid_page_sizes(served, limit):
     answer = await served.client.get(HERE, params={"limit": limit})
     assert (answer.status_code, shape(answer)["param"]) == (422, "limit")
 
 
-async def test_a_cursor_nobody_gave_out(served):
+async def test_unknown_cursor(served):
     answer = await served.client.get(HERE, params={"after": "x"})
     assert (answer.status_code, shape(answer)["param"]) == (400, "after")
 
 
-async def test_405_names_every_method_of_the_path(served):
+async def test_405_lists_all_methods_of_the_path(served):
     answer = await served.client.patch(f"{HERE}/a")
     assert (answer.status_code, shape(answer)["code"]) == (405, "method_not_allowed")
     assert answer.headers["allow"] == "DELETE, GET, PUT"
@@ -169,7 +169,7 @@ async def test_collections(served):
     assert {entry["name"]: entry["documents"] for entry in listed["data"]} == {"default": 5, "empty": 0}
 
 
-async def test_a_job_with_its_last_error(served):
+async def test_job_has_its_last_error(served):
     job = (await served.client.get("/v1/jobs/job-1")).json()
     assert (job["status"], job["failed_documents"]) == ("failed", 1)
     assert job["last_error"] == job["errors"][-1]

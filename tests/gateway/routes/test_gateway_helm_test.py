@@ -1,4 +1,4 @@
-"""What `helm test` runs, against a gateway over fakes: it passes where the stack answers, and says why where not."""
+"""The check of `helm test`: it passes if the stack answers, else it gives the reason."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ async def _ask(url, *, keys_required, **more):
     return process.returncode, said.decode()
 
 
-async def test_an_open_stack_answers(over_http):
+async def test_open_stack_passes(over_http):
     async with over_http() as served:
         status, said = await _ask(served.url, keys_required="false")
     assert (status, said.splitlines()[0]) == (0, "ready")
@@ -32,14 +32,14 @@ async def test_an_open_stack_answers(over_http):
 @pytest.mark.parametrize(
     ("key", "said_last"), [({"API_KEY": "sesame"}, "answered: {"), ({}, "without a key is refused")]
 )
-async def test_a_stack_with_keys_answers_with_one_and_refuses_without(over_http, key, said_last):
+async def test_stack_with_keys_passes(over_http, key, said_last):
     async with over_http(api_keys=KEYS) as served:
         status, said = await _ask(served.url, keys_required="true", **key)
     assert status == 0
     assert said_last in said
 
 
-async def test_an_open_stack_that_should_have_keys_fails(over_http):
+async def test_open_stack_that_should_have_keys_fails(over_http):
     async with over_http() as served:
         status, said = await _ask(served.url, keys_required="true")
     assert status == 1
@@ -47,7 +47,7 @@ async def test_an_open_stack_that_should_have_keys_fails(over_http):
 
 
 @pytest.mark.parametrize("collections", [{}, {("default", "default"): 0}])
-async def test_a_stack_without_documents_passes(over_http, stack, collections):
+async def test_stack_without_documents_passes(over_http, stack, collections):
     stack.retriever.collections = collections
     async with over_http() as served:
         status, said = await _ask(served.url, keys_required="false")
@@ -55,7 +55,7 @@ async def test_a_stack_without_documents_passes(over_http, stack, collections):
     assert "no documents yet" in said
 
 
-async def test_a_stack_that_is_not_ready_fails(over_http, stack):
+async def test_stack_that_is_not_ready_fails(over_http, stack):
     async def not_ready():
         raise Unavailable("The model is loading.")
 
@@ -66,7 +66,7 @@ async def test_a_stack_that_is_not_ready_fails(over_http, stack):
     assert "/readyz says 503" in said
 
 
-async def test_a_gateway_that_is_not_there_fails():
+async def test_unreachable_gateway_fails():
     status, said = await _ask("http://127.0.0.1:9", keys_required="false")
     assert status == 1
     assert "cannot be reached" in said

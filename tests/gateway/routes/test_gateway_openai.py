@@ -18,7 +18,7 @@ async def client(live):
         yield client
 
 
-async def test_whole_answer(client):
+async def test_complete_answer(client):
     completion = await client.chat.completions.create(model=MODEL, messages=ASKED)
     assert completion.object == "chat.completion"
     (choice,) = completion.choices
@@ -41,7 +41,7 @@ async def test_streamed_answer(client):
     assert all(chunk.usage is None for chunk in chunks)
 
 
-async def test_usage_comes_last_when_asked_for(client):
+async def test_usage_is_in_the_last_chunk_on_request(client):
     stream = await client.chat.completions.create(
         model=MODEL, messages=ASKED, stream=True, stream_options={"include_usage": True}
     )
@@ -60,7 +60,7 @@ async def test_chunks_are_unnamed_and_end_in_done(live):
     assert "usage" not in json.loads(blocks[0].removeprefix("data: "))
 
 
-async def test_the_sync_client(live):
+async def test_sync_client(live):
     def ask() -> tuple[str, str]:
         with openai.OpenAI(base_url=f"{live.url}/v1", api_key="any", max_retries=0) as client:
             whole = client.chat.completions.create(model=MODEL, messages=ASKED).choices[0].message.content
@@ -79,13 +79,13 @@ async def test_models(client):
     assert caught.value.code == "model_not_found"
 
 
-async def test_another_model_is_not_found(client):
+async def test_unknown_model_is_404(client):
     with pytest.raises(openai.NotFoundError) as caught:
         await client.chat.completions.create(model="gpt-5", messages=ASKED)
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
-async def test_extra_fields_choose_the_documents(live, client):
+async def test_extra_fields_control_the_search(live, client):
     body = {"collection": "default", "top_k": 2, "filters": {"key": "lang", "type": "eq", "value": "en"}}
     completion = await client.chat.completions.create(model=MODEL, messages=ASKED, extra_body=body)
     assert len(completion.citations) == 2
@@ -93,14 +93,14 @@ async def test_extra_fields_choose_the_documents(live, client):
     assert (request.query, request.filters.key) == ("What is the capital?", "lang")
 
 
-async def test_a_fresh_stack_answers_without_documents(live, client):
+async def test_empty_stack_answers_without_documents(live, client):
     live.stack.retriever.collections.clear()
     completion = await client.chat.completions.create(model=MODEL, messages=ASKED)
     assert (completion.choices[0].message.content, completion.citations) == (TEXT, [])
 
 
 @pytest.mark.parametrize(("collection", "kind"), [("nowhere", openai.NotFoundError), ("empty", openai.ConflictError)])
-async def test_a_named_collection_must_be_there(client, collection: str, kind: type[Exception]):
+async def test_named_collection_must_exist(client, collection: str, kind: type[Exception]):
     with pytest.raises(kind):
         await client.chat.completions.create(model=MODEL, messages=ASKED, extra_body={"collection": collection})
 
@@ -127,13 +127,13 @@ async def test_content_in_parts_and_sampling(live, client):
         [{"role": "wizard", "content": "x"}],
     ],
 )
-async def test_conversations_without_a_question(client, messages):
+async def test_conversation_without_a_question_is_refused(client, messages):
     with pytest.raises((openai.BadRequestError, openai.UnprocessableEntityError)) as caught:
         await client.chat.completions.create(model=MODEL, messages=messages)
     assert caught.value.param.startswith("messages")
 
 
-async def test_an_engine_that_dies_in_mid_stream(live, client):
+async def test_dead_engine_in_mid_stream_is_an_error_chunk(live, client):
     live.stack.phases.failing["decode"] = EngineDied("the engine is gone")
     stream = await client.chat.completions.create(model=MODEL, messages=ASKED, stream=True)
     with pytest.raises(openai.APIError, match="the engine is gone"):
@@ -141,7 +141,7 @@ async def test_an_engine_that_dies_in_mid_stream(live, client):
             pass
 
 
-async def test_closing_the_stream_stops_the_engine(live, client):
+async def test_closing_the_stream_aborts_the_engine(live, client):
     live.stack.phases.held.add("decode")
     stream = await client.chat.completions.create(model=MODEL, messages=ASKED, stream=True)
     async for chunk in stream:

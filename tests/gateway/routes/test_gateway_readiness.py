@@ -24,7 +24,7 @@ async def test_ready(served):
         ("controller_ready", Unavailable("being restarted"), "controller"),
     ],
 )
-async def test_not_ready_says_what_is_missing(served, phase: str, error: Exception, part: str):
+async def test_not_ready_names_missing_parts(served, phase: str, error: Exception, part: str):
     served.stack.phases.failing[phase] = error
     answer = await served.client.get("/readyz")
     assert answer.status_code == 503
@@ -33,7 +33,7 @@ async def test_not_ready_says_what_is_missing(served, phase: str, error: Excepti
     assert (await served.client.get("/healthz")).status_code == 200
 
 
-async def test_waiting_for_a_part_that_is_given_up_is_of_no_use(served):
+async def test_failed_deployment_has_its_own_code(served):
     served.stack.phases.failing["engine_ready"] = DeployFailed("the generator cannot start: no such argument")
     served.stack.phases.failing["retriever_ready"] = RetrieverNotReady("loading")
     error = (await served.client.get("/readyz")).json()["error"]
@@ -43,7 +43,7 @@ async def test_waiting_for_a_part_that_is_given_up_is_of_no_use(served):
 
 @pytest.mark.parametrize(("path", "body"), [("/query", {"query": "x"}), ("/v1/chat/completions", CHAT)])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_queries_are_refused_at_once(stack: Stack, in_process, path: str, body: dict, stream: bool):
+async def test_queries_are_refused_while_not_ready(stack: Stack, in_process, path: str, body: dict, stream: bool):
     stack.phases.failing["engine_ready"] = EngineNotReady("loading")
     async with in_process() as served:
         answer = await served.client.post(path, json=body | {"stream": stream})
@@ -52,7 +52,7 @@ async def test_queries_are_refused_at_once(stack: Stack, in_process, path: str, 
     assert stack.retriever.requests == []
 
 
-async def test_a_part_that_does_not_answer_is_not_ready(stack: Stack, in_process):
+async def test_silent_part_is_not_ready(stack: Stack, in_process):
     stack.phases.held.add("engine_ready")
     async with in_process(readiness_timeout_s=0.01) as served:
         answer = await served.client.post("/query", json={"query": "x"})
@@ -61,7 +61,7 @@ async def test_a_part_that_does_not_answer_is_not_ready(stack: Stack, in_process
         assert answer.status_code == 503
 
 
-async def test_it_comes_back_by_itself(stack: Stack, in_process):
+async def test_readiness_recovers(stack: Stack, in_process):
     stack.phases.failing["engine_ready"] = EngineNotReady("loading")
     async with in_process(readiness_interval_s=0.005) as served:
         assert (await served.client.post("/query", json={"query": "x"})).status_code == 503
@@ -70,7 +70,7 @@ async def test_it_comes_back_by_itself(stack: Stack, in_process):
         assert (await served.client.post("/query", json={"query": "x"})).status_code == 200
 
 
-async def test_a_query_that_met_a_dead_engine_warns_the_next(in_process):
+async def test_dead_engine_is_noticed_by_a_failed_query(in_process):
     async with in_process(readiness_interval_s=60) as served:
         gone = EngineDied("gone")
         served.stack.phases.failing.update(prefill=gone, engine_ready=gone)
@@ -79,10 +79,10 @@ async def test_a_query_that_met_a_dead_engine_warns_the_next(in_process):
         searched = len(served.stack.retriever.requests)
         answer = await served.client.post("/query", json={"query": "x"})
         assert answer.json()["error"]["code"] == "engine_died"
-        assert len(served.stack.retriever.requests) == searched, "refused before anything was asked"
+        assert len(served.stack.retriever.requests) == searched, "must be refused before the search"
 
 
-async def test_the_watcher_survives_whatever_a_part_does():
+async def test_readiness_checks_survive_any_error():
     phases = Phases()
     stack = Stack()
     stack.phases = stack.generator.phases = stack.retriever.phases = stack.controller.phases = phases
@@ -91,7 +91,7 @@ async def test_the_watcher_survives_whatever_a_part_does():
         readiness.engine()
     with pytest.raises(RetrieverNotReady):
         readiness.require_parts()
-    async with readiness.watched():
+    async with readiness.watching():
         assert readiness.engine().model == MODEL
         phases.failing["engine_ready"] = ValueError("?")
         await eventually(lambda: "engine" in readiness.missing())

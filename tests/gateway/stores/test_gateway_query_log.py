@@ -1,4 +1,4 @@
-"""What the stack notes of past queries, and what it does not."""
+"""The log of past queries."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def lines(folder, name: str = "queries.jsonl") -> list[dict]:
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
-async def test_a_query_is_a_line_that_only_its_user_may_read(tmp_path):
+async def test_query_is_logged_to_a_private_file(tmp_path):
     folder = tmp_path / "gateway"
     await noted(folder, search())
     assert lines(folder) == [{"time": 12.5, "tenant": "acme", "collection": "c", "query": "query 0", "top_k": 3}]
@@ -47,7 +47,7 @@ async def test_a_query_is_a_line_that_only_its_user_may_read(tmp_path):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-async def test_two_files_at_most_and_the_newest_queries_in_them(tmp_path, monkeypatch):
+async def test_two_files_hold_the_newest_queries(tmp_path, monkeypatch):
     monkeypatch.setattr(query_log_file, "MIB", 400)
     await noted(tmp_path, *(search(number) for number in range(20)))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["queries.1.jsonl", "queries.jsonl"]
@@ -58,7 +58,7 @@ async def test_two_files_at_most_and_the_newest_queries_in_them(tmp_path, monkey
     assert len(await QueryLogFile(tmp_path, 1).counted(as_search)) == len(kept)
 
 
-async def test_lines_that_make_no_sense_are_passed_over(tmp_path):
+async def test_invalid_lines_are_skipped(tmp_path):
     await noted(tmp_path, search(1))
     with (tmp_path / "queries.jsonl").open("a") as file:
         file.write('{"query": "half a li\n{"query": ""}\n\n')
@@ -67,7 +67,7 @@ async def test_lines_that_make_no_sense_are_passed_over(tmp_path):
 
 
 @pytest.mark.parametrize("off", ["no folder", "0 MiB"])
-async def test_it_can_be_off(tmp_path, off: str):
+async def test_log_can_be_turned_off(tmp_path, off: str):
     log = QueryLogFile(None if off == "no folder" else tmp_path, 0 if off == "0 MiB" else 1)
     log.note(search())
     assert await log.counted(as_search) == {}
@@ -75,7 +75,7 @@ async def test_it_can_be_off(tmp_path, off: str):
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_disk_that_refuses_is_mentioned_once_and_harms_no_query(tmp_path, in_process):
+async def test_disk_error_is_logged_once_and_breaks_no_query(tmp_path, in_process):
     blocked = tmp_path / "file"
     blocked.write_text("no folder")
     with capture_logs() as logs:
@@ -85,7 +85,7 @@ async def test_a_disk_that_refuses_is_mentioned_once_and_harms_no_query(tmp_path
     assert [line["event"] for line in logs].count("query_not_logged") == 1
 
 
-async def test_the_event_loop_does_not_wait_for_the_disk(tmp_path, monkeypatch):
+async def test_logging_does_not_block_the_event_loop(tmp_path, monkeypatch):
     opened = asyncio.Event()
     loop = asyncio.get_running_loop()
     release = __import__("threading").Event()
@@ -100,12 +100,12 @@ async def test_the_event_loop_does_not_wait_for_the_disk(tmp_path, monkeypatch):
     for number in range(10):
         log.note(search(number))
     await opened.wait()
-    assert log._waiting == 3, "what the disk cannot keep up with is lost"
+    assert log._waiting == 3, "lines over the bound must be dropped"
     release.set()
     await log.close()
 
 
-async def test_what_the_gateway_notes(tmp_path, in_process, stack: Stack):
+async def test_gateway_logs_its_queries(tmp_path, in_process, stack: Stack):
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
     own_prompt = {"model": MODEL, "messages": [{"role": "system", "content": "be a pirate"}, *chat["messages"]]}
     filters = {"key": "lang", "type": "eq", "value": "en"}
@@ -123,7 +123,7 @@ async def test_what_the_gateway_notes(tmp_path, in_process, stack: Stack):
     ]
 
 
-async def test_the_gateway_notes_nothing_where_that_is_off(tmp_path, in_process):
+async def test_gateway_logs_nothing_if_turned_off(tmp_path, in_process):
     async with in_process(data_dir=tmp_path, query_log_mib=0) as served:
         assert (await served.client.post("/query", json={"query": "x"})).status_code == 200
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Gateways over one real Redis, through the whole app; the other three parts are fakes."""
+"""Gateways that share one real Redis. The other three parts are fakes."""
 
 import asyncio
 import re
@@ -70,7 +70,7 @@ async def test_two_gateways_share_a_keys_quota(redis_server, stack: Stack):
         assert sorted(statuses) == [200] * 6 + [429] * 4
         refused = await other.ask(Authorization="Bearer one")
         assert 1 <= int(refused.headers["retry-after"]) <= 120
-        assert (await other.ask(Authorization="Bearer two")).status_code == 200, "another key's quota is its own"
+        assert (await other.ask(Authorization="Bearer two")).status_code == 200, "quotas of other keys are separate"
         with redis_server.client() as client:
             stored = b" ".join(client.keys("*"))
         assert not any(clear in stored for clear in (b"acme", b"one", b"two"))
@@ -80,14 +80,14 @@ async def test_tokens_used_at_one_gateway_count_at_the_other(redis_server, stack
     limits = {"tokens_per_minute": 1000}
     async with gateway(redis_server, stack, limits=limits) as one, gateway(redis_server, stack, limits=limits) as other:
         used = (await one.ask()).json()["usage"]["total_tokens"]
-        # It is charged behind its reply.
+        # It is charged after its reply.
         mine = one.app.state.gateway
-        await eventually(lambda: not len(mine.runs) and not len(mine.quotas._releases))
+        await eventually(lambda: not len(mine.runs) and not len(mine.quotas._tasks))
         assert int((await other.ask()).headers["x-ratelimit-remaining-tokens"]) == 1000 - used
 
 
 @pytest.mark.parametrize("lost", ["killed", "hanging", "full"])
-async def test_redis_is_lost_under_requests_and_comes_back(redis_server, stack: Stack, lost: str):
+async def test_requests_survive_a_restart_of_redis(redis_server, stack: Stack, lost: str):
     away = {"killed": redis_server.kill, "hanging": redis_server.hang, "full": redis_server.fill}
     back = {"killed": redis_server.start, "hanging": redis_server.go_on, "full": redis_server.empty}
     timeout_s = 1.0
@@ -102,12 +102,12 @@ async def test_redis_is_lost_under_requests_and_comes_back(redis_server, stack: 
             assert (await served.ask()).status_code == 200
             assert (await served.client.put(PUT, content=b"x", headers={**TEXT, "Idempotency-Key": "k"})).is_success
             took.append(time.monotonic() - began)
-        # Whoever met it first waited once, and nobody after that.
+        # Only the first request waited for Redis.
         assert max(took) < 2 * timeout_s
         assert sorted(took)[-2] < timeout_s
         assert await served.metric('ragtree_redis_errors_total{store="rate_limits"}') > 0
         assert await served.metric('ragtree_redis_errors_total{store="uploads"}') > 0
-        # A full server answers, so it is not away; what it refuses is counted.
+        # A full server still answers, so it is not degraded; refused writes are counted.
         assert await served.degraded() == ([] if lost == "full" else ["redis"])
         assert await served.metric("ragtree_redis_up") == (1 if lost == "full" else 0)
 
@@ -120,7 +120,7 @@ async def test_redis_is_lost_under_requests_and_comes_back(redis_server, stack: 
         assert (await served.ask()).status_code == 200
         assert await served.metric('ragtree_redis_errors_total{store="rate_limits"}') == failed
         with redis_server.client() as client:
-            assert [key for key in client.keys("*") if b":limits:" in key], "the windows are shared again"
+            assert [key for key in client.keys("*") if b":limits:" in key], "the windows must be shared again"
 
 
 async def test_a_gateway_starts_without_redis(redis_server, stack: Stack):
@@ -128,10 +128,10 @@ async def test_a_gateway_starts_without_redis(redis_server, stack: Stack):
     async with gateway(redis_server, stack, limits={"requests_per_minute": 2}) as served:
         assert (await served.client.get("/readyz")).status_code == 200
         assert await served.degraded() == ["redis"]
-        assert [(await served.ask()).status_code for _ in range(3)] == [200, 200, 429], "it limits by itself"
+        assert [(await served.ask()).status_code for _ in range(3)] == [200, 200, 429], "limited locally"
 
 
-async def test_any_gateway_tells_of_a_job_while_the_retriever_is_away(redis_server, stack: Stack, monkeypatch):
+async def test_any_gateway_reports_a_job_while_the_retriever_is_away(redis_server, stack: Stack, monkeypatch):
     async with (
         gateway(redis_server, stack, readiness_interval_s=0.02) as one,
         gateway(redis_server, stack, readiness_interval_s=0.02) as other,
@@ -171,11 +171,11 @@ async def test_any_gateway_tells_of_a_job_while_the_retriever_is_away(redis_serv
         stack.phases.failing.clear()
         await eventually(lambda: not readiness.missing())
         told = await other.client.get("/v1/jobs/job-1")
-        assert (told.json()["status"], told.json()["stale"]) == ("failed", False), "the truth, as the fake has it"
+        assert (told.json()["status"], told.json()["stale"]) == ("failed", False), "the retriever's own answer counts"
         assert (await other.client.get("/v1/jobs/job-2")).status_code == 404
 
 
-async def test_another_body_waits_while_one_is_under_way_under_its_key(redis_server, stack: Stack):
+async def test_second_body_with_a_running_key_is_refused(redis_server, stack: Stack):
     async with gateway(redis_server, stack) as one, gateway(redis_server, stack) as other:
         headers = {**TEXT, "Idempotency-Key": "k"}
         stack.phases.held.add("put")
@@ -190,7 +190,7 @@ async def test_another_body_waits_while_one_is_under_way_under_its_key(redis_ser
         assert len(stack.retriever.uploads) == 1
 
 
-async def test_what_one_gateway_was_asked_another_warms_up(redis_server, stack: Stack):
+async def test_gateway_warms_up_queries_of_another(redis_server, stack: Stack):
     async with gateway(redis_server, stack) as one:
         assert (await one.ask()).status_code == 200
     async with gateway(redis_server, stack) as other:
@@ -208,13 +208,13 @@ async def test_what_one_gateway_was_asked_another_warms_up(redis_server, stack: 
         told = started.json()
         while told["status"] in ("queued", "in_progress"):
             assert time.monotonic() < give_up
-            # Asked in this process, nothing else would have a turn.
+            # A blocking call would stop the event loop.
             await asyncio.sleep(0.01)
             told = (await other.client.get(f"/v1/admin/cache/warm/{told['job_id']}")).json()
         assert (told["status"], told["last_error"]["code"]) == ("failed", "unavailable")
 
 
-async def test_with_the_query_log_off_nothing_of_a_query_is_kept(redis_server, stack: Stack):
+async def test_redis_has_no_query_if_the_log_is_off(redis_server, stack: Stack):
     async with gateway(redis_server, stack, query_log_mib=0) as served:
         assert (await served.ask()).status_code == 200
     with redis_server.client() as client:

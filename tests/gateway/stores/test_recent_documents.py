@@ -1,4 +1,4 @@
-"""Names for the contents in the tree."""
+"""Names of the contents in the tree."""
 
 from gateway.stores.recent_documents import DocumentName, RecentDocuments
 from protocol.cache import TreeNode, TreeView
@@ -17,26 +17,26 @@ def named(document: str) -> DocumentName:
     return DocumentName(document, f"{document}.txt", 0)
 
 
-def test_every_node_of_the_view_that_was_found_has_its_name():
+def test_found_nodes_of_the_view_have_names():
     recent = RecentDocuments()
     recent.found("acme", [chunk("a", "first"), chunk("b", "second"), chunk("c", "elsewhere")])
     view = TreeView({"acme": (node("system", node("a", node("b"))),)}, 3, ())
     assert recent.names_in(view) == {"acme": {"a": named("first"), "b": named("second")}}
 
 
-def test_a_tenants_names_are_its_own():
+def test_names_are_separate_by_tenant():
     recent = RecentDocuments()
     recent.found("acme", [chunk("a", "secret")])
     assert recent.names_in(TreeView({"other": (node("a"),)}, 1, ())) == {"other": {}}
 
 
-def test_equal_texts_have_the_name_that_was_found_last():
+def test_equal_texts_have_the_latest_name():
     recent = RecentDocuments()
     recent.found("acme", [chunk("a", "old"), chunk("a", "new")])
     assert recent.names_in(TreeView({"acme": (node("a"),)}, 1, ())) == {"acme": {"a": named("new")}}
 
 
-def test_what_was_found_longest_ago_is_forgotten_first():
+def test_oldest_names_are_dropped_first():
     recent = RecentDocuments(remembered=2)
     recent.found("acme", [chunk("a", "one"), chunk("b", "two")])
     recent.found("acme", [chunk("a", "one"), chunk("c", "three")])
@@ -44,7 +44,7 @@ def test_what_was_found_longest_ago_is_forgotten_first():
     assert sorted(recent.names_in(view)["acme"]) == ["a", "c"]
 
 
-async def test_the_tree_is_told_with_names(served):
+async def test_tree_reply_has_names(served):
     found = served.app.state.gateway.recent_documents
     tree = (await served.client.get("/v1/admin/cache/tree")).json()
     ((namespace, names),) = tree["documents"].items()
@@ -54,7 +54,7 @@ async def test_the_tree_is_told_with_names(served):
     assert tree["documents"][namespace]["hash0"] == {"document_id": "d0", "filename": "d0.txt", "index": 0}
 
 
-async def test_queries_name_what_they_find(served):
+async def test_queries_record_names(served):
     await served.client.post("/query", json={"query": "x", "top_k": 2})
     gateway = served.app.state.gateway
     namespace = served.stack.controller.admitted[0].namespace

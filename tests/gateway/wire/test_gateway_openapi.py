@@ -16,12 +16,12 @@ def references(node: object) -> set[str]:
     return set(re.findall(r'"#/components/schemas/([^"]+)"', msgspec.json.encode(node).decode()))
 
 
-async def test_every_reference_leads_somewhere(served):
+async def test_every_reference_resolves(served):
     described = await document(served)
     assert references(described) <= set(described["components"]["schemas"])
 
 
-async def test_every_error_has_the_one_shape(served):
+async def test_every_error_has_the_same_schema(served):
     described = await document(served)
     seen = set()
     for path, operations in described["paths"].items():
@@ -34,7 +34,7 @@ async def test_every_error_has_the_one_shape(served):
 
 
 @pytest.mark.parametrize("keys", [(), (ApiKey(secret="k", tenant="acme"),)])
-async def test_a_key_is_asked_for_only_where_one_is_needed(in_process, keys):
+async def test_security_schemes_are_listed_only_if_in_use(in_process, keys):
     async with in_process(api_keys=keys) as served:
         described = await document(served)
     asking = described["paths"]["/query"]["post"]
@@ -49,7 +49,7 @@ async def test_every_event_is_described(served):
     assert {kind.__struct_config__.tag for kind in events.TERMINAL} <= tags
 
 
-async def test_replies_have_the_fields_that_are_described(served):
+async def test_replies_have_the_documented_fields(served):
     schemas = (await document(served))["components"]["schemas"]
     reply = (await served.client.post("/query", json={"query": "x", "include": ["timeline"]})).json()
     assert set(reply) == set(schemas["Reply"]["properties"])

@@ -1,4 +1,4 @@
-"""Whatever a client sends, with a key or without, the API answers as its OpenAPI document says. Over fake parts."""
+"""Replies to random requests, with and without keys, match the OpenAPI document."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ CASES = [*((KEYS, sent) for sent in SENT.values()), ({}, {})]
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("configured", "sent"), CASES, ids=[*SENT, "open"])
-async def test_every_answer_is_as_described(over_http, mode, configured, sent):
+async def test_replies_match_the_openapi_document(over_http, mode, configured, sent):
     async with over_http(**configured) as served:
         asked = await asyncio.to_thread(check_api, served.url, mode, sent, examples=4)
     assert asked >= {

@@ -1,10 +1,11 @@
-"""A query whose instance is lost before its first step begins once more on another, and nobody notices."""
+"""Retries of queries whose instance is lost before their first step."""
 
 import asyncio
 from contextlib import aclosing
 
 import pytest
 from gateway_fakes import ANSWER, MODEL, Stack, eventually, whenever_possible
+from gateway_requests import total
 from sse_reading import events_of, only_terminal
 
 from protocol.errors import EngineDied, Overloaded
@@ -17,7 +18,7 @@ CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
 
 
 def lose(stack: Stack, streams: int = 1, after: int = 0) -> None:
-    """Break so many streams, the first ones, after so many steps."""
+    """Break the first ``streams`` streams after ``after`` steps."""
     stream, left = stack.generator.stream, streams
 
     async def breaking(plan, sampling):
@@ -35,15 +36,10 @@ def lose(stack: Stack, streams: int = 1, after: int = 0) -> None:
 
 
 def outcomes(stack: Stack) -> list[tuple[str, PlanOutcome]]:
-    """Every report in order, by what is behind the query's own id."""
+    """Every completion report in order: the suffix of its plan id, and its outcome."""
     ids = {report.query_id: "~".join(["", *report.query_id.split("~")[1:]])[1:] for report in stack.controller.reports}
     assert len({query_id.split("~")[0] for query_id in ids}) <= 1
     return [(ids[report.query_id], report.outcome) for report in stack.controller.reports]
-
-
-async def metric(served, name: str) -> float:
-    text = (await served.client.get("/metrics")).text
-    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name)
 
 
 async def settled(stack: Stack, reports: int) -> None:
@@ -53,7 +49,7 @@ async def settled(stack: Stack, reports: int) -> None:
     assert len(stack.controller.reports) == reports
 
 
-async def test_it_is_answered_as_if_nothing_had_happened(served):
+async def test_retried_query_has_the_same_events(served):
     stack = served.stack
     body = QUERY | {"stream": True}
     undisturbed = events_of((await served.client.post("/query", json=body)).text)
@@ -67,7 +63,7 @@ async def test_it_is_answered_as_if_nothing_had_happened(served):
     assert len({event["query_id"] for event in seen}) == 1
     assert only_terminal(seen)["type"] == "query.completed"
     await settled(stack, 2)
-    assert outcomes(stack) == [("", FAILED), ("again", COMPLETED)]
+    assert outcomes(stack) == [("", FAILED), ("retry1", COMPLETED)]
     first, second = stack.controller.admitted
     assert (first.avoid, second.avoid) == ((), ("engine-0",))
     assert (second.prompt, second.searched_at, second.namespace, second.order) == (
@@ -81,7 +77,7 @@ async def test_it_is_answered_as_if_nothing_had_happened(served):
 
 
 @pytest.mark.parametrize("kind", ["json", "chat", "chat_sse"])
-async def test_every_kind_of_reply_is_whole(served, kind: str):
+async def test_every_kind_of_reply_is_complete_after_a_retry(served, kind: str):
     lose(served.stack)
     path, body = ("/query", QUERY) if kind == "json" else ("/v1/chat/completions", CHAT)
     answer = await served.client.post(path, json=body | {"stream": kind == "chat_sse"})
@@ -94,20 +90,20 @@ async def test_every_kind_of_reply_is_whole(served, kind: str):
         assert all(answer.text.count(f'"content":"{word}"') == 1 for word in ANSWER)
         assert answer.text.count("[DONE]") == 1
     await settled(served.stack, 2)
-    assert outcomes(served.stack) == [("", FAILED), ("again", COMPLETED)]
+    assert outcomes(served.stack) == [("", FAILED), ("retry1", COMPLETED)]
 
 
-async def test_it_is_counted_once(served):
+async def test_retry_is_counted_once(served):
     lose(served.stack)
     await served.client.post("/query", json=QUERY)
     names = ("ragtree_requests_begun_again_total", "ragtree_time_to_first_token_seconds_count")
-    assert [await metric(served, name) for name in names] == [1, 1]
-    assert await metric(served, "ragtree_request_duration_seconds_count") == 1
-    assert await metric(served, "ragtree_requests_rejected_total") == 0
+    assert [await total(served, name) for name in names] == [1, 1]
+    assert await total(served, "ragtree_request_duration_seconds_count") == 1
+    assert await total(served, "ragtree_requests_rejected_total") == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_second_loss_is_an_error(served, stream: bool):
+async def test_second_loss_is_an_error(served, stream: bool):
     lose(served.stack, streams=2)
     answer = await served.client.post("/query", json=QUERY | {"stream": stream})
     if stream:
@@ -116,20 +112,20 @@ async def test_a_second_loss_is_an_error(served, stream: bool):
     else:
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_died")
     await settled(served.stack, 2)
-    assert outcomes(served.stack) == [("", FAILED), ("again", FAILED)]
+    assert outcomes(served.stack) == [("", FAILED), ("retry1", FAILED)]
 
 
-async def test_what_has_begun_to_leave_is_not_begun_again(served):
+async def test_started_answer_is_not_retried(served):
     lose(served.stack, after=2)
     seen = events_of((await served.client.post("/query", json=QUERY | {"stream": True})).text)
     assert only_terminal(seen)["error"]["code"] == "engine_died"
     await settled(served.stack, 1)
     assert outcomes(served.stack) == [("", FAILED)]
-    assert await metric(served, "ragtree_requests_begun_again_total") == 0
+    assert await total(served, "ragtree_requests_begun_again_total") == 0
 
 
 @pytest.mark.parametrize("refusal", [EngineDied("there is no other"), Overloaded("too many wait")])
-async def test_where_no_other_takes_it_that_is_the_error(served, refusal):
+async def test_refused_retry_is_the_error(served, refusal):
     stack = served.stack
     admit = stack.controller.admit
 
@@ -144,10 +140,10 @@ async def test_where_no_other_takes_it_that_is_the_error(served, refusal):
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, refusal.code)
     await eventually(lambda: stack.at_rest and len(stack.controller.reports) >= 1)
     assert outcomes(stack)[0] == ("", FAILED)
-    assert await metric(served, "ragtree_requests_begun_again_total") == 0
+    assert await total(served, "ragtree_requests_begun_again_total") == 0
 
 
-async def test_a_guess_that_breaks_before_its_first_step_goes_the_way_of_any_query(served):
+async def test_confirmed_guess_is_retried(served):
     stack = served.stack
     stack.controller.decide = whenever_possible
     stack.phases.held.add("prefill")
@@ -157,7 +153,7 @@ async def test_a_guess_that_breaks_before_its_first_step_goes_the_way_of_any_que
     await eventually(lambda: not stack.controller._speculating)
     for _ in range(20):
         await asyncio.sleep(0)
-    assert stack.controller.admitted == [], "the guess was confirmed"
+    assert stack.controller.admitted == [], "the confirmed guess needs no admission"
     stack.phases.released["prefill"].set()
     seen = events_of((await asking).text)
     assert only_terminal(seen)["type"] == "query.completed"
@@ -168,11 +164,11 @@ async def test_a_guess_that_breaks_before_its_first_step_goes_the_way_of_any_que
     assert admitted.avoid == ("engine-0",)
     assert admitted.prompt == stack.controller.speculated[0].prompt
     await settled(stack, 2)
-    assert outcomes(stack) == [("1", FAILED), ("again", COMPLETED)]
+    assert outcomes(stack) == [("1", FAILED), ("retry1", COMPLETED)]
 
 
 @pytest.mark.parametrize("phase", ["queue", "prefill"])
-async def test_a_client_that_leaves_while_it_is_begun_again_releases_both(over_http, phase: str):
+async def test_disconnect_during_a_retry_releases_both_plans(over_http, phase: str):
     async with over_http() as live:
         stack = live.stack
         admit, stream = stack.controller.admit, stack.generator.stream
@@ -193,12 +189,12 @@ async def test_a_client_that_leaves_while_it_is_begun_again_releases_both(over_h
         await asyncio.wait({asking})
         await eventually(lambda: live.running == 0)
         await settled(stack, 2)
-        assert outcomes(stack) == [("", FAILED), ("again", CANCELLED)]
+        assert outcomes(stack) == [("", FAILED), ("retry1", CANCELLED)]
         assert stream is not stack.generator.stream
         assert stack.generator.open == 0
 
 
-async def test_one_deadline_bounds_both(in_process):
+async def test_one_deadline_bounds_both_attempts(in_process):
     async with in_process(query_timeout_s=0.2, readiness_interval_s=60) as served:
         stack = served.stack
         admit = stack.controller.admit
@@ -214,4 +210,4 @@ async def test_one_deadline_bounds_both(in_process):
             answer = await served.client.post("/query", json=QUERY)
         assert answer.json()["error"]["code"] == "deadline_exceeded"
         await settled(stack, 2)
-        assert outcomes(stack) == [("", FAILED), ("again", FAILED)]
+        assert outcomes(stack) == [("", FAILED), ("retry1", FAILED)]

@@ -1,0 +1,106 @@
+"""The gateway's objects, built and wired once per app."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from gateway.background.forgetting import Forgetting
+from gateway.background.replay import Replay
+from gateway.background.warmup import WarmUps
+from gateway.background_tasks import BackgroundTasks
+from gateway.limits.auth import Keyring
+from gateway.limits.quotas import Quotas
+from gateway.metrics.cache_metrics import CacheMetrics
+from gateway.metrics.engine_metrics import EngineMetrics
+from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.metrics.http_metrics import HttpMetrics
+from gateway.metrics.ingest_metrics import IngestMetrics
+from gateway.metrics.part_metrics import Scrape
+from gateway.metrics.state_metrics import StateMetrics
+from gateway.query.pipeline import QueryPipeline
+from gateway.query.runs import QueryRuns
+from gateway.query.speculation_start import SpeculationStart
+from gateway.query.tracing import Tracing
+from gateway.readiness import Readiness
+from gateway.routes.dependencies import Gateway
+from gateway.settings import GatewaySettings
+from gateway.stores.recent_documents import RecentDocuments
+from gateway.stores.stores import Stores
+from gateway.stores.uploads import Uploads
+from protocol.parts import Parts
+
+
+class Composition:
+    """Builds ``gateway``, the objects that routes use, and runs their background work.
+
+    Raises ConfigError for keys that cannot be used.
+    """
+
+    def __init__(
+        self, parts: Parts, settings: GatewaySettings, stores: Stores, registry: CollectorRegistry, tracing: Tracing
+    ) -> None:
+        self._tracing = tracing
+        self._tasks = BackgroundTasks()
+        keyring = Keyring.from_settings(settings)
+        readiness = Readiness(
+            parts.retriever,
+            parts.controller,
+            parts.generator,
+            settings.readiness_interval_s,
+            settings.readiness_timeout_s,
+        )
+        metrics, recent = GatewayMetrics(registry), RecentDocuments()
+        pipeline = QueryPipeline(
+            parts,
+            metrics=metrics,
+            tasks=self._tasks,
+            query_log=stores.query_log,
+            settings=settings,
+            speculation_start=SpeculationStart(),
+            tracing=tracing,
+            recent=recent,
+        )
+        runs = QueryRuns(pipeline, readiness.on_query_error)
+        replay = Replay(parts, runs=runs, readiness=readiness, tasks=self._tasks, settings=settings)
+        self.gateway = Gateway(
+            retriever=parts.retriever,
+            controller=parts.controller,
+            layout=parts.layout,
+            uploads=Uploads(parts.retriever, stores.upload_records, readiness),
+            runs=runs,
+            forgetting=Forgetting(parts.retriever, parts.controller, settings),
+            warm_ups=WarmUps(replay, stores.query_log, settings),
+            readiness=readiness,
+            keyring=keyring,
+            quotas=Quotas(stores.windows, self._tasks, settings),
+            stores=stores,
+            metrics=metrics,
+            http_metrics=HttpMetrics(registry),
+            scrape=_scrape(parts, readiness, registry, settings.readiness_timeout_s),
+            recent_documents=recent,
+            settings=settings,
+        )
+        StateMetrics(registry, runs, readiness, version("ragtree"))
+        ProcessCollector(registry=registry)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run the background work; at the end, cancel the running queries and release all leases."""
+        gateway = self.gateway
+        async with gateway.stores.opened(), gateway.readiness.watching(), gateway.forgetting.sweeping():
+            yield
+            await gateway.warm_ups.shutdown()
+            await gateway.runs.shutdown()
+            await self._tasks.drain(gateway.settings.drain_s)
+            await asyncio.to_thread(self._tracing.close)
+
+
+def _scrape(parts: Parts, readiness: Readiness, registry: CollectorRegistry, timeout_s: float) -> Scrape:
+    return Scrape(
+        CacheMetrics(registry, parts.controller, readiness, timeout_s),
+        IngestMetrics(registry, parts.retriever, timeout_s),
+        EngineMetrics(registry, parts.generator, timeout_s),
+    )

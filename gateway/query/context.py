@@ -1,0 +1,87 @@
+"""What every step of one query needs."""
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from gateway.background_tasks import BackgroundTasks
+from gateway.deadline import Deadline
+from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.query.attempt import Attempt
+from gateway.query.lease import Lease
+from gateway.query.query import Query
+from gateway.query.tracing import QueryTrace
+from gateway.query.transcript import Transcript
+from gateway.settings import GatewaySettings
+from gateway.wire.timeline import Timeline
+from protocol.errors import QuestionTooLong
+from protocol.generation import GenerationStep
+from protocol.parts import Parts
+from protocol.plans import AdmissionRequest, PrefillPlan
+from protocol.prompts import Prompt
+from protocol.retrieval import CandidateSet
+
+
+@dataclass(frozen=True)
+class QueryContext:
+    """One query's deadline, transcript and trace, with the parts and the metrics that all queries share.
+
+    ``searched_at`` is when its search began, in seconds since the epoch.
+    """
+
+    parts: Parts
+    settings: GatewaySettings
+    metrics: GatewayMetrics
+    tasks: BackgroundTasks
+    transcript: Transcript
+    trace: QueryTrace
+    deadline: Deadline
+    searched_at: float = field(default_factory=time.time)
+
+    @property
+    def query(self) -> Query:
+        """The query itself."""
+        return self.transcript.query
+
+    @property
+    def timeline(self) -> Timeline:
+        """The query's phases and moments."""
+        return self.transcript.timeline
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record how the block ends, in the trace and in the metrics."""
+        error: BaseException | None = None
+        try:
+            with self.trace:
+                yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self.metrics.ended(self.transcript, error)
+
+    def lay_out(self, found: CandidateSet) -> Prompt:
+        """The prompt on these documents. Raises QuestionTooLong, which names the request's own field."""
+        query = self.query
+        try:
+            return self.parts.layout.lay_out(query.messages, found.docs, query.sampling.max_tokens)
+        except QuestionTooLong as error:
+            if error.param != "messages":
+                raise
+            raise QuestionTooLong(error.message, query.question_field) from error
+
+    def admission_request(self, attempt: Attempt, prompt: Prompt, avoid: tuple[str, ...] = ()) -> AdmissionRequest:
+        """The request for a plan. ``avoid`` names instances that must not get it."""
+        query = self.query
+        return AdmissionRequest(attempt.plan_id, query.namespace, prompt, self.searched_at, query.order, avoid)
+
+    def lease(self, attempt: Attempt) -> Lease:
+        """A new lease for the attempt's plan."""
+        return Lease(attempt.plan_id, self.parts.controller, self.tasks)
+
+    def stream(self, lease: Lease, plan: PrefillPlan) -> AsyncGenerator[GenerationStep]:
+        """The generator's steps for an admitted plan, under its lease."""
+        stream = self.parts.generator.stream(plan, self.query.sampling)
+        return lease.steps(stream, self.deadline, self.settings.first_step_timeout_s, self.trace.chat(plan))
