@@ -10,8 +10,8 @@ from retriever_cases import SMALL, TENANT, settings, upload
 
 from retriever.build import build_retriever
 from retriever.index.catalog import IndexCatalog
-from retriever.index.files import IndexFiles
-from retriever.ingestion.preparing import Preparer
+from retriever.index.index_files import IndexFiles
+from retriever.ingestion.chunk_preparer import ChunkPreparer
 from retriever.store.database import Database
 from retriever.store.documents import Documents
 from retriever.store.jobs import Jobs
@@ -22,8 +22,8 @@ STEPS = {
     "after the job is accepted": (Database, "commit", 1, "after"),
     "before the job is in progress": (Database, "commit", 2, "before"),
     "after the job is in progress": (Database, "commit", 2, "after"),
-    "before embedding": (Preparer, "prepare", 1, "before"),
-    "after embedding": (Preparer, "prepare", 1, "after"),
+    "before embedding": (ChunkPreparer, "prepare", 1, "before"),
+    "after embedding": (ChunkPreparer, "prepare", 1, "after"),
     "before the old chunks are replaced": (Documents, "replace_chunks", 1, "before"),
     "after the old chunks are replaced": (Documents, "replace_chunks", 1, "after"),
     "after the document is written": (Documents, "put", 1, "after"),

@@ -12,7 +12,7 @@ from protocol.errors import RagtreeError
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
 from retriever.retriever import Retriever
 from retriever.settings import ShardSettings
-from retriever.sharding.sharded import ShardedRetriever
+from retriever.sharding.sharded_retriever import ShardedRetriever
 
 REQUEST = SearchRequest(TENANT, "default", "what is it?", 3)
 PARTIAL = {"on_lost": "partial"}

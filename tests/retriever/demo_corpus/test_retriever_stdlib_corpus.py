@@ -3,8 +3,8 @@ import functools
 import msgspec
 import pytest
 
-from retriever.demo_corpus.corpus import stdlib_documents
-from retriever.ingestion.batch import parse_batch
+from retriever.demo_corpus.stdlib_corpus import stdlib_documents
+from retriever.ingestion.batch_parser import parse_batch
 
 
 @functools.cache

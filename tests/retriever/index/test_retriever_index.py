@@ -8,11 +8,11 @@ from retriever_cases import put_lines, running
 
 from protocol.errors import InvalidRequest
 from retriever.index.base import Trained
-from retriever.index.files import IndexFiles, SavedIndex
 from retriever.index.flat import FlatIndex
 from retriever.index.hnsw import HNSWIndex
+from retriever.index.index_files import IndexFiles, SavedIndex
 from retriever.index.ivf import IVFIndex
-from retriever.index.mapped import MappedIVFIndex, write_lists
+from retriever.index.mapped_ivf import MappedIVFIndex, write_lists
 from retriever.settings import IndexSettings
 
 DIMENSION = 24
@@ -207,27 +207,27 @@ def test_searches_run_beside_changes(index):
 def test_inverted_file_is_worn_when_it_has_doubled_or_halved():
     index = ivf(IndexSettings(retrain_growth=2))
     index.add(np.arange(10_000, 10_799), unit(799, seed=7))
-    assert not index.worn
+    assert not index.needs_rebuild
     index.add(np.array([20_000]), unit(1, seed=8))
-    assert index.worn
+    assert index.needs_rebuild
     index.remove(np.arange(10_000, 10_799))
-    assert not index.worn
+    assert not index.needs_rebuild
     index.remove(IDS[:401])
-    assert index.worn
+    assert index.needs_rebuild
 
 
 def test_inverted_file_is_worn_when_new_vectors_fall_into_few_of_its_lists():
     index = ivf(IndexSettings(retrain_growth=2))
     index.add(np.arange(10_000, 10_700), VECTORS[:1] + 0.01 * unit(700, seed=7))
-    assert index.worn
+    assert index.needs_rebuild
 
 
 def test_graph_is_worn_when_many_of_its_vectors_are_removed():
     index = hnsw(IndexSettings(removed_share=0.25))
     index.remove(IDS[:200])
-    assert not index.worn
+    assert not index.needs_rebuild
     index.remove(IDS[:201])
-    assert index.worn
+    assert index.needs_rebuild
     assert index.size == 599
 
 
@@ -266,7 +266,7 @@ def test_failed_save_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch)
 
 
 def catalogued(retriever):
-    (entry,) = retriever._catalog._entries.values()
+    (entry,) = retriever._ingester._catalog._entries.values()
     return entry.vectors
 
 
@@ -274,7 +274,7 @@ async def test_a_saved_index_is_loaded_only_where_the_settings_ask_for_its_kind(
     low, high = IndexSettings(ivf_threshold=64), IndexSettings(ivf_threshold=1000)
     async with running(tmp_path, index=low) as retriever:
         await put_lines(retriever, [{"id": f"d{number}", "text": f"tale {number}"} for number in range(100)])
-        await retriever.settle()
+        await retriever.wait_for_indexes()
         trained = catalogued(retriever).trained
     (file,) = (tmp_path / "indexes").iterdir()
     async with running(tmp_path, index=high) as retriever:

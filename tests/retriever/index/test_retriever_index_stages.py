@@ -13,9 +13,9 @@ from threadpoolctl import threadpool_limits
 
 from retriever.index.flat import FlatIndex
 from retriever.index.ivf import IVFIndex
-from retriever.index.mapped import MappedIVFIndex, write_lists
-from retriever.index.pace import Pace
-from retriever.index.slices import equal_slices
+from retriever.index.mapped_ivf import MappedIVFIndex, write_lists
+from retriever.index.stage_planner import StagePlanner
+from retriever.index.stage_slices import equal_slices
 from retriever.settings import IndexSettings
 
 DIMENSION = 8
@@ -152,12 +152,12 @@ def test_what_a_search_reads_is_cut_into_about_equal_parts():
 
 
 def test_a_search_has_the_stages_that_its_time_is_worth():
-    pace = Pace(IndexSettings(stages=6, stage_ms=10))
-    assert pace.stages(10**9) == 1
-    pace.learn(1000, 0.1)
-    assert [pace.stages(units) for units in (0, 10, 199, 200, 350, 10_000)] == [1, 1, 1, 2, 3, 6]
+    planner = StagePlanner(IndexSettings(stages=6, stage_ms=10))
+    assert planner.stages(10**9) == 1
+    planner.learn(1000, 0.1)
+    assert [planner.stages(units) for units in (0, 10, 199, 200, 350, 10_000)] == [1, 1, 1, 2, 3, 6]
     for _ in range(50):
-        pace.learn(1000, 0.2)
-    assert pace.stages(210) == 4
-    pace.learn(0, 5)
-    assert pace.stages(210) == 4
+        planner.learn(1000, 0.2)
+    assert planner.stages(210) == 4
+    planner.learn(0, 5)
+    assert planner.stages(210) == 4

@@ -49,7 +49,7 @@ async def drained(folder: Path) -> None:
 
 
 async def test_two_retrievers_never_work_on_one_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("retriever.retriever._PREDECESSOR_S", 0.05)
+    monkeypatch.setattr("retriever.lifecycle._LOCK_TIMEOUT_S", 0.05)
     async with running(tmp_path) as first:
         with pytest.raises(Conflict, match="another retriever"):
             async with running(tmp_path):
@@ -105,7 +105,7 @@ class Failing(Database):
 
 
 def index_of(retriever):
-    (entry,) = retriever._catalog._entries.values()
+    (entry,) = retriever._ingester._catalog._entries.values()
     return entry.vectors
 
 

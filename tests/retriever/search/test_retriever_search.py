@@ -166,7 +166,7 @@ SMALL_IVF = IndexSettings(ivf_threshold=64, probe_share=1.0)
 async def test_large_collection_is_indexed_saved_and_reconciled(tmp_path):
     async with running(tmp_path, index=SMALL_IVF) as retriever:
         await put_animals(retriever, 300)
-        await retriever.settle()
+        await retriever.wait_for_indexes()
         before = await search(retriever, "salamander number 100", top_k=5)
     (file,) = (tmp_path / "indexes").iterdir()
     good = file.read_bytes()
@@ -189,7 +189,7 @@ async def test_index_answers_as_exact_search_does(tmp_path):
     async with running(tmp_path / "ivf", index=SMALL_IVF) as approximate, running(tmp_path / "flat") as exact:
         for retriever in (approximate, exact):
             await put_animals(retriever, 300)
-            await retriever.settle()
+            await retriever.wait_for_indexes()
         for query in ("hedgehog number 7", "about", "nightingale number 299"):
             left, right = await search(approximate, query), await search(exact, query)
             np.testing.assert_allclose(left.scores, right.scores, atol=1e-5)
@@ -223,7 +223,7 @@ async def test_search_that_meets_deleted_chunks_is_made_again(tmp_path):
     async with running(tmp_path) as retriever:
         await put_animals(retriever, 60)
         # The indexes are never told, so every removed chunk is still proposed.
-        retriever._acceptor._ingester.forget = lambda *_: None
+        retriever._intake._ingester.remove_from_indexes = lambda *_: None
         nearest = ids(await search(retriever, "crocodile", top_k=10))
         for document_id in nearest:
             await retriever.delete_document(TENANT, "default", document_id)

@@ -24,9 +24,9 @@ from protocol.errors import (
 )
 from protocol.filters import Comparison, Compound
 from retriever.settings import ShardSettings
-from retriever.sharding.batches import split_batch
-from retriever.sharding.placement import place_of
-from retriever.sharding.sharded import ShardedRetriever
+from retriever.sharding.batch_splitter import split_batch
+from retriever.sharding.document_placement import shard_of
+from retriever.sharding.sharded_retriever import ShardedRetriever
 from retriever.store.database import Database
 from retriever.store.jobs import Jobs
 
@@ -38,7 +38,7 @@ def animals(**fields):
 
 
 def placed(document_id, count=3, collection="default"):
-    return place_of(count, TENANT, collection, document_id)
+    return shard_of(count, TENANT, collection, document_id)
 
 
 async def listed(retriever, collection="default"):
@@ -49,13 +49,13 @@ async def listed(retriever, collection="default"):
 
 def test_the_place_of_a_document_never_changes():
     # Or the documents that a data folder was filled with could not be found any more.
-    assert [place_of(7, "acme", "default", f"d{n}") for n in range(10)] == [4, 3, 5, 3, 4, 0, 4, 3, 1, 1]
+    assert [shard_of(7, "acme", "default", f"d{n}") for n in range(10)] == [4, 3, 5, 3, 4, 0, 4, 3, 1, 1]
 
 
 def test_documents_are_spread_evenly():
     counts = [0] * 4
     for number in range(4000):
-        counts[place_of(4, "acme", "default", f"d{number}")] += 1
+        counts[shard_of(4, "acme", "default", f"d{number}")] += 1
     assert all(900 < count < 1100 for count in counts)
 
 
