@@ -18,7 +18,7 @@ from retriever.index.top_k import TopK
 from retriever.settings import IndexSettings
 from retriever.store.chunks import Ids
 
-Scan = Callable[[int, int, Ids, Vector], None]
+SliceScan = Callable[[int, int, Ids, Vector], None]
 """Writes the best hits of the units from ``begin`` up to ``end``, like ``top_k.Scan``."""
 
 
@@ -70,7 +70,7 @@ class FaissIndex:
         self._version += 1
 
     def _staged(
-        self, k: int, slices: Sequence[Slice], version: int, scan: Scan, planner: StagePlanner, units: int
+        self, k: int, slices: Sequence[Slice], version: int, scan: SliceScan, planner: StagePlanner, units: int
     ) -> Iterator[StageHits]:
         """Yield the ``k`` best hits after each slice. There must be at least one slice.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from retriever.embedding.base import Vector
 from retriever.index.base import Trained
-from retriever.index.faiss_index import Scan
+from retriever.index.faiss_index import SliceScan
 from retriever.index.ivf_base import IVFBase, trained_lists
 from retriever.index.ivf_probe import Probe, listed_ids
 from retriever.settings import IndexSettings
@@ -53,6 +53,6 @@ class IVFIndex(IVFBase):
         """Serialize the Faiss index, without the state that this class keeps beside it."""
         return bytes(faiss.serialize_index(self._index))
 
-    def _scan_of(self, probe: Probe, allowed: Ids | None) -> Scan:
+    def _scan_of(self, probe: Probe, allowed: Ids | None) -> SliceScan:
         selector = None if allowed is None else faiss.IDSelectorBatch(allowed)
         return probe.scan(self._index, lambda: selector)

@@ -11,7 +11,7 @@ import numpy as np
 from retriever.embedding.base import Vector
 from retriever.embedding.vector_checks import checked_vectors, query_row
 from retriever.index.base import StageHits, Trained
-from retriever.index.faiss_index import FaissIndex, Scan
+from retriever.index.faiss_index import FaissIndex, SliceScan
 from retriever.index.ivf_probe import Probe
 from retriever.index.stage_slices import equal_slices
 from retriever.settings import IndexSettings
@@ -59,7 +59,7 @@ class IVFBase(FaissIndex):
         scan = self._scan_of(Probe(row, lists, nearness, slices), allowed)
         return self._staged(most, slices, version, scan, planner, probes)
 
-    def _scan_of(self, probe: Probe, allowed: Ids | None) -> Scan:
+    def _scan_of(self, probe: Probe, allowed: Ids | None) -> SliceScan:
         """Return the scan that reads the lists of a probe."""
         raise NotImplementedError
 

@@ -7,7 +7,7 @@ import faiss
 import numpy as np
 
 from retriever.embedding.base import Vector
-from retriever.index.faiss_index import Scan
+from retriever.index.faiss_index import SliceScan
 from retriever.index.stage_slices import Slice
 from retriever.store.chunks import Ids
 
@@ -27,7 +27,7 @@ class Probe(NamedTuple):
         self,
         index: Any,  # noqa: ANN401 - as Faiss's stubs are
         selector: Callable[[], faiss.IDSelector | None],
-    ) -> Scan:
+    ) -> SliceScan:
         """Return the scan of these lists in an index. Each call of the scan calls ``selector`` again."""
         parameters: Any = faiss.SearchParametersIVF()
         query_at = faiss.swig_ptr(self.query)

@@ -10,7 +10,7 @@ import numpy as np
 
 from retriever.embedding.base import Vector
 from retriever.index.base import Trained
-from retriever.index.faiss_index import Scan
+from retriever.index.faiss_index import SliceScan
 from retriever.index.ivf_base import IVFBase, trained_lists
 from retriever.index.ivf_probe import Probe, listed_ids
 from retriever.index.removed_ids import RemovedIds
@@ -71,7 +71,7 @@ class MappedIVFIndex(IVFBase):
         """Return the ids of all vectors, ascending."""
         return np.union1d(self._removed.without(self._mapped_ids), listed_ids(self._index))
 
-    def _scan_of(self, probe: Probe, allowed: Ids | None) -> Scan:
+    def _scan_of(self, probe: Probe, allowed: Ids | None) -> SliceScan:
         selector = None if allowed is None else faiss.IDSelectorBatch(allowed)
         added = probe.scan(self._index, lambda: selector)
         # More vectors may have been removed since the previous stage.
@@ -97,27 +97,27 @@ def write_lists(
     Apart from the sample that trains the centroids, about ``most`` vectors are in memory at once. Raises OSError.
     """
     empty = trained_lists(count, sample, settings)
-    shards: list[Path] = []
-    shard = faiss.clone_index(empty)
+    parts_on_disk: list[Path] = []
+    part = faiss.clone_index(empty)
     for ids, vectors in parts:
-        shard.add_with_ids(vectors, ids)
-        if shard.ntotal >= most:
-            shards.append(_written(shard, folder / f"shard{len(shards)}"))
-            shard = faiss.clone_index(empty)
-    shards.append(_written(shard, folder / f"shard{len(shards)}"))
-    _merge(shards, empty, folder / _LISTS)
+        part.add_with_ids(vectors, ids)
+        if part.ntotal >= most:
+            parts_on_disk.append(_written(part, folder / f"part{len(parts_on_disk)}"))
+            part = faiss.clone_index(empty)
+    parts_on_disk.append(_written(part, folder / f"part{len(parts_on_disk)}"))
+    _merge(parts_on_disk, empty, folder / _LISTS)
     _written(empty, folder / _CENTROIDS)
-    for path in shards:
+    for path in parts_on_disk:
         path.unlink()
     return Trained(count, empty.invlists.imbalance_factor())
 
 
-def _merge(shards: Iterable[Path], empty: Any, path: Path) -> None:  # noqa: ANN401 - as Faiss's stubs are
-    """Merge the lists of all shards into a file that ``empty`` uses. Faiss's own helper keeps the shards mapped."""
-    mapped: list[Any] = [faiss.read_index(str(shard), faiss.IO_FLAG_MMAP) for shard in shards]
+def _merge(paths: Iterable[Path], empty: Any, path: Path) -> None:  # noqa: ANN401 - as Faiss's stubs are
+    """Merge the lists of all parts into a file that ``empty`` uses. Faiss's own helper keeps the parts mapped."""
+    mapped: list[Any] = [faiss.read_index(str(part), faiss.IO_FLAG_MMAP) for part in paths]
     lists: Any = faiss.InvertedListsPtrVector()  # type: ignore[attr-defined]
-    for shard in mapped:
-        lists.push_back(shard.invlists)
+    for part in mapped:
+        lists.push_back(part.invlists)
     merged: Any = faiss.OnDiskInvertedLists(empty.nlist, empty.code_size, str(path))
     empty.ntotal = merged.merge_from_multiple(lists.data(), lists.size(), False)
     empty.replace_invlists(merged, True)

@@ -35,7 +35,7 @@ class Rebuilder:
         self._built: deque[tuple[int, AnyIndex]] = deque()
 
     def request(self, collection: int) -> None:
-        """Request a rebuild, unless one is running or has failed recently."""
+        """Request a rebuild, unless one is pending or has failed recently."""
         with self._changed:
             if collection in self._requested or self._clock() < self._retry_at.get(collection, 0.0):
                 return

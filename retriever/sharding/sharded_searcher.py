@@ -70,13 +70,13 @@ class ShardedSearcher:
                     reader.cancel()
             await asyncio.gather(*readers.values(), return_exceptions=True)
 
-    def _handle(self, merger: StageMerger, events: _Event) -> None:
-        if events is None:
+    def _handle(self, merger: StageMerger, event: _Event) -> None:
+        if event is None:
             for shard in sorted(merger.open):
                 limit_s = self._settings.timeout_s
                 self._lose(merger, shard, ShardTimeout(f"shard {shard} did not answer within {limit_s:g} s"))
             return
-        shard, outcome = events
+        shard, outcome = event
         if shard not in merger.open:
             return
         match outcome:

@@ -1,7 +1,7 @@
-"""An index on disk: mapped into memory, never changed, and never believed without its checksums."""
+"""An index on disk: mapped into memory, immutable, and verified by checksums."""
 
 import pytest
-from retriever_cases import TENANT, ids, put, put_lines, running, search
+from retriever_cases import TENANT, ids, index_of, put, put_lines, running, search, tales
 
 from retriever.index.base import Trained
 from retriever.index.mapped_ivf_files import MappedIVFFiles
@@ -12,21 +12,12 @@ TRAINED = Trained(3, 1.5)
 
 
 def write(folder):
-    (folder / "centroids").write_bytes(b"where they are")
-    (folder / "lists").write_bytes(b"what is near them" * 1000)
+    (folder / "centroids").write_bytes(b"some centroids")
+    (folder / "lists").write_bytes(b"some lists" * 1000)
     return TRAINED
 
 
-def index_of(retriever):
-    (entry,) = retriever._ingester._catalog._entries.values()
-    return entry.vectors
-
-
-def tales(first, last):
-    return [{"id": f"d{number}", "text": f"tale {number} of words"} for number in range(first, last)]
-
-
-def test_what_is_published_is_found_and_takes_the_place_of_the_older(tmp_path):
+def test_saved_folder_is_found_and_replaces_the_older_one(tmp_path):
     files = MappedIVFFiles(tmp_path / "indexes")
     assert files.find(1, "print") is None
     first, trained = files.save(1, "print", write)
@@ -42,7 +33,7 @@ def test_what_is_published_is_found_and_takes_the_place_of_the_older(tmp_path):
 
 @pytest.mark.parametrize("name", ["centroids", "lists", "header.json"])
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:-1] + b"x", lambda b: b"", None])
-def test_a_damaged_file_is_not_believed(tmp_path, name, damage):
+def test_damaged_folder_is_ignored(tmp_path, name, damage):
     files = MappedIVFFiles(tmp_path)
     folder, _ = files.save(1, "print", write)
     path = folder / name
@@ -53,7 +44,7 @@ def test_a_damaged_file_is_not_believed(tmp_path, name, damage):
     assert files.find(1, "print") is None
 
 
-def test_a_failed_publication_leaves_the_older_and_nothing_else(tmp_path):
+def test_failed_save_keeps_only_the_older_folder(tmp_path):
     files = MappedIVFFiles(tmp_path)
     folder, _ = files.save(1, "print", write)
 
@@ -67,7 +58,7 @@ def test_a_failed_publication_leaves_the_older_and_nothing_else(tmp_path):
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_what_a_crash_left_is_swept_and_the_newest_counts(tmp_path):
+def test_sweep_deletes_remains_and_the_newest_folder_is_found(tmp_path):
     files = MappedIVFFiles(tmp_path)
     older, _ = files.save(1, "print", write)
     (tmp_path / "half.tmp").mkdir()
@@ -81,7 +72,7 @@ def test_what_a_crash_left_is_swept_and_the_newest_counts(tmp_path):
     assert files.find(1, "print") == (newer, TRAINED)
 
 
-async def test_a_large_collection_is_mapped_and_a_restart_makes_good_what_the_file_does_not_know(tmp_path):
+async def test_large_collection_is_mapped_and_reconciled_at_restart(tmp_path):
     async with running(tmp_path, index=MAPPED) as retriever:
         await put_lines(retriever, tales(0, 300))
         await retriever.wait_for_indexes()
@@ -106,8 +97,8 @@ async def test_a_large_collection_is_mapped_and_a_restart_makes_good_what_the_fi
     assert [path.name for path in (tmp_path / "indexes").iterdir()] == ["1.index"]
 
 
-async def test_an_index_that_becomes_too_large_for_memory_is_moved_to_disk(tmp_path):
-    # 150 vectors of 256 numbers fit, and 200 do not.
+async def test_index_too_large_for_memory_moves_to_disk(tmp_path):
+    # 150 vectors of 256 floats fit into memory, 200 do not.
     chosen = IndexSettings(ivf_threshold=32, probe_share=1.0, on_disk_bytes=150 * 1024)
     async with running(tmp_path, index=chosen) as retriever:
         await put_lines(retriever, tales(0, 140))

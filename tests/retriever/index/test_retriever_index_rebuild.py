@@ -1,24 +1,22 @@
-"""Indexes are built anew beside ingestion and searches, and take over all that happened meanwhile."""
+"""Indexes are rebuilt in the background and include what changes meanwhile."""
 
 import asyncio
 import itertools
 import threading
 
 import pytest
-from retriever_cases import TENANT, ids, put, put_lines, running, search, settings
+from retriever_cases import TENANT, ids, index_of, live_ids, put, put_lines, running, search, settings, tales
 
 from retriever.build import build_retriever
 from retriever.index.builder import IndexBuilder
 from retriever.settings import IndexSettings
 
 SMALL = IndexSettings(ivf_threshold=32, probe_share=1.0, retrain_growth=1.3)
-
-
 MAPPED = SMALL.model_copy(update={"on_disk_bytes": 1})
 
 
 class Gate:
-    """Holds every build of an index until it is opened, and makes those fail that it is told to."""
+    """Blocks every build until ``open`` is set. A build then raises the next of ``errors``, if any."""
 
     def __init__(self, monkeypatch):
         self.open = threading.Event()
@@ -42,21 +40,7 @@ def gate(monkeypatch):
     return Gate(monkeypatch)
 
 
-def tales(first, last):
-    return [{"id": f"d{number}", "text": f"tale {number} of words"} for number in range(first, last)]
-
-
-def index_of(retriever):
-    (entry,) = retriever._ingester._catalog._entries.values()
-    return entry.vectors
-
-
-def live_ids(retriever):
-    with retriever._database.read() as transaction:
-        return [row[0] for row in transaction.execute("SELECT id FROM chunks ORDER BY id")]
-
-
-async def test_ingestion_and_searches_go_on_while_an_index_is_built(tmp_path, gate):
+async def test_ingestion_and_searches_continue_during_a_rebuild(tmp_path, gate):
     async with running(tmp_path, index=SMALL) as retriever:
         await put_lines(retriever, tales(0, 40))
         assert await asyncio.to_thread(gate.reached.wait, 20)
@@ -72,7 +56,7 @@ async def test_ingestion_and_searches_go_on_while_an_index_is_built(tmp_path, ga
         assert "d7" not in ids(await search(retriever, "tale 7 of words", top_k=50))
 
 
-async def test_an_index_that_was_outgrown_while_it_was_built_is_built_once_more(tmp_path, gate):
+async def test_index_outgrown_during_its_build_is_rebuilt_again(tmp_path, gate):
     async with running(tmp_path, index=SMALL) as retriever:
         await put_lines(retriever, tales(0, 40))
         assert await asyncio.to_thread(gate.reached.wait, 20)
@@ -82,7 +66,7 @@ async def test_an_index_that_was_outgrown_while_it_was_built_is_built_once_more(
         assert index_of(retriever).trained.vectors == 200
 
 
-async def test_an_index_becomes_flat_again_when_little_is_left(tmp_path):
+async def test_index_becomes_flat_again_after_many_deletions(tmp_path):
     async with running(tmp_path, index=SMALL) as retriever:
         await put_lines(retriever, tales(0, 60))
         await retriever.wait_for_indexes()
@@ -93,7 +77,7 @@ async def test_an_index_becomes_flat_again_when_little_is_left(tmp_path):
         assert (index_of(retriever).kind, index_of(retriever).size) == ("flat", 11)
 
 
-async def test_a_graph_is_built_anew_without_what_was_removed(tmp_path):
+async def test_hnsw_is_rebuilt_without_removed_vectors(tmp_path):
     async with running(tmp_path, index=IndexSettings(kind="hnsw", removed_share=0.3)) as retriever:
         await put_lines(retriever, tales(0, 60))
         await retriever.wait_for_indexes()
@@ -110,7 +94,7 @@ async def test_a_graph_is_built_anew_without_what_was_removed(tmp_path):
         assert ids(await search(retriever, "the last tale", top_k=1)) == ["last"]
 
 
-async def test_a_build_that_fails_stops_nothing_and_is_tried_later(tmp_path, gate, monkeypatch):
+async def test_failed_build_is_retried_later(tmp_path, gate, monkeypatch):
     gate.errors.append(RuntimeError("no room"))
     gate.open.set()
     async with running(tmp_path, index=SMALL) as retriever:
@@ -126,13 +110,13 @@ async def test_a_build_that_fails_stops_nothing_and_is_tried_later(tmp_path, gat
         assert ids(await search(retriever, "lighthouse", top_k=1)) == ["late"]
 
 
-async def test_closing_in_the_middle_of_a_build_leaves_nothing_of_it(tmp_path, gate):
+async def test_closing_during_a_build_discards_it(tmp_path, gate):
     retriever = build_retriever(settings(index=SMALL), tmp_path)
     await retriever.start()
     await put_lines(retriever, tales(0, 40))
     assert await asyncio.to_thread(gate.reached.wait, 20)
     closing = asyncio.ensure_future(retriever.close())
-    # Until nobody is there to adopt it.
+    # After this, nothing installs the rebuilt index.
     await asyncio.to_thread(retriever._ingest_thread._thread.join, 20)
     gate.open.set()
     await closing
@@ -142,7 +126,7 @@ async def test_closing_in_the_middle_of_a_build_leaves_nothing_of_it(tmp_path, g
 
 
 @pytest.mark.parametrize("kind", ["ivf", "mapped", "hnsw"])
-async def test_indexes_are_built_anew_under_uploads_deletions_and_searches(tmp_path, kind):
+async def test_indexes_are_rebuilt_under_uploads_deletions_and_searches(tmp_path, kind):
     chosen = (MAPPED if kind == "mapped" else SMALL).model_copy(update={"removed_share": 0.1, "stage_ms": 1e-6})
     if kind == "hnsw":
         chosen = chosen.model_copy(update={"kind": kind})
@@ -158,7 +142,7 @@ async def test_indexes_are_built_anew_under_uploads_deletions_and_searches(tmp_p
                 searches += 1
 
         async def keep_changing():
-            for round_ in range(8):
+            for round_ in range(5):
                 await put_lines(retriever, tales(30 * round_, 30 * round_ + 45))
                 for number in range(30 * round_, 30 * round_ + 20):
                     await retriever.delete_document(TENANT, "default", f"d{number}")

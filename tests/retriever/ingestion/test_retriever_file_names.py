@@ -1,4 +1,4 @@
-"""What users name, and what they send, does not decide which files there are, and nobody else may read those."""
+"""User input never determines file names, and files are private to their owner."""
 
 import os
 import stat
@@ -44,13 +44,13 @@ def files_under(folder):
 
 @pytest.fixture
 def old_umask():
-    """The usual one, under which files are everyone's to read unless they are made otherwise."""
+    """The usual umask, which makes new files readable for all users."""
     before = os.umask(0o022)
     yield
     os.umask(before)
 
 
-async def test_names_that_users_give_become_no_file_names(tmp_path, old_umask):
+async def test_user_supplied_names_never_become_file_names(tmp_path, old_umask):
     data, index = tmp_path / "around" / "data", {"ivf_threshold": 8, "kind": "ivf"}
     async with running(data, index=index) as retriever:
         await put(retriever, "plain", "plain words")
@@ -69,11 +69,11 @@ async def test_names_that_users_give_become_no_file_names(tmp_path, old_umask):
             with pytest.raises(InvalidRequest):
                 await retriever.put_document(TENANT, "default", upload(name, "words"))
     added = files_under(tmp_path) - plain
-    # Indexes are named by the number that the store gave their collection.
+    # Index files are named by the key of their collection.
     assert all(name.removeprefix("around/data/indexes/").partition(".")[0].isdigit() for name in added), added
 
 
-async def test_nobody_else_may_read_what_is_kept(tmp_path, old_umask):
+async def test_files_are_private_to_their_owner(tmp_path, old_umask):
     data = tmp_path / "data"
     async with running(data) as retriever:
         await put(retriever, "secret", "nobody else is to read this")

@@ -1,4 +1,4 @@
-"""What a retriever says of itself, alone and in shards."""
+"""The statistics of a retriever and of shards."""
 
 import asyncio
 import shutil
@@ -14,13 +14,13 @@ from retriever.settings import HashingSettings
 
 
 async def counted(retriever, **expected: int) -> None:
-    """Await these counts: they follow the commit that ends a job."""
+    """Wait for these counts. They change just after the commit that ends a job."""
     async with asyncio.timeout(10):
         while (await retriever.stats()).ingested != expected:
             await asyncio.sleep(0.002)
 
 
-async def test_documents_by_what_became_of_them(tmp_path):
+async def test_documents_are_counted_by_outcome(tmp_path):
     async with running(tmp_path) as retriever:
         assert (await retriever.stats()).ingested == {"stored": 0, "unchanged": 0, "failed": 0}
         await put(retriever, "a", "elephant")
@@ -33,7 +33,7 @@ async def test_documents_by_what_became_of_them(tmp_path):
         await counted(retriever, stored=3, unchanged=1, failed=2)
 
 
-async def test_what_a_full_disk_refuses_has_failed(tmp_path):
+async def test_documents_refused_by_a_full_disk_count_as_failed(tmp_path):
     wide = HashingEmbedder(HashingSettings(dimension=2048))
     changes = {"max_database_bytes": 300_000, "ingest": {"group_documents": 5}}
     async with running(tmp_path, wide, **changes) as retriever:
@@ -42,7 +42,7 @@ async def test_what_a_full_disk_refuses_has_failed(tmp_path):
         await counted(retriever, stored=job.stored, unchanged=0, failed=job.failed_documents)
 
 
-async def test_the_queue_and_the_disk(tmp_path):
+async def test_stats_report_the_queue_and_the_disk(tmp_path):
     async with running(tmp_path) as retriever:
         with retriever._ingester._group_lock:
             await retriever.put_batch(TENANT, "default", lines([{"id": f"d{n}", "text": "x"} for n in range(7)]))
@@ -54,7 +54,7 @@ async def test_the_queue_and_the_disk(tmp_path):
         assert (await retriever.stats()).queued == 0
 
 
-async def test_shards_are_counted_together(tmp_path):
+async def test_counts_of_shards_are_added_up(tmp_path):
     async with running_shards(tmp_path) as (retriever, shards):
         job = await retriever.put_batch(TENANT, "default", lines([{"id": f"d{n}", "text": "x"} for n in range(30)]))
         assert job.total == 30
@@ -62,7 +62,7 @@ async def test_shards_are_counted_together(tmp_path):
         assert all([(await shard.stats()).ingested["stored"] for shard in shards])
 
 
-class Telling(ScriptedShard):
+class StatsShard(ScriptedShard):
     def __init__(self, *stats: int) -> None:
         super().__init__()
         self._stats = RetrieverStats({"stored": 1}, *stats)
@@ -71,15 +71,15 @@ class Telling(ScriptedShard):
         return self._stats
 
 
-async def test_the_fullest_disk_is_the_one_that_is_told():
-    stats = await sharded(Telling(1, 1000, 500), Telling(2, 10_000, 600)).stats()
+async def test_stats_report_the_fullest_disk():
+    stats = await sharded(StatsShard(1, 1000, 500), StatsShard(2, 10_000, 600)).stats()
     assert stats == RetrieverStats({"stored": 2}, 3, 10_000, 600)
 
 
-async def test_a_sum_without_a_lost_shard_is_none():
-    lost = Telling(2, 10_000, 600)
+async def test_stats_fail_if_a_shard_is_lost():
+    lost = StatsShard(2, 10_000, 600)
     lost.missing = RetrieverNotReady("away")
-    retriever = sharded(Telling(1, 1000, 500), lost)
+    retriever = sharded(StatsShard(1, 1000, 500), lost)
     with pytest.raises(RetrieverNotReady):
         await retriever.ready()
     with pytest.raises(RetrieverNotReady):

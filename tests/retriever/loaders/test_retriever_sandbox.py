@@ -1,4 +1,4 @@
-"""Documents that are made to be read without end are refused in bounded time, and those after them are read."""
+"""Documents that take too long to read are refused in bounded time, and later documents are read."""
 
 from io import BytesIO
 
@@ -42,7 +42,7 @@ def resources(forms: dict[str, object]) -> DictionaryObject:
 
 
 def nested_forms(pages: int) -> bytes:
-    """Pages whose forms draw forms, far more of them than pypdf would go through on one, in a few kilobytes."""
+    """Pages with exponentially nested forms, in a few kilobytes, which pypdf does not limit."""
     writer = PdfWriter()
     draw = b"/F Do " * 10
     form = writer._add_object(drawing(b"BT (x) Tj ET", {}))
@@ -65,13 +65,13 @@ def nested_forms(pages: int) -> bytes:
     ],
     ids=["nested forms", "nested", "large"],
 )
-def test_what_takes_too_much_is_refused_and_the_next_is_read(loaders, media_type, content):
+def test_document_over_the_limits_is_refused_and_the_next_is_read(loaders, media_type, content):
     with pytest.raises(BrokenDocument):
         loaders[media_type](content)
     assert loaders["text/html"](PAGE).title == "A page"
 
 
-def test_refusals_are_those_of_the_loader_itself(loaders):
+def test_errors_of_the_loader_are_passed_on(loaders):
     writer = PdfWriter()
     writer.add_blank_page(100, 100)
     writer.encrypt("secret", algorithm="AES-256")
@@ -81,7 +81,7 @@ def test_refusals_are_those_of_the_loader_itself(loaders):
         loaders["text/html"](b"\xff")
 
 
-def test_one_process_reads_many_and_knows_nothing_of_this_ones_secrets(loaders, monkeypatch):
+def test_worker_is_reused_and_has_no_environment(loaders, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     before = set(psutil.Process().children())
     for _ in range(3):

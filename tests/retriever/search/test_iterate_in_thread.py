@@ -1,4 +1,4 @@
-"""A search goes on while its stages are read, and ends when nobody reads them any more."""
+"""A search runs ahead of its consumer and ends when the consumer closes it."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ def pool():
 
 
 class Work:
-    """Three items; ``gate`` opens before the one of this number."""
+    """Three items. The item with the number ``gated`` waits for ``gate``."""
 
     def __init__(self, gated, failing=False):
         self.gated = gated
@@ -48,7 +48,7 @@ async def until(event):
     assert await asyncio.to_thread(event.wait, 20)
 
 
-async def test_it_works_while_nobody_asks_for_more(pool):
+async def test_work_does_not_wait_for_the_consumer(pool):
     work = Work(gated=None)
     items = iterate_in_thread(pool, work())
     assert await anext(items) == 0
@@ -56,7 +56,7 @@ async def test_it_works_while_nobody_asks_for_more(pool):
     assert [item async for item in items] == [1, 2]
 
 
-async def test_an_item_is_given_before_the_next_is_begun(pool):
+async def test_item_is_yielded_before_the_next_is_ready(pool):
     work = Work(gated=1)
     items = iterate_in_thread(pool, work())
     assert await anext(items) == 0
@@ -64,7 +64,7 @@ async def test_an_item_is_given_before_the_next_is_begun(pool):
     assert [item async for item in items] == [1, 2]
 
 
-async def test_closed_it_ends_after_the_item_in_hand_and_its_thread_is_free(pool):
+async def test_closing_ends_the_work_after_the_current_item(pool):
     work = Work(gated=1)
     items = iterate_in_thread(pool, work())
     assert await anext(items) == 0
@@ -76,7 +76,7 @@ async def test_closed_it_ends_after_the_item_in_hand_and_its_thread_is_free(pool
     assert await asyncio.get_running_loop().run_in_executor(pool, lambda: "free") == "free"
 
 
-async def test_what_waits_for_a_thread_never_begins_when_it_is_given_up(pool):
+async def test_cancelled_work_that_waits_for_a_thread_never_starts(pool):
     first, second = Work(gated=0), Work(gated=None)
     waiting = [asyncio.ensure_future(anext(iterate_in_thread(pool, work()))) for work in (first, second)]
     await until(first.at_gate)
@@ -88,7 +88,7 @@ async def test_what_waits_for_a_thread_never_begins_when_it_is_given_up(pool):
     assert await asyncio.get_running_loop().run_in_executor(pool, lambda: second.begun) == []
 
 
-async def test_an_error_comes_after_the_items_before_it(pool):
+async def test_error_is_raised_after_the_items_before_it(pool):
     items = iterate_in_thread(pool, Work(gated=None, failing=True)())
     assert [await anext(items) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(Unavailable, match="no more"):
@@ -105,7 +105,7 @@ async def put_tales(retriever):
     return whole
 
 
-async def test_a_search_in_stages_ends_with_what_one_stage_finds(tmp_path):
+async def test_staged_search_ends_like_a_search_in_one_stage(tmp_path):
     async with running(tmp_path, index=STAGED) as retriever:
         whole = await put_tales(retriever)
         staged = [candidates async for candidates in retriever.search(REQUEST)]
@@ -114,10 +114,10 @@ async def test_a_search_in_stages_ends_with_what_one_stage_finds(tmp_path):
         assert staged[0].elapsed_ms <= staged[-1].elapsed_ms
 
 
-async def test_a_search_that_is_made_again_still_has_one_row_of_stages(tmp_path):
+async def test_repeated_search_has_one_sequence_of_stages(tmp_path):
     async with running(tmp_path, index=STAGED) as retriever:
         whole = await put_tales(retriever)
-        # The index is never told, so what is deleted is still proposed.
+        # The index keeps the deleted chunk and still proposes it.
         retriever._intake._ingester.remove_from_indexes = lambda *_: None
         await retriever.delete_document(TENANT, "default", whole.docs[0].document_id)
         staged = [candidates async for candidates in retriever.search(REQUEST)]

@@ -1,4 +1,4 @@
-"""The span of embedding a question, in the trace of whoever searches."""
+"""The span of embedding a query is part of the caller's trace."""
 
 import msgspec
 import pytest
@@ -45,7 +45,7 @@ async def search(retriever, traceparent: str | None) -> None:
         pass
 
 
-async def test_it_is_a_child_of_the_search(traced):
+async def test_span_is_a_child_of_the_search(traced):
     retriever, _, exporter = traced
     await search(retriever, f"00-{TRACE}-{PARENT}-01")
     (span,) = exporter.get_finished_spans()
@@ -60,7 +60,7 @@ async def test_it_is_a_child_of_the_search(traced):
     assert REQUEST.query not in span.to_json()
 
 
-async def test_an_embedder_that_fails_is_told_by_its_kind_alone(traced):
+async def test_span_of_a_failed_embedding_has_only_the_error_type(traced):
     retriever, embedder, exporter = traced
     embedder.away = True
     with pytest.raises(Unavailable):
@@ -72,7 +72,7 @@ async def test_an_embedder_that_fails_is_told_by_its_kind_alone(traced):
 
 
 @pytest.mark.parametrize("traceparent", [None, f"00-{TRACE}-{PARENT}-00"])
-async def test_where_nobody_traces_there_is_no_span(traced, traceparent: str | None):
+async def test_search_without_a_sampled_trace_has_no_span(traced, traceparent: str | None):
     retriever, _, exporter = traced
     await search(retriever, traceparent)
     assert exporter.get_finished_spans() == ()

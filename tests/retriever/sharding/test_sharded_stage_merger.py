@@ -1,4 +1,4 @@
-"""What a merged search ends with is what one search of all vectors ends with, however they are spread."""
+"""A merged search ends like one search of all vectors, however they are distributed."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from retriever.settings import IndexSettings
 from retriever.sharding.stage_merger import StageMerger
 
 DIMENSION = 4
-# Products of small whole numbers are exact, so equal vectors score the same wherever they stand.
+# Products of small integers are exact, so equal vectors have equal scores in every shard.
 VECTORS = st.lists(st.integers(-2, 2), min_size=DIMENSION, max_size=DIMENSION).filter(any)
 SHARD_STRIDE = 1000
 
@@ -40,7 +40,7 @@ def sets_from(index: FlatIndex, query: np.ndarray, top_k: int) -> list[Candidate
     top_k=st.integers(1, 12),
     stages=st.integers(1, 4),
 )
-def test_the_final_set_is_that_of_a_flat_search_of_all_vectors(spread, query, top_k, stages):
+def test_final_set_equals_a_flat_search_of_all_vectors(spread, query, top_k, stages):
     asked = np.array(query, np.float32)
     rows = {
         shard * SHARD_STRIDE + number: vector
@@ -63,7 +63,7 @@ def test_the_final_set_is_that_of_a_flat_search_of_all_vectors(spread, query, to
 
 @settings(deadline=None)
 @given(data=st.data(), stages=st.lists(st.integers(1, 6), min_size=1, max_size=4))
-def test_whatever_the_order_in_which_shards_answer_the_sets_are_one_row_of_stages(data, stages):
+def test_sets_form_one_sequence_in_any_order_of_answers(data, stages):
     merger = StageMerger(len(stages), top_k=3)
     steps = data.draw(st.permutations([shard for shard, of in enumerate(stages) for _ in range(of)]))
     come_to = [0] * len(stages)

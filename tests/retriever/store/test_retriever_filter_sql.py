@@ -62,7 +62,7 @@ ALL = set(DOCUMENTS)
         (is_("nin", (*map(str, range(2000, 2998)), 2020.0, True)), {"older", "without"}),
     ],
 )
-async def test_filter_lets_pass(retriever, filters, passing):
+async def test_filter_matches(retriever, filters, passing):
     assert set(ids(await search(retriever, "common words", top_k=10, filters=filters))) == passing
 
 
@@ -90,19 +90,19 @@ def nested(depth):
         Compound("or", (is_("in", (1.0,) * 1000),) * 11),
     ],
 )
-async def test_filter_of_a_wrong_shape(retriever, filters):
+async def test_malformed_filter_is_refused(retriever, filters):
     with pytest.raises(InvalidRequest) as caught:
         await search(retriever, "words", filters=filters)
     assert caught.value.param == "filters"
     assert caught.type is InvalidRequest
 
 
-async def test_deepest_filter_that_is_taken(retriever):
+async def test_deepest_valid_filter(retriever):
     assert ids(await search(retriever, "words", filters=nested(8))) == []
 
 
 @pytest.mark.parametrize("key", ["yeer", "", "year'--"])
-async def test_unknown_key(retriever, key):
+async def test_unknown_key_is_refused(retriever, key):
     filters = Compound("or", (is_("eq", 2020.0), is_("eq", 1.0, key)))
     with pytest.raises(UnknownFilterKey) as caught:
         await search(retriever, "words", filters=filters)
@@ -116,6 +116,6 @@ async def test_key_of_another_collection_is_unknown(retriever):
         await search(retriever, "words", filters=is_("eq", 1.0, "only_here"))
 
 
-async def test_changed_attributes_count_at_once(retriever):
+async def test_changed_attributes_apply_at_once(retriever):
     await put(retriever, "older", "common words", attributes={"year": 2024.0})
     assert ids(await search(retriever, "words", filters=is_("gt", 2020.0))) == ["older"]
