@@ -59,12 +59,12 @@ class ChaosRun:
             stack = StackProcess(Path(scratch) / "data", self._folder / "stack.log", environment)
             try:
                 stack.start()
-                chaos = self._disturb(stack, redis)
+                chaos = self._load_and_kill(stack, redis)
             finally:
                 left = stack.stop()
         return chaos._replace(problems=[*chaos.problems, *(f"left behind: {each}" for each in left)])
 
-    def _disturb(self, stack: StackProcess, redis: RedisProcess) -> ChaosResult:
+    def _load_and_kill(self, stack: StackProcess, redis: RedisProcess) -> ChaosResult:
         with StackApi(stack.url) as api:
             api.ingest(self._corpus, self._corpus.name)
         expected = self._learn(stack)
@@ -76,10 +76,10 @@ class ChaosRun:
             drained_s = self._drained(monitor)
         begin = next(record.monotonic for record in records if isinstance(record, BeginRecord))
         queries = [record for record in records if isinstance(record, QueryRecord)]
-        happened = [_since(begin, kill) for kill in killer.kills]
-        judge = Judge(happened, expected.wrong)
+        kills = [_since(begin, kill) for kill in killer.kills]
+        judge = Judge(kills, expected.wrong)
         judged = [judge.judge(query) for query in queries]
-        problems = request_problems(judged, happened) + kill_problems(happened, self._settings.victims)
+        problems = request_problems(judged, kills) + kill_problems(kills, self._settings.victims)
         if drained_s is None:
             problems.append("the controller still has queries running or queued after the end of the load")
         seconds = max((query.ended or query.at for query in queries), default=0.0)

@@ -57,8 +57,8 @@ class Killer:
             if until is not None and time.monotonic() >= until:
                 return True
             if self._open:
-                check = self._monitor.check()
-                for recovery in [each for each in self._open if each.update(check)]:
+                status = self._monitor.check()
+                for recovery in [each for each in self._open if each.update(status)]:
                     self._open.remove(recovery)
                     kill = recovery.kill
                     _log.info("%s: recovered after %.1f s", kill.victim, (kill.recovered or 0.0) - kill.at)

@@ -23,17 +23,17 @@ class Recovery:
         self._alive = alive
         self._steady: list[StackStatus] = []
 
-    def update(self, check: StackStatus) -> bool:
+    def update(self, status: StackStatus) -> bool:
         """Return whether the stack has recovered. If so, store the time of the first good check in the kill."""
-        well = check.begun > self.kill.at and check.answered and self._replaced(check)
-        self._steady = [*self._steady, check] if well else []
+        well = status.begun > self.kill.at and status.answered and self._replaced(status)
+        self._steady = [*self._steady, status] if well else []
         if len(self._steady) < STEADY_CHECKS:
             return False
         self.kill.recovered = self._steady[0].ended
         return True
 
-    def _replaced(self, check: StackStatus) -> bool:
-        if self.kill.victim is Victim.GENERATOR and check.instances == self._before.instances:
+    def _replaced(self, status: StackStatus) -> bool:
+        if self.kill.victim is Victim.GENERATOR and status.instances == self._before.instances:
             # The controller has not noticed the loss yet.
             return False
         running = set(self._alive(self.kill.victim))
