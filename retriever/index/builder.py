@@ -112,8 +112,8 @@ class IndexBuilder:
             most = int(_SHARE_IN_MEMORY * self._settings.on_disk_bytes / self._vector_bytes)
             return write_lists(folder, sample, parts, len(live), most, self._settings)
 
-        published = self._mapped.save(collection, self._fingerprint, write)
-        return MappedIVFIndex.open(*published, self._settings)
+        saved = self._mapped.save(collection, self._fingerprint, write)
+        return MappedIVFIndex.open(*saved, self._settings)
 
     def _vectors(self, transaction: Transaction, ids: Ids) -> tuple[Ids, Vector]:
         parts = list(self._chunks.vectors(transaction, ids, self._dimension))
