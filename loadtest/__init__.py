@@ -1,1 +1,1 @@
-"""Load tests of a running stack over its HTTP API: open-loop arrivals, streams read as clients read them, a report."""
+"""Load tests of a running stack over its HTTP API: open-loop arrivals, streamed answers, a report."""

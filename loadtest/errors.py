@@ -1,13 +1,13 @@
-"""What keeps a load test from running."""
+"""The errors that keep a load test from running."""
 
 
 class LoadTestError(Exception):
-    """A load test that cannot run as it was asked for; the message says why."""
+    """The load test cannot run as requested. The message says why."""
 
 
 class BadOption(LoadTestError):
-    """An option, or a file that one names, that makes no sense."""
+    """An option, or a file that it names, is invalid."""
 
 
 class StackNotReady(LoadTestError):
-    """Nobody answers at the address, or not as a stack does that can serve queries."""
+    """No stack answers at the address, or it cannot serve queries."""

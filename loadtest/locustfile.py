@@ -1,6 +1,6 @@
-"""``locust -f loadtest/locustfile.py``: what Locust loads."""
+"""``locust -f loadtest/locustfile.py``: the entry point of Locust."""
 
-from loadtest import hooks
-from loadtest.user import QueryUser
+from loadtest import locust_hooks
+from loadtest.locust_user import QueryUser
 
-__all__ = ["QueryUser", "hooks"]
+__all__ = ["QueryUser", "locust_hooks"]

@@ -1,4 +1,4 @@
-"""A run's report out of its folder: ``python -m loadtest.report FOLDER`` makes it anew."""
+"""Write a run's report from its folder. ``python -m loadtest.report FOLDER`` writes it again."""
 
 import sys
 from collections.abc import Sequence
@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 
 from loadtest.reporting import plots
-from loadtest.reporting.markdown import render
-from loadtest.reporting.records import QueryRecord, WriteAction, WriteRecord, read_records
+from loadtest.reporting.markdown_report import render
+from loadtest.reporting.request_records import QueryRecord, WriteAction, WriteRecord, read_records
 from loadtest.reporting.results import Results, StepResults
 from loadtest.reporting.run_facts import RunFacts
 from loadtest.reporting.summary import summarize, summarize_writes
 
 
 def write_report(folder: Path) -> Results:
-    """Write ``results.json``, the pictures and ``report.md`` of the run whose facts and records lie in ``folder``."""
+    """Write ``results.json``, the plots and ``report.md`` from the facts and records in ``folder``."""
     facts = RunFacts.read(folder)
     records = read_records(folder)
     queries = [record for record in records if isinstance(record, QueryRecord)]
@@ -35,9 +35,9 @@ def _results(facts: RunFacts, queries: Sequence[QueryRecord], writes: Sequence[W
         total=summarize(queries, seconds, facts.settings),
         steps=[StepResults(step, summarize(those, step.seconds, facts.settings)) for step, those in by_step if those],
         writes={
-            action: summarize_writes(those)
+            action: summarize_writes(of_action)
             for action in WriteAction
-            if (those := [write for write in writes if write.action is action])
+            if (of_action := [write for write in writes if write.action is action])
         },
     )
 

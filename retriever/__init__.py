@@ -1,6 +1,7 @@
-"""Documents in, chunks found: loaders, chunker, embedders, store, vector indexes and the staged search over them.
+"""Store documents and search their chunks.
 
-``retriever.Retriever`` fulfils ``protocol.parts.Retriever``; ``build_retriever`` makes one from ``RetrieverSettings``.
-SQLite is the truth of what is stored and visible. A vector index only proposes chunk ids, which mean nothing until the
-store has resolved them, so an index that lags, is lost or is damaged never shows in an answer.
+``retriever.retriever.Retriever`` implements ``protocol.parts.Retriever``. ``retriever.build.build_retriever`` creates
+one from ``RetrieverSettings``. SQLite is the source of truth for what is stored and visible. A vector index only
+proposes chunk ids, and the store resolves them. So an index that lags, is lost or is damaged never changes what an
+answer may contain.
 """

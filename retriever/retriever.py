@@ -1,14 +1,11 @@
-"""The retriever: `protocol.parts.Retriever` as a plain object."""
+"""The retriever: an implementation of `protocol.parts.Retriever`."""
 
 import asyncio
 import shutil
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
-
-from filelock import FileLock, Timeout
 
 from protocol.documents import (
     CollectionInfo,
@@ -19,37 +16,33 @@ from protocol.documents import (
     RetrieverStats,
     StoredDocument,
 )
-from protocol.errors import Conflict, InvalidRequest, RetrieverNotReady, UnknownDocument
+from protocol.errors import InvalidRequest, RetrieverNotReady, UnknownDocument
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
-from retriever.index.catalog import IndexCatalog
-from retriever.ingestion.accepting import Acceptor
 from retriever.ingestion.ingest_counts import IngestCounts
 from retriever.ingestion.ingest_thread import IngestThread
 from retriever.ingestion.ingester import Ingester
-from retriever.ingestion.preparing import Preparer
-from retriever.ingestion.reembedding import reembed
-from retriever.loaders.confined import ConfinedLoaders
-from retriever.search.run_ahead import run_ahead
-from retriever.search.search import Searcher
+from retriever.ingestion.upload_intake import UploadIntake
+from retriever.lifecycle import Lifecycle
+from retriever.search.iterate_in_thread import iterate_in_thread
+from retriever.search.searcher import Searcher
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database, Transaction
 from retriever.store.documents import Documents
 from retriever.store.jobs import Jobs
 from retriever.store.orphans import Orphans
-from retriever.threads import stay_single
+from retriever.thread_priorities import search_on_one_core
 
 _LONGEST_PAGE = 1000
-_PREDECESSOR_S = 20.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Retriever:
-    """Keeps documents and finds chunks of them; ``build_retriever`` puts one together.
+    """Stores documents and searches their chunks. ``build_retriever`` creates one.
 
-    Nothing blocks the event loop: searches have threads of their own, so that no upload, however large, stands before
-    one. Every call before ``start`` has ended or after ``close`` has begun raises RetrieverNotReady.
+    No call blocks the event loop. Searches have their own threads, so a large upload never delays one. Before ``start``
+    returns and after ``close`` begins, every call raises RetrieverNotReady.
     """
 
     def __init__(
@@ -59,139 +52,132 @@ class Retriever:
         chunks: Chunks,
         jobs: Jobs,
         orphans: Orphans,
-        preparer: Preparer,
-        catalog: IndexCatalog,
         searcher: Searcher,
-        acceptor: Acceptor,
+        intake: UploadIntake,
         ingester: Ingester,
         counts: IngestCounts,
         ingest_thread: IngestThread,
-        loaders: ConfinedLoaders,
+        lifecycle: Lifecycle,
         search_threads: int,
-        owner: FileLock,
     ) -> None:
         self._database = database
         self._documents = documents
         self._chunks = chunks
         self._jobs = jobs
         self._orphans = orphans
-        self._preparer = preparer
-        self._catalog = catalog
         self._searcher = searcher
-        self._acceptor = acceptor
+        self._intake = intake
         self._ingester = ingester
         self._counts = counts
         self._ingest_thread = ingest_thread
-        self._loaders = loaders
+        self._lifecycle = lifecycle
         self._search_pool = _pool(search_threads, "retriever-search")
         self._store_pool = _pool(2, "retriever-store")
-        self._owner = owner
         self._ready = False
         self._closed = False
 
     async def start(self) -> None:
-        """Bring store and indexes together, embed anew what another embedder made, and begin to ingest.
+        """Open the store and the indexes, re-embed outdated documents, and start ingestion.
 
-        Raises what the embedder raises if it has to embed, StorageFull, and Conflict while another retriever works on
-        the same data.
+        Raises StorageFull, what the embedder raises, and Conflict if another retriever uses the same data folder.
         """
-        await asyncio.get_running_loop().run_in_executor(self._store_pool, self._open)
+        await asyncio.get_running_loop().run_in_executor(self._store_pool, self._lifecycle.open)
         self._ready = True
 
     async def close(self) -> None:
-        """End for good: documents in hand go in, the rest stays queued, and indexes are saved. Idempotent."""
+        """Stop for good. The current group is finished, queued documents stay queued, indexes are saved. Idempotent."""
         self._ready = False
         if not self._closed:
             self._closed = True
-            await asyncio.get_running_loop().run_in_executor(None, self._shut)
+            await asyncio.get_running_loop().run_in_executor(None, self._shut_down)
 
     async def ready(self) -> None:
-        """Return when searches can be served; raises RetrieverNotReady."""
+        """Return if searches can be served. Raises RetrieverNotReady otherwise."""
         self._check_ready()
 
-    async def settle(self) -> None:
-        """Return when no index is being built anew for what has gone in so far; searches are served before, too."""
+    async def wait_for_indexes(self) -> None:
+        """Return when no index rebuild is pending for the documents ingested so far. Searches do not need this."""
         self._check_ready()
-        await asyncio.to_thread(self._ingester.settle)
+        await asyncio.to_thread(self._ingester.wait_for_indexes)
 
     async def search(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:
-        """Search in stages; see the contract for what it raises, and InvalidRequest, before the first.
+        """Search in stages. Raises as the contract says, and InvalidRequest, before the first stage.
 
-        The search goes on while the caller thinks about a stage, and ends after the stage in hand when this is closed.
+        The search continues while the caller handles a stage. Closing the generator ends it after the current stage.
         """
         self._check_ready()
-        async with aclosing(run_ahead(self._search_pool, self._searcher.stages(request))) as stages:
+        async with aclosing(iterate_in_thread(self._search_pool, self._searcher.stages(request))) as stages:
             async for candidates in stages:
                 yield candidates
 
     async def put_document(
         self, tenant: str, collection: str, upload: DocumentUpload, idempotency_key: str | None = None
     ) -> IngestJob:
-        """Accept a document; see the contract for what it raises."""
-        job = await self._store(self._acceptor.put_document, tenant, collection, upload, idempotency_key)
-        self._ingest_thread.notify()
+        """Accept a document for ingestion. Raises as the contract says."""
+        job = await self._change(self._intake.put_document, tenant, collection, upload, idempotency_key)
+        self._ingest_thread.wake()
         return job
 
     async def put_batch(
         self, tenant: str, collection: str, jsonl: bytes, idempotency_key: str | None = None
     ) -> IngestJob:
-        """Accept a batch; see the contract for what it raises."""
-        job = await self._store(self._acceptor.put_batch, tenant, collection, jsonl, idempotency_key)
-        self._ingest_thread.notify()
+        """Accept a batch of documents for ingestion. Raises as the contract says."""
+        job = await self._change(self._intake.put_batch, tenant, collection, jsonl, idempotency_key)
+        self._ingest_thread.wake()
         return job
 
     async def claim_key(self, tenant: str, key: str, body_hash: str) -> None:
-        """Bind an idempotency key to the hash of a body; see the contract of a shard."""
-        await self._store(self._acceptor.claim_key, tenant, key, body_hash)
+        """Bind an idempotency key to the hash of a body. Raises as the shard's contract says."""
+        await self._change(self._intake.claim_key, tenant, key, body_hash)
 
     async def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
-        """Remove a document, its chunks and its uploads that are still queued, in one step."""
-        await self._store(self._acceptor.delete_document, tenant, collection, document_id)
-        self._ingest_thread.notify()
+        """Delete a document, its chunks and its queued uploads in one transaction."""
+        await self._change(self._intake.delete_document, tenant, collection, document_id)
+        self._ingest_thread.wake()
 
     async def get_document(self, tenant: str, collection: str, document_id: str) -> StoredDocument:
-        """Read a document back. Raises UnknownCollection or UnknownDocument."""
+        """Return a document with its text. Raises UnknownCollection or UnknownDocument."""
         return await self._read(self._documents.get, tenant, collection, document_id)
 
     async def chunks(self, tenant: str, collection: str, document_id: str) -> Sequence[Chunk]:
-        """The chunks of a document in their order. Raises UnknownCollection or UnknownDocument."""
+        """Return a document's chunks in order. Raises UnknownCollection or UnknownDocument."""
         return await self._read(self._chunks_of, tenant, collection, document_id)
 
     async def list_documents(self, tenant: str, collection: str, limit: int, after: str | None = None) -> DocumentPage:
-        """List a page of documents behind the id ``after``. Raises UnknownCollection or InvalidRequest."""
+        """Return a page of documents with ids above ``after``. Raises UnknownCollection or InvalidRequest."""
         if not 1 <= limit <= _LONGEST_PAGE:
-            raise InvalidRequest(f"limit must lie between 1 and {_LONGEST_PAGE}", param="limit")
+            raise InvalidRequest(f"limit must be between 1 and {_LONGEST_PAGE}, not {limit}", param="limit")
         return await self._read(self._documents.page, tenant, collection, limit, after or "")
 
     async def list_collections(self, tenant: str) -> Sequence[CollectionInfo]:
-        """List the tenant's collections by name."""
+        """Return the tenant's collections, sorted by name."""
         return await self._read(self._documents.collections, tenant)
 
     async def get_job(self, tenant: str, job_id: str) -> IngestJob:
-        """The job's state now. Raises UnknownJob."""
+        """Return the current state of a job. Raises UnknownJob."""
         return await self._read(self._jobs.get, tenant, job_id)
 
     async def orphans_of(self, tenant: str, collection: str, document_id: str) -> Sequence[Orphan]:
-        """The orphans that went with a document, or with what it was replaced by."""
+        """Return the orphans that a document left behind when it was deleted or replaced."""
         return await self._read(self._orphans.of_document, tenant, collection, document_id)
 
     async def orphans(self, older_than_s: float, limit: int) -> Sequence[Orphan]:
-        """The oldest of those that are orphans for so many seconds."""
+        """Return the oldest orphans that are at least ``older_than_s`` seconds old."""
         return await self._read(self._orphans.older_than, older_than_s, limit)
 
     async def forget_orphans(self, orphans: Sequence[Orphan]) -> None:
-        """Take orphans off the list. Raises StorageFull."""
-        await self._store(self._forget, orphans)
+        """Remove orphans from the list. Raises StorageFull."""
+        await self._change(self._forget, orphans)
 
     async def stats(self) -> RetrieverStats:
-        """Counters since the start, and gauges."""
+        """Return counters since the start, and gauges."""
         return await self._read(self._stats)
 
     def _check_ready(self) -> None:
         if not self._ready:
             raise RetrieverNotReady("the retriever is not ready")
 
-    async def _store(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _change(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         self._check_ready()
         return await asyncio.get_running_loop().run_in_executor(self._store_pool, lambda: call(*args, **kwargs))
 
@@ -204,40 +190,24 @@ class Retriever:
         return await asyncio.get_running_loop().run_in_executor(self._search_pool, read)
 
     def _chunks_of(self, transaction: Transaction, tenant: str, collection: str, document_id: str) -> list[Chunk]:
-        held_in = self._documents.collection(transaction, tenant, collection)
-        if held_in is None or self._documents.content_hash(transaction, held_in, document_id) is None:
+        collection_key = self._documents.collection(transaction, tenant, collection)
+        if collection_key is None or self._documents.content_hash(transaction, collection_key, document_id) is None:
             raise UnknownDocument(f"there is no document {document_id!r} in {collection!r}", param="document_id")
-        return self._chunks.of_document(transaction, held_in, document_id)
+        return self._chunks.of_document(transaction, collection_key, document_id)
 
     def _stats(self, transaction: Transaction) -> RetrieverStats:
-        disk = shutil.disk_usage(Path(self._owner.lock_file).parent)
-        return RetrieverStats(self._counts.now(), self._jobs.queued(transaction), disk.total, disk.free)
+        disk = shutil.disk_usage(self._lifecycle.data_dir)
+        return RetrieverStats(self._counts.snapshot(), self._jobs.queued(transaction), disk.total, disk.free)
 
     def _forget(self, orphans: Sequence[Orphan]) -> None:
         with self._database.write() as transaction:
             self._orphans.forget(transaction, orphans)
 
-    def _open(self) -> None:
-        # Two would give out the same chunk ids. A predecessor that is being replaced gets time to end.
-        try:
-            self._owner.acquire(timeout=_PREDECESSOR_S)
-        except Timeout as error:
-            raise Conflict(f"another retriever works on {Path(self._owner.lock_file).parent}") from error
-        with self._database.read() as transaction:
-            self._preparer.number_from(self._chunks.last_id(transaction))
-        reembed(self._database, self._documents, self._preparer)
-        self._catalog.open()
-        self._ingest_thread.start()
-
-    def _shut(self) -> None:
-        self._ingest_thread.close()
+    def _shut_down(self) -> None:
         self._search_pool.shutdown()
         self._store_pool.shutdown()
-        self._loaders.close()
-        self._catalog.close()
-        self._database.close()
-        self._owner.release()
+        self._lifecycle.close()
 
 
 def _pool(threads: int, name: str) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, name, initializer=stay_single)
+    return ThreadPoolExecutor(threads, name, initializer=search_on_one_core)

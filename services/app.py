@@ -18,7 +18,7 @@ from gateway.app import create_app
 from gateway.query.tracing import Tracing
 from generator.prompts.layout import SegmentLayout
 from protocol.parts import Retriever
-from retriever.sharding.sharded import ShardedRetriever
+from retriever.sharding.sharded_retriever import ShardedRetriever
 from services.config import Config
 from services.model import generator_factory
 from services.redis.stores import RedisStores

@@ -1,6 +1,6 @@
 """The retriever's shards as the configuration asks for them."""
 
-from retriever.sharding.folders import ShardFolders
+from retriever.sharding.shard_folders import ShardFolders
 from services.config import Config
 
 

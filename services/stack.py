@@ -60,7 +60,7 @@ class Stack:
         # All that is written from here on, in Ray's processes too, holds documents or, as Ray's token, lets run code.
         os.umask(0o077)
         with self._state.claimed(), _listening_socket(self._config.server) as listener:
-            shard_folders(self._config).claim()
+            shard_folders(self._config).record_count()
             try:
                 if self._config.server.ingress == "serve":
                     self._run_behind_serve(listener)

@@ -12,7 +12,7 @@ from retriever.store.chunks import Chunks
 from retriever.store.database import Database
 from retriever.store.documents import Documents
 from retriever.store.orphans import Orphans
-from retriever.threads import stay_single
+from retriever.thread_priorities import search_on_one_core
 
 
 class ExactSearch:
@@ -27,7 +27,7 @@ class ExactSearch:
         self._chunks = Chunks()
         self._index = FlatIndex(self._embedder.dimension, settings.index)
         # As the retriever's searches: a thread beside the event loop, on one core.
-        self._pool = ThreadPoolExecutor(1, initializer=stay_single)
+        self._pool = ThreadPoolExecutor(1, initializer=search_on_one_core)
         with self._database.read() as transaction:
             key = Documents(Orphans()).collection(transaction, TENANT, collection)
             assert key is not None, "only the default collection may be without a key"

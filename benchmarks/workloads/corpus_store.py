@@ -34,7 +34,7 @@ async def ingest_corpus(retriever: Retriever, dataset: Dataset, progress: Progre
             progress("ingesting", first + job.stored + job.unchanged, len(lines))
         if job.failed_documents:
             raise InternalError(f"the corpus did not go in whole: {job.last_error}")
-    await retriever.settle()
+    await retriever.wait_for_indexes()
     return len(lines)
 
 

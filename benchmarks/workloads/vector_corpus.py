@@ -15,7 +15,7 @@ from benchmarks.workloads.corpus import SYLLABLES
 from benchmarks.workloads.synthetic_vectors import SyntheticVectors
 from protocol.errors import InternalError, InvalidRequest
 from retriever.embedding.base import Vector
-from retriever.embedding.words import word_tokenizer
+from retriever.embedding.word_tokenizer import word_tokenizer
 from retriever.retriever import Retriever
 
 TENANT = "bench"

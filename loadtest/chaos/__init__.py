@@ -1,1 +1,1 @@
-"""Chaos: processes of a stack are killed under load, and every request must still come to one right end."""
+"""Chaos: kill processes of a stack under load and check how every request ends."""

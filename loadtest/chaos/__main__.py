@@ -1,4 +1,4 @@
-"""``make chaos``: random kills under load, of a stack that is started for it."""
+"""``make chaos``: random kills under load, in a stack that is started for it."""
 
 import logging
 import signal
@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from loadtest.chaos.report import write_report
-from loadtest.chaos.run import ChaosRun
+from loadtest.chaos.chaos_report import write_report
+from loadtest.chaos.chaos_run import ChaosRun
 from loadtest.chaos.settings import ChaosSettings, Engine, Ingress, killable
 from loadtest.chaos.victims import Victim
 from loadtest.errors import LoadTestError
@@ -16,26 +16,24 @@ from loadtest.reporting.run_facts import folder_for_now
 
 
 def chaos(
-    minutes: Annotated[float, typer.Option(min=0, help="How long kills come; each kind comes once in any case.")] = 10,
-    rate: Annotated[float, typer.Option(min=0.1, help="Arrivals a second.")] = 4.0,
-    ingress: Annotated[Ingress, typer.Option(help="Behind Serve's proxy, or beside it.")] = Ingress.SERVE,
-    engine: Annotated[Engine, typer.Option(help="What answers; the fake one is no model.")] = Engine.FAKE,
+    minutes: Annotated[float, typer.Option(min=0, help="Duration of the kills, at least one per kind.")] = 10,
+    rate: Annotated[float, typer.Option(min=0.1, help="Arrivals per second.")] = 4.0,
+    ingress: Annotated[Ingress, typer.Option(help="serve: behind Serve's proxy. uvicorn: no proxy.")] = Ingress.SERVE,
+    engine: Annotated[Engine, typer.Option(help="The engine. fake runs no model.")] = Engine.FAKE,
     victim: Annotated[
-        list[Victim] | None, typer.Option(help="Kill this kind; may be given several times. By default all kinds.")
+        list[Victim] | None, typer.Option(help="Kind of process to kill. May be repeated. Default: all kinds.")
     ] = None,
-    overlapping: Annotated[bool, typer.Option(help="Kill while the stack recovers from the kill before.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Equal seeds give equal orders of kills, and questions.")] = 0,
+    overlapping: Annotated[bool, typer.Option(help="Kill again during a recovery.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Equal seeds give equal questions and kills in equal order.")] = 0,
     pause_s: Annotated[float, typer.Option(min=0, help="Mean pause before a kill.")] = 5.0,
-    redis_away_s: Annotated[float, typer.Option(min=0, help="How long Redis is gone each time.")] = 3.0,
-    documents: Annotated[int, typer.Option(min=4, help="Documents that are asked about.")] = 40,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 32,
-    timeout_s: Annotated[float, typer.Option(min=1, help="Longest time that the stack gives a query.")] = 60.0,
-    report_dir: Annotated[Path, typer.Option(help="Folder that gets a folder for each run.")] = Path(
-        "loadtest-reports"
-    ),
+    redis_away_s: Annotated[float, typer.Option(min=0, help="How long Redis stays away after each kill.")] = 3.0,
+    documents: Annotated[int, typer.Option(min=4, help="Number of documents to query.")] = 40,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 32,
+    timeout_s: Annotated[float, typer.Option(min=1, help="The stack's timeout for a query.")] = 60.0,
+    report_dir: Annotated[Path, typer.Option(help="Folder for the folders of runs.")] = Path("loadtest-reports"),
 ) -> None:
-    """Exit with 0 if every request came to one end that it may come to, with no wrong answer, and nothing was left."""
-    # The stack is stopped whatever ends this.
+    """Exit with 0 if every request ended in an allowed way, no answer was wrong, and no process was left."""
+    # SIGTERM also stops the stack.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     try:

@@ -1,4 +1,4 @@
-"""What a run of chaos is, and the stack that it starts."""
+"""The settings of a chaos run, and the configuration of its stack."""
 
 import json
 from enum import StrEnum
@@ -13,27 +13,30 @@ GATEWAYS = 2
 
 
 class Ingress(StrEnum):
-    """Where the gateway is: behind Ray Serve's proxy, as two replicas, or beside it, in the stack's own process."""
+    """Where the gateway runs: as two replicas behind Ray Serve's proxy, or in the stack's own process."""
 
     SERVE = "serve"
     UVICORN = "uvicorn"
 
 
 class Engine(StrEnum):
-    """What answers."""
+    """The engine that generates answers."""
 
     FAKE = "fake"
     VLLM = "vllm"
 
 
 def killable(ingress: Ingress) -> tuple[Victim, ...]:
-    """What can be killed. Without a proxy, the gateway is the stack itself, which nothing brings back."""
+    """Return the kinds that can be killed. Without a proxy, the gateway is the stack itself and does not restart."""
     behind = ingress is Ingress.SERVE
     return tuple(victim for victim in Victim if behind or victim not in HOLDING_CONNECTIONS)
 
 
 class ChaosSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``rate`` is arrivals a second; equal ``seed``s kill the same kinds in the same order. Raises BadOption."""
+    """The settings of a chaos run. Raises BadOption.
+
+    ``rate`` is in arrivals per second. Equal seeds kill the same kinds in the same order.
+    """
 
     minutes: float
     rate: float
@@ -49,13 +52,13 @@ class ChaosSettings(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
 
     def __post_init__(self) -> None:
-        if strange := set(self.victims) - set(killable(self.ingress)):
-            raise BadOption(f"{', '.join(sorted(strange))}: only with --ingress {Ingress.SERVE} can they be killed")
+        if not_killable := set(self.victims) - set(killable(self.ingress)):
+            raise BadOption(f"{', '.join(sorted(not_killable))} can only be killed with --ingress {Ingress.SERVE}")
 
     def environment(self, redis_url: str) -> dict[str, str]:
-        """The stack's configuration, as its command line reads it.
+        """Return the stack's configuration as environment variables.
 
-        Leases that a killed gateway leaves behind are taken back when no query can still hold one.
+        The lease time equals the query timeout, so the leases of a killed gateway expire once no query can hold them.
         """
         common = {
             "RAGTREE_SERVER__INGRESS": self.ingress.value,
@@ -75,7 +78,7 @@ class ChaosSettings(msgspec.Struct, frozen=True, kw_only=True):
         return common | {
             "RAGTREE_GENERATOR__ENGINE": "vllm",
             "RAGTREE_GENERATOR__MAX_MODEL_LEN": "2048",
-            # In bfloat16 an answer may change with what is computed beside it, and would be taken for a wrong one.
+            # In bfloat16 an answer may depend on its batch and would look wrong.
             "RAGTREE_GENERATOR__DTYPE": "float32",
             "RAGTREE_GENERATOR__CPU_THREADS": "1",
         }

@@ -1,4 +1,4 @@
-"""What can be killed, how it is found, and how it dies."""
+"""The kinds of processes that are killed, and how to find and kill them."""
 
 import time
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from random import Random
 import msgspec
 import psutil
 
-from loadtest.chaos.own_redis import OwnRedis
-from loadtest.chaos.own_stack import OwnStack, called
+from loadtest.chaos.redis_process import RedisProcess
+from loadtest.chaos.stack_process import StackProcess, process_title
 from loadtest.errors import LoadTestError
 
 
 class Victim(StrEnum):
-    """A kind of process, and what becomes of it."""
+    """A kind of process, and how it is killed."""
 
     GENERATOR = "generator"
     CONTROLLER = "controller"
@@ -26,7 +26,7 @@ class Victim(StrEnum):
     PROXY = "proxy"
     REDIS = "redis"
     REDIS_HANGS = "redis-hangs"
-    """It is stopped, not killed: connections stay, and nothing is answered."""
+    """Paused, not killed: connections stay open but nothing is answered."""
 
 
 TITLES = {
@@ -37,14 +37,14 @@ TITLES = {
     Victim.GATEWAY: "ServeReplica:gateway",
     Victim.PROXY: "ProxyActor",
 }
-"""What the titles of Ray's processes contain."""
+"""Substrings of the titles of Ray's processes."""
 
 HOLDING_CONNECTIONS = frozenset({Victim.GATEWAY, Victim.PROXY})
-"""Requests die with these: they hold their connections."""
+"""These hold the connections of requests, which break with them."""
 
 
 class Kill(msgspec.Struct, kw_only=True):
-    """A process that was killed ``at`` a time, and when all was well again; None: it never was."""
+    """A process that was killed ``at`` a time, and when the stack had recovered; None if it never did."""
 
     victim: Victim
     pid: int
@@ -54,26 +54,26 @@ class Kill(msgspec.Struct, kw_only=True):
 
 
 class Victims:
-    """The processes of a stack and its Redis; ``away_s`` is how long Redis is gone each time."""
+    """The processes of a stack and its Redis. ``away_s`` is how long Redis stays away."""
 
-    def __init__(self, stack: OwnStack, redis: OwnRedis, away_s: float, draws: Random) -> None:
+    def __init__(self, stack: StackProcess, redis: RedisProcess, away_s: float, draws: Random) -> None:
         self._stack = stack
         self._redis = redis
         self._away_s = away_s
         self._draws = draws
 
     def alive(self, victim: Victim) -> Sequence[int]:
-        """The ids of the processes of a kind that run now."""
+        """Return the ids of the running processes of a kind."""
         if victim not in TITLES:
             return [] if self._redis.is_away else [self._redis.pid]
-        return [process.pid for process in self._stack.processes() if TITLES[victim] in called(process)]
+        return [process.pid for process in self._stack.processes() if TITLES[victim] in process_title(process)]
 
     def kill(self, victim: Victim) -> Kill:
-        """Kill one of a kind, by its id. Raises LoadTestError where there is none."""
-        there = self.alive(victim)
-        if not there:
-            raise LoadTestError(f"there is no process to kill: {victim}")
-        pid = self._draws.choice(there)
+        """Kill a random process of a kind. Raises LoadTestError if there is none."""
+        alive = self.alive(victim)
+        if not alive:
+            raise LoadTestError(f"no {victim} process is running")
+        pid = self._draws.choice(alive)
         at = time.monotonic()
         if victim is Victim.REDIS_HANGS:
             self._redis.hang(self._away_s)
@@ -81,7 +81,7 @@ class Victims:
         if victim is Victim.REDIS:
             self._redis.kill(self._away_s)
         else:
-            # One that has gone by itself in this instant is lost all the same.
+            # The process may just have ended by itself.
             with suppress(psutil.NoSuchProcess):
                 psutil.Process(pid).kill()
         return Kill(victim=victim, pid=pid, signal="SIGKILL", at=at)

@@ -1,1 +1,1 @@
-"""What a run leaves behind, and the report of it."""
+"""The records of a run, and the report about them."""

@@ -1,4 +1,4 @@
-"""The pictures of a report."""
+"""The plots of a report."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -8,12 +8,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loadtest.reporting.records import Outcome, QueryRecord
+from loadtest.reporting.request_records import Outcome, QueryRecord
 from loadtest.reporting.summary import hit_rate
 
-PICTURES = {
-    "ttft.png": "Time to first token over time, and arrivals a second",
-    "ttft-cdf.png": "Share of answers whose first token came within a time",
+PLOTS = {
+    "ttft.png": "Time to first token and arrivals per second over time",
+    "ttft-cdf.png": "Distribution of the time to first token",
     "hit-rate.png": "Hit rate over time",
     "open-streams.png": "Open streams over time",
 }
@@ -21,11 +21,11 @@ _BINS = 60
 
 
 def draw_all(queries: Sequence[QueryRecord], seconds: float, folder: Path) -> None:
-    """Draw all of them into the run's folder."""
+    """Draw all plots into the run's folder."""
     answered = [query for query in queries if query.outcome is Outcome.ANSWERED]
     drawings = (_ttft, _ttft_cdf, _hit_rate, _open_streams)
     shown = (queries, answered, answered, queries)
-    for (file, title), draw, those in zip(PICTURES.items(), drawings, shown, strict=True):
+    for (file, title), draw, those in zip(PLOTS.items(), drawings, shown, strict=True):
         figure = Figure(figsize=(8, 4), layout="constrained")
         axes = figure.add_subplot()
         draw(axes, those, max(seconds, 1.0))
@@ -44,7 +44,7 @@ def _ttft(axes: Axes, queries: Sequence[QueryRecord], seconds: float) -> None:
     counts, _ = np.histogram([query.at for query in queries], edges)
     rates = axes.twinx()
     rates.stairs(counts / np.diff(edges), edges, color="tab:gray")
-    rates.set_ylabel("arrivals a second", color="tab:gray")
+    rates.set_ylabel("arrivals per second", color="tab:gray")
     rates.set_ylim(bottom=0)
 
 
@@ -63,7 +63,7 @@ def _hit_rate(axes: Axes, queries: Sequence[QueryRecord], seconds: float) -> Non
     rates = [(begin, rate) for begin, those in within if (rate := hit_rate(those)) is not None]
     middle = (edges[1] - edges[0]) / 2
     axes.plot([begin + middle for begin, _ in rates], [rate for _, rate in rates], marker="o", markersize=3)
-    axes.set_ylabel("prompt tokens not computed, share")
+    axes.set_ylabel("share of prompt tokens not computed")
     axes.set_ylim(0, 1)
     _over_time(axes, seconds)
 

@@ -1,21 +1,21 @@
-"""Everything that a report says, as ``results.json`` has it."""
+"""The content of ``results.json``."""
 
 import msgspec
 
-from loadtest.reporting.records import WriteAction
+from loadtest.reporting.request_records import WriteAction
 from loadtest.reporting.run_facts import RunFacts, StepFacts
 from loadtest.reporting.summary import Summary, WriteSummary
 
 
 class StepResults(msgspec.Struct, frozen=True):
-    """The queries that were due in one step of the schedule, whenever they ended; rates are over the step's time."""
+    """The queries that were due in one step of the schedule. Rates are per second of the step."""
 
     step: StepFacts
     summary: Summary
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a run. Times are seconds."""
+    """The results of a run. Times are in seconds."""
 
     run: RunFacts
     total: Summary

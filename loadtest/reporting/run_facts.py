@@ -1,4 +1,4 @@
-"""What a run was: its settings, its command, and the machine that sent the requests."""
+"""The facts of a run: its settings, its command, and the machine that sends the requests."""
 
 import os
 import platform
@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from loadtest.options import LoadSettings
+from loadtest.settings import LoadSettings
 
 FILE_NAME = "run.json"
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """The machine of the load test, which may be the stack's, too. Memory in bytes."""
+    """The load test's machine, which may also run the stack. Memory in bytes."""
 
     system: str
     python: str
@@ -27,7 +27,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class StepFacts(msgspec.Struct, frozen=True):
-    """A part of the schedule; ``begin`` and ``seconds`` in seconds."""
+    """A step of the schedule. ``begin`` and ``seconds`` in seconds."""
 
     schedule: str
     begin: float
@@ -35,7 +35,7 @@ class StepFacts(msgspec.Struct, frozen=True):
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of a run before its first request. ``seconds``: what the schedule or the trace takes."""
+    """What is known about a run before its first request. ``seconds`` is the length of the schedule or trace."""
 
     url: str
     model: str
@@ -54,12 +54,12 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, folder: Path) -> "RunFacts":
-        """The facts of a run's folder."""
+        """Read the facts from a run's folder."""
         return msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=cls)
 
 
 def folder_for_now(reports: Path, prefix: str = "") -> Path:
-    """A new folder under ``reports``, named by the local time."""
+    """Create a new folder below ``reports``, named after the local time."""
     name = f"{prefix}{datetime.now():%Y%m%d-%H%M%S}"
     for suffix in ("", *(f"-{number}" for number in range(2, 100))):
         folder = reports / (name + suffix)
@@ -70,18 +70,18 @@ def folder_for_now(reports: Path, prefix: str = "") -> Path:
 
 
 def machine() -> Machine:
-    """The machine this runs on."""
+    """Return the facts of this machine."""
     cores, memory = os.cpu_count() or 1, psutil.virtual_memory().total
     return Machine(platform.platform(), platform.python_version(), _processor(), cores, memory)
 
 
 def command() -> str:
-    """Locust's command line. Keys come by environment, so it has none."""
+    """Return Locust's command line. It has no keys, because they are in the environment."""
     return shlex.join(["locust", *sys.argv[1:]])
 
 
 def now() -> str:
-    """The time of day, in UTC."""
+    """Return the current time in UTC, in ISO format."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

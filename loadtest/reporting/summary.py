@@ -1,4 +1,4 @@
-"""The figures of a run, or of a part of it, worked out of its records."""
+"""Compute the figures of a run, or of a part of it, from its records."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from loadtest.options import LoadSettings
-from loadtest.reporting.records import Outcome, QueryRecord, WriteRecord
+from loadtest.reporting.request_records import Outcome, QueryRecord, WriteRecord
+from loadtest.settings import LoadSettings
 
 NOT_JUDGED = frozenset({Outcome.DISCONNECTED, Outcome.UNFINISHED})
-"""What became of these says nothing of the stack."""
+"""These outcomes say nothing about the stack."""
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How measured times are spread, in seconds; percentiles are linearly interpolated."""
+    """The distribution of measured times in seconds. Percentiles are linearly interpolated."""
 
     count: int
     mean: float
@@ -26,7 +26,7 @@ class Spread(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread | None":
-        """None where nothing was measured."""
+        """Return the distribution of values, or None without values."""
         if not values:
             return None
         p50, p90, p95, p99 = (float(value) for value in np.percentile(values, [50, 90, 95, 99]))
@@ -34,11 +34,11 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of queries. Latencies are those of the answered ones.
+    """The figures of queries. Latencies are those of answered queries.
 
-    ``seconds`` is from the begin to the last end, ``late`` by how much the load test itself sent requests after they
-    were due. ``good`` are the answers that kept the objectives, ``good_share`` is their share of all arrivals but those
-    whose client left or was made to. ``hit_rate`` is the share of prompt tokens that were not computed.
+    ``seconds`` is the time from the start to the last end. ``late`` is how late the load test itself sent requests.
+    ``good`` counts answers that meet the objectives. ``good_share`` is their share of all arrivals, except disconnected
+    and unfinished ones. ``hit_rate`` is the share of prompt tokens that were not computed.
     """
 
     seconds: float
@@ -60,7 +60,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WriteSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of documents that went in or out meanwhile; ``seconds`` from when each was due to its response."""
+    """The figures of ingested or deleted documents. ``seconds`` counts from when each was due to its response."""
 
     outcomes: dict[Outcome, int]
     refusals: dict[str, int]
@@ -69,7 +69,7 @@ class WriteSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize(queries: Sequence[QueryRecord], seconds: float, settings: LoadSettings) -> Summary:
-    """The figures of queries that took ``seconds`` together."""
+    """Compute the figures of queries that took ``seconds`` in total."""
     answered = [query for query in queries if query.outcome is Outcome.ANSWERED]
     good = sum(keeps_objectives(query, settings) for query in answered)
     judged = sum(query.outcome not in NOT_JUDGED for query in queries)
@@ -94,7 +94,7 @@ def summarize(queries: Sequence[QueryRecord], seconds: float, settings: LoadSett
 
 
 def summarize_writes(writes: Sequence[WriteRecord]) -> WriteSummary:
-    """The figures of writes of one kind."""
+    """Compute the figures of writes of one kind."""
     ended = [write for write in writes if write.outcome is Outcome.ANSWERED and write.ended is not None]
     return WriteSummary(
         outcomes=dict(Counter(write.outcome for write in writes)),
@@ -105,14 +105,14 @@ def summarize_writes(writes: Sequence[WriteRecord]) -> WriteSummary:
 
 
 def keeps_objectives(query: QueryRecord, settings: LoadSettings) -> bool:
-    """Whether an answer's first token, and the mean gap between its pieces of text, came within the objectives."""
+    """Return whether the time to first token and the mean gap between pieces of text meet the objectives."""
     if query.ttft is None or query.ttft > settings.slo_ttft:
         return False
     return not query.itl or sum(query.itl) / len(query.itl) <= settings.slo_itl
 
 
 def hit_rate(queries: Iterable[QueryRecord]) -> float | None:
-    """Cached tokens of all prompt tokens; None where there were no prompts."""
+    """Return cached tokens as a share of prompt tokens, or None without prompts."""
     counts = [(query.cached_tokens, query.prompt_tokens) for query in queries]
     prompts = sum(prompt for _, prompt in counts)
     return sum(cached for cached, _ in counts) / prompts if prompts else None

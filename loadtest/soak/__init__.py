@@ -1,1 +1,1 @@
-"""A long load below capacity, with the memory of every process watched."""
+"""A long load below capacity, with the memory of every process recorded."""

@@ -1,4 +1,4 @@
-"""The highest rate of arrivals that a stack keeps up with."""
+"""Find the highest arrival rate that a stack keeps up with."""
 
 from collections.abc import Callable
 
@@ -10,20 +10,20 @@ _LEAST_RATE, _FIRST_RATE, _MOST_RATE = 0.0625, 0.5, 1024.0
 
 
 def find_capacity(load: Callable[[float], Results]) -> float:
-    """The highest rate tried at which ``GOOD_SHARE`` of the arrivals are answered well.
+    """Return the highest rate tried at which ``GOOD_SHARE`` of the arrivals get a good answer.
 
-    It is doubled, or halved where the first is too much, then halfway back. ``load`` runs a load test at a rate. Raises
-    LoadTestError where even the lowest rate is too much.
+    The rate is doubled, or halved if the first is too high, and then 1.5 times the result is tried. ``load`` runs a
+    load test at a rate. Raises LoadTestError if even the lowest rate is too high.
     """
 
     def keeps_up(rate: float) -> bool:
         return (load(rate).total.good_share or 0.0) >= GOOD_SHARE
 
-    kept = _FIRST_RATE
-    while not keeps_up(kept):
-        if kept <= _LEAST_RATE:
-            raise LoadTestError(f"not even {kept} queries a second are answered within the objectives")
-        kept /= 2
-    while _FIRST_RATE <= kept < _MOST_RATE and keeps_up(2 * kept):
-        kept *= 2
-    return 1.5 * kept if kept < _MOST_RATE and keeps_up(1.5 * kept) else kept
+    highest = _FIRST_RATE
+    while not keeps_up(highest):
+        if highest <= _LEAST_RATE:
+            raise LoadTestError(f"the stack does not meet the objectives even at {highest} queries per second")
+        highest /= 2
+    while _FIRST_RATE <= highest < _MOST_RATE and keeps_up(2 * highest):
+        highest *= 2
+    return 1.5 * highest if highest < _MOST_RATE and keeps_up(1.5 * highest) else highest

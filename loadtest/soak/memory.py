@@ -1,4 +1,4 @@
-"""How much memory each process of a stack holds for itself, second by second, and whether that grows."""
+"""The memory of each process of a stack over time, and whether it grows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,9 +15,9 @@ _LEAST_SAMPLES = 3
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What a process held ``at`` seconds after the begin: bytes that no other process shares (USS).
+    """The memory of a process ``at`` seconds after the start: bytes that no other process shares (USS).
 
-    KV in shared memory and Ray's object store are bounded on their own, and would count once for each process.
+    KV in shared memory and Ray's object store have their own bounds and would count once per process.
     """
 
     at: float
@@ -27,7 +27,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Trend(msgspec.Struct, frozen=True):
-    """How a process's memory went: bytes at the window's begin and end on the line of least squares."""
+    """The memory trend of a process: a least-squares line, in bytes at the start and end of the window."""
 
     pid: int
     name: str
@@ -37,40 +37,42 @@ class Trend(msgspec.Struct, frozen=True):
 
     @property
     def growth(self) -> float:
-        """Bytes more at the end than at the begin."""
+        """The growth in bytes over the window."""
         return self.last - self.first
 
 
 class Bound(NamedTuple):
-    """The growth that is still flat: this share of what was held, and at least so many bytes."""
+    """The largest growth that counts as flat: this share of the memory, or this many bytes if that is more."""
 
     share: float
     bytes: float
 
     def holds(self, trend: Trend) -> bool:
-        """Whether a process is flat."""
+        """Return whether a process stayed flat."""
         return trend.growth <= max(self.bytes, self.share * trend.first)
 
 
 class StackProcesses:
-    """The process at the root of a stack, and all below it as they come and go."""
+    """The root process of a stack and all its current descendants."""
 
     def __init__(self, root: psutil.Process) -> None:
         self._root = root
 
     @classmethod
     def at(cls, url: str) -> "StackProcesses":
-        """Those of the stack that listens at ``url`` on this machine. Raises LoadTestError if none does."""
+        """Find the stack that listens at ``url`` on this machine. Raises LoadTestError if there is none."""
         address = urlsplit(url)
         port = address.port or (443 if address.scheme == "https" else 80)
         for connection in psutil.net_connections("tcp"):
             listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
             if listens and connection.pid:
                 return cls(psutil.Process(connection.pid))
-        raise LoadTestError(f"no process of this machine listens at {url}; its memory is watched, so it must run here")
+        raise LoadTestError(
+            f"no process of this machine listens at {url}; a soak reads its memory, so it must run here"
+        )
 
     def samples(self, at: float) -> Iterator[Sample]:
-        """What each holds now."""
+        """Yield the current memory of each process."""
         with suppress(psutil.NoSuchProcess):
             for process in [self._root, *self._root.children(recursive=True)]:
                 with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -78,9 +80,9 @@ class StackProcesses:
 
 
 def trends(samples: Sequence[Sample], after: float) -> list[Trend]:
-    """The trends from ``after`` seconds on, those that grow most first.
+    """Return the trends from ``after`` seconds on, largest growth first.
 
-    Processes that were not there for half of that time are left out.
+    Processes that lived for less than half of that time are left out.
     """
     window = [sample for sample in samples if sample.at >= after]
     if not window:
@@ -98,7 +100,7 @@ def trends(samples: Sequence[Sample], after: float) -> list[Trend]:
 
 
 def by_process(samples: Sequence[Sample]) -> Mapping[int, list[Sample]]:
-    """The samples of each process, by its id."""
+    """Group samples by process id."""
     found: dict[int, list[Sample]] = {}
     for sample in samples:
         found.setdefault(sample.pid, []).append(sample)
@@ -108,7 +110,7 @@ def by_process(samples: Sequence[Sample]) -> Mapping[int, list[Sample]]:
 def _name(process: psutil.Process) -> str:
     name = process.name()
     if name.startswith("python"):
-        # The script or module that it runs; options before it are Python's own.
+        # Name the script or module. Options before it are Python's.
         return next((part.rsplit("/")[-1] for part in process.cmdline()[1:] if not part.startswith("-")), name)
-    # Ray's titles end in the method that runs just now.
+    # Ray appends the current method to a process's title.
     return name.partition(".")[0]

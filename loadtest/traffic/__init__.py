@@ -1,1 +1,1 @@
-"""What is asked, and when."""
+"""The traffic: questions, documents and arrival times."""

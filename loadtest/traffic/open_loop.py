@@ -1,4 +1,4 @@
-"""Arrivals at their times: none waits for the answer to another."""
+"""Start requests at their times, without waiting for earlier answers."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -9,19 +9,19 @@ from gevent.pool import Group
 
 
 class Due(Protocol):
-    """Something that happens ``at`` seconds after the begin."""
+    """Something that is due ``at`` seconds after the start."""
 
     @property
-    def at(self) -> float: ...  # noqa: D102 - said above
+    def at(self) -> float: ...  # noqa: D102 - see the class
 
 
 DueT = TypeVar("DueT", bound=Due)
 
 
 class OpenLoop:
-    """Runs each thing that is due in a greenlet of its own, begun at its time; ``start`` is the clock's zero.
+    """Runs each due item in its own greenlet, started on time. ``start`` is the zero of the clock.
 
-    At most ``most`` run at once. What is due beyond that is not put off, which would close the loop: it is missed.
+    At most ``most`` run at once. Further items are missed, not postponed, because postponing would close the loop.
     """
 
     def __init__(self, start: float, most: int) -> None:
@@ -31,7 +31,7 @@ class OpenLoop:
         self._ended = Event()
 
     def run(self, due: Iterable[DueT], serve: Callable[[DueT], None], miss: Callable[[DueT], None]) -> None:
-        """Begin everything that is due; returns when the last has begun, or at ``end``."""
+        """Start every due item. Returns when the last has started, or at ``end``."""
         for item in due:
             if self._ended.wait(max(0.0, self._start + item.at - time.monotonic())):
                 return
@@ -41,13 +41,13 @@ class OpenLoop:
                 miss(item)
 
     def end(self) -> None:
-        """Begin nothing more; what has begun goes on."""
+        """Start no more items. Running ones continue."""
         self._ended.set()
 
     def join(self) -> None:
-        """Wait until all that has begun has ended."""
+        """Wait until all started items have ended."""
         self._running.join()
 
     def kill(self) -> None:
-        """End what still runs, and wait until it has."""
+        """End all running items and wait for them."""
         self._running.kill()

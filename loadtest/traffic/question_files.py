@@ -1,4 +1,4 @@
-"""Questions of one's own, and traces of when they were asked, as JSON lines."""
+"""Read files of questions and traces, as JSON lines."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -11,28 +11,28 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A line of a file of questions."""
+    """A line of a question file."""
 
     query: str
 
 
 class TracedQuestion(msgspec.Struct, frozen=True):
-    """A line of a trace: ``query`` was asked ``at`` seconds after the trace's begin."""
+    """A line of a trace: ``query`` is asked ``at`` seconds after the start."""
 
     at: float
     query: str
 
 
 def read_questions(path: Path) -> list[str]:
-    """The questions of a file. Raises BadOption."""
+    """Read the questions of a file. Raises BadOption."""
     return [line.query for line in _read(path, Question)]
 
 
 def read_trace(path: Path) -> list[TracedQuestion]:
-    """The questions of a trace in the order of their times. Raises BadOption."""
+    """Read a trace, sorted by time. Raises BadOption."""
     lines = sorted(_read(path, TracedQuestion), key=lambda line: line.at)
     if lines[0].at < 0:
-        raise BadOption(f"{path}: times count from the trace's begin, so none is below 0")
+        raise BadOption(f"{path}: times must not be negative")
     return lines
 
 

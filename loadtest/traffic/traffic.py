@@ -1,21 +1,21 @@
-"""What is asked and when, worked out of the settings before anything is sent."""
+"""The requests of a run, derived from its settings before anything is sent."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from loadtest.options import LoadSettings
-from loadtest.traffic.arrivals import Step, parse_schedule, poisson_arrivals
-from loadtest.traffic.corpus import SyntheticCorpus
-from loadtest.traffic.popularity import zipf_draws
+from loadtest.settings import LoadSettings
+from loadtest.traffic.arrival_schedule import Step, parse_schedule, poisson_arrivals
 from loadtest.traffic.question_files import read_questions, read_trace
+from loadtest.traffic.synthetic_corpus import SyntheticCorpus
+from loadtest.traffic.zipf import zipf_draws
 
 
 class Arrival(NamedTuple):
-    """A request that is due ``at`` seconds after the begin, whatever has become of those before it.
+    """A request that is due ``at`` seconds after the start, independent of earlier ones.
 
-    Its client leaves once ``leaves_after`` pieces of the answer have come, if that is not None.
+    If ``leaves_after`` is not None, the client disconnects after that many pieces of text.
     """
 
     number: int
@@ -25,10 +25,10 @@ class Arrival(NamedTuple):
 
 
 class Traffic:
-    """The arrivals of one run; the same for equal settings. Raises BadOption for those that make none.
+    """The arrivals of a run, equal for equal settings. Raises BadOption for invalid settings.
 
-    ``corpus`` is what has to be ingested first, None where the questions come from a file; ``steps`` are the parts of
-    the run that are looked at one by one, one part for a trace.
+    ``corpus`` must be ingested first. It is None if the questions come from a file. ``steps`` are the parts of the run
+    that are reported separately. A trace has none.
     """
 
     def __init__(self, settings: LoadSettings) -> None:
@@ -43,29 +43,29 @@ class Traffic:
 
     @property
     def collection(self) -> str | None:
-        """The collection that is asked; None: the stack's default."""
+        """The collection to query; None for the stack's default."""
         return self._settings.collection or (self.corpus.name if self.corpus else None)
 
     @property
     def seconds(self) -> float:
-        """From the begin to where the last arrival may be."""
+        """The time from the start to the last possible arrival."""
         return self._trace[-1].at if self._trace else sum(step.seconds for step in self.steps)
 
     def arrivals(self) -> Iterator[Arrival]:
-        """The requests, in the order of their times."""
+        """Yield the requests in the order of their times."""
         leaving = self.draws("leaving")
         for number, (at, query) in enumerate(self._due()):
             leaves = leaving.random() < self._settings.disconnect_share
             yield Arrival(number, at, query, leaving.randrange(self._settings.max_tokens) if leaves else None)
 
     def times(self, purpose: str, rate: float) -> Iterator[float]:
-        """Times of something else that goes on during the run, at a steady rate."""
+        """Yield the times of another activity with a constant rate."""
         if rate and self.seconds:
             yield from poisson_arrivals([Step(rate, rate, self.seconds)], self.draws(purpose))
 
     def draws(self, purpose: str) -> Random:
-        """Random numbers that no other purpose's change."""
-        return Random(f"{self._settings.seed}/{purpose}")  # noqa: S311 - a repeatable draw
+        """Return random numbers that are independent of those for other purposes."""
+        return Random(f"{self._settings.seed}/{purpose}")  # noqa: S311 - repeatable
 
     def _due(self) -> Iterator[tuple[float, str]]:
         if self._trace:

@@ -1,1 +1,1 @@
-"""Embedders: the interface, and one module for each thing that can make vectors of texts."""
+"""Embedders: the interface, and one module per implementation."""

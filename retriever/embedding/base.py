@@ -1,4 +1,4 @@
-"""The contract of embedders."""
+"""The interface of embedders."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,19 +8,19 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 Vector = npt.NDArray[np.float32]
-"""Unit vectors, one or several: [dimension] or [n, dimension]."""
+"""One or several unit vectors: [dimension] or [n, dimension]."""
 
 
 class Embedder(Protocol):
-    """Turns texts into unit vectors whose inner product says how near they are.
+    """Turns texts into unit vectors whose inner product measures similarity. Thread-safe.
 
-    Both calls may come from several threads at once. They raise Unavailable when a later try may succeed,
-    InvalidRequest when these texts never will, ConfigError when nothing will before the configuration changes.
+    The embed calls raise Unavailable if a retry may succeed, InvalidRequest if these texts never will, and ConfigError
+    if the configuration is wrong.
     """
 
     @property
     def name(self) -> str:
-        """What its model is called."""
+        """The name of the model."""
 
     @property
     def dimension(self) -> int:
@@ -28,24 +28,24 @@ class Embedder(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """How many tokens of a document it sees, special ones not counted."""
+        """The longest document in tokens, not counting special tokens. The rest is ignored."""
 
     @property
     def fingerprint(self) -> str:
-        """What must be equal for two embedders' vectors to be comparable."""
+        """Identifies the vector space. Only vectors with equal fingerprints are comparable."""
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Counts as the embedder counts; neither truncates nor pads."""
+        """The tokenizer that counts like the embedder. It neither truncates nor pads."""
 
     def embed_query(self, text: str) -> Vector:
-        """The vector of a question, [dimension]; what it cannot see of a long text is left out."""
+        """Return the vector of a query, [dimension]. A query that is too long is truncated."""
 
     def embed_documents(self, texts: Sequence[str]) -> Vector:
-        """The vectors of texts, [n, dimension], in their order."""
+        """Return the vectors of texts in order, [n, dimension]."""
 
 
 def unit_rows(vectors: Vector) -> Vector:
-    """The rows scaled to length 1; a zero row stays zero, and is near to nothing."""
+    """Scale each row to length 1. A zero row stays zero."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.ascontiguousarray(vectors / np.where(lengths > 0, lengths, 1), dtype=np.float32)

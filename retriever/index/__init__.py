@@ -1,1 +1,5 @@
-"""Vector indexes: the interface, its implementations, and the catalog that keeps one for each collection."""
+"""Vector indexes: the interface, its implementations, and the catalog with one index per collection.
+
+``base`` is the interface. ``builder`` chooses the implementation for a collection: ``flat``, ``ivf``, ``mapped_ivf`` or
+``hnsw``.
+"""

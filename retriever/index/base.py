@@ -1,19 +1,14 @@
-"""The contract of vector indexes."""
+"""The interface of vector indexes."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from retriever.embedding.base import Vector
-
-Ids = npt.NDArray[np.int64]
-"""Chunk ids, [n]."""
+from retriever.store.chunks import Ids
 
 
 class StageHits(NamedTuple):
-    """The nearest vectors known after ``stage`` (from 1) ``of`` so many: ids and inner products, best first."""
+    """The nearest vectors after ``stage`` (from 1) of ``of`` stages: ids and inner products, best first."""
 
     ids: Ids
     scores: Vector
@@ -22,7 +17,7 @@ class StageHits(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What an index was when it was built: of how many vectors, and how uneven its lists were (1: even)."""
+    """The state of an index when it was built: its number of vectors and the imbalance of its lists (1: even)."""
 
     vectors: int
     imbalance: float = 1.0
@@ -31,43 +26,44 @@ class Trained(NamedTuple):
 class VectorIndex(Protocol):
     """Vectors by chunk id, searched by inner product in stages.
 
-    One thread changes an index; any number may search meanwhile. It proposes ids, and the store says which are live.
+    One thread changes an index while any number of threads search it. An index proposes ids. The store decides which of
+    them are live.
     """
 
     @property
     def kind(self) -> str:
-        """The name of the implementation, kept with a saved index."""
+        """The name of the implementation, stored with a saved index."""
 
     @property
     def size(self) -> int:
-        """How many vectors it holds."""
+        """The number of vectors."""
 
     def search(self, query: Vector, k: int, allowed: Ids | None = None) -> Iterator[StageHits]:
-        """The ``k`` nearest to ``query``, [dimension], among ``allowed`` (ascending ids); fewer if there are fewer.
+        """Yield the ``k`` nearest to ``query``, [dimension], among ``allowed`` (ascending ids), in stages.
 
-        Hits come by score, the highest first, and then by id. Every stage gives the best of all vectors seen so far;
-        the last is what a search in one stage would have given then, to the last bit. Raises InvalidRequest for a
-        query of another dimension, one that is not finite, and a zero one.
+        Hits are sorted by descending score, then by id. There are fewer than ``k`` if the index has fewer. Each stage
+        gives the best of all vectors seen so far. The last stage equals a search in a single stage at that time, bit by
+        bit. Raises InvalidRequest if the query has another dimension, is not finite or is zero.
         """
 
     def add(self, ids: Ids, vectors: Vector) -> None:
-        """Add vectors, [n, dimension], under ids that the index never held. Raises InvalidRequest as a search does."""
+        """Add vectors, [n, dimension], with ids that were never in the index. Raises InvalidRequest like a search."""
 
     def remove(self, ids: Ids) -> None:
-        """Remove vectors; ids that the index does not hold are ignored."""
+        """Remove vectors. Unknown ids are ignored."""
 
     def ids(self) -> Ids:
-        """The ids it holds, ascending."""
+        """Return the ids of all vectors, ascending."""
 
 
 class TrainedIndex(VectorIndex, Protocol):
-    """An index that takes so long to build that it is kept on disk."""
+    """An index that takes long to build and is therefore saved on disk."""
 
     trained: Trained
 
     @property
-    def worn(self) -> bool:
-        """Whether so much has changed since it was built that it should be built anew."""
+    def needs_rebuild(self) -> bool:
+        """Whether it has changed so much since it was built that it should be rebuilt."""
 
     def dump(self) -> bytes:
-        """The index as bytes, from which ``load`` of its implementation makes an equal one."""
+        """Serialize the index. ``load`` of the implementation restores it."""

@@ -1,4 +1,4 @@
-"""The catalog of indexes: one for each collection, of the kind that fits its size."""
+"""The catalog: one index per collection, of the kind that fits its size."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -7,14 +7,14 @@ import numpy as np
 import structlog
 
 from retriever.embedding.base import Vector
-from retriever.index.base import Ids, TrainedIndex, VectorIndex
-from retriever.index.building import AnyIndex, IndexBuilder
-from retriever.index.files import IndexFiles, SavedIndex
+from retriever.index.base import TrainedIndex, VectorIndex
+from retriever.index.builder import AnyIndex, IndexBuilder
 from retriever.index.flat import FlatIndex
-from retriever.index.mapped import MappedIVFIndex
-from retriever.index.mapped_files import MappedFiles
+from retriever.index.index_files import IndexFiles, SavedIndex
+from retriever.index.mapped_ivf import MappedIVFIndex
+from retriever.index.mapped_ivf_files import MappedIVFFiles
 from retriever.index.rebuilder import Rebuilder
-from retriever.store.chunks import Chunks
+from retriever.store.chunks import Chunks, Ids
 from retriever.store.database import Database
 
 _log = structlog.get_logger(__name__)
@@ -26,11 +26,11 @@ class _Entry(NamedTuple):
 
 
 class IndexCatalog:
-    """The indexes of all collections, by the collection's key.
+    """The indexes of all collections, by collection key.
 
-    ``get`` and ``wait`` may be called by any thread; everything else changes indexes, and belongs to one thread. The
-    store is the truth: an index that was loaded, or built in the background, is compared with it id by id, and what
-    differs is made good before a search sees it.
+    Any thread may call ``get`` and ``wait``. All other methods change indexes and belong to one thread. The store is
+    the source of truth: an index that was loaded or rebuilt is compared with it id by id, and corrected before any
+    search.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class IndexCatalog:
         database: Database,
         chunks: Chunks,
         files: IndexFiles,
-        mapped: MappedFiles,
+        mapped: MappedIVFFiles,
         builder: IndexBuilder,
         rebuilder: Rebuilder,
         fingerprint: str,
@@ -53,7 +53,7 @@ class IndexCatalog:
         self._entries: dict[int, _Entry] = {}
 
     def get(self, collection: int) -> VectorIndex | None:
-        """The collection's index; None while it has no vector."""
+        """Return a collection's index, or None if it has none."""
         entry = self._entries.get(collection)
         return entry.vectors if entry else None
 
@@ -70,40 +70,41 @@ class IndexCatalog:
                 self._entries[collection] = _Entry(self._builder.build(collection), count)
             else:
                 self._entries[collection] = _Entry(index, self._builder.reconcile(index, collection))
-            self.renew(collection)
+            self.rebuild_if_due(collection)
 
     def add(self, collection: int, ids: Ids, vectors: Vector) -> None:
-        """Add vectors to a collection's index, which is made if there is none. Raises InvalidRequest."""
+        """Add vectors to a collection's index, creating it if necessary. Raises InvalidRequest."""
         entry = self._entries.get(collection) or _Entry(self._builder.empty(), 0)
         entry.vectors.add(ids, vectors)
         self._entries[collection] = entry._replace(changes=entry.changes + len(ids))
 
     def remove(self, collection: int, ids: Iterable[int]) -> None:
-        """Remove vectors from a collection's index; unknown ids are ignored."""
+        """Remove vectors from a collection's index. Unknown ids are ignored."""
         entry = self._entries.get(collection)
-        gone = np.fromiter(ids, np.int64)
-        if entry and len(gone):
-            entry.vectors.remove(gone)
-            self._entries[collection] = entry._replace(changes=entry.changes + len(gone))
+        removed = np.fromiter(ids, np.int64)
+        if entry and len(removed):
+            entry.vectors.remove(removed)
+            self._entries[collection] = entry._replace(changes=entry.changes + len(removed))
 
-    def renew(self, collection: int) -> None:
-        """Have the collection's index built anew in the background, if that is due."""
+    def rebuild_if_due(self, collection: int) -> None:
+        """Rebuild a collection's index in the background if it needs it."""
         entry = self._entries.get(collection)
-        if entry and self._builder.due(entry.vectors):
-            self._rebuilder.want(collection)
+        if entry and self._builder.needs_rebuild(entry.vectors):
+            self._rebuilder.request(collection)
 
-    def adopt(self) -> None:
-        """Put what was built in the background in its place, in one step for every search."""
-        self._rebuilder.adopt(self._take_over)
+    def install_rebuilt(self) -> None:
+        """Replace indexes by their rebuilt versions. Each replacement is atomic for searches."""
+        self._rebuilder.install_rebuilt(self._install)
 
     def wait(self) -> None:
-        """Return when no index is being built, or waits to be adopted."""
+        """Return when no rebuild is running or waiting to be installed."""
         self._rebuilder.wait()
 
     def save(self, at_least: float = 0.1) -> None:
-        """Save the indexes in memory of which this share has changed, but those that are built as quickly as loaded.
+        """Save the trained indexes in memory of which more than the share ``at_least`` has changed.
 
-        A failure is logged and no more, as the store has everything.
+        A failure is only logged, because the store has everything. Flat indexes are not saved: building them is as fast
+        as loading. Mapped indexes are on disk already.
         """
         for collection, (index, changes) in list(self._entries.items()):
             if changes <= at_least * index.size or isinstance(index, FlatIndex | MappedIVFIndex):
@@ -117,19 +118,19 @@ class IndexCatalog:
                 self._entries[collection] = _Entry(index, 0)
 
     def close(self) -> None:
-        """Save what has changed, and build no more."""
+        """Save all changes and stop rebuilding."""
         self.save(at_least=0)
         self._rebuilder.close()
 
-    def _take_over(self, collection: int, index: AnyIndex) -> None:
+    def _install(self, collection: int, index: AnyIndex) -> None:
         self._builder.reconcile(index, collection)
         self._entries[collection] = _Entry(index, index.size)
         _log.info("index built", collection=collection, kind=index.kind, vectors=index.size)
-        # It may have been outgrown while it was built.
-        self.renew(collection)
+        # The collection may have outgrown it during the build.
+        self.rebuild_if_due(collection)
 
     def _loaded(self, collection: int, count: int) -> MappedIVFIndex | TrainedIndex | None:
-        """The index on disk; what was saved under other settings may be of another kind than is asked for now."""
+        """Return the index on disk, or None if there is none of the kind that the settings now require."""
         kind = self._builder.kind(count)
         try:
             if kind == MappedIVFIndex.kind:
@@ -138,6 +139,6 @@ class IndexCatalog:
             saved = None if kind == FlatIndex.kind else self._files.load(collection, self._fingerprint)
             return self._builder.load(saved) if saved and saved.kind == kind else None
         except Exception as error:
-            # Whole by its checksum, yet of a Faiss that wrote it differently: Faiss raises bare exceptions.
-            _log.warning("saved index not readable, built again", collection=collection, error=str(error))
+            # Another Faiss version may have written it. Faiss raises bare exceptions.
+            _log.warning("saved index not readable, rebuilding", collection=collection, error=str(error))
             return None

@@ -1,4 +1,4 @@
-"""What every index on Faiss has in common: a lock, and searches that go on in stages while it changes."""
+"""The base of all Faiss indexes: a lock, and staged searches that tolerate changes."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,53 +9,54 @@ from typing import Any
 import faiss
 
 from retriever.embedding.base import Vector
-from retriever.embedding.checks import checked_query, checked_vectors
-from retriever.index.base import Ids, StageHits
-from retriever.index.lock import ReadWriteLock
-from retriever.index.pace import Pace
-from retriever.index.ranking import Ranking
-from retriever.index.slices import Slice
+from retriever.embedding.vector_checks import checked_query, checked_vectors
+from retriever.index.base import StageHits
+from retriever.index.read_write_lock import ReadWriteLock
+from retriever.index.stage_planner import StagePlanner
+from retriever.index.stage_slices import Slice
+from retriever.index.top_k import TopK
 from retriever.settings import IndexSettings
+from retriever.store.chunks import Ids
 
-Scan = Callable[[int, int, Ids, Vector], None]
-"""Writes the best hits of the units from ``begin`` up to ``end``, as a part of a ranking is written."""
+SliceScan = Callable[[int, int, Ids, Vector], None]
+"""Writes the best hits of the units from ``begin`` up to ``end``, like ``top_k.Scan``."""
 
 
 class FaissIndex:
-    """A Faiss index with ids of our own, which any number may search while one thread changes it."""
+    """A Faiss index with our own ids. Any number of threads search while one changes it."""
 
     def __init__(
         self, index: faiss.Index, settings: IndexSettings, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        # Faiss's type stubs lack half of what is called here.
+        # Faiss's type stubs are incomplete.
         self._index: Any = index
         self._dimension = int(index.d)
         self._settings = settings
         self._lock = ReadWriteLock()
         self._clock = clock
         self._version = 0
-        # A filter has a pace of its own: what it leaves out takes less time.
-        self._paces = {filtered: Pace(settings) for filtered in (False, True)}
+        # Filtered searches have their own planner, because skipping vectors is faster.
+        self._planners = {filtered: StagePlanner(settings) for filtered in (False, True)}
 
     @property
     def size(self) -> int:
-        """How many vectors it holds."""
+        """The number of vectors."""
         return int(self._index.ntotal)
 
     def add(self, ids: Ids, vectors: Vector) -> None:
-        """Add vectors under new ids. Raises InvalidRequest."""
+        """Add vectors with new ids. Raises InvalidRequest."""
         vectors = checked_vectors(vectors, self._dimension)
         with self._changing():
             self._index.add_with_ids(vectors, ids)
 
     def remove(self, ids: Ids) -> None:
-        """Remove vectors; ids that it does not hold are ignored."""
+        """Remove vectors. Unknown ids are ignored."""
         if len(ids):
             with self._changing():
                 self._index.remove_ids(ids)
 
-    def _asked(self, query: Vector) -> Vector:
-        """The query as Faiss takes it, [1, dimension]. Raises InvalidRequest."""
+    def _query_row(self, query: Vector) -> Vector:
+        """Return the query as Faiss reads it, [1, dimension]. Raises InvalidRequest."""
         return checked_query(query, self._dimension)
 
     @contextmanager
@@ -65,29 +66,30 @@ class FaissIndex:
             self._changed()
 
     def _changed(self) -> None:
-        """Note a change; the lock is held for writing."""
+        """Record a change. The caller holds the lock for writing."""
         self._version += 1
 
     def _staged(
-        self, k: int, slices: Sequence[Slice], version: int, scan: Scan, pace: Pace, units: int
+        self, k: int, slices: Sequence[Slice], version: int, scan: SliceScan, planner: StagePlanner, units: int
     ) -> Iterator[StageHits]:
-        """The ``k`` best after each slice of what was there at ``version``; there must be a slice.
+        """Yield the ``k`` best hits after each slice. There must be at least one slice.
 
-        All together are so many units of work, for ``pace`` to learn from; 0 where there is nothing to learn.
+        ``version`` is the version that the slices were cut for. ``units`` is the work of all slices, from which
+        ``planner`` learns; 0 means that there is nothing to learn.
 
-        The lock is free between two stages, as whoever reads the hits may take their time. What changes there may
-        move a document from where the search would yet have come to where it has been, so the last stage of a search
-        that met a change reads everything.
+        The lock is free between stages, because the consumer of the hits may take its time. A change in between may
+        move a document from an unread slice to one already read. So if the version changed, the last stage reads
+        everything.
         """
-        best, seconds, of = Ranking(k), 0.0, len(slices)
+        best, seconds, of = TopK(k), 0.0, len(slices)
         for stage, part in enumerate(slices, start=1):
             with self._lock.reading():
-                again = stage == of and self._version != version
-                if again:
-                    best = Ranking(k)
-                began = self._clock()
-                hits = best.take(partial(scan, 0 if again else part.begin, part.end))
-                seconds += self._clock() - began
-            if stage == of and not again:
-                pace.learn(units, seconds)
+                changed = stage == of and self._version != version
+                if changed:
+                    best = TopK(k)
+                started = self._clock()
+                hits = best.merge(partial(scan, 0 if changed else part.begin, part.end))
+                seconds += self._clock() - started
+            if stage == of and not changed:
+                planner.learn(units, seconds)
             yield StageHits(*hits, stage, of)

@@ -10,23 +10,24 @@ import faiss
 import numpy as np
 
 from retriever.embedding.base import Vector
-from retriever.index.base import Ids, StageHits, Trained
+from retriever.index.base import StageHits, Trained
 from retriever.index.faiss_index import FaissIndex
-from retriever.index.pace import Pace
-from retriever.index.ranking import Ranking
-from retriever.index.removed import RemovedIds
-from retriever.index.slices import Slice
+from retriever.index.removed_ids import RemovedIds
+from retriever.index.stage_planner import StagePlanner
+from retriever.index.stage_slices import Slice
+from retriever.index.top_k import TopK
 from retriever.settings import IndexSettings
+from retriever.store.chunks import Ids
 
-_NARROWING = 8
+_NARROW_BEAM_DIVISOR = 8
 
 
 class HNSWIndex(FaissIndex):
-    """Vectors in a graph of near neighbours (HNSW), through which a search goes with a beam, best first.
+    """A graph of near neighbours (HNSW), which a search traverses best first with a beam.
 
-    A search in two stages goes with a narrow beam first and then, from the start, with the whole one: Faiss cannot
-    widen a beam. The second stage is a search in one. Removed vectors stay in the graph and are passed over. Where a
-    filter leaves fewer vectors than the beam would meet, they are all compared.
+    A search has at most two stages: one with a narrow beam, then one from the start with the full beam, because Faiss
+    cannot widen a beam. The second stage equals a search in one stage. Removed vectors stay in the graph and are
+    skipped. If a filter leaves fewer vectors than the beam would visit, all of them are compared.
     """
 
     kind = "hnsw"
@@ -44,7 +45,7 @@ class HNSWIndex(FaissIndex):
     def build(
         cls, ids: Ids, vectors: Vector, settings: IndexSettings, clock: Callable[[], float] = perf_counter
     ) -> "HNSWIndex":
-        """An index of these vectors, [n, dimension]."""
+        """Build an index of these vectors, [n, dimension]."""
         graph = faiss.IndexHNSWFlat(vectors.shape[1], settings.hnsw.links, faiss.METRIC_INNER_PRODUCT)
         graph.hnsw.efConstruction = settings.hnsw.build_beam
         index: Any = faiss.IndexIDMap2(graph)
@@ -53,74 +54,74 @@ class HNSWIndex(FaissIndex):
 
     @classmethod
     def load(cls, dump: bytes, trained: Trained, settings: IndexSettings) -> "HNSWIndex":
-        """The index that ``dump`` wrote; what was removed before that is there again."""
+        """Restore an index from ``dump``. Vectors that were removed before the dump are present again."""
         return cls(faiss.deserialize_index(np.frombuffer(dump, np.uint8)), trained, settings)
 
     @property
     def size(self) -> int:
-        """How many vectors it holds."""
+        """The number of vectors, without removed ones."""
         return int(self._index.ntotal) - len(self._removed)
 
     @property
-    def worn(self) -> bool:
-        """Whether so many of its vectors are removed that it should be built again."""
+    def needs_rebuild(self) -> bool:
+        """Whether the share of removed vectors exceeds the limit."""
         return len(self._removed) > self._settings.removed_share * int(self._index.ntotal)
 
     def remove(self, ids: Ids) -> None:
-        """Pass vectors over from now on; ids that it does not hold are ignored."""
+        """Skip these vectors from now on. Unknown ids are ignored."""
         with self._changing():
             self._removed.add(np.intersect1d(ids, self._row_ids()))
 
     def search(self, query: Vector, k: int, allowed: Ids | None = None) -> Iterator[StageHits]:
-        """The ``k`` nearest of the vectors that the beam meets."""
-        asked = self._asked(query)
+        """Yield the ``k`` nearest of the vectors that the beam visits."""
+        row = self._query_row(query)
         with self._lock.reading():
             version, most = self._version, max(1, min(k, self.size))
             candidates = self.size if allowed is None else len(self._removed.without(allowed))
-            # Among vectors of which few count, a beam must be so much wider to hold as many that do.
+            # If only some vectors are allowed, widen the beam so that it holds as many allowed ones.
             beam = math.ceil(max(most, self._settings.hnsw.beam) * self._index.ntotal / max(1, candidates))
-        pace = self._paces[allowed is not None]
+        planner = self._planners[allowed is not None]
         if candidates <= beam * 2 * self._settings.hnsw.links:
-            scan = partial(self._scan_all, asked, allowed)
+            scan = partial(self._scan_all, row, allowed)
             slices = [Slice(0, candidates)]
-            return self._staged(most, slices, version, lambda _begin, _end, *into: scan(*into), pace, units=0)
-        beams = [max(most, beam // _NARROWING), beam] if pace.stages(beam) > 1 else [beam]
-        return self._widening(most, asked, allowed, beams, pace)
+            return self._staged(most, slices, version, lambda _begin, _end, *into: scan(*into), planner, units=0)
+        beams = [max(most, beam // _NARROW_BEAM_DIVISOR), beam] if planner.stages(beam) > 1 else [beam]
+        return self._search_graph(most, row, allowed, beams, planner)
 
     def ids(self) -> Ids:
-        """The ids it holds, ascending."""
+        """Return the ids of all vectors, ascending."""
         return np.sort(self._removed.without(self._row_ids()))
 
     def dump(self) -> bytes:
-        """The index as bytes, without what its class knows beside it."""
+        """Serialize the Faiss index, without the state that this class keeps beside it."""
         return bytes(faiss.serialize_index(self._index))
 
-    def _widening(
-        self, k: int, asked: Vector, allowed: Ids | None, beams: Sequence[int], pace: Pace
+    def _search_graph(
+        self, k: int, row: Vector, allowed: Ids | None, beams: Sequence[int], planner: StagePlanner
     ) -> Iterator[StageHits]:
         for stage, beam in enumerate(beams, start=1):
             with self._lock.reading():
-                began = self._clock()
-                hits = Ranking(k).take(partial(self._scan_graph, asked, allowed, beam))
-                seconds = self._clock() - began
-            pace.learn(beam, seconds)
+                started = self._clock()
+                hits = TopK(k).merge(partial(self._scan_graph, row, allowed, beam))
+                seconds = self._clock() - started
+            planner.learn(beam, seconds)
             yield StageHits(*hits, stage, len(beams))
 
-    def _scan_graph(self, asked: Vector, allowed: Ids | None, beam: int, ids: Ids, scores: Vector) -> None:
+    def _scan_graph(self, row: Vector, allowed: Ids | None, beam: int, ids: Ids, scores: Vector) -> None:
         selector = self._removed.selector(allowed)
         parameters = faiss.SearchParametersHNSW(efSearch=beam, sel=selector)  # type: ignore[attr-defined]
-        self._index.search(asked, len(ids), params=parameters, I=ids[None], D=scores[None])
+        self._index.search(row, len(ids), params=parameters, I=ids[None], D=scores[None])
 
-    def _scan_all(self, asked: Vector, allowed: Ids | None, ids: Ids, scores: Vector) -> None:
+    def _scan_all(self, row: Vector, allowed: Ids | None, ids: Ids, scores: Vector) -> None:
         selector = self._removed.selector(allowed)
         if selector is not None:
             selector = faiss.IDSelectorTranslated(self._index.id_map, selector)
         parameters = faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
-        self._vectors.search(asked, len(ids), params=parameters, I=ids[None], D=scores[None])
+        self._vectors.search(row, len(ids), params=parameters, I=ids[None], D=scores[None])
         found = ids >= 0
         ids[found] = self._row_ids()[ids[found]]
 
     def _row_ids(self) -> Ids:
-        """The rows' ids where Faiss has them, [rows]; good while the lock is held."""
+        """A view of the rows' ids in Faiss, [rows]. Valid while the lock is held."""
         rows: Ids = faiss.rev_swig_ptr(self._index.id_map.data(), self._index.ntotal)
         return rows

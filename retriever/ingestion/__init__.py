@@ -1,1 +1,1 @@
-"""From an accepted upload to visible chunks."""
+"""Ingestion: from an upload to visible chunks."""

@@ -1,33 +1,24 @@
-"""The chunker: cuts a document into pieces that its embedder sees whole."""
+"""The chunker: cuts documents into chunks that the embedder sees whole."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from blake3 import blake3
 from tokenizers import Tokenizer
 
 from protocol.errors import ConfigError
 from retriever.settings import ChunkSettings
+from retriever.store.prepared_chunk import ChunkText
 
 _LONGEST_PIECE = 32
-"""Characters. A tokenizer makes a single unknown token of a word of any length; the language model pays for it all."""
-
-
-class ChunkText(NamedTuple):
-    """A chunk before it is stored. ``start`` and ``end`` say where its body stands in the document's text."""
-
-    text: str
-    content_hash: str
-    start: int
-    end: int
+"""Characters. Some tokenizers make one unknown token of a word of any length, but the LLM pays for all of it."""
 
 
 class Chunker:
-    """Cuts texts by tokens, with overlap, at the ends of words where one is near.
+    """Cuts texts by tokens, with overlap, preferably at word boundaries.
 
-    Every chunk begins with the document's title, if it has one, so that prompt and embedding both see it; a chunk,
-    title included, is never longer than ``limit`` tokens. All text but white space lies in some chunk. Raises
-    ConfigError for an overlap of more than half a chunk.
+    Every chunk starts with the document's title, if there is one, so that the prompt and the embedding both contain it.
+    A chunk has at most ``limit`` tokens, title included. Every character except white space is part of some chunk.
+    Raises ConfigError if the limit is below 8 tokens or the overlap exceeds half a chunk.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int, settings: ChunkSettings) -> None:
@@ -35,19 +26,19 @@ class Chunker:
         self._overlap = min(settings.overlap, self.limit // 2)
         self._tokenizer = tokenizer
         if self.limit < 8:
-            raise ConfigError(f"a chunk must have room for 8 tokens, not {self.limit}")
+            raise ConfigError(f"a chunk must have at least 8 tokens, not {self.limit}")
         if not 0 <= settings.overlap <= settings.size // 2:
-            raise ConfigError(f"an overlap of {settings.overlap} tokens does not fit chunks of {settings.size}")
+            raise ConfigError(f"an overlap of {settings.overlap} tokens exceeds half of a chunk of {settings.size}")
 
     @property
     def fingerprint(self) -> str:
-        """What must be equal for two chunkers of one embedder to cut alike."""
+        """Identifies how texts are cut. Chunkers of one embedder with equal fingerprints cut alike."""
         return f"chunks:{self.limit}/{self._overlap}"
 
     def chunks(self, text: str, title: str | None = None) -> list[ChunkText]:
-        """The chunks of a text in order; none if it is blank."""
+        """Return the chunks of a text in order; none if the text is blank."""
         heading = self._heading(title)
-        # Short documents are the common case, and need one pass only.
+        # Most documents are short, and one pass is enough for them.
         if len(text) <= self.limit * _LONGEST_PIECE and text.strip():
             whole = _with_heading(heading, text.strip())
             if self._count(whole) <= self.limit:
@@ -72,12 +63,12 @@ class Chunker:
                 chunk = _with_heading(heading, body.strip())
                 excess = self._count(chunk) - self.limit
                 shorter = _whole(starts, first, last - excess) if excess > 0 else last
-                # A piece may count for more on its own than it did within its word.
+                # A piece can have more tokens alone than as part of its word.
                 if shorter >= last:
                     break
                 last = shorter
             start, stop = end - len(body.lstrip()), begin + len(body.rstrip())
-            # Without its white space a chunk may hold nothing that the one before does not.
+            # After stripping, a chunk may lie entirely within the previous one.
             if stop > max(start, covered):
                 yield _chunk(chunk, start, stop)
                 covered = stop
@@ -87,7 +78,7 @@ class Chunker:
             first = _whole(starts, first, _word_start(text, starts, back, back - slack)) if overlap else last
 
     def _heading(self, title: str | None) -> str:
-        """The title as far as it leaves three quarters of a chunk to the text."""
+        """Return the title, shortened to a quarter of a chunk."""
         if not title or not title.strip():
             return ""
         title = " ".join(title.split())
@@ -99,7 +90,7 @@ class Chunker:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _piece_starts(self, text: str) -> list[int]:
-        """Where each token begins, and where an overlong token is broken."""
+        """Return the offsets of the pieces: each token, with overlong tokens split."""
         starts: list[int] = []
         for start, end in self._tokenizer.encode(text, add_special_tokens=False).offsets:
             starts.extend(range(start, max(end, start + 1), _LONGEST_PIECE))
@@ -107,18 +98,18 @@ class Chunker:
 
 
 def _word_start(text: str, starts: list[int], at: int, lowest: int) -> int:
-    """The piece nearest to ``at``, down to ``lowest``, that begins a word; ``at`` itself if none does."""
+    """Return the word start nearest to ``at``, down to ``lowest``; ``at`` itself if there is none."""
     for candidate in range(at, max(lowest, 1), -1):
         here = starts[candidate]
-        # A tokenizer may count the space before a word to the word.
+        # Some tokenizers include the leading space in a word.
         if text[here].isspace() or text[here - 1].isspace():
             return candidate
     return at
 
 
 def _whole(starts: list[int], first: int, at: int) -> int:
-    """The piece at ``at``, or the one before it that begins a character, but always one behind the piece ``first``."""
-    # Tokens of bytes: several pieces may begin at one character, which a cut must not divide.
+    """Return the last piece up to ``at`` that starts a character, but at least the next one after ``first``."""
+    # With byte-level tokens several pieces start at one character. A cut must not split it.
     while at > first and starts[at] == starts[at - 1]:
         at -= 1
     if at <= first:
@@ -129,7 +120,7 @@ def _whole(starts: list[int], first: int, at: int) -> int:
 
 
 def _with_heading(heading: str, body: str) -> str:
-    """The body under its heading, unless it opens with that heading itself, as Markdown does."""
+    """Put the heading above the body, unless the body starts with it already, as in Markdown."""
     if not heading or body.partition("\n")[0].strip("# ") == heading:
         return body
     return f"{heading}\n{body}"

@@ -1,4 +1,4 @@
-"""What became of documents since the retriever's start."""
+"""Counters of document outcomes since the start."""
 
 import threading
 from collections import Counter
@@ -8,18 +8,18 @@ from retriever.store.jobs import Outcome
 
 
 class IngestCounts:
-    """Documents by outcome; any thread may count and read. Only what is committed is to be counted."""
+    """Counts documents by outcome. Thread-safe. Count only what is committed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts = Counter[Outcome]({"stored": 0, "unchanged": 0, "failed": 0})
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
-        """Count documents, one an outcome."""
+        """Count one document per outcome."""
         with self._lock:
             self._counts.update(outcomes)
 
-    def now(self) -> dict[str, int]:
-        """The counts as they are, by outcome; each outcome is there from the start."""
+    def snapshot(self) -> dict[str, int]:
+        """Return the current counts by outcome. Every outcome is always present."""
         with self._lock:
             return dict(self._counts.items())

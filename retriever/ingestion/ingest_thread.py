@@ -1,4 +1,4 @@
-"""The thread in which the ingester runs."""
+"""The thread that runs the ingester."""
 
 import threading
 from collections.abc import Callable
@@ -13,51 +13,50 @@ _log = structlog.get_logger(__name__)
 
 
 class IngestThread:
-    """Steps the ingester while there is something to do, and after a failure again, after ever longer pauses.
+    """Runs the ingester while there is work. Retries failures after pauses that double up to a maximum.
 
-    ``prepare`` is called once, in the thread, before anything else. ``wake`` is set by whoever has something to do for
-    it.
+    ``warm_up`` runs once, in the thread, before anything else. Other components set ``wake`` when there is work.
     """
 
     def __init__(
-        self, ingester: Ingester, settings: IngestSettings, prepare: Callable[[], None], wake: threading.Event
+        self, ingester: Ingester, settings: IngestSettings, warm_up: Callable[[], None], wake: threading.Event
     ) -> None:
         self._ingester = ingester
         self._settings = settings
-        self._prepare = prepare
-        self._wake = wake
+        self._warm_up = warm_up
+        self._work_available = wake
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="retriever-ingest", daemon=True)
 
     def start(self) -> None:
-        """Begin; the queue of an earlier process is worked off first."""
+        """Start the thread. It first ingests what an earlier process left queued."""
         self._thread.start()
 
-    def notify(self) -> None:
-        """Say that there is something to do."""
-        self._wake.set()
+    def wake(self) -> None:
+        """Signal that there is work."""
+        self._work_available.set()
 
     def close(self) -> None:
-        """Stop after the group in hand; the rest stays queued."""
+        """Stop after the current group. The rest stays queued."""
         self._stop.set()
-        self._wake.set()
+        self._work_available.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
-        self._prepare()
+        self._warm_up()
         pause = self._settings.retry_first_s
         while not self._stop.is_set():
-            self._wake.clear()
+            self._work_available.clear()
             try:
-                while not self._stop.is_set() and self._ingester.step():
+                while not self._stop.is_set() and self._ingester.ingest_next_group():
                     pause = self._settings.retry_first_s
             except RagtreeError as error:
-                _log.warning("ingestion waits", reason=error.message, seconds=pause)
+                _log.warning("ingestion paused", reason=error.message, seconds=pause)
             except Exception as error:
-                _log.error("ingestion failed, and is tried again", seconds=pause, exc_info=error)
+                _log.error("ingestion failed, retrying", seconds=pause, exc_info=error)
             else:
-                self._wake.wait()
+                self._work_available.wait()
                 continue
             self._stop.wait(pause)
             pause = min(2 * pause, self._settings.retry_max_s)

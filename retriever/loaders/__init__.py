@@ -1,1 +1,1 @@
-"""Loaders: one module a format, each turning a document's bytes into its text and, where it has one, its title."""
+"""Loaders: one module per document format. `registry` maps media types to loaders."""

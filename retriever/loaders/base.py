@@ -1,4 +1,4 @@
-"""What a loader gives, and the two steps that every loader shares: decoding and cleaning."""
+"""The interface of loaders, and what they share: decoding and cleaning."""
 
 import re
 from collections.abc import Callable
@@ -11,18 +11,18 @@ _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 class LoadedText(NamedTuple):
-    """A document's text, and the title that the document itself names."""
+    """A document's text, and the title that the document itself contains."""
 
     title: str | None
     text: str
 
 
 Loader = Callable[[bytes], LoadedText]
-"""Reads one format. Raises InvalidEncoding, BrokenDocument or EncryptedDocument; an empty text is not its business."""
+"""Reads one format. Raises InvalidEncoding, BrokenDocument or EncryptedDocument. It may return an empty text."""
 
 
 def decode(content: bytes) -> str:
-    """Bytes of UTF-8, with or without a byte order mark, as text. Raises InvalidEncoding."""
+    """Decode UTF-8, with or without a byte order mark. Raises InvalidEncoding."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -30,7 +30,7 @@ def decode(content: bytes) -> str:
 
 
 def clean(text: str) -> str:
-    """Text that every layer below can hold: no control characters, no lone surrogates, newlines as line feeds."""
+    """Remove control characters, replace lone surrogates, and normalize newlines to line feeds."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    # A NUL would end the string for some of SQLite's functions, and a lone surrogate cannot be encoded at all.
+    # Some SQLite functions stop at a NUL, and a lone surrogate has no UTF-8 encoding.
     return _SURROGATES.sub("\ufffd", _UNSTORABLE.sub("", text)).strip()

@@ -1,4 +1,4 @@
-"""The loader of HTML."""
+"""The HTML loader."""
 
 import re
 
@@ -36,11 +36,11 @@ _BLANK_LINES = re.compile(r" ?\n(?: ?\n)+ ?")
 
 
 def load_html(content: bytes) -> LoadedText:
-    """The visible text of a page, a line for each block, without its scripts, styles and navigation."""
+    """Return the visible text of a page, one line per block, without scripts, styles and navigation."""
     try:
         page = BeautifulSoup(decode(content), "html.parser")
     except (ParserRejectedMarkup, RecursionError) as error:
-        raise BrokenDocument("the HTML does not parse") from error
+        raise BrokenDocument("the HTML cannot be parsed") from error
     named = page.title or page.h1
     title = _SPACES.sub(" ", named.get_text(" ", strip=True).replace("\n", " ")) if named else None
     if page.title:
@@ -48,7 +48,7 @@ def load_html(content: bytes) -> LoadedText:
     for element in page.find_all(_NOT_TEXT):
         element.decompose()
     for string in page.find_all(string=True):
-        # The white space of a listing is its own, and put by until the end; elsewhere all of it is as good as a space.
+        # Protect the white space of <pre> until the end. Elsewhere a newline is just a space.
         if isinstance(string, PreformattedString):
             string.extract()
         elif string.find_parent("pre"):

@@ -1,4 +1,4 @@
-"""The loader of Markdown."""
+"""The Markdown loader."""
 
 import re
 
@@ -10,14 +10,14 @@ _HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(\S.*)$", re.MULTILINE)
 
 
 def load_markdown(content: bytes) -> LoadedText:
-    """Markdown source without its front matter; the title is its first heading."""
+    """Return Markdown source without its front matter. The title is the first heading."""
     text = _FRONT_MATTER.sub("", decode(content), count=1)
     heading = _HEADING.search(_FENCE.sub("", text))
     return LoadedText(_without_closing(heading.group(1)) if heading else None, text)
 
 
 def _without_closing(heading: str) -> str:
-    """The heading without the number signs that may end it. No pattern does it in a time linear in white space."""
+    """Return a heading without its closing number signs, in linear time. A regular expression would not be linear."""
     words = heading.rstrip()
     open_end = words.rstrip("#")
     return open_end.rstrip() if open_end.endswith((" ", "\t")) else words

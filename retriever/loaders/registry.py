@@ -19,9 +19,9 @@ LOADERS: Mapping[str, Loader] = {
 }
 
 JSON_LINES = "application/jsonl"
-"""The media type of a batch, which no loader reads: it is many documents, not one."""
+"""The media type of a batch of documents. No loader reads it."""
 
-# mimetypes would ask the machine it runs on, and answers differ from one to the next.
+# The mimetypes module reads system files, so its answers differ between machines.
 _SUFFIXES = {
     ".txt": "text/plain",
     ".text": "text/plain",
@@ -38,25 +38,25 @@ _SUFFIXES = {
 
 
 def media_type_of(filename: str) -> str | None:
-    """The media type that a file's name promises, or None where nothing here reads such a file."""
+    """Return the media type of a file name's suffix, or None if no loader reads it."""
     return _SUFFIXES.get(PurePath(filename).suffix.lower())
 
 
 class LoaderRegistry:
-    """The loaders by media type, and what holds for all of them: cleaned text, and never an empty one."""
+    """The loaders by media type. Every text it returns is cleaned and not empty."""
 
     def __init__(self, loaders: Mapping[str, Loader] = LOADERS) -> None:
         self._loaders = dict(loaders)
 
     def load(self, content: bytes, media_type: str) -> LoadedText:
-        """Read a document; parameters of the media type are ignored.
+        """Read a document. Parameters of the media type are ignored.
 
         Raises UnsupportedMediaType, InvalidEncoding, EncryptedDocument, BrokenDocument or EmptyDocument.
         """
         loader = self._loaders.get(media_type.partition(";")[0].strip().lower())
         if loader is None:
             known = ", ".join(sorted(self._loaders))
-            raise UnsupportedMediaType(f"no loader reads {media_type!r}; known are {known}")
+            raise UnsupportedMediaType(f"no loader reads {media_type!r}; supported: {known}")
         loaded = loader(content)
         text = clean(loaded.text)
         if not text:

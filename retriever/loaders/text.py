@@ -1,8 +1,8 @@
-"""The loader of plain text."""
+"""The plain text loader."""
 
 from retriever.loaders.base import LoadedText, decode
 
 
 def load_text(content: bytes) -> LoadedText:
-    """Plain text as it stands; it names no title."""
+    """Return the text unchanged, without a title."""
     return LoadedText(None, decode(content))

@@ -1,1 +1,1 @@
-"""Several retrievers as one: each keeps a shard of the documents, and what they find is merged."""
+"""Sharding: several retrievers as one. Each stores a share of the documents, and search results are merged."""

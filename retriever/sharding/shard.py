@@ -1,4 +1,4 @@
-"""The contract of a shard."""
+"""The interface of a shard."""
 
 from typing import Protocol
 
@@ -6,10 +6,10 @@ from protocol.parts import Retriever
 
 
 class Shard(Retriever, Protocol):
-    """A retriever that keeps some of the documents, and speaks for some of the idempotency keys of all shards."""
+    """A retriever that stores some of the documents and checks some of the idempotency keys of all shards."""
 
     async def claim_key(self, tenant: str, key: str, body_hash: str) -> None:
-        """Bind an idempotency key to the hash of a body, whoever takes in what stands in it.
+        """Bind an idempotency key to the hash of a body, no matter which shards store its documents.
 
-        Doing so twice does no harm. Raises IdempotencyMismatch where the key is another body's, and StorageFull.
+        Claiming twice is harmless. Raises IdempotencyMismatch if the key is bound to a different body, and StorageFull.
         """

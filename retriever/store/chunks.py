@@ -1,4 +1,4 @@
-"""The chunks of the store, as search and indexes see them."""
+"""The live chunks, as search and the indexes read them."""
 
 import json
 import sqlite3
@@ -11,8 +11,8 @@ import numpy.typing as npt
 from protocol.filters import Attributes
 from protocol.retrieval import Chunk
 from retriever.embedding.base import Vector
-from retriever.search.filters import Condition
 from retriever.store.database import Transaction
+from retriever.store.filter_sql import Condition
 
 Ids = npt.NDArray[np.int64]
 """Chunk ids, [n]."""
@@ -21,10 +21,10 @@ _ROWS_AT_ONCE = 8192
 
 
 class Chunks:
-    """The live chunks: those of documents as they are now. Each call works inside the transaction it is given."""
+    """Reads the live chunks: those of the current documents. Each call runs in the given transaction."""
 
     def resolve(self, transaction: Transaction, collection: int, ids: Sequence[int]) -> dict[int, Chunk]:
-        """Those of the chunks that are live, by id."""
+        """Return the live chunks among ``ids``, by id."""
         rows = transaction.execute(
             """SELECT c.id, c.position, c.text, c.content_hash, d.document_id, d.filename, d.attributes
                FROM json_each(?) AS wanted CROSS JOIN chunks c ON c.id = wanted.value
@@ -35,7 +35,7 @@ class Chunks:
         return {row["id"]: _chunk(row) for row in rows}
 
     def of_document(self, transaction: Transaction, collection: int, document_id: str) -> list[Chunk]:
-        """The chunks of a document in their order; none for a document that is not there."""
+        """Return a document's chunks in order; an empty list if the document does not exist."""
         rows = transaction.execute(
             """SELECT c.id, c.position, c.text, c.content_hash, d.document_id, d.filename, d.attributes
                FROM documents d JOIN chunks c ON c.document = d.id
@@ -45,37 +45,37 @@ class Chunks:
         return [_chunk(row) for row in rows]
 
     def collections(self, transaction: Transaction) -> list[int]:
-        """The collections that have chunks."""
+        """Return the keys of the collections that have chunks."""
         return [row["collection"] for row in transaction.execute("SELECT DISTINCT collection FROM chunks")]
 
     def count(self, transaction: Transaction, collection: int) -> int:
-        """How many chunks of a collection are live."""
+        """Return the number of live chunks in a collection."""
         return int(transaction.execute("SELECT count(*) FROM chunks WHERE collection = ?", (collection,)).fetchone()[0])
 
-    def any(self, transaction: Transaction, collection: int) -> bool:
-        """Whether the collection has a chunk at all."""
+    def has_any(self, transaction: Transaction, collection: int) -> bool:
+        """Return whether a collection has any chunk."""
         row = transaction.execute("SELECT 1 FROM chunks WHERE collection = ? LIMIT 1", (collection,)).fetchone()
         return row is not None
 
     def matching(self, transaction: Transaction, collection: int, condition: Condition) -> Ids:
-        """The live chunks of the documents that a filter lets pass, in ascending order."""
+        """Return the ids of live chunks whose documents match a filter, ascending."""
         live = "SELECT c.id FROM documents d JOIN chunks c ON c.document = d.id WHERE d.collection = ?"
         sql = f"{live} AND {condition.sql} ORDER BY c.id"  # nosec B608  # values are bound
         rows = transaction.execute(sql, (collection, *condition.values))
         return np.fromiter((row["id"] for row in rows), np.int64)
 
     def has_attribute(self, transaction: Transaction, collection: int, key: str) -> bool:
-        """Whether any document of the collection has this attribute."""
+        """Return whether any document of a collection has an attribute."""
         where = "SELECT 1 FROM attributes WHERE collection = ? AND key = ? LIMIT 1"
         return transaction.execute(where, (collection, key)).fetchone() is not None
 
     def ids(self, transaction: Transaction, collection: int) -> Ids:
-        """All live chunks of a collection, in ascending order."""
+        """Return the ids of all live chunks of a collection, ascending."""
         rows = transaction.execute("SELECT id FROM chunks WHERE collection = ? ORDER BY id", (collection,))
         return np.fromiter((row["id"] for row in rows), np.int64)
 
     def vectors(self, transaction: Transaction, ids: Ids, dimension: int) -> Iterator[tuple[Ids, Vector]]:
-        """The embeddings of chunks, some thousand at a time, as ([n], [n, dimension])."""
+        """Yield the embeddings of chunks in parts of up to 8,192, as ([n], [n, dimension])."""
         for at in range(0, len(ids), _ROWS_AT_ONCE):
             rows = transaction.execute(
                 """SELECT c.id, c.embedding FROM json_each(?) AS wanted CROSS JOIN chunks c ON c.id = wanted.value""",
@@ -89,7 +89,7 @@ class Chunks:
                 )
 
     def last_id(self, transaction: Transaction) -> int:
-        """The highest id that a chunk ever had."""
+        """Return the highest id that any chunk has ever had."""
         row = transaction.execute("SELECT seq FROM sqlite_sequence WHERE name = 'chunks'").fetchone()
         return 0 if row is None else int(row["seq"])
 

@@ -1,4 +1,4 @@
-"""The SQLite file: one writer at a time, any number of readers, and errors in RAGTree's words."""
+"""The SQLite file: one writer at a time, any number of readers."""
 
 import errno
 import sqlite3
@@ -12,15 +12,15 @@ from protocol.errors import ConfigError, StorageFull
 from retriever.store.schema import VERSIONS
 
 Transaction = sqlite3.Connection
-"""A connection inside a transaction; it must not outlive the ``with`` block that gave it."""
+"""A connection inside a transaction. Do not use it outside the ``with`` block that provides it."""
 
 
 class Database:
     """The store's SQLite file in WAL mode.
 
-    ``synchronous`` is FULL: in WAL mode NORMAL may lose the last commits with the power, and a job that was accepted
-    must not be lost. It costs one fsync a commit, which groups of documents share. A store of an older version is
-    brought up to this one. Raises ConfigError for a newer one, and for a file that is no store.
+    ``synchronous`` is FULL because an accepted job must survive a power loss, and NORMAL may lose the last commits in
+    WAL mode. FULL costs one fsync per commit, which the documents of a group share. Opening upgrades an older store to
+    the current schema. Raises ConfigError for a store of a newer version and for a file that is not a store.
     """
 
     def __init__(self, path: Path, max_bytes: int | None = None) -> None:
@@ -30,7 +30,7 @@ class Database:
         self._readers: SimpleQueue[sqlite3.Connection] = SimpleQueue()
         with _storage_errors():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # SQLite makes its other files with the mode of this one.
+            # SQLite copies the mode of this file to its other files.
             path.touch(mode=0o600)
             try:
                 self._writer = self._connect()
@@ -42,9 +42,9 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
-        """A transaction that commits at the end of the block, and leaves no trace if the block or the commit fails.
+        """Run the block in a transaction, committed at its end and rolled back if the block or the commit fails.
 
-        Raises StorageFull where the disk is.
+        Raises StorageFull if the disk is full.
         """
         with self._write_lock, _storage_errors():
             self._writer.execute("BEGIN IMMEDIATE")
@@ -52,18 +52,18 @@ class Database:
                 yield self._writer
                 self.commit(self._writer)
             except BaseException:
-                # SQLite has already rolled back by itself after some errors, a full disk among them.
+                # SQLite has already rolled back after some errors, such as a full disk.
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
                 raise
 
     def commit(self, transaction: Transaction) -> None:
-        """Make a transaction last; the one step by which anything in the store becomes visible."""
+        """Commit a transaction. This is the only step that makes changes to the store visible."""
         transaction.execute("COMMIT")
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        """A transaction that sees one state of the store, whatever is written meanwhile."""
+        """Run the block in a read transaction that sees one snapshot of the store."""
         try:
             connection = self._readers.get_nowait()
         except Empty:
@@ -78,7 +78,7 @@ class Database:
             self._readers.put(connection)
 
     def close(self) -> None:
-        """Close every connection; no transaction may be open."""
+        """Close every connection. No transaction may be open."""
         with self._write_lock:
             while not self._readers.empty():
                 self._readers.get().close()
@@ -98,7 +98,9 @@ class Database:
     def _create_schema(self) -> None:
         version = self._writer.execute("PRAGMA user_version").fetchone()[0]
         if version > len(VERSIONS):
-            raise ConfigError(f"{self._path} is a store of version {version}, this is version {len(VERSIONS)}")
+            raise ConfigError(
+                f"{self._path} has schema version {version}, but this release supports up to {len(VERSIONS)}"
+            )
         missing = " ".join(VERSIONS[version:])
         if missing:
             self._writer.executescript(f"BEGIN IMMEDIATE; {missing} PRAGMA user_version = {len(VERSIONS)}; COMMIT;")
@@ -106,14 +108,14 @@ class Database:
 
 @contextmanager
 def _storage_errors() -> Iterator[None]:
-    """Turns what a full disk raises into StorageFull."""
+    """Translate the errors of a full disk into StorageFull."""
     try:
         yield
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-            raise StorageFull("the disk has no room for this; nothing of it was kept") from error
+            raise StorageFull("the disk is full; nothing of this change was stored") from error
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFull("the disk has no room for this; nothing of it was kept") from error
+            raise StorageFull("the disk is full; nothing of this change was stored") from error
         raise

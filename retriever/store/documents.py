@@ -1,38 +1,28 @@
-"""The documents of the store: reading them, writing them, removing them."""
+"""Reading, writing and deleting documents."""
 
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from protocol.documents import DEFAULT_COLLECTION, CollectionInfo, DocumentInfo, DocumentPage, StoredDocument
 from protocol.errors import UnknownCollection, UnknownDocument
 from protocol.filters import Attributes
-from retriever.embedding.base import Vector
-from retriever.ingestion.chunker import ChunkText
-from retriever.search.filters import kind_of
 from retriever.store.database import Transaction
-from retriever.store.incoming import IncomingDocument
+from retriever.store.filter_sql import kind_of
+from retriever.store.incoming_document import IncomingDocument
 from retriever.store.orphans import Orphans
+from retriever.store.prepared_chunk import PreparedChunk
 
 _INFO = """SELECT d.document_id, d.filename, d.title, d.content_hash, d.bytes, d.attributes, d.created_at, d.updated_at,
                   (SELECT count(*) FROM chunks WHERE document = d.id) AS chunks FROM documents d """
 
 
-class PreparedChunk(NamedTuple):
-    """A chunk ready to be stored: its id, its text and its vector."""
-
-    id: int
-    chunk: ChunkText
-    embedding: Vector
-
-
 class Documents:
-    """The documents, chunks and attributes of all collections; each call works inside the transaction it is given.
+    """The documents of all collections, with their chunks and attributes. Each call runs in the given transaction.
 
-    ``orphans`` hears of every content that comes or goes.
+    Every change to chunks also updates ``orphans``.
     """
 
     def __init__(self, orphans: Orphans, clock: Callable[[], float] = time.time) -> None:
@@ -40,14 +30,14 @@ class Documents:
         self._clock = clock
 
     def collection(self, transaction: Transaction, tenant: str, name: str) -> int | None:
-        """The collection's key, or None for a default collection without a document. Raises UnknownCollection."""
+        """Return the key of a collection; None if it is the default one and empty. Raises UnknownCollection."""
         row = transaction.execute("SELECT id FROM collections WHERE tenant = ? AND name = ?", (tenant, name)).fetchone()
         if row is None and name != DEFAULT_COLLECTION:
             raise UnknownCollection(f"there is no collection {name!r}", param="collection")
         return None if row is None else int(row["id"])
 
     def ensure_collection(self, transaction: Transaction, tenant: str, name: str) -> int:
-        """The collection's key; the collection is made if it is not there."""
+        """Return the key of a collection, creating it if necessary."""
         insert = "INSERT INTO collections (tenant, name, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
         transaction.execute(insert, (tenant, name, self._clock()))
         collection = self.collection(transaction, tenant, name)
@@ -55,7 +45,7 @@ class Documents:
         return collection
 
     def collections(self, transaction: Transaction, tenant: str) -> list[CollectionInfo]:
-        """The tenant's collections by name, the default one always among them."""
+        """Return the tenant's collections, sorted by name. The default collection is always listed."""
         rows = transaction.execute(
             """SELECT name, (SELECT count(*) FROM documents WHERE collection = c.id) AS documents,
                       (SELECT count(*) FROM chunks WHERE collection = c.id) AS chunks
@@ -67,7 +57,7 @@ class Documents:
         return [infos[name] for name in sorted(infos)]
 
     def get(self, transaction: Transaction, tenant: str, name: str, document_id: str) -> StoredDocument:
-        """A document with its text. Raises UnknownCollection or UnknownDocument."""
+        """Return a document with its text. Raises UnknownCollection or UnknownDocument."""
         collection = self.collection(transaction, tenant, name)
         where = "WHERE d.collection = ? AND d.document_id = ?"
         row = transaction.execute(_INFO + where, (collection, document_id)).fetchone()
@@ -78,7 +68,7 @@ class Documents:
         return StoredDocument(_info(row, name), text)
 
     def page(self, transaction: Transaction, tenant: str, name: str, limit: int, after: str) -> DocumentPage:
-        """At most ``limit`` documents with ids above ``after``. Raises UnknownCollection."""
+        """Return at most ``limit`` documents with ids above ``after``. Raises UnknownCollection."""
         collection = self.collection(transaction, tenant, name)
         where = "WHERE d.collection = ? AND d.document_id > ? ORDER BY d.document_id LIMIT ?"
         rows = transaction.execute(_INFO + where, (collection, after, limit + 1)).fetchall()
@@ -86,7 +76,7 @@ class Documents:
         return DocumentPage(infos, infos[-1].document_id if len(rows) > limit else None)
 
     def content_hash(self, transaction: Transaction, collection: int, document_id: str) -> str | None:
-        """The content hash of a document as stored, or None."""
+        """Return a stored document's content hash, or None."""
         where = "SELECT content_hash FROM documents WHERE collection = ? AND document_id = ?"
         row = transaction.execute(where, (collection, document_id)).fetchone()
         return None if row is None else str(row["content_hash"])
@@ -99,7 +89,7 @@ class Documents:
         chunks: Sequence[PreparedChunk],
         fingerprint: str,
     ) -> list[int]:
-        """Store a document in the place of the one of its id, and return the ids of the chunks it displaces."""
+        """Store a document, replacing the one with its id. Return the ids of the removed chunks."""
         now = self._clock()
         row = transaction.execute(
             """INSERT INTO documents (collection, document_id, filename, title, text, bytes, attributes, content_hash,
@@ -117,52 +107,52 @@ class Documents:
             ),
         ).fetchone()
         key = row["id"]
-        displaced = self.replace_chunks(transaction, collection, key, chunks)
+        removed = self.replace_chunks(transaction, collection, key, chunks)
         transaction.execute("DELETE FROM attributes WHERE document = ?", (key,))
         transaction.executemany(
             "INSERT INTO attributes (document, collection, key, kind, value) VALUES (?, ?, ?, ?, ?)",
             [(key, collection, name, kind_of(value), value) for name, value in document.attributes.items()],
         )
-        return displaced
+        return removed
 
     def replace_chunks(
         self, transaction: Transaction, collection: int, document: int, chunks: Sequence[PreparedChunk]
     ) -> list[int]:
-        """Store a document's chunks in the place of those it has, and return the ids of these."""
-        displaced = self._remove_chunks(transaction, document)
+        """Replace a document's chunks. Return the ids of the removed ones."""
+        removed = self._remove_chunks(transaction, document)
         transaction.executemany(
             """INSERT INTO chunks (id, document, collection, position, text, content_hash, embedding)
                VALUES (?, ?, ?, ?, ?, ?, ?)""",
             [
                 (
-                    one.id,
+                    prepared.id,
                     document,
                     collection,
                     position,
-                    one.chunk.text,
-                    one.chunk.content_hash,
-                    one.embedding.tobytes(),
+                    prepared.chunk.text,
+                    prepared.chunk.content_hash,
+                    prepared.embedding.tobytes(),
                 )
-                for position, one in enumerate(chunks)
+                for position, prepared in enumerate(chunks)
             ],
         )
-        self._orphans.adopt(transaction, collection, (one.chunk.content_hash for one in chunks))
-        self._orphans.note(transaction, document, displaced.values())
-        return list(displaced)
+        self._orphans.clear(transaction, collection, (prepared.chunk.content_hash for prepared in chunks))
+        self._orphans.add(transaction, document, removed.values())
+        return list(removed)
 
     def delete(self, transaction: Transaction, collection: int, document_id: str) -> list[int] | None:
-        """Remove a document and return the ids of its chunks; None if there was no such document."""
+        """Delete a document. Return the ids of its chunks, or None if it does not exist."""
         where = "SELECT id FROM documents WHERE collection = ? AND document_id = ?"
         row = transaction.execute(where, (collection, document_id)).fetchone()
         if row is None:
             return None
         removed = self._remove_chunks(transaction, row["id"])
-        self._orphans.note(transaction, row["id"], removed.values())
+        self._orphans.add(transaction, row["id"], removed.values())
         transaction.execute("DELETE FROM documents WHERE id = ?", (row["id"],))
         return list(removed)
 
     def _remove_chunks(self, transaction: Transaction, document: int) -> dict[int, str]:
-        """Remove a document's chunks, and return their content hashes by id."""
+        """Delete a document's chunks. Return their content hashes by id."""
         rows = transaction.execute("DELETE FROM chunks WHERE document = ? RETURNING id, content_hash", (document,))
         return {row["id"]: row["content_hash"] for row in rows.fetchall()}
 

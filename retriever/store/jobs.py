@@ -1,4 +1,4 @@
-"""The jobs of the store: documents that were accepted and are on their way in."""
+"""Ingest jobs, the queue of their items, and idempotency keys."""
 
 import sqlite3
 import time
@@ -12,16 +12,16 @@ import msgspec
 from protocol.documents import IngestJob, JobError
 from protocol.errors import IdempotencyMismatch, UnknownJob
 from retriever.store.database import Transaction
-from retriever.store.incoming import IncomingDocument
+from retriever.store.incoming_document import IncomingDocument
 
 ERRORS_KEPT = 100
-"""The errors a job lists; its count goes on."""
+"""How many errors a job lists. Further ones are only counted."""
 
 Outcome = Literal["stored", "unchanged", "failed"]
 
 
 class JobItem(NamedTuple):
-    """A document on its way in; ``seq`` is its place in the order of arrival over all jobs."""
+    """A queued document. ``seq`` is its arrival order over all jobs."""
 
     seq: int
     job_id: str
@@ -31,7 +31,7 @@ class JobItem(NamedTuple):
 
 
 class ItemResult(NamedTuple):
-    """What became of an item."""
+    """The outcome of an item."""
 
     item: JobItem
     outcome: Outcome
@@ -39,13 +39,13 @@ class ItemResult(NamedTuple):
 
 
 class Jobs:
-    """All jobs, the queue of their items, and idempotency keys; each call works inside the transaction it is given."""
+    """All jobs, the queue of their items, and idempotency keys. Each call runs in the given transaction."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
 
-    def accepted_before(self, transaction: Transaction, tenant: str, key: str, body_hash: str) -> IngestJob | None:
-        """The job that this idempotency key began, or None. Raises IdempotencyMismatch for another body."""
+    def find_by_key(self, transaction: Transaction, tenant: str, key: str, body_hash: str) -> IngestJob | None:
+        """Return the job that an idempotency key started, or None. Raises IdempotencyMismatch for a different body."""
         row = transaction.execute(
             """SELECT jobs.*, body_hash FROM idempotency_keys k JOIN jobs ON jobs.id = k.job
                WHERE k.tenant = ? AND k.key = ?""",
@@ -57,14 +57,14 @@ class Jobs:
         return _job(row)
 
     def remember_key(self, transaction: Transaction, tenant: str, key: str, body_hash: str, job_id: str) -> None:
-        """Bind an idempotency key to the job that it began."""
+        """Bind an idempotency key to the job that it started."""
         insert = "INSERT INTO idempotency_keys (tenant, key, body_hash, job) VALUES (?, ?, ?, ?)"
         transaction.execute(insert, (tenant, key, body_hash, job_id))
 
     def claim_key(self, transaction: Transaction, tenant: str, key: str, body_hash: str) -> None:
-        """Bind an idempotency key to a body whose jobs are kept elsewhere, and remember it from now on.
+        """Bind an idempotency key to a body whose jobs other shards keep, or extend an existing claim.
 
-        Raises IdempotencyMismatch for another body, whose claim it does not keep alive.
+        Raises IdempotencyMismatch for a different body, without extending the claim.
         """
         transaction.execute(
             """INSERT INTO claimed_keys (tenant, key, body_hash, since) VALUES (?, ?, ?, ?)
@@ -83,7 +83,7 @@ class Jobs:
         documents: Sequence[tuple[int | None, IncomingDocument]],
         errors: Sequence[JobError] = (),
     ) -> IngestJob:
-        """A queued job of documents with their lines, and of the errors of those lines that hold no document."""
+        """Create a queued job from documents with their line numbers, and from the errors of invalid lines."""
         job_id = f"job_{uuid.uuid4().hex}"
         now = self._clock()
         transaction.execute(
@@ -104,14 +104,14 @@ class Jobs:
         return _job(self._row(transaction, job_id))
 
     def get(self, transaction: Transaction, tenant: str, job_id: str) -> IngestJob:
-        """A job as it is now. Raises UnknownJob."""
+        """Return the current state of a job. Raises UnknownJob."""
         row = transaction.execute("SELECT * FROM jobs WHERE id = ? AND tenant = ?", (job_id, tenant)).fetchone()
         if row is None:
             raise UnknownJob(f"there is no job {job_id!r}", param="job_id")
         return _job(row)
 
     def next_group(self, transaction: Transaction, most_documents: int, most_bytes: int) -> list[JobItem]:
-        """The oldest items that make a group: as many as fit, at least one, and none twice of one document."""
+        """Return the oldest items that fit one group: at least one, and no document twice."""
         group: list[JobItem] = []
         seen: set[tuple[int, str]] = set()
         size = 0
@@ -122,7 +122,7 @@ class Jobs:
         for row in rows:
             key = (row["collection"], row["document_id"])
             size += row["bytes"]
-            # The later of two uploads must meet the earlier one as stored, so it waits for the next group.
+            # A later upload of the same document must see the earlier one stored, so it waits for the next group.
             if key in seen or (group and size > most_bytes):
                 break
             seen.add(key)
@@ -132,30 +132,30 @@ class Jobs:
         return group
 
     def start(self, transaction: Transaction, items: Sequence[JobItem]) -> None:
-        """Show the jobs of a group as in progress."""
+        """Mark the jobs of a group as in progress."""
         self._set_status(transaction, items, "in_progress")
 
-    def pause(self, transaction: Transaction, items: Sequence[JobItem]) -> None:
-        """Show the jobs of a group as queued again."""
+    def requeue(self, transaction: Transaction, items: Sequence[JobItem]) -> None:
+        """Mark the jobs of a group as queued again."""
         self._set_status(transaction, items, "queued")
 
-    def pending(self, transaction: Transaction, items: Sequence[JobItem]) -> set[int]:
-        """Those of the items, by ``seq``, that nobody took out of the queue meanwhile."""
+    def still_queued(self, transaction: Transaction, items: Sequence[JobItem]) -> set[int]:
+        """Return the ``seq`` of those items that are still in the queue."""
         marks = ",".join("?" * len(items))
-        sql = f"SELECT seq FROM job_items WHERE seq IN ({marks})"  # noqa: S608  # nosec B608  # only places for values
+        sql = f"SELECT seq FROM job_items WHERE seq IN ({marks})"  # noqa: S608  # nosec B608  # only placeholders
         return {row["seq"] for row in transaction.execute(sql, [item.seq for item in items])}
 
     def queued(self, transaction: Transaction) -> int:
-        """How many items of all jobs are pending."""
+        """Return the number of queued items over all jobs."""
         return int(transaction.execute("SELECT count(*) FROM job_items").fetchone()[0])
 
-    def rest_of(self, transaction: Transaction, job_id: str) -> int:
-        """How many items of a job are pending."""
+    def queued_of_job(self, transaction: Transaction, job_id: str) -> int:
+        """Return the number of queued items of a job."""
         row = transaction.execute("SELECT count(*) FROM job_items WHERE job = ?", (job_id,)).fetchone()
         return int(row[0])
 
     def finish(self, transaction: Transaction, results: Sequence[ItemResult]) -> None:
-        """Take items out of the queue, count what became of them, and end the jobs that have none left."""
+        """Remove items from the queue, count their outcomes, and end jobs that have no items left."""
         transaction.executemany("DELETE FROM job_items WHERE seq = ?", [(result.item.seq,) for result in results])
         by_job: dict[str, list[ItemResult]] = defaultdict(list)
         for result in results:
@@ -166,7 +166,7 @@ class Jobs:
             self._count(transaction, job_id, counts, errors)
 
     def fail_rest(self, transaction: Transaction, job_id: str, code: str, message: str) -> int:
-        """Take all that is left of a job out of the queue, as failed for one and the same reason; how many items."""
+        """Fail all queued items of a job with one error. Return how many there were."""
         rows = transaction.execute(
             "DELETE FROM job_items WHERE job = ? RETURNING document_id, line", (job_id,)
         ).fetchall()
@@ -174,10 +174,10 @@ class Jobs:
         self._count(transaction, job_id, Counter({"failed": len(rows)}), errors)
         return len(rows)
 
-    def withdraw(self, transaction: Transaction, collection: int, document_id: str) -> bool:
-        """Take a document that was deleted meanwhile out of the queue; true if it was there.
+    def cancel(self, transaction: Transaction, collection: int, document_id: str) -> bool:
+        """Remove a deleted document's items from the queue. Return whether there were any.
 
-        It counts as stored: it would have been, and would have been deleted then.
+        They count as stored: they would have been stored first and then deleted.
         """
         rows = transaction.execute(
             "DELETE FROM job_items WHERE collection = ? AND document_id = ? RETURNING job", (collection, document_id)
@@ -187,17 +187,17 @@ class Jobs:
         return bool(rows)
 
     def purge(self, transaction: Transaction, older_than_s: float) -> None:
-        """Forget the jobs that ended so long ago, their idempotency keys, and keys last claimed twice as long ago."""
+        """Delete jobs that ended ``older_than_s`` ago with their keys, and key claims that are twice as old."""
         ended = "DELETE FROM jobs WHERE status IN ('completed', 'failed') AND updated_at < ?"
         transaction.execute(ended, (self._clock() - older_than_s,))
-        # A key is claimed before its jobs begin, and they are kept from their end.
+        # A claim predates its jobs, and the retention of a job starts at its end.
         transaction.execute("DELETE FROM claimed_keys WHERE since < ?", (self._clock() - 2 * older_than_s,))
 
     def _count(self, transaction: Transaction, job_id: str, counts: Counter[Outcome], errors: list[JobError]) -> None:
         row = self._row(transaction, job_id)
         stored, unchanged = row["stored"] + counts["stored"], row["unchanged"] + counts["unchanged"]
         status = row["status"]
-        if not self.rest_of(transaction, job_id):
+        if not self.queued_of_job(transaction, job_id):
             status = "completed" if stored + unchanged else "failed"
         kept = [*msgspec.json.decode(row["errors"], type=list[JobError]), *errors][:ERRORS_KEPT]
         transaction.execute(
@@ -221,7 +221,7 @@ class Jobs:
 
 def _check_hash(row: sqlite3.Row, body_hash: str) -> None:
     if row["body_hash"] != body_hash:
-        raise IdempotencyMismatch("this Idempotency-Key was used with another body", param="Idempotency-Key")
+        raise IdempotencyMismatch("this Idempotency-Key was used with a different body", param="Idempotency-Key")
 
 
 def _job(row: sqlite3.Row) -> IngestJob:

@@ -1,4 +1,4 @@
-"""Orphans: contents that went with deleted and replaced documents, noted until nothing made of them is left."""
+"""Orphans: content hashes of removed chunks, recorded until their KV is deleted."""
 
 import json
 import sqlite3
@@ -10,16 +10,16 @@ from retriever.store.database import Transaction
 
 
 class Orphans:
-    """The contents of removed chunks that no chunk of their tenant has any more, each in the commit that removed it.
+    """The content hashes that no chunk of their tenant has any more. Each call runs in the given transaction.
 
-    A content that comes back is no orphan any longer. Each call works inside the transaction it is given.
+    A hash is recorded in the commit that removes its last chunk. It is cleared if a chunk with this content returns.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
 
-    def note(self, transaction: Transaction, document: int, removed: Iterable[str]) -> None:
-        """Note those of a document's removed contents that are in no chunk now; the document's row must still be."""
+    def add(self, transaction: Transaction, document: int, removed: Iterable[str]) -> None:
+        """Record those of a document's removed contents that no chunk has now. The document's row must still exist."""
         transaction.execute(
             """INSERT OR IGNORE INTO orphans (tenant, content_hash, collection, document_id, since)
                SELECT DISTINCT k.tenant, gone.value, k.name, d.document_id, ?
@@ -30,8 +30,8 @@ class Orphans:
             (self._clock(), json.dumps(list(removed)), document),
         )
 
-    def adopt(self, transaction: Transaction, collection: int, contents: Iterable[str]) -> None:
-        """Take contents that a chunk has again off the list."""
+    def clear(self, transaction: Transaction, collection: int, contents: Iterable[str]) -> None:
+        """Remove contents from the list that a chunk has again."""
         transaction.execute(
             """DELETE FROM orphans WHERE tenant = (SELECT tenant FROM collections WHERE id = ?)
                AND content_hash IN (SELECT value FROM json_each(?))""",
@@ -39,17 +39,17 @@ class Orphans:
         )
 
     def of_document(self, transaction: Transaction, tenant: str, collection: str, document_id: str) -> list[Orphan]:
-        """Those that went with the document of this name, or with one in whose place it stands."""
+        """Return the orphans of a document with this name, deleted or replaced."""
         where = "WHERE tenant = ? AND collection = ? AND document_id = ? ORDER BY id"
         return _orphans(transaction.execute(_ORPHANS + where, (tenant, collection, document_id)))
 
     def older_than(self, transaction: Transaction, seconds: float, limit: int) -> list[Orphan]:
-        """The oldest of those that are orphans for so long."""
+        """Return the oldest orphans that are at least this old."""
         where = "WHERE since <= ? ORDER BY id LIMIT ?"
         return _orphans(transaction.execute(_ORPHANS + where, (self._clock() - seconds, limit)))
 
     def forget(self, transaction: Transaction, orphans: Sequence[Orphan]) -> None:
-        """Take orphans off the list; one that is off it already is no error."""
+        """Remove orphans from the list. Removing one twice is no error."""
         transaction.executemany("DELETE FROM orphans WHERE id = ?", [(orphan.number,) for orphan in orphans])
 
 

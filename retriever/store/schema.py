@@ -1,4 +1,4 @@
-"""The tables of the store, and how they came about."""
+"""The tables of the store, by schema version."""
 
 _FIRST = """
 CREATE TABLE collections (
@@ -24,7 +24,7 @@ CREATE TABLE documents (
     UNIQUE (collection, document_id)
 );
 CREATE INDEX documents_by_fingerprint ON documents (fingerprint);
--- AUTOINCREMENT: the id of a removed chunk is never given to another, so an index that lags cannot name the wrong one.
+-- AUTOINCREMENT never reuses the id of a removed chunk, so an index that lags cannot name the wrong one.
 CREATE TABLE chunks (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     document INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE,
@@ -36,7 +36,7 @@ CREATE TABLE chunks (
 );
 CREATE INDEX chunks_by_document ON chunks (document, position);
 CREATE INDEX chunks_by_collection ON chunks (collection);
--- "value" has no type, so that a string, a number and a truth value stay what they are.
+-- "value" has no declared type, so strings, numbers and booleans keep theirs.
 CREATE TABLE attributes (
     document INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE,
     collection INTEGER NOT NULL,
@@ -60,7 +60,7 @@ CREATE TABLE jobs (
     updated_at REAL NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX jobs_by_time ON jobs (status, updated_at);
--- A document on its way in. Its row goes in the transaction that stores the document, so it is done exactly once.
+-- A queued document. The transaction that stores the document deletes its row, so each is ingested exactly once.
 CREATE TABLE job_items (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     job TEXT NOT NULL REFERENCES jobs (id),
@@ -83,7 +83,7 @@ CREATE INDEX idempotency_keys_by_job ON idempotency_keys (job);
 """
 
 _ORPHANS = """
--- A content that no chunk of the tenant has any more. The number of one that is gone is never given to another.
+-- A content that no chunk of the tenant has any more. Ids are never reused.
 CREATE TABLE orphans (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant TEXT NOT NULL,
@@ -98,7 +98,7 @@ CREATE INDEX chunks_by_content ON chunks (content_hash);
 """
 
 _CLAIMED_KEYS = """
--- An idempotency key of an upload that is spread over several stores, of which this one says whose the key is.
+-- An idempotency key of an upload that is spread over several shards. This shard checks the key for all of them.
 CREATE TABLE claimed_keys (
     tenant TEXT NOT NULL,
     key TEXT NOT NULL,
@@ -110,4 +110,4 @@ CREATE INDEX claimed_keys_by_time ON claimed_keys (since);
 """
 
 VERSIONS = (_FIRST, _ORPHANS, _CLAIMED_KEYS)
-"""The statements that make a store of each version out of one of the version before, from an empty file on."""
+"""The statements that upgrade a store by one version each, starting from an empty file."""

@@ -193,7 +193,7 @@ def _document_id(file: Path, given: Path) -> str:
 
 
 def _stdlib_lines() -> Iterator[bytes]:
-    from retriever.demo_corpus.corpus import stdlib_documents
+    from retriever.demo_corpus.stdlib_corpus import stdlib_documents
 
     encoder = msgspec.json.Encoder()
     for document in stdlib_documents():

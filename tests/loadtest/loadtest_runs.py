@@ -1,4 +1,4 @@
-"""Real runs of the load test: Locust, headless, in a process of its own."""
+"""Helpers for real runs of the load test: Locust in its own process."""
 
 import json
 import os
@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadtest.reporting.records import QueryRecord, WriteRecord, read_records
+from loadtest.reporting.request_records import QueryRecord, WriteRecord, read_records
 
 ROOT = Path(__file__).parents[2]
 
 
 class Ran(NamedTuple):
-    """A run that has ended: its exit status, Locust's own statistics, the report's folder and its records."""
+    """A finished run: its exit status, Locust's statistics, the report's folder and the records."""
 
     returncode: int
     log: str
@@ -48,7 +48,7 @@ def begin(folder: Path, url: str, *options: str, headless: bool = True, **enviro
 
 
 def end(process: "subprocess.Popen[str]", folder: Path, interrupt: bool = False) -> Ran:
-    """Wait until it has ended, after Ctrl-C or by itself."""
+    """Wait for the end of a run, after Ctrl-C if ``interrupt``."""
     if interrupt:
         process.send_signal(signal.SIGINT)
     log = log_of(process)
@@ -66,7 +66,7 @@ def end(process: "subprocess.Popen[str]", folder: Path, interrupt: bool = False)
 
 
 def log_of(process: "subprocess.Popen[str]") -> str:
-    """What it has written when it has ended by itself; it ends in any case."""
+    """Wait for the end of a process and return its output. Kill it after 50 s."""
     try:
         return process.communicate(timeout=50)[0]
     finally:
@@ -74,15 +74,15 @@ def log_of(process: "subprocess.Popen[str]") -> str:
 
 
 def trace(folder: Path, *lines: tuple[float, str]) -> str:
-    """The path of a trace that asks each question at its time."""
+    """Write a trace of timed questions and return its path."""
     path = folder / "trace.jsonl"
     path.write_bytes(b"".join(msgspec.json.encode({"at": at, "query": query}) + b"\n" for at, query in lines))
     return str(path)
 
 
 def until(condition: Callable[[], object], timeout_s: float) -> None:
-    """Wait until it is true."""
+    """Wait until the condition is true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.02)

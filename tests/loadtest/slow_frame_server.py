@@ -1,6 +1,6 @@
-"""A stack made of sockets: it answers queries with frames at set times, as small as frames are.
+"""A fake stack on plain sockets that answers queries with small frames at fixed times.
 
-A question says by its words what becomes of it; nothing is buffered, and every frame leaves in a segment of its own.
+The text of a question selects the behaviour. Nothing is buffered, and every frame is a TCP segment of its own.
 """
 
 import json
@@ -40,10 +40,10 @@ REFUSALS: dict[str, tuple[str, ...]] = {
 
 
 class SlowFrameServer:
-    """Serves on ``url`` while it is held; ``asked`` has the questions and when they came, by ``time.monotonic``.
+    """Serves on ``url`` inside a ``with`` block. ``asked`` has the questions and their times by ``time.monotonic``.
 
-    ``paths`` counts requests, ``headers`` has all of theirs, ``gone`` counts clients that left in mid-stream, and
-    ``reused`` connections that a second request came on.
+    ``paths`` counts requests and ``headers`` collects their headers. ``gone`` counts clients that disconnected
+    mid-stream, ``reused`` connections that carried a second request.
     """
 
     def __init__(self) -> None:
@@ -115,19 +115,19 @@ class SlowFrameServer:
             time.sleep(STALL_S)
         chunked = question != "unchunked"
         wrap = chunk if chunked else bytes
-        # Both, as sse-starlette and uvicorn together have it: a client that believes the first finds a closed door.
+        # sse-starlette and uvicorn together send both. A client that trusts the first finds the connection closed.
         head = ["HTTP/1.1 200 OK", "Connection: keep-alive", "Connection: close", "Content-Type: text/event-stream"]
         head += ["Transfer-Encoding: chunked"] if chunked else []
         connection.sendall("\r\n".join([*head, "", ""]).encode())
         connection.sendall(wrap(frame("query.created")))
         _await(begun + RETRIEVED_S)
         connection.sendall(wrap(frame("retrieval.completed", results=[])) + wrap(b": ping\n\n"))
-        # An empty delta is no token.
+        # An empty delta is not a token.
         connection.sendall(wrap(frame("output_text.delta", delta="")))
         for number in range(DELTAS):
             whole = wrap(frame("output_text.delta", delta="né"))
             if number == 2:
-                # Half of a frame comes early: it is no token before its other half is there.
+                # Half of a frame comes early. It is not a token before the rest arrives.
                 _await(begun + FIRST_S + GAP_S * number - GAP_S / 2)
                 connection.sendall(whole[: len(whole) // 2])
                 whole = whole[len(whole) // 2 :]

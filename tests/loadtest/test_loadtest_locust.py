@@ -1,4 +1,4 @@
-"""The load test as its users start it: open loop, leaving clients, writes, Ctrl-C, the web page, bad options."""
+"""The load test as users start it: open loop, disconnects, writes, Ctrl-C, web page, invalid options."""
 
 import socket
 import subprocess
@@ -10,9 +10,9 @@ from loadtest_runs import ROOT, begin, end, log_of, trace, until
 from slow_frame_server import FIRST_S, STALL_S, SlowFrameServer
 
 from loadtest.locust_process import END_ARRIVALS
-from loadtest.options import LoadSettings
-from loadtest.reporting.plots import PICTURES
-from loadtest.reporting.records import Outcome, WriteAction
+from loadtest.reporting.plots import PLOTS
+from loadtest.reporting.request_records import Outcome, WriteAction
+from loadtest.settings import LoadSettings
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def server():
         yield server
 
 
-def test_a_stack_that_stalls_does_not_slow_arrivals_down(server, tmp_path):
+def test_stalled_answers_do_not_delay_arrivals(server, tmp_path):
     due = [0.03 * number for number in range(20)]
     ran = end(begin(tmp_path, server.url, "--trace", trace(tmp_path, *((at, "stalls") for at in due))), tmp_path)
     asked = sorted(at for _, at in server.asked)
@@ -33,14 +33,14 @@ def test_a_stack_that_stalls_does_not_slow_arrivals_down(server, tmp_path):
     assert ran.returncode == 0
 
 
-def test_what_leaves_late_is_late(server, tmp_path):
+def test_late_requests_count_from_when_they_were_due(server, tmp_path):
     ran = end(begin(tmp_path, server.url, "--trace", trace(tmp_path, *[(0.0, "plain")] * 250)), tmp_path)
     assert max(record.sent for record in ran.queries) > 0.03
     assert all(record.ttft >= record.sent + FIRST_S for record in ran.queries)
     assert "**The load test itself was late**" in (ran.folder / "report.md").read_text()
 
 
-def test_arrivals_beyond_the_bound_are_missed_not_put_off(server, tmp_path):
+def test_arrivals_beyond_max_open_are_missed(server, tmp_path):
     lines = [(0.02 * number, "stalls") for number in range(10)]
     ran = end(begin(tmp_path, server.url, "--max-open", "3", "--trace", trace(tmp_path, *lines)), tmp_path)
     outcomes = [record.outcome for record in sorted(ran.queries, key=lambda record: record.number)]
@@ -48,7 +48,7 @@ def test_arrivals_beyond_the_bound_are_missed_not_put_off(server, tmp_path):
     assert len(server.asked) == 3
 
 
-def test_it_ingests_what_it_asks_for_and_keeps_the_schedule(server, tmp_path):
+def test_run_ingests_its_corpus_and_follows_the_schedule(server, tmp_path):
     options = ["--documents", "12", "--document-words", "20", "--disconnect-share", "0.5", "--max-tokens", "3"]
     writes = ["--ingest-rate", "4", "--delete-rate", "2"]
     settings = {"LOCUST_SCHEDULE": "20:2", "LOCUST_SEED": "3", "RAGTREE_API_KEY": "a-key"}
@@ -68,18 +68,18 @@ def test_it_ingests_what_it_asks_for_and_keeps_the_schedule(server, tmp_path):
     assert {path.removeprefix("PUT") for path in put} == {path.removeprefix("DELETE") for path in deleted}
 
 
-def test_ctrl_c_leaves_a_report_of_what_there_is(server, tmp_path):
+def test_interrupted_run_has_a_report(server, tmp_path):
     lines = [(0.0, "plain"), (FIRST_S + 1.2, "stalls"), (60.0, "plain")]
     process = begin(tmp_path, server.url, "--trace", trace(tmp_path, *lines))
     until(lambda: len(server.asked) == 2, timeout_s=20)
     ran = end(process, tmp_path, interrupt=True)
     assert ran.results["total"]["outcomes"] == {"answered": 1, "unfinished": 1}
-    assert "of the answered" in (ran.folder / "report.md").read_text().lower()
-    assert all((ran.folder / picture).exists() for picture in PICTURES)
+    assert "answered requests, in milliseconds" in (ran.folder / "report.md").read_text().lower()
+    assert all((ran.folder / plot).exists() for plot in PLOTS)
     assert ran.returncode == 0
 
 
-def test_arrivals_can_be_ended_and_what_is_open_comes_to_its_end(server, tmp_path):
+def test_ended_arrivals_let_open_requests_finish(server, tmp_path):
     lines = [(0.0, "plain"), (0.1, "stalls"), (60.0, "plain")]
     process = begin(tmp_path, server.url, "--trace", trace(tmp_path, *lines))
     until(lambda: len(server.asked) == 2, timeout_s=20)
@@ -89,7 +89,7 @@ def test_arrivals_can_be_ended_and_what_is_open_comes_to_its_end(server, tmp_pat
     assert ran.returncode == 0
 
 
-def test_the_web_page_starts_runs(server, tmp_path):
+def test_web_page_starts_runs(server, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     web = ["--web-host", "127.0.0.1", "--web-port", str(port), "--trace", trace(tmp_path, (0.0, "plain"))]
@@ -116,7 +116,7 @@ def answers(page):
         return False
 
 
-def test_without_a_stack_it_says_how_to_start_one(tmp_path):
+def test_missing_stack_is_reported_with_instructions(tmp_path):
     process = begin(tmp_path, "http://127.0.0.1:9")
     log = log_of(process)
     assert process.returncode == 1
@@ -124,7 +124,7 @@ def test_without_a_stack_it_says_how_to_start_one(tmp_path):
     assert list(tmp_path.glob("*/")) == []
 
 
-def test_its_help_has_every_option():
+def test_help_lists_every_option():
     command = [sys.executable, "-m", "loadtest", "--help"]
     text = " ".join(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
     for name in LoadSettings.__struct_fields__:
@@ -135,12 +135,12 @@ def test_its_help_has_every_option():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--schedule", "fast"], "schedule: 'fast' is no step"),
+        (["--schedule", "fast"], "schedule: 'fast' is not a step"),
         (["--disconnect-share", "2"], "disconnect_share"),
         (["--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", "0"], "runs in one process"),
     ],
 )
-def test_what_it_cannot_do_it_refuses(server, tmp_path, options, says):
+def test_invalid_options_are_refused(server, tmp_path, options, says):
     process = begin(tmp_path, server.url, *options)
     log = log_of(process)
     assert process.returncode == 1

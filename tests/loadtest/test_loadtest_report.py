@@ -1,14 +1,13 @@
-"""A report out of a folder of records made by hand: its figures are exact."""
+"""The report of a folder of handmade records has exact figures."""
 
 import json
 import struct
 
 import pytest
 
-from loadtest.options import LoadSettings
 from loadtest.report import write_report
-from loadtest.reporting.plots import PICTURES
-from loadtest.reporting.records import (
+from loadtest.reporting.plots import PLOTS
+from loadtest.reporting.request_records import (
     FILE_NAME,
     Outcome,
     QueryRecord,
@@ -18,6 +17,7 @@ from loadtest.reporting.records import (
     read_records,
 )
 from loadtest.reporting.run_facts import Machine, RunFacts, StepFacts
+from loadtest.settings import LoadSettings
 
 FACTS = RunFacts(
     url="http://stack.example",
@@ -58,7 +58,7 @@ def other(number, at, outcome, **more):
 RECORDS = [
     answered(0, 0.0, 0.1, [0.05, 0.05], 0),
     answered(1, 1.0, 0.2, [0.05, 0.1], 50),
-    # Its tokens are too slow in the mean, its first one too late, and just within.
+    # One has slow tokens, one a late first token, and one is just within the objectives.
     answered(2, 2.0, 0.3, [0.1, 0.15], 50),
     answered(3, 3.0, 0.6, [0.05], 100),
     answered(4, 12.0, 0.5, [0.1], 100),
@@ -90,17 +90,17 @@ def results(folder):
     return json.loads((folder / "results.json").read_text())
 
 
-def test_the_records_are_read_as_they_were_written(folder):
+def test_records_round_trip(folder):
     assert read_records(folder) == RECORDS
 
 
-def test_a_line_that_was_cut_off_costs_no_other(folder):
+def test_incomplete_last_line_is_dropped(folder):
     raw = (folder / FILE_NAME).read_bytes()
     (folder / FILE_NAME).write_bytes(raw[:-5])
     assert read_records(folder) == RECORDS[:-1]
 
 
-def test_latencies_are_those_of_the_answers(results):
+def test_latencies_are_of_answered_requests(results):
     total = results["total"]
     assert total["ttft"] == pytest.approx(
         {"count": 5, "mean": 0.34, "p50": 0.3, "p90": 0.56, "p95": 0.58, "p99": 0.596, "max": 0.6}
@@ -113,7 +113,7 @@ def test_latencies_are_those_of_the_answers(results):
     assert total["late"]["max"] == pytest.approx(0.001)
 
 
-def test_everything_that_was_due_is_counted(results):
+def test_all_arrivals_are_counted(results):
     total = results["total"]
     assert total["arrivals"] == 12
     assert total["outcomes"] == {
@@ -128,7 +128,7 @@ def test_everything_that_was_due_is_counted(results):
     assert total["errors"] == {"no terminal event": 1}
 
 
-def test_goodput_is_of_all_that_could_have_been_good(results):
+def test_goodput_excludes_disconnected_requests(results):
     total = results["total"]
     assert total["good"] == 3
     assert total["good_share"] == pytest.approx(3 / 10)
@@ -138,7 +138,7 @@ def test_goodput_is_of_all_that_could_have_been_good(results):
     assert total["output_tokens_per_s"] == pytest.approx(15 / 25)
 
 
-def test_the_hit_rate_is_of_tokens(results):
+def test_hit_rate_counts_tokens(results):
     assert results["total"]["hit_rate"] == pytest.approx(300 / 500)
 
 
@@ -150,38 +150,38 @@ def test_each_step_has_its_own_figures(results):
     assert first["summary"]["answered_per_s"] == pytest.approx(0.4)
 
 
-def test_writes_are_counted_apart(results):
+def test_writes_are_counted_separately(results):
     writes = results["writes"]
     assert writes["ingest"]["seconds"]["p50"] == pytest.approx(0.25)
     assert writes["delete"]["refusals"] == {"503 busy": 1}
     assert writes["delete"]["seconds"] is None
 
 
-def test_it_says_what_was_run_and_where(results):
+def test_results_contain_the_run_facts(results):
     run = results["run"]
     assert run["command"] == "locust -f loadtest/locustfile.py"
     assert run["settings"]["seed"] == 42
     assert run["machine"]["processor"] == "a processor"
 
 
-def test_people_find_the_same_figures(folder, results):
+def test_markdown_report_has_the_same_figures(folder, results):
     text = (folder / "report.md").read_text()
     assert "| TTFT: first text | 300.0 | 560.0 | 580.0 | 596.0 | 600.0 | 340.0 | 5 |" in text
     assert "30.0% of the requests" in text
     assert "| 503 overloaded | 2 |" in text
     assert "**1 requests were never sent**" in text
     assert "| `seed` | 42 |" in text
-    assert all(f"({picture})" in text for picture in PICTURES)
+    assert all(f"({plot})" in text for plot in PLOTS)
 
 
-@pytest.mark.parametrize("picture", PICTURES)
-def test_pictures_are_drawn(folder, results, picture):
-    raw = (folder / picture).read_bytes()
+@pytest.mark.parametrize("plot", PLOTS)
+def test_plots_are_drawn(folder, results, plot):
+    raw = (folder / plot).read_bytes()
     assert raw.startswith(b"\x89PNG")
     assert struct.unpack(">II", raw[16:24]) == (960, 480)
 
 
-def test_a_run_that_was_ended_before_its_first_request_has_a_report(tmp_path):
+def test_run_without_requests_has_a_report(tmp_path):
     FACTS.write(tmp_path)
     RecordFile(tmp_path).close()
     results = write_report(tmp_path)

@@ -1,4 +1,4 @@
-"""The real Locust user against a server that sends frames at set times: what it measures is when they came."""
+"""The real Locust user measures when frames arrive, against a server that sends them at fixed times."""
 
 from statistics import median
 
@@ -6,12 +6,12 @@ import pytest
 from loadtest_runs import begin, end, trace
 from slow_frame_server import DELTAS, FIRST_S, GAP_S, LAST_S, RETRIEVED_S, SlowFrameServer
 
-from loadtest.reporting.records import Outcome
+from loadtest.reporting.request_records import Outcome
 
 PLAIN = 12
 SPECIAL = ("unchunked", "unended", "ends twice", "fails", "incomplete", "goes on", "429", "503", "bare")
 LATE_S = 0.04
-"""What a busy machine may add in the median. A client that fills buffers first is late by hundreds of milliseconds."""
+"""Tolerance for a busy machine, in the median. A client that buffers would be late by hundreds of milliseconds."""
 
 
 @pytest.fixture(scope="module")
@@ -38,20 +38,20 @@ def only(ran, question):
 
 
 @pytest.mark.parametrize(("latency", "due"), [("ttfr", RETRIEVED_S), ("ttft", FIRST_S), ("e2e", LAST_S)])
-def test_latencies_are_when_the_frames_came(plain, latency, due):
+def test_latencies_match_the_frames(plain, latency, due):
     measured = [getattr(record, latency) for record in plain]
     assert min(measured) >= due
     assert median(measured) < due + LATE_S
 
 
-def test_gaps_are_between_pieces_of_text(plain):
+def test_itl_is_the_gap_between_pieces_of_text(plain):
     assert {len(record.itl) for record in plain} == {DELTAS - 1}
     for place in range(DELTAS - 1):
         gaps = [record.itl[place] for record in plain]
         assert median(gaps) == pytest.approx(GAP_S, abs=0.01)
 
 
-def test_a_stream_without_chunks_is_on_time_too(ran):
+def test_stream_without_chunked_encoding_is_measured_in_time(ran):
     record = only(ran, "unchunked")
     assert record.outcome is Outcome.ANSWERED
     assert record.ttft == pytest.approx(FIRST_S, abs=5 * LATE_S)
@@ -69,20 +69,20 @@ def test_a_stream_without_chunks_is_on_time_too(ran):
         ("bare", "HTTP 503 not_ready"),
     ],
 )
-def test_what_does_not_end_as_it_should_is_a_failure(ran, question, reason):
+def test_improper_end_is_a_failure(ran, question, reason):
     record = only(ran, question)
     assert (record.outcome, record.reason) == (Outcome.FAILED, reason)
     assert ran.results["total"]["errors"][reason] == 1
 
 
 @pytest.mark.parametrize(("question", "refusal"), [("429", "429 rate_limited"), ("503", "503 overloaded")])
-def test_a_refusal_is_no_error(ran, question, refusal):
+def test_refusal_is_not_an_error(ran, question, refusal):
     assert only(ran, question).outcome is Outcome.REFUSED
     assert ran.results["total"]["refusals"][refusal] == 1
     assert ran.stats[f"refused {refusal}"]["num_requests"] == 1
 
 
-def test_locust_has_the_same_figures(ran):
+def test_locust_statistics_agree(ran):
     counts = {name: ran.stats[f"SSE {name}"]["num_requests"] for name in ("TTFR", "TTFT", "ITL", "E2E")}
     streams = PLAIN + 6
     assert counts == {"TTFR": streams, "TTFT": streams, "ITL": streams * (DELTAS - 1), "E2E": PLAIN + 1}
@@ -91,6 +91,6 @@ def test_locust_has_the_same_figures(ran):
     assert ran.returncode == 1
 
 
-def test_the_hit_rate_comes_from_the_usage(ran):
+def test_hit_rate_comes_from_the_usage(ran):
     assert ran.results["total"]["hit_rate"] == pytest.approx(0.6)
     assert ran.results["run"]["model"] == "slow-frames"

@@ -1,4 +1,4 @@
-"""Traffic: what is asked and when follows from the settings alone; bad ones are refused with their reason."""
+"""Traffic follows from the settings alone. Invalid settings are refused with a reason."""
 
 from argparse import Namespace
 
@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from loadtest.errors import BadOption
-from loadtest.options import LoadSettings
-from loadtest.traffic.corpus import SyntheticCorpus
+from loadtest.settings import LoadSettings
+from loadtest.traffic.synthetic_corpus import SyntheticCorpus
 from loadtest.traffic.traffic import Traffic
 
 
@@ -22,7 +22,7 @@ def test_equal_settings_give_equal_traffic():
     assert [arrival.number for arrival in asked] == list(range(len(asked)))
 
 
-def test_who_leaves_changes_nothing_else():
+def test_disconnects_change_nothing_else():
     stay, leave = traffic(), traffic(disconnect_share=0.5, max_tokens=16)
     assert [arrival[:3] for arrival in stay.arrivals()] == [arrival[:3] for arrival in leave.arrivals()]
     assert {arrival.leaves_after for arrival in stay.arrivals()} == {None}
@@ -32,7 +32,7 @@ def test_who_leaves_changes_nothing_else():
     assert len(set(leaving)) > 8
 
 
-def test_the_made_up_corpus_answers_its_questions():
+def test_synthetic_corpus_answers_its_questions():
     corpus = SyntheticCorpus(documents=403, words=30, seed=1)
     lines = [msgspec.json.decode(line) for batch in corpus.batches() for line in batch.splitlines()]
     assert [line["id"] for line in lines] == [str(number) for number in range(403)]
@@ -42,7 +42,7 @@ def test_the_made_up_corpus_answers_its_questions():
     assert [line["text"] for line in lines] == [document.text for document in SyntheticCorpus(403, 30, 1).documents]
 
 
-def test_questions_of_ones_own_are_asked(tmp_path):
+def test_question_file_is_used(tmp_path):
     file = tmp_path / "questions.jsonl"
     file.write_text('{"query": "one?", "other": 1}\n\n{"query": "two?"}\n')
     own = traffic(questions=str(file))
@@ -51,7 +51,7 @@ def test_questions_of_ones_own_are_asked(tmp_path):
     assert {arrival.query for arrival in own.arrivals()} == {"one?", "two?"}
 
 
-def test_a_trace_is_replayed_in_time(tmp_path):
+def test_trace_is_replayed_in_time(tmp_path):
     file = tmp_path / "trace.jsonl"
     file.write_text('{"at": 2.5, "query": "later"}\n{"at": 0, "query": "now"}\n')
     replayed = traffic(trace=str(file), collection="mine")
@@ -67,17 +67,17 @@ def test_a_trace_is_replayed_in_time(tmp_path):
         ("{}\n", "line 1"),
         ('{"at": 0, "query": "a"}\n{"at": "soon", "query": "b"}\n', "line 2"),
         ("{\n", "line 1"),
-        ('{"at": -1, "query": "a"}\n', "below 0"),
+        ('{"at": -1, "query": "a"}\n', "negative"),
     ],
 )
-def test_a_trace_that_is_none_is_refused(tmp_path, content, says):
+def test_invalid_trace_is_refused(tmp_path, content, says):
     file = tmp_path / "trace.jsonl"
     file.write_text(content)
     with pytest.raises(BadOption, match=says):
         traffic(trace=str(file))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_missing_file_is_named(tmp_path):
     with pytest.raises(BadOption, match=r"gone\.jsonl: No such file"):
         traffic(questions=str(tmp_path / "gone.jsonl"))
 
@@ -86,7 +86,7 @@ def options(**given):
     return Namespace(**{**msgspec.structs.asdict(LoadSettings()), **given})
 
 
-def test_settings_come_from_options_as_the_page_sends_them():
+def test_settings_accept_the_web_form():
     settings = LoadSettings.of(options(seed="3", zipf="0.5", schedule="1:2"))
     assert (settings.seed, settings.zipf, settings.schedule) == (3, 0.5, "1:2")
 
@@ -96,9 +96,9 @@ def test_settings_come_from_options_as_the_page_sends_them():
     [
         ({"disconnect_share": 1.5}, "disconnect_share"),
         ({"max_open": 0}, "max_open"),
-        ({"questions": "a", "trace": "b"}, "only one"),
+        ({"questions": "a", "trace": "b"}, "cannot be combined"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(given, says):
+def test_invalid_settings_are_refused(given, says):
     with pytest.raises(BadOption, match=says):
         LoadSettings.of(options(**given))

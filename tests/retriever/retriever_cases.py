@@ -1,4 +1,4 @@
-"""What the retriever's tests share: building one, and waiting for its jobs."""
+"""Helpers for tests of the retriever: run one, upload and wait, search, and look into its store and index."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -12,6 +12,7 @@ from protocol.documents import DocumentUpload, IngestJob
 from protocol.retrieval import CandidateSet, SearchRequest
 from retriever.build import build_retriever
 from retriever.embedding.hashing import HashingEmbedder
+from retriever.index.builder import AnyIndex
 from retriever.retriever import Retriever
 from retriever.settings import HashingSettings, IngestSettings, RetrieverSettings
 
@@ -73,4 +74,20 @@ def ids(candidates: CandidateSet) -> list[str]:
 
 
 SMALL = {"index": {"ivf_threshold": 32, "probe_share": 1.0}, "chunks": {"size": 16, "overlap": 0}}
-"""Settings under which a few documents are a trained index, and a short one is several chunks."""
+"""With these settings a few documents need a trained index, and a short document has several chunks."""
+
+
+def tales(first: int, last: int) -> list[dict[str, Any]]:
+    return [{"id": f"d{number}", "text": f"tale {number} of words"} for number in range(first, last)]
+
+
+def index_of(retriever: Retriever) -> AnyIndex:
+    """The index of the only collection."""
+    (entry,) = retriever._ingester._catalog._entries.values()
+    return entry.vectors
+
+
+def live_ids(retriever: Retriever) -> list[int]:
+    """The ids of all chunks in the store."""
+    with retriever._database.read() as transaction:
+        return [row[0] for row in transaction.execute("SELECT id FROM chunks ORDER BY id")]

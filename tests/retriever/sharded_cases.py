@@ -1,4 +1,4 @@
-"""What the tests of sharded retrieval share: shards that follow a script, and real ones side by side."""
+"""Helpers for tests of sharding: scripted shards and real ones."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,21 +12,21 @@ from protocol.errors import RagtreeError
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
 from retriever.retriever import Retriever
 from retriever.settings import ShardSettings
-from retriever.sharding.sharded import ShardedRetriever
+from retriever.sharding.sharded_retriever import ShardedRetriever
 
 REQUEST = SearchRequest(TENANT, "default", "what is it?", 3)
 PARTIAL = {"on_lost": "partial"}
 
 
 def found(stage: int, of: int, scores: dict[str, float] | None = None, **fields: Any) -> CandidateSet:
-    """A set of chunks named and scored so, best first."""
+    """A candidate set of chunks with these names and scores, best first."""
     best = sorted((scores or {}).items(), key=lambda item: -item[1])
     docs = tuple(Chunk(name, name, name, 0, name, name) for name, _ in best)
     return CandidateSet(stage, of, docs, tuple(score for _, score in best), stage == of, float(stage), **fields)
 
 
 class ScriptedShard:
-    """A shard whose searches go through a script: sets are found, errors raised, events waited for."""
+    """A shard whose searches follow a script: yield sets, raise errors, wait for events."""
 
     def __init__(self, *script: CandidateSet | Exception | asyncio.Event) -> None:
         self.script = script
@@ -60,7 +60,7 @@ def sharded(*shards: ScriptedShard, **settings: Any) -> ShardedRetriever:
 
 
 async def sets_of(retriever: ShardedRetriever, request: SearchRequest = REQUEST) -> list[CandidateSet]:
-    """All sets of a search, which must be a row of stages."""
+    """All sets of a search. Checks that their stages ascend and only the last is final."""
     async with asyncio.timeout(20):
         sets = [candidates async for candidates in retriever.search(request)]
     assert [each.final for each in sets] == [False] * (len(sets) - 1) + [True]
@@ -78,7 +78,7 @@ def names(candidates: CandidateSet) -> list[str]:
 async def running_shards(
     folder: Path, count: int = 3, **changes: Any
 ) -> AsyncIterator[tuple[ShardedRetriever, list[Retriever]]]:
-    """Real retrievers in folders of their own, and all of them as one."""
+    """Real retrievers in separate folders, and the sharded retriever over them."""
     async with AsyncExitStack() as stack:
         shards = [await stack.enter_async_context(running(folder / str(n), **changes)) for n in range(count)]
         yield ShardedRetriever(shards, ShardSettings(count=count), ready_within_s=3.0), shards

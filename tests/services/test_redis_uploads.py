@@ -16,7 +16,7 @@ from protocol.errors import IdempotencyMismatch, RetrieverNotReady, Unavailable,
 from protocol.parts import Retriever
 from retriever.build import build_retriever
 from retriever.settings import HashingSettings, RetrieverSettings, ShardSettings
-from retriever.sharding.sharded import ShardedRetriever
+from retriever.sharding.sharded_retriever import ShardedRetriever
 from services.redis import uploads as redis_uploads
 from services.redis.uploads import STORE, RedisUploadRecords
 

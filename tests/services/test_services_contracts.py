@@ -6,7 +6,7 @@ import pytest
 
 from protocol import parts
 from retriever.sharding.shard import Shard
-from retriever.sharding.sharded import ShardedRetriever
+from retriever.sharding.sharded_retriever import ShardedRetriever
 from services.serve.deployments.controller import ControllerDeployment
 from services.serve.deployments.generator import GeneratorDeployment
 from services.serve.deployments.retriever import RetrieverDeployment

@@ -3,8 +3,8 @@ import functools
 import msgspec
 import pytest
 
-from retriever.demo_corpus.corpus import stdlib_documents
-from retriever.ingestion.batch import parse_batch
+from retriever.demo_corpus.stdlib_corpus import stdlib_documents
+from retriever.ingestion.batch_parser import parse_batch
 
 
 @functools.cache
@@ -15,7 +15,7 @@ def corpus():
     return by_id
 
 
-def test_there_are_thousands_of_each_kind_worth_searching():
+def test_corpus_has_thousands_of_documents():
     kinds = [document.kind for document in corpus().values()]
     assert kinds.count("function") > 1500
     assert kinds.count("class") > 800
@@ -37,7 +37,7 @@ def test_there_are_thousands_of_each_kind_worth_searching():
         ("pathlib.Path", "class", "exists("),
     ],
 )
-def test_document_says_what_it_is_about(id_, kind, says):
+def test_document_contains_its_docstring(id_, kind, says):
     document = corpus()[id_]
     assert document.title == f"{kind} {id_}"
     assert document.attributes["kind"] == kind
@@ -48,7 +48,7 @@ def test_document_says_what_it_is_about(id_, kind, says):
         assert says in document.text
 
 
-def test_nothing_private_and_no_tests():
+def test_corpus_has_no_private_names_and_no_tests():
     for document in corpus().values():
         parts = document.id.split(".")
         assert not any(part.startswith("_") for part in parts)

@@ -21,7 +21,7 @@ TEXTS = [
 
 
 class Endpoint:
-    """A local OpenAI-compatible endpoint whose model hashes words; ``failures`` are statuses to answer first."""
+    """A local OpenAI-compatible endpoint that hashes words. It answers with the statuses ``failures`` first."""
 
     def __init__(self) -> None:
         self.failures: list[int] = []
@@ -34,7 +34,7 @@ class Endpoint:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 endpoint.requests.append(body)
                 status = endpoint.failures.pop(0) if endpoint.failures else 200
-                # Longer than the model's vectors are, and out of order, as the API allows.
+                # Not normalized and out of order, as the API allows.
                 vectors = 3 * model.embed_documents(body["input"])
                 data = [{"object": "embedding", "index": i, "embedding": v.tolist()} for i, v in enumerate(vectors)]
                 reply = {"object": "list", "model": body["model"], "data": data[::-1], "usage": {}}
@@ -92,23 +92,23 @@ def test_vectors_are_unit_float32_rows(embedder):
     assert query.dtype == np.float32
 
 
-def test_no_text_gives_no_row(embedder):
+def test_no_texts_give_no_rows(embedder):
     assert embedder.embed_documents([]).shape == (0, embedder.dimension)
 
 
-def test_a_text_has_the_same_vector_in_any_company(embedder):
+def test_vector_does_not_depend_on_the_batch(embedder):
     together = embedder.embed_documents(TEXTS)
     for text, row in zip(TEXTS, together, strict=True):
         assert float(embedder.embed_documents([text])[0] @ row) > 0.999
 
 
-def test_a_question_is_nearest_to_its_answer(embedder):
+def test_query_is_nearest_to_its_answer(embedder):
     vectors = embedder.embed_documents(TEXTS)
     for question, answer in [("capital city of France", 0), ("energy of the cell", 1), ("descent along a gradient", 2)]:
         assert int(np.argmax(vectors @ embedder.embed_query(question))) == answer
 
 
-def test_a_question_of_any_length_has_the_vector_of_the_same_words_in_a_document(embedder):
+def test_query_and_document_of_equal_text_have_equal_vectors(embedder):
     for words in (1, 13, 14, 15, 40):
         text = "the largest city " * words
         assert float(embedder.embed_query(text) @ embedder.embed_documents([text])[0]) > 0.999
@@ -127,7 +127,7 @@ def test_every_token_of_a_full_document_is_seen(embedder):
     assert not np.allclose(vectors[0], vectors[1], atol=1e-4)
 
 
-def test_query_longer_than_it_can_see_is_cut(embedder):
+def test_long_query_is_truncated(embedder):
     vector = embedder.embed_query("capital " * (embedder.max_tokens + 1000))
     assert float(np.linalg.norm(vector)) == pytest.approx(1, abs=1e-5)
 
@@ -150,17 +150,17 @@ def test_threads_may_embed_at_once(embedder):
     assert not failed
 
 
-def test_fingerprint_is_of_the_embedder_alone():
+def test_fingerprint_depends_only_on_the_embedder():
     assert HashingEmbedder().fingerprint == HashingEmbedder().fingerprint
     assert HashingEmbedder().fingerprint != HashingEmbedder(HashingSettings(dimension=64)).fingerprint
 
 
-def test_model_that_is_not_there(tmp_path):
+def test_missing_model_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError):
         build_embedder(SentenceTransformerSettings(model=str(tmp_path)))
 
 
-def test_endpoint_is_asked_again_after_what_may_pass():
+def test_endpoint_is_retried_after_transient_errors():
     with endpoint() as server:
         embedder = build_embedder(openai(server))
         server.failures = [503, 429]
@@ -168,7 +168,7 @@ def test_endpoint_is_asked_again_after_what_may_pass():
         assert not server.failures
 
 
-def test_endpoint_is_asked_a_bounded_number_of_times():
+def test_endpoint_retries_are_bounded():
     with endpoint() as server:
         embedder = build_embedder(openai(server, max_retries=2, dimensions=256))
         server.failures = [503] * 10
@@ -178,7 +178,7 @@ def test_endpoint_is_asked_a_bounded_number_of_times():
 
 
 @pytest.mark.parametrize(("status", "error"), [(400, InvalidRequest), (422, InvalidRequest), (401, ConfigError)])
-def test_refusals_are_told_apart(status, error):
+def test_endpoint_errors_map_to_error_types(status, error):
     with endpoint() as server:
         embedder = build_embedder(openai(server, dimensions=256))
         server.failures = [status]
@@ -187,7 +187,7 @@ def test_refusals_are_told_apart(status, error):
         assert len(server.requests) == 1
 
 
-def test_endpoint_that_is_not_there():
+def test_unreachable_endpoint_is_unavailable():
     with endpoint() as server:
         gone = openai(server, max_retries=0)
     with pytest.raises(Unavailable):

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from retriever_cases import put_lines, running
+from retriever_cases import index_of, put_lines, running
 
 from protocol.errors import InvalidRequest
 from retriever.index.base import Trained
-from retriever.index.files import IndexFiles, SavedIndex
 from retriever.index.flat import FlatIndex
 from retriever.index.hnsw import HNSWIndex
+from retriever.index.index_files import IndexFiles, SavedIndex
 from retriever.index.ivf import IVFIndex
-from retriever.index.mapped import MappedIVFIndex, write_lists
+from retriever.index.mapped_ivf import MappedIVFIndex, write_lists
 from retriever.settings import IndexSettings
 
 DIMENSION = 24
@@ -65,7 +65,7 @@ def truth(query, k, ids=IDS, vectors=VECTORS):
     return ids[np.argsort(-(vectors @ query), kind="stable")[:k]].tolist()
 
 
-def test_finds_the_nearest_best_first(index):
+def test_search_returns_the_nearest_best_first(index):
     for query in unit(20, seed=1):
         hits = last(index, query, 10)
         assert hits.ids.tolist() == truth(query, 10)
@@ -73,31 +73,31 @@ def test_finds_the_nearest_best_first(index):
         np.testing.assert_allclose(hits.scores[0], (VECTORS @ query).max(), atol=1e-5)
 
 
-def test_more_asked_for_than_there_are(index):
+def test_search_returns_all_vectors_if_k_exceeds_them(index):
     assert len(last(index, VECTORS[0], 10_000).ids) == 800
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 400])
-def test_finds_only_what_is_allowed(index, count):
+def test_search_returns_only_allowed_ids(index, count):
     allowed = np.sort(np.random.default_rng(2).choice(IDS, count, replace=False))
     chosen = np.isin(IDS, allowed)
     query = unit(1, seed=3)[0]
     assert last(index, query, 10, allowed).ids.tolist() == truth(query, 10, IDS[chosen], VECTORS[chosen])
 
 
-def test_few_allowed_are_searched_exactly_however_few_lists_are_read():
+def test_few_allowed_ids_are_searched_exactly():
     index = ivf(IndexSettings(probe_share=0.01, min_probes=1))
     allowed = IDS[:12]
     for query in unit(20, seed=4):
         assert last(index, query, 5, allowed).ids.tolist() == truth(query, 5, allowed, VECTORS[:12])
 
 
-def test_a_large_k_is_filled_however_few_lists_are_read():
+def test_large_k_is_filled_with_few_lists():
     index = ivf(IndexSettings(probe_share=0.01, min_probes=1))
     assert len(last(index, VECTORS[0], 300).ids) == 300
 
 
-def test_added_is_found_and_removed_is_not(index):
+def test_added_vectors_are_found_and_removed_ones_are_not(index):
     index.add(np.array([1_000_000]), VECTORS[:1])
     assert set(last(index, VECTORS[0], 2).ids.tolist()) == {1_000_000, int(IDS[0])}
     index.remove(np.array([int(IDS[0]), 77_777], np.int64))
@@ -107,7 +107,7 @@ def test_added_is_found_and_removed_is_not(index):
 
 
 @pytest.mark.parametrize("make", [ivf, hnsw])
-def test_loaded_is_equal_to_dumped(make):
+def test_loaded_index_equals_the_dumped_one(make):
     index = make()
     loaded = type(index).load(index.dump(), index.trained, EXACT)
     assert loaded.ids().tolist() == IDS.tolist()
@@ -127,7 +127,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("message", BROKEN)
-def test_broken_vectors_are_refused_and_change_nothing(index, message):
+def test_invalid_vectors_are_refused_without_a_change(index, message):
     broken = BROKEN[message]
     with pytest.raises(InvalidRequest, match=message):
         last(index, broken, 5)
@@ -156,12 +156,12 @@ def with_places(**values):
         with_places(**{f"at{DIMENSION - 1}": -np.inf}),
     ],
 )
-def test_a_query_that_is_no_number_in_one_place_is_refused(index, query):
+def test_query_with_a_nan_is_refused(index, query):
     with pytest.raises(InvalidRequest, match="finite"):
         last(index, query, 5)
 
 
-def test_a_query_may_be_laid_out_in_any_way(index):
+def test_query_accepts_any_memory_layout(index):
     query = unit(1, seed=9)[0]
     expected = last(index, query, 5)
     strided = np.stack([query, VECTORS[0]], axis=1)[:, 0]
@@ -174,12 +174,12 @@ def test_a_query_may_be_laid_out_in_any_way(index):
 
 @pytest.mark.parametrize("make", [ivf, mapped])
 @pytest.mark.parametrize("scale", [1e25, 1e-25])
-def test_inverted_files_take_a_query_whose_square_is_no_number(make, scale):
+def test_ivf_accepts_a_query_whose_norm_overflows(make, scale):
     query = unit(1, seed=9)[0]
     assert last(make(), (query * scale).astype(np.float32), 5).ids.tolist() == truth(query, 5)
 
 
-def test_searches_run_beside_changes(index):
+def test_searches_run_during_changes(index):
     stop = threading.Event()
     wrong = []
 
@@ -204,37 +204,37 @@ def test_searches_run_beside_changes(index):
     assert index.size == 800 + 1000
 
 
-def test_inverted_file_is_worn_when_it_has_doubled_or_halved():
+def test_ivf_needs_a_rebuild_after_doubling_or_halving():
     index = ivf(IndexSettings(retrain_growth=2))
     index.add(np.arange(10_000, 10_799), unit(799, seed=7))
-    assert not index.worn
+    assert not index.needs_rebuild
     index.add(np.array([20_000]), unit(1, seed=8))
-    assert index.worn
+    assert index.needs_rebuild
     index.remove(np.arange(10_000, 10_799))
-    assert not index.worn
+    assert not index.needs_rebuild
     index.remove(IDS[:401])
-    assert index.worn
+    assert index.needs_rebuild
 
 
-def test_inverted_file_is_worn_when_new_vectors_fall_into_few_of_its_lists():
+def test_ivf_needs_a_rebuild_when_lists_become_uneven():
     index = ivf(IndexSettings(retrain_growth=2))
     index.add(np.arange(10_000, 10_700), VECTORS[:1] + 0.01 * unit(700, seed=7))
-    assert index.worn
+    assert index.needs_rebuild
 
 
-def test_graph_is_worn_when_many_of_its_vectors_are_removed():
+def test_hnsw_needs_a_rebuild_after_many_removals():
     index = hnsw(IndexSettings(removed_share=0.25))
     index.remove(IDS[:200])
-    assert not index.worn
+    assert not index.needs_rebuild
     index.remove(IDS[:201])
-    assert index.worn
+    assert index.needs_rebuild
     assert index.size == 599
 
 
 SAVED = SavedIndex("ivf", Trained(800, 1.5), b"an index\nof two lines")
 
 
-def test_saved_index_comes_back(tmp_path):
+def test_saved_index_is_loaded(tmp_path):
     files = IndexFiles(tmp_path)
     files.save(1, "print", SAVED)
     assert files.load(1, "print") == SAVED
@@ -243,7 +243,7 @@ def test_saved_index_comes_back(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:-1] + b"x", lambda b: b"", lambda b: b"\xff" + b])
-def test_damaged_file_is_not_believed(tmp_path, damage):
+def test_damaged_file_is_ignored(tmp_path, damage):
     files = IndexFiles(tmp_path)
     files.save(1, "print", SAVED)
     (path,) = tmp_path.iterdir()
@@ -251,7 +251,7 @@ def test_damaged_file_is_not_believed(tmp_path, damage):
     assert files.load(1, "print") is None
 
 
-def test_failed_save_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+def test_failed_save_keeps_only_the_old_file(tmp_path, monkeypatch):
     files = IndexFiles(tmp_path)
     files.save(1, "print", SAVED)
 
@@ -265,22 +265,17 @@ def test_failed_save_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch)
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def catalogued(retriever):
-    (entry,) = retriever._catalog._entries.values()
-    return entry.vectors
-
-
-async def test_a_saved_index_is_loaded_only_where_the_settings_ask_for_its_kind(tmp_path):
+async def test_saved_index_is_loaded_only_if_its_kind_matches(tmp_path):
     low, high = IndexSettings(ivf_threshold=64), IndexSettings(ivf_threshold=1000)
     async with running(tmp_path, index=low) as retriever:
         await put_lines(retriever, [{"id": f"d{number}", "text": f"tale {number}"} for number in range(100)])
-        await retriever.settle()
-        trained = catalogued(retriever).trained
+        await retriever.wait_for_indexes()
+        trained = index_of(retriever).trained
     (file,) = (tmp_path / "indexes").iterdir()
     async with running(tmp_path, index=high) as retriever:
-        assert (catalogued(retriever).kind, catalogued(retriever).size) == ("flat", 100)
+        assert (index_of(retriever).kind, index_of(retriever).size) == ("flat", 100)
         await put_lines(retriever, [{"id": "d100", "text": "tale 100"}])
     assert file.exists()
     async with running(tmp_path, index=low) as retriever:
-        loaded = catalogued(retriever)
+        loaded = index_of(retriever)
         assert (loaded.kind, loaded.trained, loaded.size) == ("ivf", trained, 101)

@@ -1,4 +1,4 @@
-"""The graph: found through a beam, in one stage or two, with what was removed passed over."""
+"""The graph index: beam search in one or two stages, without removed vectors."""
 
 import itertools
 
@@ -24,7 +24,7 @@ QUERIES = unit(60, seed=1)
 
 @pytest.fixture
 def index():
-    """One of as many stages as it can have, once it was searched."""
+    """An index that uses two stages from its second search on."""
     index = HNSWIndex.build(IDS, VECTORS, IndexSettings(hnsw=GRAPH), itertools.count().__next__)
     list(index.search(VECTORS[0], 1))
     return index
@@ -35,7 +35,7 @@ def share_found(found, query, k=10, among=slice(None)):
     return len(np.intersect1d(found.ids, nearest)) / k
 
 
-def test_two_stages_of_which_the_second_is_a_search_in_one(index):
+def test_second_stage_equals_a_search_in_one_stage(index):
     single = HNSWIndex.load(index.dump(), index.trained, IndexSettings(hnsw=GRAPH, stages=1))
     narrow_found, found = [], []
     for query in QUERIES:
@@ -51,7 +51,7 @@ def test_two_stages_of_which_the_second_is_a_search_in_one(index):
     assert 0.5 < np.mean(narrow_found) < np.mean(found)
 
 
-def test_removed_is_passed_over_by_every_stage_and_the_rest_is_found(index):
+def test_every_stage_skips_removed_vectors(index):
     index.remove(np.append(IDS[::2], 0))
     assert index.size == COUNT // 2
     assert index.ids().tolist() == IDS[1::2].tolist()
@@ -65,7 +65,7 @@ def test_removed_is_passed_over_by_every_stage_and_the_rest_is_found(index):
 
 
 @pytest.mark.parametrize("count", [1, 40, 2000])
-def test_a_filter_is_kept_and_few_are_compared_one_by_one(index, count):
+def test_filter_applies_and_few_vectors_are_searched_exactly(index, count):
     index.remove(IDS[:10])
     among = slice(5, 5 + count)
     left = IDS[among][IDS[among] > IDS[9]]
@@ -79,7 +79,7 @@ def test_a_filter_is_kept_and_few_are_compared_one_by_one(index, count):
     assert count == 1 or np.mean(found) > 0.9
 
 
-def test_a_change_between_its_stages_holds_nobody_off(index):
+def test_change_between_stages_does_not_block(index):
     stages = index.search(VECTORS[0], 5)
     first = next(stages)
     index.remove(first.ids[:1])

@@ -1,4 +1,4 @@
-"""However a search is cut into stages, its last one is a search in one stage, to the last bit."""
+"""The last stage of a search equals a search in one stage, bit by bit."""
 
 import itertools
 import tempfile
@@ -13,9 +13,9 @@ from threadpoolctl import threadpool_limits
 
 from retriever.index.flat import FlatIndex
 from retriever.index.ivf import IVFIndex
-from retriever.index.mapped import MappedIVFIndex, write_lists
-from retriever.index.pace import Pace
-from retriever.index.slices import equal_slices
+from retriever.index.mapped_ivf import MappedIVFIndex, write_lists
+from retriever.index.stage_planner import StagePlanner
+from retriever.index.stage_slices import equal_slices
 from retriever.settings import IndexSettings
 
 DIMENSION = 8
@@ -23,13 +23,13 @@ DIMENSION = 8
 
 @pytest.fixture(autouse=True)
 def one_core():
-    """Threads cost such small indexes more than they gain, on a busy machine much more."""
+    """Threads slow down searches of such small indexes, especially on a busy machine."""
     with threadpool_limits(limits=1, user_api="openmp"):
         yield
 
 
 def ticking():
-    """A clock on which every stage takes a second, so that a search has as many as it may."""
+    """A clock on which every stage takes a second, so that searches have the most stages."""
     return itertools.count().__next__
 
 
@@ -44,7 +44,7 @@ def ivf(ids, vectors, chosen):
 
 
 def mapped(ids, vectors, chosen):
-    """Half of it comes from the file, and the rest was added since."""
+    """Half of the vectors are in the file, the rest are added."""
     half = (len(ids) + 1) // 2
     with tempfile.TemporaryDirectory() as folder:
         parts = [(ids[:half], vectors[:half])]
@@ -56,7 +56,7 @@ def mapped(ids, vectors, chosen):
 
 
 def vectors_of(draws, count, kinds):
-    """Vectors of which many are equal: there are so many kinds."""
+    """``count`` vectors with ``kinds`` distinct values."""
     rows = draws.normal(size=(kinds, DIMENSION)).astype(np.float32)
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True))[draws.integers(0, kinds, count)]
 
@@ -79,7 +79,7 @@ def assert_equal(left, right):
     removed=st.integers(0, 100),
     allowed=st.none() | st.integers(0, 300),
 )
-def test_the_last_stage_is_a_search_in_one_stage(
+def test_last_stage_equals_a_search_in_one_stage(
     make, seed, count, kinds, k, stages, lists, probe_share, removed, allowed
 ):
     draws = np.random.default_rng(seed)
@@ -106,8 +106,8 @@ def test_the_last_stage_is_a_search_in_one_stage(
 
 
 @pytest.mark.parametrize("make", [flat, ivf, mapped])
-def test_equals_are_given_by_id_wherever_they_stand(make):
-    """More equal vectors than any stage is first asked for, of which the lowest ids are added last."""
+def test_equal_scores_are_ordered_by_id(make):
+    """There are more ties than a stage first requests, and the lowest ids are added last."""
     ids = np.arange(3000, 0, -1)
     index = make(ids, np.tile(np.eye(1, DIMENSION, dtype=np.float32), (3000, 1)), IndexSettings(stages=7))
     for _ in range(3):
@@ -124,7 +124,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("make", [flat, ivf, mapped])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_between_stages_holds_nobody_off_and_the_last_stage_sees_it(make, change):
+def test_change_between_stages_does_not_block_and_is_in_the_last_stage(make, change):
     draws = np.random.default_rng(5)
     vectors = vectors_of(draws, 1400, 1400)
     index = make(np.arange(1000), vectors[:1000], IndexSettings(stages=4, probe_share=1.0))
@@ -144,20 +144,20 @@ def test_a_change_between_stages_holds_nobody_off_and_the_last_stage_sees_it(mak
         list(index.search(vectors[0], 10))
 
 
-def test_what_a_search_reads_is_cut_into_about_equal_parts():
+def test_slices_are_about_equal():
     assert equal_slices(7, 2) == ((0, 3), (3, 7))
     assert equal_slices(2, 9) == ((0, 1), (1, 2))
     assert equal_slices(1, 1) == ((0, 1),)
     assert equal_slices(0, 3) == ((0, 0),)
 
 
-def test_a_search_has_the_stages_that_its_time_is_worth():
-    pace = Pace(IndexSettings(stages=6, stage_ms=10))
-    assert pace.stages(10**9) == 1
-    pace.learn(1000, 0.1)
-    assert [pace.stages(units) for units in (0, 10, 199, 200, 350, 10_000)] == [1, 1, 1, 2, 3, 6]
+def test_planner_cuts_a_search_by_its_expected_time():
+    planner = StagePlanner(IndexSettings(stages=6, stage_ms=10))
+    assert planner.stages(10**9) == 1
+    planner.learn(1000, 0.1)
+    assert [planner.stages(units) for units in (0, 10, 199, 200, 350, 10_000)] == [1, 1, 1, 2, 3, 6]
     for _ in range(50):
-        pace.learn(1000, 0.2)
-    assert pace.stages(210) == 4
-    pace.learn(0, 5)
-    assert pace.stages(210) == 4
+        planner.learn(1000, 0.2)
+    assert planner.stages(210) == 4
+    planner.learn(0, 5)
+    assert planner.stages(210) == 4

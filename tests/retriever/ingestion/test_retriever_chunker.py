@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from protocol.errors import ConfigError
-from retriever.embedding.words import word_tokenizer
+from retriever.embedding.word_tokenizer import word_tokenizer
 from retriever.ingestion.chunker import Chunker
 from retriever.settings import ChunkSettings
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Every byte a token: the hardest case, as a character is several tokens at one place."""
+    """Every byte is a token. This is the hardest case: several tokens share one character."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: number for number, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -54,13 +54,13 @@ def _seen(tokenizer, text):
 
 @settings(deadline=None)
 @given(count=st.integers(40, 400), size=st.integers(16, 64), data=st.data())
-def test_neighbours_share_as_many_tokens_as_asked_for(count, size, data):
+def test_neighbouring_chunks_overlap_by_the_configured_tokens(count, size, data):
     overlap = data.draw(st.integers(1, size // 2))
     text = " ".join(f"w{number}" for number in range(count))
     chunks = Chunker(TOKENIZERS["words"], 510, ChunkSettings(size=size, overlap=overlap)).chunks(text)
     for before, after in itertools.pairwise(chunks):
         shared = text[after.start : before.end].split()
-        # Every word is a token here, so no cut has to move.
+        # Every word is one token, so no cut moves.
         assert len(shared) == overlap
         assert len(before.text.split()) == size
 
@@ -70,13 +70,13 @@ def test_short_document_is_one_chunk_with_its_title():
     assert chunk.text == "A title\nsome text"
 
 
-def test_title_stands_above_every_chunk():
+def test_every_chunk_starts_with_the_title():
     chunks = Chunker(TOKENIZERS["words"], 510, ChunkSettings(size=20, overlap=4)).chunks("word " * 100, "Title")
     assert len(chunks) > 4
     assert all(chunk.text.startswith("Title\nword") for chunk in chunks)
 
 
-def test_title_is_not_said_twice():
+def test_title_is_not_repeated():
     (chunk,) = Chunker(TOKENIZERS["words"], 510, ChunkSettings()).chunks("# Title\ntext", "Title")
     assert chunk.text == "# Title\ntext"
 
@@ -87,18 +87,18 @@ def test_long_title_leaves_room_for_the_text():
     assert len(chunks) == 4
 
 
-def test_no_cut_inside_a_word_where_a_boundary_is_near():
+def test_cut_prefers_a_nearby_word_boundary():
     text = " ".join(["abcdefghijklmnopqrstuvwxyz"] * 60)
     for chunk in Chunker(TOKENIZERS["words"], 510, ChunkSettings(size=33, overlap=5)).chunks(text):
         assert set(chunk.text.split()) == {"abcdefghijklmnopqrstuvwxyz"}
 
 
-def test_endless_word_is_cut_all_the_same():
+def test_very_long_word_is_cut():
     chunks = Chunker(TOKENIZERS["bytes"], 510, ChunkSettings(size=100, overlap=10)).chunks("x" * 1000)
     assert max(len(chunk.text) for chunk in chunks) == 100
 
 
-def test_chunk_is_bounded_by_what_the_embedder_sees():
+def test_chunk_size_is_bounded_by_the_embedder():
     assert Chunker(TOKENIZERS["words"], 100, ChunkSettings(size=512)).limit == 100
 
 
@@ -108,6 +108,6 @@ def test_blank_text_has_no_chunk(text):
 
 
 @pytest.mark.parametrize("wrong", [{"size": 4, "overlap": 0}, {"size": 100, "overlap": 51}])
-def test_settings_that_cannot_be_met(wrong):
+def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ConfigError):
         Chunker(TOKENIZERS["words"], 510, ChunkSettings(**wrong))

@@ -1,13 +1,17 @@
 import asyncio
+import json
 import os
+import shutil
 import sqlite3
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from crashing_writer import STEPS
-from retriever_cases import SMALL, TENANT, put, put_lines, running, search, settings
+from retriever_cases import SMALL, TENANT, index_of, live_ids, put, put_lines, running, search, settings
 
 from protocol.errors import Conflict, StorageFull
 from retriever.build import build_retriever
@@ -18,20 +22,38 @@ HERE = Path(__file__).parents[1]
 FILLER = [{"id": f"filler{n}", "text": f"filler number {n}"} for n in range(60)]
 
 
-async def crash(folder: Path, step: str) -> int:
+@pytest.fixture(scope="module")
+def crash() -> Iterator[Callable[[Path, str], int]]:
+    """Replace a document in a folder, crash at a step, and return the exit status."""
     path = os.pathsep.join([str(HERE), str(HERE.parents[1])])
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(HERE / "crashing_writer.py"),
-        str(folder),
-        step,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    return await process.wait()
+    command = [sys.executable, str(HERE / "crashing_writer.py")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, **pipes) as writer:
+
+        def run(folder: Path, step: str) -> int:
+            print(json.dumps([str(folder), step]), file=writer.stdin, flush=True)
+            return int(writer.stdout.readline())
+
+        yield run
+        writer.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory) -> Path:
+    """A data folder with a trained index and the document that is replaced."""
+    folder = tmp_path_factory.mktemp("filled")
+
+    async def fill() -> None:
+        async with running(folder, **SMALL) as retriever:
+            await put_lines(retriever, FILLER)
+            await put(retriever, "a", "old " * 60, title="old")
+
+    asyncio.run(fill())
+    return folder
 
 
 def stored(folder: Path) -> tuple[str, str, list[str]]:
-    """The title, the text and the chunks of the document, read past the retriever."""
+    """The title, the text and the chunks of the document, read without a retriever."""
     with sqlite3.connect(folder / "store.sqlite3") as connection:
         key, title, text = connection.execute(
             "SELECT id, title, text FROM documents WHERE document_id = 'a'"
@@ -48,8 +70,8 @@ async def drained(folder: Path) -> None:
                 await asyncio.sleep(0.002)
 
 
-async def test_two_retrievers_never_work_on_one_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("retriever.retriever._PREDECESSOR_S", 0.05)
+async def test_second_retriever_on_one_folder_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("retriever.lifecycle._LOCK_TIMEOUT_S", 0.05)
     async with running(tmp_path) as first:
         with pytest.raises(Conflict, match="another retriever"):
             async with running(tmp_path):
@@ -60,12 +82,9 @@ async def test_two_retrievers_never_work_on_one_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_crash_leaves_the_old_or_the_new_and_the_rest_is_made_up_for(tmp_path, step):
-    async with running(tmp_path, **SMALL) as retriever:
-        await put_lines(retriever, FILLER)
-        await put(retriever, "a", "old " * 60, title="old")
-
-    assert await crash(tmp_path, step) == 9
+async def test_crash_leaves_one_whole_version_and_ingestion_resumes(tmp_path, filled, crash, step):
+    shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
+    assert await asyncio.to_thread(crash, tmp_path, step) == 9
 
     title, text, chunks = stored(tmp_path)
     assert title in ("old", "new")
@@ -92,7 +111,7 @@ async def test_crash_leaves_the_old_or_the_new_and_the_rest_is_made_up_for(tmp_p
 
 
 class Failing(Database):
-    """A database whose commit fails as told, once."""
+    """A database whose next ingest commit raises ``error``."""
 
     error: BaseException | None = None
 
@@ -104,16 +123,6 @@ class Failing(Database):
         super().commit(transaction)
 
 
-def index_of(retriever):
-    (entry,) = retriever._catalog._entries.values()
-    return entry.vectors
-
-
-def live_ids(retriever):
-    with retriever._database.read() as transaction:
-        return [row[0] for row in transaction.execute("SELECT id FROM chunks ORDER BY id")]
-
-
 def io_error():
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = sqlite3.SQLITE_IOERR
@@ -121,15 +130,14 @@ def io_error():
 
 
 async def reconciled(retriever):
-    """Wait until the index holds what the store does: old vectors leave it just after their job has ended."""
+    """Wait until index and store agree. Old vectors leave the index just after their job has ended."""
     async with asyncio.timeout(10):
         while index_of(retriever).ids().tolist() != live_ids(retriever):
             await asyncio.sleep(0.002)
 
 
 @pytest.mark.parametrize("error", [io_error(), StorageFull("full")])
-async def test_failed_commit_takes_its_vectors_back(tmp_path, error):
-
+async def test_failed_commit_removes_its_vectors(tmp_path, error):
     database = Failing(tmp_path / "store.sqlite3")
     retriever = build_retriever(settings(), tmp_path, database=database)
     await retriever.start()
@@ -137,7 +145,7 @@ async def test_failed_commit_takes_its_vectors_back(tmp_path, error):
         await put(retriever, "a", "old elephant")
         database.error = error
         job = await put(retriever, "a", "new elephant")
-        # An I/O error may pass, and the document is tried again; a full disk is told at once.
+        # An I/O error is transient and the document is retried. A full disk fails it at once.
         expected = "old" if isinstance(error, StorageFull) else "new"
         assert job.status == ("failed" if expected == "old" else "completed")
         assert [chunk.text for chunk in (await search(retriever, "elephant")).docs] == [f"{expected} elephant"]
@@ -146,7 +154,7 @@ async def test_failed_commit_takes_its_vectors_back(tmp_path, error):
         await retriever.close()
 
 
-async def test_index_that_fails_fails_the_document_and_nothing_else(tmp_path, monkeypatch):
+async def test_index_error_fails_only_the_document(tmp_path, monkeypatch):
     async with running(tmp_path) as retriever:
         await put(retriever, "a", "old elephant")
 
@@ -162,7 +170,7 @@ async def test_index_that_fails_fails_the_document_and_nothing_else(tmp_path, mo
         await reconciled(retriever)
 
 
-async def test_chunk_ids_are_never_given_twice(tmp_path):
+async def test_chunk_ids_are_never_reused(tmp_path):
     seen = set()
     for round_ in range(3):
         async with running(tmp_path) as retriever:

@@ -21,15 +21,15 @@ async def test_upload_that_does_not_fit_leaves_nothing(tmp_path):
             await retriever.put_document(TENANT, "huge", upload("b", "word " * 200_000), "key")
         assert await everything(retriever) == before
         assert [info.name for info in await retriever.list_collections(TENANT)] == ["default"]
-        # The stack goes on: the key is free, and what fits goes in.
+        # The key is still free, and smaller uploads succeed.
         job = await retriever.put_document(TENANT, "default", upload("c", "giraffe"), "key")
         assert job.total == 1
     async with running(tmp_path, max_database_bytes=LIMIT) as retriever:
         assert ids(await search(retriever, "elephant"))[0] == "a"
 
 
-async def test_disk_that_fills_during_ingestion(tmp_path):
-    # The queue fits; the vectors of all its documents, 8 KiB each, do not.
+async def test_disk_that_fills_up_during_ingestion(tmp_path):
+    # The queue fits on the disk. The vectors, 8 KiB per document, do not.
     wide = HashingEmbedder(HashingSettings(dimension=2048))
     changes = {"max_database_bytes": LIMIT, "ingest": {"group_documents": 5}}
     async with running(tmp_path, wide, **changes) as retriever:
@@ -50,7 +50,7 @@ async def test_disk_that_fills_during_ingestion(tmp_path):
         assert (job.unchanged, job.stored) == (len(expected), 60 - len(expected))
 
 
-async def test_replacement_that_does_not_fit_keeps_the_old(tmp_path):
+async def test_replacement_that_does_not_fit_keeps_the_old_document(tmp_path):
     wide = HashingEmbedder(HashingSettings(dimension=16384, max_tokens=16))
     async with running(tmp_path, wide, max_database_bytes=LIMIT, chunks={"overlap": 0}) as retriever:
         await put(retriever, "a", "elephant")

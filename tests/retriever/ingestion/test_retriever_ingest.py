@@ -20,8 +20,8 @@ from retriever.embedding.hashing import HashingEmbedder
 from retriever.settings import IngestSettings
 
 
-class Steered(HashingEmbedder):
-    """An embedder that waits for ``go`` before documents, and fails as told: by times, or for certain texts."""
+class ControlledEmbedder(HashingEmbedder):
+    """An embedder that waits for ``go``. It fails ``down`` times, and for texts that contain a word of ``poison``."""
 
     def __init__(self):
         super().__init__()
@@ -55,7 +55,7 @@ class Steered(HashingEmbedder):
 
 @pytest.fixture
 def embedder():
-    embedder = Steered()
+    embedder = ControlledEmbedder()
     yield embedder
     embedder.go.set()
 
@@ -66,7 +66,7 @@ async def held(embedder):
             await asyncio.sleep(0.002)
 
 
-async def test_document_comes_back_as_it_was_put(tmp_path):
+async def test_document_is_returned_unchanged(tmp_path):
     async with running(tmp_path) as retriever:
         attributes = {"lang": "en", "year": 2020.0, "open": True}
         job = await put(retriever, "a/b c", "# Head\nbody", media_type="text/markdown", attributes=attributes)
@@ -79,7 +79,7 @@ async def test_document_comes_back_as_it_was_put(tmp_path):
         assert chunk.attributes == attributes
 
 
-async def test_title_given_goes_before_title_found(tmp_path):
+async def test_given_title_overrides_the_extracted_one(tmp_path):
     async with running(tmp_path) as retriever:
         await put(retriever, "a", "# Found\nbody", media_type="text/markdown", title="Given", filename="f.md")
         info = (await retriever.get_document(TENANT, "default", "a")).info
@@ -96,7 +96,7 @@ async def test_title_given_goes_before_title_found(tmp_path):
         ({"attributes": {"k": 2.0}}, "stored"),
     ],
 )
-async def test_what_makes_an_upload_a_change(tmp_path, change, outcome):
+async def test_changed_fields_make_an_upload_a_change(tmp_path, change, outcome):
     first = {"text": "text", "title": "title", "filename": "file", "attributes": {"k": 1.0}}
     async with running(tmp_path) as retriever:
         await put(retriever, "a", **first)
@@ -136,7 +136,7 @@ async def test_bad_encoding_is_refused_at_once(tmp_path):
             await retriever.put_document(TENANT, "default", DocumentUpload("a", b"\xff\xfe", "text/plain"))
 
 
-async def test_batch_skips_and_reports_broken_lines(tmp_path):
+async def test_batch_skips_and_reports_invalid_lines(tmp_path):
     body = b"\n".join(
         [
             b'{"id": "a", "text": "one"}',
@@ -166,7 +166,7 @@ async def test_batch_skips_and_reports_broken_lines(tmp_path):
         assert (await retriever.get_document(TENANT, "default", "b")).info.attributes == {"n": 1.0, "s": "x", "t": True}
 
 
-async def test_batch_of_broken_lines_fails_and_lists_a_hundred(tmp_path):
+async def test_batch_of_invalid_lines_fails_and_lists_a_hundred(tmp_path):
     async with running(tmp_path) as retriever:
         job = await retriever.put_batch(TENANT, "default", b"broken\n" * 250)
         assert (job.status, job.total, job.failed_documents, len(job.errors)) == ("failed", 250, 250, 100)
@@ -175,7 +175,7 @@ async def test_batch_of_broken_lines_fails_and_lists_a_hundred(tmp_path):
                 await retriever.put_batch(TENANT, "default", body)
 
 
-async def test_two_uploads_of_one_id_the_last_wins(tmp_path, embedder):
+async def test_last_of_several_uploads_wins(tmp_path, embedder):
     async with running(tmp_path, embedder) as retriever:
         embedder.hold()
         blocker = await retriever.put_document(TENANT, "default", upload("z", "blocker"))
@@ -188,7 +188,7 @@ async def test_two_uploads_of_one_id_the_last_wins(tmp_path, embedder):
         assert (await retriever.list_collections(TENANT))[0].chunks == 2
 
 
-async def test_uploads_at_once_end_in_one_whole_document(tmp_path):
+async def test_concurrent_uploads_store_one_whole_document(tmp_path):
     async with running(tmp_path) as retriever:
         jobs = await asyncio.gather(
             *(retriever.put_document(TENANT, "default", upload("a", f"text {n}")) for n in range(20))
@@ -203,7 +203,7 @@ async def test_uploads_at_once_end_in_one_whole_document(tmp_path):
 @pytest.mark.parametrize(
     "before", ["[", '{"id": "a", "text": "b", "x": [', '{"id": "a", "text": "b", "attributes": {"a": [']
 )
-async def test_a_line_nested_without_end_is_one_broken_line(tmp_path, before):
+async def test_deeply_nested_line_is_one_invalid_line(tmp_path, before):
     async with running(tmp_path) as retriever:
         body = (before + "[" * 200_000).encode() + b"\n" + lines([{"id": "whole", "text": "text"}])
         job = await ended(retriever, await retriever.put_batch(TENANT, "default", body))
@@ -211,13 +211,13 @@ async def test_a_line_nested_without_end_is_one_broken_line(tmp_path, before):
         assert job.stored == 1
 
 
-async def test_a_batch_of_more_lines_than_may_be_is_refused_before_any_is_read(tmp_path):
+async def test_batch_with_too_many_lines_is_refused(tmp_path):
     async with running(tmp_path) as retriever:
         with pytest.raises(InvalidRequest, match="100,000 lines"):
             await retriever.put_batch(TENANT, "default", b"\n" * 100_001)
 
 
-async def test_same_id_twice_in_a_batch_the_last_wins(tmp_path):
+async def test_last_line_of_an_id_in_a_batch_wins(tmp_path):
     async with running(tmp_path) as retriever:
         job = await put_lines(
             retriever, [{"id": "a", "text": "first"}, {"id": "b", "text": "x"}, {"id": "a", "text": "last"}]
@@ -226,7 +226,7 @@ async def test_same_id_twice_in_a_batch_the_last_wins(tmp_path):
         assert (await retriever.get_document(TENANT, "default", "a")).text == "last"
 
 
-async def test_progress_is_visible_and_searches_go_on(tmp_path, embedder):
+async def test_progress_is_visible_and_searches_continue(tmp_path, embedder):
     async with running(tmp_path, embedder, ingest=IngestSettings(group_documents=2)) as retriever:
         await put(retriever, "ready", "elephant")
         embedder.hold()
@@ -241,7 +241,7 @@ async def test_progress_is_visible_and_searches_go_on(tmp_path, embedder):
         assert all(len(batch) <= 2 for batch in embedder.batches)
 
 
-async def test_deletion_also_takes_what_is_queued(tmp_path, embedder):
+async def test_deletion_cancels_queued_uploads(tmp_path, embedder):
     async with running(tmp_path, embedder) as retriever:
         embedder.hold()
         first = await retriever.put_document(TENANT, "default", upload("a", "in the worker's hands"))
@@ -257,7 +257,7 @@ async def test_deletion_also_takes_what_is_queued(tmp_path, embedder):
         assert ids(await search(retriever, "worker queued")) == ["b"]
 
 
-async def test_deleted_document_is_gone_and_may_come_back(tmp_path):
+async def test_deleted_document_can_be_uploaded_again(tmp_path):
     async with running(tmp_path) as retriever:
         await put_lines(retriever, [{"id": "a", "text": "elephant"}, {"id": "b", "text": "giraffe"}])
         await retriever.delete_document(TENANT, "default", "a")
@@ -268,7 +268,7 @@ async def test_deleted_document_is_gone_and_may_come_back(tmp_path):
         assert ids(await search(retriever, "elephant"))[0] == "a"
 
 
-async def test_embedder_that_is_down_is_waited_for(tmp_path, embedder):
+async def test_ingestion_resumes_when_the_embedder_is_back(tmp_path, embedder):
     async with running(tmp_path, embedder) as retriever:
         embedder.down = 3
         job = await put(retriever, "a", "text")
@@ -291,7 +291,7 @@ async def test_job_is_queued_while_the_embedder_is_down(tmp_path, embedder):
 @pytest.mark.parametrize(
     ("error", "code"), [(InvalidRequest("refused"), "invalid_request"), (ZeroDivisionError("secret"), "internal_error")]
 )
-async def test_one_document_that_cannot_be_embedded_is_skipped(tmp_path, embedder, error, code):
+async def test_document_that_cannot_be_embedded_is_skipped(tmp_path, embedder, error, code):
     async with running(tmp_path, embedder) as retriever:
         embedder.poison = {"poison": error}
         documents = [{"id": f"d{n}", "text": "poison" if n == 3 else f"text {n}"} for n in range(6)]
@@ -302,7 +302,7 @@ async def test_one_document_that_cannot_be_embedded_is_skipped(tmp_path, embedde
         assert "secret" not in reported.message
 
 
-async def test_document_of_which_nothing_went_in_fails_its_job(tmp_path, embedder):
+async def test_job_fails_if_no_document_is_stored(tmp_path, embedder):
     async with running(tmp_path, embedder) as retriever:
         await put(retriever, "a", "old")
         embedder.poison = {"poison": InvalidRequest("refused")}
@@ -311,7 +311,7 @@ async def test_document_of_which_nothing_went_in_fails_its_job(tmp_path, embedde
         assert (await retriever.get_document(TENANT, "default", "a")).text == "old"
 
 
-async def test_idempotency_key(tmp_path):
+async def test_idempotency_key_returns_the_same_job(tmp_path):
     async with running(tmp_path) as retriever:
         first = await retriever.put_document(TENANT, "default", upload("a", "text"), "key")
         await ended(retriever, first)
@@ -326,7 +326,7 @@ async def test_idempotency_key(tmp_path):
         assert theirs.job_id != first.job_id
 
 
-async def test_idempotency_key_holds_for_requests_at_once(tmp_path):
+async def test_idempotency_key_holds_for_concurrent_requests(tmp_path):
     async with running(tmp_path) as retriever:
         jobs = await asyncio.gather(
             *(retriever.put_document(TENANT, "default", upload("a", "text"), "key") for _ in range(10))
@@ -334,7 +334,7 @@ async def test_idempotency_key_holds_for_requests_at_once(tmp_path):
         assert len({job.job_id for job in jobs}) == 1
 
 
-async def test_thousand_small_documents_go_in_groups(tmp_path, embedder):
+async def test_small_documents_are_ingested_in_groups(tmp_path, embedder):
     async with running(tmp_path, embedder) as retriever:
         job = await put_lines(retriever, [{"id": f"d{n}", "text": f"text {n}"} for n in range(1000)])
         assert job.stored == 1000
@@ -342,7 +342,7 @@ async def test_thousand_small_documents_go_in_groups(tmp_path, embedder):
 
 
 class SometimesBroken(HashingEmbedder):
-    """Makes no vector of a text about poison, but one of no numbers."""
+    """Returns NaN vectors for texts about poison."""
 
     def embed_documents(self, texts):
         vectors = super().embed_documents(texts)
@@ -352,7 +352,7 @@ class SometimesBroken(HashingEmbedder):
         return vectors
 
 
-async def test_what_an_embedder_does_wrong_spoils_one_document_and_no_index(tmp_path):
+async def test_invalid_vectors_fail_only_their_document(tmp_path):
     async with running(tmp_path, SometimesBroken()) as retriever:
         job = await put_lines(retriever, [{"id": word, "text": word} for word in ("lighthouse", "poison", "harbour")])
         assert [(error.document_id, error.code) for error in job.errors] == [("poison", "invalid_request")]
@@ -362,7 +362,7 @@ async def test_what_an_embedder_does_wrong_spoils_one_document_and_no_index(tmp_
             await search(retriever, "poison")
 
 
-async def test_uploads_are_refused_while_too_many_wait(tmp_path, embedder):
+async def test_uploads_are_refused_while_the_queue_is_full(tmp_path, embedder):
     embedder.hold()
     async with running(tmp_path, embedder, ingest=IngestSettings(max_queued_documents=3)) as retriever:
         batch = lines([{"id": f"b{n}", "text": f"text {n}"} for n in range(10)])

@@ -29,12 +29,12 @@ def encrypted(content: bytes, password: str) -> bytes:
     return file.getvalue()
 
 
-def test_plain_text_keeps_its_words_and_loses_what_nothing_can_store():
+def test_plain_text_loses_only_characters_that_cannot_be_stored():
     loaded = LOADERS.load(b"\xef\xbb\xbfone\x00 two\r\nthree\x07\n", "Text/Plain; charset=utf-8")
     assert loaded == (None, "one two\nthree")
 
 
-def test_markdown_is_titled_by_its_first_heading_outside_code():
+def test_markdown_title_is_the_first_heading_outside_code():
     source = b"---\ntitle: hidden\n---\n```sh\n# a comment\n```\n\n## The *Title* ##\ntext\n"
     loaded = LOADERS.load(source, "text/markdown")
     assert loaded.title == "The *Title*"
@@ -52,15 +52,15 @@ def test_markdown_is_titled_by_its_first_heading_outside_code():
         ("# a" + " " * 200_000 + "b", "a b"),
     ],
 )
-def test_the_title_of_a_heading_in_a_time_linear_in_its_length(heading, title):
+def test_heading_is_parsed_in_linear_time(heading, title):
     assert LOADERS.load(f"{heading}\n\ntext\n".encode(), "text/markdown").title == title
 
 
-def test_markdown_that_begins_with_a_rule_is_no_front_matter():
+def test_leading_rule_is_not_front_matter():
     assert LOADERS.load(b"---\nonly a rule, then text", "text/markdown").text == "---\nonly a rule, then text"
 
 
-def test_html_gives_what_a_reader_sees():
+def test_html_gives_the_visible_text():
     page = b"""<html><head><title>A
       page</title><style>p {}</style></head><body><nav>menu</nav><script>alert(1)</script>
       <h1>Head</h1><p>one <b>bold</b>
@@ -84,20 +84,20 @@ def test_pdf_encrypted_for_printing_only_is_read():
     assert LOADERS.load(encrypted(pdf("open"), ""), "application/pdf").text == "open"
 
 
-def test_pdf_that_asks_for_a_password():
+def test_pdf_with_a_password_is_refused():
     with pytest.raises(EncryptedDocument):
         LOADERS.load(encrypted(pdf("secret"), "password"), "application/pdf")
 
 
 @pytest.mark.parametrize("content", [b"", b"no pdf", b"%PDF-1.7\n%%EOF", pdf("text")[:300]])
-def test_broken_pdf(content):
+def test_broken_pdf_is_refused(content):
     with pytest.raises((BrokenDocument, EmptyDocument)) as caught:
         LOADERS.load(content, "application/pdf")
     assert caught.type is BrokenDocument
 
 
 @pytest.mark.parametrize("cut", range(50, 1400, 97))
-def test_damaged_pdf_is_never_another_error(cut):
+def test_damaged_pdf_raises_only_broken_document(cut):
     content = bytearray(pdf("some text", "more text"))
     content[cut : cut + 40] = b"\xff" * 40
     try:
@@ -108,7 +108,7 @@ def test_damaged_pdf_is_never_another_error(cut):
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", "text/markdown", "text/html"])
-def test_text_that_is_not_utf8(media_type):
+def test_text_other_than_utf8_is_refused(media_type):
     with pytest.raises(InvalidEncoding):
         LOADERS.load("Grüße".encode("latin-1"), media_type)
 
@@ -123,12 +123,12 @@ def test_text_that_is_not_utf8(media_type):
         (pdf(""), "application/pdf"),
     ],
 )
-def test_document_without_text(content, media_type):
+def test_document_without_text_is_refused(content, media_type):
     with pytest.raises(EmptyDocument):
         LOADERS.load(content, media_type)
 
 
-def test_unknown_media_type():
+def test_unknown_media_type_is_refused():
     with pytest.raises(UnsupportedMediaType, match="image/png"):
         LOADERS.load(b"", "image/png")
 
@@ -137,5 +137,5 @@ def test_unknown_media_type():
     ("name", "media_type"),
     [("a/b.MD", "text/markdown"), ("x.htm", "text/html"), ("x.jsonl", JSON_LINES), ("x.png", None), ("Makefile", None)],
 )
-def test_media_type_of_a_file(name, media_type):
+def test_media_type_of_a_file_name(name, media_type):
     assert media_type_of(name) == media_type

@@ -26,7 +26,7 @@ async def put_animals(retriever, count=6):
     return await put_lines(retriever, documents)
 
 
-async def test_finds_the_document_that_answers(tmp_path):
+async def test_search_ranks_the_matching_document_first(tmp_path):
     async with running(tmp_path) as retriever:
         await put_animals(retriever)
         found = await search(retriever, "where does the crocodile live", top_k=3)
@@ -37,7 +37,7 @@ async def test_finds_the_document_that_answers(tmp_path):
         assert found.docs[0].filename == "d2"
 
 
-async def test_more_asked_for_than_there_are(tmp_path):
+async def test_search_returns_all_chunks_if_top_k_exceeds_them(tmp_path):
     async with running(tmp_path) as retriever:
         await put_animals(retriever)
         found = await search(retriever, "elephant", top_k=10_000)
@@ -45,14 +45,14 @@ async def test_more_asked_for_than_there_are(tmp_path):
 
 
 @pytest.mark.parametrize("top_k", [0, -1])
-async def test_top_k_below_one(tmp_path, top_k):
+async def test_search_refuses_top_k_below_one(tmp_path, top_k):
     async with running(tmp_path) as retriever:
         await put_animals(retriever)
         with pytest.raises(InvalidRequest):
             await search(retriever, "elephant", top_k=top_k)
 
 
-async def test_nothing_to_search_yet(tmp_path):
+async def test_search_refuses_an_empty_or_unknown_collection(tmp_path):
     async with running(tmp_path) as retriever:
         with pytest.raises(NoDocuments):
             await search(retriever, "elephant")
@@ -85,7 +85,7 @@ async def test_collection_outlives_its_last_document(tmp_path):
             await search(retriever, "elephant", collection="zoo")
 
 
-async def test_tenants_and_collections_see_their_own(tmp_path):
+async def test_search_stays_within_tenant_and_collection(tmp_path):
     async with running(tmp_path) as retriever:
         await put(retriever, "a", "elephant mine")
         await put(retriever, "b", "elephant elsewhere", collection="zoo")
@@ -103,7 +103,7 @@ async def test_tenants_and_collections_see_their_own(tmp_path):
             await retriever.list_documents("rival", "zoo", 10)
 
 
-async def test_chunks_of_one_document_are_found_apart(tmp_path):
+async def test_search_finds_single_chunks_of_a_document(tmp_path):
     text = " ".join(f"{animal} " * 20 for animal in ANIMALS)
     async with running(tmp_path, chunks=ChunkSettings(size=24, overlap=4)) as retriever:
         await put(retriever, "a", text, title="Zoo", filename="zoo.txt")
@@ -133,7 +133,7 @@ async def test_listing_pages_by_id(tmp_path):
                 await retriever.list_documents(TENANT, "default", limit)
 
 
-async def test_not_ready_before_start_and_after_close(tmp_path):
+async def test_calls_are_refused_before_start_and_after_close(tmp_path):
     retriever = build_retriever(settings(), tmp_path)
 
     async def refuses_everything():
@@ -163,15 +163,15 @@ async def test_closing_before_start_releases_the_files(tmp_path):
 SMALL_IVF = IndexSettings(ivf_threshold=64, probe_share=1.0)
 
 
-async def test_large_collection_is_indexed_saved_and_reconciled(tmp_path):
+async def test_large_collection_has_a_saved_index_that_is_reconciled(tmp_path):
     async with running(tmp_path, index=SMALL_IVF) as retriever:
         await put_animals(retriever, 300)
-        await retriever.settle()
+        await retriever.wait_for_indexes()
         before = await search(retriever, "salamander number 100", top_k=5)
     (file,) = (tmp_path / "indexes").iterdir()
     good = file.read_bytes()
 
-    # Changes that the saved index does not know of, as after a crash.
+    # The saved index lacks these changes, as after a crash.
     async with running(tmp_path, index=SMALL_IVF) as retriever:
         assert (await search(retriever, "salamander number 100", top_k=5)).docs == before.docs
         await put(retriever, "new", "zebra")
@@ -185,17 +185,17 @@ async def test_large_collection_is_indexed_saved_and_reconciled(tmp_path):
             assert before.docs[0].document_id not in ids(after)
 
 
-async def test_index_answers_as_exact_search_does(tmp_path):
+async def test_ivf_index_answers_like_exact_search(tmp_path):
     async with running(tmp_path / "ivf", index=SMALL_IVF) as approximate, running(tmp_path / "flat") as exact:
         for retriever in (approximate, exact):
             await put_animals(retriever, 300)
-            await retriever.settle()
+            await retriever.wait_for_indexes()
         for query in ("hedgehog number 7", "about", "nightingale number 299"):
             left, right = await search(approximate, query), await search(exact, query)
             np.testing.assert_allclose(left.scores, right.scores, atol=1e-5)
 
 
-async def test_a_document_that_another_embedder_cannot_read_is_kept_and_stops_nothing(tmp_path):
+async def test_document_without_chunks_under_a_new_embedder_is_kept(tmp_path):
     marks = ("§ " * 20_000).strip()
     async with running(tmp_path) as retriever:
         await put(retriever, "marks", marks)
@@ -207,7 +207,7 @@ async def test_a_document_that_another_embedder_cannot_read_is_kept_and_stops_no
         assert ids(await search(retriever, "lighthouse")) == ["words"]
 
 
-async def test_another_embedder_embeds_anew(tmp_path):
+async def test_new_embedder_re_embeds_all_documents(tmp_path):
     async with running(tmp_path) as retriever:
         await put_animals(retriever, 100)
         before = await retriever.get_document(TENANT, "default", "d2")
@@ -219,11 +219,11 @@ async def test_another_embedder_embeds_anew(tmp_path):
         assert (info.documents, info.chunks) == (100, 100)
 
 
-async def test_search_that_meets_deleted_chunks_is_made_again(tmp_path):
+async def test_search_that_finds_deleted_chunks_repeats(tmp_path):
     async with running(tmp_path) as retriever:
         await put_animals(retriever, 60)
-        # The indexes are never told, so every removed chunk is still proposed.
-        retriever._acceptor._ingester.forget = lambda *_: None
+        # The index keeps the deleted chunks and still proposes them.
+        retriever._intake._ingester.remove_from_indexes = lambda *_: None
         nearest = ids(await search(retriever, "crocodile", top_k=10))
         for document_id in nearest:
             await retriever.delete_document(TENANT, "default", document_id)
@@ -232,8 +232,8 @@ async def test_search_that_meets_deleted_chunks_is_made_again(tmp_path):
         assert not set(found) & set(nearest)
 
 
-async def test_replacement_is_never_seen_half_done(tmp_path):
-    """Every search while a document of many chunks is replaced sees all chunks of one version."""
+async def test_search_never_sees_a_partial_replacement(tmp_path):
+    """While a document is replaced, every search sees all chunks of one version."""
     body = " ".join(f"{animal} " * 30 for animal in ANIMALS)
     async with running(tmp_path, chunks=ChunkSettings(size=24, overlap=0)) as retriever:
         await put(retriever, "a", body, title="version 0")
@@ -266,7 +266,7 @@ async def test_equal_texts_share_their_content_hash(tmp_path):
         assert first.chunk_id != second.chunk_id
 
 
-async def test_abandoned_search_leaves_nothing_behind(tmp_path):
+async def test_closed_search_does_not_block_ingestion(tmp_path):
     async with running(tmp_path) as retriever:
         await put_animals(retriever)
         stages = retriever.search(SearchRequest(TENANT, "default", "elephant", 3))

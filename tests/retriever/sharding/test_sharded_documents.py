@@ -1,4 +1,4 @@
-"""Documents in shards: where they go, and that jobs, listings and orphans are as if there were one retriever."""
+"""Documents in shards: placement, and jobs, listings and orphans that look like those of one retriever."""
 
 import asyncio
 from contextlib import suppress
@@ -24,9 +24,9 @@ from protocol.errors import (
 )
 from protocol.filters import Comparison, Compound
 from retriever.settings import ShardSettings
-from retriever.sharding.batches import split_batch
-from retriever.sharding.placement import place_of
-from retriever.sharding.sharded import ShardedRetriever
+from retriever.sharding.batch_splitter import split_batch
+from retriever.sharding.document_placement import shard_of
+from retriever.sharding.sharded_retriever import ShardedRetriever
 from retriever.store.database import Database
 from retriever.store.jobs import Jobs
 
@@ -38,7 +38,7 @@ def animals(**fields):
 
 
 def placed(document_id, count=3, collection="default"):
-    return place_of(count, TENANT, collection, document_id)
+    return shard_of(count, TENANT, collection, document_id)
 
 
 async def listed(retriever, collection="default"):
@@ -47,19 +47,19 @@ async def listed(retriever, collection="default"):
     return set()
 
 
-def test_the_place_of_a_document_never_changes():
-    # Or the documents that a data folder was filled with could not be found any more.
-    assert [place_of(7, "acme", "default", f"d{n}") for n in range(10)] == [4, 3, 5, 3, 4, 0, 4, 3, 1, 1]
+def test_shard_of_a_document_never_changes():
+    # Otherwise existing documents could no longer be found.
+    assert [shard_of(7, "acme", "default", f"d{n}") for n in range(10)] == [4, 3, 5, 3, 4, 0, 4, 3, 1, 1]
 
 
 def test_documents_are_spread_evenly():
     counts = [0] * 4
     for number in range(4000):
-        counts[place_of(4, "acme", "default", f"d{number}")] += 1
+        counts[shard_of(4, "acme", "default", f"d{number}")] += 1
     assert all(900 < count < 1100 for count in counts)
 
 
-async def test_each_document_is_in_its_shard_and_in_no_other(tmp_path):
+async def test_document_is_only_in_its_shard(tmp_path):
     async with running_shards(tmp_path) as (retriever, shards):
         job = await put_lines(retriever, animals())
         assert (job.status, job.total, job.stored) == ("completed", len(ANIMALS), len(ANIMALS))
@@ -75,7 +75,7 @@ async def test_each_document_is_in_its_shard_and_in_no_other(tmp_path):
 
 
 @pytest.mark.parametrize("filters", [None, Comparison("even", "eq", True)])
-async def test_a_search_finds_what_one_retriever_finds(tmp_path, filters):
+async def test_search_finds_the_same_as_one_retriever(tmp_path, filters):
     documents = [
         {"id": f"d{n}", "text": f"fact {n} of {n % 7} and {ANIMALS[n % 12]}", "attributes": {"even": n % 2 == 0}}
         for n in range(60)
@@ -99,7 +99,7 @@ async def test_chunk_ids_are_unique_over_all_shards(tmp_path):
         assert all(chunk.chunk_id.startswith(f"{placed(chunk.document_id)}.") for chunk in found.docs)
 
 
-async def test_a_filter_holds_in_shards_that_do_not_know_its_attribute(tmp_path):
+async def test_filter_applies_in_shards_without_its_attribute(tmp_path):
     async with running_shards(tmp_path) as (retriever, _):
         await put_lines(retriever, animals())
         await put(retriever, "newt", "The newt is an animal.", attributes={"wet": True})
@@ -112,7 +112,7 @@ async def test_a_filter_holds_in_shards_that_do_not_know_its_attribute(tmp_path)
             await search(retriever, "animal", filters=Compound("or", (both, Comparison("colour", "eq", "red"))))
 
 
-async def test_a_broken_line_is_reported_under_its_number_in_the_whole_batch(tmp_path):
+async def test_invalid_line_is_reported_with_its_number_in_the_batch(tmp_path):
     batch = [line for name in ANIMALS for line in (lines([{"id": name, "text": name}]), b"", b"\r")]
     batch[3] = b'{"id": "giraffe"'
     batch[12] = b'{"id": "tiger"}'
@@ -128,7 +128,7 @@ async def test_a_broken_line_is_reported_under_its_number_in_the_whole_batch(tmp
     )
 
 
-async def test_a_batch_of_broken_lines_fails_and_one_of_none_is_refused(tmp_path):
+async def test_batch_of_invalid_lines_fails_and_empty_batch_is_refused(tmp_path):
     async with running_shards(tmp_path) as (retriever, _):
         job = await ended(retriever, await retriever.put_batch(TENANT, "default", b"not json\nnor this"))
         assert (job.status, job.total, [error.line for error in job.errors]) == ("failed", 2, [1, 2])
@@ -136,7 +136,7 @@ async def test_a_batch_of_broken_lines_fails_and_one_of_none_is_refused(tmp_path
             await retriever.put_batch(TENANT, "default", b"\xef\xbb\xbf\n \r\n", "key")
 
 
-def test_what_of_a_batch_a_shard_gets_has_its_lines_in_their_order():
+def test_split_batch_keeps_the_order_of_lines():
     batch = lines([{"id": name, "text": str(n)} for n, name in enumerate(ANIMALS * 3)])
     parts = split_batch(batch, lambda name: len(name) % 2)
     whole = batch.split(b"\n")
@@ -145,7 +145,7 @@ def test_what_of_a_batch_a_shard_gets_has_its_lines_in_their_order():
         assert part.split(b"\n") == expected[: part.count(b"\n") + 1]
 
 
-async def test_a_job_is_asked_for_in_the_shards_that_its_id_names(tmp_path):
+async def test_job_id_names_its_shards(tmp_path):
     async with running_shards(tmp_path) as (retriever, _):
         job = await put_lines(retriever, animals())
         assert await retriever.get_job(TENANT, job.job_id) == job
@@ -160,11 +160,11 @@ async def test_a_job_is_asked_for_in_the_shards_that_its_id_names(tmp_path):
 
 
 def other_place(document_id):
-    """The id of a document that another shard has."""
+    """The id of a document in another shard."""
     return next(name for name in ANIMALS if placed(name) != placed(document_id))
 
 
-async def test_a_key_used_again_gives_the_same_job_and_with_another_body_is_refused(tmp_path):
+async def test_reused_key_returns_the_same_job_or_refuses_another_body(tmp_path):
     here, there = "elephant", other_place("elephant")
     one, both = lines([{"id": here, "text": "x"}]), lines([{"id": here, "text": "x"}, {"id": there, "text": "y"}])
     async with running_shards(tmp_path) as (retriever, _):
@@ -189,7 +189,7 @@ async def test_a_key_used_again_gives_the_same_job_and_with_another_body_is_refu
         ).job_id == put_one.job_id
 
 
-async def test_a_claimed_key_stays_with_its_body_over_a_restart_and_for_as_long_as_jobs_do(tmp_path):
+async def test_key_claim_survives_a_restart(tmp_path):
     async with running(tmp_path) as shard:
         await shard.claim_key(TENANT, "key", "one body")
     async with running(tmp_path) as shard:
@@ -202,7 +202,7 @@ async def test_a_claimed_key_stays_with_its_body_over_a_restart_and_for_as_long_
         await shard.claim_key(TENANT, "key", "another body")
 
 
-def test_a_claim_outlives_the_jobs_of_its_last_use(tmp_path):
+def test_key_claim_outlives_its_jobs(tmp_path):
     now = [0.0]
     jobs, database = Jobs(lambda: now[0]), Database(tmp_path / "store.sqlite3")
 
@@ -213,18 +213,18 @@ def test_a_claim_outlives_the_jobs_of_its_last_use(tmp_path):
             jobs.claim_key(transaction, TENANT, "key", body)
 
     claim(0, "one body")
-    # Its jobs may have ended at 9, and are kept until 19.
+    # Its jobs may end at 9 and are kept until 19.
     with pytest.raises(IdempotencyMismatch):
         claim(18, "another body")
     claim(19, "one body")
     with pytest.raises(IdempotencyMismatch):
         claim(38, "another body")
-    # What was refused has not kept it alive.
+    # The refused claim did not extend it.
     claim(40, "another body")
     database.close()
 
 
-async def test_a_batch_that_got_only_halfway_is_healed_by_sending_it_again(tmp_path):
+async def test_resent_batch_repairs_a_partial_upload(tmp_path):
     async with running_shards(tmp_path) as (retriever, shards):
         full = shards[placed("zebra")]
         put_batch = full.put_batch
@@ -241,7 +241,7 @@ async def test_a_batch_that_got_only_halfway_is_healed_by_sending_it_again(tmp_p
         assert await listed(retriever) == set(ANIMALS)
 
 
-async def test_nothing_is_written_where_a_shard_is_known_to_be_lost(tmp_path):
+async def test_batch_for_a_lost_shard_writes_nothing(tmp_path):
     async with running_shards(tmp_path) as (_, shards):
         lost = ScriptedShard()
         lost.missing = RetrieverNotReady("it is being restarted")
@@ -252,7 +252,7 @@ async def test_nothing_is_written_where_a_shard_is_known_to_be_lost(tmp_path):
         assert [await listed(shard) for shard in shards] == [set(), set(), set()]
 
 
-async def test_pages_go_through_all_documents_in_the_order_of_their_ids(tmp_path):
+async def test_pages_list_all_documents_by_id(tmp_path):
     async with running_shards(tmp_path) as (retriever, _):
         await put_lines(retriever, animals())
         for limit in (1, 4, 5, 12, 13):
@@ -271,7 +271,7 @@ async def test_pages_go_through_all_documents_in_the_order_of_their_ids(tmp_path
                 await retriever.list_documents(TENANT, "default", limit)
 
 
-async def test_a_collection_is_there_when_any_shard_has_it(tmp_path):
+async def test_collection_exists_if_any_shard_has_it(tmp_path):
     async with running_shards(tmp_path) as (retriever, _):
         await put(retriever, "elephant", "big", collection="zoo")
         await put_lines(retriever, animals(), collection="animals")
@@ -294,7 +294,7 @@ async def test_a_collection_is_there_when_any_shard_has_it(tmp_path):
         assert len((await search(retriever, "big", collection="zoo")).docs) == 1
 
 
-async def test_orphans_are_forgotten_in_the_shard_that_named_them(tmp_path):
+async def test_orphans_are_forgotten_in_their_shard(tmp_path):
     async with running_shards(tmp_path, **SMALL) as (retriever, shards):
         await put_lines(retriever, animals())
         gone = {}
@@ -318,8 +318,8 @@ async def test_orphans_are_forgotten_in_the_shard_that_named_them(tmp_path):
         assert [await shard.orphans(0, 9) for shard in shards] == [[], [], []]
 
 
-class Noting(ScriptedShard):
-    """A shard with an orphan; it names it, raises an error or waits, as it is told."""
+class OrphanShard(ScriptedShard):
+    """A shard with one orphan. It lists it, raises an error or waits."""
 
     def __init__(self, outcome: Exception | asyncio.Event | None = None) -> None:
         super().__init__()
@@ -337,18 +337,18 @@ class Noting(ScriptedShard):
 
 @pytest.mark.parametrize("mode", ["error", "partial"])
 @pytest.mark.parametrize("make", [lambda: RetrieverNotReady("lost"), asyncio.Event], ids=["lost", "silent"])
-async def test_orphans_of_a_lost_shard_do_not_hold_up_those_of_others(make, mode):
+async def test_lost_shard_does_not_delay_the_orphans_of_others(make, mode):
     outcome = make()
-    retriever = sharded(Noting(), Noting(outcome), Noting(), on_lost=mode)
+    retriever = sharded(OrphanShard(), OrphanShard(outcome), OrphanShard(), on_lost=mode)
     assert [orphan.number for orphan in await retriever.orphans(0, 9)] == [21, 23]
     with pytest.raises((RetrieverNotReady, ShardTimeout)):
-        await sharded(Noting(outcome), Noting(outcome)).orphans(0, 9)
+        await sharded(OrphanShard(outcome), OrphanShard(outcome)).orphans(0, 9)
     with pytest.raises(InternalError):
-        await sharded(Noting(), Noting(InternalError("a defect"))).orphans(0, 9)
+        await sharded(OrphanShard(), OrphanShard(InternalError("a defect"))).orphans(0, 9)
 
 
-async def test_a_shard_that_was_not_ready_is_not_asked_for_orphans():
-    up, down = Noting(), Noting()
+async def test_lost_shard_is_not_asked_for_orphans():
+    up, down = OrphanShard(), OrphanShard()
     down.missing = InternalError("it cannot say")
     retriever = sharded(up, down, **PARTIAL)
     await retriever.ready()
@@ -361,8 +361,8 @@ async def test_a_shard_that_was_not_ready_is_not_asked_for_orphans():
         await retriever.orphans(0, 9)
 
 
-async def test_one_shard_that_fails_a_call_is_not_left_alone_with_it():
-    """The others' calls have ended too when the error comes."""
+async def test_failed_call_waits_for_the_other_shards():
+    """The error is raised after the other calls have ended."""
     gate, ended_calls = asyncio.Event(), []
 
     class Slow(ScriptedShard):

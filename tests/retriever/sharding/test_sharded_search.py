@@ -1,4 +1,4 @@
-"""A search over shards: when there is a merged set, what stands in it, and what becomes of shards that fail."""
+"""A search over shards: when sets are merged, what they contain, and how failed shards are treated."""
 
 import asyncio
 from contextlib import suppress
@@ -23,13 +23,13 @@ LOST = RetrieverNotReady("shard 1 is being restarted")
 QUICK = {**PARTIAL, "timeout_s": 0.05}
 
 
-async def all_that_can_happen():
-    """Return when whatever waits for nothing but its turn has had it."""
+async def run_ready_tasks():
+    """Let the event loop run all tasks that are ready."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
-async def test_stages_of_several_shards_become_one_row():
+async def test_stages_of_several_shards_form_one_sequence():
     long = ScriptedShard(found(1, 3, {"a": 0.1}), found(2, 3, {"b": 0.5, "a": 0.1}), found(3, 3, {"c": 0.9, "b": 0.5}))
     short = ScriptedShard(found(1, 1, {"x": 0.7, "y": 0.2}))
     last = (await sets_of(sharded(long, short)))[-1]
@@ -37,20 +37,20 @@ async def test_stages_of_several_shards_become_one_row():
     assert (last.of, last.missing_shards) == (3, ())
 
 
-async def test_there_is_a_set_when_every_open_shard_has_come_further_and_not_before():
+async def test_set_is_merged_when_every_open_shard_has_sent_one():
     gates = [asyncio.Event() for _ in range(3)]
     ahead = ScriptedShard(found(1, 3, {"a": 0.1}), found(2, 3, {"b": 0.2}), gates[1], found(3, 3, {"c": 0.3}))
     behind = ScriptedShard(gates[0], found(1, 2, {"x": 0.9}), gates[2], found(2, 2, {"y": 0.8}))
     stages = sharded(ahead, behind).search(REQUEST)
     first = asyncio.ensure_future(anext(stages))
-    await all_that_can_happen()
+    await run_ready_tasks()
     assert not first.done()
     gates[0].set()
     merged = await first
     assert (names(merged), merged.stage, merged.of, merged.final) == (["1.x", "0.b"], 1, 3, False)
     second = asyncio.ensure_future(anext(stages))
     gates[2].set()
-    await all_that_can_happen()
+    await run_ready_tasks()
     assert not second.done()
     gates[1].set()
     merged = await second
@@ -58,14 +58,14 @@ async def test_there_is_a_set_when_every_open_shard_has_come_further_and_not_bef
     assert [each async for each in stages] == []
 
 
-async def test_of_equal_scores_the_earlier_shards_come_first_in_their_own_order():
+async def test_equal_scores_are_ordered_by_shard():
     one = ScriptedShard(found(1, 1, {"9": 0.5, "10": 0.5}))
     other = ScriptedShard(found(1, 1, {"8": 0.5}))
     (only,) = await sets_of(sharded(one, other))
     assert names(only) == ["0.9", "0.10", "1.8"]
 
 
-async def test_shards_that_have_nothing_to_add_are_not_missed():
+async def test_empty_shards_do_not_count_as_missing():
     shards = [
         ScriptedShard(UnknownCollection("no")),
         ScriptedShard(found(1, 1, {"a": 0.5})),
@@ -76,7 +76,7 @@ async def test_shards_that_have_nothing_to_add_are_not_missed():
 
 
 @pytest.mark.parametrize("mode", ["error", "partial"])
-async def test_what_all_shards_refuse_is_refused_in_the_most_telling_way(mode):
+async def test_no_documents_takes_precedence_over_unknown_collection(mode):
     empty, unknown = NoDocuments("empty"), UnknownCollection("unknown")
     with pytest.raises(NoDocuments):
         await sets_of(sharded(ScriptedShard(unknown), ScriptedShard(empty), on_lost=mode))
@@ -84,7 +84,7 @@ async def test_what_all_shards_refuse_is_refused_in_the_most_telling_way(mode):
         await sets_of(sharded(ScriptedShard(unknown), ScriptedShard(unknown), on_lost=mode))
 
 
-async def test_an_attribute_is_unknown_when_no_shard_with_documents_has_it():
+async def test_attribute_is_unknown_if_no_shard_with_documents_has_it():
     def knowing(*unknown):
         return ScriptedShard(found(1, 1, {"a": 0.5}, unknown_keys=unknown))
 
@@ -93,13 +93,13 @@ async def test_an_attribute_is_unknown_when_no_shard_with_documents_has_it():
     assert all(request.check_keys is False for shard in shards for request in shard.requests)
     with pytest.raises(UnknownFilterKey, match="year"):
         await sets_of(sharded(knowing("lang", "year"), ScriptedShard(NoDocuments("")), knowing("year")))
-    # A lost shard may be the one that has it.
+    # The lost shard may have the attribute.
     with pytest.raises(RetrieverNotReady):
         await sets_of(sharded(knowing("year"), ScriptedShard(LOST), **PARTIAL))
 
 
 @pytest.mark.parametrize("error", [InvalidRequest("too deep"), ValueError("a defect")])
-async def test_what_is_wrong_with_the_request_is_raised_whatever_the_others_find(error):
+async def test_invalid_request_of_one_shard_fails_the_search(error):
     shards = [ScriptedShard(found(1, 1, {"a": 0.5})), ScriptedShard(error)]
     with pytest.raises(type(error)):
         await sets_of(sharded(*shards, **PARTIAL))
@@ -116,7 +116,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("script", BROKEN.values(), ids=BROKEN.keys())
-async def test_a_lost_shard_makes_the_answer_partial_or_an_error(script):
+async def test_lost_shard_makes_the_answer_partial_or_an_error(script):
     def shards():
         return ScriptedShard(found(1, 2, {"a": 0.5}), found(2, 2, {"b": 0.6, "a": 0.5})), ScriptedShard(*script)
 
@@ -128,7 +128,7 @@ async def test_a_lost_shard_makes_the_answer_partial_or_an_error(script):
 
 
 @pytest.mark.parametrize("before", [(), (found(1, 2, {"x": 0.9}),)])
-async def test_a_slow_shard_makes_the_answer_partial_or_an_error(before):
+async def test_slow_shard_makes_the_answer_partial_or_an_error(before):
     def shards():
         return ScriptedShard(found(1, 1, {"a": 0.5})), ScriptedShard(*before, asyncio.Event(), found(2, 2))
 
@@ -140,7 +140,7 @@ async def test_a_slow_shard_makes_the_answer_partial_or_an_error(before):
     assert [shard.open for shard in sharding] == [0, 0]
 
 
-async def test_sets_before_the_final_one_say_who_is_missing_too():
+async def test_provisional_sets_name_missing_shards():
     gate = asyncio.Event()
     going_on = ScriptedShard(found(1, 2, {"a": 0.5}), gate, found(2, 2, {"a": 0.5}))
     stages = sharded(going_on, ScriptedShard(LOST), **PARTIAL).search(REQUEST)
@@ -152,17 +152,17 @@ async def test_sets_before_the_final_one_say_who_is_missing_too():
 
 @pytest.mark.parametrize("other", [LOST, NoDocuments("empty"), UnknownCollection("unknown")])
 @pytest.mark.parametrize("script", [(LOST,), (found(1, 2, {"x": 0.9}), LOST)])
-async def test_without_an_answer_of_any_shard_there_is_none(script, other):
+async def test_search_fails_if_no_shard_finishes(script, other):
     with pytest.raises(RetrieverNotReady):
         await sets_of(sharded(ScriptedShard(*script), ScriptedShard(other), **PARTIAL))
 
 
-async def test_when_all_are_slow_there_is_no_answer():
+async def test_search_fails_if_all_shards_are_slow():
     with pytest.raises(ShardTimeout):
         await sets_of(sharded(*(ScriptedShard(found(1, 2), asyncio.Event()) for _ in range(2)), **QUICK))
 
 
-async def test_closed_it_ends_every_shards_search():
+async def test_closing_ends_the_searches_of_all_shards():
     shards = [ScriptedShard(found(1, 2, {"a": 0.5}), asyncio.Event()) for _ in range(3)]
     tasks = asyncio.all_tasks()
     stages = sharded(*shards).search(REQUEST)
@@ -173,7 +173,7 @@ async def test_closed_it_ends_every_shards_search():
     assert asyncio.all_tasks() == tasks
 
 
-async def test_a_shard_that_does_not_end_behind_its_final_set_does_not_hold_the_search_back():
+async def test_shard_that_hangs_after_its_final_set_does_not_delay_the_search():
     shards = [ScriptedShard(found(1, 1, {"a": 0.5}), asyncio.Event()) for _ in range(3)]
     tasks = asyncio.all_tasks()
     async with asyncio.timeout(1):
@@ -183,24 +183,24 @@ async def test_a_shard_that_does_not_end_behind_its_final_set_does_not_hold_the_
     assert asyncio.all_tasks() == tasks
 
 
-async def test_a_shard_that_ends_behind_its_final_set_is_not_broken_off():
+async def test_shard_that_ends_after_its_final_set_is_not_cancelled():
     ends = []
 
     class Ending(ScriptedShard):
         async def search(self, request):
             try:
                 yield found(1, 1, {"a": 0.5})
-                await all_that_can_happen()
+                await run_ready_tasks()
                 ends.append("by itself")
             except BaseException:
-                ends.append("broken off")
+                ends.append("cancelled")
                 raise
 
     await sets_of(sharded(Ending(), Ending()))
     assert ends == ["by itself"] * 2
 
 
-async def test_cancelled_it_ends_every_shards_search():
+async def test_cancelling_ends_the_searches_of_all_shards():
     shards = [ScriptedShard(asyncio.Event()) for _ in range(3)]
     tasks = asyncio.all_tasks()
     search = asyncio.create_task(sets_of(sharded(*shards)))
@@ -213,14 +213,14 @@ async def test_cancelled_it_ends_every_shards_search():
     assert asyncio.all_tasks() == tasks
 
 
-async def test_when_one_fails_no_search_of_another_is_left():
+async def test_failure_of_one_shard_ends_the_other_searches():
     going_on = ScriptedShard(found(1, 2, {"a": 0.5}), asyncio.Event())
     with pytest.raises(RetrieverNotReady):
         await sets_of(sharded(going_on, ScriptedShard(LOST)))
     assert going_on.open == 0
 
 
-async def test_all_are_ready_or_with_partial_answers_one():
+async def test_ready_needs_all_shards_or_one_with_partial_answers():
     up, down = ScriptedShard(), ScriptedShard()
     down.missing = LOST
     with pytest.raises(RetrieverNotReady):
@@ -234,7 +234,7 @@ async def test_all_are_ready_or_with_partial_answers_one():
         await sharded(up, down).ready()
 
 
-async def test_a_shard_that_will_never_be_there_is_the_news_only_where_all_are_needed():
+async def test_failed_deployment_is_raised_only_if_all_shards_are_needed():
     starting, given_up = ScriptedShard(), ScriptedShard()
     starting.missing, given_up.missing = LOST, DeployFailed("no such model")
     with pytest.raises(DeployFailed):
@@ -243,7 +243,7 @@ async def test_a_shard_that_will_never_be_there_is_the_news_only_where_all_are_n
         await sharded(starting, given_up, **PARTIAL).ready()
 
 
-async def test_who_was_not_ready_is_not_waited_for_until_he_is():
+async def test_lost_shard_is_skipped_until_it_is_ready_again():
     up, down = ScriptedShard(found(1, 1, {"a": 0.5})), ScriptedShard(found(1, 1, {"x": 0.9}))
     retriever = sharded(up, down, **PARTIAL)
     down.missing = LOST

@@ -1,4 +1,4 @@
-"""Contents that no document has any more are noted with the commit that made them so, until they are forgotten."""
+"""Contents without a document are recorded in the commit that orphans them, until they are forgotten."""
 
 import sqlite3
 
@@ -18,7 +18,7 @@ async def orphans(retriever, older_than_s: float = 0.0, limit: int = 100) -> set
     return {orphan.content_hash for orphan in await retriever.orphans(older_than_s, limit)}
 
 
-async def test_the_chunks_of_a_document_in_order(tmp_path):
+async def test_chunks_of_a_document_are_in_order(tmp_path):
     async with running(tmp_path, **SMALL) as retriever:
         await put(retriever, "a", " ".join(f"word{number}" for number in range(60)))
         chunks = await retriever.chunks(TENANT, "default", "a")
@@ -31,7 +31,7 @@ async def test_the_chunks_of_a_document_in_order(tmp_path):
             await retriever.chunks(TENANT, "nowhere", "a")
 
 
-async def test_a_deleted_documents_contents_are_orphans_until_forgotten(tmp_path):
+async def test_contents_of_a_deleted_document_are_orphans_until_forgotten(tmp_path):
     async with running(tmp_path) as retriever:
         await put(retriever, "a", "elephant")
         gone = await contents(retriever, "a")
@@ -48,7 +48,7 @@ async def test_a_deleted_documents_contents_are_orphans_until_forgotten(tmp_path
             assert await orphans(retriever) == set()
 
 
-async def test_a_replaced_documents_old_contents_are_orphans(tmp_path):
+async def test_old_contents_of_a_replaced_document_are_orphans(tmp_path):
     async with running(tmp_path, **SMALL) as retriever:
         same = " ".join(["same"] * 16)
         await put(retriever, "a", f"{same} {' '.join(['old'] * 16)}")
@@ -60,7 +60,7 @@ async def test_a_replaced_documents_old_contents_are_orphans(tmp_path):
         assert {o.content_hash for o in await retriever.orphans_of(TENANT, "default", "a")} == before - after
 
 
-async def test_what_another_document_of_the_tenant_still_has_is_none(tmp_path):
+async def test_content_of_another_document_of_the_tenant_is_no_orphan(tmp_path):
     async with running(tmp_path) as retriever:
         await put(retriever, "a", "elephant")
         await put(retriever, "b", "elephant", collection="zoo")
@@ -71,7 +71,7 @@ async def test_what_another_document_of_the_tenant_still_has_is_none(tmp_path):
         assert await orphans(retriever) == shared
 
 
-async def test_another_tenants_document_does_not_count(tmp_path):
+async def test_content_of_another_tenant_does_not_prevent_an_orphan(tmp_path):
     async with running(tmp_path) as retriever:
         await put(retriever, "a", "elephant")
         job = await retriever.put_document("other", "default", upload("a", "elephant"))
@@ -82,7 +82,7 @@ async def test_another_tenants_document_does_not_count(tmp_path):
         assert [(o.tenant, {o.content_hash}) for o in await retriever.orphans(0, 9)] == [(TENANT, mine)]
 
 
-async def test_a_content_that_comes_back_is_no_orphan(tmp_path):
+async def test_content_that_returns_is_no_orphan(tmp_path):
     async with running(tmp_path) as retriever:
         await put_lines(retriever, [{"id": "a", "text": "elephant"}, {"id": "b", "text": "giraffe"}])
         await retriever.delete_document(TENANT, "default", "a")
@@ -96,7 +96,7 @@ async def test_a_content_that_comes_back_is_no_orphan(tmp_path):
         assert await retriever.orphans(0, 9) == [again]
 
 
-async def test_the_oldest_come_first_and_not_too_many(tmp_path):
+async def test_oldest_orphans_come_first_up_to_the_limit(tmp_path):
     async with running(tmp_path) as retriever:
         for animal in ("elephant", "giraffe", "zebra"):
             await put(retriever, animal, animal)
@@ -106,7 +106,7 @@ async def test_the_oldest_come_first_and_not_too_many(tmp_path):
         assert numbers == [orphan.number for orphan in await retriever.orphans(0, 9)][:2]
 
 
-def test_a_store_of_the_first_version_is_brought_up(tmp_path):
+def test_store_of_the_first_version_is_upgraded(tmp_path):
     path = tmp_path / "store.sqlite3"
     old = sqlite3.connect(path)
     old.executescript(f"{VERSIONS[0]} PRAGMA user_version = 1; INSERT INTO collections VALUES (7, 't', 'c', 0);")
@@ -119,7 +119,7 @@ def test_a_store_of_the_first_version_is_brought_up(tmp_path):
         database.close()
 
 
-def test_a_store_of_a_later_version_is_refused(tmp_path):
+def test_store_of_a_newer_version_is_refused(tmp_path):
     path = tmp_path / "store.sqlite3"
     newer = sqlite3.connect(path)
     newer.executescript(f"PRAGMA user_version = {len(VERSIONS) + 1}")

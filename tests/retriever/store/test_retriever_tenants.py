@@ -1,4 +1,4 @@
-"""Of another tenant's documents and jobs one learns nothing: what is answered is what was never there would be."""
+"""A tenant learns nothing about another tenant's documents and jobs: they look like unknown ones."""
 
 import asyncio
 
@@ -49,7 +49,7 @@ async def found(retriever, tenant, collection):
 
 
 @pytest.mark.parametrize("has_collection", [False, True])
-async def test_what_another_has_is_refused_in_the_words_for_what_never_was(retriever, has_collection):
+async def test_other_tenants_documents_are_refused_like_unknown_ones(retriever, has_collection):
     job = await put_as(retriever, OWNER, "secret", "secret words")
     if has_collection:
         await put_as(retriever, CURIOUS, "own", "other words")
@@ -65,7 +65,7 @@ async def test_what_another_has_is_refused_in_the_words_for_what_never_was(retri
     assert foreign == (kind, message.replace(never[-36:], job.job_id[-36:]), param)
 
 
-async def test_what_another_has_is_in_no_list_and_no_search(retriever):
+async def test_other_tenants_documents_are_not_listed_or_found(retriever):
     await put_as(retriever, OWNER, "secret", "secret words")
     assert {info.name for info in await retriever.list_collections(CURIOUS)} == {"default"}
     for call in (retriever.list_documents(CURIOUS, "papers", 10), found(retriever, CURIOUS, "papers")):
@@ -75,10 +75,10 @@ async def test_what_another_has_is_in_no_list_and_no_search(retriever):
     assert {chunk.document_id for chunk in (await found(retriever, CURIOUS, "papers")).docs} == {"own"}
 
 
-async def test_an_idempotency_key_is_the_tenants_own(retriever):
+async def test_idempotency_keys_are_separate_per_tenant(retriever):
     job = await put_as(retriever, OWNER, "secret", "secret words", key="key")
     other = await put_as(retriever, CURIOUS, "own", "other words", key="key")
     same = await put_as(retriever, CURIOUS, "secret", "secret words", key="key-2")
     assert len({job.job_id, other.job_id, same.job_id}) == 3
-    # The very text that another tenant has is new here.
+    # The same text is new for this tenant.
     assert (same.stored, same.unchanged) == (1, 0)

@@ -1,1 +1,0 @@
-"""How one answer is requested, read and judged."""

@@ -1,0 +1,1 @@
+"""The clients: send a request, read and judge its response."""

@@ -1,0 +1,122 @@
+"""Choose and build a collection's index from the store."""
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from retriever.embedding.base import Vector
+from retriever.index.base import Trained, TrainedIndex
+from retriever.index.flat import FlatIndex
+from retriever.index.hnsw import HNSWIndex
+from retriever.index.index_files import SavedIndex
+from retriever.index.ivf import IVFIndex
+from retriever.index.ivf_base import POINTS_PER_LIST
+from retriever.index.mapped_ivf import MappedIVFIndex, write_lists
+from retriever.index.mapped_ivf_files import MappedIVFFiles
+from retriever.settings import IndexSettings
+from retriever.store.chunks import Chunks, Ids
+from retriever.store.database import Database, Transaction
+
+Kind = Literal["flat", "ivf", "mapped", "hnsw"]
+AnyIndex = FlatIndex | MappedIVFIndex | TrainedIndex
+
+_SHARE_IN_MEMORY = 0.25
+"""Building an index on disk holds this share of ``on_disk_bytes`` in memory at once."""
+
+
+class IndexBuilder:
+    """Builds indexes from the store, of the kind that the settings ask for. Thread-safe."""
+
+    def __init__(
+        self,
+        database: Database,
+        chunks: Chunks,
+        mapped: MappedIVFFiles,
+        dimension: int,
+        fingerprint: str,
+        settings: IndexSettings,
+    ) -> None:
+        self._database = database
+        self._chunks = chunks
+        self._mapped = mapped
+        self._dimension = dimension
+        self._vector_bytes = dimension * np.float32().nbytes
+        self._fingerprint = fingerprint
+        self._settings = settings
+
+    def kind(self, count: int) -> Kind:
+        """Return the kind of index for ``count`` vectors. Without vectors only flat can be built."""
+        kind = self._settings.kind
+        if kind == "auto":
+            kind = "flat" if count < self._settings.ivf_threshold else "ivf"
+        if not count:
+            return "flat"
+        return "mapped" if kind == "ivf" and count * self._vector_bytes > self._settings.on_disk_bytes else kind
+
+    def needs_rebuild(self, index: AnyIndex) -> bool:
+        """Return whether an index has changed too much, or has another kind than its size requires."""
+        kind = self.kind(index.size)
+        if isinstance(index, FlatIndex):
+            return kind != "flat"
+        return index.needs_rebuild or (kind == "mapped" and index.kind == "ivf")
+
+    def empty(self) -> FlatIndex:
+        """Return an empty index."""
+        return FlatIndex(self._dimension, self._settings)
+
+    def build(self, collection: int) -> AnyIndex:
+        """Build an index of a collection's live chunks. Raises OSError if it cannot be written to disk."""
+        with self._database.read() as transaction:
+            live = self._chunks.ids(transaction, collection)
+            kind = self.kind(len(live))
+            if kind == "mapped":
+                return self._build_mapped(transaction, collection, live)
+            ids, vectors = self._vectors(transaction, live)
+        if kind == "ivf":
+            return IVFIndex.train(ids, vectors, self._settings)
+        if kind == "hnsw":
+            return HNSWIndex.build(ids, vectors, self._settings)
+        index = self.empty()
+        index.add(ids, vectors)
+        return index
+
+    def open_mapped(self, collection: int) -> MappedIVFIndex | None:
+        """Open the collection's index on disk, or return None if none matches. Raises Faiss's errors."""
+        found = self._mapped.find(collection, self._fingerprint)
+        return None if found is None else MappedIVFIndex.open(*found, self._settings)
+
+    def load(self, saved: SavedIndex) -> TrainedIndex:
+        """Restore a saved index. Raises an error of Faiss if another version of it wrote the index."""
+        implementation = HNSWIndex if saved.kind == HNSWIndex.kind else IVFIndex
+        return implementation.load(saved.dump, saved.trained, self._settings)
+
+    def reconcile(self, index: AnyIndex, collection: int) -> int:
+        """Add and remove vectors so that the index holds exactly the live chunks. Return how many changed."""
+        with self._database.read() as transaction:
+            live, held = self._chunks.ids(transaction, collection), index.ids()
+            missing, stale = np.setdiff1d(live, held), np.setdiff1d(held, live)
+            index.remove(stale)
+            if len(missing):
+                index.add(*self._vectors(transaction, missing))
+        return len(missing) + len(stale)
+
+    def _build_mapped(self, transaction: Transaction, collection: int, live: Ids) -> MappedIVFIndex:
+        sample_size = POINTS_PER_LIST * (self._settings.lists or math.ceil(4 * math.sqrt(len(live))))
+        # Sample evenly over all ids, because neighbouring chunks are often similar.
+        _, sample = self._vectors(transaction, live[:: max(1, len(live) // sample_size)])
+
+        def write(folder: Path) -> Trained:
+            parts = self._chunks.vectors(transaction, live, self._dimension)
+            most = int(_SHARE_IN_MEMORY * self._settings.on_disk_bytes / self._vector_bytes)
+            return write_lists(folder, sample, parts, len(live), most, self._settings)
+
+        saved = self._mapped.save(collection, self._fingerprint, write)
+        return MappedIVFIndex.open(*saved, self._settings)
+
+    def _vectors(self, transaction: Transaction, ids: Ids) -> tuple[Ids, Vector]:
+        parts = list(self._chunks.vectors(transaction, ids, self._dimension))
+        if not parts:
+            return np.zeros(0, np.int64), np.zeros((0, self._dimension), np.float32)
+        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])

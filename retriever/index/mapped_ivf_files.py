@@ -1,0 +1,90 @@
+"""The folders of memory-mapped indexes, written atomically."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from blake3 import blake3
+
+from retriever.atomic_files import fsync
+from retriever.index.base import Trained
+
+_FORMAT = "ragtree-mapped-1"
+_HEADER = "header.json"
+
+
+class _Header(msgspec.Struct, frozen=True):
+    format: str
+    fingerprint: str
+    trained: Trained
+    checksums: dict[str, str]
+
+
+class MappedIVFFiles:
+    """One folder per collection and version. A new index gets the next number.
+
+    Files never change: a folder is written under another name, synced and renamed. An index that is still mapped keeps
+    its files when they are deleted.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def save(self, collection: int, fingerprint: str, write: Callable[[Path], Trained]) -> tuple[Path, Trained]:
+        """Save the files that ``write`` puts into the given folder, and delete older versions. Raises OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        older = self._saved(collection)
+        folder = Path(tempfile.mkdtemp(dir=self._folder, suffix=".tmp"))
+        try:
+            trained = write(folder)
+            checksums = {path.name: _checksum(path) for path in folder.iterdir()}
+            header = _Header(_FORMAT, fingerprint, trained, checksums)
+            (folder / _HEADER).write_bytes(msgspec.json.encode(header))
+            for path in [*folder.iterdir(), folder]:
+                fsync(path)
+            saved = self._folder / f"{collection}.{_number(older[-1]) + 1 if older else 1}.mapped"
+            folder.rename(saved)
+            fsync(self._folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        for path in older:
+            shutil.rmtree(path, ignore_errors=True)
+        return saved, trained
+
+    def find(self, collection: int, fingerprint: str) -> tuple[Path, Trained] | None:
+        """Return the newest intact folder, or None if there is none with this fingerprint."""
+        for folder in self._saved(collection)[::-1]:
+            try:
+                header = msgspec.json.decode((folder / _HEADER).read_bytes(), type=_Header)
+                whole = all(_checksum(folder / name) == checksum for name, checksum in header.checksums.items())
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            if whole and (header.format, header.fingerprint) == (_FORMAT, fingerprint):
+                return folder, header.trained
+        return None
+
+    def discard(self, collection: int) -> None:
+        """Delete a collection's folders."""
+        for folder in self._saved(collection):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Delete the remains of a save that a crash interrupted."""
+        for leftover in self._folder.glob("*.tmp"):
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+
+    def _saved(self, collection: int) -> list[Path]:
+        """Return a collection's folders, newest last. After a crash there may be several."""
+        return sorted(self._folder.glob(f"{collection}.*.mapped"), key=_number)
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.split(".")[1])
+
+
+def _checksum(path: Path) -> str:
+    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()

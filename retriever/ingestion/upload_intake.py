@@ -1,0 +1,98 @@
+"""The intake of changes: uploads become durable jobs, deletions apply at once."""
+
+import msgspec
+from blake3 import blake3
+
+from protocol.documents import DocumentUpload, IngestJob
+from protocol.errors import Overloaded, UnknownDocument
+from retriever.ingestion.batch_parser import ParsedBatch, parse_batch
+from retriever.ingestion.document_checks import checked_document, checked_name
+from retriever.ingestion.ingest_counts import IngestCounts
+from retriever.ingestion.ingester import Ingester
+from retriever.loaders.registry import LoaderRegistry
+from retriever.settings import IngestSettings
+from retriever.store.database import Database
+from retriever.store.documents import Documents
+from retriever.store.jobs import Jobs
+
+
+def body_hash(collection: str, body: DocumentUpload | bytes) -> str:
+    """Return the hash that two uploads under one idempotency key must share."""
+    return blake3(msgspec.msgpack.encode((collection, body))).hexdigest()
+
+
+class UploadIntake:
+    """Records uploads and deletions in the store. When a call returns, its change survives a crash."""
+
+    def __init__(
+        self,
+        database: Database,
+        documents: Documents,
+        jobs: Jobs,
+        loaders: LoaderRegistry,
+        ingester: Ingester,
+        settings: IngestSettings,
+        counts: IngestCounts,
+    ) -> None:
+        self._database = database
+        self._documents = documents
+        self._jobs = jobs
+        self._loaders = loaders
+        self._ingester = ingester
+        self._settings = settings
+        self._counts = counts
+
+    def put_document(self, tenant: str, collection: str, upload: DocumentUpload, key: str | None) -> IngestJob:
+        """Create a job that ingests a document.
+
+        Raises the loader's errors, InvalidRequest, StorageFull, IdempotencyMismatch, and Overloaded if the queue is
+        full.
+        """
+        loaded = self._loaders.load(upload.content, upload.media_type)
+        title = upload.title or loaded.title
+        document = checked_document(upload.document_id, loaded.text, upload.filename, title, upload.attributes)
+        return self._create_job(
+            tenant, collection, ParsedBatch([(None, document)], []), key, body_hash(collection, upload)
+        )
+
+    def put_batch(self, tenant: str, collection: str, jsonl: bytes, key: str | None) -> IngestJob:
+        """Create a job that ingests a batch of documents.
+
+        Raises as ``parse_batch``, StorageFull, IdempotencyMismatch, and Overloaded if the queue is full.
+        """
+        return self._create_job(tenant, collection, parse_batch(jsonl), key, body_hash(collection, jsonl))
+
+    def claim_key(self, tenant: str, key: str, hashed: str) -> None:
+        """Bind an idempotency key to the hash of a body. Raises StorageFull or IdempotencyMismatch."""
+        with self._database.write() as transaction:
+            self._jobs.claim_key(transaction, tenant, key, hashed)
+
+    def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
+        """Delete a document and its queued uploads. Raises UnknownCollection or UnknownDocument."""
+        with self._database.write() as transaction:
+            collection_key = self._documents.collection(transaction, tenant, collection)
+            removed, cancelled = None, False
+            if collection_key is not None:
+                removed = self._documents.delete(transaction, collection_key, document_id)
+                cancelled = self._jobs.cancel(transaction, collection_key, document_id)
+            if removed is None and not cancelled:
+                raise UnknownDocument(f"there is no document {document_id!r} in {collection!r}", param="document_id")
+        if collection_key is not None and removed:
+            self._ingester.remove_from_indexes(collection_key, removed)
+
+    def _create_job(self, tenant: str, collection: str, batch: ParsedBatch, key: str | None, hashed: str) -> IngestJob:
+        checked_name(collection, "collection")
+        with self._database.write() as transaction:
+            existing = self._jobs.find_by_key(transaction, tenant, key, hashed) if key else None
+            if existing:
+                return existing
+            queued = self._jobs.queued(transaction)
+            if queued >= self._settings.max_queued_documents:
+                raise Overloaded(f"{queued:,} documents are already queued; try again later")
+            self._jobs.purge(transaction, self._settings.job_retention_s)
+            collection_key = self._documents.ensure_collection(transaction, tenant, collection)
+            job = self._jobs.create(transaction, tenant, collection, collection_key, batch.documents, batch.errors)
+            if key:
+                self._jobs.remember_key(transaction, tenant, key, hashed, job.job_id)
+        self._counts.add(["failed"] * len(batch.errors))
+        return job

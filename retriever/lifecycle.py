@@ -1,0 +1,73 @@
+"""Opening and closing a retriever's parts in order."""
+
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from protocol.errors import Conflict
+from retriever.index.catalog import IndexCatalog
+from retriever.ingestion.chunk_preparer import ChunkPreparer
+from retriever.ingestion.ingest_thread import IngestThread
+from retriever.ingestion.reembedding import reembed
+from retriever.loaders.sandbox import SandboxedLoaders
+from retriever.store.chunks import Chunks
+from retriever.store.database import Database
+from retriever.store.documents import Documents
+
+_LOCK_TIMEOUT_S = 20.0
+
+
+class Lifecycle:
+    """Opens and closes the parts of one retriever. Both calls block for seconds.
+
+    ``data_lock`` lies in the data folder. One process at a time holds it, because two would assign the same chunk ids.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        documents: Documents,
+        chunks: Chunks,
+        preparer: ChunkPreparer,
+        catalog: IndexCatalog,
+        ingest_thread: IngestThread,
+        loaders: SandboxedLoaders,
+        data_lock: FileLock,
+    ) -> None:
+        self._database = database
+        self._documents = documents
+        self._chunks = chunks
+        self._preparer = preparer
+        self._catalog = catalog
+        self._ingest_thread = ingest_thread
+        self._loaders = loaders
+        self._data_lock = data_lock
+
+    @property
+    def data_dir(self) -> Path:
+        """The folder that the retriever owns."""
+        return Path(self._data_lock.lock_file).parent
+
+    def open(self) -> None:
+        """Lock the data folder, re-embed outdated documents, load the indexes and start ingestion.
+
+        Raises StorageFull, what the embedder raises, and Conflict if another retriever holds the folder for 20 s more.
+        """
+        # During a replacement the predecessor needs time to shut down.
+        try:
+            self._data_lock.acquire(timeout=_LOCK_TIMEOUT_S)
+        except Timeout as error:
+            raise Conflict(f"another retriever is using {self.data_dir}") from error
+        with self._database.read() as transaction:
+            self._preparer.start_ids_after(self._chunks.last_id(transaction))
+        reembed(self._database, self._documents, self._preparer)
+        self._catalog.open()
+        self._ingest_thread.start()
+
+    def close(self) -> None:
+        """Finish the current group, save the indexes and release the folder. Queued documents stay queued."""
+        self._ingest_thread.close()
+        self._loaders.close()
+        self._catalog.close()
+        self._database.close()
+        self._data_lock.release()

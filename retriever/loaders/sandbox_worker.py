@@ -1,0 +1,89 @@
+"""The worker process that reads documents with untrusted complexity, such as HTML and PDF.
+
+It reads one document after another from standard input. The kernel limits its processor time and memory: at a limit the
+process is killed or gets a MemoryError. It cannot write files.
+"""
+
+import resource
+import struct
+import sys
+from typing import BinaryIO
+
+import msgspec
+
+from protocol.errors import BrokenDocument, EncryptedDocument, InvalidEncoding
+from retriever.loaders.base import LoadedText
+
+_LENGTH = struct.Struct("<Q")
+
+
+class LoadRequest(msgspec.Struct, frozen=True):
+    """A document to read within ``cpu_s`` seconds of processor time."""
+
+    media_type: str
+    content: bytes
+    cpu_s: int
+
+
+class LoadReply(msgspec.Struct, frozen=True):
+    """The loaded text, or the name of an error in ``REFUSALS`` and its message."""
+
+    loaded: LoadedText | None = None
+    refusal: str = ""
+    message: str = ""
+
+
+REFUSALS = {kind.__name__: kind for kind in (InvalidEncoding, BrokenDocument, EncryptedDocument)}
+
+
+def write_frame(stream: BinaryIO, message: msgspec.Struct) -> None:
+    """Send a message. Raises OSError if the other end is closed."""
+    encoded = msgspec.msgpack.encode(message)
+    stream.write(_LENGTH.pack(len(encoded)))
+    stream.write(encoded)
+    stream.flush()
+
+
+def read_frame(stream: BinaryIO) -> bytes:
+    """Receive an encoded message. Raises EOFError if the other end is closed."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError
+    (length,) = _LENGTH.unpack(head)
+    body = stream.read(length)
+    if len(body) < length:
+        raise EOFError
+    return body
+
+
+def _load(request: LoadRequest) -> LoadReply:
+    from retriever.loaders.registry import LOADERS
+
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    most = int(used.ru_utime + used.ru_stime) + 1 + request.cpu_s
+    resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
+    try:
+        return LoadReply(LOADERS[request.media_type](request.content))
+    except (InvalidEncoding, BrokenDocument, EncryptedDocument) as error:
+        return LoadReply(refusal=type(error).__name__, message=error.message)
+    except (MemoryError, RecursionError) as error:
+        return LoadReply(
+            refusal=BrokenDocument.__name__, message=f"reading the document exceeds the limits: {type(error).__name__}"
+        )
+
+
+def main(memory_bytes: int) -> None:
+    """Read documents until standard input closes."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    while True:
+        try:
+            request = msgspec.msgpack.decode(read_frame(sys.stdin.buffer), type=LoadRequest)
+        except EOFError:
+            return
+        write_frame(sys.stdout.buffer, _load(request))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

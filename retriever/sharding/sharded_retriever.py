@@ -1,0 +1,200 @@
+"""Several shards as one retriever: `protocol.parts.Retriever` over any number of retrievers."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from itertools import chain
+from typing import TypeVar
+
+from protocol.documents import (
+    CollectionInfo,
+    DocumentPage,
+    DocumentUpload,
+    IngestJob,
+    Orphan,
+    RetrieverStats,
+    StoredDocument,
+)
+from protocol.errors import Unavailable, UnknownCollection, UnknownDocument
+from protocol.retrieval import CandidateSet, Chunk, SearchRequest
+from retriever.ingestion.upload_intake import body_hash
+from retriever.settings import ShardSettings
+from retriever.sharding.batch_splitter import split_batch
+from retriever.sharding.document_placement import shard_of
+from retriever.sharding.merged_jobs import merged_job, shard_job_ids
+from retriever.sharding.merged_listings import merged_collections, merged_page, merged_stats
+from retriever.sharding.orphan_numbers import by_shard, globally_numbered
+from retriever.sharding.shard import Shard
+from retriever.sharding.shard_group import ShardGroup
+from retriever.sharding.sharded_searcher import ShardedSearcher
+from retriever.sharding.stage_merger import chunk_of
+
+T = TypeVar("T")
+
+
+class ShardedRetriever:
+    """Stores each document in one shard, by a hash of tenant, collection and id, and searches all shards.
+
+    Only a search and ``orphans`` can be partial. Any other call that needs a lost shard raises that shard's error.
+    ``ShardGroup`` describes when a shard is lost.
+    """
+
+    def __init__(self, shards: Sequence[Shard], settings: ShardSettings, ready_within_s: float) -> None:
+        self._shards = ShardGroup(shards, ready_within_s, partial=settings.on_lost == "partial")
+        self._searcher = ShardedSearcher(shards, settings)
+
+    async def ready(self) -> None:
+        """Return if searches can be served: by every shard or, with partial answers, by at least one.
+
+        Otherwise raises the error of a shard, or ShardTimeout.
+        """
+        await self._shards.ready()
+
+    async def search(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:
+        """Search all shards in stages. Raises as the contract says, and InvalidRequest, before the first stage.
+
+        A shard is lost if it fails or does not finish within ``timeout_s``. Depending on ``on_lost``, all later sets
+        name it in ``missing_shards``, or its error is raised, in any stage. Its error is always raised if no shard has
+        finished, even if the other shards have no documents.
+        """
+        async with aclosing(self._searcher.stages(request, self._shards.lost)) as stages:
+            async for candidates in stages:
+                yield candidates
+
+    async def put_document(
+        self, tenant: str, collection: str, upload: DocumentUpload, idempotency_key: str | None = None
+    ) -> IngestJob:
+        """Accept a document. Raises as the contract says.
+
+        An idempotency key stays bound to the first body it came with, even if that upload is refused.
+        """
+        shard = self._shard_of(tenant, collection, upload.document_id)
+        key = await self._claim(tenant, idempotency_key, collection, upload)
+        return merged_job({shard: await self._shards[shard].put_document(tenant, collection, upload, key)})
+
+    async def put_batch(
+        self, tenant: str, collection: str, jsonl: bytes, idempotency_key: str | None = None
+    ) -> IngestJob:
+        """Split a batch and send each shard its part. Raises as the contract says.
+
+        If a shard is lost or full, other shards may have accepted their parts already. Sending the batch again repairs
+        this: with the same idempotency key they return their existing jobs, without a key they report unchanged
+        documents.
+        """
+        parts = await asyncio.to_thread(split_batch, jsonl, partial(self._shard_of, tenant, collection))
+        key = await self._claim(tenant, idempotency_key, collection, jsonl)
+        jobs = await self._shards.call(parts, lambda part, shard: shard.put_batch(tenant, collection, parts[part], key))
+        return merged_job(jobs)
+
+    async def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
+        """Delete a document, its chunks and its queued uploads in one transaction.
+
+        Contents that documents of another shard share become orphans too. Dropping their KV only costs one
+        recomputation.
+        """
+        await self._in_collection(
+            tenant, collection, document_id, lambda shard: shard.delete_document(tenant, collection, document_id)
+        )
+
+    async def get_document(self, tenant: str, collection: str, document_id: str) -> StoredDocument:
+        """Return a document with its text. Raises UnknownCollection or UnknownDocument."""
+        return await self._in_collection(
+            tenant, collection, document_id, lambda shard: shard.get_document(tenant, collection, document_id)
+        )
+
+    async def chunks(self, tenant: str, collection: str, document_id: str) -> Sequence[Chunk]:
+        """Return a document's chunks in order. Raises UnknownCollection or UnknownDocument."""
+        found = await self._in_collection(
+            tenant, collection, document_id, lambda shard: shard.chunks(tenant, collection, document_id)
+        )
+        return [chunk_of(self._shard_of(tenant, collection, document_id), chunk) for chunk in found]
+
+    async def list_documents(self, tenant: str, collection: str, limit: int, after: str | None = None) -> DocumentPage:
+        """Return a page of documents with ids above ``after``. Raises UnknownCollection or InvalidRequest."""
+
+        async def page(_: int, shard: Shard) -> DocumentPage | None:
+            try:
+                return await shard.list_documents(tenant, collection, limit, after)
+            except UnknownCollection:
+                return None
+
+        answers = await self._shards.call(self._shards.numbers, page)
+        pages = [page for page in answers.values() if page is not None]
+        if not pages:
+            raise UnknownCollection(f"there is no collection {collection!r}", param="collection")
+        return merged_page(pages, limit)
+
+    async def list_collections(self, tenant: str) -> Sequence[CollectionInfo]:
+        """Return the tenant's collections, sorted by name."""
+        return merged_collections(
+            (await self._shards.call(self._shards.numbers, lambda _, shard: shard.list_collections(tenant))).values()
+        )
+
+    async def get_job(self, tenant: str, job_id: str) -> IngestJob:
+        """Return the current state of a job. Raises UnknownJob, also if any shard has purged its part."""
+        named = shard_job_ids(job_id, len(self._shards))
+        return merged_job(await self._shards.call(named, lambda part, shard: shard.get_job(tenant, named[part])))
+
+    async def orphans_of(self, tenant: str, collection: str, document_id: str) -> Sequence[Orphan]:
+        """Return the orphans that a document left behind when it was deleted or replaced."""
+        shard = self._shard_of(tenant, collection, document_id)
+        found = await self._shards[shard].orphans_of(tenant, collection, document_id)
+        return globally_numbered(found, shard, len(self._shards))
+
+    async def orphans(self, older_than_s: float, limit: int) -> Sequence[Orphan]:
+        """Return the oldest orphans, at least ``older_than_s`` seconds old, of all shards that answer.
+
+        Documents of another shard may still contain them. A lost shard keeps its orphans until it is back, and does not
+        delay the others. Raises an error only if all shards are lost.
+        """
+        count, lost = len(self._shards), self._shards.lost
+
+        async def listed(number: int, shard: Shard) -> list[Orphan]:
+            try:
+                return globally_numbered(
+                    await self._shards.in_time(number, shard.orphans(older_than_s, limit)), number, count
+                )
+            except Unavailable as error:
+                lost[number] = error
+                return []
+
+        found = await self._shards.call([number for number in self._shards.numbers if number not in lost], listed)
+        if len(lost) == count:
+            raise next(iter(lost.values()))
+        return sorted(chain.from_iterable(found.values()), key=lambda orphan: orphan.number)[:limit]
+
+    async def forget_orphans(self, orphans: Sequence[Orphan]) -> None:
+        """Remove orphans from the lists of their shards. Raises StorageFull."""
+        parts = by_shard(orphans, len(self._shards))
+        await self._shards.call(parts, lambda part, shard: shard.forget_orphans(parts[part]))
+
+    async def stats(self) -> RetrieverStats:
+        """Return the sums over all shards. Raises a lost shard's error, because a sum without it would jump."""
+        return merged_stats((await self._shards.call(self._shards.numbers, lambda _, shard: shard.stats())).values())
+
+    def _shard_of(self, *names: str) -> int:
+        return shard_of(len(self._shards), *names)
+
+    async def _in_collection(
+        self, tenant: str, collection: str, document_id: str, call: Callable[[Shard], Awaitable[T]]
+    ) -> T:
+        """Call a document's shard. Raises UnknownDocument if only other shards know the collection."""
+        try:
+            return await call(self._shards[self._shard_of(tenant, collection, document_id)])
+        except UnknownCollection:
+            if all(info.name != collection for info in await self.list_collections(tenant)):
+                raise
+            raise UnknownDocument(f"there is no document {document_id!r} in {collection!r}", "document_id") from None
+
+    async def _claim(self, tenant: str, key: str | None, collection: str, body: DocumentUpload | bytes) -> str | None:
+        """Claim an idempotency key for a body and return the key for the shards. Raises IdempotencyMismatch.
+
+        Two bodies with one key may go to different shards, which would not notice. So one shard, chosen by the key,
+        checks the body, and the key for the shards includes the body's hash.
+        """
+        if key is None:
+            return None
+        hashed = await asyncio.to_thread(body_hash, collection, body)
+        await self._shards[self._shard_of(tenant, key)].claim_key(tenant, key, hashed)
+        return f"{key} {hashed}"

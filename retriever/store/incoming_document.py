@@ -1,0 +1,22 @@
+"""A document between its loader and its row in the store."""
+
+import msgspec
+from blake3 import blake3
+
+from protocol.filters import Attributes
+
+
+class IncomingDocument(msgspec.Struct, frozen=True):
+    """A checked document that is not stored yet. Queued jobs keep it encoded as MessagePack."""
+
+    document_id: str
+    text: str
+    filename: str
+    title: str | None
+    attributes: Attributes
+
+    @property
+    def content_hash(self) -> str:
+        """The hash of everything a reader can see. An upload with an equal hash changes nothing."""
+        seen = (self.text, self.filename, self.title, sorted(self.attributes.items()))
+        return blake3(msgspec.msgpack.encode(seen)).hexdigest()

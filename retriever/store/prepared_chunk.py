@@ -1,0 +1,22 @@
+"""A chunk on its way into the store: its text, its id and its embedding."""
+
+from typing import NamedTuple
+
+from retriever.embedding.base import Vector
+
+
+class ChunkText(NamedTuple):
+    """A chunk's text. ``start`` and ``end`` are the character offsets of its body in the document's text."""
+
+    text: str
+    content_hash: str
+    start: int
+    end: int
+
+
+class PreparedChunk(NamedTuple):
+    """A chunk that is ready to be stored. ``embedding`` has the shape [dimension]."""
+
+    id: int
+    chunk: ChunkText
+    embedding: Vector

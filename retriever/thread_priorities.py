@@ -1,0 +1,38 @@
+"""How the retriever's threads share the processor: searches come first, ingestion uses the rest.
+
+Faiss and torch run on OpenMP, which keeps a separate thread count for each calling thread.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from threadpoolctl import threadpool_limits
+
+from protocol.errors import RagtreeError
+
+_BACKGROUND_NICENESS = 10
+
+
+def search_on_one_core() -> None:
+    """Limit this thread to one OpenMP core. Searches run in parallel with each other instead."""
+    threadpool_limits(limits=1, user_api="openmp")
+
+
+def warm_up_in_background(embed_something: Callable[[], object]) -> None:
+    """Call ``embed_something``, then apply ``lower_priority`` to this thread.
+
+    torch sets a thread's OpenMP count when the thread first uses it, so the limit must come after that.
+    """
+    with suppress(RagtreeError):
+        embed_something()
+    lower_priority()
+
+
+def lower_priority() -> None:
+    """Let this thread use all cores at a low priority. Only Linux sets priorities for single threads."""
+    threadpool_limits(limits=os.cpu_count() or 1, user_api="openmp")
+    with suppress(OSError):
+        # Each thread has its own niceness on Linux. The OpenMP threads that it starts inherit it.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICENESS)
