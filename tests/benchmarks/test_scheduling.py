@@ -1,4 +1,4 @@
-"""The benchmark of the controller's decisions measures a full tree that evicts, and reports what it says."""
+"""The scheduling benchmark measures a full tree that evicts, and reports the right figures."""
 
 import gc
 from random import Random
@@ -25,9 +25,10 @@ DEVICE = DeviceProfile.shipped("a10g-7b")
 
 @pytest.fixture(autouse=True)
 def thresholds():
-    """What the benchmark does to the collector ends with the test."""
+    """Start each test with Python's own thresholds, and restore the previous ones after it."""
     before = gc.get_threshold()
-    yield before
+    gc.set_threshold(700, 10, 10)
+    yield gc.get_threshold()
     gc.set_threshold(*before)
 
 
@@ -47,7 +48,7 @@ def test_a_row_has_the_figures_of_a_tree_of_its_size():
     assert result.policy == "PGDSF"
     assert list(result.by_nodes) == ["100", "200"]
     for size, row in result.by_nodes.items():
-        # A node may have a copy in both tiers, so there are a few less.
+        # A node may have copies in both tiers, so there are slightly fewer nodes.
         assert 0.7 * int(size) <= row.nodes <= int(size)
         assert row.requests == 60
         assert 0 < row.p50_us <= row.p99_us <= row.max_us
@@ -65,12 +66,12 @@ def test_the_largest_tree_is_compared_with_the_smallest_in_whatever_order_they_c
     assert result.p50_ratio == pytest.approx(largest.p50_us / smallest.p50_us)
 
 
-def test_progress_is_told_from_growing_to_the_last_measurement():
+def test_progress_reports_filling_and_measuring():
     heard: dict[str, list[tuple[int, int]]] = {}
     SchedulingBenchmark("LRU", DEVICE, seed=0).run(
         [60, 100], 45, lambda step, done, total: heard.setdefault(step, []).append((done, total))
     )
-    assert list(heard) == ["growing a tree of 60 nodes", "growing a tree of 100 nodes", "measuring"]
+    assert list(heard) == ["filling a tree of 60 nodes", "filling a tree of 100 nodes", "measuring"]
     for steps in heard.values():
         assert steps == sorted(steps)
         assert steps[-1][0] == steps[-1][1]
@@ -90,7 +91,7 @@ def test_the_tree_is_full_and_stays_so(policy):
     for _ in range(3):
         gpu = load._tree.tiers.gpu("one")
         assert load._tree.tiers.host.used + DOCUMENT_TOKENS > load._tree.tiers.host.capacity
-        # What runs has its room reserved, so the GPU is nearly full at least.
+        # Running requests have reserved room, so the GPU is at least nearly full.
         assert gpu.used + RUNNING * TOP_K * DOCUMENT_TOKENS >= gpu.capacity
         load.measure(40)
         check_integrity(load._tree)

@@ -1,4 +1,4 @@
-"""The composition root, without the stack that it binds."""
+"""The composition root, without a running stack."""
 
 import asyncio
 from unittest.mock import Mock
@@ -21,9 +21,9 @@ class Shard:
             await asyncio.Event().wait()
 
 
-async def test_a_silent_shard_is_found_missing_before_the_gateway_gives_up_the_retriever(monkeypatch):
+async def test_silent_shard_times_out_before_the_retriever_does(monkeypatch):
     monkeypatch.setattr(app, "_handle", lambda name: name)
-    monkeypatch.setattr(app, "RetrieverHandle", Shard)
+    monkeypatch.setattr(app, "retriever_handle", Shard)
     config = Config(gateway={"readiness_timeout_s": 0.4}, retriever={"shards": {"count": 2, "on_lost": "partial"}})
     retriever = app._retriever(config)
     async with asyncio.timeout(config.gateway.readiness_timeout_s):
@@ -31,8 +31,8 @@ async def test_a_silent_shard_is_found_missing_before_the_gateway_gives_up_the_r
 
 
 @pytest.mark.parametrize("with_redis", [False, True])
-async def test_one_setting_says_where_the_gateway_keeps_what_it_shares(monkeypatch, redis_server, tmp_path, with_redis):
-    # No part is asked anything here.
+async def test_redis_url_selects_the_gateways_stores(monkeypatch, redis_server, tmp_path, with_redis):
+    # No part is called here.
     monkeypatch.setattr(app, "_parts", lambda _: Mock())
     redis = {"url": redis_server.url} if with_redis else {}
     built = app.build_app(Config(data_dir=tmp_path, redis=redis)).state.gateway

@@ -1,4 +1,4 @@
-"""What the gateway's server does with clients that would have it hold more than it should. Sockets, no stack."""
+"""The gateway's server against clients that make it hold too much data. Sockets only, no stack."""
 
 import asyncio
 import json
@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 import pytest
 import uvicorn
 
-from services import stack
 from services.config import ServerSettings
-from services.serve.http_protocol import MOST_UNREAD_BYTES, BoundedHttpProtocol
+from services.stack import foreground
+from services.stack.http_protocol import MOST_UNREAD_BYTES, BoundedHttpProtocol
 
 
 async def echo(scope, receive, send):
-    """Says how long the body was."""
+    """Respond with the body's length."""
     size, more = 0, True
     while more:
         message = await receive()
@@ -26,7 +26,7 @@ async def echo(scope, receive, send):
 
 @asynccontextmanager
 async def listening(app=echo):
-    with stack._listening_socket(ServerSettings(port=0)) as listener:
+    with foreground._listening_socket(ServerSettings(port=0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, http=BoundedHttpProtocol, log_config=None, lifespan="off"))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -37,7 +37,7 @@ async def listening(app=echo):
 
 
 async def answered(address, *sent: bytes) -> bytes:
-    """All that comes back until the server closes the connection."""
+    """Return everything that the server sends before it closes the connection."""
     reader, writer = await asyncio.open_connection(*address)
     try:
         async with asyncio.timeout(20):
@@ -67,13 +67,13 @@ PARTS = [b"x" * 16_384] * 64
     ],
     ids=["line", "header", "headers", "trailer", "chunk extension"],
 )
-async def test_a_head_without_end_is_cut(sent):
+async def test_server_closes_a_connection_with_an_endless_head(sent):
     async with listening() as address:
         told = await answered(address, *sent)
         assert told == b"reset" or told.startswith(b"HTTP/1.1 400")
 
 
-async def test_long_heads_and_long_bodies_pass():
+async def test_server_accepts_long_heads_and_bodies():
     async with listening() as address:
         head = HEAD + b"X-Long: " + b"x" * (MOST_UNREAD_BYTES - 1000) + b"\r\nContent-Length: 1048576\r\n\r\n"
         assert (await answered(address, head, *PARTS)).endswith(b'["POST", 1048576]')
@@ -97,16 +97,16 @@ async def test_long_heads_and_long_bodies_pass():
         b"X: a\rContent-Length: 4\r\n",
     ],
 )
-async def test_a_request_that_two_servers_could_read_differently_is_refused(head):
-    """A proxy in front that took another length for the right one would have a second request smuggled in."""
+async def test_server_refuses_ambiguous_requests(head):
+    """A proxy that reads another length would let a second request be smuggled in."""
     async with listening() as address:
         told = await answered(address, HEAD + head + b"\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n")
         assert told.startswith(b"HTTP/1.1 400")
         assert b"GET" not in told
 
 
-async def test_a_client_that_stops_reading_is_let_go(monkeypatch):
-    monkeypatch.setattr(stack, "STALLED_MS", 500)
+async def test_server_drops_a_client_that_stops_reading(monkeypatch):
+    monkeypatch.setattr(foreground, "STALLED_MS", 500)
     ended = asyncio.Event()
 
     async def endless(scope, receive, send):

@@ -1,4 +1,4 @@
-"""Clients that read slowly, stop, or leave a whole stack: no place, plan or stream of theirs is left. A fake engine."""
+"""Clients that read slowly, stall or disconnect leave no slot, plan or stream behind. A whole stack, fake engine."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ def under_way(stack) -> tuple[int, int]:
     return stats["running"], stats["queued"]
 
 
-def test_nothing_is_left_of_them_and_others_are_answered(fake_stack):
+def test_leaving_clients_leave_nothing_behind_and_others_are_answered(fake_stack):
     parts = urlsplit(fake_stack.url)
     whole = fake_stack.query(**ASKED).json()["output_text"]
     with ThreadPoolExecutor(1) as pool:

@@ -1,4 +1,4 @@
-"""Question sets bring the documents that the retriever finds, and are searched only once."""
+"""Question sets have the documents that the retriever finds, and are searched only once."""
 
 from collections import Counter
 from itertools import islice, product
@@ -8,8 +8,8 @@ import pytest
 from workload_files import write_lines
 
 from benchmarks.workloads import question_sets
+from benchmarks.workloads.by_name import open_workload
 from benchmarks.workloads.question_sets import QuestionSet, estimated_tokens
-from benchmarks.workloads.workload import open_workload
 from protocol.errors import ConfigError
 from retriever.settings import HashingSettings, IngestSettings, RetrieverSettings
 
@@ -41,7 +41,7 @@ def opened(data, tmp_path):
 
 @pytest.fixture
 def searches(monkeypatch):
-    """Counts the retrievers that are built."""
+    """Counts the retrievers built."""
     built = []
     build = question_sets.build_retriever
     monkeypatch.setattr(question_sets, "build_retriever", lambda *args: built.append(args) or build(*args))

@@ -1,11 +1,11 @@
-"""The published traces are read as their description has them, and a set without a corpus finds its neighbours."""
+"""The published traces match their descriptions, and a set without a corpus uses another one's."""
 
 from pathlib import Path
 
 import pytest
 
+from benchmarks.workloads.by_name import open_workload
 from benchmarks.workloads.question_sets import QuestionSet
-from benchmarks.workloads.workload import open_workload
 from retriever.settings import HashingSettings, RetrieverSettings
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
@@ -17,7 +17,7 @@ pytestmark = [
 
 
 def repeated_prefix(requests):
-    """The share of document tokens that stand behind a prefix seen before."""
+    """Return the share of document tokens in prefixes seen before."""
     seen = set()
     all_tokens = repeated = 0
     for request in requests:
