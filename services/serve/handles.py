@@ -270,7 +270,7 @@ class ControllerHandle:
 class GeneratorHandle:
     """``protocol.parts.Generator`` over a handle, and the engine's cost probe.
 
-    It is ``cachectl.runtime.live_controller.LiveInstances``, too.
+    It is ``cachectl.runtime.live_instances.LiveInstances``, too.
 
     Plans go to the instances that they name, what names none to any.
     """

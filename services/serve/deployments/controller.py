@@ -41,8 +41,8 @@ class ControllerDeployment:
         store = await self._open.enter_async_context(controller_state(config.redis))
         await _start(self._live, engines, await store.load())
         self._controller = self._live.controller
-        self._keeper = SnapshotSaver(self._controller, store, config.controller.state_interval_s)
-        await self._open.enter_async_context(self._keeper.saving())
+        self._snapshots = SnapshotSaver(self._controller.recovery, store, config.controller.state_interval_s)
+        await self._open.enter_async_context(self._snapshots.saving())
         self._following = asyncio.create_task(self._follow())
 
     async def on_candidates(self, query_id: str, documents: Sequence[str], final: bool) -> SpeculationDecision:
@@ -72,7 +72,7 @@ class ControllerDeployment:
     async def pin(self, path: CachePath, pinned: bool = True) -> None:
         """Keep a path, or no longer."""
         await self._controller.pin(path, pinned)
-        await self._keeper.keep()
+        await self._snapshots.save()
 
     async def delete_document(self, deletion: DocumentDeletion) -> int:
         """Drop documents from every tier."""
@@ -112,7 +112,7 @@ class ControllerDeployment:
     async def __del__(self) -> None:
         """Serve's call before it ends the replica."""
         self._following.cancel()
-        await self._keeper.keep()
+        await self._snapshots.save()
         await self._open.aclose()
 
     async def _follow(self) -> None:
