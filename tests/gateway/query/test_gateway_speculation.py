@@ -110,7 +110,7 @@ class WatchedController(Controller):
 
     def __init__(self, step: StepBudget | None, **bounds: int) -> None:
         limits = ControllerSettings(**{"policy": "LRU", "max_running": 9} | bounds)
-        super().__init__(limits, ["one"], lambda: 0.0, self, Capacities(1000), step=step)
+        super().__init__(limits, ["one"], lambda: 0.0, self, Capacities(1000), wall_clock=lambda: 0.0, step=step)
         self.calls: list[str] = []
         self.plans: dict[str, PrefillPlan] = {}
         self.reports: list[CompletionReport] = []
@@ -301,7 +301,7 @@ class Scene:
         self.controller.check_integrity()
         stats = await self.controller.stats()
         assert (stats.running, stats.queued) == (0, 0)
-        assert self.controller._scheduler.idle == ["one"]
+        assert self.controller._scheduler.instances.idle == ["one"]
         assert not self.controller._scheduler.tree.grants.open
         self.controller.expire_leases()
         assert not self.controller._speculations._running
