@@ -24,7 +24,8 @@ from benchmarks.measuring.statistics import percentile
 from benchmarks.workloads.synthetic_vectors import SyntheticVectors
 from benchmarks.workloads.vector_corpus import COLLECTION, TENANT, VectorEmbedder, ingest_vectors, question
 from cachectl.runtime.controller import Controller
-from cachectl.runtime.live_controller import LiveController, OneInstance
+from cachectl.runtime.live_controller import LiveController
+from cachectl.runtime.live_instances import OneInstance
 from cachectl.settings import ControllerSettings
 from gateway.background_tasks import BackgroundTasks
 from gateway.metrics.gateway_metrics import GatewayMetrics

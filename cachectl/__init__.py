@@ -1,5 +1,4 @@
-"""The brain of RAGTree: it decides when and where a query is prefilled, and which document KV is kept.
+"""Decides when and where a query is prefilled, and which documents' KV is kept.
 
-Pure Python on an injected clock: no torch, no vllm, no ray, no wall time. The live stack and a simulator drive the
-same classes.
+Pure Python with injected clocks: no torch, no vLLM, no Ray. The live stack and the simulator drive the same classes.
 """

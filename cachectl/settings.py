@@ -1,4 +1,4 @@
-"""The controller's part of the configuration."""
+"""The controller's section of the configuration."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from cachectl.policies import policy_names
 
 
 class Swap(StrEnum):
-    """When KV is copied to slower tiers: once, before it first leaves the GPU, or as soon as it was computed."""
+    """When KV is copied to slower tiers: before it first leaves the GPU, or as soon as it is computed."""
 
     ONCE = "once"
     WRITE_THROUGH = "write_through"
@@ -19,52 +19,57 @@ class ControllerSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    policy: str = Field("FORESIGHT", description=f"What decides which document KV stays: {', '.join(policy_names())}.")
+    policy: str = Field("FORESIGHT", description=f"The replacement policy: {', '.join(policy_names())}.")
     swap: Swap = Field(
         Swap.ONCE,
-        description="When KV is copied to host memory and disk: once, as it leaves the GPU, or write_through, at once.",
+        description="When KV is copied to host memory and disk: once, when it leaves the GPU, or write_through, "
+        "as soon as it is computed.",
     )
-    persist: bool = Field(True, description="Copy to disk what is kept, as far as there is room, before a stack stops.")
-    frequency_window_s: float = Field(86400.0, gt=0, description="A node's frequency counts so many seconds back.")
+    persist: bool = Field(True, description="Copy cached KV to disk before the stack stops, as far as there is room.")
+    frequency_window_s: float = Field(
+        86400.0, gt=0, description="A node's frequency counts the accesses of this many seconds."
+    )
     reorder_window: int = Field(
-        32, ge=0, description="How often a waiting query may be overtaken by others with more cached; 0: never."
+        32,
+        ge=0,
+        description="How often queries with more cached tokens may overtake a waiting query; 0 means first come, "
+        "first served.",
     )
     cached_documents: int | None = Field(
         None,
         ge=0,
-        description="How many of a prompt's documents, from the front, have a place in the cache; None: all.",
+        description="How many of a prompt's documents, from the front, are cached; None means all.",
     )
-    max_running: int = Field(32, gt=0, description="Queries that an instance works on at once.")
-    max_queued: int = Field(256, ge=0, description="Queries that may wait for each instance; more are refused.")
+    max_running: int = Field(32, gt=0, description="Queries that run on an instance at once.")
+    max_queued: int = Field(256, ge=0, description="Queries that may wait for each instance; others are refused.")
     speculation: bool = Field(
         True,
-        description="Begin to generate on provisional documents while the search goes on, where the engine has room.",
+        description="Generate on provisional documents while the search continues, if the engine has room.",
     )
     prepare_after_s: float | None = Field(
         0.1,
         ge=0,
-        description="A query that waits for longer has its documents' KV loaded or computed ahead of its turn, where "
-        "the engine has room; None: never.",
+        description="After so many seconds in the queue, a query's documents are prefetched: their KV is loaded or "
+        "computed before its turn, if the engine has room. None switches this off.",
     )
     lease_s: float = Field(
-        900.0, gt=0, description="A plan that was not completed after so many seconds is taken for lost."
+        900.0, gt=0, description="A plan that is not completed within so many seconds counts as lost."
     )
     first_token_s: float = Field(
-        180.0, gt=0, description="A plan without a first token after so many seconds keeps nobody waiting any more."
+        180.0, gt=0, description="Queries stop waiting for a plan that has no first token after so many seconds."
     )
     delete_timeout_s: float = Field(
-        30.0, gt=0, description="How long the deletion of a document waits for queries that use it."
+        30.0, gt=0, description="How many seconds the deletion of a document waits for queries that use it."
     )
-
     state_interval_s: float = Field(
         5.0,
         gt=0,
-        description="How often what a restarted controller should know is kept, where there is a Redis to keep it in.",
+        description="Seconds between snapshots of the controller's state, if Redis is configured to keep them.",
     )
 
     @field_validator("policy")
     @classmethod
     def _known(cls, policy: str) -> str:
         if policy not in policy_names():
-            raise ValueError(f"there is no policy {policy!r}; there are {', '.join(policy_names())}")
+            raise ValueError(f"there is no policy {policy!r}; choose one of {', '.join(policy_names())}")
         return policy

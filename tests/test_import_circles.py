@@ -14,11 +14,6 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ["protocol", "retriever", "cachectl", "generator", "gateway", "services", "benchmarks", "loadtest"]
 
-ALLOWED: dict[frozenset[str], str] = {
-    frozenset({"cachectl.policies.reuse.model", "cachectl.policies.reuse.history"}): "the model keeps its history",
-}
-"""Known circles and their reasons. The test fails if one of them no longer exists."""
-
 Graph = dict[str, set[str]]
 
 
@@ -77,5 +72,4 @@ def test_circles_are_found():
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_modules_import_each_other(package):
-    allowed = {circle for circle in ALLOWED if next(iter(circle)).split(".")[0] == package}
-    assert circles(graph_of(modules_of(package))) == allowed
+    assert circles(graph_of(modules_of(package))) == set()

@@ -10,7 +10,8 @@ import msgspec
 import structlog
 
 from benchmarks.measuring.engines import Generation, generate
-from cachectl.runtime.live_controller import LiveController, OneInstance
+from cachectl.runtime.live_controller import LiveController
+from cachectl.runtime.live_instances import OneInstance
 from cachectl.settings import ControllerSettings
 from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import PrefillResult

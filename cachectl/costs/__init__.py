@@ -1,1 +1,1 @@
-"""What a prefill and a load cost in seconds."""
+"""What prefills and loads cost, in seconds."""

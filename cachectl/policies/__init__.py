@@ -1,4 +1,4 @@
-"""The replacement policies, one formula a file, chosen by their declared names."""
+"""The replacement policies, one formula a file, and their registry."""
 
 from cachectl.policies.base import ReplacementPolicy
 from cachectl.policies.foresight import Foresight
@@ -27,7 +27,7 @@ def policy_names() -> list[str]:
 
 
 def create_policy(name: str, lookahead: Lookahead) -> ReplacementPolicy:
-    """Make the policy of this name. Raises UnknownPolicy."""
+    """Create the policy of this name. Raises UnknownPolicy."""
     if name not in _POLICIES:
-        raise UnknownPolicy(f"there is no policy {name!r}; there are {', '.join(_POLICIES)}", param="policy")
+        raise UnknownPolicy(f"there is no policy {name!r}; choose one of {', '.join(_POLICIES)}", param="policy")
     return _POLICIES[name](lookahead)

@@ -1,7 +1,7 @@
-"""What a replacement policy is to the knowledge tree.
+"""The interface between a replacement policy and the knowledge tree.
 
-The tree owns the outer loop: look a path up, count the access, ask who has to leave, and insert. A policy is one
-formula: what a copy is worth, and whether a newcomer is worth its victims.
+The tree owns the outer loop: it looks a path up, counts the access, evicts, and inserts. A policy is one formula: what
+a copy is worth, and whether a newcomer is worth its victims.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
-from cachectl.policies.eviction_order import EvictionOrder, PriorityOrder
+from cachectl.policies.eviction_order import EvictionOrder
+from cachectl.policies.priority_order import PriorityOrder
 from cachectl.tree.node import PathDocument
 
 if TYPE_CHECKING:
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 
 
 class Arrival(NamedTuple):
-    """A request as it is served: number ``tick``, its documents, their nodes' keys, and what it misses.
+    """A request as it is served: number ``tick``, its documents and the keys of their nodes.
 
-    ``missed_tokens`` are its documents' tokens that have to be computed; ``capacity`` is that of all caches together.
+    ``missed_tokens`` are its documents' tokens that have to be computed. ``capacity`` is that of all tier caches
+    together, in tokens.
     """
 
     tick: int
@@ -33,14 +35,14 @@ class Arrival(NamedTuple):
     capacity: int
 
 
-# Compiled (scripts/compile), it can be derived from all the same.
+# Compiled by scripts/compile. This attribute lets interpreted classes derive from it all the same.
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ReplacementPolicy(ABC):
-    """Ranks the copies of a cache: the leaf of lowest priority leaves first.
+    """Ranks the copies of a tier cache: the leaf of lowest priority is evicted first.
 
-    ``name`` is what configuration calls it; one that never ``keeps`` anything is given no room. ``lookahead`` tells
-    what the requests that wait will need. A policy keeps no reference to nodes; what it knows of one stands in it, in
-    ``Node.history`` if nowhere else.
+    ``name`` is the policy's name in the configuration. A policy that never ``keeps`` anything is given no room.
+    ``lookahead`` tells what waiting requests need. A policy holds no reference to nodes: what it knows of a node is
+    stored in the node, in ``Node.history`` if nowhere else.
     """
 
     name: ClassVar[str]
@@ -50,26 +52,26 @@ class ReplacementPolicy(ABC):
         self.lookahead = lookahead
 
     def begin(self, arrival: Arrival) -> None:  # noqa: B027
-        """Hear of a request before its nodes are counted."""
+        """Record a request, before the accesses of its nodes are counted."""
 
     def entered(self, node: Node) -> None:  # noqa: B027
-        """Hear of a node that the tree has from now on."""
+        """Record that a node was added to the tree."""
 
     def left(self, node: Node) -> None:  # noqa: B027
-        """Hear of a node that the tree has no longer."""
+        """Record that a node was removed from the tree."""
 
     @abstractmethod
     def priority(self, node: Node, cache: NodeCache) -> float:
-        """What a copy of a node in a cache is worth now; for most policies, what it was worth at its last access."""
+        """What a node's copy in a tier cache is worth. For most policies this changes at accesses only."""
 
     def current(self, copy: Copy) -> float:
-        """A copy's priority at this moment: what its last access gave it, or more."""
+        """A copy's priority at this moment: that of its last access, or more."""
         return copy.priority
 
     def admits(self, newcomer: float, victim: float) -> bool:  # noqa: ARG002
-        """Whether a newcomer of one priority may drive out a copy of another."""
+        """Whether a newcomer of one priority may evict a copy of another."""
         return True
 
     def order(self, final: bool) -> EvictionOrder:  # noqa: ARG002
-        """A new order of eviction for a cache under this policy; ``final``: what leaves it goes to no slower one."""
+        """A new eviction order for a tier cache. ``final`` says that what leaves this cache goes to no slower one."""
         return PriorityOrder(lambda copy: self.priority(copy.node, copy.cache), self.current)

@@ -1,6 +1,6 @@
-"""GDSF: Greedy-Dual-Size-Frequency with a recomputation cost that is proportional to size.
+"""GDSF: Greedy-Dual-Size-Frequency, with a recomputation cost proportional to size.
 
-Cherkasova, "Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency Caching Policy", HP Labs 1998; RAGCache
+Cherkasova, "Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency Caching Policy", HP Labs 1998. RAGCache
 compares itself with it in section 7.3.
 """
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class GreedyDualSizeFrequency(ReplacementPolicy):
-    """Priority = Clock + Frequency · Cost / Size, and Cost / Size is the same for every token, so 1."""
+    """Priority = Clock + Frequency · Cost / Size. Cost / Size is the same for every token, so it counts as 1."""
 
     name: ClassVar[str] = "GDSF"
 

@@ -1,4 +1,4 @@
-"""What the requests that wait will need, by node: the near future, known for certain."""
+"""What waiting requests need, by node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Lookahead:
 
     def __init__(self) -> None:
         self._arrivals = 0
-        # Both in order of arrival, as dictionaries are.
+        # Both in order of arrival, because dictionaries keep the order of insertion.
         self._waiting: dict[str, tuple[int, Sequence[bytes]]] = {}
         self._needed: dict[bytes, dict[str, int]] = {}
 
@@ -21,14 +21,14 @@ class Lookahead:
         return len(self._waiting)
 
     def enter(self, query_id: str, keys: Sequence[bytes]) -> None:
-        """Count a request in that begins to wait."""
+        """Add a request that begins to wait, with the keys of its path."""
         self._arrivals += 1
         self._waiting[query_id] = (self._arrivals, keys)
         for key in keys:
             self._needed.setdefault(key, {})[query_id] = self._arrivals
 
     def leave(self, query_id: str) -> Sequence[bytes]:
-        """Count a request out that waits no longer; the keys of its path."""
+        """Remove a request that no longer waits. Returns the keys of its path."""
         _, keys = self._waiting.pop(query_id)
         for key in keys:
             waiting = self._needed[key]
@@ -38,9 +38,9 @@ class Lookahead:
         return keys
 
     def next_use(self, key: bytes) -> int | None:
-        """Arrivals between the request that waits for longest and the first that needs this node; None if none does.
+        """Arrivals between the longest waiting request and the first that needs this node. None if none needs it.
 
-        It only falls while requests are served, so what is worth more the nearer it is needed only gains.
+        The distance only falls while requests are served, so a priority that rises with nearness only rises.
         """
         waiting = self._needed.get(key)
         if not waiting:
@@ -49,11 +49,11 @@ class Lookahead:
         return next(iter(waiting.values())) - oldest
 
     def uses(self, key: bytes) -> int:
-        """Waiting requests that need this node."""
+        """The number of waiting requests that need this node."""
         return len(self._needed.get(key, ()))
 
     def distances(self, key: bytes) -> list[int]:
-        """The distance of every waiting request that needs this node, as ``next_use`` counts it."""
+        """The distance of every waiting request that needs this node, counted as in ``next_use``."""
         waiting = self._needed.get(key)
         if not waiting:
             return []

@@ -1,4 +1,4 @@
-"""LRU: the least recently used leaves first."""
+"""LRU: the least recently used copy is evicted first."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class LeastRecentlyUsed(ReplacementPolicy):
-    """Priority = the number of the request that used the node last."""
+    """Priority = the number of the node's last request."""
 
     name: ClassVar[str] = "LRU"
 
     def priority(self, node: Node, cache: NodeCache) -> float:  # noqa: ARG002
-        """The request's number."""
+        """The number of the request that used the node last."""
         return float(node.last_access)

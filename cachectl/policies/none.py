@@ -1,4 +1,4 @@
-"""NONE: nothing is kept. The baseline."""
+"""NONE: keeps nothing. The baseline."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 class NoCache(ReplacementPolicy):
-    """The null policy: a tree under it has no room, so it never ranks a node."""
+    """The null policy. Its tree has no room, so it never ranks a node."""
 
     name: ClassVar[str] = "NONE"
     keeps: ClassVar[bool] = False
 
     def priority(self, node: Node, cache: NodeCache) -> float:  # noqa: ARG002
-        """Nothing is worth anything."""
+        """Always 0."""
         return 0.0

@@ -14,8 +14,8 @@ class PrefixAwareGreedyDual(ReplacementPolicy):
     """Priority = Clock + AvgCost · Frequency.
 
     AvgCost = 1/m · Σ T(αᵢ, βᵢ)/βᵢ over the m requests that did not find the node cached, each with αᵢ cached and βᵢ
-    computed tokens: what Cost/Size of eq. 1 is where the cost of a document depends on what stands in front of it. The
-    Clock is the cache's own, the greatest priority that it has evicted.
+    computed tokens. It stands in for Cost/Size of eq. 1, because a document's cost depends on the tokens before it. The
+    Clock is the tier cache's own: the greatest priority that it has evicted.
     """
 
     name: ClassVar[str] = "PGDSF"

@@ -1,19 +1,21 @@
-"""Deleting documents for good: from the tree at once, then from tiers and engines, and not before plans have ended."""
+"""Deletes documents from the tree, the tiers and the engines."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from cachectl.runtime.deliveries import Deliveries
 from cachectl.runtime.leases import Leases
+from cachectl.runtime.namespaces import Namespaces
 from cachectl.runtime.tombstones import Tombstones
 from cachectl.scheduling.scheduler import Scheduler
+from protocol.cache import DocumentDeletion
 from protocol.errors import DeadlineExceeded
 
 
 class Deletion:
-    """Deletes documents so that nothing of their KV is left anywhere, within ``timeout_s``.
+    """Deletes documents so that none of their KV is left anywhere, within ``timeout_s`` seconds.
 
-    ``tombstones`` are put up for them, so that queries which found them before do not bring them back.
+    It adds ``tombstones``, so that queries which found the documents earlier do not bring them back.
     """
 
     def __init__(
@@ -22,6 +24,7 @@ class Deletion:
         leases: Leases,
         deliveries: Deliveries,
         tombstones: Tombstones,
+        namespaces: Namespaces,
         timeout_s: float,
     ) -> None:
         self._scheduler = scheduler
@@ -29,42 +32,48 @@ class Deletion:
         self._leases = leases
         self._deliveries = deliveries
         self._tombstones = tombstones
+        self._namespaces = namespaces
         self._timeout_s = timeout_s
 
-    async def delete(
-        self, contents: Collection[str], namespace: str | None, forget: Sequence[tuple[str, str]] = ()
-    ) -> int:
-        """Delete documents in a namespace of the tree, or in all; how many nodes went. They are not found from now on.
+    async def delete(self, deletion: DocumentDeletion) -> int:
+        """Delete documents in one namespace, or in all. Returns the number of nodes that were removed.
 
-        The engines are to ``forget`` them as well. Returns when that is done, and the queries that have any of these
-        documents now have ended; nothing of it is kept meanwhile. Where nobody takes orders it is left to the next
-        plans. Raises DeadlineExceeded, and what ``Executor.carry_out`` raises: then a second call goes on.
+        No query finds the documents from now on. The call returns when the engines have dropped and forgotten them,
+        and the queries that use them now have ended; nothing of them is kept meanwhile. If no namespace is named, the
+        engines forget the documents in every namespace seen so far. Without an executor, the call returns at once and
+        the next plans carry the drops.
+
+        Raises DeadlineExceeded, or what ``Executor.carry_out`` raises; calling again continues the deletion.
         """
+        contents = deletion.contents
+        namespace = None if deletion.namespace is None else self._namespaces.inside(deletion.namespace)
         self._tombstones.add(contents, namespace)
         queries = self._queries(contents, namespace)
         gone = sum(self._tree.delete(content, namespace) for content in contents)
         if not self._deliveries.possible:
             return gone
-        ended = self._leases.end_of(queries)
+        within = sorted(self._namespaces.seen) if deletion.namespace is None else [deletion.namespace]
+        forget = [(plain, content) for plain in within for content in contents]
+        completion = self._leases.completion_of(queries)
         for content in contents:
             self._tree.block(content, namespace)
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._deliveries.everywhere(forget)
                 if queries:
-                    await ended
-                    # What they used could not be dropped before.
+                    await completion
+                    # What these queries used could not be dropped earlier.
                     await self._deliveries.everywhere(forget)
         except TimeoutError:
             raise DeadlineExceeded("queries that use the document take too long; try again") from None
         finally:
-            ended.cancel()
+            completion.cancel()
             for content in contents:
                 self._tree.unblock(content, namespace)
         return gone
 
     def _queries(self, contents: Collection[str], namespace: str | None) -> set[str]:
-        """Those that have any of the documents, and those that may yet move what is kept of them."""
+        """The queries that use one of the documents, and those whose plans may still move its copies."""
         doomed = {key.hex() for content in contents for key in self._keys(content, namespace)}
         moving = {
             query_id

@@ -1,4 +1,4 @@
-"""Orders that no plan takes along, on their way to the instances."""
+"""Delivers pending moves to instances when no plan takes them along."""
 
 import asyncio
 from collections import defaultdict
@@ -16,24 +16,24 @@ _log = structlog.get_logger(__name__)
 
 
 class Deliveries:
-    """Delivers pending moves that no plan takes along, one delivery at a time to each instance.
+    """Sends pending moves to their instances, one delivery at a time to each.
 
-    Without ``executor`` it all waits for the next plans. Belongs to one event loop.
+    Without an ``executor``, pending moves wait for the instance's next plan. Belongs to one event loop.
     """
 
     def __init__(self, tree: KnowledgeTree, executor: Executor | None) -> None:
         self._tree = tree
         self._executor = executor
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @property
     def possible(self) -> bool:
-        """Whether anybody takes orders outside of plans."""
+        """Whether orders can be delivered outside of plans."""
         return self._executor is not None
 
     def start(self) -> None:
-        """Deliver what waits in the background; what cannot be delivered now waits for the next call."""
+        """Deliver pending moves in the background. Moves that cannot be delivered wait for the next call."""
         if self._executor is None or not self._tree.tiers.pending_moves:
             return
         for instance in self._instances():
@@ -41,9 +41,9 @@ class Deliveries:
                 self._tasks[instance] = asyncio.get_running_loop().create_task(self._in_background(instance))
 
     async def everywhere(self, forget: Sequence[tuple[str, str]] = (), everything: bool = False) -> None:
-        """Deliver what waits for any instance, and have all of them ``forget`` documents, by namespace, or all.
+        """Deliver pending moves to all instances, and have each of them ``forget`` documents, or ``everything``.
 
-        Raises what the first one raised that failed, when all have been tried.
+        ``forget`` lists namespaces and contents. Every instance is tried; then the first error is raised, if any.
         """
         ended = await asyncio.gather(
             *(self.deliver(name, forget, everything) for name in self._instances()), return_exceptions=True
@@ -53,14 +53,17 @@ class Deliveries:
                 raise failure
 
     async def deliver(self, instance: str, forget: Sequence[tuple[str, str]] = (), everything: bool = False) -> None:
-        """Deliver what waits for an instance, after whatever is on its way. Raises what ``Executor.carry_out`` does."""
+        """Deliver an instance's pending moves, after any delivery that is under way.
+
+        Raises what ``Executor.carry_out`` raises; the moves then stay pending.
+        """
         if self._executor is None:
             return
-        async with self._turns[instance]:
+        async with self._locks[instance]:
             if instance not in self._instances():
-                # Retired while this waited for its turn.
+                # It retired while this delivery waited for the lock.
                 return
-            # Decided after the last plan and before the next.
+            # These moves count as decided after the last plan and before the next.
             tick = self._tree.grants.tick + 0.5
             moves = self._tree.tiers.take_moves(instance)
             if not (moves or forget or everything):
@@ -74,17 +77,17 @@ class Deliveries:
             self._tree.grants.lose(instance, lost)
 
     def _instances(self) -> list[str]:
-        """Who takes orders: what retires has no successor to what it holds, and may be out of reach already."""
-        placement = self._tree.tiers
-        return [instance for instance in placement.gpus if instance not in placement.retired]
+        """The instances that take orders. A retired one does not: its copies go with it, and it may be unreachable."""
+        tiers = self._tree.tiers
+        return [instance for instance in tiers.gpus if instance not in tiers.retired]
 
     async def _in_background(self, instance: str) -> None:
         try:
             while instance in self._instances() and self._tree.tiers.has_moves(instance):
                 await self.deliver(instance)
         except RagtreeError as error:
-            _log.warning("orders could not be delivered and wait", instance=instance, error=str(error))
+            _log.warning("orders could not be delivered and stay pending", instance=instance, error=str(error))
         except Exception:
-            _log.exception("orders could not be delivered and wait", instance=instance)
+            _log.exception("orders could not be delivered and stay pending", instance=instance)
         finally:
             del self._tasks[instance]

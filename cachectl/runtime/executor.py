@@ -1,24 +1,45 @@
-"""Who carries out what the controller orders on its own account, and prefills for a query that still waits."""
+"""How the controller reaches the instances outside of a query's own plan."""
 
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Protocol
 
-from protocol.generation import PrefillResult
+from cachectl.runtime.live_instances import LiveInstances
+from protocol.generation import PrefillResult, Sampling
 from protocol.kv import LostCopy, Orders
 from protocol.plans import PrefillPlan
 
 
 class Executor(Protocol):
-    """The instances, as far as they take orders."""
+    """Carries out the controller's orders and prefetches on the instances."""
 
     async def carry_out(self, instance: str, orders: Orders) -> Sequence[LostCopy]:
-        """Have an instance carry out orders, to their end; copies that should be there now and are not.
+        """Have an instance carry out orders, and return when it has. Returns copies that should be there and are not.
 
-        Doing so twice does no harm. Raises Unavailable where the instance is not there.
+        Carrying orders out twice does no harm. Raises Unavailable if the instance cannot be reached.
         """
 
     async def prefill(self, plan: PrefillPlan) -> PrefillResult | None:
-        """Have a plan's prompt prefilled for no answer's sake; None where nothing of it is kept.
+        """Have an instance prefill a plan's prompt without an answer. Returns None if nothing of it is kept.
 
-        What cancels the call ends the prefill. Raises Unavailable where the plan's instance is not there.
+        Cancelling the call ends the prefill. Raises Unavailable if the plan's instance cannot be reached.
         """
+
+
+class EngineExecutor:
+    """``Executor`` over ``LiveInstances``."""
+
+    def __init__(self, instances: LiveInstances) -> None:
+        self._instances = instances
+
+    async def carry_out(self, instance: str, orders: Orders) -> Sequence[LostCopy]:
+        """Have an instance carry out orders."""
+        return await self._instances.at(instance).carry_out(orders)
+
+    async def prefill(self, plan: PrefillPlan) -> PrefillResult | None:
+        """Have the plan's instance prefill its prompt. The one token that it generates is dropped."""
+        prefill = None
+        async with aclosing(self._instances.at(plan.instance).stream(plan, Sampling(max_tokens=1))) as steps:
+            async for step in steps:
+                prefill = step.prefill or prefill
+        return prefill

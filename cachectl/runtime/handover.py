@@ -1,4 +1,4 @@
-"""The next prefill in the engine's queue when the one that fills its steps has its first token, and not after that."""
+"""Starts the next prefill shortly before the running one ends, so that the engine has no step without a prefill."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,39 +8,41 @@ from cachectl.tree.grant import Grant
 
 
 class Handover:
-    """Has the scheduler hand steps over when a prefill is nearly done, by what it should take.
+    """Has the scheduler hand a prefill's part of the engine's steps over when that prefill is about to end.
 
-    The news of a first token comes here through the gateway, and the next plan goes that way back: some milliseconds,
-    and the engine meanwhile begins a step in which nothing is prefilled. Who comes too soon costs little, for he takes
-    what is left of the steps; who comes too late, no more than before. ``give`` hears of those whose turn it makes.
-    Belongs to one event loop.
+    The first token is reported through the gateway, and the next plan travels back the same way. That takes some
+    milliseconds, in which the engine would begin a step without a prefill. So the handover happens when the cost model
+    expects the prefill to end. A prefill that starts too early costs little, because it only takes what is left of the
+    steps. One that starts too late costs no more than without a handover.
+
+    ``start`` is called with each grant whose turn a handover makes. Belongs to one event loop.
     """
 
-    def __init__(self, scheduler: Scheduler, clock: Callable[[], float], give: Callable[[Grant], None]) -> None:
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float], start: Callable[[Grant], None]) -> None:
         self._scheduler = scheduler
         self._clock = clock
-        self._give = give
-        # Since when, in the event loop's time, each prefill has its full part of the steps.
+        self._start = start
+        # When each prefill got its full part of the steps, in the event loop's time.
         self._since: dict[str, float] = {}
-        # Who came in ahead of whose first token: until that comes they have what is left of the steps.
+        # The prefills that started in a handover, by the prefill that they wait for to get their full part.
         self._behind: dict[str, list[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def begun(self, query_id: str) -> None:
-        """Hear that a prefill has begun."""
+    def prefill_started(self, query_id: str) -> None:
+        """Record that a prefill has started."""
         self._since[query_id] = asyncio.get_running_loop().time()
-        self.look()
+        self.schedule()
 
-    def over(self, query_id: str) -> None:
-        """Hear that a prefill has ended, in whatever way."""
+    def prefill_ended(self, query_id: str) -> None:
+        """Record that a prefill has ended, with or without a first token."""
         if self._since.pop(query_id, None) is None:
             return
         now = asyncio.get_running_loop().time()
         self._since |= {behind: now for behind in self._behind.pop(query_id, ()) if behind in self._since}
-        self.look()
+        self.schedule()
 
-    def look(self) -> None:
-        """Find out anew which prefill is the next to be nearly done: who waits has changed, or what runs."""
+    def schedule(self) -> None:
+        """Set the timer for the next handover. Call this when the queue or the running prefills have changed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -51,17 +53,17 @@ class Handover:
         ]
         if due:
             at, query_id = min(due)
-            self._timer = asyncio.get_running_loop().call_at(at, self._due, query_id)
+            self._timer = asyncio.get_running_loop().call_at(at, self._hand_over, query_id)
 
     def check_integrity(self, prefilling: set[str]) -> None:
-        """Assert that this knows of nothing but what is ``prefilling``."""
+        """Assert that every prefill known here is ``prefilling``."""
         assert self._since.keys() <= prefilling
         assert self._behind.keys() <= self._since.keys()
 
-    def _due(self, query_id: str) -> None:
+    def _hand_over(self, query_id: str) -> None:
         granted = self._scheduler.hand_over(query_id, self._clock())
         if granted:
             self._behind[query_id] = [grant.query_id for grant in granted]
         for grant in granted:
-            self._give(grant)
-        self.look()
+            self._start(grant)
+        self.schedule()

@@ -1,1 +1,1 @@
-"""Caching decisions for a plain vLLM that has no controller."""
+"""Caching decisions for a plain vLLM without a controller."""

@@ -1,4 +1,4 @@
-"""The worth of single chunks of KV, for a cache that keeps its own order and has no knowledge tree."""
+"""Priorities of single KV chunks, for a cache with its own order and without a knowledge tree."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class PolicyChunkRanking:
-    """The priorities that a replacement policy gives to chunks of equal size, and the clock that it ages them by.
+    """The priorities that a replacement policy gives to chunks of equal size, and the clock by which they age.
 
-    ``cost`` is T(cached, new): what a pass of new tokens behind cached ones costs, in seconds. Each chunk is a node of
-    its own, so AvgCost and frequency, here that of its whole stay, are counted as in the tree; both are forgotten when
-    it leaves. It is for policies that rank by these and the clock, as PGDSF, GDSF and LFU do.
+    ``cost`` is T(cached, new): the seconds of a pass of new tokens behind cached ones. Each chunk is a node of its own,
+    so AvgCost and frequency are counted as in the tree, frequency without a window. Both are forgotten when the chunk
+    leaves. For policies that rank by these and the clock, such as PGDSF, GDSF and LFU.
     """
 
     def __init__(self, policy: ReplacementPolicy, cost: Callable[[int, int], float]) -> None:
@@ -30,9 +30,9 @@ class PolicyChunkRanking:
         self.clear()
 
     def computed(self, key: bytes, cached_tokens: int, new_tokens: int) -> float:
-        """Count a request that computed the chunk, in a pass of ``new_tokens`` behind ``cached_tokens``: its priority.
+        """Count a request that computed the chunk, in a pass of ``new_tokens`` behind ``cached_tokens``.
 
-        A key that is not known yet begins here.
+        Returns the chunk's priority. An unknown key is added.
         """
         node = self._nodes.get(key)
         if node is None:
@@ -41,24 +41,24 @@ class PolicyChunkRanking:
         return self._accessed(node)
 
     def reused(self, key: bytes) -> float:
-        """Count a request that found the chunk: its priority. Raises KeyError for a chunk that was never computed."""
+        """Count a request that found the chunk. Returns its priority. Raises KeyError for an unknown chunk."""
         return self._accessed(self._nodes[key])
 
     def evicted(self, key: bytes, priority: float) -> None:
-        """Forget a chunk that was evicted; the clock moves on to its priority (RAGCache, Algorithm 1)."""
-        self._place.clock = max(self._place.clock, priority)
+        """Forget an evicted chunk. The clock advances to its priority (RAGCache, Algorithm 1)."""
+        self._clock_cache.clock = max(self._clock_cache.clock, priority)
         self.forget(key)
 
     def forget(self, key: bytes) -> None:
-        """Forget a chunk that has left in another way."""
+        """Forget a chunk that left the cache in another way."""
         self._nodes.pop(key, None)
 
     def clear(self) -> None:
-        """Forget everything, and set the clock back."""
+        """Forget all chunks, and reset the clock."""
         self._nodes: dict[bytes, Node] = {}
-        # Only its clock is used: room and order are the cache's own.
-        self._place = TierCache(Tier.HOST, 0, self._policy)
+        # Only its clock is used. The real cache has its own room and order.
+        self._clock_cache = TierCache(Tier.HOST, 0, self._policy)
 
     def _accessed(self, node: Node) -> float:
         node.count_access(next(self._ticks), now=0.0, window_s=None)
-        return self._policy.priority(node, self._place)
+        return self._policy.priority(node, self._clock_cache)

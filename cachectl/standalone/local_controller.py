@@ -1,4 +1,4 @@
-"""A controller for an engine that takes requests from others and orders them itself: for who runs plain vLLM."""
+"""A controller for plain vLLM, which queues its requests itself."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,16 +16,16 @@ from protocol.kv import KvMemory, LostCopy, ResidencyReport
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
 
-# The engine has a queue of its own; here everybody is granted a plan at once.
+# The engine has a queue of its own, so every request gets its plan at once.
 _NO_BOUND = 1_000_000
 
 
 class LocalController:
-    """Leases plans to the one engine that it lives with, synchronously, each the moment its request arrives.
+    """Leases plans to one engine in the same process. Synchronous: each request gets its plan at once.
 
-    ``reports`` are what the engine's tiers hold. ``clock`` gives seconds on any monotonic scale, ``first_stamp`` is
-    above all that pages were ever handed out under. What prefills cost is taken from the shipped profile, for the
-    policy's sake alone: whatever is found is loaded.
+    ``reports`` are what the engine's tiers hold. ``clock`` gives seconds on any monotonic scale. ``first_stamp`` is
+    above every stamp under which pages were ever handed out. Prefill costs come from a shipped profile and only inform
+    the policy: everything that is found is loaded.
     """
 
     def __init__(
@@ -56,10 +56,13 @@ class LocalController:
         restore(self._tree, [report.within(self._prefix) for report in reports])
 
     def admit(self, query_id: str, namespace: str, prompt: Prompt) -> PrefillPlan:
-        """A plan for a prompt whose first segments are what may be kept. Raises InvalidRequest for a known query."""
+        """Lease a plan for a prompt. The segments before the first question may be kept.
+
+        Raises InvalidRequest for a query that holds a plan.
+        """
         request = request_of(query_id, self._prefix + namespace, prompt)
         grant = self._scheduler.admit(request, self._clock())
-        assert grant is not None, "a request waits though nobody is made to"
+        assert grant is not None, "a request waits though nothing is bounded"
         return PrefillPlan(
             query_id,
             self._instance,
@@ -71,9 +74,9 @@ class LocalController:
         )
 
     def prefilled(self, query_id: str, lost: Sequence[LostCopy]) -> None:
-        """Hear that a plan has its first token. Raises UnknownPlan."""
+        """Record that a plan has its first token. ``lost`` are copies found missing. Raises UnknownPlan."""
         self._scheduler.prefilled(query_id, self._clock(), lost_copies(lost))
 
     def complete(self, query_id: str, kept: bool) -> None:
-        """Hear that a plan has ended; ``kept`` says whether it had its first token. Raises UnknownPlan."""
+        """Release a plan. ``kept`` says whether it had its first token. Raises UnknownPlan."""
         self._scheduler.complete(query_id, self._clock(), kept)

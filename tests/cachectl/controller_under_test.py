@@ -1,4 +1,4 @@
-"""The controller as its tests have it: a clock set by hand, a second a token, and documents named by letters."""
+"""Controllers under test: a clock set by hand, one second per token, and documents named by letters."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -8,6 +8,8 @@ from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
 from cachectl.tree.keys import path_keys
 from cachectl.tree.tier_manager import Capacities
+from protocol.cache import CachePath
+from protocol.kv import HeldNode, Pages
 from protocol.plans import AdmissionRequest, CompletionReport, PlanOutcome, PrefillPlan
 from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.tiers import Tier
@@ -25,7 +27,7 @@ class Clock:
 
 
 class Costs:
-    """``prefill_s`` seconds a token, and ``load_s`` for one from a slower tier."""
+    """Prefills take ``prefill_s`` seconds per token, loads ``load_s``."""
 
     def __init__(self, load_s: float = 0.0, prefill_s: float = 1.0) -> None:
         self._load_s = load_s
@@ -40,7 +42,7 @@ class Costs:
 
 @contextmanager
 def checked_controllers(clock: Clock, executor=None, **defaults) -> Iterator[Callable[..., Controller]]:
-    """Makes controllers, on one clock and with these settings unless told otherwise, and checks each at the end."""
+    """Builds controllers on one clock, with these settings as defaults. Checks each controller at the end."""
     built = []
 
     def build(
@@ -74,9 +76,9 @@ def ask(
     tokens: int = TOKENS,
     searched_at: float = LATER,
 ) -> AdmissionRequest:
-    """A query; system prompt and documents are named by letters and have ``tokens`` tokens each.
+    """A query. Its system prompt and documents are named by letters and have ``tokens`` tokens each.
 
-    The clock stands still, so a search is said to begin ``LATER``: after all that has happened so far.
+    The clock stands still, so searches begin ``LATER`` than everything that has happened.
     """
     ids = tuple(range(tokens))
     segments = (
@@ -94,7 +96,7 @@ def report(
 
 
 def key(documents: str, namespace: str = "tenant") -> str:
-    """The key of the last of these documents behind the others, as messages carry it."""
+    """The key of the last of these documents behind the others, in hexadecimal."""
     return path_keys(namespace, documents)[-1].hex()
 
 
@@ -102,8 +104,35 @@ def sources(plan: PrefillPlan) -> list[Tier | None]:
     return [node.source for node in plan.nodes]
 
 
+def kept(plan: PrefillPlan) -> list[Tier | None]:
+    return [node.kept for node in plan.nodes]
+
+
+def path(contents: str) -> CachePath:
+    return CachePath("tenant", tuple(contents))
+
+
+def held(contents: str, tokens: int = TOKENS, pages: Pages | None = None) -> HeldNode:
+    return HeldNode("tenant", tuple(contents), tokens, pages)
+
+
+def pages(stamp: int, first: int = 0) -> Pages:
+    """Pages for one document, of one token each."""
+    return Pages(tuple(range(first, first + TOKENS)), stamp)
+
+
+async def used(controller: Controller) -> dict[tuple[Tier, str | None], int]:
+    """Used tokens by tier and instance."""
+    return {(tier.tier, tier.instance): tier.used_tokens for tier in (await controller.stats()).tiers}
+
+
+async def state(controller: Controller) -> object:
+    """Everything that a controller shows."""
+    return await controller.stats(), await controller.tree(99, 1000)
+
+
 async def waiting(controller: Controller, request: AdmissionRequest) -> asyncio.Task[PrefillPlan]:
-    """A task that waits for the query's turn once this returns."""
+    """A task that waits for the query's turn when this returns."""
     queued = (await controller.stats()).queued
     task = asyncio.create_task(controller.admit(request))
     while (await controller.stats()).queued == queued:
@@ -112,14 +141,14 @@ async def waiting(controller: Controller, request: AdmissionRequest) -> asyncio.
 
 
 async def fill(controller: Controller, *paths: str, system: str = "", namespace: str = "tenant") -> None:
-    """Let paths be computed and kept."""
+    """Have paths computed and kept."""
     for documents in paths:
         await controller.admit(ask("fill", documents, system=system, namespace=namespace))
         await controller.complete(report("fill"))
 
 
 async def cached(controller: Controller, documents: str, system: str = "") -> list[Tier | None]:
-    """Where a query on a free instance would find its documents; asking leaves nothing but a count."""
+    """Where a query on an idle instance would find its documents. Leaves nothing but a count."""
     plan = await controller.admit(ask("look", documents, system=system))
     await controller.complete(report("look", PlanOutcome.CANCELLED, computed=0))
     return sources(plan)

@@ -1,7 +1,9 @@
-"""Small trees and requests on which a policy's formula can be worked out on paper.
+"""Small trees and requests on which a policy's formula can be worked out by hand.
 
-All documents have one token, except for capital letters, which have two.
+Documents are named by letters, or by longer names. Capital letters have two tokens, all others have one.
 """
+
+from collections.abc import Sequence
 
 from policy_contract import NAMESPACE
 
@@ -17,12 +19,12 @@ from protocol.tiers import Tier
 
 
 def linear(cached: int, new: int) -> float:
-    """One second a token, whatever stands in front."""
+    """One second per new token."""
     return float(new)
 
 
 def quadratic(cached: int, new: int) -> float:
-    """A token costs the more the more stands in front of it: (cached + new)² − cached²."""
+    """Tokens cost more the more tokens stand before them: (cached + new)² − cached²."""
     return float((cached + new) ** 2 - cached**2)
 
 
@@ -30,26 +32,34 @@ def tree_of(name, gpu, host=0, cost=linear, instances=("one",)) -> KnowledgeTree
     return KnowledgeTree(create_simulated_policy(name, Lookahead()), Capacities(gpu, host), instances, cost)
 
 
-def ask(tree: KnowledgeTree, path: str, instance: str = "one") -> Grant:
-    documents = [PathDocument(content, 2 if content.isupper() else 1) for content in path]
-    grant = tree.grants.admit(path, NAMESPACE, documents, path_keys(NAMESPACE, path), 0, instance, 0.0)
+def begin(tree: KnowledgeTree, path: Sequence[str], instance: str = "one", tokens: int | None = None) -> Grant:
+    """Admit a request for a path. ``tokens`` overrides the length of its documents."""
+    documents = [PathDocument(content, tokens or (2 if content.isupper() else 1)) for content in path]
+    return tree.grants.admit(str(tree.grants.tick), NAMESPACE, documents, path_keys(NAMESPACE, path), 0, instance, 0.0)
+
+
+def ask(tree: KnowledgeTree, path: Sequence[str], instance: str = "one", tokens: int | None = None) -> Grant:
+    """Serve a request for a path."""
+    grant = begin(tree, path, instance, tokens)
     tree.grants.complete(grant, kept=True)
     return grant
 
 
 def evicted_by(tree: KnowledgeTree, path: str, tier: Tier = Tier.GPU) -> str:
-    """The documents that leave a tier when a path is asked for, in the order in which they go."""
+    """The documents that leave a tier when a path is requested, in order."""
     contents = {key.hex(): node.content for key, node in tree.registry.nodes.items()}
     moves: list[Move] = ask(tree, path).moves
     return "".join(contents[move.node] for move in moves if move.source is tier and move.evict)
 
 
-def priority(tree: KnowledgeTree, path: str, tier: Tier = Tier.GPU) -> float:
+def priority(tree: KnowledgeTree, path: Sequence[str], tier: Tier = Tier.GPU) -> float:
+    """The current priority of a path's last document."""
     node = tree.registry.nodes[path_keys(NAMESPACE, path)[-1]]
     copy = node.copies[tree.tiers.cache(tier, "one")]
     return tree.policy.current(copy)
 
 
-def wait(tree: KnowledgeTree, *paths: str) -> None:
+def wait(tree: KnowledgeTree, *paths: Sequence[str]) -> None:
+    """Have requests for these paths wait."""
     for path in paths:
         tree.policy.lookahead.enter(f"waits for {path}", path_keys(NAMESPACE, path))

@@ -1,4 +1,4 @@
-"""What every replacement policy promises (cachectl/policies/base.py), as tests that each one runs."""
+"""The contract of replacement policies (cachectl/policies/base.py), as tests that each policy runs."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -19,14 +19,14 @@ from cachectl.tree.tier_manager import Capacities
 from protocol.tiers import Tier
 
 PolicyFactory = Callable[[Lookahead, Sequence[Sequence[bytes]]], ReplacementPolicy]
-"""Makes a policy, given the lookahead and, for clairvoyants, the keys of all requests to come, in order."""
+"""Creates a policy. Arguments: the lookahead, and the keys of all requests in order, for clairvoyant policies."""
 
 NAMESPACE = "tenant"
 TOKENS = {"a": 1, "b": 2, "c": 3, "d": 5, "e": 8}
-"""Documents that a trace is made of; all others have one token."""
+"""Tokens of the documents of traces. All others have one token."""
 
 ROOM = 10_000
-"""More than any trace here needs."""
+"""More room than any trace needs."""
 
 paths = st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=4, unique=True).map("".join)
 traces = st.lists(paths, min_size=1, max_size=30)
@@ -36,7 +36,7 @@ examples = settings(max_examples=60, deadline=None)
 
 
 def tree_for(make_policy: PolicyFactory, trace: Sequence[str], capacities: Capacities) -> KnowledgeTree:
-    """A tree of one instance to serve just this trace; what stands deeper costs more for each token."""
+    """A tree of one instance, for this trace. Tokens cost more the deeper they stand."""
     policy = make_policy(Lookahead(), [path_keys(NAMESPACE, path) for path in trace])
     return KnowledgeTree(policy, capacities, ["one"], lambda cached, new: 0.01 + new * (1 + cached / 10))
 
@@ -49,7 +49,7 @@ def grant_of(tree: KnowledgeTree, path: str) -> Grant:
 
 
 def serve(tree: KnowledgeTree, trace: Sequence[str], waiting: int = 3) -> Iterator[Grant]:
-    """Serve requests in order, so many of the next ones waiting meanwhile; yields the grants, settled."""
+    """Serve requests in order, while the next ``waiting`` ones wait. Yields the completed grants."""
     lookahead = tree.policy.lookahead
     entered = 0
     for number, path in enumerate(trace):
@@ -67,7 +67,7 @@ def cached(tree: KnowledgeTree, path: str) -> list[Tier]:
 
 
 def leaves(tree: KnowledgeTree, cache: object) -> list[Copy]:
-    """The copies that may leave a cache now, by the rule and not by the cache's own books."""
+    """The copies that may leave a tier cache now, derived from the tree."""
     here = [node.copies[cache] for node in tree.registry.nodes.values() if cache in node.copies]
     parents = {copy.node.parent for copy in here}
     return [
@@ -76,10 +76,10 @@ def leaves(tree: KnowledgeTree, cache: object) -> list[Copy]:
 
 
 class WatchedOrder(EvictionOrder):
-    """A cache's order, which has ``look`` called with each copy that is about to be evicted."""
+    """Wraps a tier cache's order, and calls ``look`` with each copy that is about to be evicted."""
 
     def __init__(self, cache: TierCache, look: Callable[[Copy], None]) -> None:
-        self._place = cache
+        self._cache = cache
         self._look = look
         self._seen = cache.evictions
         self._order = cache._order
@@ -88,9 +88,9 @@ class WatchedOrder(EvictionOrder):
         self._order.enter(copy)
 
     def void(self, copy: Copy) -> None:
-        # An eviction is counted, and then the copy is taken out.
-        if self._place.evictions > self._seen:
-            self._seen = self._place.evictions
+        # The cache counts an eviction before it takes the copy out.
+        if self._cache.evictions > self._seen:
+            self._seen = self._cache.evictions
             self._look(copy)
         self._order.void(copy)
 
@@ -111,7 +111,7 @@ class WatchedOrder(EvictionOrder):
 
 
 def watch_evictions(tree: KnowledgeTree, look: Callable[[Copy], None]) -> None:
-    """Have ``look`` called with each copy that is about to be evicted."""
+    """Call ``look`` with each copy that is about to be evicted."""
     for cache in tree.tiers:
         cache._order = WatchedOrder(cache, look)
 
@@ -121,7 +121,7 @@ class PolicyContract:
 
     @given(traces, budgets)
     @examples
-    def test_no_place_ever_holds_more_than_its_capacity(self, make_policy: PolicyFactory, trace, capacities):
+    def test_no_tier_cache_exceeds_its_capacity(self, make_policy: PolicyFactory, trace, capacities):
         tree = tree_for(make_policy, trace, capacities)
         for _ in serve(tree, trace):
             for cache, capacity in zip(tree.tiers, capacities, strict=True):
@@ -130,14 +130,14 @@ class PolicyContract:
 
     @given(traces, budgets)
     @examples
-    def test_three_tiers_hold_together_after_each_request(self, make_policy: PolicyFactory, trace, capacities):
+    def test_three_tiers_keep_integrity(self, make_policy: PolicyFactory, trace, capacities):
         tree = tree_for(make_policy, trace, capacities)
         for _ in serve(tree, trace):
             check_integrity(tree)
 
     @given(traces, budgets)
     @examples
-    def test_a_request_whose_documents_all_lie_in_the_gpu_moves_nothing(
+    def test_a_request_whose_documents_are_all_in_the_gpu_moves_nothing(
         self, make_policy: PolicyFactory, trace, capacities
     ):
         trace = [path for path in trace for _ in range(2)]
@@ -156,10 +156,8 @@ class PolicyContract:
 
     @given(traces, st.builds(Capacities, *[st.integers(0, 12)] * 3))
     @examples
-    def test_only_leaves_are_evicted_and_of_them_the_one_of_lowest_priority(
-        self, make_policy: PolicyFactory, trace, capacities
-    ):
-        """Sampled orders are exact in caches as small as these."""
+    def test_the_leaf_of_lowest_priority_is_evicted(self, make_policy: PolicyFactory, trace, capacities):
+        """Sampled orders are exact in tier caches as small as these."""
         tree = tree_for(make_policy, trace, capacities)
         policy = tree.policy
 
@@ -179,10 +177,10 @@ class PolicyContract:
 
     @given(traces, budgets, st.data())
     @examples
-    def test_the_order_of_eviction_holds_when_requests_give_up_waiting(
+    def test_the_eviction_order_holds_when_requests_give_up_waiting(
         self, make_policy: PolicyFactory, trace, capacities, data
     ):
-        """What they waited for is worth less than before, and no priority may be below the one that was entered."""
+        """Priorities fall when requests give up waiting, and none may be below the one that was entered."""
         tree = tree_for(make_policy, trace, capacities)
         lookahead = tree.policy.lookahead
         for number, _ in enumerate(serve(tree, trace)):
@@ -218,7 +216,7 @@ class PolicyContract:
 
     @given(traces)
     @examples
-    def test_with_room_for_everything_everything_is_kept(self, make_policy: PolicyFactory, trace):
+    def test_everything_is_kept_if_there_is_room(self, make_policy: PolicyFactory, trace):
         tree = tree_for(make_policy, trace, Capacities(ROOM, ROOM, ROOM))
         keeps = tree.policy.keeps
         for path, grant in zip(trace, serve(tree, trace), strict=True):
@@ -228,9 +226,7 @@ class PolicyContract:
             assert len(cached(tree, path)) == (len(path) if keeps else 0)
 
     @pytest.mark.parametrize("capacities", [Capacities(1), Capacities(0, 1), Capacities(0, 0, 1)])
-    def test_a_document_that_is_asked_for_n_times_is_found_n_minus_one_times(
-        self, make_policy: PolicyFactory, capacities
-    ):
+    def test_a_document_requested_n_times_is_found_n_minus_one_times(self, make_policy: PolicyFactory, capacities):
         trace = ["a"] * 20
         tree = tree_for(make_policy, trace, capacities)
         hits = [grant.documents[0].source is not None for grant in serve(tree, trace)]

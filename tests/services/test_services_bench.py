@@ -85,7 +85,7 @@ def test_paper_table_has_the_published_ranges():
 
 
 def test_an_unknown_policy_is_refused_before_anything_runs(trace):
-    with pytest.raises(UnknownPolicy, match="there is no policy 'BEST'; there are NONE, LRU"):
+    with pytest.raises(UnknownPolicy, match="there is no policy 'BEST'; choose one of NONE, LRU"):
         bench("policies", "--trace", trace, "--policies", "LRU,BEST")
 
 

@@ -1,4 +1,4 @@
-"""Policies that only simulations run, beside those that serving offers."""
+"""Replacement policies for simulations only, beside those that serving offers."""
 
 from benchmarks.simulation.policies.belady import Belady
 from benchmarks.simulation.policies.hybrid import FrequencyRecency
@@ -14,10 +14,10 @@ _SIMULATED: dict[str, type[ReplacementPolicy]] = {
 
 
 def simulated_policies() -> list[str]:
-    """The names of all policies that a simulation knows, the clairvoyant last."""
+    """The names of all policies that a simulation can run, the clairvoyant one last."""
     return [*policy_names(), *_SIMULATED, Belady.name]
 
 
 def create_simulated_policy(name: str, lookahead: Lookahead) -> ReplacementPolicy:
-    """Create the policy of this name, BELADY aside. Raises UnknownPolicy."""
+    """Create the policy of this name. BELADY is not among them: it needs the trace. Raises UnknownPolicy."""
     return _SIMULATED[name](lookahead) if name in _SIMULATED else create_policy(name, lookahead)

@@ -1,4 +1,7 @@
-"""BELADY: the clairvoyant ceiling, for the simulator alone."""
+"""BELADY: a clairvoyant ceiling, for simulations only.
+
+Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 1966.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class Belady(ReplacementPolicy):
-    """Priority = AvgCost / requests until the next use, known from the whole trace: what is kept pays soonest.
+    """Priority = AvgCost / requests until the next use, which is known from the whole trace.
 
-    A token that stays until its node's next use occupies room for that long and saves AvgCost seconds then, so a node's
-    size cancels out. A newcomer that would be used later than its victims is not let in.
+    A token that stays until its node's next use takes room for that long and then saves AvgCost seconds, so a node's
+    size cancels out. A newcomer that is worth no more than its victims is not kept.
 
-    What it bounds, and what not: with equal sizes, one tier, flat costs and requests served as they came, furthest next
-    use is optimal (Belady 1966). Here sizes differ, leaves must go before their parents, tiers exchange nodes and the
-    queue reorders; the exact optimum is then a hard packing problem. It is a ceiling in the sense of what knowing the
-    next use is worth, and a policy may beat it by a little on a given trace.
+    With equal sizes, one tier, flat costs and requests served in order of arrival, evicting the furthest next use is
+    optimal. Here sizes differ, leaves are evicted before their parents, tiers exchange nodes and the queue reorders, so
+    the exact optimum is a hard packing problem. This policy shows what knowing the next use is worth. Another policy
+    may beat it by a little on a given trace.
     """
 
     name: ClassVar[str] = "BELADY"
@@ -37,7 +40,7 @@ class Belady(ReplacementPolicy):
                 self._uses.setdefault(key, deque()).append(number)
 
     def begin(self, arrival: Arrival) -> None:
-        """Take this request's uses off the future."""
+        """Remove this request's uses from the future."""
         self._tick = arrival.tick
         for key in arrival.keys:
             uses = self._uses[key]
@@ -46,14 +49,14 @@ class Belady(ReplacementPolicy):
                 del self._uses[key]
 
     def priority(self, node: Node, cache: NodeCache) -> float:  # noqa: ARG002
-        """Seconds saved per token and request of waiting."""
+        """Seconds saved per token, and per request until the next use."""
         uses = self._uses.get(node.key)
         return node.average_cost / max(1, uses[0] - self._tick) if uses else 0.0
 
     def current(self, copy: Copy) -> float:
-        """The same at this moment: it rises as the next use comes nearer."""
+        """The same at this moment. It rises as the next use comes nearer."""
         return self.priority(copy.node, copy.cache)
 
     def admits(self, newcomer: float, victim: float) -> bool:
-        """Whether the newcomer pays sooner."""
+        """Whether the newcomer is worth more."""
         return newcomer > victim

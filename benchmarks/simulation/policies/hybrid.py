@@ -1,4 +1,4 @@
-"""HYBRID: a frequency-recency score, as three-tier document caches use it."""
+"""HYBRID: a score of frequency and recency, as in three-tier document caches."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from cachectl.tree.node import Node, NodeCache
 
 ALPHA = 0.6
-"""The weight of frequency; recency has the rest."""
+"""The weight of frequency. Recency has the rest."""
 
 
 class FrequencyRecency(ReplacementPolicy):
     """Priority = α · frequency + (1 − α) · recency, α = 0.6.
 
-    Recency is the cache's age at the last access, in turnovers (tokens ever inserted over its capacity): a node loses
-    one point while the cache is filled once. Differences between nodes do not change as time passes, so a priority
+    Recency is the tier cache's age at the last access, in turnovers: tokens ever inserted, over the capacity. So a node
+    loses one point while the cache is filled once. Differences between nodes stay the same over time, so a priority
     holds until the next access.
     """
 

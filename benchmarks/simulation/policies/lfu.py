@@ -1,4 +1,4 @@
-"""LFU: the least frequently used leaves first."""
+"""LFU: the least frequently used copy is evicted first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class LeastFrequentlyUsed(ReplacementPolicy):
-    """Priority = the node's frequency; among equals the least recently used goes first."""
+    """Priority = the node's frequency. Among equals, the least recently used is evicted first."""
 
     name: ClassVar[str] = "LFU"
 

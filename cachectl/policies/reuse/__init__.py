@@ -1,1 +1,1 @@
-"""The chance that a path is used again, learnt from the traffic itself."""
+"""The chance that a path is used again, learnt from the traffic."""

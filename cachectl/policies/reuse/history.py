@@ -1,28 +1,20 @@
-"""What is remembered of paths and documents after the tree has let go of them, within bounds."""
+"""The past of one path and of its document, and examples of it to learn from."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from math import log2
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from random import Random
-
-    from cachectl.policies.reuse.model import Example
+from typing import NamedTuple
 
 HALF_LIVES = (64.0, 1024.0, 16384.0)
-"""Requests in which a decayed count halves: a fixed geometric grid, among which the model's weights choose."""
+"""Requests in which a decayed count halves. A fixed geometric grid; the model's weights choose among them."""
 
 BANDS = ("first", "second", "third and fourth", "deeper")
-"""Where on its path a document stands."""
+"""Bands of a document's position on its path."""
 CLASSES = ("1", "2", "3", "4-5", "6-9", "10-19", "20-49", "50 and more")
 """Uses of a path, in classes."""
 
 _BANDS = (0, 1, 2, 2, 3)
 _CLASS_OF = bytes([0, 0, 1, 2, 3, 3, *[4] * 4, *[5] * 10, *[6] * 30, 7])
-_GHOSTS = 2
-_FEWEST = 500
 
 
 def counted(decayed: float, age: float, half_life: float) -> float:
@@ -32,7 +24,7 @@ def counted(decayed: float, age: float, half_life: float) -> float:
 
 
 class Popularity:
-    """How often a document is used, wherever it stands: log2 of the decayed count at request ``last``."""
+    """How often a document is used on all paths: log2 of its decayed count as of request ``last``."""
 
     __slots__ = ("count", "last", "paths")
 
@@ -43,11 +35,11 @@ class Popularity:
 
 
 class History:
-    """A path's past: uses, and log2 of its count decayed by each of ``HALF_LIVES``, as of its last use.
+    """A path's past: its uses, and log2 of its count decayed by each of ``HALF_LIVES``, as of its last use.
 
-    ``band`` is where it stands and ``row`` numbers its band and its class of uses; ``last_in_request`` says whether its
-    latest request had nothing behind it, ``resident`` whether the tree has it; ``example`` is what the model waits to
-    learn from it. ``at`` is its cache in the table.
+    ``band`` is the band of its depth, and ``row`` numbers its band and its class of uses. ``last_in_request`` says
+    whether it was the end of its latest request, ``resident`` whether the tree has it. ``example`` is the example whose
+    outcome is open. ``at`` is its index in the table of ``Histories``.
     """
 
     __slots__ = (
@@ -97,76 +89,16 @@ class History:
         document.last = tick
 
     def recall(self, uses: int, last: int) -> None:
-        """Take over uses of the path that nobody here saw; when they were, but for the last, nobody knows."""
+        """Take over uses that a former controller counted. Of their times only the last is known."""
         self.uses = uses
         self.last = last
         self.row = self.band * len(CLASSES) + _CLASS_OF[min(uses, 50)]
 
 
-class Histories:
-    """The histories of all resident paths and of twice as many ghosts: paths that were used, or kept, not long ago."""
+class Example(NamedTuple):
+    """What a path looked like at request ``tick``. The model learns from it once its outcome is known."""
 
-    def __init__(self, random: Random) -> None:
-        self._random = random.random
-        self._by_key: dict[bytes, History] = {}
-        # For draws: a history knows its cache here.
-        self._table: list[History] = []
-        # Those that the tree does not have, by their last use or their eviction, oldest first.
-        self._ghosts: OrderedDict[History, None] = OrderedDict()
-        self._documents: dict[str, Popularity] = {}
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def get(self, key: bytes) -> History | None:
-        """A path's history, if it is remembered."""
-        return self._by_key.get(key)
-
-    def of(self, key: bytes, depth: int, content: str) -> History:
-        """A path's history, as young as any; a new one for a path that nobody remembers.
-
-        ``depth`` counts documents above, from 0.
-        """
-        history = self._by_key.get(key)
-        if history is None:
-            document = self._documents.get(content)
-            if document is None:
-                document = self._documents[content] = Popularity()
-            document.paths += 1
-            history = self._by_key[key] = History(key, depth, content, document)
-            history.at = len(self._table)
-            self._table.append(history)
-            self._ghosts[history] = None
-        elif not history.resident:
-            self._ghosts.move_to_end(history)
-        return history
-
-    def drawn(self) -> History | None:
-        """Any history, each as likely as the others."""
-        return self._table[int(self._random() * len(self._table))] if self._table else None
-
-    def set_resident(self, history: History, resident: bool) -> None:
-        """Note that the tree has the path, or no longer."""
-        history.resident = resident
-        if resident:
-            del self._ghosts[history]
-        else:
-            self._ghosts[history] = None
-
-    def forget_oldest(self) -> None:
-        """Forget the ghosts beyond the bound."""
-        while len(self._ghosts) > max(_FEWEST, _GHOSTS * (len(self._table) - len(self._ghosts))):
-            oldest, _ = self._ghosts.popitem(last=False)
-            self._forget(oldest)
-
-    def _forget(self, history: History) -> None:
-        last = self._table.pop()
-        if last is not history:
-            self._table[history.at] = last
-            last.at = history.at
-        # Whoever waits to learn from it finds nothing more to learn.
-        history.example = None
-        del self._by_key[history.key]
-        history.document.paths -= 1
-        if not history.document.paths:
-            del self._documents[history.content]
+    tick: int
+    history: History
+    features: tuple[float, ...]
+    cell: int

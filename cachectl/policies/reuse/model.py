@@ -1,44 +1,41 @@
-"""A logistic regression, learnt online, for the chance that a path is used again soon."""
+"""A logistic regression, learnt online, of the chance that a path is used again soon."""
 
 from __future__ import annotations
 
 from math import exp, log2, sqrt
-from typing import NamedTuple
 
-from cachectl.policies.reuse.history import BANDS, CLASSES, HALF_LIVES, History
+from cachectl.policies.reuse.history import BANDS, CLASSES, HALF_LIVES, Example, History
 
 _RATE = 0.25
-# What AdaGrad remembers of earlier gradients fades, so that the model follows traffic that changes.
+# AdaGrad's sums of earlier gradients fade, so that the model follows traffic that changes.
 _FADING = 0.9999
-# Decayed counts below this (log2) are as good as none.
+# Decayed counts (log2) below this count as none.
 _FLOOR = -5.0
 _AGES = 16
 _ROWS = len(BANDS) * len(CLASSES)
 _SHORT, _MIDDLE, _LONG = (1 / half_life for half_life in HALF_LIVES)
 
 
-class Example(NamedTuple):
-    """What a path looked like at request ``tick``: to be learnt from once it is known whether it was used again."""
-
-    tick: int
-    history: History
-    features: tuple[float, ...]
-    cell: int
-
-
 class ReuseModel:
     """P(used within the next W requests) = sigmoid(w·f + t[cell]); its logit ranks paths.
 
-    The features f of a path with age a (requests since its last use): a constant; log2(1 + a); log2 of its uses,
-    decayed with half-lives of 64, 1,024 and 16,384 requests; whether it stands behind one document at least, two, or
-    four; log2 of the decayed uses of its document, wherever that stands; whether it was used once only; and whether it
-    was the last of its latest request. The weights slide between recency (short half-lives) and frequency (long ones),
-    and find out what depth means to this traffic. ``t`` corrects by cell: a band of depth, a class of uses and one of
-    age. Gradient steps are AdaGrad's (Duchi et al. 2011), with fading memory.
+    The features f of a path whose last use is a requests ago:
+
+    - a constant
+    - log2(1 + a)
+    - log2 of its uses, decayed with half-lives of 64, 1,024 and 16,384 requests
+    - whether it stands behind at least one document, two, or four
+    - log2 of the decayed uses of its document on all paths
+    - whether it was used only once
+    - whether it was the end of its latest request
+
+    The weights balance recency (short half-lives) against frequency (long ones), and learn what depth means to this
+    traffic. ``t`` is a correction by cell: a band of depth, a class of uses and a class of age. Gradient steps are
+    AdaGrad's (Duchi et al. 2011), with fading memory.
     """
 
     def __init__(self) -> None:
-        # Where learning starts: the younger, the more often and the nearer to the root, the likelier.
+        # Learning starts from this: young, frequent and near the root means likely.
         self._weights = [-2.0, -1.0, 0.4, 0.4, 0.4, -0.5, 0.0, 0.0, 0.0, -0.5, 0.0]
         self._squares = [1.0] * len(self._weights)
         self._corrections = [0.0] * (_ROWS * _AGES)
@@ -46,7 +43,7 @@ class ReuseModel:
 
     def logit(self, history: History, tick: int) -> float:
         """The logit of a path's chance of reuse as of request ``tick``."""
-        # The same as `learn` computes from `example`, written out: this runs for every candidate for eviction.
+        # What `learn` computes from `example`, written out: this runs for every candidate for eviction.
         constant, by_age, by_short, by_middle, by_long, deep, deeper, deepest, by_document, once, ending = self._weights
         age = tick - history.last
         short, middle, long = history.decayed
@@ -79,7 +76,7 @@ class ReuseModel:
         return logit + once if history.uses <= 1 else logit
 
     def example(self, history: History, tick: int) -> Example:
-        """What the path looks like now."""
+        """An example of the path as it is now."""
         age = tick - history.last
         short, middle, long = history.decayed
         document = history.document
@@ -99,7 +96,7 @@ class ReuseModel:
         return Example(tick, history, features, history.row * _AGES + min(_AGES, (age + 1).bit_length()) - 1)
 
     def learn(self, example: Example, used: bool) -> None:
-        """Take one step towards what became of an example."""
+        """Take one gradient step towards an example's outcome."""
         weights, squares, features, cell = self._weights, self._squares, example.features, example.cell
         logit = self._corrections[cell]
         for weight, feature in zip(weights, features, strict=True):

@@ -44,14 +44,14 @@ class ControllerDeployment:
         store = await self._open.enter_async_context(controller_state(config.redis))
         await _start(self._live, engines, await store.load())
         self._controller = self._live.controller
-        self._saver = SnapshotSaver(self._controller, store, config.controller.state_interval_s)
+        self._saver = SnapshotSaver(self._controller.recovery, store, config.controller.state_interval_s)
         await self._open.enter_async_context(self._saver.saving())
         self._following = asyncio.create_task(self._follow())
 
     async def pin(self, path: CachePath, pinned: bool = True) -> None:
         """Pin or unpin a path, and save the snapshot at once: a pin must survive a restart."""
         await self._controller.pin(path, pinned)
-        await self._saver.keep()
+        await self._saver.save()
 
     async def check_health(self) -> None:
         """Serve's periodic health check. Also expires the leases of lost callers.
@@ -67,7 +67,7 @@ class ControllerDeployment:
     async def __del__(self) -> None:
         """Close everything. Serve calls this before it ends the replica."""
         self._following.cancel()
-        await self._saver.keep()
+        await self._saver.save()
         await self._open.aclose()
 
     async def _follow(self) -> None:

@@ -9,7 +9,8 @@ from benchmarks.simulation.policies import simulated_policies
 from benchmarks.simulation.policies.belady import Belady
 from benchmarks.simulation.simulator import SimulatedService, Simulator, ordered_documents
 from benchmarks.workloads.workload import TraceDocument, TraceRequest, Workload
-from cachectl.costs.device_profile import CostGrid, DeviceProfile
+from cachectl.costs.cost_grid import CostGrid
+from cachectl.costs.device_profile import DeviceProfile
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.document_order import order_by_name
 from cachectl.scheduling.scheduler import Scheduler

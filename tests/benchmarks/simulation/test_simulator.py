@@ -13,7 +13,8 @@ from benchmarks.simulation.policies.belady import Belady
 from benchmarks.simulation.simulator import SimulatedService, SimulationResult, Simulator
 from benchmarks.workloads.synthetic import SyntheticSettings, SyntheticWorkload
 from benchmarks.workloads.workload import TraceDocument, TraceRequest, Workload
-from cachectl.costs.device_profile import CostGrid, DeviceProfile
+from cachectl.costs.cost_grid import CostGrid
+from cachectl.costs.device_profile import DeviceProfile
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.scheduler import Scheduler

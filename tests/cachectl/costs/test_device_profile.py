@@ -1,4 +1,4 @@
-"""Prefill times are exact where measured, honest where not, and never fall as tokens grow."""
+"""Prefill times are exact at measured points, interpolated between them, and never fall with more tokens."""
 
 import json
 import math
@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachectl.costs.device_profile import CostGrid, DeviceProfile
+from cachectl.costs.cost_grid import CostGrid
+from cachectl.costs.device_profile import DeviceProfile
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.tiers import Tier
 
@@ -26,7 +27,7 @@ GRID = CostGrid(
     ),
 )
 FARTHEST = 200_000
-# A busy machine is no failure.
+# A busy machine must not fail a test.
 UNHURRIED = settings(deadline=None)
 
 
@@ -37,7 +38,7 @@ def _axes(draw) -> list[int]:
 
 @st.composite
 def _rising_grids(draw) -> CostGrid:
-    """Grids whose times never fall, some with steps of nothing, and otherwise as rough as they like."""
+    """Grids whose times never fall. Some have level steps, and all have random ones."""
     cached, new = draw(_axes()), draw(_axes())
     steps = st.lists(st.floats(0, 3), min_size=len(new), max_size=len(new))
     sums = [0.001] * len(new)
@@ -59,20 +60,20 @@ TOKENS = st.integers(0, 6000) | st.integers(0, FARTHEST)
 class TestInsideTheGrid:
     @UNHURRIED
     @given(grid=_rising_grids())
-    def test_every_point_is_what_was_measured(self, grid):
+    def test_every_point_is_exact(self, grid):
         for cached, row in zip(grid.cached, grid.points, strict=True):
             for new, time in zip(grid.new, row, strict=True):
                 assert grid.seconds(cached, new) == (time if new else 0.0)
 
-    def test_between_points_it_is_bilinear_as_worked_by_hand(self):
+    def test_times_between_points_are_bilinear(self):
         assert GRID.seconds(0, 200) == 3.0
         assert GRID.seconds(500, 100) == 2.5
-        # A quarter of the way along new: 2.5 and 4.5; half of the way along cached between them.
+        # A quarter of the way along new: 2.5 and 4.5. Half of the way along cached: 3.5.
         assert GRID.seconds(500, 150) == 3.5
 
     @UNHURRIED
     @given(grid=_rising_grids(), data=st.data())
-    def test_in_any_cell_it_weighs_the_four_corners_by_the_opposite_areas(self, grid, data):
+    def test_times_in_a_cell_weigh_the_corners_by_the_opposite_areas(self, grid, data):
         i = data.draw(st.integers(0, len(grid.cached) - 2))
         j = data.draw(st.integers(0, len(grid.new) - 2))
         (low, high), (first, last) = grid.cached[i : i + 2], grid.new[j : j + 2]
@@ -97,11 +98,11 @@ class TestOutsideTheGrid:
         assert GRID.seconds(0, 50) == 1.5
         assert GRID.seconds(0, 1) == pytest.approx(1.01)
 
-    def test_the_launch_cost_of_fewer_cached_tokens_holds_where_the_line_would_promise_less(self):
-        # The line behind 1000 cached through (100, 3 s) and (300, 9 s) meets 0 tokens at 0 s; a launch still costs 1 s.
+    def test_the_launch_cost_never_falls_with_more_cached_tokens(self):
+        # Behind 1000 cached, the line through (100, 3 s) and (300, 9 s) meets 0 at 0 s. A launch still costs 1 s.
         assert GRID.seconds(1000, 50) == 2.0
 
-    def test_a_launch_never_costs_less_than_nothing(self):
+    def test_a_launch_cost_is_never_negative(self):
         steep = CostGrid((0, 1), (100, 200), ((1.0, 10.0), (1.0, 10.0)))
         assert steep.seconds(0, 50) == 0.5
 
@@ -119,10 +120,10 @@ class TestOutsideTheGrid:
         grid = CostGrid((100, 200), (1, 2), ((1.0, 2.0), (2.0, 3.0)))
         assert [grid.seconds(cached, 1) for cached in (0, 50, 100, 150)] == [1.0, 1.0, 1.0, 1.5]
 
-    def test_beyond_the_last_points_it_follows_the_last_cell(self):
+    def test_times_beyond_the_last_points_follow_the_last_cell(self):
         assert GRID.seconds(0, 500) == pytest.approx(6.0)
         assert GRID.seconds(2000, 100) == pytest.approx(4.0)
-        # Behind 2 x 1000 cached 300 new take 4 s + 2 x 5 s; 200 new more take 2 s behind none, and 4 s more each 1000.
+        # Behind 2 x 1000 cached, 300 new take 4 s + 2 x 5 s. 200 more take 2 s, and 4 s more for each 1000 cached.
         assert GRID.seconds(2000, 500) == pytest.approx((4 + 5 * 2) + (2 + 4 * 2))
 
     def test_a_last_slope_that_falls_is_not_followed_below_the_border(self):
@@ -131,7 +132,7 @@ class TestOutsideTheGrid:
         assert falling.seconds(1000, 10) == 1.9
         assert falling.seconds(1000, 1000) == 1.0
 
-    def test_a_slope_that_noise_flattened_gives_way_to_that_of_fewer_tokens(self):
+    def test_a_flat_last_slope_is_replaced_by_the_slope_of_fewer_tokens(self):
         flattened = CostGrid((0, 10), (10, 20), ((1.0, 2.0), (2.0, 2.0)))
         assert flattened.seconds(0, 40) == pytest.approx(4.0)
         assert flattened.seconds(10, 40) == pytest.approx(4.0)
@@ -155,7 +156,7 @@ class TestEverywhere:
 
     @UNHURRIED
     @given(grid=_rising_grids(), tokens=st.integers(1, FARTHEST), step=st.integers(1, FARTHEST))
-    def test_beyond_the_grid_it_goes_straight_on_from_the_border(self, grid, tokens, step):
+    def test_times_beyond_the_grid_are_linear(self, grid, tokens, step):
         last_cached, last_new = grid.cached[-1], grid.new[-1]
         along_new = [grid.seconds(tokens, last_new + times * step) for times in range(3)]
         along_cached = [grid.seconds(last_cached + times * step, tokens) for times in range(3)]
@@ -205,13 +206,13 @@ class TestProfileFiles:
         rates=st.tuples(st.floats(1e-3, 1e15), st.floats(1e-3, 1e15)),
         kv_bytes=st.integers(1, 2**40),
     )
-    def test_what_is_saved_is_what_is_loaded(self, tmp_path_factory, grid, name, source, rates, kv_bytes):
+    def test_saving_and_loading_round_trips(self, tmp_path_factory, grid, name, source, rates, kv_bytes):
         path = tmp_path_factory.getbasetemp() / "round-trip.json"
         device = DeviceProfile(name, source, *rates, kv_bytes, grid)
         device.save(path)
         assert DeviceProfile.load(path) == device
 
-    def test_a_person_can_read_it(self, tmp_path):
+    def test_a_saved_profile_is_readable(self, tmp_path):
         path = tmp_path / "slow.json"
         _profile_of().save(path)
         assert path.read_text() == (
@@ -252,7 +253,7 @@ class TestProfileFiles:
         assert DeviceProfile.load(path).source == "first"
         assert list(tmp_path.iterdir()) == [path]
 
-    def test_saving_where_there_is_no_folder_says_so(self, tmp_path):
+    def test_saving_to_a_missing_folder_raises(self, tmp_path):
         with pytest.raises(FileNotFoundError):
             _profile_of().save(tmp_path / "missing" / "slow.json")
 
@@ -283,14 +284,14 @@ class TestProfileFiles:
             DeviceProfile.load(path)
 
     @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"name": "\xff"}', b"NaN"])
-    def test_a_file_that_is_no_profile_is_named(self, tmp_path, content):
+    def test_a_malformed_file_is_named(self, tmp_path, content):
         path = tmp_path / "broken.json"
         path.write_bytes(content)
         with pytest.raises(ConfigError, match=r"broken\.json"):
             DeviceProfile.load(path)
 
     @pytest.mark.parametrize("name", ["h1000-7b", "", "../profiles/a10g-7b", "a10g-7b.json"])
-    def test_a_profile_that_is_not_shipped_is_named_beside_those_that_are(self, name):
+    def test_an_unknown_shipped_profile_is_named_with_the_known_ones(self, name):
         with pytest.raises(ConfigError) as refused:
             DeviceProfile.shipped(name)
         assert f"{name}.json" in str(refused.value)
@@ -307,7 +308,7 @@ class TestDeviceProfile:
 
     def test_loading_takes_bytes_over_rates(self):
         device = _profile_of()
-        # 50 tokens are 500 bytes: half a second from the host, and five more before that from the disk.
+        # 50 tokens are 500 bytes: 0.5 s from host memory, and 5 s more from disk.
         assert device.load_seconds(50, Tier.GPU) == 0.0
         assert device.load_seconds(50, Tier.HOST) == 0.5
         assert device.load_seconds(50, Tier.DISK) == 5.5
@@ -320,10 +321,10 @@ class TestDeviceProfile:
         with pytest.raises(InvalidRequest, match="negative"):
             _profile_of().prefill_seconds(-1, 1)
 
-    def test_prefill_takes_what_the_grid_says(self):
+    def test_prefill_times_are_those_of_the_grid(self):
         assert _profile_of().prefill_seconds(500, 150) == GRID.seconds(500, 150)
 
-    def test_another_model_of_the_size_differs_in_the_room_its_kv_takes(self):
+    def test_another_model_of_the_same_size_differs_in_kv_bytes(self):
         llama = DeviceProfile.shipped("a10g-7b")
         mistral = llama.with_kv_bytes(131072)
         assert mistral.load_seconds(1000, Tier.HOST) == llama.load_seconds(1000, Tier.HOST) / 4
@@ -349,17 +350,17 @@ class TestTheShippedA10G:
         hit = self.device.load_seconds(4000, Tier.HOST) + self.device.prefill_seconds(4000, 32)
         assert self.device.prefill_seconds(0, 4032) / hit == pytest.approx(3.9, rel=0.005)
 
-    def test_its_transfers_are_as_fast_as_the_bus_can_be(self):
+    def test_its_transfers_are_within_the_bus_bandwidth(self):
         assert 8e9 < self.device.host_bytes_per_s < 32e9
 
-    def test_its_points_are_those_of_the_formula_that_it_names(self):
+    def test_its_points_match_the_formula_of_its_source(self):
         grid = self.device.grid
         for cached, row in zip(grid.cached, grid.points, strict=True):
             expected = [0.0798 + 213e-6 * new + 8.6e-9 * new * (cached + new / 2) for new in grid.new]
             assert list(row) == pytest.approx(expected, abs=1e-6)
         assert "0.0798 + 213e-6 n + 8.6e-9 n (c + n / 2)" in self.device.source
 
-    def test_between_its_points_it_is_within_two_percent_of_the_formula(self):
+    def test_its_interpolation_is_within_two_percent_of_the_formula(self):
         for cached in range(0, 32768, 1111):
             for new in range(1, 32768, 777):
                 expected = 0.0798 + 213e-6 * new + 8.6e-9 * new * (cached + new / 2)

@@ -1,4 +1,4 @@
-"""An engine's times are measured as they are, whatever the noise, once, and kept."""
+"""Engines are profiled once, in spite of noise, and their profiles are stored."""
 
 import asyncio
 import math
@@ -9,14 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachectl.costs.device_profile import CostGrid, DeviceProfile
-from cachectl.costs.profiling import default_axes, load_or_measure, profile, quick_axes
+from cachectl.costs.cost_grid import CostGrid
+from cachectl.costs.device_profile import DeviceProfile
+from cachectl.costs.profiling import profile
+from cachectl.costs.profiling_axes import default_axes, quick_axes
+from cachectl.costs.stored_profile import load_or_measure
 from protocol.errors import ConfigError, EngineDied, InvalidRequest
 from protocol.generation import EngineInfo, PrefillCost, StepBudget
 from protocol.kv import KvMemory
 from protocol.tiers import Tier
 
-# A busy machine is no failure.
+# A busy machine must not fail a test.
 UNHURRIED = settings(deadline=None)
 
 
@@ -25,7 +28,7 @@ def _true_seconds(cached: int, new: int) -> float:
 
 
 class _Engine:
-    """An engine of 0.5 s a new token; its noise is given, and so is the longest prompt it takes."""
+    """An engine with given noise that takes prompts up to a given length."""
 
     def __init__(self, noise: dict[tuple[int, int], list[float]] | None = None, longest: int = 10**9) -> None:
         self._noise = noise or {}
@@ -49,7 +52,7 @@ class _Engine:
 
 
 def _quiet(_done: int, _total: int) -> None:
-    """Progress that nobody looks at."""
+    """Ignore progress."""
 
 
 def _never_falls(grid: CostGrid) -> bool:
@@ -59,7 +62,7 @@ def _never_falls(grid: CostGrid) -> bool:
 
 
 class TestProfiling:
-    async def test_a_quiet_engine_gives_its_times(self):
+    async def test_a_grid_has_the_engines_times(self):
         grid = await profile(_Engine(), (0, 8), (2, 4, 8), 1, _quiet)
         assert (grid.cached, grid.new) == ((0, 8), (2, 4, 8))
         assert grid.points == ((2.0, 3.0, 5.0), (6.0, 11.0, 21.0))
@@ -80,14 +83,14 @@ class TestProfiling:
         await profile(_Engine(), (0, 8), (2, 4), 2, lambda done, total: heard.append((done, total)))
         assert heard == [(done, 8) for done in range(1, 9)]
 
-    async def test_times_that_fall_are_met_halfway(self):
+    async def test_falling_times_are_replaced_by_their_mean(self):
         # 3 s at 4 new tokens is read as 6 s, above the 5 s at 8.
         grid = await profile(_Engine({(0, 4): [3.0]}), (0, 8), (2, 4, 8), 1, _quiet)
         assert grid.points == ((2.0, 5.5, 5.5), (6.0, 11.0, 21.0))
 
     @UNHURRIED
     @given(noise=st.lists(st.floats(-1.9, 20), min_size=16, max_size=16))
-    def test_whatever_the_noise_time_never_falls_and_moves_no_more_than_the_noise(self, noise):
+    def test_times_never_fall_and_move_no_more_than_the_noise(self, noise):
         cached, new = (0, 1, 2, 3), (2, 3, 4, 5)
         pairs = [(c, n) for c in cached for n in new]
         engine = _Engine({pair: [disturbance] for pair, disturbance in zip(pairs, noise, strict=True)})
@@ -97,7 +100,7 @@ class TestProfiling:
         for c, n in pairs:
             assert abs(grid.seconds(c, n) - _true_seconds(c, n)) <= loudest + 1e-9
 
-    async def test_prompts_that_the_engine_refuses_continue_their_neighbours(self):
+    async def test_points_of_refused_prompts_continue_their_neighbours(self):
         engine = _Engine(longest=12)
         heard = []
         grid = await profile(engine, (0, 4, 8), (2, 4, 8), 2, lambda done, total: heard.append((done, total)))
@@ -106,12 +109,12 @@ class TestProfiling:
         assert engine.probed.count((8, 8)) == 1
         assert heard[-1] == (16, 16)
 
-    async def test_progress_comes_to_its_end_when_prompts_are_refused(self):
+    async def test_progress_ends_when_prompts_are_refused(self):
         heard = []
         await profile(_Engine(longest=12), (0, 8), (2, 8), 1, lambda done, total: heard.append((done, total)))
         assert heard == [(1, 4), (2, 4), (3, 4), (3, 3)]
 
-    async def test_after_the_first_refusal_nothing_longer_is_asked(self):
+    async def test_nothing_longer_is_probed_after_the_first_refusal(self):
         engine = _Engine(longest=5)
         await profile(engine, (0, 2, 4, 8), (1, 2, 4, 8), 1, _quiet)
         assert max(sum(pair) for pair in engine.probed) == 6
@@ -150,8 +153,8 @@ class TestProfiling:
         [
             ((0,), (1, 2), 1, "cached"),
             ((0, 1), (2, 1), 1, "new"),
-            ((0, 1), (0, 1), 1, "no new tokens"),
-            ((0, 1), (1, 2), 0, "one probe or more"),
+            ((0, 1), (0, 1), 1, "0 new tokens"),
+            ((0, 1), (1, 2), 0, "repeats must be at least 1"),
         ],
     )
     async def test_bad_axes_are_refused_before_anything_is_measured(self, cached, new, repeats, why):
@@ -160,7 +163,7 @@ class TestProfiling:
             await profile(engine, cached, new, repeats, _quiet)
         assert engine.probed == []
 
-    async def test_what_the_engine_raises_comes_through(self):
+    async def test_errors_of_the_engine_propagate(self):
         class Dying(_Engine):
             async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
                 raise EngineDied("gone")
@@ -168,7 +171,7 @@ class TestProfiling:
         with pytest.raises(EngineDied):
             await profile(Dying(), (0, 1), (1, 2), 1, _quiet)
 
-    async def test_cancelling_ends_the_probe_that_runs_and_begins_no_other(self):
+    async def test_cancelling_ends_the_running_probe_and_starts_no_other(self):
         begun = asyncio.Event()
 
         class Stuck(_Engine):
@@ -215,7 +218,7 @@ class TestDefaultAxes:
         assert (grid.cached, grid.new) == (cached, new)
 
     @pytest.mark.parametrize("ratio", [1.0, 0.5, -2.0, math.nan])
-    def test_a_ratio_that_goes_nowhere_is_refused(self, ratio):
+    def test_a_ratio_of_1_or_less_is_refused(self, ratio):
         with pytest.raises(ConfigError, match="ratio"):
             default_axes(4096, ratio)
 
@@ -242,7 +245,7 @@ INFO = EngineInfo("model", "vllm", 4096)
 
 
 class TestLoadOrMeasure:
-    async def test_an_engine_is_measured_once_and_its_profile_kept(self, tmp_path):
+    async def test_an_engine_is_measured_once_and_its_profile_stored(self, tmp_path):
         folder, engine, heard = tmp_path / "profiles", _Engine(), []
         measured = await load_or_measure(engine, MEMORY, INFO, folder, lambda done, total: heard.append((done, total)))
         assert (measured.name, measured.kv_bytes_per_token) == ("model", 1000)
@@ -253,42 +256,42 @@ class TestLoadOrMeasure:
         assert len(engine.probed) == probes
         assert DeviceProfile.load(folder / "model.json") == measured
 
-    async def test_another_fingerprint_is_measured_anew(self, tmp_path):
+    async def test_another_fingerprint_is_measured_separately(self, tmp_path):
         await load_or_measure(_Engine(), MEMORY, INFO, tmp_path, _quiet)
         engine = _Engine()
         await load_or_measure(engine, msgspec.structs.replace(MEMORY, fingerprint="other"), INFO, tmp_path, _quiet)
         assert engine.probed
 
-    async def test_other_steps_are_measured_anew(self, tmp_path):
+    async def test_other_steps_are_measured_separately(self, tmp_path):
         for step in (None, StepBudget(640, 512), StepBudget(2048, 2048)):
             engine, info = _Engine(), msgspec.structs.replace(INFO, step=step)
             await load_or_measure(engine, MEMORY, info, tmp_path, _quiet)
             assert engine.probed
 
-    async def test_rates_are_those_of_now(self, tmp_path):
+    async def test_rates_are_the_current_ones(self, tmp_path):
         await load_or_measure(_Engine(), MEMORY, INFO, tmp_path, _quiet)
         faster = msgspec.structs.replace(MEMORY, host_bytes_per_s=4e9, disk_bytes_per_s=2e9)
         profile = await load_or_measure(_Engine(), faster, INFO, tmp_path, _quiet)
         assert (profile.host_bytes_per_s, profile.disk_bytes_per_s) == (4e9, 2e9)
 
-    async def test_where_there_is_nothing_to_load_from_loading_is_never_worth_it(self, tmp_path):
+    async def test_loading_from_a_missing_tier_is_never_worth_it(self, tmp_path):
         bare = msgspec.structs.replace(MEMORY, host_bytes_per_s=0.0, disk_bytes_per_s=0.0)
         profile = await load_or_measure(_Engine(), bare, INFO, tmp_path, _quiet)
         assert profile.load_seconds(1, Tier.HOST) > profile.prefill_seconds(0, 1)
 
     @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"\xff"])
-    async def test_a_broken_file_is_measured_anew_and_mended(self, tmp_path, content):
+    async def test_a_broken_file_is_measured_again_and_replaced(self, tmp_path, content):
         (tmp_path / "model.json").write_bytes(content)
         measured = await load_or_measure(_Engine(), MEMORY, INFO, tmp_path, _quiet)
         assert DeviceProfile.load(tmp_path / "model.json") == measured
 
-    async def test_a_folder_that_cannot_be_written_is_no_reason_to_stop(self, tmp_path):
+    async def test_a_folder_that_cannot_be_written_is_tolerated(self, tmp_path):
         (tmp_path / "file").touch()
         assert await load_or_measure(_Engine(), MEMORY, INFO, tmp_path / "file", _quiet)
 
     async def test_a_slow_engine_is_measured_in_ten_seconds(self):
         cached, new = quick_axes(32_768)
-        # A millisecond a token, cached ones computed first.
+        # At 1 ms per token. Cached tokens are computed first.
         assert sum(c + n for c in cached for n in new) / 1000 < 10.5
 
     @pytest.mark.parametrize("max_model_len", [65, 100, 500, 1000, 2048, 32_768])

@@ -1,4 +1,4 @@
-"""Both orders of eviction against a plain table of who is in and what each is worth."""
+"""Both eviction orders, compared with plain tables of copies and their priorities."""
 
 from collections.abc import Callable
 from random import Random
@@ -8,16 +8,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cachectl.policies import create_policy
-from cachectl.policies import eviction_order as eviction
-from cachectl.policies.eviction_order import EvictionOrder, PriorityOrder, SampledOrder
+from cachectl.policies import create_policy, sampled_order
+from cachectl.policies.eviction_order import EvictionOrder
 from cachectl.policies.lookahead import Lookahead
+from cachectl.policies.priority_order import PriorityOrder
+from cachectl.policies.sampled_order import SampledOrder
 from cachectl.tree.node import Copy, Node
 from cachectl.tree.tier_cache import TierCache
 from protocol.tiers import Tier
 
-FEW = eviction._CANDIDATES
-"""Among so many copies the samples are everyone."""
+FEW = sampled_order._CANDIDATES
+"""Up to this number of copies, the sampled order looks at all of them."""
 DRAWS = 6
 SOMEWHERE = TierCache(Tier.GPU, 1, create_policy("LRU", Lookahead()))
 
@@ -29,7 +30,7 @@ def copy_of(name: object) -> Copy:
 
 
 class Worth:
-    """What each copy is worth: ``base`` is heard of at accesses, ``bonus`` comes and goes by itself."""
+    """The priorities of copies. The order is told of ``base`` at accesses; ``bonus`` changes silently."""
 
     def __init__(self):
         self.base: dict[Copy, float] = {}
@@ -45,7 +46,7 @@ class Worth:
         return PriorityOrder(self.assess, self.current)
 
     def add(self, order: EvictionOrder, value: float, accessed: int = 0) -> Copy:
-        """A new copy, in the order."""
+        """Put a new copy in the order."""
         copy = copy_of(len(self.base))
         copy.node.last_access = accessed
         self.base[copy] = value
@@ -60,7 +61,7 @@ class Worth:
 
 
 def drain(order: EvictionOrder) -> list[Copy]:
-    """Evict everything."""
+    """Evict all copies. Returns them in order."""
     gone = []
     while (lowest := order.lowest()) is not None:
         order.void(lowest[0])
@@ -68,11 +69,11 @@ def drain(order: EvictionOrder) -> list[Copy]:
     return gone
 
 
-# By priority
+# PriorityOrder
 
 
 class PriorityMachine(RuleBasedStateMachine):
-    """Copies come, go, rise by themselves and fall with a word or an access; the lowest is that of a sorted list."""
+    """Copies come, go, rise silently, and fall when the order is told. The lowest is that of a sorted list."""
 
     def __init__(self):
         super().__init__()
@@ -101,14 +102,14 @@ class PriorityMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.all)
     @rule(data=st.data())
-    def enter_anew(self, data):
+    def enter_again(self, data):
         copy = data.draw(st.sampled_from(self.all))
         self.order.enter(copy)
         self.entered.add(copy)
 
     @precondition(lambda self: self.all)
     @rule(data=st.data(), by=st.integers(0, 10))
-    def rise_unheard(self, data, by):
+    def rise_silently(self, data, by):
         copy = data.draw(st.sampled_from(self.all))
         self.worth.bonus[copy] = self.worth.bonus.get(copy, 0.0) + by
 
@@ -165,14 +166,14 @@ def test_an_empty_order_has_no_lowest():
     assert SampledOrder(lambda copy: 0.0, Random(0), DRAWS).lowest() is None
 
 
-def test_of_equals_the_one_that_was_not_used_for_longest_goes_first():
+def test_among_equals_the_least_recently_used_goes_first():
     worth = Worth()
     order = worth.priority_order()
     copies = [worth.add(order, 1.0, accessed) for accessed in (3, 1, 2)]
     assert drain(order) == [copies[1], copies[2], copies[0]]
 
 
-def test_an_access_between_equals_is_found_though_the_priority_stays():
+def test_an_access_with_the_same_priority_changes_the_order_of_equals():
     worth = Worth()
     order = worth.priority_order()
     first, second = worth.add(order, 1.0, 1), worth.add(order, 1.0, 2)
@@ -180,7 +181,7 @@ def test_an_access_between_equals_is_found_though_the_priority_stays():
     assert order.lowest() == (second, 1.0)
 
 
-def test_the_lowest_stays_in_the_order_until_it_is_taken_out():
+def test_the_lowest_copy_stays_in_the_order():
     worth = Worth()
     order = worth.priority_order()
     copy = worth.add(order, 1.0)
@@ -189,7 +190,7 @@ def test_the_lowest_stays_in_the_order_until_it_is_taken_out():
     assert order.lowest() is None
 
 
-def test_an_access_that_raises_a_priority_costs_no_entry():
+def test_an_access_that_raises_a_priority_adds_no_entry():
     worth = Worth()
     order = worth.priority_order()
     copies = [worth.add(order, 0.0) for _ in range(10)]
@@ -212,7 +213,7 @@ def leave_and_come_back(worth: Worth, order: PriorityOrder, copy: Copy) -> None:
 
 @pytest.mark.parametrize("live", [1, 10, 100])
 @pytest.mark.parametrize("change", [fall_again_and_again, leave_and_come_back])
-def test_entries_of_copies_that_are_gone_are_swept(change: Callable, live):
+def test_void_entries_are_swept(change: Callable, live):
     worth = Worth()
     order = worth.priority_order()
     copies = [worth.add(order, float(number)) for number in range(live)]
@@ -227,11 +228,11 @@ def test_entries_of_copies_that_are_gone_are_swept(change: Callable, live):
     assert order._entries == []
 
 
-# By samples
+# SampledOrder
 
 
 class SampledMachine(RuleBasedStateMachine):
-    """Copies come and go, and what they are worth changes unheard; the order never returns one that is not in it."""
+    """Copies come and go, and priorities change silently. The order only returns copies that are in it."""
 
     def __init__(self):
         super().__init__()
@@ -254,7 +255,7 @@ class SampledMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.values)
     @rule(data=st.data())
-    def enter_anew(self, data):
+    def enter_again(self, data):
         copy = data.draw(st.sampled_from(list(self.values)))
         self.order.enter(copy)
         self.entered.add(copy)
@@ -298,7 +299,7 @@ class SampledMachine(RuleBasedStateMachine):
         assert [self.values[copy] for copy in few] == sorted(self.values[copy] for copy in few)
 
     @invariant()
-    def tickets_are_places_in_the_list(self):
+    def tickets_are_indices_in_the_list(self):
         self.order.check_integrity()
         assert sorted(copy.ticket for copy in self.entered) == list(range(1, len(self.entered) + 1))
         assert not any(copy.ticket for copy in self.values if copy not in self.entered)
@@ -316,7 +317,7 @@ TestSampledOrder.settings = settings(max_examples=60, stateful_step_count=40, de
 
 
 def sampled(seed: int, worth: list[float]) -> tuple[SampledOrder, dict[Copy, float]]:
-    """An order of copies of these values."""
+    """An order of copies with these priorities."""
     table = {copy_of(number): value for number, value in enumerate(worth)}
     order = SampledOrder(table.__getitem__, Random(seed), DRAWS)
     for copy in table:
@@ -325,7 +326,7 @@ def sampled(seed: int, worth: list[float]) -> tuple[SampledOrder, dict[Copy, flo
 
 
 def evictions(seed: int, worth: list[float], many: int) -> list[float]:
-    """The values of what goes, one after the other; copies are touched in between."""
+    """The priorities of evicted copies in order. Two touches follow each eviction."""
     order, table = sampled(seed, worth)
     gone = []
     for _ in range(many):
@@ -339,7 +340,7 @@ def evictions(seed: int, worth: list[float], many: int) -> list[float]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 16, 200])
-def test_looking_at_the_lowest_few_by_priority_is_exact_and_changes_nothing(count):
+def test_lowest_few_by_priority_is_exact_and_changes_nothing(count):
     orders = []
     for _ in range(2):
         worth, random = Worth(), Random(1)
@@ -354,7 +355,7 @@ def test_looking_at_the_lowest_few_by_priority_is_exact_and_changes_nothing(coun
     assert [copy.priority for copy in gone] == [copy.priority for copy in drain(other)]
 
 
-def test_looking_at_the_lowest_few_by_samples_changes_nothing_and_takes_the_candidates():
+def test_lowest_few_by_samples_takes_the_candidates_and_changes_nothing():
     looked_at, table = sampled(3, [float(value) for value in range(500)])
     other, _ = sampled(3, [float(value) for value in range(500)])
     for order in (looked_at, other):
@@ -370,7 +371,7 @@ def test_few_copies_go_in_exact_order():
     assert evictions(0, worth, FEW) == sorted(worth)
 
 
-def test_the_same_seed_takes_the_same_copies():
+def test_the_same_seed_evicts_the_same_copies():
     worth = [Random(2).random() for _ in range(500)]
     worth = [value + number / 500 for number, value in enumerate(worth)]
     assert evictions(7, worth, 200) == evictions(7, worth, 200)
@@ -378,29 +379,29 @@ def test_the_same_seed_takes_the_same_copies():
 
 
 def ranks_of_evicted(seed: int) -> list[float]:
-    """Of 1,000 copies of random values 200 go: which share of those still there each one stood above."""
+    """Evicts 200 of 1,000 copies of random priorities. Returns the share of remaining copies below each one."""
     random = Random(100 + seed)
     worth = [random.random() for _ in range(1000)]
     left = sorted(worth)
     ranks = []
     for value in evictions(seed, worth, 200):
-        cache = left.index(value)
-        ranks.append(cache / len(left))
-        del left[cache]
+        rank = left.index(value)
+        ranks.append(rank / len(left))
+        del left[rank]
     return ranks
 
 
-def test_candidates_that_are_kept_beat_blind_draws():
+def test_kept_candidates_beat_blind_draws():
     ranks = [ranks_of_evicted(seed) for seed in range(5)]
     mean = sum(map(sum, ranks)) / 1000
-    # The lowest of n draws stands above 1 / (n + 1) of all on average. Of n draws for each eviction one is taken in the
-    # long run: at best all of the lowest 1 / n, which stand above 1 / (2 n) on average.
+    # The lowest of n blind draws ranks at 1 / (n + 1) on average. With n draws for each eviction, at best the lowest
+    # 1 / n of all copies are evicted, which rank at 1 / (2 n) on average.
     assert mean < 1.2 / (2 * DRAWS) < 0.8 / (DRAWS + 1)
-    # The first draws are blind; then hardly anything goes that stands above twice the share that has to go.
+    # After the first blind draws, hardly any evicted copy ranks above twice the ideal share.
     assert sum(rank > 2 / DRAWS for seen in ranks for rank in seen[20:]) < 0.02 * 900
 
 
-def test_what_goes_is_among_the_lowest_few_percent():
+def test_evicted_copies_are_among_the_lowest_few_percent():
     assert sum(sum(ranks_of_evicted(seed)) for seed in range(5)) / 1000 < 0.09
 
 
@@ -416,15 +417,15 @@ def test_a_candidate_that_has_risen_is_passed_over(seed):
     assert value == table[copy] < 100
 
 
-def test_a_candidate_that_has_fallen_goes_with_what_it_is_worth_now():
+def test_a_candidate_that_has_fallen_is_evicted_with_its_current_priority():
     order, table = sampled(0, [float(number) for number in range(100)])
     lowest, _ = order.lowest()
     table[lowest] = -5.0
     assert order.lowest() == (lowest, -5.0)
 
 
-def test_all_that_fall_alike_keep_the_order_working():
-    # Chances of reuse fall as time passes: everything is worth less at each call.
+def test_copies_that_all_fall_alike_are_evicted_in_order():
+    # Chances of reuse fall as time passes: every priority is lower at each call.
     order, table = sampled(0, [float(number) for number in range(200)])
     gone = []
     for _ in range(100):
@@ -437,11 +438,11 @@ def test_all_that_fall_alike_keep_the_order_working():
             order.touch(copy)
         gone.append(int(copy.node.content))
     assert len(set(gone)) == 100
-    # The hundred lowest of two hundred by themselves would be 49.5 on average.
+    # The lowest hundred of two hundred have a mean of 49.5.
     assert sum(gone) / 100 < 65
 
 
-def test_a_burst_of_evictions_is_paid_for_by_the_touches_after_it():
+def test_draws_for_a_burst_of_evictions_are_made_by_later_touches():
     order, table = sampled(0, [float(number) for number in range(1000)])
     looked_at: list[Copy] = []
 
@@ -455,7 +456,7 @@ def test_a_burst_of_evictions_is_paid_for_by_the_touches_after_it():
     for _ in range(4):
         copy, _ = order.lowest()
         order.void(copy)
-    # Nothing has risen, so each eviction looks at the one that goes and at nothing else.
+    # No priority has risen, so each eviction looks at one copy only.
     assert len(looked_at) - before == 4
     touches = 0
     while order._owed:

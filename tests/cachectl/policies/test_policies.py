@@ -1,4 +1,4 @@
-"""Every policy keeps the contract, and each one's formula decides as it does on paper."""
+"""Every policy keeps the contract, and its formula decides as worked out by hand."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ class TestEveryPolicy(PolicyContract):
 # Names
 
 
-def test_the_policies_are_those_that_are_documented_the_baseline_first():
+def test_policy_names_begin_with_the_baseline():
     assert policy_names() == ["NONE", "LRU", "GDSF", "PGDSF", "FORESIGHT"]
 
 
@@ -35,18 +35,18 @@ def test_the_documentation_lists_every_policy_and_the_simulators_own():
     assert sorted(table) == sorted(simulated_policies())
 
 
-def test_a_policy_is_made_by_its_declared_name():
+def test_a_policy_is_created_by_its_name():
     assert [create_policy(name, Lookahead()).name for name in policy_names()] == policy_names()
 
 
-def test_a_policy_hears_of_the_lookahead_that_it_was_made_with():
+def test_a_policy_has_the_lookahead_that_it_was_created_with():
     lookahead = Lookahead()
     assert all(create_policy(name, lookahead).lookahead is lookahead for name in policy_names())
 
 
 @pytest.mark.parametrize("name", ["BELADY", "LACR", "lru", ""])
-def test_an_unknown_name_is_refused_with_those_there_are(name):
-    with pytest.raises(UnknownPolicy, match=f"'{name}'; there are {', '.join(policy_names())}") as refused:
+def test_an_unknown_name_is_refused_with_the_known_ones(name):
+    with pytest.raises(UnknownPolicy, match=f"'{name}'; choose one of {', '.join(policy_names())}") as refused:
         create_policy(name, Lookahead())
     assert refused.value.param == "policy"
 
@@ -64,7 +64,7 @@ def test_none_keeps_nothing_of_any_path():
     assert not tree.registry.nodes
 
 
-def test_lru_evicts_what_was_not_used_for_longest():
+def test_lru_evicts_the_least_recently_used_document():
     #  request   a  b  c  a        used last: b in 2, c in 3, a in 4
     tree = tree_of("LRU", 3)
     for path in "abca":
@@ -73,7 +73,7 @@ def test_lru_evicts_what_was_not_used_for_longest():
 
 
 def test_lru_keeps_a_parent_that_was_used_for_its_child():
-    # a, then ab uses a again in 3, after b on its own in 2. The child goes before the parent, both used in 3.
+    # Request 3 uses a again, after b on its own in 2. The child leaves before its parent; both were used in 3.
     tree = tree_of("LRU", 3)
     for path in ["a", "b", "ac"]:
         ask(tree, path)
@@ -86,36 +86,36 @@ def test_gdsf_lets_a_frequent_document_age():
     for path in "aaab":
         ask(tree, path)
     assert (priority(tree, "a"), priority(tree, "b")) == (3.0, 1.0)
-    # c drives b (1) out: Clock 1, c 1 + 1 = 2.  d drives c (2) out: Clock 2, d 3.  e: a (3, used in 3) before d (3).
+    # c evicts b (1): Clock 1, c 1 + 1 = 2.  d evicts c (2): Clock 2, d 3.  e evicts a (3, used in 3) before d (3).
     assert [evicted_by(tree, path) for path in "cde"] == ["b", "c", "a"]
     assert tree.tiers.gpu("one").clock == 3.0
     assert priority(tree, "e") == 4.0
 
 
-def test_gdsf_does_not_ask_what_a_document_costs():
-    # b behind a costs 3 for its one token and c only 1, but both were asked for once: the older goes.
+def test_gdsf_ignores_costs():
+    # b behind a costs 3 for its one token and c only 1, but both were requested once: the older one leaves.
     tree = tree_of("GDSF", 3, cost=quadratic)
     for path in ["a", "ab", "c"]:
         ask(tree, path)
     assert evicted_by(tree, "d") == "b"
 
 
-def test_pgdsf_saves_the_deeper_document_for_what_its_tokens_cost():
+def test_pgdsf_keeps_a_deeper_document_because_its_tokens_cost_more():
     # a: T(0, 1)/1 = 1.  b behind a: T(1, 1)/1 = 2² − 1² = 3.  c: 1.  Priorities: a 1 · 2, b 3 · 1, c 1 · 1.
     tree = tree_of("PGDSF", 3, cost=quadratic)
     for path in ["a", "ab", "c"]:
         ask(tree, path)
     assert [priority(tree, path) for path in ["a", "ab", "c"]] == [2.0, 3.0, 1.0]
-    # d drives c out, though b is older: Clock 1, d 1 + 1 = 2.
+    # d evicts c, though b is older: Clock 1, d 1 + 1 = 2.
     assert evicted_by(tree, "d") == "c"
     assert priority(tree, "d") == 2.0
-    # e: of the leaves b (3) and d (2) d goes; Clock 2, e 3.  f: b (3, used in 2) before e (3); Clock 3, f 4.
-    # g: a is a leaf now and its 2 is the least.
+    # e evicts d (2) and not b (3): Clock 2, e 3.  f evicts b (3, used in 2) before e (3): Clock 3, f 4.
+    # g: a is a leaf now, and its 2 is the lowest.
     assert [evicted_by(tree, path) for path in "efg"] == ["d", "b", "a"]
 
 
-def test_pgdsf_weighs_a_document_by_token_not_by_length():
-    # A has two tokens, T(0, 2)/2 = 2; b has one, T(0, 1)/1 = 1, and was used later: b goes.
+def test_pgdsf_weighs_cost_per_token_and_not_length():
+    # A has two tokens, T(0, 2)/2 = 2; b has one, T(0, 1)/1 = 1, and was used later: b leaves.
     tree = tree_of("PGDSF", 3, cost=quadratic)
     for path in "Ab":
         ask(tree, path)
@@ -124,7 +124,7 @@ def test_pgdsf_weighs_a_document_by_token_not_by_length():
 
 
 @pytest.mark.parametrize(("uses", "victim"), [(4, "d"), (5, "a")])
-def test_pgdsf_averages_over_the_requests_that_missed(uses, victim):
+def test_pgdsf_averages_costs_over_misses(uses, victim):
     # d costs 1 for its token: 1 · 4, or 1 · 5.
     tree = tree_of("PGDSF", 2, cost=quadratic, instances=("one", "two"))
     for path in "d" * uses:
@@ -138,7 +138,7 @@ def test_pgdsf_averages_over_the_requests_that_missed(uses, victim):
     assert evicted_by(tree, "c") == victim
 
 
-def test_pgdsf_counts_the_question_among_what_was_computed():
+def test_pgdsf_counts_the_question_as_computed():
     # One document and a question of one token: T(0, 2)/2 = 2 a token.
     tree = tree_of("PGDSF", 2, cost=quadratic)
     grant = tree.grants.admit("q", NAMESPACE, [PathDocument("a", 1)], path_keys(NAMESPACE, "a"), 1, "one", 0.0)
@@ -146,32 +146,32 @@ def test_pgdsf_counts_the_question_among_what_was_computed():
     assert priority(tree, "a") == 2.0
 
 
-def test_pgdsf_has_a_clock_for_each_tier_the_greatest_priority_evicted_there():
-    # GPU: 1 token, host: 2. Priorities in the GPU, as all cost 1: a a 2, b, c, d ...
+def test_pgdsf_has_a_clock_for_each_tier():
+    # GPU: 1 token, host: 2 tokens. All cost 1, so the priority of a after two requests is 2.
     tree = tree_of("PGDSF", 1, 2)
     gpu, host = tree.tiers.gpu("one"), tree.tiers.host
     for path in "aa":
         ask(tree, path)
-    # b drives a (2) to host, where it is worth 0 + 1 · 2: the host's clock still stands at 0.
+    # b evicts a (2) to host, where its priority is 0 + 1 · 2, because the host's clock is at 0.
     assert evicted_by(tree, "b") == "a"
     assert (gpu.clock, host.clock) == (2.0, 0.0)
     assert (priority(tree, "b"), priority(tree, "a", Tier.HOST)) == (3.0, 2.0)
-    # c drives b (3) to host, worth 0 + 1 there.
+    # c evicts b (3) to host, where its priority is 0 + 1.
     ask(tree, "c")
     assert (gpu.clock, host.clock) == (3.0, 0.0)
     assert priority(tree, "b", Tier.HOST) == 1.0
-    # d drives c (4) to host, which drives b (1) out though a is older: clocks 4 and 1, c is worth 1 + 1 in host.
+    # d evicts c (4) to host, which evicts b (1) though a is older: clocks 4 and 1, c has 1 + 1 in host.
     moves = ask(tree, "d").moves
     assert [(move.source, move.target) for move in moves] == [(Tier.HOST, None), (Tier.GPU, Tier.HOST)]
     assert (gpu.clock, host.clock) == (4.0, 1.0)
     assert (priority(tree, "d"), priority(tree, "c", Tier.HOST)) == (5.0, 2.0)
     assert not tree.lookup.match(NAMESPACE, "b", "one")
-    # A clock is never put back: b (5 + 1) drives d (5) out of the GPU; there a (2) is the host's oldest of its 2s.
+    # Clocks never go back: b (5 + 1) evicts d (5) from the GPU, which evicts a (2), the host's oldest of its 2s.
     assert evicted_by(tree, "b", Tier.HOST) == "a"
     assert (gpu.clock, host.clock) == (5.0, 2.0)
 
 
-def test_a_clock_belongs_to_an_instance():
+def test_pgdsf_has_a_clock_for_each_instance():
     tree = tree_of("PGDSF", 1, instances=("one", "two"))
     for path in "ab":
         ask(tree, path, "one")

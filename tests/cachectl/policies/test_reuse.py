@@ -1,4 +1,4 @@
-"""Histories keep their bounds, and the model learns from them what reuse looks like."""
+"""Histories stay within bounds, and the model learns from them what reuse looks like."""
 
 from collections import OrderedDict
 from math import exp, isfinite, log2
@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cachectl.policies.reuse import history as history_module
-from cachectl.policies.reuse.history import HALF_LIVES, Histories, History, Popularity, counted
-from cachectl.policies.reuse.model import Example, ReuseModel
+from cachectl.policies.reuse import histories as histories_module
+from cachectl.policies.reuse.histories import Histories
+from cachectl.policies.reuse.history import HALF_LIVES, Example, History, Popularity, counted
+from cachectl.policies.reuse.model import ReuseModel
 
 gaps = st.lists(st.integers(1, 3000), max_size=30)
 
@@ -36,7 +37,7 @@ def ticks_of(gaps, first: int = 1) -> list[int]:
 
 
 @given(gaps)
-def test_decayed_counts_are_the_sum_of_what_is_left_of_each_use(gaps):
+def test_decayed_counts_are_the_sum_of_decayed_uses(gaps):
     ticks = ticks_of(gaps)
     history = history_of(ticks)
     for decayed, half_life in zip(history.decayed, HALF_LIVES, strict=True):
@@ -45,7 +46,7 @@ def test_decayed_counts_are_the_sum_of_what_is_left_of_each_use(gaps):
     assert (history.uses, history.last) == (len(ticks), ticks[-1])
 
 
-def test_a_count_that_decayed_long_ago_is_one_again():
+def test_a_count_that_has_decayed_starts_at_one_again():
     assert counted(5.0, 1e9, 64.0) == 0.0
     assert counted(0.0, 0, 64.0) == 1.0
     assert counted(0.0, 64, 64.0) == pytest.approx(log2(1.5))
@@ -61,12 +62,12 @@ def test_a_row_is_a_class_of_depth_and_uses():
             seen.append(history.row)
         assert [uses for uses in range(1, 200) if seen[uses] != seen[uses - 1]] == [2, 3, 4, 6, 10, 20, 50]
         rows[depth] = set(seen)
-    # Each depth near the root has rows of its own, and those far from it share theirs.
+    # Depths near the root have rows of their own. Deep ones share theirs.
     assert len(rows[0] | rows[1] | rows[2]) == 3 * 8
     assert rows[10] == rows[100]
 
 
-def test_a_document_is_as_popular_as_all_its_paths_together():
+def test_a_documents_popularity_sums_all_its_paths():
     histories = Histories(Random(0))
     for tick, key in enumerate([b"a", b"b", b"a", b"c"], start=1):
         histories.of(key, 0, "shared").use(tick)
@@ -84,17 +85,17 @@ def test_a_document_may_be_used_twice_by_one_request():
     assert document.count == pytest.approx(1.0)
 
 
-# What is remembered
+# All histories
 
 
 class HistoriesMachine(RuleBasedStateMachine):
-    """Paths are used, kept, evicted and forgotten: residents never, and ghosts in the order in which they aged."""
+    """Paths are used, kept, evicted and forgotten. Residents are never forgotten, ghosts oldest first."""
 
     FEWEST = 3
 
     def __init__(self):
         super().__init__()
-        self.patched = patch.object(history_module, "_FEWEST", self.FEWEST)
+        self.patched = patch.object(histories_module, "_FEWEST", self.FEWEST)
         self.patched.start()
         self.histories = Histories(Random(0))
         self.residents: set[bytes] = set()
@@ -173,7 +174,7 @@ TestHistories = HistoriesMachine.TestCase
 TestHistories.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 
-def test_ever_new_paths_leave_so_many_ghosts_and_all_residents():
+def test_new_paths_leave_all_residents_and_a_bounded_number_of_ghosts():
     histories = Histories(Random(0))
     residents = [b"resident %d" % number for number in range(300)]
     for key in residents:
@@ -186,7 +187,7 @@ def test_ever_new_paths_leave_so_many_ghosts_and_all_residents():
     assert [histories.get(b"%d" % tick) is None for tick in (4399, 4400)] == [True, False]
 
 
-def test_without_residents_some_ghosts_are_remembered_all_the_same():
+def test_some_ghosts_are_remembered_without_residents():
     histories = Histories(Random(0))
     for tick in range(2000):
         histories.of(b"%d" % tick, 0, "same").use(tick)
@@ -194,7 +195,7 @@ def test_without_residents_some_ghosts_are_remembered_all_the_same():
     assert len(histories) == 500
 
 
-def test_a_path_that_comes_back_has_its_past():
+def test_a_path_that_returns_has_its_history():
     histories = Histories(Random(0))
     history = histories.of(b"a", 0, "a")
     for tick in range(1, 6):
@@ -205,7 +206,7 @@ def test_a_path_that_comes_back_has_its_past():
     assert history.uses == 5
 
 
-def test_each_path_is_as_likely_to_be_drawn():
+def test_all_paths_are_drawn_with_the_same_probability():
     histories = Histories(Random(0))
     for number in range(20):
         histories.of(b"%d" % number, 0, "same")
@@ -228,13 +229,13 @@ def area_under_curve(model: ReuseModel, examples: list[tuple[Example, bool]]) ->
 
 
 def logit_of(model: ReuseModel, example: Example) -> float:
-    """w·f + t[cell], as the class says."""
+    """w·f + t[cell], the formula of ``ReuseModel``."""
     products = (weight * feature for weight, feature in zip(model._weights, example.features, strict=True))
     return sum(products) + model._corrections[example.cell]
 
 
 def blank() -> ReuseModel:
-    """A model that has no opinion yet."""
+    """A model with weights of 0."""
     model = ReuseModel()
     model._weights = [0.0] * len(model._weights)
     return model
@@ -251,7 +252,7 @@ paths = st.builds(
 
 
 def described(path) -> History:
-    """A history whose document stands on another path too."""
+    """A history whose document also stands on another path."""
     ticks, depth, other, last_in_request = path
     document = Popularity()
     own, namesake = history_of([], depth, document), history_of([], 0, document)
@@ -271,10 +272,10 @@ def described(path) -> History:
     lessons=st.lists(st.tuples(paths, st.integers(0, 5000), st.booleans()), max_size=8),
 )
 @settings(max_examples=100, deadline=None)
-def test_a_logit_is_what_the_examples_features_and_the_weights_give(path, age, lessons):
+def test_a_logit_is_the_weighted_sum_of_an_examples_features(path, age, lessons):
     model, history = ReuseModel(), described(path)
     tick = history.last + age
-    # Learning from the very path moves the correction that it is read with.
+    # Learning from the path itself moves its own correction.
     for other, other_age, used in lessons:
         taught = described(other)
         model.learn(model.example(taught, taught.last + other_age), used)
@@ -286,7 +287,7 @@ def test_a_logit_is_what_the_examples_features_and_the_weights_give(path, age, l
 
 @given(path=paths, age=st.integers(0, 10**9), used=st.booleans())
 @settings(deadline=None)
-def test_a_lesson_moves_the_logit_towards_what_happened(path, age, used):
+def test_learning_moves_the_logit_towards_the_outcome(path, age, used):
     model, history = ReuseModel(), described(path)
     tick = history.last + age
     before = model.logit(history, tick)
@@ -296,7 +297,7 @@ def test_a_lesson_moves_the_logit_towards_what_happened(path, age, used):
     assert (after > before) if used else (after < before)
 
 
-def test_where_learning_starts_young_frequent_and_shallow_paths_are_likelier():
+def test_a_new_model_prefers_young_frequent_and_shallow_paths():
     model = ReuseModel()
     frequent = history_of(range(1, 11))
     assert model.logit(frequent, 11) > model.logit(frequent, 50) > model.logit(frequent, 5000)
@@ -305,7 +306,7 @@ def test_where_learning_starts_young_frequent_and_shallow_paths_are_likelier():
 
 
 def stream(random: Random, requests: int) -> list[tuple[Example, bool]]:
-    """Examples of a traffic in which 50 paths come again and again and the others once, in the order of the outcome."""
+    """Examples of traffic in which 50 paths are used again and again and others once, in order of outcome."""
     describe = ReuseModel()
     regular = [history_of([]) for _ in range(50)]
     waiting: dict[int, Example] = {}
@@ -323,7 +324,7 @@ def stream(random: Random, requests: int) -> list[tuple[Example, bool]]:
     return outcomes
 
 
-def test_it_learns_from_nothing_that_frequent_paths_are_used_again():
+def test_a_blank_model_learns_that_frequent_paths_are_used_again():
     model, outcomes = blank(), stream(Random(1), 9000)
     taught, held_out = outcomes[:-800], outcomes[-800:]
     assert area_under_curve(model, held_out) == 0.5
@@ -332,7 +333,7 @@ def test_it_learns_from_nothing_that_frequent_paths_are_used_again():
     assert area_under_curve(model, held_out) > 0.9
 
 
-def test_it_learns_how_likely_reuse_is_and_not_only_what_is_likelier():
+def test_it_learns_calibrated_probabilities():
     model, outcomes = blank(), stream(Random(1), 9000)
     taught, held_out = outcomes[:-800], outcomes[-800:]
     for example, used in taught:
@@ -342,7 +343,7 @@ def test_it_learns_how_likely_reuse_is_and_not_only_what_is_likelier():
 
 
 def by_age(random: Random, young_again: bool) -> tuple[Example, bool]:
-    """An example of traffic in which the young come again, or in which only the old do: what loops does that."""
+    """An example of traffic in which young paths are used again, or only old ones, as in a loop."""
     young = random.random() < 0.5
     history = history_of([1, 2])
     age = random.randrange(1, 20) if young else random.randrange(200, 2000)
@@ -360,8 +361,8 @@ def test_it_follows_a_change_of_traffic():
         assert area_under_curve(model, held_out[other]) < 0.1
 
 
-def test_it_finds_out_what_depth_means_to_this_traffic():
-    # Against where it starts: here only what stands behind others is used again.
+def test_it_learns_what_depth_means():
+    # The opposite of the initial weights: only deep paths are used again.
     random = Random(4)
 
     def example() -> tuple[Example, bool]:
@@ -376,7 +377,7 @@ def test_it_finds_out_what_depth_means_to_this_traffic():
     assert area_under_curve(model, held_out) > 0.95
 
 
-def test_one_sided_lessons_without_end_keep_every_number_finite():
+def test_one_sided_outcomes_keep_every_number_finite():
     model, history = ReuseModel(), history_of(range(1, 100))
     example = model.example(history, 10**8)
     for used in (True, False):

@@ -1,4 +1,4 @@
-"""What no plan takes along reaches the engines all the same: promptly, once at a time, and never lost."""
+"""Orders outside of plans: deliveries, deletions and restarts reach the engines, one at a time, and are never lost."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -16,7 +16,7 @@ GPU, HOST, DISK = Tier
 
 
 class Engines:
-    """Executor that note what they carry out, wait while they are ``held``, and fail while they are ``gone``."""
+    """An executor that records orders. It waits while it is ``held``, and raises ``gone`` if that is set."""
 
     def __init__(self) -> None:
         self.done: list[tuple[str, Orders]] = []
@@ -68,7 +68,7 @@ def drop(documents: str, tier: Tier = GPU, pages: Pages | None = None) -> Move:
 
 
 async def begun(awaitable) -> asyncio.Task:
-    """A task that has come to its first pause, and several more."""
+    """A task that has started, and has had time to run until it waits."""
     task = asyncio.create_task(awaitable)
     for _ in range(20):
         await asyncio.sleep(0)
@@ -94,7 +94,7 @@ def build(clock, engines):
 # The first token
 
 
-async def test_what_was_computed_serves_others_from_the_first_token_on(build):
+async def test_other_queries_find_documents_from_the_first_token_on(build):
     controller = build()
     await controller.admit(ask("runs", "ab"))
     assert await cached(controller, "ab") == [None, None]
@@ -106,14 +106,14 @@ async def test_what_was_computed_serves_others_from_the_first_token_on(build):
             await controller.prefilled(query_id)
 
 
-async def test_loading_is_weighed_against_computing(build):
+async def test_a_document_is_loaded_only_if_that_is_faster_than_computing(build):
     for load_s, source in ((0.5, HOST), (2.0, None)):
         controller = build(gpu=TOKENS, host=100, load_s=load_s, executor=None)
         await fill(controller, "a", "b")
         assert await cached(controller, "a") == [source]
 
 
-async def test_plans_are_counted_by_the_tier_that_they_load_from(build):
+async def test_planned_tokens_are_counted_by_source_tier(build):
     controller = build(gpu=2 * TOKENS, host=100, executor=None)
     await fill(controller, "a", "bc", "ab")
     stats = await controller.stats()
@@ -121,7 +121,7 @@ async def test_plans_are_counted_by_the_tier_that_they_load_from(build):
     assert (stats.planned_cached_tokens, stats.planned_tokens) == (TOKENS, 5 * TOKENS)
 
 
-async def test_a_plan_names_what_its_gpu_can_do_without_best_and_nothing_of_its_own(build):
+async def test_a_plan_names_spare_copies_but_none_of_its_own(build):
     controller = build("one", "two")
     await fill(controller, *"cab", "de")
     assert (await controller.admit(ask("query", "ax"))).spare == (key("c"), key("b"), key("de"))
@@ -132,7 +132,7 @@ async def test_a_plan_names_what_its_gpu_can_do_without_best_and_nothing_of_its_
 # Deliveries
 
 
-async def test_copies_of_what_was_computed_are_made_at_once(build, engines):
+async def test_write_through_copies_are_delivered_at_once(build, engines):
     controller = build(host=100, swap="write_through")
     await controller.admit(ask("runs", "a"))
     await controller.prefilled("runs")
@@ -153,7 +153,7 @@ async def test_a_copy_that_could_not_be_made_is_not_planned(build, engines):
     assert node.places == ("gpu@one",)
 
 
-async def test_the_orders_of_a_plan_that_ended_before_its_first_token_are_carried_out_by_hands(build, engines, clock):
+async def test_moves_of_a_plan_that_ended_before_its_first_token_are_delivered(build, engines, clock):
     controller = build(gpu=TOKENS, host=100)
     await fill(controller, "a")
     plan = await controller.admit(ask("runs", "b"))
@@ -164,7 +164,7 @@ async def test_the_orders_of_a_plan_that_ended_before_its_first_token_are_carrie
     assert plan.moves == ()
 
 
-async def test_the_orders_of_a_lost_plan_are_carried_out_when_its_lease_runs_out(build, engines, clock):
+async def test_moves_of_a_lost_plan_are_delivered_when_its_lease_expires(build, engines, clock):
     controller = build(gpu=TOKENS, host=100)
     await fill(controller, "a")
     plan = await controller.admit(ask("lost", "b"))
@@ -173,7 +173,7 @@ async def test_the_orders_of_a_lost_plan_are_carried_out_when_its_lease_runs_out
     await engines.until(lambda: engines.moves == list(plan.moves))
 
 
-async def test_orders_for_an_instance_that_is_not_there_wait_until_it_is_tried_again(build, engines):
+async def test_moves_that_cannot_be_delivered_stay_pending_until_the_next_try(build, engines):
     controller = build(gpu=TOKENS, host=100)
     await fill(controller, "a")
     engines.gone = EngineNotReady("the engine is loading")
@@ -181,7 +181,7 @@ async def test_orders_for_an_instance_that_is_not_there_wait_until_it_is_tried_a
     await controller.complete(report("fails", computed=0))
     await engines.until(lambda: engines.tried == 1 and not engines.busy)
     await begun(asyncio.sleep(0))
-    assert engines.tried == 1, "it is not tried again by itself"
+    assert engines.tried == 1, "a failed delivery is not retried by itself"
     engines.gone = ValueError("a defect is no reason to lose anything")
     controller.expire_leases()
     await engines.until(lambda: engines.tried == 2 and not engines.busy)
@@ -191,7 +191,7 @@ async def test_orders_for_an_instance_that_is_not_there_wait_until_it_is_tried_a
     await engines.until(lambda: engines.moves == list(plan.moves))
 
 
-async def test_what_waits_while_a_delivery_is_on_its_way_goes_with_the_next(build, engines):
+async def test_moves_that_become_pending_during_a_delivery_go_with_the_next(build, engines):
     controller = build(host=100, swap="write_through")
     async with engines.held():
         await fill(controller, "a")
@@ -217,16 +217,16 @@ async def test_a_deleted_document_is_dropped_and_forgotten_before_the_call_retur
     assert sorted(order.node for order in engines.moves) == sorted([key("a"), key("ab")])
 
 
-async def test_where_no_namespace_is_named_a_document_is_forgotten_in_all_that_were_heard_of(build, engines):
+async def test_a_deletion_without_a_namespace_covers_all_namespaces_seen(build, engines):
     controller = build()
     await fill(controller, "a", namespace="x")
     await fill(controller, "b", namespace="y")
-    await controller.restore([ResidencyReport(GPU, (HeldNode("z", ("a",), TOKENS),), "one")])
+    controller.recovery.restore([ResidencyReport(GPU, (HeldNode("z", ("a",), TOKENS),), "one")])
     await controller.delete_document(DocumentDeletion(("a",)))
     assert [orders.forget for _, orders in engines.done] == [(("x", "a"), ("y", "a"), ("z", "a"))]
 
 
-async def test_a_deletion_waits_for_the_queries_that_use_the_document_and_no_others(build, engines):
+async def test_a_deletion_waits_only_for_queries_that_use_the_document(build, engines):
     controller = build(max_running=2)
     await fill(controller, "a")
     await controller.admit(ask("uses", "ab"))
@@ -236,19 +236,19 @@ async def test_a_deletion_waits_for_the_queries_that_use_the_document_and_no_oth
     assert not deletion.done()
     await controller.complete(report("uses"))
     plan = await waits
-    assert [node.kept for node in plan.nodes] == [GPU, None], "nothing of it is kept meanwhile"
+    assert [node.kept for node in plan.nodes] == [GPU, None], "the document is not kept during its deletion"
     await begun(asyncio.sleep(0))
     assert not deletion.done()
     await controller.complete(report("waits"))
     assert await deletion == 2
     assert await cached(controller, "a") == [None]
-    # Twice: what "uses" had could not be dropped before its end.
+    # Forgotten twice, because what "uses" held could only be dropped after its end.
     assert [orders.forget for _, orders in engines.done][:1] == [(("tenant", "a"),)]
     assert engines.done[-1][1].forget == (("tenant", "a"),)
     assert {drop("a"), drop("ab")} <= {*engines.moves, *plan.moves}
 
 
-async def test_a_document_that_is_deleted_as_it_is_computed_is_not_kept(build, engines):
+async def test_a_document_deleted_during_its_prefill_is_not_kept(build, engines):
     controller = build(host=100, swap="write_through")
     await controller.admit(ask("computes", "ab"))
     deletion = await begun(controller.delete_document(DocumentDeletion(("a",), "tenant")))
@@ -262,7 +262,7 @@ async def test_a_document_that_is_deleted_as_it_is_computed_is_not_kept(build, e
     assert await cached(controller, "a") == [GPU]
 
 
-async def test_a_query_that_found_a_document_before_its_deletion_leaves_nothing_of_it(build, clock):
+async def test_a_query_that_searched_before_a_deletion_keeps_nothing_of_the_document(build, clock):
     controller = build()
     await fill(controller, "ab")
     clock.now = 10.0
@@ -273,7 +273,7 @@ async def test_a_query_that_found_a_document_before_its_deletion_leaves_nothing_
     assert late.prompt == ask("late", "ab").prompt
     await controller.complete(report("late"))
     assert await cached(controller, "ab") == [GPU, None]
-    # Stored again and found since, it is a document like any other; and what was not deleted always was.
+    # Searches after the deletion, other documents and other namespaces are not affected.
     for query_id, asked in (
         ("anew", ask("anew", "ab", searched_at=15.0)),
         ("another", ask("another", "a", searched_at=9.0)),
@@ -285,14 +285,14 @@ async def test_a_query_that_found_a_document_before_its_deletion_leaves_nothing_
         await controller.complete(report(query_id))
 
 
-async def test_nor_does_warming_up_bring_it_back(build):
+async def test_warming_does_not_bring_a_deleted_document_back(build):
     controller = build()
     await controller.delete_document(DocumentDeletion(("a",)))
     assert await controller.warm(ask("warm", "a", searched_at=0.0)) is None
     assert await controller.warm(ask("warm", "a")) is not None
 
 
-async def test_a_deletion_waits_for_a_plan_that_may_yet_copy_the_document(build, engines):
+async def test_a_deletion_waits_for_a_plan_that_may_still_copy_the_document(build, engines):
     controller = build(gpu=TOKENS, host=100)
     await fill(controller, "a")
     plan = await controller.admit(ask("moves", "b"))
@@ -303,7 +303,7 @@ async def test_a_deletion_waits_for_a_plan_that_may_yet_copy_the_document(build,
     assert await deletion == 1
 
 
-async def test_a_deletion_that_takes_too_long_says_so_and_a_second_one_goes_on(build, engines):
+async def test_a_deletion_that_times_out_can_be_continued(build, engines):
     controller = build(delete_timeout_s=0.01)
     await fill(controller, "a")
     await controller.admit(ask("uses", "a"))
@@ -315,7 +315,7 @@ async def test_a_deletion_that_takes_too_long_says_so_and_a_second_one_goes_on(b
     assert engines.moves == [drop("a")]
 
 
-async def test_a_deletion_that_an_instance_does_not_hear_of_fails_and_loses_no_order(build, engines):
+async def test_a_deletion_fails_without_losing_moves_if_an_instance_is_unreachable(build, engines):
     controller = build()
     await fill(controller, "a")
     engines.gone = EngineNotReady("the engine is loading")
@@ -327,7 +327,7 @@ async def test_a_deletion_that_an_instance_does_not_hear_of_fails_and_loses_no_o
     assert drop("a") in engines.moves or drop("a") in (await controller.admit(ask("next"))).moves
 
 
-async def test_a_deletion_waits_for_the_delivery_that_is_on_its_way(build, engines):
+async def test_a_deletion_waits_for_a_running_delivery(build, engines):
     controller = build(host=100, swap="write_through")
     async with engines.held():
         await fill(controller, "a")
@@ -345,25 +345,25 @@ async def test_clearing_drops_everything_before_the_call_returns(build, engines)
     assert set(engines.moves) == {drop("a"), drop("b")}
 
 
-# An engine that comes up anew
+# Restarts
 
 
-async def test_an_engine_that_comes_up_anew_has_an_empty_gpu_and_what_is_reported(build):
+async def test_a_restarted_engine_has_an_empty_gpu_and_what_it_reports(build):
     controller = build(gpu=TOKENS, host=100, executor=None)
     await fill(controller, "a", "b")
     pages = Pages(tuple(range(50, 50 + TOKENS)), 9)
     reports = [ResidencyReport(HOST, (HeldNode("tenant", ("c",), TOKENS, pages),))]
-    assert await controller.restart_instance("one", reports) == RestoreResult(1, 0)
+    assert controller.instances.restart("one", "reboot", reports) == RestoreResult(1, 0)
     assert await cached(controller, "b") == [None]
     assert await cached(controller, "a") == [HOST]
     assert await cached(controller, "c") == [HOST]
 
 
-async def test_the_plans_of_an_engine_that_came_up_anew_have_failed_and_who_waits_goes_on_waiting(build):
+async def test_a_restart_fails_running_plans_and_keeps_waiting_queries(build):
     controller = build(max_running=1)
     await controller.admit(ask("runs", "a"))
     first, second = await waiting(controller, ask("first")), await waiting(controller, ask("second"))
-    await controller.restart_instance("one", [])
+    controller.instances.restart("one", "reboot", [])
     with pytest.raises(UnknownPlan):
         await controller.complete(report("runs"))
     assert (await first).query_id == "first"
@@ -373,42 +373,42 @@ async def test_the_plans_of_an_engine_that_came_up_anew_have_failed_and_who_wait
     assert (await second).query_id == "second"
 
 
-async def test_a_turn_that_came_as_the_engine_went_is_an_error_and_no_plan(build):
+async def test_a_turn_that_comes_as_its_engine_is_lost_raises(build):
     controller = build(max_running=1)
     await controller.admit(ask("runs"))
     task = await waiting(controller, ask("waits"))
-    await controller.complete(report("runs"))  # hands the cache to "waits" ...
-    await controller.restart_instance("one", [])  # ... which has not heard of it
+    await controller.complete(report("runs"))  # makes it the turn of "waits" ...
+    controller.instances.restart("one", "reboot", [])  # ... whose task has not run yet
     with pytest.raises(EngineDied):
         await task
     assert (await controller.stats()).running == 0
 
 
-async def test_a_restart_ends_the_wait_of_a_deletion(build):
+async def test_a_restart_lets_a_waiting_deletion_return(build):
     controller = build()
     await controller.admit(ask("uses", "a"))
     deletion = await begun(controller.delete_document(DocumentDeletion(("a",))))
     assert not deletion.done()
-    await controller.restart_instance("one", [])
+    controller.instances.restart("one", "reboot", [])
     assert await deletion == 1
 
 
-async def test_what_cannot_be_restarted_is_refused(build):
+async def test_an_invalid_restart_is_refused(build):
     controller = build(max_running=1)
     await controller.admit(ask("runs"))
     task = await waiting(controller, ask("waits"))
     with pytest.raises(UnknownInstance):
-        await controller.restart_instance("two", [])
+        controller.instances.restart("two", "reboot", [])
     assert (await controller.stats()).running == 1
     with pytest.raises(InvalidRequest):
-        await controller.restart_instance("one", [ResidencyReport(HOST, (HeldNode("tenant", (), 1),))])
+        controller.instances.restart("one", "reboot", [ResidencyReport(HOST, (HeldNode("tenant", (), 1),))])
     assert (await task).query_id == "waits"
 
 
 # Fingerprints
 
 
-async def test_a_fingerprint_is_part_of_every_key_and_of_no_name(build, engines):
+async def test_a_fingerprint_is_part_of_every_key_and_of_no_namespace_shown(build, engines):
     controller = build(fingerprint="llama")
     plan = await controller.admit(ask("query", "ab"))
     assert plan.namespace == "tenant"
@@ -419,14 +419,14 @@ async def test_a_fingerprint_is_part_of_every_key_and_of_no_name(build, engines)
     await controller.pin(CachePath("tenant", ("a",)), pinned=False)
     assert await controller.delete_document(DocumentDeletion(("b",), "tenant")) == 1
     assert engines.done[-1][1].forget == (("tenant", "b"),)
-    await controller.restore([ResidencyReport(GPU, (HeldNode("tenant", ("z",), TOKENS),), "one")])
+    controller.recovery.restore([ResidencyReport(GPU, (HeldNode("tenant", ("z",), TOKENS),), "one")])
     assert await cached(controller, "z") == [GPU]
 
 
-# Waits that are given up
+# Waits and persistence
 
 
-async def test_a_wait_that_is_given_up_is_counted_as_cancelled_once(build):
+async def test_a_cancelled_wait_is_counted_once(build):
     controller = build(max_running=1)
     await controller.admit(ask("runs"))
     for ended_by_report in (False, True):
@@ -439,23 +439,23 @@ async def test_a_wait_that_is_given_up_is_counted_as_cancelled_once(build):
     assert (await controller.stats()).cancelled == 2
 
 
-async def test_what_is_kept_anywhere_is_on_disk_before_everything_stops(build, engines):
+async def test_persisting_copies_every_node_to_disk_once(build, engines):
     controller = build(gpu=20, host=20, disk=40)
     await fill(controller, "ab", "cd")
     await controller.persist()
     copied = [move for move in engines.moves if move.target is DISK]
     assert {move.node for move in copied} == {key("a"), key("ab"), key("c"), key("cd")}
     assert not any(move.evict for move in copied)
-    # Parents first, or a crash between two leaves what nobody can use.
+    # Parents first: after a crash in between, a child without its parent would be useless.
     order = [move.node for move in copied]
     assert order.index(key("a")) < order.index(key("ab"))
     assert order.index(key("c")) < order.index(key("cd"))
     before = len(engines.done)
     await controller.persist()
-    assert len(engines.done) == before, "what is there is not copied again"
+    assert len(engines.done) == before, "nodes on disk are not copied again"
 
 
-async def test_a_disk_that_is_too_small_takes_what_it_can(build, engines):
+async def test_persisting_to_a_small_disk_copies_what_fits(build, engines):
     controller = build(gpu=40, disk=20)
     await fill(controller, "ab", "cd")
     await controller.persist()
@@ -463,7 +463,7 @@ async def test_a_disk_that_is_too_small_takes_what_it_can(build, engines):
     assert (await controller.stats()).tiers[-1].used_tokens == 20
 
 
-async def test_nobody_is_ordered_to_drop_what_an_ended_speculation_never_computed(build):
+async def test_copies_that_an_ended_speculation_never_computed_are_not_dropped(build):
     controller = build()
     await controller.speculate("query", "abc", ask("query~1", "abc"))
     lost = tuple(LostCopy(key("abc"[: depth + 1]), GPU) for depth in (1, 2))

@@ -1,4 +1,4 @@
-"""The order of a prompt's documents, and how many of them are cached, as plans have it."""
+"""The order of a plan's documents, and how many of them are cached."""
 
 import msgspec
 import pytest
@@ -22,18 +22,18 @@ def documents_of(plan) -> str:
     return "".join(segment.key for segment in plan.prompt.documents)
 
 
-async def test_documents_stand_as_they_were_found_unless_asked_otherwise(build):
+async def test_documents_keep_the_order_of_the_search_by_default(build):
     assert documents_of(await build().admit(ask("query", "cab"))) == "cab"
 
 
-async def test_canonical_order_is_that_of_the_keys(build):
+async def test_canonical_order_sorts_by_key(build):
     controller = build()
     plan = await controller.admit(ordered(DocumentOrder.CANONICAL, "cab", system="s"))
     assert [segment.key for segment in plan.prompt.segments] == ["s", "a", "b", "c", "question"]
     assert plan.nodes[0].tokens == TOKENS
 
 
-async def test_what_is_cached_goes_first_and_the_others_by_rank(build):
+async def test_cached_first_order_puts_the_cached_path_first_and_the_rest_by_rank(build):
     controller = build()
     await fill(controller, "ba", system="s")
     plan = await controller.admit(ordered(DocumentOrder.CACHED_FIRST, "dabc", system="s"))
@@ -41,13 +41,13 @@ async def test_what_is_cached_goes_first_and_the_others_by_rank(build):
     assert [node.source for node in plan.nodes] == [Tier.GPU] * 3 + [None] * 2
 
 
-async def test_another_tenants_cache_orders_nothing(build):
+async def test_another_tenants_cache_has_no_effect_on_the_order(build):
     controller = build()
     await fill(controller, "ba", namespace="other")
     assert documents_of(await controller.admit(ordered(DocumentOrder.CACHED_FIRST, "ab"))) == "ab"
 
 
-async def test_warming_up_and_speculating_order_as_queries_do(build):
+async def test_warming_and_speculation_order_documents_as_queries_do(build):
     controller = build()
     await fill(controller, "ba")
     warmed = await controller.warm(ordered(DocumentOrder.CACHED_FIRST, "cab", "warm"))
@@ -59,9 +59,9 @@ async def test_warming_up_and_speculating_order_as_queries_do(build):
 
 
 @pytest.mark.parametrize(("most", "cached"), [(0, ""), (2, "ab"), (9, "abcd"), (None, "abcd")])
-async def test_only_so_many_documents_are_cached(build, most, cached):
+async def test_cached_documents_bounds_how_many_documents_are_cached(build, most, cached):
     controller = build(cached_documents=most)
     await fill(controller, "abcd", system="s")
     plan = await controller.admit(ask("query", "abcd", system="s"))
-    assert documents_of(plan) == "abcd", "all of them stand in the prompt"
+    assert documents_of(plan) == "abcd", "the prompt has all documents"
     assert [node.source for node in plan.nodes] == [Tier.GPU] * (1 + len(cached))

@@ -1,4 +1,4 @@
-"""A controller kept true to instances that come, restart, hang and go; the instances are fakes."""
+"""A controller that follows fake instances as they come, restart, hang and go."""
 
 import asyncio
 
@@ -8,7 +8,8 @@ from controller_under_test import ask, key, report
 from structlog.testing import capture_logs
 
 from cachectl.runtime import live_controller as live_module
-from cachectl.runtime.live_controller import LiveController, OneInstance
+from cachectl.runtime.live_controller import LiveController
+from cachectl.runtime.live_instances import OneInstance
 from cachectl.settings import ControllerSettings
 from protocol.errors import EngineDied
 from protocol.generation import EngineInfo, GenerationStep, PrefillCost, PrefillResult
@@ -21,7 +22,7 @@ MEMORY = KvMemory("print", "boot", 1, 1, 100, 100, 100, 1e9, 1e9, shared="machin
 
 
 class Engine:
-    """An instance that says what the test has it say, ``hangs``, or ``fails``."""
+    """A fake instance. It hangs or fails on demand."""
 
     def __init__(self, memory: KvMemory | None = MEMORY, **said: object) -> None:
         self.memory = msgspec.structs.replace(memory, **said) if memory is not None else None
@@ -60,7 +61,7 @@ class Engine:
 
 
 class Fleet:
-    """The instances that there are."""
+    """The running instances."""
 
     def __init__(self, **engines: Engine) -> None:
         self.engines = engines
@@ -98,28 +99,28 @@ def events(logs: list) -> list[str]:
     return [entry["event"] for entry in logs]
 
 
-async def test_it_starts_over_all_that_there_are(start):
+async def test_it_starts_with_all_running_instances(start):
     fleet = Fleet(a=Engine(boot="boot-a"), b=Engine(boot="boot-b"))
     fleet.engines["a"].reports = (held(GPU, "x", "a"), held(HOST, "h"))
     fleet.engines["b"].reports = (held(GPU, "y", "b"), held(DISK, "d"))
     live = await start(fleet)
-    assert live.controller.boots == {"a": "boot-a", "b": "boot-b"}
+    assert live.controller.instances.boots == {"a": "boot-a", "b": "boot-b"}
     plan = await live.controller.admit(ask("query", "y"))
     assert (plan.instance, plan.boot) == ("b", "boot-b")
     assert [node.source for node in plan.nodes] == [GPU]
     await live.controller.complete(report("query"))
     assert await where(live, "h") == [HOST]
-    # What both reach the first has said all of.
+    # The first instance's report of the shared tiers counts, so "d" of the second one is dropped.
     assert await where(live, "d") == [None]
     assert await live.follow() is False
 
 
-async def test_without_any_instance_it_does_not_start(start):
+async def test_it_does_not_start_without_an_instance(start):
     with pytest.raises(EngineDied):
         await start(Fleet())
 
 
-async def test_an_instance_that_comes_takes_requests_and_one_that_goes_gets_none(start):
+async def test_a_new_instance_gets_requests_and_a_lost_one_gets_none(start):
     fleet = Fleet(a=Engine())
     live = await start(fleet)
     await live.controller.admit(ask("on a"))
@@ -128,15 +129,15 @@ async def test_an_instance_that_comes_takes_requests_and_one_that_goes_gets_none
     assert (await live.controller.admit(ask("on b"))).instance == "b"
     del fleet.engines["a"]
     assert await live.follow() is True
-    assert live.controller.retired == {"a"}
-    assert await live.follow() is False, "it is retired once"
+    assert live.controller.instances.retired == {"a"}
+    assert await live.follow() is False, "an instance is retired once"
     await live.controller.complete(report("on a"))
     live.controller.expire_leases()
-    assert set(live.controller.boots) == {"b"}
+    assert set(live.controller.instances.boots) == {"b"}
 
 
 @pytest.mark.parametrize("memory", [MEMORY, None])
-async def test_an_instance_that_is_back_before_it_has_ended_takes_requests_again(start, memory):
+async def test_an_instance_that_returns_before_it_has_ended_gets_requests_again(start, memory):
     fleet = Fleet(a=Engine(memory))
     live = await start(fleet)
     engine = fleet.engines.pop("a")
@@ -146,16 +147,16 @@ async def test_an_instance_that_is_back_before_it_has_ended_takes_requests_again
     fleet.engines["a"] = engine
     assert await live.follow() is True
     assert (await waits).instance == "a"
-    assert not live.controller.retired
+    assert not live.controller.instances.retired
     assert await live.follow() is False
 
 
-async def test_an_instance_that_is_back_after_it_was_forgotten_brings_what_it_holds(start):
+async def test_an_instance_that_returns_after_it_was_forgotten_is_restored_from_its_report(start):
     fleet = Fleet(a=Engine(), b=Engine())
     live = await start(fleet)
     engine = fleet.engines.pop("b")
     await live.follow()
-    assert set(live.controller.boots) == {"a"}
+    assert set(live.controller.instances.boots) == {"a"}
     engine.reports = (held(GPU, "x", "b"),)
     fleet.engines["b"] = engine
     await live.follow()
@@ -163,7 +164,7 @@ async def test_an_instance_that_is_back_after_it_was_forgotten_brings_what_it_ho
     assert (plan.instance, plan.nodes[0].source) == ("b", GPU)
 
 
-async def test_an_engine_that_came_up_anew_under_its_name_has_what_it_says_now(start):
+async def test_a_restarted_engine_is_restored_from_its_new_report(start):
     fleet = Fleet(a=Engine())
     fleet.engines["a"].reports = (held(GPU, "x", "a"), held(HOST, "h"))
     live = await start(fleet)
@@ -173,11 +174,11 @@ async def test_an_engine_that_came_up_anew_under_its_name_has_what_it_says_now(s
     assert await live.follow() is True
     assert (await live.controller.stats()).failed == 1
     assert [await where(live, documents) for documents in "xhi"] == [[None], [HOST], [HOST]]
-    assert live.controller.boots == {"a": "boot+"}
+    assert live.controller.instances.boots == {"a": "boot+"}
     assert await live.follow() is False
 
 
-async def test_beside_others_an_engine_that_came_up_anew_speaks_for_its_gpu_alone(start):
+async def test_a_restarted_engine_reports_only_its_gpu_while_others_run(start):
     fleet = Fleet(a=Engine(), b=Engine())
     live = await start(fleet)
     fleet.engines["b"].restarts()
@@ -186,7 +187,7 @@ async def test_beside_others_an_engine_that_came_up_anew_speaks_for_its_gpu_alon
     assert [await where(live, documents) for documents in "gh"] == [[GPU], [None]]
 
 
-async def test_another_model_is_refused_and_that_is_said_once(start):
+async def test_an_instance_of_another_model_is_refused_and_logged_once(start):
     fleet = Fleet(a=Engine())
     live = await start(fleet)
     fleet.engines |= {"b": Engine(fingerprint="another"), "c": Engine(None)}
@@ -194,16 +195,16 @@ async def test_another_model_is_refused_and_that_is_said_once(start):
         for _ in range(3):
             assert await live.follow() is False
     assert [entry["instance"] for entry in logs if entry["log_level"] == "error"] == ["b", "c"]
-    assert set(live.controller.boots) == {"a"}
-    # Another of the name may be another engine.
+    assert set(live.controller.instances.boots) == {"a"}
+    # A later instance of this name may be another engine.
     del fleet.engines["b"]
     await live.follow()
     fleet.engines["b"] = Engine()
     assert await live.follow() is True
-    assert set(live.controller.boots) == {"a", "b"}
+    assert set(live.controller.instances.boots) == {"a", "b"}
 
 
-async def test_an_engine_that_comes_up_with_another_model_gets_nothing_more(start):
+async def test_an_engine_that_restarts_with_another_model_is_retired(start):
     fleet = Fleet(a=Engine(), b=Engine())
     live = await start(fleet)
     fleet.engines["a"].restarts(fingerprint="another")
@@ -211,24 +212,24 @@ async def test_an_engine_that_comes_up_with_another_model_gets_nothing_more(star
         await live.follow()
         await live.follow()
     assert [entry["instance"] for entry in logs if entry["log_level"] == "error"] == ["a"]
-    assert set(live.controller.boots) == {"b"}
+    assert set(live.controller.instances.boots) == {"b"}
     assert (await live.controller.admit(ask("query"))).instance == "b"
 
 
 @pytest.mark.parametrize("error", [EngineDied("gone"), RuntimeError("broken")])
-async def test_one_that_fails_keeps_nobody_from_being_looked_at(start, error):
+async def test_a_failing_instance_does_not_stop_the_look_at_others(start, error):
     fleet = Fleet(a=Engine(), c=Engine())
     live = await start(fleet)
     fleet.engines["b"] = Engine()
     fleet.engines["a"].fails = error
     fleet.engines["c"].restarts()
     assert await live.follow() is True
-    assert live.controller.boots == {"a": "boot", "b": "boot", "c": "boot+"}
+    assert live.controller.instances.boots == {"a": "boot", "b": "boot", "c": "boot+"}
     fleet.engines["a"].fails = None
     assert await live.follow() is False
 
 
-async def test_one_that_hangs_keeps_nobody_from_being_looked_at(start, monkeypatch):
+async def test_a_hanging_instance_does_not_stop_the_look_at_others(start, monkeypatch):
     fleet = Fleet(b=Engine(), d=Engine())
     live = await start(fleet)
     monkeypatch.setattr(live_module, "ANSWER_S", 0.01)
@@ -236,25 +237,25 @@ async def test_one_that_hangs_keeps_nobody_from_being_looked_at(start, monkeypat
     fleet.engines["a"].hangs = fleet.engines["d"].hangs = True
     del fleet.engines["b"]
     assert await live.follow() is True
-    assert set(live.controller.boots) == {"c", "d", "e"}
+    assert set(live.controller.instances.boots) == {"c", "d", "e"}
     fleet.engines["a"].hangs = False
     assert await live.follow() is True
-    assert set(live.controller.boots) == {"a", "c", "d", "e"}
+    assert set(live.controller.instances.boots) == {"a", "c", "d", "e"}
 
 
-async def test_an_instance_whose_report_cannot_be_true_is_there_and_empty(start):
+async def test_an_instance_with_an_invalid_report_is_added_empty(start):
     fleet = Fleet(a=Engine())
     live = await start(fleet)
     fleet.engines["b"] = Engine()
     fleet.engines["b"].reports = (ResidencyReport(GPU, (HeldNode("tenant", (), 1),), "b"),)
     await live.follow()
     asked = fleet.engines["b"].asked
-    assert set(live.controller.boots) == {"a", "b"}
+    assert set(live.controller.instances.boots) == {"a", "b"}
     await live.follow()
-    assert (fleet.engines["b"].asked, set(live.controller.boots)) == (asked + 1, {"a", "b"})
+    assert (fleet.engines["b"].asked, set(live.controller.instances.boots)) == (asked + 1, {"a", "b"})
 
 
-# What is shared
+# Shared tiers
 
 
 async def test_an_instance_of_another_machine_is_isolated(start):
@@ -264,15 +265,15 @@ async def test_an_instance_of_another_machine_is_isolated(start):
     fleet.engines["b"] = Engine(shared="elsewhere")
     fleet.engines["b"].reports = (held(GPU, "g", "b"), held(HOST, "i"))
     await live.follow()
-    assert live.controller.sharing == {"a"}
+    assert live.controller.instances.sharing == {"a"}
     assert [await where(live, documents) for documents in "hgi"] == [[HOST], [GPU], [None]]
-    # It still is when it comes up anew.
+    # It is still isolated after a restart.
     fleet.engines["b"].restarts()
     await live.follow()
-    assert live.controller.sharing == {"a"}
+    assert live.controller.instances.sharing == {"a"}
 
 
-async def test_when_the_last_that_reached_what_is_shared_is_gone_the_next_brings_its_own(start):
+async def test_the_next_instance_replaces_shared_tiers_that_no_instance_reaches(start):
     fleet = Fleet(a=Engine(), b=Engine(shared="elsewhere"))
     fleet.engines["a"].reports = (held(HOST, "h"), held(DISK, "d"))
     live = await start(fleet)
@@ -280,23 +281,23 @@ async def test_when_the_last_that_reached_what_is_shared_is_gone_the_next_brings
     assert (runs.instance, runs.nodes[0].source) == ("a", HOST)
     del fleet.engines["a"]
     await live.follow()
-    assert live.controller.sharing == set()
+    assert live.controller.instances.sharing == set()
     fleet.engines["c"] = Engine(shared="a third")
     fleet.engines["c"].reports = (held(HOST, "i", first_page=5), held(GPU, "g", "c"))
     await live.follow()
     live.controller.check_integrity()
-    assert live.controller.sharing == {"c"}
+    assert live.controller.instances.sharing == {"c"}
     assert [await where(live, documents) for documents in "hdig"] == [[None], [None], [HOST], [GPU]]
-    # Whoever comes later with that is one of them, and the one with the first is not any more.
+    # Later instances share the new tiers if they have the same name for them. "e" has the old name.
     fleet.engines |= {"d": Engine(shared="a third"), "e": Engine()}
     await live.follow()
-    assert live.controller.sharing == {"c", "d"}
+    assert live.controller.instances.sharing == {"c", "d"}
     await live.controller.complete(report("runs", lost=[LostCopy(key("i", "print/tenant"), HOST)]))
     assert await where(live, "i") == [HOST]
     live.controller.check_integrity()
 
 
-async def test_the_next_of_the_same_machine_finds_what_is_there(start):
+async def test_the_next_instance_of_a_machine_finds_its_shared_tiers(start):
     fleet = Fleet(a=Engine())
     fleet.engines["a"].reports = (held(HOST, "h"),)
     live = await start(fleet)
@@ -306,25 +307,25 @@ async def test_the_next_of_the_same_machine_finds_what_is_there(start):
     fleet.engines["b"].reports = (held(HOST, "h"), held(HOST, "i", first_page=20))
     await live.follow()
     live.controller.expire_leases()
-    assert set(live.controller.boots) == {"b"}
+    assert set(live.controller.instances.boots) == {"b"}
     assert [await where(live, documents) for documents in "hi"] == [[HOST], [HOST]]
 
 
-async def test_the_only_one_that_restarts_with_other_shared_tiers_brings_them(start):
+async def test_a_single_instance_that_restarts_elsewhere_replaces_the_shared_tiers(start):
     fleet = Fleet(a=Engine())
     fleet.engines["a"].reports = (held(HOST, "h"),)
     live = await start(fleet)
     fleet.engines["a"].restarts(shared="elsewhere")
     fleet.engines["a"].reports = (held(HOST, "i"),)
     await live.follow()
-    assert live.controller.sharing == {"a"}
+    assert live.controller.instances.sharing == {"a"}
     assert [await where(live, documents) for documents in "hi"] == [[None], [HOST]]
 
 
-async def test_engines_that_keep_nothing_are_ordered_all_the_same(start):
+async def test_engines_without_kv_memory_get_plans(start):
     fleet = Fleet(a=Engine(None), b=Engine(None))
     live = await start(fleet)
-    assert live.controller.boots == {"a": "", "b": ""}
+    assert live.controller.instances.boots == {"a": "", "b": ""}
     plans = [await live.controller.admit(ask(name)) for name in ("first", "second")]
     assert {(plan.instance, plan.boot) for plan in plans} == {("a", ""), ("b", "")}
     del fleet.engines["a"]
@@ -335,14 +336,14 @@ async def test_engines_that_keep_nothing_are_ordered_all_the_same(start):
     assert (await live.controller.admit(ask("third"))).instance == "c"
 
 
-async def test_a_single_engine_is_the_only_instance(start):
+async def test_one_instance_wraps_a_single_engine(start):
     engine = Engine()
     live = await start(OneInstance("only", engine))
     assert (await live.controller.admit(ask("query"))).instance == "only"
     assert await live.follow() is False
 
 
-async def test_what_the_controller_orders_reaches_the_instance_that_is_meant(start):
+async def test_orders_reach_their_instances(start):
     fleet = Fleet(a=Engine(), b=Engine())
     live = await start(fleet)
     await live.controller.clear()

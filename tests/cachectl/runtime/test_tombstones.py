@@ -1,4 +1,4 @@
-"""A document that was deleted is known for as long as somebody may still bring it."""
+"""Tombstones: deletions are remembered for as long as an older search may bring the document."""
 
 import pytest
 from controller_under_test import Clock
@@ -16,7 +16,7 @@ def tombstones(clock):
     return Tombstones(clock, remembered_s=100.0)
 
 
-def test_a_search_before_the_deletion_is_out_of_date_and_one_after_it_is_not(tombstones, clock):
+def test_a_search_is_outdated_if_it_began_before_the_deletion(tombstones, clock):
     clock.now = 10.0
     tombstones.add(["a", "b"], "tenant")
     assert tombstones.any(["x", "b"], "tenant", searched_at=9.0)
@@ -26,7 +26,7 @@ def test_a_search_before_the_deletion_is_out_of_date_and_one_after_it_is_not(tom
     assert not tombstones.any([], "tenant", searched_at=9.0)
 
 
-def test_namespaces_are_told_apart_unless_it_was_deleted_in_all(tombstones):
+def test_a_deletion_counts_in_its_namespace_or_in_all(tombstones):
     tombstones.add(["a"], "tenant")
     tombstones.add(["b"], None)
     assert not tombstones.any(["a"], "other", searched_at=0.0)
@@ -40,7 +40,7 @@ def test_the_last_deletion_counts(tombstones, clock):
     assert tombstones.any(["a"], "tenant", searched_at=45.0)
 
 
-def test_what_nobody_can_bring_any_more_is_forgotten(tombstones, clock):
+def test_old_deletions_are_forgotten(tombstones, clock):
     for second in range(1000):
         clock.now = float(second)
         tombstones.add([str(second), "again"], "tenant")

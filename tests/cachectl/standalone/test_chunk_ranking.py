@@ -1,4 +1,4 @@
-"""Chunks outside a tree are ranked as nodes in it: by the policy's own formula, with its clock."""
+"""Chunks outside a tree are ranked by a policy's formula and its clock."""
 
 import pytest
 
@@ -9,24 +9,24 @@ from cachectl.standalone.chunk_ranking import PolicyChunkRanking
 
 
 def ranking(policy=PrefixAwareGreedyDual) -> PolicyChunkRanking:
-    # 2 s a token, and a hundredth more for each one in front.
+    # 2 s per token, and 10 ms more for each cached token.
     return PolicyChunkRanking(policy(Lookahead()), lambda cached, new: new * (2 + cached / 100))
 
 
-def test_pgdsf_is_the_mean_cost_of_a_token_times_the_requests():
+def test_pgdsf_priority_is_mean_cost_per_token_times_requests():
     chunks = ranking()
     assert chunks.computed(b"a", 0, 64) == 2
     assert chunks.reused(b"a") == 4
-    # A second computation, at 4 s a token: 3 s on the mean.
+    # A second computation at 4 s per token makes the mean 3 s.
     assert chunks.computed(b"a", 200, 16) == 9
 
 
-def test_the_policy_is_the_given_one():
+def test_the_given_policy_ranks_the_chunks():
     chunks = ranking(GreedyDualSizeFrequency)
     assert [chunks.computed(b"a", 0, 64), chunks.reused(b"a")] == [1, 2]
 
 
-def test_evictions_move_the_clock_on_and_never_back():
+def test_evictions_only_advance_the_clock():
     chunks = ranking()
     chunks.evicted(b"a", chunks.computed(b"a", 0, 1) + 5)
     assert chunks.computed(b"b", 0, 1) == 7 + 2
@@ -35,7 +35,7 @@ def test_evictions_move_the_clock_on_and_never_back():
 
 
 @pytest.mark.parametrize("leave", [lambda chunks: chunks.evicted(b"a", 0), lambda chunks: chunks.forget(b"a")])
-def test_what_has_left_begins_anew(leave):
+def test_a_chunk_that_left_starts_over(leave):
     chunks = ranking()
     chunks.computed(b"a", 400, 1)
     leave(chunks)
@@ -44,7 +44,7 @@ def test_what_has_left_begins_anew(leave):
     assert chunks.computed(b"a", 0, 1) == 2
 
 
-def test_cleared_it_knows_nothing_and_its_clock_stands_at_0():
+def test_clearing_forgets_all_chunks_and_resets_the_clock():
     chunks = ranking()
     chunks.evicted(b"a", chunks.computed(b"a", 0, 1))
     chunks.computed(b"b", 0, 1)

@@ -53,12 +53,12 @@ def held(*documents: str) -> ResidencyReport:
 
 
 async def kept_of(controller, store: Memory) -> None:
-    await SnapshotSaver(controller, store, 1.0).keep()
+    await SnapshotSaver(controller.recovery, store, 1.0).save()
 
 
 async def test_uses_pins_and_places_outlive_the_controller(build):
     first, store = build(disk=100, swap="write_through"), Memory()
-    first.shared = "rack"
+    first.recovery.shared = "rack"
     for count, document in enumerate("abc", start=1):
         for number in range(count):
             await use(first, f"{document}{number}", document)
@@ -69,8 +69,8 @@ async def test_uses_pins_and_places_outlive_the_controller(build):
     assert set(record.caches) == {"gpu@one", "disk@rack"}
 
     second = build(disk=100)
-    second.recall(store.kept)
-    await second.restore([held("a", "b", "c")])
+    second.recovery.recall(store.kept)
+    second.recovery.restore([held("a", "b", "c")])
     nodes = {node.content: node for node in (await second.tree(1, 1000)).namespaces["tenant"]}
     assert [nodes[name].frequency for name in "abc"] == [1, 2, 3]
     assert [nodes[name].pinned for name in "abc"] == [False, True, False]
@@ -84,11 +84,11 @@ async def test_what_the_tiers_no_longer_have_is_forgotten(build):
     await first.pin(CachePath("tenant", ("a",)))
     await kept_of(first, store)
     second = build(disk=100)
-    second.recall(store.kept)
-    await second.restore([])
+    second.recovery.recall(store.kept)
+    second.recovery.restore([])
     assert (await second.tree(1, 1000)).nodes == 0
-    keeper = SnapshotSaver(second, store, 1.0)
-    await keeper.keep()
+    keeper = SnapshotSaver(second.recovery, store, 1.0)
+    await keeper.save()
     assert store.kept.nodes == {}
 
 
@@ -98,7 +98,7 @@ async def test_a_query_that_found_a_document_before_its_deletion_leaves_nothing_
     await first.delete_document(DocumentDeletion(("a",), "tenant"))
     await kept_of(first, store)
     second = build()
-    second.recall(store.kept)
+    second.recovery.recall(store.kept)
     assert (await second.admit(ask("late", "a", searched_at=9.0))).unshared
     assert not (await second.admit(ask("anew", "a", searched_at=11.0))).unshared
     for query_id in ("late", "anew"):
@@ -107,25 +107,25 @@ async def test_a_query_that_found_a_document_before_its_deletion_leaves_nothing_
 
 async def test_only_what_has_changed_is_kept_anew(build):
     controller, store = build(), Memory()
-    keeper = SnapshotSaver(controller, store, 1.0)
+    keeper = SnapshotSaver(controller.recovery, store, 1.0)
     await use(controller, "1", "a")
     await use(controller, "2", "b")
-    await keeper.keep()
+    await keeper.save()
     await use(controller, "3", "b")
-    await keeper.keep()
+    await keeper.save()
     assert store.changes == [{key("a"), key("b")}, {key("b")}]
 
 
 async def test_all_is_kept_anew_after_the_store_was_away(build):
     controller, store = build(), Memory()
-    keeper = SnapshotSaver(controller, store, 1.0)
+    keeper = SnapshotSaver(controller.recovery, store, 1.0)
     await use(controller, "1", "a")
-    await keeper.keep()
+    await keeper.save()
     store.away = True
     await use(controller, "2", "b")
-    await keeper.keep()
+    await keeper.save()
     store.away = False
-    await keeper.keep()
+    await keeper.save()
     assert store.changes[-1] == {key("a"), key("b")}
 
 
@@ -134,14 +134,14 @@ async def test_pages_of_host_memory_are_found_with_their_uses(build):
     await use(first, "1", "a")
     await kept_of(first, store)
     second = build(host=100)
-    second.recall(store.kept)
+    second.recovery.recall(store.kept)
     pages = Pages(tuple(range(TOKENS)), 7)
-    await second.restore([ResidencyReport(Tier.HOST, (HeldNode("tenant", ("a",), TOKENS, pages),))])
+    second.recovery.restore([ResidencyReport(Tier.HOST, (HeldNode("tenant", ("a",), TOKENS, pages),))])
     (node,) = (await second.tree(1, 1000)).namespaces["tenant"]
     assert (node.frequency, node.places) == (1, ("host",))
 
 
 async def test_for_a_store_that_keeps_nothing_nothing_is_recollected(build, monkeypatch):
     controller = build()
-    monkeypatch.setattr(controller, "snapshot", None)
-    await SnapshotSaver(controller, NoStore(), 1.0).keep()
+    monkeypatch.setattr(controller.recovery, "snapshot", None)
+    await SnapshotSaver(controller.recovery, NoStore(), 1.0).save()

@@ -1,0 +1,140 @@
+"""Prefill times over cached and new tokens: measured on a grid of points, interpolated in between."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from protocol.errors import ConfigError, InvalidRequest
+
+
+class CostGrid:
+    """Prefill seconds over cached and new tokens: ``seconds[i][j]`` is T(cached[i], new[j]).
+
+    Inside the grid, the time is bilinear between the four surrounding points, and exact at each. Outside:
+
+    - No new tokens: T(c, 0) = 0, because no pass runs.
+    - Fewer new tokens than the first point: on the line through the first two points. Where this line meets 0 tokens is
+      the launch cost, at least 0, which even the smallest pass pays. The time falls towards it and not towards 0,
+      because a line through the origin would make tiny prefills nearly free. A grid whose ``new`` begins at 0 states
+      its launch cost itself.
+    - Fewer cached tokens than the first point: the time at that point. It is an upper bound, because attending to fewer
+      tokens costs no more.
+    - Beyond a last point: along the slope of the last cell, or level if that is negative. Prefill is linear in cached
+      tokens, so this is as good as the slope. It is quadratic in new tokens, so this is too low for prompts much longer
+      than any measured.
+
+    If the points never fall with more tokens, no time inside or outside does. If noise would break this outside, the
+    slope or the launch cost of fewer tokens is used instead.
+
+    Raises ConfigError unless both axes have two points or more, strictly increasing from 0 or above, and ``seconds``
+    has a positive finite number for each pair. Immutable; grids with equal points are equal.
+    """
+
+    def __init__(self, cached: Sequence[int], new: Sequence[int], seconds: Sequence[Sequence[float]]) -> None:
+        check_axis("cached", cached)
+        check_axis("new", new)
+        if len(seconds) != len(cached) or any(len(row) != len(new) for row in seconds):
+            raise ConfigError(f"a grid of {len(cached)} cached by {len(new)} new points needs a time for each pair")
+        if not all(math.isfinite(time) and time > 0 for row in seconds for time in row):
+            raise ConfigError("a prefill's seconds must be positive and finite")
+        self._cached = tuple(cached)
+        self._new = tuple(new)
+        self._points = tuple(tuple(float(time) for time in row) for row in seconds)
+        self._rows, self._columns, self._cells = _cells_of(self._cached, self._new, self._points)
+
+    @property
+    def cached(self) -> tuple[int, ...]:
+        """The measured numbers of cached tokens."""
+        return self._cached
+
+    @property
+    def new(self) -> tuple[int, ...]:
+        """The measured numbers of new tokens."""
+        return self._new
+
+    @property
+    def points(self) -> tuple[tuple[float, ...], ...]:
+        """The measured seconds: a row for each of ``cached``, with a time for each of ``new``."""
+        return self._points
+
+    def seconds(self, cached_tokens: int, new_tokens: int) -> float:
+        """Seconds to prefill ``new_tokens`` behind ``cached_tokens``. Raises InvalidRequest for negative tokens."""
+        if new_tokens <= 0 or cached_tokens < 0:
+            _check_tokens(cached_tokens, new_tokens)
+            return 0.0
+        row = bisect_right(self._rows, cached_tokens) - 1
+        column = bisect_right(self._columns, new_tokens) - 1
+        time, per_cached, per_new, per_pair = self._cells[row][column]
+        cached_tokens -= self._rows[row]
+        new_tokens -= self._columns[column]
+        return time + per_cached * cached_tokens + (per_new + per_pair * cached_tokens) * new_tokens
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CostGrid):
+            return NotImplemented
+        return (self._cached, self._new, self._points) == (other._cached, other._new, other._points)
+
+    def __hash__(self) -> int:
+        return hash((self._cached, self._new, self._points))
+
+    def __repr__(self) -> str:
+        return f"CostGrid(cached={self._cached}, new={self._new}, seconds={self._points})"
+
+
+def _cells_of(
+    cached: Sequence[int], new: Sequence[int], points: Sequence[Sequence[float]]
+) -> tuple[list[int], list[int], list[list[tuple[float, float, float, float]]]]:
+    """Where cells begin, in cached and in new tokens, and each cell's time at that point, slopes and mixed slope.
+
+    Cells cover everything from 0 on. The last cell of a row or column is unbounded.
+    """
+    rows, columns, table = list(cached), list(new), [list(row) for row in points]
+    if columns[0] > 0:
+        launches = [max(0.0, row[0] - (row[1] - row[0]) / (new[1] - new[0]) * new[0]) for row in table]
+        for row, launch in zip(table, accumulate(launches, max), strict=True):
+            row.insert(0, min(launch, row[0]))
+        columns.insert(0, 0)
+    if rows[0] > 0:
+        table.insert(0, list(table[0]))
+        rows.insert(0, 0)
+    # One more point at the end of each axis, at the last cell's width, turns what lies beyond into cells. Slopes that
+    # never fall from row to row, or from column to column, keep the time from falling at any distance.
+    rises = [max(0.0, row[-1] - row[-2]) for row in table]
+    for row, rise in zip(table, accumulate(rises, max), strict=True):
+        row.append(row[-1] + rise)
+    rises = [max(0.0, last - before) for before, last in zip(table[-2], table[-1], strict=True)]
+    if columns[0] < new[0]:
+        # A launch cost is inferred, so it must not make a measured slope steeper.
+        rises[0] = min(rises[:2])
+    table.append([time + rise for time, rise in zip(table[-1], accumulate(rises, max), strict=True)])
+    heights = [end - begin for begin, end in pairwise([*rows, 2 * rows[-1] - rows[-2]])]
+    widths = [end - begin for begin, end in pairwise([*columns, 2 * columns[-1] - columns[-2]])]
+    cells = [
+        [
+            (
+                low,
+                (high - low) / height,
+                (low_next - low) / width,
+                ((high_next - high) - (low_next - low)) / width / height,
+            )
+            for (low, low_next), (high, high_next), width in zip(pairwise(lower), pairwise(upper), widths, strict=True)
+        ]
+        for (lower, upper), height in zip(pairwise(table), heights, strict=True)
+    ]
+    return rows, columns, cells
+
+
+def check_axis(name: str, points: Sequence[int]) -> None:
+    """Raise ConfigError unless there are two points or more, strictly increasing from 0 or above."""
+    if len(points) < 2:
+        raise ConfigError(f"the {name} axis needs two points or more, not {len(points)}", name)
+    if points[0] < 0:
+        raise ConfigError(f"the {name} axis begins at {points[0]}, but must not be negative", name)
+    if any(point >= after for point, after in pairwise(points)):
+        raise ConfigError(f"the {name} axis must increase strictly", name)
+
+
+def _check_tokens(cached_tokens: int, new_tokens: int) -> None:
+    if cached_tokens < 0 or new_tokens < 0:
+        raise InvalidRequest(f"tokens must not be negative: {cached_tokens} cached, {new_tokens} new")

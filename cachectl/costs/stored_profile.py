@@ -1,0 +1,76 @@
+"""The profiles of engines, kept on disk from their first start on."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from cachectl.costs.cost_grid import CostGrid
+from cachectl.costs.device_profile import DeviceProfile
+from cachectl.costs.profiling import PrefillProbe, profile
+from cachectl.costs.profiling_axes import quick_axes
+from protocol.errors import ConfigError
+from protocol.generation import EngineInfo
+from protocol.kv import KvMemory
+
+_log = structlog.get_logger(__name__)
+
+# The rate of a tier that does not exist: so slow that nothing is ever loaded from it.
+_NO_RATE = 1.0
+
+
+async def load_or_measure(
+    engine: PrefillProbe,
+    memory: KvMemory,
+    info: EngineInfo,
+    folder: Path,
+    progress: Callable[[int, int], None],
+) -> DeviceProfile:
+    """The profile of an engine, measured once for each fingerprint, device and step length, and kept in ``folder``.
+
+    Prefill times are read from the folder. If there is no file or a broken one, they are measured at a few lengths that
+    fit the engine's context, which takes some seconds; ``progress`` is then called with the number of probes done and
+    to do. The rates of loads are always those of ``memory``. Raises ConfigError for a context too short to profile, and
+    what the engine raises.
+    """
+    steps = f"{info.step.tokens} {info.step.prompt_tokens}" if info.step is not None else ""
+    path = folder / f"{memory.fingerprint}{_suffix(f'{memory.device} {steps}')}.json"
+    grid = _stored_grid(path)
+    measured = grid is None
+    if grid is None:
+        grid = await profile(engine, *quick_axes(info.max_model_len), 1, progress)
+    device = DeviceProfile(
+        name=memory.fingerprint,
+        source="measured when the engine started",
+        host_bytes_per_s=memory.host_bytes_per_s or _NO_RATE,
+        disk_bytes_per_s=memory.disk_bytes_per_s or _NO_RATE,
+        kv_bytes_per_token=memory.page_bytes // memory.page_tokens,
+        grid=grid,
+    )
+    if measured:
+        _store(device, path)
+    return device
+
+
+def _suffix(text: str) -> str:
+    """A device and its steps as part of a file name."""
+    return "".join(f"-{word}" for word in re.findall(r"[a-z0-9]+", text.lower()))
+
+
+def _stored_grid(path: Path) -> CostGrid | None:
+    if not path.exists():
+        return None
+    try:
+        return DeviceProfile.load(path).grid
+    except ConfigError as error:
+        _log.warning("the stored profile is broken; the engine is profiled again", reason=str(error))
+        return None
+
+
+def _store(device: DeviceProfile, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        device.save(path)
+    except OSError as error:
+        _log.warning("the profile could not be saved; the next start measures it again", reason=str(error))

@@ -1,0 +1,37 @@
+"""The generator's instances as objects that can be called."""
+
+from collections.abc import Collection
+from typing import Protocol
+
+from cachectl.costs.profiling import PrefillProbe
+from protocol.parts import Generator
+
+
+class LiveEngine(Generator, PrefillProbe, Protocol):
+    """An instance of the generator that can also be profiled."""
+
+
+class LiveInstances(Protocol):
+    """The instances that run now."""
+
+    def names(self) -> Collection[str]:
+        """The names of the instances that take new plans. One that drains or is gone is not among them."""
+
+    def at(self, instance: str) -> LiveEngine:
+        """The instance of this name. Its calls raise EngineDied if it is gone."""
+
+
+class OneInstance:
+    """``LiveInstances`` of a single engine in this process."""
+
+    def __init__(self, name: str, engine: LiveEngine) -> None:
+        self._name = name
+        self._engine = engine
+
+    def names(self) -> Collection[str]:
+        """The engine's name."""
+        return (self._name,)
+
+    def at(self, instance: str) -> LiveEngine:  # noqa: ARG002
+        """The engine."""
+        return self._engine

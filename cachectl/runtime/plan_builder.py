@@ -1,0 +1,41 @@
+"""Grants as the plans that the generator executes."""
+
+from cachectl.runtime.instance_registry import InstanceRegistry
+from cachectl.scheduling.plan_translation import planned_nodes, spare_keys
+from cachectl.tree.grant import Grant
+from cachectl.tree.knowledge_tree import KnowledgeTree
+from protocol.plans import AdmissionRequest, PrefillPlan
+
+
+class PlanBuilder:
+    """Builds ``PrefillPlan`` messages from grants."""
+
+    def __init__(self, tree: KnowledgeTree, instances: InstanceRegistry) -> None:
+        self._tree = tree
+        self._instances = instances
+
+    def build(
+        self,
+        request: AdmissionRequest,
+        grant: Grant,
+        *,
+        queued_ms: float = 0.0,
+        speculative: bool = False,
+        unshared: bool = False,
+    ) -> PrefillPlan:
+        """The plan of a grant, for the prompt of ``request``."""
+        return PrefillPlan(
+            query_id=grant.query_id,
+            instance=grant.instance,
+            namespace=request.namespace,
+            prompt=request.prompt,
+            queued_ms=queued_ms,
+            nodes=planned_nodes(grant),
+            moves=tuple(grant.moves),
+            ends=tuple(grant.ends),
+            speculative=speculative,
+            spare=spare_keys(self._tree, grant.instance),
+            boot=self._instances.boots.get(grant.instance, ""),
+            unshared=unshared,
+            overtaken=grant.overtaken,
+        )

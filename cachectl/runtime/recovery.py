@@ -1,0 +1,85 @@
+"""What lets a restarted controller continue: snapshots, and what tiers report."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from cachectl.runtime.deliveries import Deliveries
+from cachectl.runtime.namespaces import Namespaces
+from cachectl.runtime.tombstones import Tombstones
+from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tree.restore import restore
+from cachectl.tree.snapshot import DeletionRecord, NodeRecord, Snapshot, record_of
+from protocol.cache import RestoreResult
+from protocol.errors import PinRefused, UnknownNode
+from protocol.kv import ResidencyReport
+
+_NODES_WITHOUT_A_PAUSE = 500
+"""About a millisecond's worth."""
+
+
+class Recovery:
+    """Takes snapshots of a controller, and rebuilds its tree from a snapshot and the tiers' reports.
+
+    The tiers report what they hold. A snapshot adds what only the controller knows: uses, pins and deletions.
+    ``shared`` names the host memory and disk that instances share.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        tombstones: Tombstones,
+        namespaces: Namespaces,
+        deliveries: Deliveries,
+        shared: str = "",
+    ) -> None:
+        self._scheduler = scheduler
+        self._tree = scheduler.tree
+        self._tombstones = tombstones
+        self._namespaces = namespaces
+        self._deliveries = deliveries
+        # The former controller's nodes, until the tiers have reported.
+        self._recalled: Mapping[str, NodeRecord] = {}
+        self.shared = shared
+
+    async def snapshot(self) -> Snapshot:
+        """What the next controller needs if this one is lost. Pauses regularly, so that queries are not delayed."""
+        tick = self._tree.grants.tick
+        deletions = tuple(DeletionRecord(*each) for each in self._tombstones.deletions())
+        records: dict[str, NodeRecord] = {}
+        nodes = list(self._tree.registry.nodes.values())
+        for begin in range(0, len(nodes), _NODES_WITHOUT_A_PAUSE):
+            for node in nodes[begin : begin + _NODES_WITHOUT_A_PAUSE]:
+                if not node.detached:
+                    records[node.key.hex()] = record_of(node, self.shared)
+            await asyncio.sleep(0)
+        return Snapshot(tick, records, deletions)
+
+    def recall(self, snapshot: Snapshot) -> None:
+        """Take over a former controller's snapshot. Call this before anything is restored."""
+        self._tree.grants.tick = max(self._tree.grants.tick, snapshot.tick)
+        self._recalled = snapshot.nodes
+        self._tombstones.recall((deleted.content, deleted.namespace, deleted.at) for deleted in snapshot.deletions)
+
+    def restore(self, reports: Sequence[ResidencyReport]) -> RestoreResult:
+        """Add what tiers report to the tree, with what the snapshot says of it.
+
+        Raises UnknownInstance or InvalidRequest for a report that cannot be true; then nothing is restored.
+        """
+        inside = []
+        for report in reports:
+            self._namespaces.seen.update(held.namespace for held in report.nodes)
+            inside.append(report.within(self._namespaces.prefix))
+        result = restore(self._tree, inside, self._recalled)
+        self._pin_again()
+        self._scheduler.reprioritise()
+        self._deliveries.start()
+        return result
+
+    def _pin_again(self) -> None:
+        """Pin what the former controller had pinned. Pins of nodes that were not restored are dropped."""
+        for record in self._recalled.values():
+            for _ in range(record.pinned):
+                with suppress(UnknownNode, PinRefused):
+                    self._tree.pin(record.namespace, record.path)
+        self._recalled = {}

@@ -1,0 +1,46 @@
+"""Admission messages as the scheduler's requests."""
+
+import msgspec
+
+from cachectl.runtime.namespaces import Namespaces
+from cachectl.runtime.tombstones import Tombstones
+from cachectl.scheduling.document_order import order_by_name
+from cachectl.scheduling.plan_translation import reordered, request_of
+from cachectl.scheduling.request import Request
+from cachectl.tree.knowledge_tree import KnowledgeTree
+from protocol.plans import AdmissionRequest, DocumentOrder
+
+
+class RequestReader:
+    """Reads admission messages against the ``tree`` and the ``tombstones`` as they are now.
+
+    At most ``cached_documents`` documents of a prompt, from the front, are cached; None means all.
+    """
+
+    def __init__(
+        self, tree: KnowledgeTree, namespaces: Namespaces, tombstones: Tombstones, cached_documents: int | None
+    ) -> None:
+        self._tree = tree
+        self._namespaces = namespaces
+        self._tombstones = tombstones
+        self._cached_documents = cached_documents
+
+    def ordered(self, admission: AdmissionRequest) -> AdmissionRequest:
+        """The message with its documents in the order that it asks for."""
+        if admission.order is DocumentOrder.RETRIEVAL:
+            return admission
+        root = self._tree.registry.roots.get(self._namespaces.inside(admission.namespace))
+        prompt = reordered(admission.prompt, order_by_name(admission.order), root)
+        return msgspec.structs.replace(admission, prompt=prompt)
+
+    def request(self, admission: AdmissionRequest, unshared: bool = False) -> Request:
+        """The scheduler's request. An ``unshared`` one has no path, so nothing of it is found or kept."""
+        self._namespaces.seen.add(admission.namespace)
+        namespace = self._namespaces.inside(admission.namespace)
+        request = request_of(admission.query_id, namespace, admission.prompt, unshared, self._cached_documents)
+        return request._replace(avoid=admission.avoid)
+
+    def outdated(self, admission: AdmissionRequest) -> bool:
+        """Whether one of its documents was deleted after its search began; then nothing of it may be kept."""
+        contents = [segment.key for segment in admission.prompt.prefix]
+        return self._tombstones.any(contents, self._namespaces.inside(admission.namespace), admission.searched_at)

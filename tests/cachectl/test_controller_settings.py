@@ -1,0 +1,40 @@
+"""The controller's section of the configuration."""
+
+import pytest
+from controller_under_test import Clock, Costs
+from pydantic import ValidationError
+
+from cachectl.runtime.controller import Controller
+from cachectl.settings import ControllerSettings
+from cachectl.tree.tier_manager import Capacities
+from protocol.errors import ConfigError
+from protocol.tiers import Tier
+
+GPU, HOST, DISK = Tier
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"policy": "MRU"},
+        {"policy": "pgdsf"},
+        {"swap": "twice"},
+        {"delete_timeout_s": 0},
+        {"frequency_window_s": 0},
+        {"reorder_window": -1},
+        {"max_running": 0},
+        {"max_queued": -1},
+        {"max_prefill_bs": -1},
+        {"lease_s": 0},
+        {"max_waiting": 1},
+    ],
+    ids=str,
+)
+def test_invalid_settings_are_refused(wrong):
+    with pytest.raises((ValidationError, ConfigError)) as caught:
+        ControllerSettings(**wrong)
+    assert next(iter(wrong)) in str(caught.value)
+
+
+def test_the_default_settings_make_a_controller():
+    Controller(ControllerSettings(), ["one"], Clock(), Costs(), Capacities(0), wall_clock=Clock()).check_integrity()
