@@ -1,8 +1,8 @@
-"""The composition root: one typed config in, one bound stack out.
+"""The composition root: builds the stack from one typed configuration.
 
 gateway (ASGI) ── handles ──► retriever, controller, generator (one Ray Serve application each)
 
-A retriever of several shards is an application for each of them, and the gateway merges what they find.
+A sharded retriever has one application for each shard, and the gateway merges their results.
 """
 
 from typing import NamedTuple
@@ -17,10 +17,11 @@ from ray.serve.schema import LoggingConfig
 from gateway.app import create_app
 from gateway.query.tracing import Tracing
 from generator.prompts.layout import SegmentLayout
-from protocol.parts import Retriever
+from protocol.parts import Controller, Retriever
 from retriever.sharding.sharded import ShardedRetriever
 from services.config import Config
 from services.model import generator_factory
+from services.observability.spans import open_spans
 from services.redis.stores import RedisStores
 from services.serve.applications import (
     CONTROLLER,
@@ -32,15 +33,14 @@ from services.serve.applications import (
     retriever_application,
     retriever_names,
 )
-from services.serve.handles import ControllerHandle, GeneratorHandle, RetrieverHandle
-from services.spans import open_spans
+from services.serve.handles import GeneratorHandle, controller_handle, retriever_handle
 
-_SHARE_OF_A_SHARD = 0.75
-"""Of the time that the retriever has to say that it is ready, what a shard of it has."""
+_SHARD_READINESS_SHARE = 0.75
+"""Share of the retriever's readiness timeout that each shard gets."""
 
 
 def build_parts(config: Config) -> list[serve.RunTarget]:
-    """The Serve applications of the three parts behind the gateway."""
+    """Build the Serve applications of the three parts behind the gateway."""
     retrievers = retriever_names(config)
     return [
         *(_target(retriever_application(config, shard), name) for shard, name in enumerate(retrievers)),
@@ -50,7 +50,7 @@ def build_parts(config: Config) -> list[serve.RunTarget]:
 
 
 def build_ingress(config: Config) -> serve.RunTarget:
-    """The gateway as a Serve application behind Serve's own proxy; the parts must have been deployed."""
+    """Build the gateway as a Serve application behind Serve's own proxy. Deploy the parts first."""
     return _target(gateway_application(config, build_app), GATEWAY, route_prefix="/")
 
 
@@ -58,13 +58,13 @@ class Parts(NamedTuple):
     """The parts of a running stack, as the gateway and the benchmarks call them."""
 
     retriever: Retriever
-    controller: ControllerHandle
+    controller: Controller
     generator: GeneratorHandle
     layout: SegmentLayout
 
 
 def build_app(config: Config) -> FastAPI:
-    """The gateway over the Serve applications of a running stack; needs a connection to its Ray."""
+    """Build the gateway over a running stack's Serve applications. Needs a connection to its Ray."""
     registry = CollectorRegistry()
     spans = open_spans(config.observability, GATEWAY)
     return create_app(
@@ -78,14 +78,14 @@ def build_app(config: Config) -> FastAPI:
 
 
 def connect_parts(config: Config, ray_address: str) -> Parts:
-    """Connect this process to a running stack's Ray and find its parts there."""
+    """Connect this process to a running stack's Ray and return handles of its parts."""
     ray.init(address=ray_address, logging_level="ERROR", log_to_driver=False)
     return _parts(config)
 
 
-def connect_controller() -> ControllerHandle:
-    """The controller of the stack that this process runs."""
-    return ControllerHandle(_handle(CONTROLLER))
+def connect_controller() -> Controller:
+    """Return the controller of the stack that this process runs."""
+    return controller_handle(_handle(CONTROLLER))
 
 
 def _parts(config: Config) -> Parts:
@@ -98,11 +98,11 @@ def _parts(config: Config) -> Parts:
 
 
 def _retriever(config: Config) -> Retriever:
-    shards = [RetrieverHandle(_handle(name), name) for name in retriever_names(config)]
+    shards = [retriever_handle(_handle(name), name) for name in retriever_names(config)]
     if len(shards) == 1:
         return shards[0]
-    # One silent shard must be found missing before the gateway takes all of them for silent.
-    ready_within_s = _SHARE_OF_A_SHARD * config.gateway.readiness_timeout_s
+    # A silent shard must time out before the gateway gives up on all of them.
+    ready_within_s = _SHARD_READINESS_SHARE * config.gateway.readiness_timeout_s
     return ShardedRetriever(shards, config.retriever.shards, ready_within_s)
 
 

@@ -25,7 +25,7 @@ from gateway.settings import GatewaySettings
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError
 from retriever.settings import RetrieverSettings
-from services.observability import ObservabilitySettings
+from services.observability.settings import ObservabilitySettings
 from services.redis.settings import RedisSettings
 from services.serve.replica_settings import ServingSettings
 

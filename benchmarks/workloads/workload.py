@@ -1,19 +1,15 @@
-"""Workloads: the streams of requests that a cache simulator is fed with, and the one place that opens them by name."""
+"""Workloads: streams of requests for the cache simulator, and views that cut, rescale or reorder them."""
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 from protocol.errors import ConfigError
-from retriever.settings import RetrieverSettings
 
 PAPER_MEAN_TOKENS = 3718.0
 """The mean length of a document in the corpus that RAGCache measures with, Wikipedia."""
-TRACES = {"ragpulse": "trace_ragpulse", "mooncake": "trace_mooncake_synthetic"}
-"""Traces that have a name, and their folders below the data folder."""
 
 
 class TraceDocument(NamedTuple):
@@ -162,80 +158,3 @@ def check_rate(rate: float) -> None:
     """Raise ConfigError unless this is a rate at which requests can arrive."""
     if not 0 < rate < math.inf:
         raise ConfigError(f"the rate must be a positive number of requests a second, and is {rate}", param="rate")
-
-
-def silent(step: str, done: int, total: int) -> None:
-    """Show no progress."""
-
-
-def open_workload(
-    name_or_path: str,
-    data: Path,
-    seed: int,
-    *,
-    requests: int | None = None,
-    rate: float | None = None,
-    top_k: int | None = None,
-    mean_tokens: float | None = PAPER_MEAN_TOKENS,
-    documents: int = 10_000,
-    alpha: float = 1.0,
-    retriever: RetrieverSettings | None = None,
-    cache_dir: Path | None = None,
-    progress: Callable[[str, int, int], None] = silent,
-) -> Workload:
-    """The workload of this name, or of the trace at this path; a name goes first, so write ``./zipf`` for the file.
-
-    Names: ``ragpulse`` and ``mooncake`` below ``data``; ``zipf``, ``temporal`` and ``uniform``, generated over
-    ``documents`` documents with skew ``alpha``; and question sets below ``data`` (see
-    `benchmarks.workloads.question_sets`),
-    whose documents a retriever with the settings ``retriever`` finds, its files kept below ``cache_dir``. The first
-    opening of a question set takes minutes, of which ``progress`` hears (step, done, total); it must not happen inside
-    a running event loop.
-
-    ``requests``, ``rate`` (a second) and ``top_k`` cut and rescale a trace, and size all others, whose defaults are
-    100,000 generated requests or each question once, 1 a second, and 5. Lengths of documents that are not a trace's are
-    drawn with mean ``mean_tokens``, or with None are those of the question set's texts.
-
-    Raises ConfigError for what does not exist or cannot be, and for a question set what its retriever raises.
-    """
-    # Generators and question sets pull in numpy and the retriever, and import what stands above.
-    from benchmarks.workloads.question_sets import QuestionSet, open_question_set
-    from benchmarks.workloads.synthetic import PATTERNS, SyntheticSettings, SyntheticWorkload
-    from benchmarks.workloads.traces import open_trace
-
-    if name_or_path in PATTERNS:
-        settings = SyntheticSettings(
-            requests=100_000 if requests is None else requests,
-            documents=documents,
-            top_k=5 if top_k is None else top_k,
-            rate=1.0 if rate is None else rate,
-            mean_tokens=PAPER_MEAN_TOKENS if mean_tokens is None else mean_tokens,
-            alpha=alpha,
-        )
-        return SyntheticWorkload(name_or_path, settings, seed)
-    if QuestionSet.exists(data, name_or_path):
-        if cache_dir is None:
-            raise ConfigError("a question set needs a cache folder for what is retrieved", param="cache_dir")
-        return open_question_set(
-            QuestionSet(data, name_or_path),
-            retriever or RetrieverSettings(),
-            cache_dir,
-            seed,
-            count=requests,
-            top_k=5 if top_k is None else top_k,
-            rate=1.0 if rate is None else rate,
-            mean_tokens=mean_tokens,
-            progress=progress,
-        )
-    path = data / TRACES[name_or_path] if name_or_path in TRACES else Path(name_or_path)
-    if not path.exists():
-        known = [*TRACES, *PATTERNS, *QuestionSet.names(data)]
-        raise ConfigError(
-            f"there is no workload {name_or_path!r}: {path} is no file, and the names are {', '.join(known)}",
-            param="workload",
-        )
-    workload = open_trace(path, name_or_path if name_or_path in TRACES else path.name)
-    # The rate comes last, as it is to be that of the requests that are left.
-    workload = workload if top_k is None else workload.top_k(top_k)
-    workload = workload if requests is None else workload.limit(requests)
-    return workload if rate is None else workload.at_rate(rate)

@@ -6,7 +6,7 @@ import typer
 
 from services.client import StackClient
 from services.config import load_config
-from services.run_state import RunState
+from services.stack.run_state import RunState
 
 UrlOption = Annotated[
     str | None,

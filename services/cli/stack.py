@@ -9,7 +9,7 @@ from services.cli.connection import ApiKeyOption, JsonOption, UrlOption, connect
 from services.cli.output import errors, results
 from services.config import load_config
 from services.model import generator_factory
-from services.process import StackProcess
+from services.stack.detached import StackProcess
 
 
 def up(
@@ -31,7 +31,7 @@ def up(
             running = StackProcess(config.data_dir).start(wait_s, on_wait=spinner.update)
         errors.print(f"Ready at [bold]{running.url}[/] (process {running.pid}); `ragtree down` stops it.")
         return
-    from services.stack import Stack
+    from services.stack.foreground import Stack
 
     Stack(config).run()
 

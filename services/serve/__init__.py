@@ -1,1 +1,1 @@
-"""The parts as Ray Serve deployments."""
+"""The parts on Ray Serve: deployments, the applications around them, and the handles that call them."""

@@ -1,7 +1,7 @@
-"""Which replica of the generator a call goes to: each is an instance that plans name.
+"""Routes each call of the generator to the replica that it names. One replica is one instance.
 
-The controller decides on an instance, so Serve's own choice by load is of no use for plans. A call that names one
-carries the name as Serve's multiplexed model id: Serve's word for what only some of the replicas have.
+The controller chooses the instance of a plan, so Serve's own choice by load does not apply. A call names its instance
+in Serve's multiplexed model id, which is Serve's way to name something that only some replicas have.
 """
 
 import asyncio
@@ -10,20 +10,20 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from services.serve.membership import note
+from services.serve.known_replicas import set_replicas
 
 
 class InstanceRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
-    """Serve's router in each process that calls the generator: to the replica that is named, or else to any.
+    """Serve's router in each process that calls the generator: to the named replica, or to any if none is named.
 
-    Where the named one is gone another gets the call, and says so: that is an error within milliseconds, where no
-    choice would be a call that waits for ever.
+    A call that names a replica that is gone goes to another one, which raises EngineDied. With no candidate at all,
+    Serve would let the call wait for ever.
     """
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The one that the request names, or all."""
+        """Return the replica that the request names, or all candidates."""
         named = pending_request.metadata.multiplexed_model_id if pending_request is not None else ""
         chosen = [replica for replica in candidate_replicas if replica.replica_id.unique_id == named]
         return [chosen or candidate_replicas]
@@ -35,8 +35,8 @@ class InstanceRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
     ) -> None:
         """Give a replica to the call that it was chosen for.
 
-        Serve's own code finds that by the id of the request within which it is made. Several that are made within one
-        at once have that in common: all but the first would wait for ever.
+        Serve's own code finds the call by the id of the enclosing request. Several concurrent calls of one request
+        share that id, so all but the first would wait for ever.
         """
         routing = asyncio.current_task()
         for call in self._pending_requests_to_fulfill:
@@ -49,8 +49,8 @@ class InstanceRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
     def _remove_pending_request_from_indices(self, pending_request: PendingRequest) -> None:
         """Forget a call that has its replica.
 
-        Serve's own code forgets what names a model when it looks for another call for that model. Nobody does here, and
-        the call of each plan, its prompt and all, would be kept for ever.
+        Serve's own code forgets a call that names a model only when it looks for another call for that model. This
+        router never does, so every plan's call, with its prompt, would be kept for ever.
         """
         super()._remove_pending_request_from_indices(pending_request)
         named = pending_request.metadata.multiplexed_model_id
@@ -60,6 +60,6 @@ class InstanceRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
             self._pending_requests_by_model_id[named] = waiting
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Hear from Serve which replicas there are."""
+        """Take over Serve's list of replicas."""
         super().update_replicas(replicas)
-        note(self.app_name, [replica.replica_id.unique_id for replica in replicas])
+        set_replicas(self.app_name, [replica.replica_id.unique_id for replica in replicas])

@@ -11,7 +11,7 @@ from compose_spec import parse_duration
 from dockerfiles import ROOT, chain, stages
 from options import is_option
 
-from services.stack import PERSIST_S
+from services.stack.foreground import PERSIST_S
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 PROVISIONING = ROOT / "docker" / "observability" / "grafana" / "provisioning"

@@ -23,7 +23,7 @@ class Shard:
 
 async def test_a_silent_shard_is_found_missing_before_the_gateway_gives_up_the_retriever(monkeypatch):
     monkeypatch.setattr(app, "_handle", lambda name: name)
-    monkeypatch.setattr(app, "RetrieverHandle", Shard)
+    monkeypatch.setattr(app, "retriever_handle", Shard)
     config = Config(gateway={"readiness_timeout_s": 0.4}, retriever={"shards": {"count": 2, "on_lost": "partial"}})
     retriever = app._retriever(config)
     async with asyncio.timeout(config.gateway.readiness_timeout_s):

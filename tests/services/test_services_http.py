@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 import uvicorn
 
-from services import stack
 from services.config import ServerSettings
-from services.serve.http_protocol import MOST_UNREAD_BYTES, BoundedHttpProtocol
+from services.stack import foreground
+from services.stack.http_protocol import MOST_UNREAD_BYTES, BoundedHttpProtocol
 
 
 async def echo(scope, receive, send):
@@ -26,7 +26,7 @@ async def echo(scope, receive, send):
 
 @asynccontextmanager
 async def listening(app=echo):
-    with stack._listening_socket(ServerSettings(port=0)) as listener:
+    with foreground._listening_socket(ServerSettings(port=0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, http=BoundedHttpProtocol, log_config=None, lifespan="off"))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -106,7 +106,7 @@ async def test_a_request_that_two_servers_could_read_differently_is_refused(head
 
 
 async def test_a_client_that_stops_reading_is_let_go(monkeypatch):
-    monkeypatch.setattr(stack, "STALLED_MS", 500)
+    monkeypatch.setattr(foreground, "STALLED_MS", 500)
     ended = asyncio.Event()
 
     async def endless(scope, receive, send):

@@ -13,7 +13,7 @@ from protocol.errors import EngineDied
 from protocol.generation import GenerationStep, Sampling
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
-from services.serve import membership
+from services.serve import known_replicas
 from services.serve.handles import GeneratorHandle
 from services.serve.instance_router import InstanceRouter
 
@@ -42,11 +42,11 @@ def call(named: str = "", request: str = "request") -> PendingRequest:
 
 @pytest.fixture
 async def router():
-    membership.note(APP, ())
+    known_replicas.set_replicas(APP, ())
     router = InstanceRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=False)
     router.update_replicas([Replica(name) for name in ("a", "b", "c")])
     yield router
-    membership.note(APP, ())
+    known_replicas.set_replicas(APP, ())
 
 
 def names(replicas) -> list[str]:
@@ -66,10 +66,10 @@ async def test_where_the_named_one_is_gone_another_gets_the_call_and_says_so(rou
 
 
 async def test_it_is_known_which_replicas_there_are(router):
-    assert membership.replicas_of(APP) == {"a", "b", "c"}
+    assert known_replicas.replicas_of(APP) == {"a", "b", "c"}
     router.update_replicas([Replica("b")])
-    assert membership.replicas_of(APP) == {"b"}
-    assert membership.replicas_of("another") == frozenset()
+    assert known_replicas.replicas_of(APP) == {"b"}
+    assert known_replicas.replicas_of("another") == frozenset()
 
 
 async def test_many_calls_at_once_each_go_where_they_are_to(router):
@@ -116,7 +116,7 @@ async def test_a_call_that_is_given_up_is_in_nobodys_way(router):
 
 
 class Part:
-    """``ServeHandle`` of all instances, or of one: notes its calls, and streams until it is told to end."""
+    """``DeploymentCaller`` of all instances, or of one: notes its calls, and streams until it is told to end."""
 
     app = APP
 
@@ -147,9 +147,9 @@ def plan(query_id: str, instance: str, namespace: str = "n") -> PrefillPlan:
 
 @pytest.fixture
 def part():
-    membership.note(APP, ("a", "b"))
+    known_replicas.set_replicas(APP, ("a", "b"))
     yield Part()
-    membership.note(APP, ())
+    known_replicas.set_replicas(APP, ())
 
 
 async def test_a_plan_is_streamed_and_ended_where_it_is_to_be(part):
@@ -195,7 +195,7 @@ async def test_instances_that_are_gone_are_forgotten_when_others_come(part):
     first = generator.at("a")
     assert generator.at("a") is first
     for number in range(100):
-        membership.note(APP, (f"new {number}",))
+        known_replicas.set_replicas(APP, (f"new {number}",))
         generator.at(f"new {number}")
     assert len(generator._at) <= 2
     assert generator.names() == {"new 99"}

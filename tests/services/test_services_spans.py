@@ -11,8 +11,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
-from services.observability import ObservabilitySettings
-from services.spans import open_spans
+from services.observability.settings import ObservabilitySettings
+from services.observability.spans import open_spans
 
 
 class Receiver:

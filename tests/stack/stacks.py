@@ -17,8 +17,8 @@ from httpx_sse import connect_sse
 from processes import descendants, engines_under
 
 from protocol.documents import UNFINISHED
-from services.process import StackProcess
-from services.run_state import RunningStack
+from services.stack.detached import StackProcess
+from services.stack.run_state import RunningStack
 
 Ran = subprocess.CompletedProcess[str]
 

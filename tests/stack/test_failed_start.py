@@ -4,8 +4,8 @@ import psutil
 import pytest
 from stacks import START_S, command
 
-from services.process import StackProcess, StartFailed
-from services.run_state import RunState
+from services.stack.detached import StackProcess, StartFailed
+from services.stack.run_state import RunState
 
 pytestmark = pytest.mark.ray
 

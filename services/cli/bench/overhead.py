@@ -13,7 +13,7 @@ from services.cli.bench.options import counts
 from services.cli.connection import JsonOption
 from services.cli.output import print_json, progress_bar, results
 from services.config import Config, load_config
-from services.process import StackProcess
+from services.stack.detached import StackProcess
 
 if TYPE_CHECKING:
     from benchmarks.overhead import OverheadResult

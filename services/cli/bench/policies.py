@@ -68,7 +68,7 @@ def policies(
     from benchmarks.simulation.policies import simulated_policies
     from benchmarks.simulation.simulator import SimulatedService
     from benchmarks.simulation.sweep import draw, size_where_lru_hits, sweep
-    from benchmarks.workloads.workload import open_workload
+    from benchmarks.workloads.by_name import open_workload
 
     profile = _device(device).with_kv_bytes(kv_bytes)
     service = SimulatedService(instances, max_running, reorder_window=window, order=order)

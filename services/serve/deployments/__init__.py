@@ -1,1 +1,1 @@
-"""The Ray Serve deployments: each a thin wrapper round one part's plain class."""
+"""The Ray Serve deployments. Each is a thin wrapper around one part's plain class."""

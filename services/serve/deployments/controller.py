@@ -1,8 +1,7 @@
-"""The controller as a Ray Serve deployment: one replica, the single writer."""
+"""The controller as a Ray Serve deployment: one replica, the single writer of the knowledge tree."""
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import structlog
@@ -12,22 +11,26 @@ from cachectl.runtime.gc_tuning import collect_while_idle, spare_full_collection
 from cachectl.runtime.live_controller import LiveController
 from cachectl.runtime.snapshot_saver import SnapshotSaver
 from cachectl.tree.snapshot import Snapshot
-from protocol.cache import CachePath, DocumentDeletion, TreeView
+from protocol.cache import CachePath
 from protocol.errors import DeployFailed, Unavailable
-from protocol.kv import LostCopy
-from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
+from protocol.parts import Controller
 from services.config import Config
 from services.redis.controller_state import controller_state
+from services.serve.forwarding import serves
 from services.serve.handles import GeneratorHandle
 
 log = structlog.get_logger(__name__)
 
 IDLE_CHECKS = 5
+"""Idle health checks in a row before a full garbage collection."""
+
 FOLLOW_S = 1.0
+"""Seconds between two looks at the generator's instances."""
 
 
+@serves(Controller, "_controller")
 class ControllerDeployment:
-    """Holds a ``Controller`` on the machine's monotonic clock, and keeps it true to the generator's instances."""
+    """Runs a ``Controller`` on the machine's monotonic clock and keeps it in step with the generator's instances."""
 
     async def __init__(self, config: Config, generator: str) -> None:  # type: ignore[misc]  # Serve awaits it
         config.observability.configure_logging()
@@ -41,82 +44,34 @@ class ControllerDeployment:
         store = await self._open.enter_async_context(controller_state(config.redis))
         await _start(self._live, engines, await store.load())
         self._controller = self._live.controller
-        self._keeper = SnapshotSaver(self._controller, store, config.controller.state_interval_s)
-        await self._open.enter_async_context(self._keeper.saving())
+        self._saver = SnapshotSaver(self._controller, store, config.controller.state_interval_s)
+        await self._open.enter_async_context(self._saver.saving())
         self._following = asyncio.create_task(self._follow())
 
-    async def on_candidates(self, query_id: str, documents: Sequence[str], final: bool) -> SpeculationDecision:
-        """Decide about provisional documents."""
-        return await self._controller.on_candidates(query_id, documents, final)
-
-    async def speculate(self, query_id: str, documents: Sequence[str], request: AdmissionRequest) -> PrefillPlan | None:
-        """Lease a plan on provisional documents."""
-        return await self._controller.speculate(query_id, documents, request)
-
-    async def admit(self, request: AdmissionRequest) -> PrefillPlan:
-        """Wait for the query's turn."""
-        return await self._controller.admit(request)
-
-    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = ()) -> None:
-        """Hear of a plan's first token."""
-        await self._controller.prefilled(query_id, lost)
-
-    async def complete(self, report: CompletionReport) -> None:
-        """Release a lease."""
-        await self._controller.complete(report)
-
-    async def warm(self, request: AdmissionRequest) -> PrefillPlan | None:
-        """Lease a plan to an instance that has nothing else to do."""
-        return await self._controller.warm(request)
-
     async def pin(self, path: CachePath, pinned: bool = True) -> None:
-        """Keep a path, or no longer."""
+        """Pin or unpin a path, and save the snapshot at once: a pin must survive a restart."""
         await self._controller.pin(path, pinned)
-        await self._keeper.keep()
-
-    async def delete_document(self, deletion: DocumentDeletion) -> int:
-        """Drop documents from every tier."""
-        return await self._controller.delete_document(deletion)
-
-    async def clear(self) -> int:
-        """Drop everything."""
-        return await self._controller.clear()
-
-    async def persist(self) -> None:
-        """Have on disk what is kept anywhere."""
-        await self._controller.persist()
-
-    async def tree(self, depth: int, limit: int) -> TreeView:
-        """The knowledge tree."""
-        return await self._controller.tree(depth, limit)
-
-    async def stats(self) -> ControllerStats:
-        """Counters and gauges."""
-        return await self._controller.stats()
-
-    async def ready(self) -> None:
-        """Return when queries can be admitted."""
-        await self._controller.ready()
+        await self._saver.keep()
 
     async def check_health(self) -> None:
-        """Serve's periodic call: the moment to take back what lost callers hold.
+        """Serve's periodic health check. Also expires the leases of lost callers.
 
-        A coroutine, for Serve runs plain functions in a thread, and the controller belongs to one event loop.
+        It is a coroutine because Serve runs plain functions in a thread, and the controller belongs to one event loop.
         """
         self._controller.expire_leases()
-        # Five calls in a row, seconds apart, without anything to do: nobody will notice a pause.
+        # Five idle checks in a row, one each second: a pause now delays no request.
         self._idle_checks = self._idle_checks + 1 if self._controller.idle else 0
         if self._idle_checks == IDLE_CHECKS:
             collect_while_idle()
 
     async def __del__(self) -> None:
-        """Serve's call before it ends the replica."""
+        """Close everything. Serve calls this before it ends the replica."""
         self._following.cancel()
-        await self._keeper.keep()
+        await self._saver.keep()
         await self._open.aclose()
 
     async def _follow(self) -> None:
-        """Look every second which instances have come or gone: what a GPU held is gone with its instance."""
+        """Check every second which instances came or went. KV in an instance's GPU is lost with the instance."""
         while True:
             await asyncio.sleep(FOLLOW_S)
             try:
@@ -126,7 +81,7 @@ class ControllerDeployment:
 
 
 async def _start(live: LiveController, engines: GeneratorHandle, snapshot: Snapshot) -> None:
-    """Start over the first engine that runs, however long its model takes to load, and again if it goes meanwhile."""
+    """Start with the first engine that runs, however long its model loads. Try again if the engine goes away."""
     while True:
         try:
             await engines.ready()

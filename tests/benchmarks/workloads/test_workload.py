@@ -6,8 +6,9 @@ from collections import Counter
 import pytest
 from workload_files import plain, write_lines
 
+from benchmarks.workloads.by_name import open_workload
 from benchmarks.workloads.traces import PlainTrace
-from benchmarks.workloads.workload import TraceDocument, TraceRequest, Workload, open_workload
+from benchmarks.workloads.workload import TraceDocument, TraceRequest, Workload
 from protocol.errors import ConfigError
 
 

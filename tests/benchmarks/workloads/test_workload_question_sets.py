@@ -8,8 +8,8 @@ import pytest
 from workload_files import write_lines
 
 from benchmarks.workloads import question_sets
+from benchmarks.workloads.by_name import open_workload
 from benchmarks.workloads.question_sets import QuestionSet, estimated_tokens
-from benchmarks.workloads.workload import open_workload
 from protocol.errors import ConfigError
 from retriever.settings import HashingSettings, IngestSettings, RetrieverSettings
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.workloads.by_name import open_workload
 from benchmarks.workloads.question_sets import QuestionSet
-from benchmarks.workloads.workload import open_workload
 from retriever.settings import HashingSettings, RetrieverSettings
 
 DATA = Path(__file__).parents[4] / "shared" / "data"

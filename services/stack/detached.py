@@ -9,7 +9,7 @@ from pathlib import Path
 
 from protocol.errors import RagtreeError
 from services.client import NotReady, StackClient
-from services.run_state import RunningStack, RunState
+from services.stack.run_state import RunningStack, RunState
 
 
 class StartFailed(RagtreeError):

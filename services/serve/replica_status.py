@@ -1,4 +1,4 @@
-"""Why a deployment has no replica that answers, in Ray Serve's own words."""
+"""Asks Ray Serve why a deployment has no running replica."""
 
 import asyncio
 import re
@@ -8,14 +8,15 @@ from ray.serve.schema import DeploymentStatus, ReplicaState
 
 from protocol.errors import DeployFailed, Unavailable
 
-# Serve quotes the whole traceback of a replica that could not start; its last unindented `module.Error: ` is the cause.
+# Serve's message holds the traceback of a replica that failed to start. The last unindented `module.Error: ` line has
+# the cause.
 _ERROR = re.compile(r"^[A-Za-z_][\w.]*: ", re.MULTILINE)
 
 
-async def absence(app: str, part: str, absent: type[Unavailable]) -> Unavailable | None:
-    """The error to raise for the one deployment of an application; None when a replica of it runs.
+async def why_no_replica(app: str, part: str, absent: type[Unavailable]) -> Unavailable | None:
+    """Return the error that says why an application's one deployment does not answer; None if a replica runs.
 
-    It is DeployFailed when Serve has given up starting it, else ``absent``.
+    The error is DeployFailed if Serve has given up starting the deployment, else ``absent``.
     """
     application = (await asyncio.to_thread(serve.status)).applications.get(app)
     if application is None or not application.deployments:
@@ -26,7 +27,7 @@ async def absence(app: str, part: str, absent: type[Unavailable]) -> Unavailable
     if deployment.status is DeploymentStatus.DEPLOY_FAILED:
         return DeployFailed(f"the {part} cannot start: {_cause(deployment.message)}")
     if _ERROR.search(deployment.message):
-        return absent(f"the {part} did not start, and is tried again: {_cause(deployment.message)}")
+        return absent(f"the {part} failed to start and will be tried again: {_cause(deployment.message)}")
     return absent(f"the {part} is starting")
 
 

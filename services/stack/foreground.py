@@ -19,9 +19,9 @@ from protocol.parts import Controller
 from services.app import build_app, build_ingress, build_parts, connect_controller
 from services.config import Config, ServerSettings
 from services.model import kv_settings
-from services.run_state import RunState
-from services.serve.http_protocol import BoundedHttpProtocol
 from services.shards import shard_folders
+from services.stack.http_protocol import BoundedHttpProtocol
+from services.stack.run_state import RunState
 
 log = structlog.get_logger(__name__)
 

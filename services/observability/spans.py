@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import NoOpTracer, Tracer
 
-from services.observability import ObservabilitySettings
+from services.observability.settings import ObservabilitySettings
 
 log = structlog.get_logger(__name__)
 
