@@ -1,5 +1,5 @@
-"""The vocabulary of RAGTree: typed messages that pass between its parts, the parts' contracts, and the error tree.
+"""The vocabulary of RAGTree: typed messages between its parts, the parts' contracts, and the errors.
 
-Every other package imports this one, and this one imports none of them. Messages are frozen ``msgspec`` structs: they
-cross process borders unchanged, and nobody edits one in flight.
+Every other package imports this one; this one imports none of them. Messages are frozen ``msgspec`` structs: they cross
+process borders unchanged, and no one edits them in flight.
 """

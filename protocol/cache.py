@@ -1,4 +1,4 @@
-"""What lies in the knowledge tree, as its controller tells its operators, and what they ask of it."""
+"""The knowledge tree as operators see it, and their requests about it."""
 
 import msgspec
 
@@ -6,7 +6,10 @@ from protocol.tiers import Tier
 
 
 class TierStats(msgspec.Struct, frozen=True):
-    """A tier now, in tokens and nodes, and how many nodes ever left it. ``instance`` is None for a shared tier."""
+    """State of one tier, in tokens and nodes. ``instance`` is None for a shared tier.
+
+    ``evictions`` counts the nodes that have left the tier.
+    """
 
     tier: Tier
     instance: str | None
@@ -18,9 +21,10 @@ class TierStats(msgspec.Struct, frozen=True):
 
 
 class TreeNode(msgspec.Struct, frozen=True):
-    """A node as operators see it. ``places`` lists tiers, with ``@instance`` behind one that is an instance's own.
+    """A node of the knowledge tree. ``places`` lists its tiers, with ``@instance`` appended for an instance's own tier.
 
-    ``requests_ago`` counts the requests since its last use. ``hidden`` counts children that the view leaves out.
+    ``requests_ago`` counts the requests since the node's last use. ``hidden`` counts the children that the view leaves
+    out.
     """
 
     key: str
@@ -36,7 +40,10 @@ class TreeNode(msgspec.Struct, frozen=True):
 
 
 class TreeView(msgspec.Struct, frozen=True):
-    """The most used of a tree of ``nodes``: by namespace the documents that stand first, and what lies behind them."""
+    """The most used nodes of a tree: for each namespace its first documents, with their children.
+
+    ``nodes`` counts all nodes of the tree.
+    """
 
     namespaces: dict[str, tuple[TreeNode, ...]]
     nodes: int
@@ -44,21 +51,21 @@ class TreeView(msgspec.Struct, frozen=True):
 
 
 class CachePath(msgspec.Struct, frozen=True):
-    """A node named from outside: the content hashes from the first segment of the prompt down to its own."""
+    """The path to a node: the content hashes from the first segment of the prompt down to the node."""
 
     namespace: str
     contents: tuple[str, ...]
 
 
 class DocumentDeletion(msgspec.Struct, frozen=True):
-    """A document that is no more: the content hashes of its chunks, in one namespace or, if None, in all."""
+    """A deleted document: the content hashes of its chunks. A ``namespace`` of None means all namespaces."""
 
     contents: tuple[str, ...]
     namespace: str | None = None
 
 
 class RestoreResult(msgspec.Struct, frozen=True):
-    """What a rebuilt tree took over: copies ``restored``, and ``refused`` for want of room or of what they stand on."""
+    """Result of restoring a tree: copies ``restored``, and copies ``refused`` for lack of room or of their parent."""
 
     restored: int
     refused: int

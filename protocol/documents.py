@@ -1,4 +1,4 @@
-"""Documents on their way in, documents as stored, and the jobs that carry them from one to the other."""
+"""Documents: uploads, stored documents, and the jobs that ingest them."""
 
 from typing import Literal
 
@@ -8,9 +8,9 @@ from protocol.filters import Attributes
 
 
 class DocumentUpload(msgspec.Struct, frozen=True):
-    """A document as it arrives: raw bytes, the media type that says how to read them, and what to remember of it.
+    """A document as uploaded: raw bytes, the media type that says how to read them, and metadata.
 
-    ``title`` stands above the text in prompts where given; otherwise the loader takes the document's own.
+    ``title`` stands above the text in prompts. If it is None, the loader takes the document's own title.
     """
 
     document_id: str
@@ -44,16 +44,16 @@ class StoredDocument(msgspec.Struct, frozen=True):
 
 
 class DocumentPage(msgspec.Struct, frozen=True):
-    """One page of a listing in the order of document ids; ``next_cursor`` is None on the last."""
+    """One page of a listing, ordered by document id. ``next_cursor`` is None on the last page."""
 
     documents: tuple[DocumentInfo, ...]
     next_cursor: str | None
 
 
 class Orphan(msgspec.Struct, frozen=True):
-    """A chunk's content that no document of its tenant has any more; what was made of it is still to be dropped.
+    """Content of a chunk that no document of its tenant has any more. Its KV still has to be deleted.
 
-    ``number`` is never given twice: a content that comes back and goes again is another orphan.
+    ``number`` is never reused: content that returns and goes again is a new orphan.
     """
 
     number: int
@@ -70,9 +70,9 @@ class CollectionInfo(msgspec.Struct, frozen=True):
 
 
 class RetrieverStats(msgspec.Struct, frozen=True):
-    """Documents by what became of them since the start (stored, unchanged, failed), those that wait, and the disk.
+    """Documents by outcome since the start (stored, unchanged, failed), queued documents, and disk space.
 
-    ``disk_free_bytes`` of ``disk_bytes`` are left on the file system of the store; of several, on the fullest.
+    ``disk_free_bytes`` of ``disk_bytes`` are free on the store's file system; with several, on the fullest.
     """
 
     ingested: dict[str, int]
@@ -82,15 +82,15 @@ class RetrieverStats(msgspec.Struct, frozen=True):
 
 
 DEFAULT_COLLECTION = "default"
-"""The collection of requests that name none; every tenant has it before putting anything into it."""
+"""The collection of requests that name none. It exists for every tenant from the start."""
 
 JobStatus = Literal["queued", "in_progress", "completed", "failed"]
 UNFINISHED: frozenset[JobStatus] = frozenset({"queued", "in_progress"})
-"""The statuses of a job that will still change."""
+"""The job statuses that will still change."""
 
 
 class JobError(msgspec.Struct, frozen=True):
-    """Why one document of a job did not go in. ``line`` counts a batch's lines from 1."""
+    """Why a job skipped one document. ``line`` counts a batch's lines from 1."""
 
     code: str
     message: str
@@ -99,10 +99,10 @@ class JobError(msgspec.Struct, frozen=True):
 
 
 class IngestJob(msgspec.Struct, frozen=True):
-    """The state of one ingestion. A batch completes when every line was tried; its failures stand in ``errors``.
+    """State of one ingestion. A batch completes when every line was tried; its failures are in ``errors``.
 
-    ``failed`` is the status of a job of which nothing went in. Counts are documents: ``total`` of them, of which
-    ``stored`` are new or changed, ``unchanged`` were there already, ``failed_documents`` were skipped.
+    The status is ``failed`` if no document was ingested. Counts are documents: of ``total``, ``stored`` are new or
+    changed, ``unchanged`` were already stored, and ``failed_documents`` were skipped.
     """
 
     job_id: str
@@ -118,10 +118,10 @@ class IngestJob(msgspec.Struct, frozen=True):
 
     @property
     def last_error(self) -> JobError | None:
-        """The newest of ``errors``."""
+        """The newest of ``errors``, or None."""
         return self.errors[-1] if self.errors else None
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen to this job."""
+        """Whether the job is finished."""
         return self.status not in UNFINISHED

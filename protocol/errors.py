@@ -1,58 +1,58 @@
-"""Every error that RAGTree raises on purpose, one sentence each.
+"""Every error that RAGTree raises on purpose.
 
     RagtreeError                 the root; never raised itself
       InvalidRequest             the request can never succeed as it stands
         UnknownFilterKey         a filter names an attribute that no document of the collection has
         QuestionTooLong          system prompt, question and answer alone exceed the model's context
         InvalidEncoding          text that should be UTF-8 is not
-      Unauthenticated            no API key, or one that nobody issued
+      Unauthenticated            no API key, or an unknown one
       PermissionDenied           the key is known, but may not do this
       NotFound                   what the request names does not exist
-        UnknownCollection        no document was ever put into this collection
+        UnknownCollection        the collection has never had a document
         UnknownDocument          the collection has no document of this id
         UnknownJob               no ingestion job has this id
         UnknownModel             the stack serves another model
-        UnknownPlan              no query holds a plan of this id: none ever did, or it was completed before
+        UnknownPlan              no query holds a plan of this id, or the plan is already complete
         UnknownNode              the knowledge tree has no such node
         UnknownInstance          no instance has this name
       Conflict                   the request contradicts the state of the stack, and will until that changes
         NoDocuments              the collection holds nothing to search yet
         IdempotencyMismatch      an Idempotency-Key was used again with another body
-        PinRefused               as much of a tier is pinned as may be
+        PinRefused               the tier's limit of pinned tokens is reached
       PayloadTooLarge            the body exceeds the configured limit
       UnsupportedMediaType       no loader reads this content type
-      UnreadableDocument         a document of a known type from which no text can be had
+      UnreadableDocument         no text can be extracted from the document
         EmptyDocument            it has no text
-        EncryptedDocument        it asks for a password
+        EncryptedDocument        it needs a password
         BrokenDocument           its bytes do not parse
       RateLimited                the caller's own quota is used up
-      Unavailable                the stack cannot serve this now, but will again
-        Overloaded               every queue place is taken
-        EngineNotReady           the engine is still loading, or being restarted
-        EngineDied               the engine went away under this request
-        RetrieverNotReady        the index is still loading, or being restarted
+      Unavailable                the stack cannot serve this now; try again later
+        Overloaded               the queue is full
+        EngineNotReady           the engine is loading or restarting
+        EngineDied               the engine died while it served this request
+        RetrieverNotReady        the index is loading or restarting
         ShardTimeout             a shard of the index did not answer in time
-        DeployFailed             a part of the stack could not be started, and is not tried again
-        DeadlineExceeded         the query's time was up before its answer was complete
-      StorageFull                the disk has no room for what should be stored; nothing of it was kept
-      ConfigError                the configuration cannot be used as it stands
+        DeployFailed             a part of the stack failed to start and will not be tried again
+        DeadlineExceeded         the query's deadline passed before its answer was complete
+      StorageFull                the disk is full; nothing was stored
+      ConfigError                the configuration is not valid
         UnknownPolicy            no replacement policy has this name
       InternalError              a defect of RAGTree; its details are in the log, not in the message
 
-An error carries a message for people, a ``code`` for programs and, where one request field is to blame, its name in
-``param``. The gateway alone knows HTTP statuses.
+An error has a message for people and a ``code`` for programs. If one request field is to blame, ``param`` names it.
+Only the gateway knows HTTP statuses.
 """
 
 from typing import ClassVar
 
 
 class RagtreeError(Exception):
-    """Root of the tree: a message for people, a stable ``code`` for programs, the offending field in ``param``."""
+    """Root of the tree: a message for people, a stable ``code`` for programs, and the offending field in ``param``."""
 
     code: ClassVar[str] = "error"
 
     def __init__(self, message: str, param: str | None = None) -> None:
-        # Both go to Exception.args, so that the error survives pickling between processes.
+        # Exception.args must hold both: pickling rebuilds the error from them.
         super().__init__(message, param)
         self.message = message
         self.param = param
@@ -86,7 +86,7 @@ class InvalidEncoding(InvalidRequest):
 
 
 class Unauthenticated(RagtreeError):
-    """No API key, or one that nobody issued."""
+    """The request has no API key, or an unknown one."""
 
     code = "invalid_api_key"
 
@@ -104,7 +104,7 @@ class NotFound(RagtreeError):
 
 
 class UnknownCollection(NotFound):
-    """No document was ever put into this collection."""
+    """The collection has never had a document."""
 
     code = "unknown_collection"
 
@@ -128,7 +128,7 @@ class UnknownModel(NotFound):
 
 
 class UnknownPlan(NotFound):
-    """No query holds a plan of this id: none ever did, or it was completed before."""
+    """No query holds a plan of this id, or the plan is already complete."""
 
     code = "unknown_plan"
 
@@ -164,7 +164,7 @@ class IdempotencyMismatch(Conflict):
 
 
 class PinRefused(Conflict):
-    """As much of a tier is pinned as may be."""
+    """The tier's limit of pinned tokens is reached."""
 
     code = "pin_refused"
 
@@ -182,7 +182,7 @@ class UnsupportedMediaType(RagtreeError):
 
 
 class UnreadableDocument(RagtreeError):
-    """A document of a known type from which no text can be had."""
+    """No text can be extracted from a document of a known type."""
 
     code = "unreadable_document"
 
@@ -194,7 +194,7 @@ class EmptyDocument(UnreadableDocument):
 
 
 class EncryptedDocument(UnreadableDocument):
-    """The document asks for a password."""
+    """The document needs a password."""
 
     code = "encrypted_document"
 
@@ -206,7 +206,7 @@ class BrokenDocument(UnreadableDocument):
 
 
 class RateLimited(RagtreeError):
-    """The caller's own quota is used up; in ``retry_after_s`` seconds it has room again, where that is known."""
+    """The caller's own quota is used up. It has room again in ``retry_after_s`` seconds, if that is known."""
 
     code = "rate_limited"
 
@@ -217,31 +217,31 @@ class RateLimited(RagtreeError):
 
 
 class Unavailable(RagtreeError):
-    """The stack cannot serve this now, but will again."""
+    """The stack cannot serve this now. The caller may try again later."""
 
     code = "unavailable"
 
 
 class Overloaded(Unavailable):
-    """Every queue place is taken."""
+    """The queue is full."""
 
     code = "overloaded"
 
 
 class EngineNotReady(Unavailable):
-    """The engine is still loading, or being restarted."""
+    """The engine is loading or restarting."""
 
     code = "engine_not_ready"
 
 
 class EngineDied(Unavailable):
-    """The engine went away under this request."""
+    """The engine died while it served this request."""
 
     code = "engine_died"
 
 
 class RetrieverNotReady(Unavailable):
-    """The index is still loading, or being restarted."""
+    """The index is loading or restarting."""
 
     code = "retriever_not_ready"
 
@@ -253,25 +253,25 @@ class ShardTimeout(Unavailable):
 
 
 class DeployFailed(Unavailable):
-    """A part of the stack could not be started, and is not tried again: its configuration has to change first."""
+    """A part of the stack failed to start and will not be tried again. The configuration has to change first."""
 
     code = "deploy_failed"
 
 
 class DeadlineExceeded(Unavailable):
-    """The query's time was up before its answer was complete."""
+    """The query's deadline passed before its answer was complete."""
 
     code = "deadline_exceeded"
 
 
 class StorageFull(RagtreeError):
-    """The disk has no room for what should be stored; nothing of it was kept."""
+    """The disk is full; nothing was stored."""
 
     code = "storage_full"
 
 
 class ConfigError(RagtreeError):
-    """The configuration cannot be used as it stands."""
+    """The configuration is not valid."""
 
     code = "config_error"
 

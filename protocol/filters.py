@@ -1,17 +1,17 @@
-"""Metadata filters in the shape OpenAI gave them: comparisons of one attribute, joined by ``and`` and ``or``."""
+"""Metadata filters in OpenAI's format: comparisons of one attribute, joined by ``and`` and ``or``."""
 
 from typing import Literal
 
 import msgspec
 
 AttributeValue = str | float | bool
-"""What a document's attribute may hold; integers are floats, as in JSON."""
+"""The value of a document's attribute. Integers are floats, as in JSON."""
 
 Attributes = dict[str, AttributeValue]
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """One attribute held against a value; ``in`` and ``nin`` take a list of values, the others a single one."""
+    """Compares one attribute with a value. ``in`` and ``nin`` take a list of values, the others one value."""
 
     key: str
     op: Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
@@ -19,7 +19,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class Compound(msgspec.Struct, frozen=True):
-    """Several filters of which all (``and``) or at least one (``or``) must hold."""
+    """Joins filters: all of them (``and``) or at least one (``or``) must hold."""
 
     op: Literal["and", "or"]
     filters: tuple["Filter", ...]

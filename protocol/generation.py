@@ -1,4 +1,4 @@
-"""What a generator is told besides the plan, and what it answers."""
+"""Requests to a generator besides the plan, and its answers."""
 
 from typing import Literal
 
@@ -8,13 +8,13 @@ from protocol.kv import KvMemory, LostCopy
 from protocol.tiers import Tier
 
 FinishReason = Literal["stop", "length", "ended"]
-"""Why an answer ended: by itself, at its bound, or because its generation was speculative and not wanted any more."""
+"""Why an answer ended: a stop token, its length limit, or the end of an unneeded speculation."""
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How to choose tokens: greedy at temperature 0. ``max_tokens`` bounds the answer, ``stop`` strings end it.
+    """How to choose tokens: greedy at temperature 0. ``max_tokens`` limits the answer, ``stop`` strings end it.
 
-    ``logprobs`` asks for the tokens' ids and their natural logarithms of probability.
+    With ``logprobs``, each step has its tokens' ids and the natural logarithms of their probabilities.
     """
 
     max_tokens: int
@@ -26,17 +26,17 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """A token that was chosen, and the natural logarithm of its probability."""
+    """A generated token and the natural logarithm of its probability."""
 
     token_id: int
     logprob: float
 
 
 class PrefillResult(msgspec.Struct, frozen=True):
-    """What the prefill of a plan came to: where its prompt's tokens came from, and milliseconds by phase.
+    """Result of a plan's prefill: the origin of its prompt's tokens, and milliseconds by phase.
 
-    ``loaded`` splits ``cached_tokens`` by the tier that they came from. ``lost`` are copies, of the plan's nodes or of
-    others, that the engine found missing, could not write, or had to let go since the last result.
+    ``loaded`` splits ``cached_tokens`` by source tier. ``lost`` lists copies that the engine found missing, could not
+    write, or had to drop since the last result. They may be of other plans' nodes.
     """
 
     prompt_tokens: int
@@ -49,12 +49,11 @@ class PrefillResult(msgspec.Struct, frozen=True):
 
 
 class GenerationStep(msgspec.Struct, frozen=True):
-    """One step of a stream: new ``text`` (empty while a character is incomplete) and ``tokens``, how many it took.
+    """One step of a stream: new ``text`` (empty while a character is incomplete) and the number of ``tokens`` it took.
 
-    The first step of a stream carries ``prefill``, the last one ``finish_reason``; one step may be both. Where a
-    prefill was ended, that step has no tokens, and ``prefill`` is of as much of the prompt as had been reached, or None
-    if nothing of it is kept. ``logprobs`` has an entry for each token where they were asked for, by an engine that
-    knows them.
+    The first step carries ``prefill``, the last one ``finish_reason``; one step may be both. If a prefill was ended
+    early, its step has no tokens, and ``prefill`` covers the computed part of the prompt, or is None if none of it is
+    kept. ``logprobs`` has an entry for each token if they were requested and the engine supports them.
     """
 
     text: str
@@ -65,7 +64,7 @@ class GenerationStep(msgspec.Struct, frozen=True):
 
 
 class StepBudget(msgspec.Struct, frozen=True):
-    """Prompt tokens that a step of an engine computes at most, and of one prompt beside others."""
+    """The most prompt tokens that one engine step computes, in all and of a single prompt that shares the step."""
 
     tokens: int
     prompt_tokens: int
@@ -74,8 +73,8 @@ class StepBudget(msgspec.Struct, frozen=True):
 class EngineInfo(msgspec.Struct, frozen=True):
     """What an engine serves: ``model`` as users name it, and the longest prompt plus answer, in tokens.
 
-    ``kv`` is None where no KV is kept outside the engine's own cache, ``step`` where prefills are not batched. Both are
-    None before the engine is started.
+    ``kv`` is None if no KV is kept outside the engine's own cache, ``step`` if prefills are not batched. Both are None
+    before the engine is started.
     """
 
     model: str
@@ -86,7 +85,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
 
 class PrefillCost(msgspec.Struct, frozen=True):
-    """Seconds that an engine took to prefill ``new_tokens`` behind ``cached_tokens`` already in its cache."""
+    """Seconds that an engine took to prefill ``new_tokens`` behind ``cached_tokens`` in its cache."""
 
     cached_tokens: int
     new_tokens: int

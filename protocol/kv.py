@@ -1,9 +1,9 @@
-"""KV at rest: how an engine cuts it into pages, where pages lie, and what is to be done with them.
+"""KV outside the engine: pages, where they are kept, and the orders that move them.
 
-A page is one block of the engine's paged KV cache in all layers, byte for byte: ``page_tokens`` tokens that begin at a
-multiple of it, counted from the start of the prompt. A node of the knowledge tree always stands behind the same prefix,
-so its pages are always cut the same way. The first one also holds the end of the prefix where that ends inside a block,
-and the rest of the last one is zeros.
+A page is one block of the engine's paged KV cache in all layers, byte for byte. It holds ``page_tokens`` tokens and
+begins at a multiple of that number, counted from the start of the prompt. A node of the knowledge tree always follows
+the same prefix, so its pages are always cut the same way. If the prefix ends inside a block, the node's first page also
+holds the end of the prefix. The rest of the last page is zeros.
 """
 
 import msgspec
@@ -12,9 +12,9 @@ from protocol.tiers import Tier
 
 
 class Pages(msgspec.Struct, frozen=True):
-    """Pages of the host memory's arena, handed out for one node: their ``numbers`` in the order of its tokens.
+    """Pages of the host memory's arena, allocated for one node: their ``numbers`` in token order.
 
-    ``stamp`` numbers this handing out; stamps rise. What lies in the pages under another stamp is not this node's.
+    ``stamp`` numbers the allocation; stamps rise. Data in the pages under another stamp is not this node's.
     """
 
     numbers: tuple[int, ...]
@@ -22,10 +22,10 @@ class Pages(msgspec.Struct, frozen=True):
 
 
 class KvNode(msgspec.Struct, frozen=True):
-    """A node as whoever keeps its KV knows it: enough to name it again after a restart.
+    """A node as stored with its KV: enough to identify it after a restart.
 
-    ``key`` is hexadecimal; ``path`` lists content hashes from the first segment of the prompt down to the node's own.
-    It has ``tokens`` tokens behind ``prefix_tokens``.
+    ``key`` is hexadecimal. ``path`` lists the content hashes from the first segment of the prompt down to the node. The
+    node has ``tokens`` tokens behind ``prefix_tokens``.
     """
 
     key: str
@@ -36,11 +36,10 @@ class KvNode(msgspec.Struct, frozen=True):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """An order about one node's KV: copy it from ``source`` to ``target``, if there is one; ``evict`` frees the source.
+    """An order for one node's KV: copy it from ``source`` to ``target``, if set; ``evict`` frees the source.
 
-    ``node`` is its key in hexadecimal. ``instance`` has the GPU tier that is meant; None where only shared tiers are.
-    ``pages`` are those that it has in host memory, or is to have, where that is the source or the target. Carrying an
-    order out twice does no harm.
+    ``node`` is the node's key in hexadecimal. ``instance`` owns the GPU tier; it is None if only shared tiers are
+    involved. ``pages`` are the node's pages in host memory, if that is the source or the target. Orders are idempotent.
     """
 
     node: str
@@ -53,16 +52,16 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class LostCopy(msgspec.Struct, frozen=True):
-    """A copy of a node that a tier does not have, whatever the knowledge tree thinks: unreadable, or never written."""
+    """A copy that a tier does not have, although the knowledge tree lists it: unreadable, or never written."""
 
     node: str
     tier: Tier
 
 
 class HeldNode(msgspec.Struct, frozen=True):
-    """A node that a tier holds. ``path`` lists content hashes from the first segment down to the node's own.
+    """A node that a tier holds. ``path`` lists the content hashes from the first segment down to the node.
 
-    ``pages`` are the host memory's.
+    ``pages`` are the node's pages in host memory.
     """
 
     namespace: str
@@ -72,25 +71,28 @@ class HeldNode(msgspec.Struct, frozen=True):
 
 
 class ResidencyReport(msgspec.Struct, frozen=True):
-    """What a tier holds by its own account: an instance's GPU, or a shared tier, whose ``instance`` is None."""
+    """What a tier really holds: an instance's GPU, or a shared tier, whose ``instance`` is None."""
 
     tier: Tier
     nodes: tuple[HeldNode, ...]
     instance: str | None = None
 
     def within(self, prefix: str) -> "ResidencyReport":
-        """The same with ``prefix`` in front of all namespaces."""
+        """Return the report with ``prefix`` in front of all namespaces."""
         nodes = tuple(msgspec.structs.replace(held, namespace=prefix + held.namespace) for held in self.nodes)
         return msgspec.structs.replace(self, nodes=nodes)
 
 
 class KvMemory(msgspec.Struct, frozen=True):
-    """Where an instance can keep KV: in pages of ``page_tokens`` tokens and ``page_bytes`` bytes; 0 pages mean nowhere.
+    """Where an instance can keep KV: in pages of ``page_tokens`` tokens and ``page_bytes`` bytes.
 
-    KV is only good for engines of the same ``fingerprint``: of weights, dtype, RoPE, tokenizer and layout. ``boot``
-    names this life of the engine; with it goes what its GPU holds. Rates are measured: from host memory to the engine's
-    blocks, and from disk. ``device`` says what the engine computes on, for what is measured there is true there.
-    ``shared`` names the memory and the disk below its GPU: instances that say the same reach the same.
+    0 pages disable a tier.
+
+    - ``fingerprint`` covers weights, dtype, RoPE, tokenizer and layout. KV is valid only for engines with the same one.
+    - ``boot`` names this run of the engine. KV in its GPU is lost with it.
+    - Rates are measured: from host memory to the engine's blocks, and from disk.
+    - ``device`` names what the engine computes on. Measured costs are valid for that device.
+    - ``shared`` names the host memory and disk tiers. Instances with the same name share them.
     """
 
     fingerprint: str
@@ -107,12 +109,11 @@ class KvMemory(msgspec.Struct, frozen=True):
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What an instance is to do to its tiers outside of any plan.
+    """Orders for an instance's tiers, outside of any plan.
 
-    ``moves`` in their order; then ``forget``: content hashes of documents by namespace, of whose KV nothing may be left
-    in the engine and its tiers, in or out of the knowledge tree, nor of anything that was computed behind them.
-    ``everything``: nothing may be left at all. ``blocks_only`` spares the tiers below the GPU, so that loads from there
-    can be measured.
+    The ``moves`` run first, in order. Then no KV of the documents in ``forget`` (namespace, content hash) may be left
+    in the engine or its tiers, inside or outside the knowledge tree, nor any KV computed behind them. ``everything``
+    drops all KV. ``blocks_only`` spares the tiers below the GPU, so that loads from them can be measured.
     """
 
     moves: tuple[Move, ...] = ()
@@ -122,5 +123,5 @@ class Orders(msgspec.Struct, frozen=True):
 
 
 def pages_spanned(prefix_tokens: int, tokens: int, page_tokens: int) -> range:
-    """The pages of a prompt, counted from 0, that hold any of ``tokens`` tokens behind ``prefix_tokens``."""
+    """Return the pages of a prompt, counted from 0, that hold any of ``tokens`` tokens behind ``prefix_tokens``."""
     return range(prefix_tokens // page_tokens, -(-(prefix_tokens + tokens) // page_tokens))

@@ -10,9 +10,9 @@ LogFormat = Literal["auto", "json", "console"]
 
 
 def configure_logging(level: LogLevel = "info", style: LogFormat = "auto") -> None:
-    """Send structlog's events to standard error, as JSON lines or for people; with ``auto`` for people on a terminal.
+    """Send structlog's events to standard error: JSON lines, or text for people; ``auto`` means text on a terminal.
 
-    What is bound to the context (``request_id``, ``query_id``, ``trace_id``) stands in every line.
+    Every line carries the values bound to the context (``request_id``, ``query_id``, ``trace_id``).
     """
     for_people = sys.stderr.isatty() if style == "auto" else style == "console"
     renderer: structlog.typing.Processor = (

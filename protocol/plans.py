@@ -1,4 +1,4 @@
-"""What the controller and the generator say to each other about one query."""
+"""Messages between the controller and the generator about one query."""
 
 from enum import StrEnum
 
@@ -13,7 +13,7 @@ from protocol.tiers import Tier
 class SpeculationDecision(StrEnum):
     """What to do about a query's provisional documents (RAGCache, Algorithm 2).
 
-    START a generation on them, ending the one on other documents; KEEP the one that runs; DROP it; or WAIT.
+    START a generation on them, ending one on other documents; KEEP the running one; DROP it; or WAIT.
     """
 
     START = "start"
@@ -23,10 +23,11 @@ class SpeculationDecision(StrEnum):
 
 
 class DocumentOrder(StrEnum):
-    """How a prompt's documents are ordered, which decides how much of its front is cached.
+    """The order of a prompt's documents, which decides how much of its prefix is cached.
 
-    RETRIEVAL: best first. CANONICAL: by their keys, so that equal sets make one prompt. CACHED_FIRST: those that make
-    the longest cached front, then the others best first.
+    - RETRIEVAL: best first.
+    - CANONICAL: by key, so that equal sets give equal prompts.
+    - CACHED_FIRST: the documents with the longest cached prefix, then the others best first.
     """
 
     RETRIEVAL = "retrieval"
@@ -35,12 +36,11 @@ class DocumentOrder(StrEnum):
 
 
 class AdmissionRequest(msgspec.Struct, frozen=True):
-    """A prompt on final documents, best first, that asks for its turn; its plan has them in the ``order`` asked for.
+    """A request for a plan: a prompt on final documents, best first. The plan has them in the requested ``order``.
 
-    ``namespace`` separates tenants' KV and salts its keys.
-
-    The search that found the documents began at ``searched_at``, in seconds since the epoch; what was deleted since may
-    be among them. ``avoid`` names instances that it is not to be given: those that it was lost on.
+    ``namespace`` separates tenants' KV and salts its keys. ``searched_at`` is when the search for the documents began,
+    in seconds since the epoch: some of them may have been deleted since. ``avoid`` names instances that the query must
+    not get, because it was lost on them before.
     """
 
     query_id: str
@@ -52,10 +52,10 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
 
 
 class PlannedNode(msgspec.Struct, frozen=True):
-    """A segment of a plan's prompt as a node of the knowledge tree, ``key`` in hexadecimal.
+    """A segment of a plan's prompt as a node of the knowledge tree; ``key`` is hexadecimal.
 
     Its KV is loaded from the tier ``source``, or computed if that is None, and kept in the tier ``kept``, if any.
-    ``pages`` are those that it has in host memory, or is to have, where one of the two is that.
+    ``pages`` are its pages in host memory, if either tier is that.
     """
 
     key: str
@@ -66,23 +66,22 @@ class PlannedNode(msgspec.Struct, frozen=True):
 
 
 class PrefillPlan(msgspec.Struct, frozen=True):
-    """The controller's word on one query: which ``instance`` prefills which prompt.
+    """The controller's plan for one query: which ``instance`` prefills which prompt.
 
-    Before that it waited for ``queued_ms``, and was ``overtaken`` so many times meanwhile.
+    The query waited ``queued_ms`` and was ``overtaken`` that many times.
 
-    ``nodes`` are the prompt's segments in front of the question, in order. ``moves`` are carried out first: they make
-    the room that the plan needs. ``ends`` names the speculative plans of the instance that give way to this one:
-    whatever is left of them is ended first. ``spare`` are keys of what the instance's GPU can do without best, first
-    first: should requests run short of blocks, these go.
+    - ``nodes`` are the prompt's segments in front of the question, in order.
+    - ``moves`` are carried out first: they make the room that the plan needs.
+    - ``ends`` names the instance's speculative plans that give way to this one; they are ended first.
+    - ``spare`` lists keys of nodes that the instance may evict from its GPU if requests run short of blocks, least
+      useful first.
+    - ``speculative``: the plan may be ended in the middle of its prefill. Nodes computed by then are kept as planned,
+      the others are reported lost.
+    - ``boot`` names the run of the engine that the plan is made for. Another run has none of the KV that it names.
+    - ``unshared``: no later query may find what the plan computes, because one of its documents has been deleted.
 
-    A ``speculative`` plan may be ended in the middle of its prefill. What it has computed by then of its nodes is kept
-    as planned, and its other nodes are reported lost.
-
-    ``boot`` names the life of the instance's engine that the plan was made for; another has nothing of what it names.
-    What an ``unshared`` plan computes, nobody may find afterwards: one of its documents has been deleted.
-
-    A plan is a lease under its ``query_id``. It is released when it completes, fails or is cancelled, or when its
-    generator is gone, and never twice.
+    A plan is a lease under its ``query_id``. It is released exactly once: when the plan completes, fails or is
+    cancelled, or when its generator is gone.
     """
 
     query_id: str
@@ -109,11 +108,11 @@ class PlanOutcome(StrEnum):
 
 
 class CompletionReport(msgspec.Struct, frozen=True):
-    """What became true of a plan: tokens of its prompt that were ``cached`` and ``computed``, and how long that took.
+    """Result of a plan: the ``cached`` and ``computed`` tokens of its prompt, and the time they took.
 
-    All figures are 0 for a plan that ended before its first token: nothing of it was kept then. Otherwise all that it
-    planned is where it should be, but for ``lost``: copies of its nodes or of others that the instance found missing,
-    could not write, or had to let go.
+    All figures are 0 if the plan ended before its first token: then none of its KV was kept. Otherwise all its KV is
+    kept as planned, except ``lost``: copies, of its nodes or of others, that the instance found missing, could not
+    write, or had to drop.
     """
 
     query_id: str
@@ -126,9 +125,9 @@ class CompletionReport(msgspec.Struct, frozen=True):
 
 
 class InstanceLoad(msgspec.Struct, frozen=True):
-    """An instance of the generator as its controller has it: queries that run there and that wait for it.
+    """Load of one generator instance, as the controller counts it: running queries, and queries queued for it.
 
-    One that is ``retired`` is given nothing more; it ends, or is gone.
+    A ``retired`` instance gets no new queries; it is draining or gone.
     """
 
     instance: str
@@ -138,11 +137,11 @@ class InstanceLoad(msgspec.Struct, frozen=True):
 
 
 class ControllerStats(msgspec.Struct, frozen=True):
-    """The controller's counters since its start, and its gauges now.
+    """The controller's counters since its start, and its gauges.
 
-    ``planned_cached_tokens`` and ``planned_tokens`` are the prompts' tokens in front of the question as plans had them;
-    ``cached_tokens`` and ``computed_tokens`` what reports said of whole prompts. ``planned_from`` splits
-    ``planned_cached_tokens`` by tier. ``prepared_tokens`` were loaded or computed ahead of their requests' turns.
+    ``planned_cached_tokens`` and ``planned_tokens`` count prompt tokens in front of the question, as planned;
+    ``cached_tokens`` and ``computed_tokens`` count whole prompts, as reported. ``planned_from`` splits
+    ``planned_cached_tokens`` by tier. ``prepared_tokens`` were loaded or computed while their requests were queued.
     """
 
     policy: str

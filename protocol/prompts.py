@@ -1,4 +1,4 @@
-"""The prompt as everyone but the tokenizer sees it: segments of token ids, in order."""
+"""The prompt after tokenization: segments of token ids, in order."""
 
 from enum import StrEnum
 from itertools import takewhile
@@ -7,7 +7,7 @@ import msgspec
 
 
 class SegmentKind(StrEnum):
-    """What a segment is to the prompt."""
+    """Role of a segment in the prompt."""
 
     SYSTEM = "system"
     DOCUMENT = "document"
@@ -15,9 +15,9 @@ class SegmentKind(StrEnum):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A run of token ids tokenised on its own, so its ids are the same wherever it stands.
+    """A run of token ids, tokenized on its own, so that its ids do not depend on its neighbours.
 
-    ``key`` is the content hash of what was tokenised: for a document the chunk's own, which keys its KV.
+    ``key`` is the hash of the tokenized content. For a document it is the chunk's hash, which keys its KV.
     """
 
     kind: SegmentKind
@@ -26,9 +26,9 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """The segments of one prompt: system, documents, question. The engine gets their ids concatenated.
+    """The segments of one prompt: system, documents, question. The engine gets their concatenated ids.
 
-    ``dropped_documents`` counts those left out from the tail because the model's context had no room for them.
+    ``dropped_documents`` counts the documents left out at the end because the model's context has no room for them.
     """
 
     segments: tuple[Segment, ...]
@@ -36,7 +36,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
     @property
     def token_count(self) -> int:
-        """Tokens of the whole prompt."""
+        """Number of tokens in the whole prompt."""
         return sum(len(segment.token_ids) for segment in self.segments)
 
     @property
@@ -46,18 +46,18 @@ class Prompt(msgspec.Struct, frozen=True):
 
     @property
     def prefix(self) -> tuple[Segment, ...]:
-        """The segments in front of the first question that have any tokens: the path of nodes whose KV can be kept."""
+        """The non-empty segments in front of the first question: the path of nodes whose KV can be cached."""
         in_front = takewhile(lambda segment: segment.kind is not SegmentKind.QUESTION, self.segments)
         return tuple(segment for segment in in_front if segment.token_ids)
 
     @property
     def documents(self) -> tuple[Segment, ...]:
-        """The segments that are documents, in prompt order."""
+        """The document segments, in prompt order."""
         return tuple(segment for segment in self.segments if segment.kind is SegmentKind.DOCUMENT)
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """One turn of a conversation, in the roles that chat templates know."""
+    """One message of a conversation, with a role that chat templates know."""
 
     role: str
     content: str

@@ -1,4 +1,4 @@
-"""Work that is done again and again beside other work."""
+"""Background work that repeats."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,9 +13,10 @@ log = structlog.get_logger(__name__)
 
 @asynccontextmanager
 async def repeated(work: Callable[[], Awaitable[None]], pause_s: float) -> AsyncIterator[None]:
-    """Calls ``work`` after every ``pause_s`` seconds for as long as the context is open.
+    """Call ``work`` every ``pause_s`` seconds while the context is open.
 
-    A failure is logged, with its traceback where it is a defect, and the work is tried again after the next pause.
+    A failure is logged, with its traceback if it is not a RagtreeError, and the work is tried again after the next
+    pause.
     """
     task = asyncio.create_task(_repeat(work, pause_s))
     try:

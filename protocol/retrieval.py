@@ -1,4 +1,4 @@
-"""What is asked of the retriever, and the stages in which it answers."""
+"""Search requests, and the stages of their results."""
 
 import msgspec
 
@@ -6,11 +6,11 @@ from protocol.filters import Attributes, Filter
 
 
 class SearchRequest(msgspec.Struct, frozen=True):
-    """The ``top_k`` chunks of a tenant's collection nearest to ``query`` among those that pass ``filters``.
+    """A search for the ``top_k`` chunks of a tenant's collection nearest to ``query`` that pass ``filters``.
 
-    With ``check_keys`` an attribute of the filters that no document has is refused; without, the sets name it. A shard
-    cannot refuse it, for it does not know the documents of the others. ``traceparent`` is the caller's span, if it has
-    one, as W3C spells it.
+    With ``check_keys``, filtering on an attribute that no document has is an error. Without, the results list such
+    attributes: a shard cannot refuse one, because it does not know the other shards' documents. ``traceparent`` is the
+    caller's span in W3C format, if there is one.
     """
 
     tenant: str
@@ -23,10 +23,10 @@ class SearchRequest(msgspec.Struct, frozen=True):
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """A piece of a document, the unit that is embedded, found, put into a prompt and cached.
+    """A piece of a document: the unit that is embedded, found, put into a prompt and cached.
 
-    ``content_hash`` is the hash of ``text`` alone: equal texts share it wherever they stand, so it can key a KV cache.
-    ``index`` counts the chunks of one document from 0.
+    ``content_hash`` is the hash of ``text`` alone. Equal texts share it, so it can key a KV cache. ``index`` counts the
+    chunks of one document from 0.
     """
 
     chunk_id: str
@@ -39,11 +39,11 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class CandidateSet(msgspec.Struct, frozen=True):
-    """The best chunks known after ``stage`` (from 1) ``of`` so many; ``docs`` and ``scores`` run best first.
+    """The best chunks after ``stage`` (from 1) out of ``of`` stages; ``docs`` and ``scores`` are ordered best first.
 
-    Scores are inner products of unit vectors, so cosines in [-1, 1]. Exactly the last set of a search is ``final``.
-    ``elapsed_ms`` counts from the start of the search. ``unknown_keys`` are the attributes of the filters that no
-    document has; ``missing_shards`` are those that did not give all they have, and may have had better chunks.
+    Scores are inner products of unit vectors: cosines in [-1, 1]. Only the last set of a search is ``final``.
+    ``elapsed_ms`` counts from the start of the search. ``unknown_keys`` are filter attributes that no document has.
+    ``missing_shards`` did not return all their results, and may have had better chunks.
     """
 
     stage: int

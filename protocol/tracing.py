@@ -1,7 +1,7 @@
-"""How spans are named and how a trace crosses from one process into the next, for every part that records any.
+"""Span names, and how a trace crosses process borders.
 
-The names are those of OpenTelemetry's conventions for generative AI. No text of a question, a document or an answer
-stands in a span, and no message of an error, which may quote one.
+The names follow OpenTelemetry's conventions for generative AI. Spans never contain the text of a question, a document
+or an answer, nor an error message, which may quote one.
 """
 
 from opentelemetry.context import Context
@@ -19,19 +19,19 @@ _propagator = TraceContextTextMapPropagator()
 
 
 def traceparent_of(span: Span) -> str | None:
-    """The span as W3C's ``traceparent``, for what is called on its behalf; None where nobody traces."""
+    """Return the span as W3C's ``traceparent``, for calls to other processes; None without tracing."""
     carrier: dict[str, str] = {}
     _propagator.inject(carrier, set_span_in_context(span))
     return carrier.get(_FIELD)
 
 
 def context_of(traceparent: str | None) -> Context:
-    """The context that a ``traceparent`` names; an empty one for None and for what is none."""
+    """Return the context that a ``traceparent`` names; an empty one for None or an invalid value."""
     return _propagator.extract({} if traceparent is None else {_FIELD: traceparent}, Context())
 
 
 def end(span: Span, error: BaseException | None = None) -> None:
-    """End a span once; an error is recorded by its code alone, and a cancellation is not an error."""
+    """End a span once. An error is recorded by its code alone; a cancellation is not an error."""
     if not span.is_recording():
         return
     if isinstance(error, Exception):
