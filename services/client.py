@@ -1,4 +1,4 @@
-"""The HTTP client of the command line: what a user's own program would do, and nothing more."""
+"""The HTTP client of the command line. It uses the public API only."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ _CACHE = "/v1/admin/cache"
 
 
 class RequestFailed(RagtreeError):
-    """The stack's word that a request failed, with the error object it sent."""
+    """The stack answered a request with an error; ``error`` is the error object that it sent."""
 
     def __init__(self, status: int, error: dict[str, Any]) -> None:
         super().__init__(f"{error.get('message')} ({error.get('code')}, HTTP {status})", error.get("param"))
@@ -25,32 +25,32 @@ class RequestFailed(RagtreeError):
 
 
 class StackUnreachable(RagtreeError):
-    """Nobody answers at the stack's address."""
+    """No stack answers at the given address."""
 
     code = "unreachable"
 
 
 class ConnectionBroken(StackUnreachable):
-    """The connection broke while it was used."""
+    """The connection broke during a request."""
 
 
 class NotReady(NamedTuple):
-    """What a stack still lacks to answer queries; ``final`` says that it will not come by waiting."""
+    """Why a stack does not answer queries yet. ``final`` means that waiting does not help."""
 
     reason: str
     final: bool
 
 
-def _passes(error: Exception) -> bool:
+def _is_transient(error: Exception) -> bool:
     return isinstance(error, ConnectionBroken) or (isinstance(error, RequestFailed) and error.status == _UNAVAILABLE)
 
 
-# A part that is restarted is back within half a minute. What is asked again may be: documents are stored once.
-_patient = stamina.retry(on=_passes, attempts=None, timeout=60.0, wait_initial=0.2, wait_max=5.0)
+# A restarted part is back within half a minute. These requests may be retried: a document is stored only once.
+_retried = stamina.retry(on=_is_transient, attempts=None, timeout=60.0, wait_initial=0.2, wait_max=5.0)
 
 
 class StackClient:
-    """Talks to one stack over HTTP. Every call may raise RequestFailed or StackUnreachable."""
+    """Client of one stack. Every call may raise RequestFailed or StackUnreachable."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class StackClient:
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s, transport=transport)
 
     def readiness(self) -> NotReady | None:
-        """None when queries are answered."""
+        """Return None if the stack answers queries, else the reason why not."""
         try:
             response = self._http.get("/readyz")
         except httpx.TransportError:
@@ -75,7 +75,7 @@ class StackClient:
         return NotReady(error.get("message", "not ready"), final=error.get("code") == DeployFailed.code)
 
     def query(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The events of one streamed query."""
+        """Send a query and yield its events."""
         with (
             _reported(self.url),
             connect_sse(self._http, "POST", "/query", json={**body, "stream": True}) as source,
@@ -86,54 +86,54 @@ class StackClient:
             for event in source.iter_sse():
                 yield event.json()
 
-    @_patient
+    @_retried
     def put_document(
         self, collection: str, document_id: str, content: bytes, media_type: str, filename: str
     ) -> dict[str, Any]:
-        """Send a document; the job that takes it in. Sent again where the stack is not ready for it just now."""
+        """Upload a document and return its ingestion job. Retries while the stack is unavailable."""
         path = f"{_documents(collection)}/{quote(document_id, safe='')}"
         headers = {"Content-Type": media_type}
         return self._call("PUT", path, content=content, headers=headers, params={"filename": filename})
 
-    @_patient
+    @_retried
     def put_batch(self, collection: str, jsonl: bytes) -> dict[str, Any]:
-        """Send JSON lines; the job that takes them in. Sent again as a document is."""
+        """Upload JSON lines and return their ingestion job. Retries while the stack is unavailable."""
         headers = {"Content-Type": "application/x-ndjson"}
         return self._call("POST", f"{_documents(collection)}:batch", content=jsonl, headers=headers)
 
-    @_patient
+    @_retried
     def job(self, job_id: str) -> dict[str, Any]:
-        """A job's state now."""
+        """Return a job's current state."""
         return self._call("GET", f"/v1/jobs/{job_id}")
 
     def collections(self) -> list[dict[str, Any]]:
-        """The collections and how much they hold."""
+        """Return the collections and their sizes."""
         data: list[dict[str, Any]] = self._call("GET", "/v1/collections")["data"]
         return data
 
     def cache_stats(self) -> dict[str, Any]:
-        """What the cache's tiers hold."""
+        """Return the contents of the cache's tiers."""
         return self._call("GET", f"{_CACHE}/stats")
 
     def cache_tree(self, depth: int, limit: int) -> dict[str, Any]:
-        """The ``limit`` most used nodes of the knowledge tree, down to a depth in documents."""
+        """Return the ``limit`` most used nodes of the knowledge tree, down to ``depth`` documents."""
         return self._call("GET", f"{_CACHE}/tree", params={"depth": depth, "limit": limit})
 
     def warm_cache(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Begin to bring past queries' documents into the cache; the job that does it."""
+        """Start to warm the cache with past queries' documents; return the warm-up job."""
         return self._call("POST", f"{_CACHE}/warm", json=body)
 
-    @_patient
+    @_retried
     def warm_up(self, job_id: str) -> dict[str, Any]:
-        """A warming up as it is now."""
+        """Return the current state of a warm-up job."""
         return self._call("GET", f"{_CACHE}/warm/{job_id}")
 
     def pin(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Keep a document in the cache, or no longer."""
+        """Pin or unpin a document in the cache."""
         return self._call("POST", f"{_CACHE}/pin", json=body)
 
     def clear_cache(self) -> dict[str, Any]:
-        """Drop everything from the cache."""
+        """Evict everything from the cache."""
         return self._call("POST", f"{_CACHE}/clear")
 
     def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:  # noqa: ANN401 - httpx's own
@@ -153,7 +153,7 @@ def _reported(url: str) -> Iterator[None]:
     try:
         yield
     except httpx.ConnectError as error:
-        raise StackUnreachable(f"no stack answers at {url}: `ragtree up` starts one") from error
+        raise StackUnreachable(f"no stack answers at {url}; start one with `ragtree up`") from error
     except httpx.TransportError as error:
         raise ConnectionBroken(f"the connection to {url} broke: {error or type(error).__name__}") from error
 

@@ -1,8 +1,8 @@
-"""The one configuration: each part's own settings, and where the stack keeps its files and listens.
+"""The configuration of the whole stack: each part's settings, data folders, and the server's address.
 
-Values come, the first that has one wins, from the environment (``RAGTREE_GENERATOR__MODEL=...``), from a YAML file
-(``ragtree.yaml`` here, or the one that ``RAGTREE_CONFIG`` names), and from the defaults. Each option is declared once,
-in the part that reads it.
+A value comes from the first source that has it: the environment (``RAGTREE_GENERATOR__MODEL=...``), a YAML file
+(``ragtree.yaml`` in the current folder, or the file that ``RAGTREE_CONFIG`` names), or the default. Each option is
+declared once, in the part that reads it.
 """
 
 import os
@@ -31,7 +31,7 @@ from services.serve.replica_settings import ServingSettings
 
 
 class ServerSettings(BaseModel):
-    """Where the gateway listens, and what serves it."""
+    """The gateway's address and its HTTP server."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -39,36 +39,42 @@ class ServerSettings(BaseModel):
     port: int = Field(8080, ge=0, le=65535, description="Port the gateway listens on.")
     ingress: Literal["uvicorn", "serve"] = Field(
         "uvicorn",
-        description="uvicorn: beside Serve, and quicker by 10 ms (docs/results); serve: behind Ray Serve's own proxy.",
+        description="uvicorn: a server of its own, 10 ms faster (docs/results); serve: behind Ray Serve's proxy.",
     )
 
 
 class Config(BaseSettings):
-    """Everything that can be configured."""
+    """All settings."""
 
     model_config = SettingsConfigDict(env_prefix="RAGTREE_", env_nested_delimiter="__", extra="forbid")
 
-    data_dir: Path = Field(user_data_path("ragtree"), description="Documents, indexes and what a running stack notes.")
-    cache_dir: Path = Field(user_cache_path("ragtree"), description="Converted models; may be deleted at any time.")
-    server: ServerSettings = Field(ServerSettings(), description="Where the gateway listens.")
+    data_dir: Path = Field(
+        user_data_path("ragtree"), description="Documents, indexes and the state of a running stack."
+    )
+    cache_dir: Path = Field(user_cache_path("ragtree"), description="Converted models. Safe to delete at any time.")
+    server: ServerSettings = Field(ServerSettings(), description="The gateway's address.")
     gateway: GatewaySettings = Field(GatewaySettings(), description="The HTTP API.")
     retriever: RetrieverSettings = Field(RetrieverSettings(), description="Ingestion and search.")
     controller: ControllerSettings = Field(ControllerSettings(), description="Admission and caching.")
     observability: ObservabilitySettings = Field(ObservabilitySettings(), description="Logs and traces.")
-    serving: ServingSettings = Field(ServingSettings(), description="Replicas, and where they run.")
+    serving: ServingSettings = Field(ServingSettings(), description="Replicas and their placement.")
     generator: GeneratorSettings = Field(GeneratorSettings(), description="The engine and its model.")
-    redis: RedisSettings = Field(RedisSettings(), description="State that gateways share; each has its own without.")
+    redis: RedisSettings = Field(
+        RedisSettings(), description="State shared by several gateways. Without it, each gateway has its own."
+    )
 
     @model_validator(mode="after")
     def _leases_outlive_queries(self) -> Self:
-        # What was deleted is remembered for a lease, and a query that found it before may come as late as it may run.
+        # The controller remembers a deletion for one lease. A query that found the document before the deletion may ask
+        # for a plan as late as its own timeout.
         if self.controller.lease_s < self.gateway.query_timeout_s:
             raise ValueError("controller.lease_s must be at least gateway.query_timeout_s")
         return self
 
     @model_validator(mode="after")
-    def _full_instances_are_too_few(self) -> Self:
-        # Serve sees what runs, and no instance is given more than this: what else there is waits with the controller.
+    def _scaling_target_is_reachable(self) -> Self:
+        # An instance never runs more than max_running queries; the others wait in the controller, where Serve does not
+        # see them. So a higher target would never be reached.
         generator, most = self.serving.generator, self.controller.max_running
         if generator.scales and generator.target_ongoing_requests >= most:
             raise ValueError("serving.generator.target_ongoing_requests must be less than controller.max_running")
@@ -83,23 +89,26 @@ class Config(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take what is passed in first, then the environment, then the YAML file."""
+        """Order the sources: constructor arguments, the environment, the YAML file."""
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=config_file())
 
 
 def config_file() -> Path | None:
-    """The YAML file in force, if there is one. Raises ConfigError when ``RAGTREE_CONFIG`` names none."""
+    """Return the YAML file in use, if any.
+
+    Raises ConfigError if ``RAGTREE_CONFIG`` names a file that does not exist.
+    """
     named = os.environ.get("RAGTREE_CONFIG")
     if named:
         if not Path(named).is_file():
-            raise ConfigError(f"RAGTREE_CONFIG names {named!r}, which is no file")
+            raise ConfigError(f"RAGTREE_CONFIG names {named!r}, which does not exist")
         return Path(named)
     here = Path("ragtree.yaml")
     return here if here.is_file() else None
 
 
 def load_config() -> Config:
-    """Read the configuration. Raises ConfigError with a line for each thing wrong with it."""
+    """Read the configuration. Raises ConfigError with one line for each invalid option."""
     try:
         return Config()
     except ValidationError as error:
@@ -108,4 +117,4 @@ def load_config() -> Config:
     except SettingsError as error:
         raise ConfigError(f"the environment or {config_file() or 'ragtree.yaml'} is not valid: {error}") from error
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{config_file()} is no YAML file of options: {error}") from error
+        raise ConfigError(f"{config_file()} is not a YAML file of options: {error}") from error

@@ -1,7 +1,7 @@
-"""The applications as a Ray Serve config file names them: ``import_path: services.serving:generator``.
+"""The applications under the names that a Ray Serve config file uses: ``import_path: services.serving:generator``.
 
-Each reads the configuration of the container that it runs in (``RAGTREE_CONFIG`` and the environment), so the file has
-nothing of it. ``ragtree config render`` writes that file.
+Each reads the configuration of its own container (``RAGTREE_CONFIG`` and the environment), so the file holds no
+options. ``ragtree config render`` writes the file.
 """
 
 from pydantic import BaseModel, ConfigDict
@@ -13,13 +13,13 @@ from services.serve import applications
 
 
 class NoArguments(BaseModel):
-    """What an application takes that has no arguments."""
+    """Arguments of an application that takes none."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class ShardArguments(BaseModel):
-    """What the retriever takes: which ``shard`` it is."""
+    """Arguments of the retriever: the number of the ``shard``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -37,7 +37,7 @@ def controller(_arguments: NoArguments) -> serve.Application:
 
 
 def generator(_arguments: NoArguments) -> serve.Application:
-    """The generator, of all its instances."""
+    """The generator, with all its instances."""
     return applications.generator_application(load_config())
 
 

@@ -1,9 +1,9 @@
-"""The retriever's shards as the configuration asks for them."""
+"""The data folders of the retriever's shards."""
 
 from retriever.sharding.folders import ShardFolders
 from services.config import Config
 
 
 def shard_folders(config: Config) -> ShardFolders:
-    """Where the shards keep their files."""
+    """Return the folders of the configured number of shards."""
     return ShardFolders(config.data_dir / "retriever", config.retriever.shards.count)

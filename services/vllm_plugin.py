@@ -1,4 +1,4 @@
-"""What a plain vLLM takes from RAGTree by module and class name (docs/use-with-vllm.md); reading it needs no Ray."""
+"""Classes that a plain vLLM loads by module and class name (docs/use-with-vllm.md). Importing them needs no Ray."""
 
 import time
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from generator.connector.in_process_planner import PlanningConnector
 from generator.offloading_policy import RankedCachePolicy
 from protocol.kv import KvMemory, ResidencyReport
 
-# Only the ratios of its times matter.
+# Only the ratios between its times matter.
 _PROFILE = "a10g-7b"
 
 
 class PgdsfCachePolicy(RankedCachePolicy):
     """PGDSF as an ``eviction_policy`` of vLLM's offloading connector.
 
-    The cost of a pass is what it takes longer than one of its last token, which vLLM computes whatever it finds: with
-    the launch in it, the few tokens of a question would seem dearer than any document's.
+    The cost of a pass is its time beyond that of a pass over its last token alone, which vLLM computes in any case.
+    With the fixed launch time included, a question's few tokens would look more expensive than any document's.
     """
 
     def __init__(self, cache_capacity: int) -> None:
@@ -34,12 +34,16 @@ class PgdsfCachePolicy(RankedCachePolicy):
 
 
 class RagtreeConnector(PlanningConnector):
-    """The knowledge tree for one vLLM, as a KV connector with its controller in the engine's own process.
+    """The knowledge tree for one vLLM: a KV connector with its controller in the engine's own process.
 
-    ``kv_connector_extra_config`` takes ``generator.kv``'s options, and under ``controller`` those of the controller.
+    ``kv_connector_extra_config`` takes the options of ``generator.kv``, and under ``controller`` those of the
+    controller.
     """
 
     def make_planner(self, memory: KvMemory, reports: Sequence[ResidencyReport]) -> LocalController:
-        """The controller, over what the tiers hold. Stamps go by the time of day, so they rise across restarts."""
+        """Make the controller over the KV that the tiers hold.
+
+        Page stamps start at the time of day, so they rise across restarts.
+        """
         settings = ControllerSettings.model_validate(self.controller_settings)
         return LocalController(settings, self.instance, memory, reports, time.monotonic, int(time.time() * 1e6))

@@ -1,4 +1,4 @@
-"""What a process of the stack tells of itself beside its metrics: its log, and its spans if they are wanted."""
+"""Settings of a process's log and traces."""
 
 import os
 
@@ -10,23 +10,24 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 
 
 class ObservabilitySettings(BaseModel):
-    """Logs and traces. OpenTelemetry's own environment (``OTEL_...``) holds as well."""
+    """Logs and traces. OpenTelemetry's own environment variables (``OTEL_...``) apply too."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    log_level: LogLevel = Field("info", description="The least that is logged.")
+    log_level: LogLevel = Field("info", description="The lowest level that is logged.")
     log_format: LogFormat = Field(
-        "auto", description="json: a JSON object a line; console: for people; auto: for people on a terminal only."
+        "auto",
+        description="json: one JSON object per line; console: readable text; auto: console on a terminal, else json.",
     )
     otlp_endpoint: AnyHttpUrl | None = Field(
         None,
-        description="Base URL of an OpenTelemetry collector that takes traces over OTLP/HTTP. Without it, or "
+        description="Base URL of an OpenTelemetry collector for traces over OTLP/HTTP. Without it, and without "
         "OTEL_EXPORTER_OTLP_ENDPOINT, nothing is traced.",
     )
 
     @property
     def traced(self) -> bool:
-        """Whether spans are wanted, and somewhere to send them is known."""
+        """Whether tracing is enabled and an endpoint is known."""
         if (
             os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
             or os.environ.get("OTEL_TRACES_EXPORTER") == "none"
@@ -35,5 +36,5 @@ class ObservabilitySettings(BaseModel):
         return self.otlp_endpoint is not None or any(os.environ.get(name) for name in _ENDPOINTS)
 
     def configure_logging(self) -> None:
-        """Set this process's log up."""
+        """Configure this process's log."""
         configure_logging(self.log_level, self.log_format)

@@ -1,4 +1,4 @@
-"""Where the spans of a process go."""
+"""Exports a process's spans to an OpenTelemetry collector."""
 
 import logging
 import threading
@@ -15,14 +15,15 @@ from services.observability.settings import ObservabilitySettings
 
 log = structlog.get_logger(__name__)
 
-_LAST_SPANS_S = 3.0
-"""How long the end of a process waits for its last spans."""
+_FLUSH_S = 3.0
+"""How long the end of a process waits for its last spans to be sent."""
 
 
 class Spans:
-    """Where the spans of one process go: in batches, from a thread of its own, to an OTLP collector.
+    """Exports the spans of one process in batches, from a thread of its own, over OTLP.
 
-    Nobody waits for it. What cannot be sent is dropped; the log says so once, and once when it goes again.
+    Exporting never blocks the caller. Spans that cannot be sent are dropped. The log reports it once when sending fails
+    and once when it works again.
     """
 
     def __init__(self, provider: TracerProvider | None) -> None:
@@ -30,36 +31,36 @@ class Spans:
         self.tracer: Tracer = NoOpTracer() if provider is None else provider.get_tracer("ragtree", version("ragtree"))
 
     def close(self) -> None:
-        """Send what is left, for a few seconds at most."""
+        """Send the remaining spans, for a few seconds at most."""
         if self._provider is not None:
-            # Its own timeouts come to half a minute.
+            # The provider's own timeouts add up to half a minute.
             closing = threading.Thread(target=self._provider.shutdown, daemon=True)
             closing.start()
-            closing.join(_LAST_SPANS_S)
+            closing.join(_FLUSH_S)
 
 
 def open_spans(settings: ObservabilitySettings, part: str) -> Spans:
-    """The spans of this process, which say that they are of ``part``; none where they are not wanted."""
+    """Return the exporter of this process's spans, labelled with ``part``; one that does nothing if tracing is off."""
     return Spans(_provider(settings, part) if settings.traced else None)
 
 
 def _provider(settings: ObservabilitySettings, part: str) -> TracerProvider:
-    # Here, for it takes a while to import, and is not needed where nobody traces.
+    # Imported here: it is slow to import, and not needed without tracing.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    # They would report each batch anew, and not as JSON.
+    # The exporter would log every failed batch, and not as JSON.
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
     base = settings.otlp_endpoint
     exporter = OTLPSpanExporter(None if base is None else f"{str(base).rstrip('/')}/v1/traces")
     ours = Resource.create({"service.name": "ragtree", "service.version": version("ragtree"), "ragtree.part": part})
-    # What the user's environment says of this process wins.
+    # Attributes from the user's environment win.
     provider = TracerProvider(resource=ours.merge(OTELResourceDetector().detect()), shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(_Reporting(exporter)))
+    provider.add_span_processor(BatchSpanProcessor(_FailureLog(exporter)))
     return provider
 
 
-class _Reporting(SpanExporter):
-    """An exporter whose failures are logged when they begin and when they end."""
+class _FailureLog(SpanExporter):
+    """An exporter that logs when sending starts to fail and when it works again."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -69,7 +70,9 @@ class _Reporting(SpanExporter):
         result = self._exporter.export(spans)
         failing = result is not SpanExportResult.SUCCESS
         if failing and not self._failing:
-            log.warning("spans_not_sent", consequence="spans are dropped until the collector answers; queries go on")
+            log.warning(
+                "spans_not_sent", consequence="spans are dropped until the collector answers; queries are not affected"
+            )
         elif self._failing and not failing:
             log.info("spans_sent_again")
         self._failing = failing

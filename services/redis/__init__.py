@@ -1,5 +1,5 @@
-"""What several gateways share, and what outlives their processes, in Redis.
+"""State in Redis that several gateways share, or that outlives a process.
 
-Off unless ``redis.url`` is set. Nothing here is the only copy of anything that a user was promised: while Redis is away
-requests go on with what each process has itself, and when it is back, what was missing comes back by use.
+Off unless ``redis.url`` is set. Redis never holds the only copy of anything promised to a user. While it is down, each
+process continues with its own state; when Redis is back, its state fills up again through use.
 """

@@ -1,4 +1,4 @@
-"""What a controller should know of the one before it, in Redis: the directory of KV and how often it was used."""
+"""The controller's snapshot in Redis: the directory of KV and how often it was used."""
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -19,8 +19,8 @@ _BATCH = 500
 log = structlog.get_logger(__name__)
 
 
-class _Others(msgspec.Struct, frozen=True):
-    """What is kept besides nodes."""
+class _Rest(msgspec.Struct, frozen=True):
+    """The part of a snapshot besides its nodes."""
 
     tick: int
     deletions: tuple[DeletionRecord, ...]
@@ -29,8 +29,8 @@ class _Others(msgspec.Struct, frozen=True):
 class RedisControllerState:
     """``cachectl.tree.snapshot.SnapshotStore`` as a hash of nodes, ``<prefix>:kv:nodes``, and a value beside it.
 
-    All that is kept anew is written beside what there is and takes its place at once; what has changed since the last
-    time, in steps that are each whole. A record by itself is always true of some moment, so steps may come apart.
+    A full snapshot is written under another key and renamed in one step. A change is written in several steps, each of
+    them atomic. Every record is valid by itself, so a reader may see some steps without the others.
     """
 
     keeps = True
@@ -42,7 +42,7 @@ class RedisControllerState:
         self._others = f"{prefix}:kv:others"
 
     async def load(self) -> Snapshot:
-        """What was kept last; nothing where Redis is away, or has what cannot be read."""
+        """Return the last snapshot. Returns an empty one if Redis is down or its content cannot be read."""
         client = self._link.client
         try:
             others: Any = await self._link.call(_STORE, lambda: client.get(self._others))
@@ -53,16 +53,19 @@ class RedisControllerState:
                 nodes |= {key.decode(): msgspec.msgpack.decode(node, type=NodeRecord) for key, node in some.items()}
             if others is None:
                 return Snapshot()
-            known = msgspec.msgpack.decode(others, type=_Others)
+            known = msgspec.msgpack.decode(others, type=_Rest)
             return Snapshot(known.tick, nodes, known.deletions)
         except RedisAway:
-            log.warning("the former controller's state cannot be had: Redis is away")
+            log.warning("the previous controller's state is not available: Redis is down")
         except msgspec.MsgspecError as error:
-            log.warning("the former controller's state cannot be read", error=str(error))
+            log.warning("the previous controller's state cannot be read", error=str(error))
         return Snapshot()
 
     async def keep(self, before: Snapshot, now: Snapshot) -> bool:
-        """Make what is kept ``now`` of what was kept ``before``; all of it anew where that is nothing."""
+        """Replace the snapshot ``before`` by ``now``; write all of it if ``before`` is empty.
+
+        Return False if Redis is down.
+        """
         try:
             if before.nodes or before.tick:
                 changed = {key: node for key, node in now.nodes.items() if before.nodes.get(key) != node}
@@ -71,10 +74,10 @@ class RedisControllerState:
             else:
                 await self._link.call(_STORE, lambda: self._link.client.delete(self._anew))
                 await self._put(self._anew, now.nodes)
-                # An empty hash is no key, and could not take the other's place.
+                # Redis has no empty hashes, so there is nothing to rename for an empty snapshot.
                 swap = self._link.client.rename(self._anew, self._nodes) if now.nodes else None
                 await self._link.call(_STORE, lambda: swap or self._link.client.delete(self._nodes))
-            others = msgspec.msgpack.encode(_Others(now.tick, now.deletions))
+            others = msgspec.msgpack.encode(_Rest(now.tick, now.deletions))
             await self._link.call(_STORE, lambda: self._link.client.set(self._others, others))
         except RedisAway:
             return False
@@ -102,11 +105,11 @@ def _batches(names: Iterable[str]) -> Iterable[list[str]]:
 
 @asynccontextmanager
 async def controller_state(settings: RedisSettings) -> AsyncIterator[SnapshotStore]:
-    """Where a controller's state is kept: in Redis, if one is configured, or nowhere."""
+    """Open the store of the controller's snapshot: Redis if configured, else one that stores nothing."""
     if settings.url is None:
         yield NoStore()
         return
-    # Nobody scrapes the controller's process; the gateways say whether Redis is there.
+    # The controller's process is not scraped. The gateways export whether Redis is up.
     link = RedisLink(settings, RedisMetrics(CollectorRegistry()))
     async with link.watched():
         yield RedisControllerState(link, settings.prefix)

@@ -1,4 +1,4 @@
-"""The one connection of a process to Redis, and whether Redis is there."""
+"""A process's connection to Redis. It tracks whether Redis is up."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,15 +27,15 @@ log = structlog.get_logger(__name__)
 
 
 class RedisAway(Exception):
-    """Redis did not serve a call: it is away, refuses, or has no room. Never leaves the package ``services.redis``."""
+    """Redis did not serve a call: it is down, refuses, or is full. Never leaves the package ``services.redis``."""
 
 
 class RedisLink:
-    """Calls Redis, each call for ``timeout_s`` at most, and none while Redis is known to be away.
+    """Calls Redis, with a time limit of ``timeout_s`` for each call. Makes no calls while Redis is known to be down.
 
-    The first call that finds it away pays for all: from then on calls fail at once, until a probe, one each second,
-    finds it back. A server that answers with an error, being full for one, is not away: then only the call fails.
-    Belongs to one event loop.
+    The first call that fails marks Redis as down. From then on calls fail at once, until a probe, one per second,
+    succeeds. A server that answers with an error (it may be full) is not down: only that call fails. A link belongs to
+    one event loop.
     """
 
     def __init__(self, settings: RedisSettings, metrics: RedisMetrics) -> None:
@@ -44,7 +44,7 @@ class RedisLink:
             settings.url.get_secret_value(),
             max_connections=_CONNECTIONS,
             timeout=settings.timeout_s,
-            # Every call is bounded as a whole.
+            # Each call has a time limit of its own.
             socket_timeout=None,
             socket_connect_timeout=None,
             retry=Retry(NoBackoff(), 0),
@@ -58,15 +58,15 @@ class RedisLink:
 
     @property
     def up(self) -> bool:
-        """Whether Redis answered when it was last asked."""
+        """Whether the last call or probe got an answer."""
         return self._up.is_set()
 
     async def returned(self) -> None:
-        """Return as soon as Redis is there."""
+        """Return as soon as Redis is up."""
         await self._up.wait()
 
     async def call(self, store: str, work: Callable[[], Awaitable[T]]) -> T:
-        """What ``work`` on Redis comes to, counted for a store where it fails. Raises RedisAway."""
+        """Return the result of ``work``. Raises RedisAway if it fails, and counts the failure for ``store``."""
         try:
             if not self.up:
                 raise RedisAway
@@ -83,7 +83,7 @@ class RedisLink:
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Look whether Redis is there, and again each second for as long as the context is open; then hang up."""
+        """Probe Redis now, and every second while the context is open. Disconnect at the end."""
         await self._probe()
         try:
             async with repeated(self._probe, PROBE_S):
@@ -105,10 +105,10 @@ class RedisLink:
         self._looked = True
 
     async def _in_time(self, work: Callable[[], Awaitable[T]]) -> T:
-        """What ``work`` comes to. Raises TimeoutError where it takes longer than a request may wait."""
+        """Return the result of ``work``. Raises TimeoutError after ``timeout_s`` seconds."""
         working = asyncio.ensure_future(work())
         try:
-            # Not asyncio.timeout(), which throws away an answer that arrived while this process itself was late.
+            # asyncio.timeout() would discard an answer that arrived in time while this process was busy.
             await asyncio.wait({working}, timeout=self._timeout_s)
             if not working.done():
                 raise TimeoutError
@@ -118,7 +118,7 @@ class RedisLink:
 
     def _lost(self, error: Exception) -> None:
         if self.up or not self._looked:
-            # Once, and not for each call that meets it.
+            # Log once, not for each failed call.
             log.warning("redis_is_away", error=repr(error))
         self._looked = True
         self._up.clear()

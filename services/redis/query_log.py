@@ -1,4 +1,4 @@
-"""The query log as a stream that all gateways write to and any may replay."""
+"""The query log as a Redis stream that all gateways write to and any may replay."""
 
 import asyncio
 import time
@@ -24,11 +24,11 @@ _PAGE = 500
 
 
 class StreamQueryLog:
-    """The newest ``most`` queries of all gateways, or some more, in the stream ``key``.
+    """The newest queries of all gateways, at least ``most`` of them, in the stream ``key``.
 
-    Entries wait in memory while Redis is away, and go in when it is back. What comes while ``MOST_WAITING`` wait is
-    lost and counted, as is what is longer than ``LONGEST_ENTRY`` bytes. An entry may go in twice where Redis' answer
-    was lost; then its query counts twice.
+    Entries wait in memory while Redis is down. Entries that arrive while ``MOST_WAITING`` wait are dropped and counted,
+    and so are entries longer than ``LONGEST_ENTRY`` bytes. If Redis' answer is lost, an entry may be written twice;
+    then its query counts twice.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class StreamQueryLog:
         self._noted = asyncio.Event()
 
     def note(self, search: SearchRequest) -> None:
-        """Note a query, as soon as Redis takes it."""
+        """Log a query as soon as Redis accepts it."""
         noted = entry(search, self._clock())
         if len(noted) > LONGEST_ENTRY or len(self._waiting) >= MOST_WAITING:
             self._metrics.dropped()
@@ -52,7 +52,7 @@ class StreamQueryLog:
         self._noted.set()
 
     async def counted(self, as_search: Callable[[WarmQuery], SearchRequest]) -> Counter[SearchRequest]:
-        """How often each query was asked, as far back as the stream goes. Raises Unavailable while Redis is away."""
+        """Count how often each query was asked, over the whole stream. Raises Unavailable while Redis is down."""
         counted = Counter[SearchRequest]()
         behind = "-"
         try:
@@ -61,12 +61,12 @@ class StreamQueryLog:
                 counted += await asyncio.to_thread(count, entries, as_search)
                 behind = f"({page[-1][0].decode()}"
         except RedisAway:
-            raise Unavailable("The query log cannot be read now: Redis is away.") from None
+            raise Unavailable("The query log cannot be read now: Redis is down.") from None
         return counted
 
     @asynccontextmanager
     async def written(self) -> AsyncIterator[None]:
-        """Write what is noted for as long as the context is open, and once more at its end."""
+        """Write waiting entries while the context is open, and the rest at its end."""
         writing = asyncio.create_task(self._write())
         try:
             yield
@@ -84,7 +84,7 @@ class StreamQueryLog:
             try:
                 await self._write_some()
             except RedisAway:
-                # It may be there and full; then nothing but time helps.
+                # Redis may be up but full. Then only waiting helps.
                 await asyncio.sleep(PROBE_S)
 
     async def _write_some(self) -> None:
@@ -102,6 +102,6 @@ class StreamQueryLog:
             await pipeline.execute()
 
     async def _page(self, start: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        # Typed for every version of the protocol and either kind of decoding.
+        # The stubs cover every protocol version and both kinds of decoding.
         page: Any = await self._link.client.xrange(self._key, start, "+", _PAGE)
         return list(page)

@@ -1,24 +1,24 @@
-"""Redis' part of the configuration."""
+"""Settings of Redis."""
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from redis.asyncio import ConnectionPool
 
 
 class RedisSettings(BaseModel):
-    """Which Redis is used, and how patiently. Times are seconds."""
+    """Which Redis to use, and for how long to wait for it. Times are in seconds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: SecretStr | None = Field(
         None,
-        description="redis://, rediss:// or unix://, with user and password where the server asks for them. Without "
-        "one each process keeps its own, in memory or on disk.",
+        description="redis://, rediss:// or unix:// URL, with user and password if the server needs them. Without it, "
+        "each process has state of its own, in memory or on disk.",
     )
     prefix: str = Field(
-        "ragtree", min_length=1, pattern=r"^[\w:.-]+$", description="What all keys begin with; one for each deployment."
+        "ragtree", min_length=1, pattern=r"^[\w:.-]+$", description="Prefix of all keys; use one per deployment."
     )
-    timeout_s: float = Field(0.25, gt=0, description="How long a request may wait for Redis before it goes on without.")
-    record_s: float = Field(86_400.0, gt=0, description="How long uploads and their jobs are remembered there.")
+    timeout_s: float = Field(0.25, gt=0, description="How long a request waits for Redis before it continues without.")
+    record_s: float = Field(86_400.0, gt=0, description="How long uploads and their jobs are kept in Redis.")
 
     @field_validator("url")
     @classmethod
@@ -28,7 +28,7 @@ class RedisSettings(BaseModel):
                 pool = ConnectionPool.from_url(url.get_secret_value())
                 pool.connection_class(**pool.connection_kwargs)
             except (ValueError, TypeError) as error:
-                # Not the cause: it may quote the password.
+                # Do not chain the cause: it may quote the password.
                 kind = type(error).__name__
-                raise ValueError(f"this is no redis://, rediss:// or unix:// URL that can be used ({kind})") from None
+                raise ValueError(f"not a valid redis://, rediss:// or unix:// URL ({kind})") from None
         return url

@@ -1,4 +1,4 @@
-"""The stores of a gateway that shares them with others."""
+"""The stores of a gateway that shares its state with other gateways."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,11 +20,11 @@ from services.redis.uploads import RedisUploadRecords
 from services.redis.windows import SharedWindows
 
 _ENTRIES_PER_MIB = 2048
-"""Entries of the query log are reckoned at half a KiB; the file keeps up to two times its MiB."""
+"""Assumes half a KiB per entry of the query log. The file keeps up to twice its MiB."""
 
 
 class RedisStores:
-    """``gateway.stores.stores.Stores`` in one Redis; while it is away, each gateway goes by what it knows itself."""
+    """``gateway.stores.stores.Stores`` in one Redis. While Redis is down, each gateway uses its own state."""
 
     def __init__(self, settings: RedisSettings, gateway: GatewaySettings, registry: CollectorRegistry) -> None:
         metrics = RedisMetrics(registry)
@@ -39,17 +39,17 @@ class RedisStores:
         self.upload_records: UploadRecords = RedisUploadRecords(self._link, settings.prefix, settings.record_s)
 
     def degraded(self) -> tuple[str, ...]:
-        """Redis, while it is away."""
+        """Return "redis" while Redis is down."""
         return () if self._link.up else ("redis",)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """The stores in use; an absent server is no reason not to begin."""
+        """Use the stores while the context is open. Redis may be down at the start."""
         async with self._link.watched(), self._stream.written():
             yield
 
 
 def shared_storage(link: RedisLink, prefix: str) -> RedisStorage:
-    """Where windows are counted in Redis, over the link's own connections."""
+    """Return the storage of the rate-limit windows in Redis, over the link's own connections."""
     options: dict[str, Any] = {"connection_pool": link.pool}
     return RedisStorage("async+redis://", implementation="redispy", key_prefix=f"{prefix}:limits", **options)

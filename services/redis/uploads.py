@@ -1,4 +1,4 @@
-"""What all gateways know of uploads: whose idempotency keys are, and how far jobs have come."""
+"""Upload records that all gateways share: idempotency keys and the state of jobs."""
 
 import hashlib
 
@@ -11,7 +11,7 @@ from services.redis.link import RedisAway, RedisLink
 
 STORE = "uploads"
 CLAIM_S = 60.0
-"""How long an upload that ends without a word, its gateway being killed, keeps other bodies from its key."""
+"""How long an upload may block its key for other bodies if its gateway dies without releasing the key."""
 
 _BEGIN = """
 local held = redis.call('GET', KEYS[1])
@@ -32,10 +32,10 @@ log = structlog.get_logger(__name__)
 
 
 class RedisUploadRecords:
-    """Upload records in Redis: under each idempotency key its body's hash, and its job once that is durable.
+    """Upload records in Redis: each idempotency key maps to its body's hash, and to its job once the upload is durable.
 
-    A key without a job is a claim, which ends with the upload or after ``CLAIM_S``; the others, and jobs, are kept for
-    ``kept_s`` from when they were last seen. Tenants, keys and job ids stand there as digests.
+    A key without a job is a claim. It ends with the upload, or after ``CLAIM_S``. Keys with a job, and jobs, are kept
+    for ``kept_s`` seconds after their last use. Tenants, keys and job ids are stored as digests.
     """
 
     def __init__(self, link: RedisLink, prefix: str, kept_s: float) -> None:
@@ -46,11 +46,14 @@ class RedisUploadRecords:
         self._refused = link.client.register_script(_REFUSED)
 
     async def begin(self, tenant: str, key: str, body_hash: str) -> str | None:
-        """Claim a key; the id of its job where the same body was accepted before. Raises Unavailable as promised."""
-        place = self._place("key", tenant, key)
+        """Claim a key; return the job's id if the same body was accepted before.
+
+        Raises Unavailable while an upload with another body holds the key.
+        """
+        record = self._key("key", tenant, key)
         try:
             held = await self._link.call(
-                STORE, lambda: self._begin(keys=[place], args=[body_hash, int(CLAIM_S * 1000)])
+                STORE, lambda: self._begin(keys=[record], args=[body_hash, int(CLAIM_S * 1000)])
             )
         except RedisAway:
             return None
@@ -60,46 +63,48 @@ class RedisUploadRecords:
         if hashed == body_hash:
             return job_id
         if not job_id:
-            raise Unavailable("An upload with another body is under way under this Idempotency-Key.", "Idempotency-Key")
-        # Whether that still holds, the retriever says.
+            raise Unavailable(
+                "An upload with another body is in progress under this Idempotency-Key.", "Idempotency-Key"
+            )
+        # The retriever decides whether the key is still bound to the other body.
         return None
 
     async def accepted(self, tenant: str, key: str, body_hash: str, job_id: str) -> None:
-        """Note that the upload is durable, as this job."""
-        place = self._place("key", tenant, key)
-        await self._set(place, f"{body_hash} {job_id}".encode())
+        """Record that the upload is durable, with its job."""
+        record = self._key("key", tenant, key)
+        await self._set(record, f"{body_hash} {job_id}".encode())
 
     async def refused(self, tenant: str, key: str, body_hash: str) -> None:
-        """Give up the claim."""
-        place = self._place("key", tenant, key)
+        """Release the claim."""
+        record = self._key("key", tenant, key)
         try:
-            await self._link.call(STORE, lambda: self._refused(keys=[place], args=[body_hash]))
+            await self._link.call(STORE, lambda: self._refused(keys=[record], args=[body_hash]))
         except RedisAway:
             log.debug("claim_not_given_up")
 
     async def saw(self, tenant: str, job: IngestJob) -> None:
-        """Note how far a job has come."""
-        await self._set(self._place("job", tenant, job.job_id), msgspec.json.encode(job))
+        """Record a job's state."""
+        await self._set(self._key("job", tenant, job.job_id), msgspec.json.encode(job))
 
     async def last_seen(self, tenant: str, job_id: str) -> IngestJob | None:
-        """The job as it was last noted."""
-        place = self._place("job", tenant, job_id)
+        """Return the last recorded state of a job, or None."""
+        record = self._key("job", tenant, job_id)
         try:
-            noted = await self._link.call(STORE, lambda: self._link.client.get(place))
+            noted = await self._link.call(STORE, lambda: self._link.client.get(record))
         except RedisAway:
             return None
         try:
             return None if noted is None else msgspec.json.decode(noted, type=IngestJob)
         except msgspec.DecodeError:
-            # Noted by another version.
+            # Written by another version of RAGTree.
             return None
 
-    async def _set(self, place: str, value: bytes) -> None:
+    async def _set(self, record: str, value: bytes) -> None:
         try:
-            await self._link.call(STORE, lambda: self._link.client.set(place, value, px=self._kept_ms))
+            await self._link.call(STORE, lambda: self._link.client.set(record, value, px=self._kept_ms))
         except RedisAway:
             log.debug("upload_not_noted")
 
-    def _place(self, kind: str, tenant: str, name: str) -> str:
+    def _key(self, kind: str, tenant: str, name: str) -> str:
         digest = hashlib.sha256(msgspec.msgpack.encode((tenant, name))).hexdigest()
         return f"{self._prefix}:{kind}:{digest}"

@@ -1,4 +1,4 @@
-"""The windows of quotas that all gateways share."""
+"""Rate-limit windows that all gateways share."""
 
 from gateway.stores.windows import Standing, Windows
 from services.redis.link import RedisAway, RedisLink
@@ -7,9 +7,9 @@ STORE = "rate_limits"
 
 
 class SharedWindows:
-    """Windows in Redis, and this gateway's own beside them, which decide while Redis is away.
+    """Windows in Redis, with windows of this gateway's own that decide while Redis is down.
 
-    What a gateway lets pass it counts in both, so that a key does not begin anew when Redis goes.
+    What this gateway admits counts in both, so a key does not get a fresh quota when Redis goes down.
     """
 
     def __init__(self, link: RedisLink, shared: Windows, own: Windows) -> None:
@@ -18,7 +18,7 @@ class SharedWindows:
         self._own = own
 
     async def take(self, key: str, limit: int) -> bool:
-        """Count one more if it fits; whether it did."""
+        """Count one more if it fits; return whether it did."""
         try:
             taken = await self._link.call(STORE, lambda: self._shared.take(key, limit))
         except RedisAway:
@@ -28,7 +28,7 @@ class SharedWindows:
         return taken
 
     async def charge(self, key: str, amount: int) -> None:
-        """Count what was used, whether it fits or not; what Redis does not hear of it is forgotten with the minute."""
+        """Count what was used, even above the limit. Usage that Redis misses is lost at the end of the minute."""
         await self._own.charge(key, amount)
         try:
             await self._link.call(STORE, lambda: self._shared.charge(key, amount))
@@ -36,7 +36,7 @@ class SharedWindows:
             return
 
     async def standing(self, key: str, limit: int) -> Standing:
-        """How the key's window stands against a limit."""
+        """Return the state of a key's window, compared with its limit."""
         try:
             return await self._link.call(STORE, lambda: self._shared.standing(key, limit))
         except RedisAway:

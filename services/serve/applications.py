@@ -1,4 +1,4 @@
-"""The stack as Ray Serve applications: one for each part, with one deployment of the same name."""
+"""The Ray Serve applications: one for each part, each with one deployment of the same name."""
 
 from collections.abc import Callable
 
@@ -14,35 +14,35 @@ from services.serve.replica_settings import PlacementSettings, ReplicaSettings
 
 RETRIEVER, CONTROLLER, GENERATOR, GATEWAY = "retriever", "controller", "generator", "gateway"
 
-# Queues are the controller's business: Serve's own must never be the one that holds a request back.
+# The controller queues requests. Serve's own queue must never hold one back.
 _UNBOUNDED = 100_000
 
 
 def retriever_names(config: Config) -> list[str]:
-    """The retriever's name, or those of its shards."""
+    """Return the retriever's name, or the names of its shards."""
     count = config.retriever.shards.count
     return [RETRIEVER] if count == 1 else [f"{RETRIEVER}-{shard}" for shard in range(count)]
 
 
 def retriever_application(config: Config, shard: int = 0) -> serve.Application:
-    """The retriever, or one shard of it."""
+    """Build the retriever, or one shard of it."""
     return _bound(RetrieverDeployment, config, retriever_names(config)[shard], config, shard)
 
 
 def controller_application(config: Config) -> serve.Application:
-    """The cache controller, which finds the generator by its name."""
+    """Build the cache controller. It finds the generator by name."""
     return _bound(ControllerDeployment, config, CONTROLLER, config, GENERATOR)
 
 
 def generator_application(config: Config) -> serve.Application:
-    """The generator, of as many instances as there are to be."""
+    """Build the generator, with the configured number of instances."""
     return _bound(GeneratorDeployment, config, GENERATOR, config)
 
 
 def gateway_application(config: Config, build_app: Callable[[Config], FastAPI]) -> serve.Application:
-    """The gateway behind Serve's own proxy; the parts must have been deployed."""
+    """Build the gateway behind Serve's own proxy. Deploy the parts first."""
 
-    # A plain function, for Serve takes any other callable for the app itself. Each replica builds its own.
+    # Serve calls a plain function in each replica; it takes any other callable for the app itself.
     def build() -> FastAPI:
         config.observability.configure_logging()
         return build_app(config)
@@ -51,7 +51,7 @@ def gateway_application(config: Config, build_app: Callable[[Config], FastAPI]) 
 
 
 def deployment_options(config: Config, name: str) -> dict[str, object]:
-    """A deployment's options, in Ray Serve's own words; the routers and classes that go with it stay in the code."""
+    """Return a deployment's options under Ray Serve's names. Classes and routers are set in code, not here."""
     placement = _placement(config, name)
     options: dict[str, object] = {
         "name": name,
@@ -61,10 +61,10 @@ def deployment_options(config: Config, name: str) -> dict[str, object]:
             "num_gpus": placement.num_gpus,
             "resources": dict(placement.resources),
         },
-        # A part that cannot start is tried once more and then given up, with its error for all to see; one that ran
-        # before is started again for as long as it takes.
+        # A part that fails to start is tried once more, then given up, and its error is reported. A part that has run
+        # before is restarted without limit.
         "max_constructor_retry_count": 2,
-        # A dead engine is noticed within seconds; three checks in a row must fail before a replica is replaced.
+        # Three checks in a row must fail before a replica is replaced, so a dead engine is noticed within seconds.
         "health_check_period_s": 1.0,
         "health_check_timeout_s": 10.0,
         "graceful_shutdown_timeout_s": placement.drain_s,

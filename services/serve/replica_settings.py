@@ -1,4 +1,4 @@
-"""How the parts are placed and multiplied by Ray Serve: its settings here, under the names that it has for them."""
+"""Settings of replicas and their placement, under Ray Serve's names."""
 
 from typing import Self
 
@@ -6,35 +6,39 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class PlacementSettings(BaseModel):
-    """What a replica of one part claims of its machine, and how long it may take to end."""
+    """Resources that a replica of one part reserves, and how long it may take to stop."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    num_cpus: float = Field(0, ge=0, description="CPUs that Ray sets aside for a replica; 0: it shares.")
-    num_gpus: float = Field(0, ge=0, description="GPUs that Ray sets aside for a replica.")
+    num_cpus: float = Field(0, ge=0, description="CPUs that Ray reserves for a replica; 0: it shares them.")
+    num_gpus: float = Field(0, ge=0, description="GPUs that Ray reserves for a replica.")
     resources: dict[str, float] = Field(
-        default_factory=dict, description="Ray's custom resources that a replica claims, which say where it may run."
+        default_factory=dict, description="Ray's custom resources that a replica needs; they decide where it may run."
     )
-    drain_s: float = Field(10.0, gt=0, description="How long a replica that is to end may finish what it has begun.")
+    drain_s: float = Field(10.0, gt=0, description="How long a stopping replica may take to finish its requests.")
 
 
 class ReplicaSettings(PlacementSettings):
-    """The same of a part that may have several replicas."""
+    """Placement of a part that may have several replicas."""
 
-    min_replicas: int = Field(1, ge=1, description="Replicas that are always there.")
+    min_replicas: int = Field(1, ge=1, description="The least number of replicas.")
     max_replicas: int | None = Field(
-        None, ge=1, description="Most replicas, where there is load for them; by default no more than always."
+        None, ge=1, description="The most replicas under load; by default the same as min_replicas."
     )
     target_ongoing_requests: float = Field(
         16.0,
         gt=0,
-        description="Calls under way for each replica beyond which another is started; queries that wait are none.",
+        description="Running calls per replica above which another replica is started; queued queries do not count.",
     )
     look_back_s: float = Field(
-        30.0, gt=10, description="Over how long calls under way are averaged; Ray Serve counts them every ten seconds."
+        30.0,
+        gt=10,
+        description="Window over which running calls are averaged; Ray Serve samples them every ten seconds.",
     )
-    upscale_delay_s: float = Field(30.0, ge=0, description="How long load must last before replicas are added.")
-    downscale_delay_s: float = Field(600.0, ge=0, description="How long there must be less before some are removed.")
+    upscale_delay_s: float = Field(30.0, ge=0, description="How long high load must last before replicas are added.")
+    downscale_delay_s: float = Field(
+        600.0, ge=0, description="How long low load must last before replicas are removed."
+    )
 
     @model_validator(mode="after")
     def _at_least_as_many(self) -> Self:
@@ -44,17 +48,17 @@ class ReplicaSettings(PlacementSettings):
 
     @property
     def scales(self) -> bool:
-        """Whether there are more replicas where there is load for them."""
+        """Whether the number of replicas follows the load."""
         return self.max_replicas is not None and self.max_replicas > self.min_replicas
 
 
 class ServingSettings(BaseModel):
-    """The placement of each part. Retriever (or each of its shards) and controller are one replica each."""
+    """The placement of each part. The retriever (or each of its shards) and the controller have one replica each."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     generator: ReplicaSettings = Field(
-        ReplicaSettings(drain_s=300.0), description="Instances of the engine; each loads the model."
+        ReplicaSettings(drain_s=300.0), description="Instances of the engine. Each loads the model."
     )
     gateway: ReplicaSettings = Field(
         ReplicaSettings(drain_s=300.0, target_ongoing_requests=64.0),

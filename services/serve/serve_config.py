@@ -1,4 +1,4 @@
-"""The stack as a config file of Ray Serve, for ``serve run``, ``serve deploy`` and a RayService on Kubernetes."""
+"""Writes the stack as a Ray Serve config file, for ``serve run``, ``serve deploy`` and a RayService on Kubernetes."""
 
 from typing import Any
 
@@ -9,17 +9,17 @@ from services.serve.applications import CONTROLLER, GATEWAY, GENERATOR, RETRIEVE
 
 _HEADER = """\
 # The stack as Ray Serve applications. Written by `ragtree config render`; change options there, not here.
-# Each application reads RAGTREE_CONFIG and RAGTREE_... of the machine or container that it runs in.
+# Each application reads RAGTREE_CONFIG and RAGTREE_... of its own machine or container.
 """
 
 
 def render(config: Config) -> str:
-    """The file, as YAML."""
+    """Return the file's text, as YAML."""
     return _HEADER + yaml.safe_dump(serve_config(config), sort_keys=False)
 
 
 def serve_config(config: Config) -> dict[str, Any]:
-    """What the file says. Proxies stand on every node that has a replica, and listen where the gateway would."""
+    """Return the file's content. Proxies run on every node that has a replica, on the gateway's address."""
     applications = [
         *(_application(config, name, RETRIEVER, shard) for shard, name in enumerate(retriever_names(config))),
         _application(config, CONTROLLER, CONTROLLER),

@@ -1,4 +1,4 @@
-"""A stack in a process of its own, started by another one."""
+"""Starts and stops a stack in a process of its own."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from services.stack.run_state import RunningStack, RunState
 
 
 class StartFailed(RagtreeError):
-    """A stack ended, or was stopped, before it was ready; the message carries the end of its log."""
+    """A stack ended, or was stopped, before it was ready. The message has the end of its log."""
 
     code = "start_failed"
 
@@ -21,7 +21,7 @@ class StartFailed(RagtreeError):
 class StackProcess:
     """Starts a detached ``ragtree up`` on a data folder and waits until it answers queries.
 
-    ``environment`` is added to this process's own; it is how a configuration other than the present one is passed.
+    ``environment`` is added to this process's own. Use it to pass a different configuration.
     """
 
     def __init__(self, data_dir: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -29,12 +29,13 @@ class StackProcess:
         self._environment = {**os.environ, "RAGTREE_DATA_DIR": str(data_dir), **(environment or {})}
 
     def start(self, wait_s: float, on_wait: Callable[[str], None] = lambda _: None) -> RunningStack:
-        """Start and wait; ``on_wait`` hears what is still missing.
+        """Start the stack and wait for it; ``on_wait`` is called with what is still missing.
 
-        Raises Conflict when a stack runs there already, StartFailed when this one does not become ready in time.
+        Raises Conflict if a stack already runs on the folder, StartFailed if this one is not ready within ``wait_s``
+        seconds.
         """
         with self._state.claimed():
-            pass  # says at once when another stack runs there
+            pass  # raises at once if another stack runs there
         with self._state.log_file.open("wb") as output:
             process = subprocess.Popen(  # nosec B603  # no argument comes from a request
                 [sys.executable, "-m", "services.cli", "up"],
@@ -47,35 +48,33 @@ class StackProcess:
         try:
             return self._wait(process, time.monotonic() + wait_s, on_wait)
         except BaseException:
-            # Also on Ctrl-C: a stack that nobody was told of must not go on running.
+            # Also on Ctrl-C: the caller has no way to find the stack, so it must not keep running.
             self._state.stop(timeout_s=30)
             process.kill()
             process.wait()
             raise
 
     def stop(self, timeout_s: float = 60.0) -> bool:
-        """Stop the stack that runs there; whether there was one."""
+        """Stop the stack that runs on the folder; return whether there was one."""
         return self._state.stop(timeout_s)
 
     def _wait(self, process: subprocess.Popen[bytes], deadline: float, on_wait: Callable[[str], None]) -> RunningStack:
         missing = NotReady("Ray is starting", final=False)
         while time.monotonic() < deadline:
             if process.poll() is not None:
-                raise StartFailed(f"the stack ended while starting:\n{self._log_tail()}")
+                raise StartFailed(f"the stack exited while it was starting:\n{self._log_tail()}")
             running = self._state.running()
             if running is not None:
                 answer = StackClient(running.url, timeout_s=10).readiness()
                 if answer is None:
                     return running
                 if answer.final:
-                    raise StartFailed(f"the stack cannot start, and is stopped again: {answer.reason}")
+                    raise StartFailed(f"the stack cannot start and was stopped: {answer.reason}")
                 missing = answer
             on_wait(missing.reason)
             time.sleep(0.2)
-        raise StartFailed(
-            f"the stack was not ready in time, and is stopped again: {missing.reason}\n{self._log_tail()}"
-        )
+        raise StartFailed(f"the stack was not ready in time and was stopped: {missing.reason}\n{self._log_tail()}")
 
     def _log_tail(self) -> str:
         lines = self._state.log_file.read_text(errors="replace").splitlines()
-        return "\n".join([*lines[-20:], f"(the whole log: {self._state.log_file})"])
+        return "\n".join([*lines[-20:], f"(full log: {self._state.log_file})"])

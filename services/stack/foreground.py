@@ -1,4 +1,4 @@
-"""A stack in the making: Ray, the Serve applications, and the gateway in front of them, run by one process."""
+"""Runs a stack in the current process: Ray, the Serve applications, and the gateway in front of them."""
 
 import asyncio
 import os
@@ -26,24 +26,25 @@ from services.stack.run_state import RunState
 log = structlog.get_logger(__name__)
 
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
-"""Messages between parts are kilobytes and travel inline; Ray's default would take a third of the memory."""
+"""Messages between parts are kilobytes and travel inline. Ray's default would reserve a third of the memory."""
 
 
 STALLED_MS = 60_000
-"""How long a client's machine may acknowledge nothing, or take nothing in, before its connection is cut.
+"""How long a client may acknowledge nothing, or accept no data, before its connection is closed.
 
-Without it a client that stops reading keeps its query, and one whose machine is gone, for as long as the kernel likes.
+Without this limit, a client that stops reading keeps its query. A client whose machine is gone keeps it until the
+kernel gives up.
 """
 
 PERSIST_S = 30.0
-"""How long the stop of a stack may take for what is cached in memory."""
+"""How long stopping a stack may take to save KV from memory to disk."""
 
 
 class Stack:
     """Runs one stack in the foreground until it is told to stop.
 
-    The gateway answers as soon as Ray is up: until the model is loaded it says 503, and why. A model that is not yet on
-    this machine is fetched before that, since prompts are laid out with its tokenizer.
+    The gateway answers as soon as Ray is up. Until the model is loaded it answers 503 with the reason. A model that is
+    not on this machine is downloaded first, because the prompt layout needs its tokenizer.
     """
 
     def __init__(self, config: Config) -> None:
@@ -53,11 +54,11 @@ class Stack:
     def run(self) -> None:
         """Serve until SIGINT or SIGTERM, then stop everything that was started.
 
-        Raises Conflict when another stack owns the data folder, ConfigError when the port cannot be had, or the folder
+        Raises Conflict if another stack owns the data folder. Raises ConfigError if the port is taken, or if the folder
         was filled with another number of shards.
         """
         signal.signal(signal.SIGTERM, _interrupt)
-        # All that is written from here on, in Ray's processes too, holds documents or, as Ray's token, lets run code.
+        # Files written from here on, also by Ray's processes, contain documents, or a token that lets others run code.
         os.umask(0o077)
         with self._state.claimed(), _listening_socket(self._config.server) as listener:
             shard_folders(self._config).claim()
@@ -71,7 +72,7 @@ class Stack:
             finally:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 _stop_ray()
-                # Memory, though it looks like a file: a stack that stops in order leaves none of it behind.
+                # The host tier is shared memory that looks like a file. An orderly stop frees it.
                 kv_settings(self._config).discard_host_memory()
 
     def _run_beside_serve(self, listener: socket.socket) -> None:
@@ -82,7 +83,7 @@ class Stack:
 
     async def _serve(self, listener: socket.socket) -> None:
         url = _url(listener)
-        # Handles belong to the event loop that they are made in.
+        # Handles belong to the event loop that creates them.
         server = _Server(
             uvicorn.Config(
                 build_app(self._config),
@@ -93,13 +94,13 @@ class Stack:
             ),
             on_started=lambda: self._publish(url),
         )
-        log.info("the gateway listens; it answers queries once the model is loaded", url=url)
+        log.info("the gateway is listening; it answers queries once the model is loaded", url=url)
         controller = connect_controller()
         try:
             await server.serve(sockets=[listener])
         finally:
-            # Once it has stopped, uvicorn passes a Ctrl-C on, which cancels this task where it waits next: here, not
-            # in the middle of what there is still to do.
+            # After it has stopped, uvicorn raises the Ctrl-C again, which cancels this task at its next await. Let that
+            # happen here, and not in the middle of the work below.
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
             if self._config.controller.persist:
@@ -109,14 +110,14 @@ class Stack:
     def _run_behind_serve(self, listener: socket.socket) -> None:
         url = _url(listener)
         host, port = listener.getsockname()[:2]
-        # Serve's proxy, a process of its own, binds the port itself; that it can be had is known by now.
+        # Serve's proxy is a process of its own and binds the port itself. By now the port is known to be free.
         listener.close()
         self._start_ray()
         serve.start(proxy_location=ProxyLocation.HeadOnly, http_options=HTTPOptions(host=host, port=port))
         _deploy(build_parts(self._config))
         _deploy([build_ingress(self._config)])
         self._publish(url)
-        log.info("Ray Serve's proxy listens; it answers queries once the model is loaded", url=url)
+        log.info("Ray Serve's proxy is listening; it answers queries once the model is loaded", url=url)
         while True:
             signal.pause()
 
@@ -127,7 +128,7 @@ class Stack:
             object_store_memory=OBJECT_STORE_BYTES,
             logging_level="WARNING",
         )
-        # Ray takes the handler for itself when it starts.
+        # Ray installs its own handler when it starts.
         signal.signal(signal.SIGTERM, _interrupt)
 
     def _publish(self, url: str) -> None:
@@ -135,7 +136,7 @@ class Stack:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, telling when it accepts connections."""
+    """A uvicorn server that calls ``on_started`` once it accepts connections."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
         super().__init__(config)
@@ -148,17 +149,17 @@ class _Server(uvicorn.Server):
 
 
 async def _persist(controller: Controller) -> None:
-    """Have what engines keep on disk before they stop; a stack that cannot stops all the same."""
+    """Save the engines' KV to disk before they stop. If that fails, the stack stops all the same."""
     try:
         async with asyncio.timeout(PERSIST_S):
             await controller.ready()
             await controller.persist()
     except (RagtreeError, TimeoutError) as error:
-        log.warning("what is cached in memory is not kept", reason=str(error) or "it took too long")
+        log.warning("KV in memory was not saved to disk", reason=str(error) or "it took too long")
 
 
 def _deploy(targets: list[serve.RunTarget]) -> None:
-    # Not until they run: the gateway is to say meanwhile what is still missing.
+    # Do not wait for the applications: meanwhile the gateway reports what is missing.
     serve.run_many(targets, wait_for_applications_running=False)
 
 
@@ -168,12 +169,13 @@ def _url(listener: socket.socket) -> str:
 
 
 def _listening_socket(server: ServerSettings) -> socket.socket:
-    """Take the port before anything slow is started. Raises ConfigError when it is taken."""
+    """Bind the port before anything slow is started. Raises ConfigError if it is taken."""
     try:
         listener = socket.create_server((server.host, server.port), backlog=2048)
     except OSError as error:
         raise ConfigError(f"cannot listen on {server.host}:{server.port}: {error.strerror}", "server.port") from error
-    # asyncio sets it on sockets that it made itself alone; without it a reply's body waits for its headers' receipt.
+    # asyncio sets this only on sockets that it creates. Without it, a reply's body waits for the acknowledgement of its
+    # headers.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_MS)
     return listener
@@ -185,6 +187,6 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 def _stop_ray() -> None:
     if ray.is_initialized():
-        # Serve first: it lets replicas end their streams and give their engines back.
+        # Serve first: it lets replicas finish their streams and close their engines.
         serve.shutdown()
         ray.shutdown()

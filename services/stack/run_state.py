@@ -1,7 +1,7 @@
-"""What a running stack leaves in its data folder, so that other commands find it.
+"""The files in which a running stack tells other commands where it is.
 
-A lock is held for as long as the stack's process lives, and the kernel lets go of it however that ends: a note that
-outlived its stack is never believed.
+The stack's process holds a lock for as long as it lives. The kernel releases the lock however the process ends, so a
+note of a dead stack is never trusted.
 """
 
 import os
@@ -20,7 +20,7 @@ _FAMILY_S = 10.0
 
 
 class RunningStack(msgspec.Struct, frozen=True):
-    """A stack that runs: its process, where its gateway listens, and the address of its Ray."""
+    """A running stack: its process, the gateway's URL, and the address of its Ray."""
 
     pid: int
     url: str
@@ -28,7 +28,7 @@ class RunningStack(msgspec.Struct, frozen=True):
 
 
 class RunState:
-    """The notes of the one stack that may run on a data folder."""
+    """The lock and the note of the one stack that may run on a data folder."""
 
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "run"
@@ -37,21 +37,23 @@ class RunState:
 
     @property
     def log_file(self) -> Path:
-        """Where a detached stack writes its log."""
+        """The log of a detached stack."""
         return self._folder / "stack.log"
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Own the data folder. Raises Conflict when another stack does."""
-        # The log tells names of documents.
+        """Lock the data folder while the context is open. Raises Conflict if another stack has it."""
+        # The log contains names of documents.
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            # Whoever looks whether a stack runs holds the lock for an instant.
+            # `running` in another process holds the lock for an instant.
             self._lock.acquire(timeout=1)
         except Timeout:
             running = self.running()
             where = f" at {running.url} (process {running.pid})" if running else ""
-            raise Conflict(f"a stack already runs on {self._folder.parent}{where}; `ragtree down` stops it") from None
+            raise Conflict(
+                f"a stack already runs on {self._folder.parent}{where}; stop it with `ragtree down`"
+            ) from None
         try:
             yield
         finally:
@@ -59,13 +61,13 @@ class RunState:
             self._lock.release()
 
     def publish(self, url: str, ray_address: str) -> None:
-        """Note where the stack of this process listens; needs ``claimed``."""
+        """Write the note for the stack of this process. Call it while ``claimed``."""
         scratch = self._note.with_suffix(".tmp")
         scratch.write_bytes(msgspec.json.encode(RunningStack(os.getpid(), url, ray_address)))
         scratch.rename(self._note)
 
     def running(self) -> RunningStack | None:
-        """The stack that runs now, once it has noted where."""
+        """Return the running stack, once it has published its note."""
         if not self._is_locked():
             return None
         with suppress(OSError, msgspec.DecodeError):
@@ -73,7 +75,7 @@ class RunState:
         return None
 
     def stop(self, timeout_s: float) -> bool:
-        """Ask the running stack to stop and wait until it has; after ``timeout_s`` kill it. Whether one was running."""
+        """Stop the running stack and wait; kill it after ``timeout_s`` seconds. Return whether one was running."""
         running = self.running()
         if running is None:
             return False
