@@ -1,4 +1,4 @@
-"""The command line, ``ragtree``: one module a command."""
+"""The command line, ``ragtree``: one module per command."""
 
 import sys
 
@@ -26,8 +26,8 @@ app.add_typer(config.app, name="config")
 
 
 def main() -> None:
-    """Run one command; an error of ours is one line, not a stack trace."""
-    # Standard output belongs to results; `up` says more.
+    """Run one command. Our own errors are one line, not a stack trace."""
+    # Standard output is for results. `up` sets a lower level itself.
     configure_logging("warning")
     try:
         app()

@@ -1,4 +1,4 @@
-"""``python -m services.cli``: the command line without its script."""
+"""``python -m services.cli``: the command line without the installed script."""
 
 from services.cli import main
 

@@ -1,4 +1,4 @@
-"""``ragtree cache``: what the KV cache holds, and what is to be in it."""
+"""``ragtree cache``: shows and manages the KV cache."""
 
 import json
 import time
@@ -16,26 +16,26 @@ from services.cli.output import StepBars, errors, results
 from services.client import StackClient
 from services.config import load_config
 
-app = typer.Typer(help="The KV cache of documents; needs an administrator's key.", no_args_is_help=True)
+app = typer.Typer(help="Show and manage the KV cache. Needs an administrator's key.", no_args_is_help=True)
 
 AdminKeyOption = Annotated[
     str | None,
     typer.Option(
         "--admin-key",
         envvar=["RAGTREE_GATEWAY__ADMIN_KEY", "RAGTREE_API_KEY"],
-        help="An administrator's key, if the stack asks for one; for the stack that runs here, the configured one.",
+        help="Administrator's key, if the stack needs one; by default the configured one for the local stack.",
         show_default=False,
     ),
 ]
-CollectionOption = Annotated[str | None, typer.Option(help="The collection to use.  [default: default]")]
-TenantOption = Annotated[str | None, typer.Option(help="Whose documents; by default the administrator's own.")]
+CollectionOption = Annotated[str | None, typer.Option(help="Collection to use.  [default: default]")]
+TenantOption = Annotated[str | None, typer.Option(help="Tenant of the documents; by default the administrator's own.")]
 
 _POLL_S = 0.2
 
 
 @app.command()
 def stats(url: UrlOption = None, admin_key: AdminKeyOption = None, as_json: JsonOption = False) -> None:
-    """Print what each tier of the cache holds."""
+    """Show the contents of each tier of the cache."""
     held = _connect(url, admin_key).cache_stats()
     if as_json:
         print(json.dumps(held))
@@ -58,10 +58,10 @@ def stats(url: UrlOption = None, admin_key: AdminKeyOption = None, as_json: Json
     if held["tiers"]:
         results.print(table)
     else:
-        results.print("No tier has room: nothing is kept outside of the engine's own cache.")
+        results.print("No tier has room: no KV is kept outside the engine's own cache.")
     ending = sum(load["retired"] for load in held["instances"])
-    instances = f"{len(held['instances']) - ending} instances" + (f" ({ending} more ends)" if ending else "")
-    summary = f"policy {held['policy']}, {instances}, {held['running']} running, {held['queued']} waiting"
+    instances = f"{len(held['instances']) - ending} instances" + (f" ({ending} draining)" if ending else "")
+    summary = f"policy {held['policy']}, {instances}, {held['running']} running, {held['queued']} queued"
     if held["planned_tokens"]:
         share = held["planned_cached_tokens"] / held["planned_tokens"]
         summary += f", {share:.0%} of prompt tokens planned from the cache"
@@ -70,13 +70,13 @@ def stats(url: UrlOption = None, admin_key: AdminKeyOption = None, as_json: Json
 
 @app.command()
 def tree(
-    depth: Annotated[int, typer.Option(min=0, help="How many documents deep.")] = 2,
-    limit: Annotated[int, typer.Option(min=0, help="How many nodes at most: the most used.")] = 1000,
+    depth: Annotated[int, typer.Option(min=0, help="Depth, in documents.")] = 2,
+    limit: Annotated[int, typer.Option(min=0, help="Most nodes to show; the most used come first.")] = 1000,
     url: UrlOption = None,
     admin_key: AdminKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Draw the knowledge tree, the most used documents first."""
+    """Show the knowledge tree, the most used documents first."""
     view = _connect(url, admin_key).cache_tree(depth, limit)
     if as_json:
         print(json.dumps(view))
@@ -94,19 +94,22 @@ def warm(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="Past queries, one a line: plain text, or JSON as the query log has it.", exists=True, dir_okay=False
+            help="Past queries, one per line: plain text, or JSON as in the query log.", exists=True, dir_okay=False
         ),
     ] = None,
-    log: Annotated[bool, typer.Option("--log", help="Take the queries that the stack itself has noted.")] = False,
+    log: Annotated[bool, typer.Option("--log", help="Use the stack's own query log.")] = False,
     collection: CollectionOption = None,
     tenant: TenantOption = None,
     url: UrlOption = None,
     admin_key: AdminKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring the documents of past queries into the cache, using only what is idle. The exit code is 1 if none came."""
+    """Warm the cache with the documents of past queries, on idle instances only.
+
+    The exit code is 1 if none was warmed.
+    """
     if log == (file is not None):
-        raise typer.BadParameter("name a file of queries, or say --log", param_hint="FILE")
+        raise typer.BadParameter("give either a file of queries or --log", param_hint="FILE")
     body: dict[str, Any] = {"collection": collection, "tenant": tenant, "log": log}
     if file is not None:
         body["queries"] = list(_queries(file))
@@ -116,7 +119,7 @@ def warm(
         print(json.dumps(job))
     else:
         errors.print(
-            f"{job['warmed']} sequences of documents warmed up, {job['present']} were there, {job['failed']} failed; "
+            f"{job['warmed']} document sequences warmed, {job['present']} already cached, {job['failed']} failed; "
             f"{job['computed_tokens']:,} tokens computed. "
             f"{job['unresolved']} of {job['queries']} queries found nothing.",
             highlight=False,
@@ -129,15 +132,15 @@ def warm(
 
 @app.command()
 def pin(
-    document: Annotated[str, typer.Argument(help="The document's id.")],
+    document: Annotated[str, typer.Argument(help="Id of the document.")],
     collection: CollectionOption = None,
-    unpin: Annotated[bool, typer.Option("--unpin", help="Take the pin back.")] = False,
+    unpin: Annotated[bool, typer.Option("--unpin", help="Unpin the document.")] = False,
     tenant: TenantOption = None,
     url: UrlOption = None,
     admin_key: AdminKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep a document in the cache, first behind the system prompt, until it is unpinned; it must be there already."""
+    """Pin a cached document, which keeps it from eviction, as the first document behind the system prompt."""
     body = {"document_id": document, "collection": collection, "tenant": tenant, "pinned": not unpin}
     receipt = _connect(url, admin_key).pin(body)
     if as_json:
@@ -149,25 +152,25 @@ def pin(
 
 @app.command()
 def clear(
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     url: UrlOption = None,
     admin_key: AdminKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Drop everything from the cache, of all tenants, but what queries use at this moment."""
+    """Evict everything from the cache, of all tenants, except what running queries use."""
     client = _connect(url, admin_key)
     if not yes:
-        typer.confirm(f"Drop the whole cache of {client.url}?", abort=True, err=True)
+        typer.confirm(f"Clear the whole cache of {client.url}?", abort=True, err=True)
     receipt = client.clear_cache()
     if as_json:
         print(json.dumps(receipt))
         return
-    errors.print(f"{receipt['nodes']} nodes dropped.", highlight=False)
+    errors.print(f"{receipt['nodes']} nodes evicted.", highlight=False)
 
 
 def _connect(url: str | None, admin_key: str | None) -> StackClient:
     if url is None and admin_key is None:
-        # Never for a stack that was named: it need not be one that the configuration is about.
+        # Never send the configured key to a stack given by URL: it may not be the configured one.
         configured = load_config().gateway.admin_key
         admin_key = configured.get_secret_value() if configured is not None else None
     return connect(url, admin_key)
@@ -199,11 +202,11 @@ def _followed(client: StackClient, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _draw(drawn: Tree, nodes: list[dict[str, Any]]) -> int:
-    """Add nodes to a drawing with all that is told of what lies behind them; how many there are."""
+    """Add nodes and their children to a drawing; return how many were added."""
     shown = len(nodes)
     for node in nodes:
         marks = [mark for mark in ("pinned", "locked") if node[mark]]
-        where = ", ".join([*node["places"], *marks]) or "nowhere"
+        where = ", ".join([*node["places"], *marks]) or "not cached"
         branch = drawn.add(f"{node['content'][:12]}  {node['tokens']} tokens  used {node['frequency']:g}x  {where}")
         shown += _draw(branch, node["children"])
         if node["hidden"]:

@@ -1,4 +1,4 @@
-"""``ragtree config``: what is in force."""
+"""``ragtree config``: shows the configuration."""
 
 import json
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ from pydantic import BaseModel
 
 from services.config import config_file, load_config
 
-app = typer.Typer(help="The configuration.", no_args_is_help=True)
+app = typer.Typer(help="Show the configuration.", no_args_is_help=True)
 
 
 @app.command()
 def show() -> None:
-    """Print the configuration in force as YAML, each option with what it means; secrets are masked."""
+    """Print the current configuration as YAML, with each option's description. Secrets are masked."""
     source = config_file()
     print(f"# from the environment (RAGTREE_...), {source or 'no ragtree.yaml'}, and defaults")
     print("\n".join(_commented(load_config(), indent="")))
@@ -21,7 +21,7 @@ def show() -> None:
 
 @app.command()
 def render() -> None:
-    """Print the stack as a config file of Ray Serve: for `serve run`, and for a RayService on Kubernetes."""
+    """Print a Ray Serve config file of the stack, for `serve run` and for a RayService on Kubernetes."""
     from services.serve.serve_config import render as rendered
 
     print(rendered(load_config()), end="")

@@ -1,4 +1,4 @@
-"""How a command finds the stack it talks to."""
+"""Finds the stack that a command talks to."""
 
 from typing import Annotated
 
@@ -10,17 +10,17 @@ from services.stack.run_state import RunState
 
 UrlOption = Annotated[
     str | None,
-    typer.Option("--url", envvar="RAGTREE_URL", help="The stack's address; by default the one that runs here."),
+    typer.Option("--url", envvar="RAGTREE_URL", help="Address of the stack; by default the local one."),
 ]
 ApiKeyOption = Annotated[
-    str | None, typer.Option("--api-key", envvar="RAGTREE_API_KEY", help="An API key, if the stack asks for one.")
+    str | None, typer.Option("--api-key", envvar="RAGTREE_API_KEY", help="API key, if the stack needs one.")
 ]
-CollectionOption = Annotated[str, typer.Option(help="The collection to use.")]
+CollectionOption = Annotated[str, typer.Option(help="Collection to use.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 def connect(url: str | None, api_key: str | None) -> StackClient:
-    """A client for the named stack, or for the one that runs on the configured data folder."""
+    """Return a client for the given stack, or for the one that runs on the configured data folder."""
     if url is None:
         config = load_config()
         running = RunState(config.data_dir).running()

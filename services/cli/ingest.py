@@ -1,4 +1,4 @@
-"""``ragtree ingest``: documents in, with a progress bar; what cannot be read is reported and the rest goes in."""
+"""``ragtree ingest``: uploads documents, with a progress bar. Unreadable documents are reported and skipped."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ from services.client import RequestFailed, StackClient
 
 BATCH_DOCUMENTS = 1000
 BATCH_BYTES = 8 * 1024 * 1024
-"""A batch is large enough to embed it well, and small enough for the progress bar to move and for a body's limit."""
+"""Large enough to embed a batch efficiently; small enough for the progress bar and the limit of a request body."""
 
 
 def ingest(
@@ -28,14 +28,17 @@ def ingest(
     ] = None,
     collection: CollectionOption = DEFAULT_COLLECTION,
     python_stdlib: Annotated[
-        bool, typer.Option("--python-stdlib", help="The modules, classes and functions of this Python's library.")
+        bool,
+        typer.Option(
+            "--python-stdlib", help="Ingest the modules, classes and functions of this Python's standard library."
+        ),
     ] = False,
     url: UrlOption = None,
     api_key: ApiKeyOption = None,
 ) -> None:
-    """Put documents into the stack. The exit code is 1 when something could not be taken in."""
+    """Ingest documents. The exit code is 1 if a document was skipped."""
     if not paths and not python_stdlib:
-        raise typer.BadParameter("name files or folders, or say --python-stdlib", param_hint="PATHS")
+        raise typer.BadParameter("give files or folders, or --python-stdlib", param_hint="PATHS")
     with progress_bar() as progress:
         ingestion = Ingestion(connect(url, api_key), collection, progress)
         if python_stdlib:
@@ -47,7 +50,7 @@ def ingest(
     for failure in ingestion.failures:
         errors.print(f"[red]skipped[/] {failure}", highlight=False)
     errors.print(
-        f"{ingestion.stored} documents taken in, {ingestion.unchanged} unchanged, {ingestion.failed} skipped.",
+        f"{ingestion.stored} documents ingested, {ingestion.unchanged} unchanged, {ingestion.failed} skipped.",
         highlight=False,
     )
     if ingestion.failed:
@@ -56,7 +59,7 @@ def ingest(
 
 @dataclass
 class _Job:
-    """A job as last seen, the file it came from, and how many lines of that went into jobs before it."""
+    """A job's last known state, its file, and the number of that file's lines in earlier jobs."""
 
     state: dict[str, Any]
     name: str
@@ -64,7 +67,7 @@ class _Job:
 
 
 class Ingestion:
-    """One run of the command: jobs under way, and what became of their documents."""
+    """One run of the command: its jobs and their results."""
 
     def __init__(self, client: StackClient, collection: str, progress: Progress) -> None:
         self._client = client
@@ -78,22 +81,22 @@ class Ingestion:
 
     @property
     def stored(self) -> int:
-        """Documents that are new or changed."""
+        """Number of new or changed documents."""
         return self._count("stored")
 
     @property
     def unchanged(self) -> int:
-        """Documents that were there already."""
+        """Number of documents that were already stored."""
         return self._count("unchanged")
 
     @property
     def failed(self) -> int:
-        """Documents that were skipped."""
+        """Number of skipped documents."""
         return self._count("failed_documents") + len(self._refused)
 
     @property
     def failures(self) -> Iterator[str]:
-        """A line for each failure that is known by name."""
+        """One line for each failure that names its document or line."""
         yield from self._refused
         for job in self._jobs:
             for error in job.state["errors"]:
@@ -102,13 +105,13 @@ class Ingestion:
                 yield " ".join(filter(None, [job.name, place and f"({place})"])) + f": {error['message']}"
 
     def send_file(self, file: Path, document_id: str) -> None:
-        """Send one file, or the documents in it where it holds JSON lines.
+        """Upload one file, or the documents in a JSON-lines file.
 
-        Of two files with one id, as folders named together may hold, the second is refused: it would replace the first.
+        If two files have the same id, which happens across folders, the second is refused: it would replace the first.
         """
         first = self._files.setdefault(document_id, file)
         if first != file:
-            self._refuse(file, f"its document id, {document_id!r}, is that of {first}; ingest their common folder")
+            self._refuse(file, f"{first} has the same document id, {document_id!r}; ingest their common folder instead")
             return
         try:
             media_type = media_type_of(file.name)
@@ -127,15 +130,15 @@ class Ingestion:
             self._follow(job, str(file), documents=1)
 
     def send_batches(self, lines: Iterable[bytes], name: str) -> None:
-        """Send JSON lines in batches."""
+        """Upload JSON lines in batches."""
         before = 0
         for batch in _batches(lines):
             self._send_batch(batch, name, before)
             before += len(batch)
 
     def wait(self) -> None:
-        """Follow every job to its end."""
-        # Jobs run one after the other, so the first that has not ended is the one to look at.
+        """Wait until every job has ended."""
+        # The stack runs jobs one after another, so poll the first unfinished one.
         for job in self._jobs:
             while job.state["status"] in UNFINISHED:
                 job.state = self._client.job(job.state["job_id"])
@@ -188,7 +191,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _document_id(file: Path, given: Path) -> str:
-    """The path below the folder that was named: the same however the folder is reached."""
+    """Return the path relative to the given folder, so the id does not depend on how the folder is reached."""
     return file.name if file == given else file.relative_to(given).as_posix()
 
 

@@ -1,4 +1,4 @@
-"""The two streams of the command line: results on standard output, everything else on standard error."""
+"""Output streams of the command line: results on standard output, everything else on standard error."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ errors = Console(stderr=True)
 
 
 def progress_bar() -> Progress:
-    """What long work shows: its name, a bar, how many of how many, and for how long already."""
+    """Return a progress bar with a name, a count and the elapsed time."""
     return Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=errors
     )
@@ -27,9 +27,9 @@ def print_json(result: msgspec.Struct) -> None:
 
 
 class StepBars:
-    """A progress bar for each step of some work, called with (step, done, total); used as a context manager.
+    """One progress bar per step of a long task. Call it with (step, done, total); use it as a context manager.
 
-    Where bars cannot be drawn, in a log, there is a line for each step's begin and end, and one now and then between.
+    Without a terminal it prints a line at the start and end of each step, and one every 30 seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,7 +51,7 @@ class StepBars:
             self._progress.stop()
 
     def __call__(self, step: str, done: int, total: int | None) -> None:
-        """Show how far a step has come; None where nobody knows how far it goes."""
+        """Show the progress of a step. A ``total`` of None means unknown."""
         if not errors.is_terminal:
             self._say(step, done, total)
             return
@@ -67,7 +67,7 @@ class StepBars:
         errors.print(f"{step}: {done}" + ("" if total is None else f" of {total}"), highlight=False)
 
     def advance(self, step: str, count: int, total: int | None) -> None:
-        """Show so much more of a step done; one that was done begins anew."""
+        """Add ``count`` to a step's progress. A finished step starts again."""
         done = self._done.get(step, 0)
         self._done[step] = count if done == total else done + count
         self(step, self._done[step], total)

@@ -1,4 +1,4 @@
-"""``ragtree query``: ask, and watch the answer come with its sources and timings."""
+"""``ragtree query``: asks a question and streams the answer, with its sources and timings."""
 
 import json
 from typing import Annotated, Any
@@ -12,11 +12,11 @@ from services.cli.output import errors, results
 
 
 def query(
-    question: Annotated[str, typer.Argument(help="What to ask.")],
+    question: Annotated[str, typer.Argument(help="The question.")],
     collection: CollectionOption = DEFAULT_COLLECTION,
-    top_k: Annotated[int | None, typer.Option(help="How many chunks to answer from.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Number of chunks to answer from.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None,
-    filters: Annotated[str | None, typer.Option(help="A metadata filter, as JSON.")] = None,
+    filters: Annotated[str | None, typer.Option(help="Metadata filter, as JSON.")] = None,
     url: UrlOption = None,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
@@ -34,7 +34,7 @@ def query(
     response = last.get("response")
     if response is None:
         print()
-        errors.print(f"[bold red]error:[/] {last.get('error', {}).get('message', 'the stream broke off')}")
+        errors.print(f"[bold red]error:[/] {last.get('error', {}).get('message', 'the stream ended early')}")
         raise typer.Exit(1)
     if as_json:
         print(json.dumps(response))
@@ -42,7 +42,7 @@ def query(
     print("\n")
     if response["partial"]:
         missing = ", ".join(response["missing_shards"])
-        errors.print(f"[bold yellow]partial:[/] not all is searched that these shards have: {missing}")
+        errors.print(f"[bold yellow]partial:[/] results of these shards are missing: {missing}")
     _print_sources(response)
     _print_timings(response)
 

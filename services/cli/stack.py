@@ -1,4 +1,4 @@
-"""``ragtree up``, ``down`` and ``status``: the life of a stack on this machine."""
+"""``ragtree up``, ``down`` and ``status``: start, stop and check a stack on this machine."""
 
 import json
 from typing import Annotated
@@ -17,19 +17,19 @@ def up(
         bool, typer.Option("--detach", "-d", help="Return once the stack is ready, and leave it running.")
     ] = False,
     wait_s: Annotated[
-        float, typer.Option(help="With --detach: a stack that is not ready after so many seconds is stopped again.")
+        float, typer.Option(help="With --detach: stop the stack if it is not ready after this many seconds.")
     ] = 300.0,
 ) -> None:
-    """Start the stack; Ctrl-C stops it."""
+    """Start the stack. Ctrl-C stops it."""
     config = load_config()
     if not detach:
         config.observability.configure_logging()
-    # Here, where it can be watched: a download may take longer than anybody waits for a gateway.
+    # Download here, in view of the user: it may take longer than the stack waits for its gateway.
     generator_factory(config).fetch()
     if detach:
         with errors.status("starting Ray") as spinner:
             running = StackProcess(config.data_dir).start(wait_s, on_wait=spinner.update)
-        errors.print(f"Ready at [bold]{running.url}[/] (process {running.pid}); `ragtree down` stops it.")
+        errors.print(f"Ready at [bold]{running.url}[/] (process {running.pid}); stop it with `ragtree down`.")
         return
     from services.stack.foreground import Stack
 
@@ -37,15 +37,15 @@ def up(
 
 
 def down(
-    wait_s: Annotated[float, typer.Option(help="Kill what still runs after so many seconds.")] = 60.0,
+    wait_s: Annotated[float, typer.Option(help="Kill the stack if it still runs after this many seconds.")] = 60.0,
 ) -> None:
-    """Stop the stack that runs here."""
+    """Stop the local stack."""
     stopped = StackProcess(load_config().data_dir).stop(wait_s)
     errors.print("Stopped." if stopped else "No stack is running.")
 
 
 def status(url: UrlOption = None, api_key: ApiKeyOption = None, as_json: JsonOption = False) -> None:
-    """Say whether the stack is ready, and what it holds. The exit code is 0 only when it is ready."""
+    """Show whether the stack is ready, and its collections. The exit code is 0 only if it is ready."""
     client = connect(url, api_key)
     missing = client.readiness()
     collections = [] if missing else client.collections()

@@ -35,9 +35,9 @@ def demo(data_dir):
 def test_the_demo_starts_ingests_answers_and_stops(tmp_path):
     ran = demo(tmp_path)
     assert ran.returncode == 0, ran.stderr
-    taken_in = re.search(r"(\d+) documents taken in, 0 unchanged, 0 skipped", ran.stderr)
-    assert taken_in, ran.stderr
-    assert int(taken_in[1]) > 3000
+    ingested = re.search(r"(\d+) documents ingested, 0 unchanged, 0 skipped", ran.stderr)
+    assert ingested, ran.stderr
+    assert int(ingested[1]) > 3000
     _, _, shown = ran.stdout.partition("3. Asking: How do I parse a JSON string in Python?\n")
     answer, _, after = shown.partition("Sources")
     assert answer.strip()

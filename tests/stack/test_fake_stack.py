@@ -40,7 +40,7 @@ def test_the_command_line_takes_a_folder_in_and_skips_what_is_broken(fake_stack,
     (tmp_path / "more.jsonl").write_text('{"id": "syldavia", "text": "The capital of Syldavia is Klow."}\nnot json\n')
     ran = fake_stack.command("ingest", str(tmp_path), "--collection", "folder")
     assert ran.returncode == 1
-    assert "2 documents taken in, 0 unchanged, 4 skipped" in ran.stderr
+    assert "2 documents ingested, 0 unchanged, 4 skipped" in ran.stderr
     for name in ("broken.pdf", "latin.txt", "picture.png", "more.jsonl"):
         assert name in ran.stderr
     again = fake_stack.command("ingest", str(tmp_path / "deep"), "--collection", "folder2")
@@ -53,7 +53,7 @@ def test_json_lines_are_known_by_either_name(fake_stack, tmp_path):
     (tmp_path / "more.ndjson").write_text('{"id": "grand fenwick", "text": "Grand Fenwick exports wine."}\n')
     ran = fake_stack.command("ingest", str(tmp_path), "--collection", "lines")
     assert ran.returncode == 0, ran.stderr
-    assert "1 documents taken in" in ran.stderr
+    assert "1 documents ingested" in ran.stderr
 
 
 def test_the_command_line_streams_with_sources_and_timings(fake_stack):
@@ -147,7 +147,7 @@ def test_a_broken_line_is_named_by_its_place_in_the_file(fake_stack, tmp_path):
     file.write_text("\n".join([*lines, "not json"]))
     ran = fake_stack.command("ingest", str(file), "--collection", "lines")
     assert f"many.jsonl (line {BATCH_DOCUMENTS + 2})" in ran.stderr
-    assert f"{BATCH_DOCUMENTS + 1} documents taken in" in ran.stderr
+    assert f"{BATCH_DOCUMENTS + 1} documents ingested" in ran.stderr
 
 
 def test_killed_and_started_again_nothing_is_lost(start_stack):

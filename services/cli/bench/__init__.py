@@ -1,4 +1,4 @@
-"""``ragtree bench``: one module a benchmark."""
+"""``ragtree bench``: one module per benchmark."""
 
 import typer
 
@@ -15,7 +15,7 @@ from services.cli.bench.speculation import speculation
 from services.cli.bench.sustained import sustained
 from services.cli.bench.tiers import tiers
 
-app = typer.Typer(help="Measure the stack, each figure beside its baseline in the same run.", no_args_is_help=True)
+app = typer.Typer(help="Benchmarks. Each measures its baseline in the same run.", no_args_is_help=True)
 for command in (
     overhead,
     recall,

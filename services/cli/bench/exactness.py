@@ -1,4 +1,10 @@
-"""``ragtree bench exactness``: the same greedy tokens with the cache as without."""
+"""``ragtree bench exactness``: checks that answers with the cache equal those without.
+
+Measures mismatches of greedy tokens and differences of logprobs, on real questions, with KV loaded from all tiers. The
+baseline is vLLM without any cache. A second run of the baseline shows how much it differs from itself.
+
+Limits: one model and dtype per run, short answers, a small cache. It does not measure speed.
+"""
 
 import asyncio
 from typing import Annotated
@@ -12,19 +18,19 @@ from services.config import load_config
 
 
 def exactness(
-    prompts: Annotated[int, typer.Option(min=2, help="Prompts to ask, with the cache and without.")] = 500,
-    dtype: Annotated[str, typer.Option(help="Type of weights and KV: float32, or bfloat16.")] = "float32",
+    prompts: Annotated[int, typer.Option(min=2, help="Prompts to run, with the cache and without.")] = 500,
+    dtype: Annotated[str, typer.Option(help="Type of weights and KV: float32 or bfloat16.")] = "float32",
     control: Annotated[
-        int | None, typer.Option(min=1, help="Prompts of these to ask twice without the cache; all by default.")
+        int | None, typer.Option(min=1, help="How many of these prompts run twice without the cache; by default all.")
     ] = None,
-    answer_tokens: Annotated[int, typer.Option(min=1, help="Greedy tokens of each answer.")] = 8,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="Greedy tokens per answer.")] = 8,
     workload: WorkloadOption = "squad",
     data: DataOption = DEFAULT_DATA,
     part_tokens: PartTokensOption = 220,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Greedy tokens of real questions over real documents, with KV from all tiers, against none cached."""
+    """Compare greedy tokens with KV from all tiers with those without any cache, on real questions and documents."""
     from benchmarks.exactness import ExactnessBenchmark
     from benchmarks.measuring.engines import EngineMaker
     from benchmarks.workloads.articles import article_parts, question_prompts
@@ -55,7 +61,7 @@ def exactness(
     results.print(
         f"{result.prompts} prompts in {result.dtype}, {result.answer_tokens} tokens each: "
         f"{result.mismatches} mismatches with the cache, {plain.mismatches} of {plain.prompts} between two runs "
-        f"without; logprobs differ by {result.largest_logprob_difference:.2g} at most, without by "
+        f"without; largest difference of logprobs {result.largest_logprob_difference:.2g}, without cache "
         f"{plain.largest_logprob_difference:.2g}",
         highlight=False,
     )

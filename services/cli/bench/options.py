@@ -10,34 +10,37 @@ DEFAULT_DEVICE = "a10g-7b"
 DEFAULT_DATA = Path("../shared/data")
 
 DataOption = Annotated[
-    Path, typer.Option(envvar="RAGTREE_BENCH_DATA", help="The folder of question sets and traces.", show_default=True)
+    Path, typer.Option(envvar="RAGTREE_BENCH_DATA", help="Folder of question sets and traces.", show_default=True)
 ]
 
-WorkloadOption = Annotated[str, typer.Option(help="The question set: a folder below --data.")]
+WorkloadOption = Annotated[str, typer.Option(help="Question set: a folder below --data.")]
 
 PartTokensOption = Annotated[
-    int, typer.Option(min=16, help="A document is consecutive paragraphs of at most so many tokens.")
+    int, typer.Option(min=16, help="Longest document, in tokens. A document is consecutive paragraphs of one article.")
 ]
 
 QuestionsOption = Annotated[int, typer.Option(min=1, help="Questions to retrieve documents for.")]
 
 KvTokensOption = Annotated[
-    int, typer.Option(min=64, help="KV cache of each engine in tokens: documents outgrow it several times.")
+    int, typer.Option(min=64, help="KV cache of each engine, in tokens. The documents should exceed it several times.")
 ]
 
-TopKOption = Annotated[int, typer.Option(min=1, help="Documents of a prompt.")]
+TopKOption = Annotated[int, typer.Option(min=1, help="Documents per prompt.")]
 
 DEFAULT_RATIOS = "0.125,0.25,0.5,1"
 
 SearchRatioOption = Annotated[
-    str, typer.Option(help="Shares of the index's lists that a search reads: a row of figures each.")
+    str, typer.Option(help="Shares of the index's lists that a search reads, one row of results each.")
 ]
 
-SeedOption = Annotated[int, typer.Option(help="Seed of all that is drawn.")]
+SeedOption = Annotated[int, typer.Option(help="Random seed.")]
 
 
 def numbers(given: str, option: str, most: float = math.inf) -> list[float]:
-    """Positive numbers, separated by commas, none above ``most``; no text is none. Raises typer.BadParameter."""
+    """Parse positive numbers, separated by commas, none above ``most``. Empty text gives none.
+
+    Raises typer.BadParameter.
+    """
     try:
         parsed = [float(number) for number in given.split(",") if given]
     except ValueError:
@@ -49,7 +52,7 @@ def numbers(given: str, option: str, most: float = math.inf) -> list[float]:
 
 
 def counts(given: str, option: str) -> list[int]:
-    """Whole numbers from 1 up, separated by commas, one at least. Raises typer.BadParameter."""
+    """Parse at least one whole number from 1 up, separated by commas. Raises typer.BadParameter."""
     try:
         parsed = [int(count) for count in given.split(",")]
     except ValueError:

@@ -1,4 +1,11 @@
-"""``ragtree bench orders``: what the order of documents does to cache hits and answers."""
+"""``ragtree bench orders``: what the order of documents does to cache hits and answer quality.
+
+Measures token hit rate, TTFT, exact match and F1 for retrieval, canonical and cached-first order. The baseline is
+retrieval order, in the same run.
+
+Limits: questions come in topics, so that documents repeat. Small models answer poorly, so look at the differences
+between orders and their intervals rather than at the scores.
+"""
 
 import asyncio
 from typing import Annotated
@@ -13,24 +20,24 @@ from services.config import load_config
 
 
 def orders(
-    sets: Annotated[str, typer.Option(help="Question sets: folders below --data, separated by commas.")] = (
+    sets: Annotated[str, typer.Option(help="Question sets, separated by commas: folders below --data.")] = (
         "nq_gold,squad"
     ),
-    questions: Annotated[int, typer.Option(min=2, help="Questions of each set, each asked in every order.")] = 200,
+    questions: Annotated[int, typer.Option(min=2, help="Questions per set; each is asked in every order.")] = 200,
     topic_questions: Annotated[
-        int, typer.Option(min=1, help="Questions of a topic: the more of them, the more documents come back.")
+        int, typer.Option(min=1, help="Questions per topic. The more, the more often documents repeat.")
     ] = 20,
     top_k: TopKOption = 5,
-    at_once: Annotated[int, typer.Option(min=1, help="Questions that are asked together.")] = 4,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Greedy tokens of an answer at most.")] = 32,
+    at_once: Annotated[int, typer.Option(min=1, help="Questions that run at the same time.")] = 4,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per answer; decoding is greedy.")] = 32,
     instruction: Annotated[
-        str, typer.Option(help="What stands below each question; empty: nothing.")
+        str, typer.Option(help="Text below each question; may be empty.")
     ] = "Answer in a few words.",
     seed: SeedOption = 0,
     data: DataOption = DEFAULT_DATA,
     as_json: JsonOption = False,
 ) -> None:
-    """Token hit rate, TTFT, exact match and F1 with documents in retrieval, canonical and cached-first order."""
+    """Compare token hit rate, TTFT, exact match and F1 of retrieval, canonical and cached-first document order."""
     from benchmarks.measuring.engines import EngineMaker
     from benchmarks.measuring.systems import Systems
     from benchmarks.orders import OrdersBenchmark, OrdersSettings
@@ -41,7 +48,7 @@ def orders(
     from protocol.plans import DocumentOrder
 
     config = load_config()
-    # All of them, before anything of the first is embedded.
+    # Open all sets first: a missing one should fail before hours of embedding.
     question_sets = [QuestionSet(data, name) for name in dict.fromkeys(name.strip() for name in sets.split(","))]
     models = ModelStore(config.cache_dir)
     systems = Systems(
@@ -62,7 +69,14 @@ def orders(
         print_json(result)
         return
     table = Table(
-        "set", Column("order", no_wrap=True), "cached", "mean TTFT", "exact", "subspan", "F1", "over retrieval (95 %)"
+        "set",
+        Column("order", no_wrap=True),
+        "cached",
+        "mean TTFT",
+        "exact",
+        "subspan",
+        "F1",
+        "F1 over retrieval (95 %)",
     )
     for row in result.rows:
         over = row.f1_over_retrieval
@@ -79,7 +93,7 @@ def orders(
     results.print(table)
     for row in {row.set: row for row in result.rows}.values():
         results.print(
-            f"{row.set}: {row.questions} questions, for {row.answer_in_prompt:.0%} of which a retrieved document holds "
-            f"a right answer; an earlier prompt had {row.repeated_documents:.0%} of the documents",
+            f"{row.set}: {row.questions} questions; the prompt holds a right answer for {row.answer_in_prompt:.0%}; "
+            f"{row.repeated_documents:.0%} of the documents were in an earlier prompt",
             highlight=False,
         )

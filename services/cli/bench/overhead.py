@@ -1,4 +1,10 @@
-"""``ragtree bench overhead``: what the stack adds to its engine's time to first token."""
+"""``ragtree bench overhead``: the time that the stack adds to its engine.
+
+Measures time to first token and time per token over HTTP, through a stack started for the run. The baseline is the same
+prompts run in the engine's own process.
+
+Limits: synthetic documents, one machine, nothing cached. With the fake engine it measures the stack alone.
+"""
 
 import asyncio
 import tempfile
@@ -21,30 +27,30 @@ if TYPE_CHECKING:
 OVERHEAD_COLLECTION = "bench-overhead"
 OVERHEAD_TOP_K = 4
 OVERHEAD_ANSWER_TOKENS = 33
-"""An answer's tokens: the first, and enough others for a mean."""
+"""Tokens per answer: the first one, and enough others for a mean."""
 
 OVERHEAD_WORDS = 120
-"""A document's words; four documents and what stands round them make a prompt of about 1,500 tokens."""
+"""Words per document. Four documents and the template make a prompt of about 1,500 tokens."""
 
 
 def overhead(
     streams: Annotated[
-        str, typer.Option(help="How many streams at once: numbers separated by commas, a row of figures each.")
+        str, typer.Option(help="Numbers of concurrent streams, separated by commas, one row of results each.")
     ] = "1,4,16",
     samples: Annotated[
-        int, typer.Option(min=1, help="Samples behind each row; at least two rounds of so many streams are run.")
+        int, typer.Option(min=1, help="Samples per row, rounded up to at least two rounds of all streams.")
     ] = 24,
-    seed: Annotated[int, typer.Option(help="Seed of the made-up documents.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the synthetic documents.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Time to first token, and of each after it, through a stack of its own, against its engine's own."""
+    """Compare time to first token and time per token through the whole stack with the engine's own. Starts a stack."""
     wanted = dict.fromkeys(counts(streams, "--streams"), samples)
     result = asyncio.run(_overhead(load_config(), wanted, seed))
     if as_json:
         print_json(result)
         return
     table = Table(
-        "streams", "samples", "engine p50", "stack p50", "overhead p50", "share", "engine p99", "stack p99", "a token"
+        "streams", "samples", "engine p50", "stack p50", "overhead p50", "share", "engine p99", "stack p99", "per token"
     )
     for row in result.by_streams.values():
         table.add_row(

@@ -1,4 +1,10 @@
-"""``ragtree bench policies``: replacement policies against each other in a simulator."""
+"""``ragtree bench policies``: replacement policies in a simulator.
+
+Measures hit rates and time to first token of each policy on one workload, in a simulation that runs the shipped
+scheduler and tree on a virtual clock. The baselines are the other policies: LRU, and the clairvoyant BELADY.
+
+Limits: prefill times come from a device profile, and loads are modelled. No model runs.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,43 +33,46 @@ def policies(
     trace: Annotated[
         str,
         typer.Option(
-            help="A trace file, ragpulse, mooncake, zipf, temporal, uniform, a question set (squad), or questions over "
-            "another set's corpus (mmlu@squad)."
+            help="A trace file; ragpulse or mooncake; zipf, temporal or uniform; a question set (squad); or questions "
+            "over another set's corpus (mmlu@squad)."
         ),
     ] = "zipf",
-    policies: Annotated[str, typer.Option(help="Names separated by commas, or all.")] = "all",
-    gpu_tokens: Annotated[int, typer.Option(min=0, help="Tokens of KV kept in each instance's GPU.")] = 40_960,
-    host_tokens: Annotated[int, typer.Option(min=0, help="Tokens of KV kept in host memory.")] = 524_288,
+    policies: Annotated[str, typer.Option(help="Policies, separated by commas, or all.")] = "all",
+    gpu_tokens: Annotated[int, typer.Option(min=0, help="KV tokens in each instance's GPU.")] = 40_960,
+    host_tokens: Annotated[int, typer.Option(min=0, help="KV tokens in host memory.")] = 524_288,
     at_lru: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1.0, help="Choose --host-tokens so that LRU hits so many of the tokens."),
+        typer.Option(min=0.0, max=1.0, help="Choose --host-tokens so that LRU has this token hit rate."),
     ] = None,
-    disk_tokens: Annotated[int, typer.Option(min=0, help="Tokens of KV kept on disk.")] = 0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Documents of each request; a trace has its own.")] = None,
-    requests: Annotated[int | None, typer.Option(min=1, help="Requests to serve; a trace has its own.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.0, help="Requests a second; a trace has its own.")] = None,
-    order: Annotated[DocumentOrder, typer.Option(help="How a request's documents are ordered.")] = (
-        DocumentOrder.RETRIEVAL
-    ),
+    disk_tokens: Annotated[int, typer.Option(min=0, help="KV tokens on disk.")] = 0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Documents per request; by default the trace's own.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Requests to serve; by default the trace's own.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.0, help="Requests per second; by default the trace's own.")
+    ] = None,
+    order: Annotated[DocumentOrder, typer.Option(help="Order of a request's documents.")] = (DocumentOrder.RETRIEVAL),
     instances: Annotated[int, typer.Option(min=1, help="Instances of the engine.")] = 1,
-    max_running: Annotated[int, typer.Option(min=1, help="Requests that an instance works on at once.")] = 4,
-    window: Annotated[int, typer.Option(min=0, help="How often a waiting request may be overtaken.")] = 32,
+    max_running: Annotated[int, typer.Option(min=1, help="Requests that an instance runs at once.")] = 4,
+    window: Annotated[int, typer.Option(min=0, help="How often a queued request may be overtaken.")] = 32,
     data: DataOption = DEFAULT_DATA,
-    device: Annotated[str, typer.Option(help="A device profile: a shipped one, or a JSON file.")] = DEFAULT_DEVICE,
-    kv_bytes: Annotated[int, typer.Option(min=1, help="KV bytes a token, by default Mistral-7B's.")] = (
+    device: Annotated[
+        str, typer.Option(help="Device profile: the name of a shipped one, or a JSON file.")
+    ] = DEFAULT_DEVICE,
+    kv_bytes: Annotated[int, typer.Option(min=1, help="KV bytes per token; by default Mistral-7B's.")] = (
         MISTRAL_7B_KV_BYTES
     ),
-    seed: Annotated[int, typer.Option(help="Seed of whatever is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     paper_table2: Annotated[
-        bool, typer.Option("--paper-table2", help="RAGCache's Table 2 instead: its policies by host memory.")
+        bool,
+        typer.Option("--paper-table2", help="Run RAGCache's Table 2 instead: the paper's policies by host memory."),
     ] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Simulate six cache sizes round the given one, and draw hit rates into this PNG."),
+        typer.Option(help="Simulate six cache sizes around the given one, and plot hit rates into this PNG."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Hit rates and times to first token of replacement policies, in a simulation of the shipped scheduler."""
+    """Compare hit rates and time to first token of replacement policies, in a simulation of the shipped scheduler."""
     from benchmarks.simulation.comparison import PolicyBenchmark
     from benchmarks.simulation.policies import simulated_policies
     from benchmarks.simulation.simulator import SimulatedService
@@ -110,7 +119,7 @@ def policies(
         return
     for size in swept.sizes:
         _print(size)
-    results.print(f"drawn into {plot}", highlight=False)
+    results.print(f"plotted into {plot}", highlight=False)
 
 
 def _device(name: str) -> DeviceProfile:

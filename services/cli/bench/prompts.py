@@ -1,4 +1,4 @@
-"""Prompts of a question set for the benchmarks that ask them: retrieved once, then kept."""
+"""Prompts of a question set, with retrieved documents. Retrieval results are kept between runs."""
 
 from pathlib import Path
 
@@ -21,9 +21,10 @@ def retrieved_prompts(
     seed: int,
     progress: Progress,
 ) -> RetrievedPrompts:
-    """What a stack of this configuration retrieves for ``questions`` questions, drawn with ``seed``.
+    """Return the prompts that a stack of this configuration makes for ``questions`` questions, drawn with ``seed``.
 
-    Not inside a running event loop. Raises ConfigError where the set does not exist, and what the retriever raises.
+    Do not call it inside a running event loop. Raises ConfigError if the set does not exist, and what the retriever
+    raises.
     """
     factory = GeneratorFactory(config.generator, ModelStore(config.cache_dir))
     tokenizer, layout = factory.tokenizer(), factory.layout()

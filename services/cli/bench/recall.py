@@ -1,4 +1,10 @@
-"""``ragtree bench recall``: what the index finds, against exact search."""
+"""``ragtree bench recall``: the recall that the index costs.
+
+Measures recall@5 and search time of the configured index on a question set. The baseline is exact search over the same
+embeddings.
+
+Limits: recall is by document, on questions that name their gold documents. The first run embeds the whole corpus.
+"""
 
 import asyncio
 from typing import Annotated
@@ -12,13 +18,13 @@ from services.config import load_config
 
 
 def recall(
-    dataset: Annotated[str, typer.Option(help="The question set: a folder below --data.")] = "squad",
+    dataset: Annotated[str, typer.Option(help="Question set: a folder below --data.")] = "squad",
     data: DataOption = DEFAULT_DATA,
     questions: Annotated[int, typer.Option(min=1, help="Questions to ask.")] = 2000,
-    seed: Annotated[int, typer.Option(help="Seed of the draw of questions.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the question sample.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Recall of the index, against exact search with the same embeddings."""
+    """Compare the index's recall with exact search over the same embeddings."""
     from benchmarks.recall import RecallBenchmark
     from benchmarks.workloads.datasets import Dataset
 

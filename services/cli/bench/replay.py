@@ -1,4 +1,11 @@
-"""``ragtree bench replay``: the stack against plain vLLM under load, on real questions and real retrieval."""
+"""``ragtree bench replay``: the stack against plain vLLM under load.
+
+Measures TTFT and sustainable throughput under Poisson arrivals, with real questions and real retrieval. The baselines
+are plain vLLM without reuse and vLLM with its own prefix cache, with the same flags and KV cache size.
+
+Limits: the parts run in one process, without HTTP. Popularity is drawn with the paper's skew unless ``--popularity
+own`` is given. Ratios depend on the model, the document lengths and the cache sizes.
+"""
 
 import asyncio
 from typing import Annotated
@@ -26,20 +33,20 @@ from services.config import load_config
 def replay(
     workload: WorkloadOption = "squad",
     against: Annotated[
-        str, typer.Option(help="Baselines: vllm (no reuse), vllm-prefix (its own cache).")
+        str, typer.Option(help="Baselines: vllm (no reuse), vllm-prefix (vLLM's own prefix cache).")
     ] = "vllm,vllm-prefix",
     popularity: Annotated[
-        Popularity, typer.Option(help="paper: the top 3 % of documents take 60 % of requests; own: as questions come.")
+        Popularity,
+        typer.Option(help="paper: the top 3 % of documents get 60 % of requests; own: as in the question set."),
     ] = Popularity.PAPER,
     rates: Annotated[
-        str, typer.Option(help="Requests a second to sweep, from the lowest up; by default what the machine can do.")
+        str,
+        typer.Option(help="Requests per second to sweep, lowest first; by default derived from the machine's speed."),
     ] = "",
     requests: Annotated[
-        int, typer.Option(min=2, help="Requests at the first rate, on each system; at the others, for as long.")
+        int, typer.Option(min=2, help="Requests per system at the first rate. Other rates run for the same time.")
     ] = 16,
-    warm_up: Annotated[
-        int, typer.Option(min=0, help="Requests that warm caches up, after each prompt came once.")
-    ] = 200,
+    warm_up: Annotated[int, typer.Option(min=0, help="Warm-up requests after one pass over all prompts.")] = 200,
     kv_tokens: KvTokensOption = 23_296,
     questions: QuestionsOption = 300,
     part_tokens: PartTokensOption = 1000,
@@ -48,7 +55,7 @@ def replay(
     data: DataOption = DEFAULT_DATA,
     as_json: JsonOption = False,
 ) -> None:
-    """TTFT and throughput against vLLM without reuse, and with its own prefix cache, under Poisson arrivals."""
+    """Compare TTFT and throughput with vLLM without reuse, and with its own prefix cache, under Poisson arrivals."""
     from benchmarks.measuring.engines import EngineMaker
     from benchmarks.measuring.systems import OURS, Systems
     from benchmarks.replay import ReplayBenchmark, ReplaySettings

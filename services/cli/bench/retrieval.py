@@ -1,4 +1,10 @@
-"""``ragtree bench retrieval``: what searching in stages costs, and what it tells early."""
+"""``ragtree bench retrieval``: the cost of searching in stages.
+
+Measures search time and when the final hits are known, by stage. The baseline is Faiss's own one-shot search over the
+same index, with results compared bit by bit.
+
+Limits: synthetic vectors, one core, one query at a time, everything in memory.
+"""
 
 from typing import Annotated
 
@@ -12,28 +18,28 @@ from services.config import load_config
 
 
 def retrieval(
-    vectors: Annotated[int, typer.Option(min=1, help="Made-up vectors.")] = 200_000,
-    dim: Annotated[int, typer.Option(min=1, help="Their dimension.")] = 384,
-    nlist: Annotated[int, typer.Option(min=1, help="Lists of the inverted file.")] = 1024,
+    vectors: Annotated[int, typer.Option(min=1, help="Number of synthetic vectors.")] = 200_000,
+    dim: Annotated[int, typer.Option(min=1, help="Dimension of the vectors.")] = 384,
+    nlist: Annotated[int, typer.Option(min=1, help="Lists of the IVF index.")] = 1024,
     search_ratio: SearchRatioOption = DEFAULT_RATIOS,
-    stages: Annotated[str, typer.Option(help="Stages of a search: a row of figures each.")] = "4,8",
-    k: Annotated[int, typer.Option(min=1, help="Nearest vectors to find.")] = 10,
-    queries: Annotated[int, typer.Option(min=1, help="Queries behind each row.")] = 100,
+    stages: Annotated[str, typer.Option(help="Stages per search, one row of results each.")] = "4,8",
+    k: Annotated[int, typer.Option(min=1, help="Nearest vectors to return.")] = 10,
+    queries: Annotated[int, typer.Option(min=1, help="Queries per row.")] = 100,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Searches in stages against Faiss's own in one, on one core, with results equal to the last bit."""
+    """Compare searches in stages with Faiss's one-shot search, on one core. Results must be equal bit by bit."""
     import numpy as np
 
     from benchmarks.retrieval import RetrievalBenchmark
     from benchmarks.workloads.synthetic_vectors import SyntheticVectors
 
     if nlist > vectors:
-        raise typer.BadParameter("there are fewer vectors than lists", param_hint="--nlist")
+        raise typer.BadParameter("must not exceed --vectors", param_hint="--nlist")
     ratios = numbers(search_ratio, "--search-ratio", most=1)
     most_stages = counts(stages, "--stages")
     with StepBars() as show:
-        show("making vectors up", 0, 1)
+        show("generating vectors", 0, 1)
         data = SyntheticVectors(vectors, dim, seed)
         asked = np.stack([data.question(number) for number in range(queries)])
         benchmark = RetrievalBenchmark(data.documents(0, vectors), asked, k, nlist, load_config().retriever.index, show)
@@ -64,7 +70,7 @@ def retrieval(
         )
     results.print(table)
     results.print(
-        f"{result.vectors:,} vectors of {result.dim}, {result.lists} lists, {result.queries} queries; the worst ratio "
-        f"over 2 ms is {result.worst_staged_over_oneshot:.3f}",
+        f"{result.vectors:,} vectors of {result.dim} dimensions, {result.lists} lists, {result.queries} queries; worst "
+        f"ratio of searches over 2 ms: {result.worst_staged_over_oneshot:.3f}",
         highlight=False,
     )

@@ -1,4 +1,11 @@
-"""``ragtree bench speculation``: generating on provisional documents, off against on."""
+"""``ragtree bench speculation``: the gain of generating on provisional documents.
+
+Measures non-overlapped search time and TTFT with speculation on. The baseline is the same stack with speculation off,
+question by question.
+
+Limits: synthetic vectors and documents, in the regime of RAGCache, section 7.3 (long, up to exhaustive searches). The
+fake engine has the speed of a 7B model on an A10G; its figures are simulated, not measured on a GPU.
+"""
 
 import asyncio
 import tempfile
@@ -22,28 +29,28 @@ if TYPE_CHECKING:
 def speculation(
     search_ratio: SearchRatioOption = DEFAULT_RATIOS,
     engines: Annotated[
-        str, typer.Option(help="vllm: the real one; fake: none, at the speeds of a 7B model on an A10G.")
+        str, typer.Option(help="vllm: a real engine; fake: no model, at the speed of a 7B model on an A10G.")
     ] = "vllm,fake",
     rates: Annotated[
-        str, typer.Option(help="Questions a second to sweep, far into overload; empty: none.")
+        str, typer.Option(help="Questions per second to sweep, far into overload; may be empty.")
     ] = "1,2,3,4,5,6",
-    sweep_engines: Annotated[str, typer.Option(help="Which of the engines get that sweep.")] = "fake",
-    sweep_ratio: Annotated[float, typer.Option(min=0.001, max=1, help="The share of the lists in that sweep.")] = 0.125,
-    sweep_questions: Annotated[int, typer.Option(min=2, help="Questions at each rate, in each mode.")] = 100,
-    vectors: Annotated[int, typer.Option(min=1000, help="Documents to search, a vector each.")] = 300_000,
-    dim: Annotated[int, typer.Option(min=8, help="Numbers of a vector.")] = 1536,
-    nlist: Annotated[int, typer.Option(min=1, help="Lists of the index.")] = 1024,
-    top_k: Annotated[int, typer.Option(min=1, help="Documents of a prompt.")] = 5,
-    words: Annotated[int, typer.Option(min=1, help="Made-up words of a document.")] = 60,
-    questions: Annotated[int, typer.Option(min=2, help="Questions behind each row; each is asked in both modes.")] = 40,
-    order: Annotated[DocumentOrder, typer.Option(help="How a prompt's documents are ordered.")] = (
-        DocumentOrder.CACHED_FIRST
-    ),
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 4,
+    sweep_engines: Annotated[str, typer.Option(help="Engines that get the sweep.")] = "fake",
+    sweep_ratio: Annotated[
+        float, typer.Option(min=0.001, max=1, help="Share of the lists that a search reads in the sweep.")
+    ] = 0.125,
+    sweep_questions: Annotated[int, typer.Option(min=2, help="Questions per rate and mode.")] = 100,
+    vectors: Annotated[int, typer.Option(min=1000, help="Documents to search, one vector each.")] = 300_000,
+    dim: Annotated[int, typer.Option(min=8, help="Dimension of the vectors.")] = 1536,
+    nlist: Annotated[int, typer.Option(min=1, help="Lists of the IVF index.")] = 1024,
+    top_k: Annotated[int, typer.Option(min=1, help="Documents per prompt.")] = 5,
+    words: Annotated[int, typer.Option(min=1, help="Synthetic words per document.")] = 60,
+    questions: Annotated[int, typer.Option(min=2, help="Questions per row; each is asked in both modes.")] = 40,
+    order: Annotated[DocumentOrder, typer.Option(help="Order of a prompt's documents.")] = (DocumentOrder.CACHED_FIRST),
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per answer.")] = 4,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Search time that no generation overlaps, and TTFT, speculation off and on; keeps its index, GBs of it."""
+    """Compare non-overlapped search time and TTFT with speculation off and on. Keeps an index of several GB."""
     from benchmarks.speculation import SpeculationReport, SpeculationSettings
 
     config = load_config()
@@ -75,7 +82,7 @@ def speculation(
 def _engines(given: str, option: str) -> list[str]:
     named = [name.strip() for name in given.split(",")]
     if not set(named) <= {"vllm", "fake"}:
-        raise typer.BadParameter("there are vllm and fake", param_hint=option)
+        raise typer.BadParameter("the engines are vllm and fake", param_hint=option)
     return named
 
 
@@ -87,7 +94,7 @@ async def _measure(
     sweep_ratio: float,
     progress: "Progress",
 ) -> "dict[str, SpeculationResult]":
-    """Each engine's result by its name; ``rates`` has what is swept on each."""
+    """Return each engine's result by name; ``rates`` has the rates to sweep on each."""
     from benchmarks.speculation import SpeculationBenchmark
     from generator.engines.factory import GeneratorFactory
     from generator.models import ModelStore
@@ -114,7 +121,7 @@ async def _measure(
 
 
 def _show(name: str, result: "SpeculationResult") -> None:
-    label = "the real engine" if name == "vllm" else "FAKE engine, at a GPU's speeds"
+    label = "real engine" if name == "vllm" else "FAKE engine, at the speed of a GPU"
     results.print(
         f"{label}: {result.vectors:,} vectors of {result.dimension}, prompts of {result.prompt_tokens:.0f} tokens",
         highlight=False,

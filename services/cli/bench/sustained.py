@@ -1,4 +1,10 @@
-"""``ragtree bench sustained``: whether reuse lasts over prompts that are all new."""
+"""``ragtree bench sustained``: whether reuse lasts when every prompt is new.
+
+Measures the speed-up over consecutive stretches of prompts whose pairs of documents are all new, over more documents
+than the cache holds. The baseline is plain vLLM without reuse, prompt by prompt.
+
+Limits: one request at a time, two documents per prompt. Only the first document can be reused.
+"""
 
 import asyncio
 from itertools import islice
@@ -15,18 +21,18 @@ from services.config import load_config
 
 def sustained(
     workload: WorkloadOption = "squad",
-    pairs: Annotated[int, typer.Option(min=2, help="Prompts of two documents that never stood together before.")] = 300,
-    stretch: Annotated[int, typer.Option(min=1, help="Prompts whose speed-up is taken together.")] = 100,
-    warm_up: Annotated[int, typer.Option(min=0, help="Such prompts before these.")] = 100,
-    host_gib: Annotated[float, typer.Option(min=0, help="KV in host memory, in GiB.")] = 0.25,
-    disk_gib: Annotated[float, typer.Option(min=0, help="KV on disk, in GiB.")] = 0.75,
+    pairs: Annotated[int, typer.Option(min=2, help="Prompts, each with a new pair of documents.")] = 300,
+    stretch: Annotated[int, typer.Option(min=1, help="Prompts per stretch; each stretch has one speed-up.")] = 100,
+    warm_up: Annotated[int, typer.Option(min=0, help="Warm-up prompts of the same kind.")] = 100,
+    host_gib: Annotated[float, typer.Option(min=0, help="Host memory for KV, in GiB.")] = 0.25,
+    disk_gib: Annotated[float, typer.Option(min=0, help="Disk space for KV, in GiB.")] = 0.75,
     questions: Annotated[int, typer.Option(min=1, help="Questions to retrieve first documents for.")] = 500,
     part_tokens: PartTokensOption = 500,
     seed: SeedOption = 0,
     data: DataOption = DEFAULT_DATA,
     as_json: JsonOption = False,
 ) -> None:
-    """Speed-up over plain vLLM, stretch by stretch, on new pairs of documents over more than the cache can hold."""
+    """Measure the speed-up over plain vLLM, stretch by stretch, with new pairs of documents that exceed the cache."""
     from benchmarks.measuring.engines import EngineMaker
     from benchmarks.measuring.systems import Systems
     from benchmarks.sustained import SustainedBenchmark
@@ -60,7 +66,7 @@ def sustained(
         )
     results.print(table)
     results.print(
-        f"the last speed-up is {result.last_over_first:.2f} of the first; {result.document_tokens:,} tokens of "
-        f"documents, {result.memory_tokens:,} can be kept",
+        f"last speed-up over first: {result.last_over_first:.2f}; {result.document_tokens:,} tokens of documents, room "
+        f"for {result.memory_tokens:,}",
         highlight=False,
     )

@@ -1,4 +1,10 @@
-"""``ragtree bench tiers``: time to first token with a prompt's KV in each tier, against plain vLLM."""
+"""``ragtree bench tiers``: time to first token with KV in each tier.
+
+Measures TTFT with the KV in GPU, host memory and on disk, and on a miss, and the bandwidth of loads. The baselines are
+plain vLLM without cached KV ("plain") and with its own prefix cache ("floor"), and a plain memory copy and file read.
+
+Limits: one request at a time, no scheduler, synthetic documents. Disk reads come from the file cache.
+"""
 
 import asyncio
 from typing import Annotated
@@ -12,12 +18,12 @@ from services.config import load_config
 
 
 def tiers(
-    documents: Annotated[int, typer.Option(min=1, help="Documents of a prompt.")] = 2,
-    document_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each document.")] = 1000,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds, each with documents of its own.")] = 10,
+    documents: Annotated[int, typer.Option(min=1, help="Documents per prompt.")] = 2,
+    document_tokens: Annotated[int, typer.Option(min=1, help="Tokens per document.")] = 1000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, each with new documents.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
-    """Time to first token with KV in GPU, host memory and on disk, against vLLM's own cache and none."""
+    """Compare time to first token with KV in GPU, host memory and on disk with vLLM's own cache and with none."""
     from benchmarks.measuring.engines import EngineMaker
     from benchmarks.tiers import TiersBenchmark
     from generator.models import ModelStore

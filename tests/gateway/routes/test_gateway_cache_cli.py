@@ -63,7 +63,7 @@ def test_stats(run: Run):
     shown = done(run("stats")).stdout
     assert "250" in shown
     assert "25%" in shown
-    assert "policy LRU, 2 instances (1 more ends), 0 running, 0 waiting, 40% of prompt tokens" in shown
+    assert "policy LRU, 2 instances (1 draining), 0 running, 0 queued, 40% of prompt tokens" in shown
     assert json.loads(done(run("stats", "--json")).stdout)["tiers"][0]["evictions"] == 7
 
 
@@ -87,7 +87,7 @@ def test_warming_from_a_file_of_plain_and_json_lines(run: Run, stack: Stack, tmp
     file = tmp_path / "queries.txt"
     file.write_text('what is it?\n\n{"query": "and this?", "top_k": 2}\n"quoted"\n{"query": "else", "top_k": 2}\n')
     result = done(run("warm", str(file)))
-    assert "2 sequences of documents warmed up" in result.stderr
+    assert "2 document sequences warmed" in result.stderr
     assert {request.query for request in stack.retriever.requests} == {"what is it?", "and this?", "quoted", "else"}
     job = json.loads(done(run("warm", str(file), "--json")).stdout)
     assert (job["warmed"], job["present"], job["queries"]) == (0, 2, 4)
@@ -135,7 +135,7 @@ def test_pinning_and_unpinning(run: Run, stack: Stack):
 def test_clearing_needs_confirmation(run: Run, stack: Stack, arguments: list[str], typed: str, cleared: bool):
     stack.controller.nodes.add(PATH)
     result = run("clear", *arguments, input=typed)
-    assert (result.exit_code == 0) == cleared == ("1 nodes dropped" in result.stderr)
+    assert (result.exit_code == 0) == cleared == ("1 nodes evicted" in result.stderr)
 
 
 def test_missing_key_shows_nothing(run: Run):
