@@ -1,4 +1,7 @@
-"""One stack a session of each kind: real Ray, Serve, Faiss and embedder; the engine a fake, or a real vLLM."""
+"""The stacks of the session: one with a fake engine and embedder, one with a real vLLM and a real embedder.
+
+A module that kills or stops a whole stack, or needs other settings, starts its own with ``start_stack``.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,9 +13,9 @@ from stacks import FAKE, FREEDONIA, SYLVANIA, StackUnderTest
 VLLM = {
     "RAGTREE_GENERATOR__MAX_MODEL_LEN": "2048",
     "RAGTREE_GENERATOR__CPU_THREADS": "2",
-    # No search of so few documents is long enough for stages by itself, and then nothing is speculated on.
+    # A search of so few documents is too short for several stages, and without stages there is no speculation.
     "RAGTREE_RETRIEVER__INDEX__STAGE_MS": "0.000001",
-    # Few answers at once are enough to make another query wait.
+    # Two running answers are enough to make a third query wait.
     "RAGTREE_CONTROLLER__MAX_RUNNING": "2",
     "RAGTREE_CONTROLLER__STATE_INTERVAL_S": "0.5",
 }
@@ -20,7 +23,7 @@ VLLM = {
 
 @contextmanager
 def starting(tmp_path_factory):
-    """Starts stacks, and stops at the end what still runs."""
+    """Yield a function that starts a stack. At the end, stop those that still run."""
     started: list[StackUnderTest] = []
 
     def start(environment, name):
@@ -36,14 +39,14 @@ def starting(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def start_shared_stack(tmp_path_factory):
-    """Starts stacks for the whole session."""
+    """A function that starts a stack for the whole session."""
     with starting(tmp_path_factory) as start:
         yield start
 
 
 @pytest.fixture(scope="module")
 def start_stack(tmp_path_factory):
-    """Starts stacks for a module; one that idles any longer slows down everybody else's tests."""
+    """A function that starts a stack for one module. An idle stack would slow down the other modules' tests."""
     with starting(tmp_path_factory) as start:
         yield start
 

@@ -25,12 +25,15 @@ Ran = subprocess.CompletedProcess[str]
 START_S = 300
 POLL_S = 0.05
 
+HASHING = {"RAGTREE_RETRIEVER__EMBEDDER": '{"kind": "hashing"}'}
+"""An embedder without a model: no torch in the retriever, so a stack starts in half the time."""
+
 FAKE = {
+    **HASHING,
     "RAGTREE_GENERATOR__ENGINE": "fake",
     "RAGTREE_GENERATOR__FAKE__DECODE_TOKENS_PER_S": "200",
     "RAGTREE_GENERATOR__FAKE__PREFILL_TOKENS_PER_S": "20000",
 }
-HASHING = {"RAGTREE_RETRIEVER__EMBEDDER": '{"kind": "hashing"}'}
 
 FREEDONIA = "The capital of Freedonia is Marxville, a town of three thousand people, founded in 1932 by Rufus Firefly."
 SYLVANIA = "The capital of Sylvania is Trentino, which lies on a lake and is known for its peanuts and lemonade."
@@ -62,7 +65,11 @@ class StackUnderTest:
         """Run the command line on this stack's folder."""
         return command(*arguments, **{"RAGTREE_DATA_DIR": str(self.folder), **environment})
 
-    def start(self) -> None:
+    def start(self, **changed: str) -> None:
+        """Start it, with changes to its environment from now on."""
+        if changed:
+            self.environment |= changed
+            self.process = StackProcess(self.folder, self.environment)
         self.running = self.process.start(START_S)
 
     def stop(self) -> bool:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stacks import FAKE, HASHING, processes_on
+from stacks import FAKE, processes_on
 
 pytestmark = pytest.mark.ray
 
@@ -20,7 +20,6 @@ def demo(data_dir):
         env={
             **os.environ,
             **FAKE,
-            **HASHING,
             "RAGTREE_DATA_DIR": str(data_dir),
             "RAGTREE_SERVER__PORT": "0",
             "COLUMNS": "200",

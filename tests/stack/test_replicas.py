@@ -8,23 +8,25 @@ from contextlib import ExitStack
 
 import psutil
 import pytest
-from stacks import HASHING, come_to, until
+from stacks import FAKE, come_to, until
 
 pytestmark = pytest.mark.ray
 
 PREFILL_TOKENS_PER_S = 100
 SLOW = {
-    "RAGTREE_GENERATOR__ENGINE": "fake",
+    **FAKE,
     "RAGTREE_GENERATOR__FAKE__DECODE_TOKENS_PER_S": "20",
     "RAGTREE_GENERATOR__FAKE__PREFILL_TOKENS_PER_S": str(PREFILL_TOKENS_PER_S),
     "RAGTREE_SERVING__GENERATOR__MIN_REPLICAS": "2",
+    # Ray Serve's own setting. By default it would notice load only every ten seconds.
+    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
 }
 TERMINAL = {"query.completed", "query.incomplete", "query.failed"}
 # A second of prefill, and some of answer.
 LONG = {"query": "What has Ruritania?", "collection": "long", "top_k": 1, "max_tokens": 60}
-# One instance, and another where there is load for it.
-BREATHING = {
-    "RAGTREE_GENERATOR__ENGINE": "fake",
+# One instance, and another under load.
+SCALING = {
+    "RAGTREE_GENERATOR__FAKE__PREFILL_TOKENS_PER_S": "20000",
     "RAGTREE_GENERATOR__FAKE__DECODE_TOKENS_PER_S": "3",
     "RAGTREE_SERVING__GENERATOR__MIN_REPLICAS": "1",
     "RAGTREE_SERVING__GENERATOR__MAX_REPLICAS": "2",
@@ -32,14 +34,12 @@ BREATHING = {
     "RAGTREE_SERVING__GENERATOR__LOOK_BACK_S": "10.5",
     "RAGTREE_SERVING__GENERATOR__UPSCALE_DELAY_S": "0",
     "RAGTREE_SERVING__GENERATOR__DOWNSCALE_DELAY_S": "1",
-    # Ray Serve's own: it would hear of load only every ten seconds.
-    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
 }
 STREAMS = 4
 # Half a minute of answer: Serve takes the mean of the load over ten seconds, and a replica has to start.
 LONGER = {**LONG, "max_tokens": 90}
 
-RESCALE = """
+REDEPLOY = """
 import sys
 import ray
 from ray import serve
@@ -53,17 +53,19 @@ serve.run(generator_application(load_config()), name=GENERATOR, route_prefix=Non
 
 @pytest.fixture(scope="module")
 def two_instances(start_stack):
-    stack = start_stack({**SLOW, **HASHING}, "replicas")
+    stack = start_stack(SLOW, "replicas")
     stack.ingest("long", {"ruritania": " ".join(["Ruritania has hills, and castles, and one railway."] * 12)})
     until(lambda: instances(stack) == 2)
     return stack
 
 
-@pytest.fixture(scope="module")
-def breathing(start_stack):
-    stack = start_stack({**BREATHING, **HASHING}, "breathing")
-    stack.ingest("long", {"ruritania": " ".join(["Ruritania has hills, and castles, and one railway."] * 12)})
-    return stack
+@pytest.fixture
+def scaling(two_instances):
+    """The same stack, with its generator deployed again: one instance, which autoscales."""
+    before = running_on(two_instances).keys()
+    redeploy(two_instances, **SCALING)
+    until(lambda: instances(two_instances) == 1 and not running_on(two_instances).keys() & before)
+    return two_instances
 
 
 def instances(stack) -> int:
@@ -123,42 +125,42 @@ def test_an_instance_that_drains_finishes_its_streams_and_gets_no_more(two_insta
         running = [streams.enter_context(two_instances.asking(**LONG)) for _ in range(2)]
         for events in running:
             come_to(events, "output_text.delta")
-        rescale(two_instances, "1")
+        redeploy(two_instances, RAGTREE_SERVING__GENERATOR__MIN_REPLICAS="1")
         until(lambda: instances(two_instances) == 1)
         assert two_instances.query(**{**LONG, "max_tokens": 1}).status_code == 200
         assert [terminal(events)["type"] for events in running] == ["query.completed"] * 2
     until(lambda: len(replicas(two_instances)) == 1)
-    rescale(two_instances, "2")
+    redeploy(two_instances)
     until(lambda: instances(two_instances) == 2)
 
 
-def test_load_brings_an_instance_and_its_end_takes_one_away(breathing):
-    (first,) = running_on(breathing)
+def test_load_brings_an_instance_and_its_end_takes_one_away(scaling):
+    (first,) = running_on(scaling)
     with ThreadPoolExecutor(STREAMS) as asking:
-        streams = [asking.submit(breathing.events, **LONGER) for _ in range(STREAMS)]
-        until(lambda: running_on(breathing) == {first: STREAMS})
-        until(lambda: instances(breathing) == 2)
+        streams = [asking.submit(scaling.events, **LONGER) for _ in range(STREAMS)]
+        until(lambda: running_on(scaling) == {first: STREAMS})
+        until(lambda: instances(scaling) == 2)
         # What streams stays where it is, and the instance that came takes the next.
-        with breathing.asking(**{**LONG, "max_tokens": 6}) as events:
+        with scaling.asking(**{**LONG, "max_tokens": 6}) as events:
             come_to(events, "output_text.delta")
-            busy = running_on(breathing)
+            busy = running_on(scaling)
             assert terminal(events)["type"] == "query.completed"
         ends = [[event["type"] for event in stream.result() if event["type"] in TERMINAL] for stream in streams]
     assert busy.pop(first) == STREAMS
     assert list(busy.values()) == [1]
     assert ends == [["query.completed"]] * STREAMS
-    until(lambda: instances(breathing) == 1)
+    until(lambda: instances(scaling) == 1)
     # As one drains, and again when it is gone.
-    assert breathing.query(**{**LONG, "max_tokens": 1}).status_code == 200
-    until(lambda: len(replicas(breathing)) == 1)
-    assert breathing.query(**{**LONG, "max_tokens": 1}).status_code == 200
+    assert scaling.query(**{**LONG, "max_tokens": 1}).status_code == 200
+    until(lambda: len(replicas(scaling)) == 1)
+    assert scaling.query(**{**LONG, "max_tokens": 1}).status_code == 200
 
 
-def rescale(stack, count: str) -> None:
-    environment = {**stack.environment, "RAGTREE_DATA_DIR": str(stack.folder)}
-    environment["RAGTREE_SERVING__GENERATOR__MIN_REPLICAS"] = count
+def redeploy(stack, **changed: str) -> None:
+    """Deploy the generator again, with changes to the stack's environment."""
+    environment = {**stack.environment, "RAGTREE_DATA_DIR": str(stack.folder), **changed}
     ran = subprocess.run(
-        [sys.executable, "-c", RESCALE, stack.running.ray_address],
+        [sys.executable, "-c", REDEPLOY, stack.running.ray_address],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

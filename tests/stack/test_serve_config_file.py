@@ -7,7 +7,7 @@ import sys
 
 import httpx
 import pytest
-from stacks import FAKE, FREEDONIA, HASHING, command, ended_job, until
+from stacks import FAKE, FREEDONIA, command, ended_job, until
 
 pytestmark = pytest.mark.ray
 
@@ -17,7 +17,6 @@ def test_serve_runs_the_stack_from_its_config_file(tmp_path):
         port = free.getsockname()[1]
     environment = {
         **FAKE,
-        **HASHING,
         "RAGTREE_DATA_DIR": str(tmp_path / "data"),
         "RAGTREE_SERVER__PORT": str(port),
         "RAGTREE_SERVING__GATEWAY__MIN_REPLICAS": "2",
