@@ -1,1 +1,1 @@
-"""What is measured of RAGTree, each against a baseline in the same run. ``ragtree bench`` is its front door."""
+"""Benchmarks of RAGTree, each with a baseline in the same run. Run them with ``ragtree bench``."""

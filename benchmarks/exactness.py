@@ -1,10 +1,13 @@
-"""Whether answers are the same with the cache as without: greedy tokens and their logprobs, prompt by prompt.
+"""Exactness: compares greedy tokens and logprobs with the cache and without, prompt by prompt.
 
-With it, a prompt's documents come from whatever tier they are in by then. Memory is made so small that all tiers are
-used and everything is evicted again and again, and in the middle engine and controller are started anew over what is
-left. Without it, vLLM has neither the connector nor its own prefix cache. A second run without it, whose requests run
-side by side and not one after the other, says what the engine itself makes of a prompt from one time to the next. The
-largest of differences grows with the prompts, so it compares only over equally many.
+With the cache, a prompt's documents come from whichever tier holds them. Memory is made so small that all tiers are
+used and everything is evicted again and again. Halfway, engine and controller restart over what is on disk and in host
+memory.
+
+The baseline is vLLM without the connector and without its own prefix cache, one request at a time. A second run of the
+baseline, with requests side by side, shows how much the engine differs from itself.
+
+Limits: the largest difference grows with the number of prompts, so compare only runs of equal length.
 """
 
 import asyncio
@@ -23,16 +26,16 @@ from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
 
 NAMESPACE = "exactness"
-# So little that the documents of some hundred prompts do not fit, and each tier has to pass them on to the next.
+# Small enough that the documents of a hundred prompts do not fit, so each tier evicts to the next.
 SMALL = {"gpu_share": 0.5, "host_gib": 0.15, "disk_gib": 0.6}
 SMALL_ENGINE = kv_cache_of(2_560)
 SIDE_BY_SIDE = 4
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """How two runs of the same prompts differ: ``mismatches`` counts prompts whose greedy tokens are not the same.
+    """Differences between two runs of the same prompts: ``mismatches`` counts prompts with different greedy tokens.
 
-    The largest difference of logprobs is over the tokens that both chose, up to the first that they did not.
+    The largest difference of logprobs is over the tokens up to the first one that differs.
     """
 
     prompts: int
@@ -42,10 +45,10 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class ExactnessResult(msgspec.Struct, frozen=True):
-    """The differences with the cache and between two runs without it, and where prompts' tokens came from.
+    """Differences with the cache and between two runs without it, and the origin of prompt tokens.
 
-    ``mismatches`` and the like are those with the cache. ``tokens`` counts prompt tokens by tier, ``computed`` the
-    rest; ``evictions`` are counted by tier, ``lost`` copies that an engine reported as gone.
+    ``mismatches`` and the next two fields compare with and without the cache. ``tokens`` counts prompt tokens by tier,
+    and ``computed`` ones. ``evictions`` are by tier. ``lost`` counts copies that an engine reported as missing.
     """
 
     dtype: str
@@ -63,9 +66,9 @@ class ExactnessResult(msgspec.Struct, frozen=True):
 
 
 class ExactnessBenchmark:
-    """Asks prompts for ``answer_tokens`` tokens each, the first ``control`` of them twice without the cache.
+    """Asks prompts for ``answer_tokens`` tokens each; the first ``control`` run twice without the cache.
 
-    ``profiles`` keeps the engine's costs.
+    ``profiles`` is the folder of cost profiles.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class ExactnessBenchmark:
         self._lost = 0
 
     async def run(self, prompts: Sequence[Prompt], progress: Progress) -> ExactnessResult:
-        """Run the prompts in their order; ``progress`` hears (step, done, total)."""
+        """Run the prompts in order. ``progress`` is called with (step, done, total)."""
         alone = await self._without_cache(prompts, 1, "without the cache", progress)
         control = prompts[: self._control]
         beside = await self._without_cache(control, SIDE_BY_SIDE, "without it, side by side", progress)
@@ -158,7 +161,7 @@ class ExactnessBenchmark:
 
 
 def compare(one: Sequence[Generation], other: Sequence[Generation]) -> Difference:
-    """How the answers of two runs differ."""
+    """Compare the answers of two runs."""
     mismatches = 0
     largest = 0.0
     for left, right in zip(one, other, strict=True):

@@ -1,15 +1,14 @@
-"""What the order of a prompt's documents does: how much of the prompt is cached then, and how good answers still are.
+"""Document order: compares how much of a prompt is cached, and how good answers are, for each order of its documents.
 
-Each order gets the same questions in the same sequence, on an engine and a controller of its own that begin with
-nothing cached: in one cache the orders would compete, and what one keeps would take room from the others. Questions are
-asked a few at once, so that the engine decodes them together. With each such handful the orders take turns, one at a
-time, and another one begins each time: so whatever else the machine does meets all of them alike.
+Each order runs the same questions in the same sequence on an engine and a controller of its own, starting with an empty
+cache: in one cache the orders would compete. Questions run a few at a time, so that the engine batches them. The orders
+take turns after each handful, and a different one goes first each time, so that the machine's noise affects all alike.
 
-No two questions of a handful share a document. Cached-first order is made when a query comes and not when its turn has
-come, so it knows nothing of what those before it in the queue compute, which the other orders would find.
+The questions of a handful share no document. Cached-first order is decided when a query arrives, so it would not see
+what the queries before it in the queue compute, while the other orders would hit it.
 
-Engines round differently from batch to batch, and an answer may change by that alone. So the F1 of an order stands
-beside the interval of its difference from that of retrieval order, question by question.
+The baseline is retrieval order. Limits: engines round differently from batch to batch, and answers may change by that
+alone. So each F1 has the confidence interval of its difference from retrieval order, question by question.
 """
 
 import asyncio
@@ -34,9 +33,9 @@ BASELINE = DocumentOrder.RETRIEVAL
 
 
 class OrdersSettings(msgspec.Struct, frozen=True):
-    """How to ask: ``at_once`` questions together, for ``max_tokens`` each; ``instruction`` stands below each question.
+    """How to ask: ``at_once`` questions together, for ``max_tokens`` each, with ``instruction`` below each question.
 
-    ``seed`` is that of the intervals.
+    ``seed`` is for the confidence intervals.
     """
 
     at_once: int
@@ -46,7 +45,7 @@ class OrdersSettings(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A mean over questions, and its 95 % bootstrap interval."""
+    """Mean over questions, and its 95 % bootstrap interval."""
 
     mean: float
     low: float
@@ -54,17 +53,17 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class OrderRow(msgspec.Struct, frozen=True):
-    """An order's questions of one set: share of prompt tokens that were not computed, and mean TTFT in milliseconds.
+    """Results of one order on one set: share of prompt tokens not computed, and mean TTFT in milliseconds.
 
-    The latter is that of questions asked together, of which one waits for another's prefill.
+    The TTFT is of questions asked together, so it includes waiting for each other's prefills.
 
     ``exact_match``, ``subspan_match`` and ``f1`` are means over questions, from 0 to 1
-    (`benchmarks.measuring.answer_scores`); the second asks only whether an answer holds a right one (Liu et al.,
-    2023), as small models answer in sentences.
-    ``f1_over_retrieval`` is how much higher F1 is than in retrieval order; None for that order itself.
+    (`benchmarks.measuring.answer_scores`). A subspan match only needs the answer to contain a right one (Liu et al.,
+    2023), because small models answer in sentences. ``f1_over_retrieval`` is the gain in F1 over retrieval order; None
+    for that order itself.
 
-    The others are the same for all orders: ``answer_in_prompt``, the share of questions for which a document of the
-    prompt holds a right answer, and ``repeated_documents``, the share of prompts' documents that an earlier one had.
+    The rest is equal for all orders: ``answer_in_prompt`` is the share of questions with a right answer in one of the
+    prompt's documents, ``repeated_documents`` the share of documents that an earlier prompt had.
     """
 
     set: str
@@ -81,13 +80,13 @@ class OrderRow(msgspec.Struct, frozen=True):
 
 
 class OrdersResult(msgspec.Struct, frozen=True):
-    """A row for each set and order, those of a set together and retrieval order first."""
+    """One row per set and order, grouped by set, retrieval order first."""
 
     rows: list[OrderRow]
 
 
 class OrdersBenchmark:
-    """Asks questions with their documents in each order there is. ``layout`` is that of the systems' engines."""
+    """Asks questions with their documents in every order. ``layout`` must be that of the systems' engines."""
 
     def __init__(self, systems: Systems, layout: PromptLayout, settings: OrdersSettings) -> None:
         self._systems = systems
@@ -95,7 +94,10 @@ class OrdersBenchmark:
         self._settings = settings
 
     async def run(self, sets: Mapping[str, Sequence[FoundQuestion]], progress: Progress) -> OrdersResult:
-        """Ask each set's questions; ``progress`` hears (step, done, total). Raises what layout and systems raise."""
+        """Ask each set's questions. ``progress`` is called with (step, done, total).
+
+        Raises what layout and systems raise.
+        """
         rows: list[OrderRow] = []
         for name, questions in sets.items():
             handfuls = _handfuls([self._laid_out(found) for found in questions], self._settings.at_once)
@@ -104,17 +106,17 @@ class OrdersBenchmark:
         return OrdersResult(rows)
 
     def _laid_out(self, found: FoundQuestion) -> "_Asked":
-        # A line of its own: not every set's questions end with a question mark.
+        # On a line of its own, because not all questions end with a question mark.
         message = ChatMessage("user", f"{found.question.question}\n{self._settings.instruction}".strip())
         prompt = self._layout.lay_out([message], found.chunks, self._settings.max_tokens)
-        # Documents that do not fit are those at the end.
+        # The layout drops documents from the end.
         texts = [chunk.text for chunk in found.chunks[: len(prompt.documents)]]
         return _Asked(prompt, found.question.answers, any(holds_answer(text, found.question.answers) for text in texts))
 
     async def _ask(
         self, name: str, handfuls: Sequence[Sequence["_Asked"]], progress: Progress
     ) -> dict[DocumentOrder, list[Generation]]:
-        """What came of the questions, by order."""
+        """Return the answers by order."""
         step, total = f"asking {name}", sum(map(len, handfuls))
         came: dict[DocumentOrder, list[Generation]] = {order: [] for order in DocumentOrder}
         async with AsyncExitStack() as running:
@@ -126,7 +128,7 @@ class OrdersBenchmark:
                 progress(step, len(came[BASELINE]), total)
                 for order, system in systems:
                     came[order] += await asyncio.gather(*(system.answer(one.prompt) for one in handful))
-                    # What goes on behind the answers must not slow the next one down.
+                    # Background work must not slow the next system down.
                     await system.settle()
                 systems.append(systems.pop(0))
         progress(step, total, total)
@@ -164,7 +166,7 @@ class OrdersBenchmark:
 
 
 class _Asked(NamedTuple):
-    """A question as it is asked, its right answers, and whether a document of the prompt holds one of them."""
+    """A question's prompt, its right answers, and whether a document of the prompt holds one of them."""
 
     prompt: Prompt
     answers: tuple[str, ...]
@@ -176,7 +178,7 @@ class _Asked(NamedTuple):
 
 
 def _handfuls(asked: Sequence[_Asked], at_once: int) -> list[list[_Asked]]:
-    """The questions by so many, no two of which share a document; those that would wait for a later handful."""
+    """Split the questions into groups of ``at_once`` that share no document; conflicting ones go to a later group."""
     handfuls = []
     while asked:
         handful: list[_Asked] = []
@@ -194,6 +196,6 @@ def _handfuls(asked: Sequence[_Asked], at_once: int) -> list[list[_Asked]]:
 
 
 def _repeated(asked: Sequence[_Asked]) -> float:
-    """The share of the prompts' documents that an earlier prompt has already; 0 where there are none."""
+    """Return the share of documents that an earlier prompt has; 0 without documents."""
     documents = sum(len(one.documents) for one in asked)
     return 1 - len(set().union(*(one.documents for one in asked))) / documents if documents else 0.0

@@ -1,13 +1,14 @@
-"""What the stack adds to the engine's time to first token, and to the time of each token after it.
+"""Overhead: the time that the stack adds to the engine's time to first token, and to each token after it.
 
 The same prompts go through the whole stack (HTTP, search, layout, admission, Serve) and straight to the engine, in
-turn: round by round, in alternating order, each under a KV namespace of its own, so that neither finds in vLLM's
-prefix cache what the other has just computed. Documents are synthetic and every round's are new, so all but the system
-prompt is prefilled anew on both sides.
+alternating order. Each side has a KV namespace of its own, so neither hits the other's KV in vLLM's prefix cache.
+Documents are synthetic and new in every round, so both sides prefill everything but the system prompt.
 
-A stream that is alone ends with its first token: nothing behind that has a bearing on it, and more pairs fit into the
-time. Tokens after the first are timed when all streams ask a round's last question once more. Its prompt is cached on
-both sides by then, so that they decode at once: before, who decodes while another is prefilled is chance, no overhead.
+A single stream ends with its first token, to fit more pairs into the time. Tokens after the first are timed in an extra
+run in which all streams repeat a round's last question: its prompt is cached on both sides, so all streams decode at
+once. In the first run it would be chance which stream decodes while another prefills.
+
+The baseline is the engine timed in its own process. Limits: one machine, one model, no cached documents.
 """
 
 import asyncio
@@ -30,23 +31,23 @@ from protocol.retrieval import SearchRequest
 from protocol.timing import StreamClock, StreamTiming
 
 _DECODING_ROUNDS = 4
-"""Enough for the time of a token, of which every answer has many."""
+"""Enough rounds to time a token, because every answer has many."""
 
 
 class EngineClock(Protocol):
-    """The engine's own times, without the stack around it."""
+    """Times streams in the engine's own process."""
 
     async def time_stream(self, plan: PrefillPlan, max_tokens: int) -> StreamTiming:
-        """The times of a plan's stream, measured beside the engine."""
+        """Time a plan's stream next to the engine."""
 
 
 class OverheadRow(msgspec.Struct, frozen=True):
-    """Times to first token in milliseconds with so many ``streams`` at once.
+    """Times to first token in milliseconds with ``streams`` concurrent streams.
 
-    Overheads are percentiles of the differences pair by pair; the share is that of ``p50_overhead_ms`` in the engine's
-    median. A pair is the n-th quickest of a round on both sides: one prompt where there is one stream; where there are
-    more, whose turn comes when is chance and no overhead. ``per_token_overhead_ms`` is the same of the mean time from
-    one token to the next, when the prompts are cached; None where answers had but one.
+    Overheads are percentiles of the differences of pairs. ``p50_overhead_share`` is ``p50_overhead_ms`` over the
+    engine's median. A pair is the n-th fastest stream of a round on both sides: with one stream, the same prompt; with
+    more, the order of streams is chance. ``per_token_overhead_ms`` is the same for the mean time between tokens, with
+    cached prompts; None if answers had only one token.
     """
 
     streams: int
@@ -64,7 +65,7 @@ class OverheadRow(msgspec.Struct, frozen=True):
 
 
 class OverheadResult(msgspec.Struct, frozen=True):
-    """The rows, and the figures of one stream by themselves."""
+    """All rows, and the results of the first one again on the top level."""
 
     prompt_tokens_p50: float
     p50_overhead_ms: float
@@ -75,7 +76,7 @@ class OverheadResult(msgspec.Struct, frozen=True):
 
 
 async def ingest(http: httpx.AsyncClient, collection: str, corpus: SyntheticCorpus) -> None:
-    """Put the corpus into a collection of the stack. Raises InternalError unless all of it goes in."""
+    """Ingest the corpus into a collection of the stack. Raises InternalError if a document fails."""
     sent = await http.post(
         f"/v1/collections/{collection}/documents:batch",
         content=corpus.json_lines(),
@@ -86,14 +87,13 @@ async def ingest(http: httpx.AsyncClient, collection: str, corpus: SyntheticCorp
         await asyncio.sleep(0.1)
         job = (await http.get(f"/v1/jobs/{job['job_id']}")).raise_for_status().json()
     if job["failed_documents"]:
-        raise InternalError(f"the corpus did not go in whole: {job['last_error']}")
+        raise InternalError(f"the corpus was not ingested completely: {job['last_error']}")
 
 
 class OverheadBenchmark:
-    """Measures a running stack from outside and its engine from inside.
+    """Measures a running stack over HTTP and its engine directly.
 
-    ``tenant`` is whom the stack takes the benchmark's requests for; its collection ``collection`` receives the
-    synthetic documents.
+    ``tenant`` is the stack's default tenant. Its collection ``collection`` gets the synthetic documents.
     """
 
     def __init__(
@@ -115,15 +115,15 @@ class OverheadBenchmark:
         self._collection = collection
         self._top_k = top_k
         self._max_tokens = max_tokens
-        # Of each question's prompt.
+        # By question.
         self._prompt_tokens: dict[str, int] = {}
 
     async def run(
         self, samples: dict[int, int], corpus: SyntheticCorpus, progress: Callable[[int], None]
     ) -> OverheadResult:
-        """Take about ``samples[n]`` samples with n streams at once; ``progress`` hears of every finished pair."""
+        """Take about ``samples[n]`` samples with n concurrent streams. ``progress`` is called after each round."""
         questions = iter(corpus.questions)
-        # One pair that does not count: both sides warm up, and the system prompt is cached on both.
+        # The first pair warms up both sides, caches the system prompt, and does not count.
         await self._pair([next(questions)], True, self._max_tokens)
         rows = {}
         for streams, wanted in samples.items():
@@ -176,7 +176,7 @@ class OverheadBenchmark:
         return await by_stack(), engine
 
     async def _prompt(self, question: str, max_tokens: int) -> Prompt:
-        """The very prompt that the stack makes of this question."""
+        """Return the prompt that the stack makes of this question."""
         request = SearchRequest(self._tenant, self._collection, question, self._top_k)
         async for candidates in self._retriever.search(request):
             if candidates.final:
@@ -196,7 +196,7 @@ class OverheadBenchmark:
             source.response.raise_for_status()
             async for event in source.aiter_sse():
                 payload: dict[str, Any] = event.json()
-                # A token that completes no character sends no delta: then the end of the answer is its first sign.
+                # A token that completes no character sends no delta. Then the end of the answer is its first event.
                 if payload["type"] == "output_text.delta" or (
                     payload["type"] == "query.completed" and not texts.started
                 ):
@@ -211,7 +211,7 @@ def _row(
     anew: tuple[list[StreamTiming], list[StreamTiming]],
     cached: tuple[list[StreamTiming], list[StreamTiming]],
 ) -> OverheadRow:
-    """A row from the timings of the stack and of the engine, of prompts that are prefilled anew and of cached ones."""
+    """Make a row from the stack's and the engine's timings, of newly prefilled prompts and of cached ones."""
     through, alone = ([timing.first_token_s * 1000 for timing in timings] for timings in anew)
     overheads = _differences(through, alone, streams)
     per_token_through, per_token_alone = (
@@ -238,7 +238,7 @@ def _row(
 
 
 def _differences(through: list[float], alone: list[float], streams: int) -> list[float]:
-    """The differences of the n-th quickest of each round, ``streams`` samples long."""
+    """Return the differences between the n-th fastest streams of each round of ``streams`` samples."""
     rounds = range(0, len(through), streams)
     pairs = (zip(sorted(through[n : n + streams]), sorted(alone[n : n + streams]), strict=True) for n in rounds)
     return [more - less for pair in pairs for more, less in pair]

@@ -1,7 +1,9 @@
-"""What the index costs in recall: the shipped retriever against exact search with the same embeddings.
+"""Recall: compares the shipped retriever's index with exact search over the same embeddings.
 
-The corpus is ingested once into a folder that is kept, so a later run embeds nothing anew. Every question is then asked
-twice: the retriever with its configured index, and a search that compares every stored embedding.
+The corpus is ingested once into a folder that is kept, so later runs embed nothing. Every question is searched twice:
+with the configured index, and by comparison with every stored embedding, which is the baseline.
+
+Limits: recall is by document and needs questions that name their gold documents.
 """
 
 import random
@@ -26,13 +28,13 @@ from retriever.settings import RetrieverSettings
 TOP_K = 5
 
 Search = Callable[[str], Awaitable[set[str]]]
-"""From a question to the documents of the chunks that are found for it."""
+"""Maps a question to the documents of its found chunks."""
 
 
 class RecallResult(msgspec.Struct, frozen=True):
-    """Shares of questions for which a gold document is among the documents of the first k chunks.
+    """Shares of questions with a gold document among the documents of the first k chunks.
 
-    Search times include the question's embedding, in milliseconds.
+    Search times are in milliseconds and include the question's embedding.
     """
 
     dataset: str
@@ -45,7 +47,10 @@ class RecallResult(msgspec.Struct, frozen=True):
 
 
 class RecallBenchmark:
-    """Runs one data set through a retriever of its own in ``folder``. ``progress`` hears (done, total) of each step."""
+    """Runs one data set through a retriever of its own in ``folder``.
+
+    ``progress`` is called with (step, done, total).
+    """
 
     def __init__(self, settings: RetrieverSettings, folder: Path, progress: Progress) -> None:
         self._settings = settings
@@ -53,7 +58,7 @@ class RecallBenchmark:
         self._progress = progress
 
     async def run(self, dataset: Dataset, sample: int, seed: int) -> RecallResult:
-        """Ask ``sample`` questions that name a gold document, drawn with ``seed``; all of them if there are fewer."""
+        """Ask ``sample`` questions that name a gold document, drawn with ``seed``; all if there are fewer."""
         asked = [question for question in dataset.questions() if question.gold_doc_ids]
         if len(asked) > sample:
             asked = random.Random(seed).sample(asked, sample)  # noqa: S311 - a repeatable draw
@@ -63,7 +68,7 @@ class RecallBenchmark:
         await retriever.start()
         try:
             documents = await ingest_corpus(retriever, dataset, self._progress)
-            # The folder stays the retriever's until both have searched, so nobody changes the store in between.
+            # The retriever keeps the folder until both have searched, so the store does not change in between.
             with closing(ExactSearch(self._settings, self._folder, dataset.corpus)) as exact:
                 searches = (_search_of(retriever, dataset), partial(exact.search, top_k=TOP_K))
                 (recall, times), (exact_recall, exact_times) = await self._ask(asked, searches)
@@ -80,9 +85,9 @@ class RecallBenchmark:
         )
 
     async def _ask(self, questions: Sequence[Question], searches: Sequence[Search]) -> list[tuple[float, list[float]]]:
-        """For each search the share of questions it answers, and the milliseconds of each.
+        """Return each search's share of answered questions, and its times in milliseconds.
 
-        They take turns, so that whatever else the machine does slows all of them alike.
+        The searches take turns, so that the machine's noise affects all alike.
         """
         found = [0] * len(searches)
         times: list[list[float]] = [[] for _ in searches]

@@ -1,8 +1,10 @@
-"""What the cache-aware queue gains under overload: the stack with its window at 0, first come, first served, and open.
+"""Reordering: compares the cache-aware queue with first come, first served (a window of 0) under overload.
 
-RAGCache, section 7.3: rates a little above what can be sustained, where a queue builds up and whose turn it is decides
-who waits. Two stacks with caches of their own are warmed up by the same prompts, which come by the paper's skew, and
-then get the same arrivals in turns. Documents outgrow what is kept, so some requests find theirs and some do not.
+As in RAGCache, section 7.3, rates are a little above the sustainable one, so that a queue builds up. Two stacks with
+caches of their own are warmed up with the same prompts, drawn with the paper's skew, and then get the same arrivals in
+turns. Documents exceed what can be kept, so some requests hit and some do not.
+
+Limits: at low load there is no queue, and nothing to gain.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,9 +23,9 @@ from protocol.prompts import Prompt
 
 
 class ReorderSettings(msgspec.Struct, frozen=True):
-    """How to overload: ``warm_up`` prompts, then ``saturating`` all at once, then ``requests`` at each of ``loads``.
+    """How to overload: ``warm_up`` prompts, ``saturating`` ones all at once, then ``requests`` at each of ``loads``.
 
-    These are multiples of the sustainable rate. ``window`` is how often a request may be overtaken.
+    Loads are multiples of the sustainable rate. ``window`` is how often a request may be overtaken.
     """
 
     warm_up: int
@@ -35,7 +37,7 @@ class ReorderSettings(msgspec.Struct, frozen=True):
 
 
 class LoadRow(msgspec.Struct, frozen=True):
-    """Both orders at ``load`` times the sustainable rate, and how many times lower reordering has its mean TTFT."""
+    """Both queue orders at ``load`` times the sustainable rate, and how many times lower TTFT is with reordering."""
 
     load: float
     first_come: Measured
@@ -45,12 +47,12 @@ class LoadRow(msgspec.Struct, frozen=True):
 
 
 class ReorderResult(msgspec.Struct, frozen=True):
-    """Rows by load; ``ttft_ratio`` is of the means over all of them.
+    """One row per load; ``ttft_ratio`` is the ratio of mean TTFTs over all rows.
 
-    ``sustainable_per_s`` is what first come, first served completes in a second with never an empty queue: at any
-    higher rate the queue grows without end. ``largest_overtake`` is the greatest number of times that any request was
-    overtaken. ``document_tokens`` counts the KV of all prompts' documents, equal prefixes once; ``memory_tokens`` is
-    what each stack can keep.
+    ``sustainable_per_s`` is the rate that first come, first served completes while its queue is never empty: at a
+    higher rate the queue grows without end. ``largest_overtake`` is the most often that any request was overtaken.
+    ``document_tokens`` counts the KV of all prompts' documents, equal prefixes once. ``memory_tokens`` is the room of
+    each stack.
     """
 
     window: int
@@ -65,7 +67,7 @@ class ReorderResult(msgspec.Struct, frozen=True):
 
 
 class ReorderBenchmark:
-    """Loads two stacks, made by ``first_come`` and by ``reordering``, which differ in the queue's window alone."""
+    """Loads two stacks, made by ``first_come`` and ``reordering``, that differ only in the queue's window."""
 
     def __init__(self, first_come: Systems, reordering: Systems, settings: ReorderSettings) -> None:
         self._first_come = first_come
@@ -73,9 +75,9 @@ class ReorderBenchmark:
         self._settings = settings
 
     async def run(self, every: Sequence[Prompt], prompts: Iterator[Prompt], progress: Progress) -> ReorderResult:
-        """Measure with ``prompts``, draws without end from ``every`` one that there is.
+        """Measure with ``prompts``, an endless draw from ``every`` possible one.
 
-        Raises ConfigError where everything could be kept, and what the systems raise.
+        Raises ConfigError if all documents fit, and what the systems raise.
         """
         settings = self._settings
         async with AsyncExitStack() as running:
@@ -84,8 +86,8 @@ class ReorderBenchmark:
             needed, kept = document_tokens(every), sum(reordering.memory_tokens.values())
             if needed <= kept:
                 raise ConfigError(
-                    f"the documents come to {needed} tokens and {kept} can be kept, so soon all requests are alike: "
-                    "ask more questions, or keep less",
+                    f"all {needed} document tokens fit into the {kept} that can be kept, so all requests would hit: "
+                    "use more questions, or less memory",
                     "host_gib",
                 )
             stacks = {"first come": first_come, "reordered": reordering}
@@ -133,5 +135,5 @@ def _row(load: float, first_come: Measured, reordered: Measured) -> LoadRow:
 
 async def _largest_overtake(system: System) -> int:
     if system.stats is None:
-        raise InternalError("the stack does not tell how often requests were overtaken")
+        raise InternalError("the system does not report how often requests were overtaken")
     return (await system.stats()).largest_overtake

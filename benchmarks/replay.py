@@ -1,10 +1,14 @@
-"""The stack against plain vLLM under load: real questions, real retrieval, open-loop Poisson arrivals.
+"""Replay: compares the stack with plain vLLM under load, on real questions, real retrieval and Poisson arrivals.
 
-All systems (see `benchmarks.measuring.systems`) get the same prompts at the same times: ``ragtree``, ``vllm`` without
-any reuse, ``vllm-prefix`` with vLLM's own prefix cache. The first prompts go one after another to empty caches. Then
-caches are warmed up, until everything was seen that is ever asked for: what is computed from then on, somebody has
-forgotten. The next prompts go one after another again: no rate is lower. Then rates are swept upwards; at each the
-systems take turns, in alternating order, one at a time.
+All systems (see `benchmarks.measuring.systems`) get the same prompts at the same times. ``ragtree`` is the stack; the
+baselines are ``vllm`` without any reuse and ``vllm-prefix`` with vLLM's own prefix cache. The phases are:
+
+1. Cold: the first prompts, one after another, with empty caches.
+2. Warm-up: every prompt once, and some more. From then on, computed documents are ones that were evicted.
+3. Unloaded: one request after another, the lowest possible rate.
+4. A sweep of rates, lowest first. The systems take turns, in alternating order.
+
+Limits: no HTTP; one engine per system; ratios depend on the model, the document lengths and the cache sizes.
 """
 
 import random
@@ -25,26 +29,26 @@ from protocol.prompts import Prompt
 from protocol.tiers import Tier
 
 SUSTAINED = 5.0
-"""A rate is sustained while the mean TTFT stays within so many times that at the lowest rate (RAGCache, section 7)."""
+"""A rate is sustained while mean TTFT is at most this many times the unloaded one (RAGCache, section 7)."""
 
 UNLOADED = 2
-"""How many times as many requests as at the first rate tell the TTFT at the lowest: all bounds hang on it."""
+"""How many times the first rate's requests measure the unloaded TTFT. All bounds depend on it."""
 
 LOADS = (0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.2, 16.0)
-"""Rates that are swept where none are given: shares of what can be computed one after another without any reuse."""
+"""Default rates to sweep: multiples of the rate that can be computed without any reuse."""
 
 OUTGROWN = 3.0
-"""How many times the documents have to outgrow the engines' KV cache at least, or there is little to compare."""
+"""How many times the documents must exceed the engines' KV cache; otherwise there is little to compare."""
 
 FILLED = 3
 """How many times a warm-up fills vLLM's own cache."""
 
 
 class ReplaySettings(msgspec.Struct, frozen=True):
-    """How to replay: ``requests`` cold ones, then all prompts once and ``warm_up`` more, then ``rates`` or ``LOADS``.
+    """How to replay: ``requests`` cold ones, all prompts once, ``warm_up`` more, then ``rates`` or ``LOADS``.
 
-    At each rate requests arrive for as long as ``requests`` of them take at the first one, or the queue at a rate that
-    is too high would be cut short.
+    Each rate runs for as long as ``requests`` of them take at the first rate. With fewer requests, the queue at a rate
+    that is too high would be cut short.
     """
 
     requests: int
@@ -54,11 +58,12 @@ class ReplaySettings(msgspec.Struct, frozen=True):
 
 
 class SystemResult(msgspec.Struct, frozen=True):
-    """A system: ``cold`` with nothing cached, then warm: ``unloaded``, one request after another, and ``loaded``.
+    """Results of a system: ``cold`` with empty caches, then warm ``unloaded`` and ``loaded``.
 
-    That is at each rate, those that it sustains and the first that it does not; ``sustained`` counts the former.
-    ``throughput`` is the highest of them, in requests a second: of those that were swept, if it was never ``beaten``,
-    and where there is none, what it serves unloaded. ``most_served_per_s`` is what it served at whatever rate.
+    ``loaded`` has the rates that the system sustains, and the first that it does not; ``sustained`` counts the former.
+    ``throughput`` is the highest sustained rate in requests per second, or the unloaded throughput if there is none. It
+    is a lower bound unless the system was ``beaten`` by a rate. ``most_served_per_s`` is the most it served at any
+    rate.
     """
 
     cold: Measured
@@ -71,13 +76,12 @@ class SystemResult(msgspec.Struct, frozen=True):
 
 
 class ReplayResult(msgspec.Struct, frozen=True):
-    """Systems by name, and by baseline how many times lower ours has its mean TTFT, and how much higher its throughput.
+    """Systems by name, and for each baseline how many times lower our mean TTFT and higher our throughput is.
 
-    ``ttft_ratio`` is of the means of all rates that both sustain, the last of them with a long queue, and of those
-    unloaded where there is none; ``ttft_ratio_by_rate`` at each of these, ``ttft_ratio_unloaded`` without any queue.
-    ``document_tokens`` counts the KV of all prompts' documents, equal prefixes once: what would have to be kept to
-    compute nothing twice. ``cache_tokens`` is what an engine's KV cache holds, ``memory_tokens`` what ours can keep by
-    tier.
+    ``ttft_ratio`` is over all rates that both sustain (the last of them with a long queue), or unloaded if there are
+    none; ``ttft_ratio_by_rate`` is per rate, ``ttft_ratio_unloaded`` without a queue. ``document_tokens`` counts the KV
+    of all prompts' documents, equal prefixes once: what must be kept to compute nothing twice. ``cache_tokens`` is the
+    size of an engine's KV cache, ``memory_tokens`` our room by tier.
     """
 
     document_tokens: int
@@ -93,7 +97,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
 
 
 class ReplayBenchmark:
-    """Replays arrivals on ours and the systems ``against`` it. Raises ConfigError for those that are no baselines."""
+    """Replays arrivals on our stack and the systems ``against`` it. Raises ConfigError for unknown baselines."""
 
     def __init__(self, systems: Systems, against: Sequence[str], settings: ReplaySettings) -> None:
         check_baselines(against)
@@ -102,9 +106,9 @@ class ReplayBenchmark:
         self._settings = settings
 
     async def run(self, every: Sequence[Prompt], prompts: Iterator[Prompt], progress: Progress) -> ReplayResult:
-        """Replay ``prompts``, draws without end from ``every`` one that there is.
+        """Replay ``prompts``, an endless draw from ``every`` possible one.
 
-        Raises ConfigError where their documents do not outgrow the engines' KV cache, and what systems raise.
+        Raises ConfigError if the documents do not exceed the engines' KV cache enough, and what the systems raise.
         """
         settings = self._settings
         first = list(islice(prompts, settings.requests))
@@ -115,8 +119,8 @@ class ReplayBenchmark:
             needed, kept = document_tokens(every), systems[OURS].cache_tokens
             if needed < OUTGROWN * kept:
                 raise ConfigError(
-                    f"the documents come to {needed} tokens, less than {OUTGROWN:g} times the {kept} that every engine "
-                    "keeps: ask more questions, or give the engines less",
+                    f"the documents have {needed} tokens, less than {OUTGROWN:g} times the {kept} of an engine's KV "
+                    "cache: use more questions, or a smaller cache",
                     "kv_tokens",
                 )
             cold = {}
@@ -155,10 +159,9 @@ class ReplayBenchmark:
 
 
 def _warm_up(name: str, prompts: Sequence[Prompt], cache_tokens: int) -> Sequence[Prompt]:
-    """The prompts that warm a system up.
+    """Return the prompts that warm up a system.
 
-    Of vLLM's own cache, which forgets what was not used for longest, the last ones that fill it several times over
-    leave what all of them would.
+    vLLM's own cache is LRU, so the last prompts, which fill it several times, leave the same content as all of them.
     """
     if name == OURS or not cache_tokens:
         return prompts
@@ -171,7 +174,7 @@ def _warm_up(name: str, prompts: Sequence[Prompt], cache_tokens: int) -> Sequenc
 
 
 def _prefill_s(cold: Sequence[Generation]) -> float:
-    """Seconds that a prompt takes of which nothing is reused, from those of which some was."""
+    """Estimate the seconds of a prompt without any reuse, from prompts with some."""
     computed = sum(one.prefill.prompt_tokens - one.prefill.cached_tokens for one in cold)
     tokens = mean(one.prefill.prompt_tokens for one in cold)
     return sum(one.ttft_ms for one in cold) / 1000 / computed * tokens
@@ -182,7 +185,7 @@ def _significant(rate: float) -> float:
 
 
 def _sustained(unloaded: Measured, loaded: Sequence[Measured]) -> int:
-    """How many measurements there are before the first whose mean TTFT is out of bounds."""
+    """Count the measurements before the first whose mean TTFT is out of bounds."""
     for place, result in enumerate(loaded):
         if result.mean_ttft_ms > SUSTAINED * unloaded.mean_ttft_ms:
             return place
@@ -203,7 +206,7 @@ def _result(cold: Measured, unloaded: Measured, loaded: list[Measured], rates: S
 
 
 def ttft_ratios(baseline: SystemResult, ours: SystemResult) -> tuple[float, list[float]]:
-    """How many times lower ours has its mean TTFT, over all rates that both sustain and at each of them."""
+    """Return how many times lower our mean TTFT is, over all rates that both sustain, and per rate."""
     both = min(baseline.sustained, ours.sustained)
     pairs = [
         (theirs.mean_ttft_ms, mine.mean_ttft_ms)

@@ -1,7 +1,9 @@
-"""What searching in stages costs, and what it tells early: the shipped indexes against Faiss itself in the same run.
+"""Staged search: compares the shipped indexes, which search in stages, with Faiss's own one-shot search.
 
-Both read the same index in memory, one query at a time on one core, in turn. Neither finds in the processor's caches
-what the other has just read: they ask the same queries, each in a place of its own in the round.
+Both read the same index in memory, one query at a time on one core. They run the same queries at different places of
+the round, so that neither finds the other's data in the processor's caches.
+
+Limits: synthetic vectors, and no embedding or database.
 """
 
 import math
@@ -23,23 +25,23 @@ from retriever.index.ivf import IVFIndex
 from retriever.settings import IndexSettings
 
 Search = Callable[[Vector], list[StageHits]]
-"""From a query to all stages of its search."""
+"""Maps a query to all stages of its search."""
 
 _NO_TIME_MS = 1e-6
 _WORTH_STAGES_MS = 2.0
 
 
 class Timed(msgspec.Struct, frozen=True):
-    """A search, and how many milliseconds it took."""
+    """A search's stages and its time in milliseconds."""
 
     stages: list[StageHits]
     ms: float
 
 
 class IVFRow(msgspec.Struct, frozen=True):
-    """Searches of a share of the lists: medians in milliseconds, and their ratio.
+    """Searches of a share of the lists: median milliseconds and their ratio.
 
-    ``unequal`` counts queries whose last stage differs from Faiss's own answer in any bit of ids or scores;
+    ``unequal`` counts queries whose last stage differs from Faiss's answer in any bit of ids or scores.
     ``final_by_stage`` is the share of queries whose final hits are known after each stage.
     """
 
@@ -53,7 +55,7 @@ class IVFRow(msgspec.Struct, frozen=True):
 
 
 class HNSWRow(msgspec.Struct, frozen=True):
-    """Searches of the graph in two stages against one, medians in milliseconds: the recall of exact hits after each."""
+    """Searches of the graph in two stages and in one: median milliseconds, and recall after each stage."""
 
     beam: int
     oneshot_ms: float
@@ -64,9 +66,9 @@ class HNSWRow(msgspec.Struct, frozen=True):
 
 
 class RetrievalResult(msgspec.Struct, frozen=True):
-    """All rows. ``worst_staged_over_oneshot`` is that of rows of inverted files whose one-shot search takes over 2 ms.
+    """All rows. ``worst_staged_over_oneshot`` is over IVF rows whose one-shot search takes more than 2 ms.
 
-    It is 0 where no row does.
+    It is 0 if there is no such row.
     """
 
     vectors: int
@@ -81,7 +83,7 @@ class RetrievalResult(msgspec.Struct, frozen=True):
 
 
 class RetrievalBenchmark:
-    """Searches vectors, [n, dimension], for the ``k`` nearest to each query; ``settings`` say how a graph is built."""
+    """Searches vectors, [n, dimension], for the ``k`` nearest to each query. ``settings`` configure the graph."""
 
     def __init__(
         self, vectors: Vector, queries: Vector, k: int, lists: int, settings: IndexSettings, progress: Progress
@@ -94,7 +96,7 @@ class RetrievalBenchmark:
         self._progress = progress
 
     def run(self, ratios: Sequence[float], stages: Sequence[int]) -> RetrievalResult:
-        """Search such shares of the lists, each time in so many stages, and the graph in two."""
+        """Search each share of the lists in each number of stages, and the graph in two."""
         rows = self._inverted_file(ratios, stages)
         graph = [self._graph()]
         slow = [row.staged_over_oneshot for row in rows if row.oneshot_ms > _WORTH_STAGES_MS]
@@ -113,7 +115,7 @@ class RetrievalBenchmark:
     def _inverted_file(self, ratios: Sequence[float], stages: Sequence[int]) -> list[IVFRow]:
         count, dimension = self._vectors.shape
         self._progress("training lists", 0, 1)
-        # Faiss's type stubs lack half of what is called here.
+        # Faiss's type stubs are incomplete.
         index: Any = faiss.IndexIVFFlat(
             faiss.IndexFlatIP(dimension), dimension, self._lists, faiss.METRIC_INNER_PRODUCT
         )
@@ -171,13 +173,13 @@ class RetrievalBenchmark:
         return lambda query: list(index.search(query, self._k))
 
     def _in_turn(self, sides: Sequence[Search]) -> list[list[Timed]]:
-        """What each side finds for each query."""
+        """Return each side's results for all queries."""
         queries = self._queries
         apart = max(1, len(queries) // len(sides))
         found: list[dict[int, Timed]] = [{} for _ in sides]
         with threadpool_limits(limits=1, user_api="openmp"):
             for search in sides:
-                # Teaches an index its pace.
+                # Lets an index measure its speed.
                 search(queries[0])
             for turn in range(len(queries)):
                 for number, search in enumerate(sides):
@@ -211,7 +213,7 @@ def _unequal(oneshot: Sequence[Timed], ours: Sequence[Timed]) -> int:
 
 
 def _final_after(share: float, searches: Sequence[Timed]) -> float:
-    """The share of searches whose final hits are known after this share of their stages."""
+    """Return the share of searches whose final hits are known after this share of their stages."""
     known = 0
     for search in searches:
         at = math.ceil(share * len(search.stages)) - 1

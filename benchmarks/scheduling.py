@@ -1,7 +1,10 @@
-"""What the controller's decisions on one request take, by how much the knowledge tree holds.
+"""Scheduling: the time of the controller's decisions on one request, by the size of the knowledge tree.
 
-Real scheduler, tree, policy and queue; nothing is generated. The tree is full, so what a request brings drives
-something else out, in two tiers, and other requests wait, so that there is an order to keep.
+The scheduler, tree, policy and queue are real; no model runs. The tree is full, so each request's documents evict
+others from two tiers, and other requests are queued. The baseline is the smallest tree: decisions should not get slower
+as the tree grows.
+
+Limits: it excludes messages between processes and the event loop.
 """
 
 from __future__ import annotations
@@ -46,12 +49,12 @@ _YARDSTICK_STEPS = 2000
 
 
 class SchedulingRow(msgspec.Struct, frozen=True):
-    """Microseconds of processor time for one whole request's decisions over a tree of so many nodes.
+    """Microseconds of processor time for all decisions on one request, with a tree of ``nodes`` nodes.
 
-    The ``wall_`` figures are by the clock on the wall, other processes' turns included.
+    The ``wall_`` figures are wall-clock time, including other processes.
 
-    A request's decisions: one on speculation for each of 4 search stages, routing and queueing by its cached prefix,
-    choosing who is next, granting it (match, update, evict, swap out, reserve) and settling it.
+    The decisions are: one on speculation for each of 4 search stages, routing and queueing by cached prefix, choosing
+    the next request, admitting it (match, update, evict, swap out, reserve) and completing it.
     """
 
     nodes: int
@@ -66,10 +69,10 @@ class SchedulingRow(msgspec.Struct, frozen=True):
 
 
 class SchedulingResult(msgspec.Struct, frozen=True):
-    """The rows, and the figures of the largest tree by themselves; ``p50_ratio`` is its median over the smallest's.
+    """All rows, and the results of the largest tree again; ``p50_ratio`` is its median over the smallest tree's.
 
-    ``compiled``: whether the decisions ran compiled (scripts/compile) or as plain Python. ``machine_p99_over_p50`` is
-    what the machine makes of work that is always the same, measured in between: requests cannot be spread less.
+    ``compiled`` tells whether the decisions ran compiled (scripts/compile) or as Python. ``machine_p99_over_p50`` is
+    the spread of constant work on this machine: the spread of requests cannot be lower.
     """
 
     policy: str
@@ -82,9 +85,9 @@ class SchedulingResult(msgspec.Struct, frozen=True):
 
 
 class SchedulingBenchmark:
-    """Keeps one scheduler of each size busy, in turn, so that the machine's noise meets all of them alike.
+    """Keeps one scheduler of each size busy, in turn, so that the machine's noise affects all alike.
 
-    The garbage collector is set as in the controller's process.
+    The garbage collector is configured as in the controller's process.
     """
 
     def __init__(self, policy: str, device: DeviceProfile, seed: int) -> None:
@@ -93,18 +96,18 @@ class SchedulingBenchmark:
         self._seed = seed
 
     def run(self, sizes: list[int], requests: int, progress: Progress) -> SchedulingResult:
-        """Measure ``requests`` on a tree of each size; ``progress`` hears (step, done, total)."""
+        """Measure ``requests`` on a tree of each size. ``progress`` is called with (step, done, total)."""
         spare_full_collections()
         loads = {}
         for nodes in sizes:
             load = loads[nodes] = _Load(self._policy, self._device, nodes, Random(self._seed))  # noqa: S311
-            load.fill(partial(progress, f"growing a tree of {nodes:,} nodes"))
+            load.fill(partial(progress, f"filling a tree of {nodes:,} nodes"))
         chunk = max(1, requests // 20)
         yardstick: list[float] = []
         for done in range(0, requests, chunk):
             for load in loads.values():
                 load.measure(min(chunk, requests - done))
-            yardstick += [_always_the_same_us() for _ in range(min(chunk, requests - done))]
+            yardstick += [_constant_work_us() for _ in range(min(chunk, requests - done))]
             progress("measuring", min(done + chunk, requests), requests)
         rows = {str(nodes): load.row() for nodes, load in loads.items()}
         largest, smallest = rows[str(max(sizes))], rows[str(min(sizes))]
@@ -119,8 +122,8 @@ class SchedulingBenchmark:
         )
 
 
-def _always_the_same_us() -> float:
-    """Microseconds of processor time for a piece of work about as long as a request's decisions."""
+def _constant_work_us() -> float:
+    """Return the processor time, in microseconds, of constant work about as long as a request's decisions."""
     began = time.thread_time_ns()
     total = 0
     for number in range(_YARDSTICK_STEPS):
@@ -129,7 +132,7 @@ def _always_the_same_us() -> float:
 
 
 class _Load:
-    """A full tree behind a scheduler that always has requests running and requests waiting."""
+    """A full tree behind a scheduler that always has running and queued requests."""
 
     def __init__(self, policy: str, device: DeviceProfile, nodes: int, random: Random) -> None:
         lookahead = Lookahead()
@@ -157,7 +160,7 @@ class _Load:
         progress(self._nodes, self._nodes)
 
     def measure(self, requests: int) -> None:
-        """Serve so many more, and note what each took."""
+        """Serve ``requests`` more and record the time of each."""
         before = sum(cache.evictions for cache in self._tree.tiers)
         for _ in range(requests):
             request = next(self._requests)
@@ -168,7 +171,7 @@ class _Load:
         self._evictions += sum(cache.evictions for cache in self._tree.tiers) - before
 
     def row(self) -> SchedulingRow:
-        """The figures so far."""
+        """Return the results so far."""
         return SchedulingRow(
             nodes=len(self._tree.registry.nodes),
             requests=len(self._times_us),
@@ -182,11 +185,11 @@ class _Load:
         )
 
     def _serve(self, request: Request) -> None:
-        """Decide all there is to decide on one request; with others running and waiting, on their behalf in part."""
+        """Make all decisions on one request, with others running and queued."""
         documents = [document.content for document in request.documents]
         running = None
         for stage in range(1, STAGES + 1):
-            # The last document is found late.
+            # A search finds the last document late.
             candidates = documents[: TOP_K - 1] if stage < STAGES // 2 else documents
             decision = speculation.decide(
                 candidates, running, self._scheduler.speculative.has_room(), final=stage == STAGES
@@ -203,7 +206,7 @@ class _Load:
                 self._hits += sum(step.source is not None for step in granted.documents)
 
     def _generate(self, random: Random) -> Iterator[Request]:
-        """Requests without end: popular first documents, and behind each one of a few companions at every cache."""
+        """Yield requests without end: popular first documents, each followed by a few companions."""
         weights = list(accumulate((rank + 1) ** -SKEW for rank in range(self._nodes)))
         number = 0
         while True:

@@ -1,9 +1,10 @@
-"""What generating on provisional documents gains: the stack with speculation off and on, question by question.
+"""Speculation: compares the stack with and without generating on provisional documents, question by question.
 
-The regime of RAGCache, section 7.3: hundreds of thousands of long vectors, searched up to exhaustively. Retriever,
-controller and query pipeline are the stack's own, without the servers between them; texts and vectors are made up (see
-`benchmarks.workloads.synthetic_vectors`). Every question is asked twice, in alternating order, each time under a
-namespace of its own, so that nothing of it is cached.
+The regime is that of RAGCache, section 7.3: hundreds of thousands of long vectors, searched up to exhaustively.
+Retriever, controller and query pipeline are the stack's own, without servers between them. Every question is asked
+twice, in alternating order, each time under a namespace of its own, so that no document is cached.
+
+Limits: texts and vectors are synthetic (see `benchmarks.workloads.synthetic_vectors`).
 """
 
 import asyncio
@@ -47,11 +48,11 @@ from retriever.retriever import Retriever
 from retriever.settings import ChunkSettings, IndexSettings, RetrieverSettings
 
 _WARM_UP = 3
-"""Questions that are asked before any is measured: an index has to learn how quickly it is read."""
+"""Questions asked before measuring: an index has to learn its speed."""
 
 
 class SpeculationSettings(msgspec.Struct, frozen=True):
-    """What is asked: ``questions`` a row, for the ``top_k`` documents of ``words`` made-up words, of ``vectors``.
+    """What to ask: ``questions`` per row, for ``top_k`` documents of ``words`` synthetic words, out of ``vectors``.
 
     Answers have ``max_tokens``. A sweep asks ``sweep_questions`` at each rate, in each mode.
     """
@@ -69,24 +70,24 @@ class SpeculationSettings(msgspec.Struct, frozen=True):
 
 
 class OffOn(msgspec.Struct, frozen=True):
-    """Milliseconds without speculation and with it."""
+    """Milliseconds without and with speculation."""
 
     off: float
     on: float
 
     @property
     def ratio(self) -> float:
-        """How many times less it is with speculation."""
+        """How many times lower it is with speculation."""
         return self.off / self.on if self.on else 0.0
 
 
 class RatioRow(msgspec.Struct, frozen=True):
     """Means over the questions at one share of the lists that a search reads.
 
-    ``search_ms`` is without speculation; ``search_slowdown`` how many times longer the search takes beside a
-    generation. ``non_overlapped_ms`` is the part of a search in which nothing was computed that the answer rests on.
-    ``confirmed`` is the share of questions answered by a speculation, ``generations`` how many were begun for each, and
-    ``wasted_prefill_tokens`` what was computed for those that were not confirmed and is in no final prompt's front.
+    ``search_ms`` is without speculation; ``search_slowdown`` is how much longer a search takes next to a generation.
+    ``non_overlapped_ms`` is the part of a search during which nothing useful to the answer was computed. ``confirmed``
+    is the share of questions answered by a speculation, ``generations`` the number started per question.
+    ``wasted_prefill_tokens`` were computed for unconfirmed speculations and are in no final prompt's prefix.
     """
 
     search_ratio: float
@@ -102,7 +103,7 @@ class RatioRow(msgspec.Struct, frozen=True):
 
 
 class RateRow(msgspec.Struct, frozen=True):
-    """TTFT under Poisson arrivals of so many questions a second, and the shares of them that were speculated on."""
+    """TTFT under Poisson arrivals of ``rate`` questions per second, and the shares speculated on and confirmed."""
 
     rate: float
     mean_ttft_ms: OffOn
@@ -113,7 +114,7 @@ class RateRow(msgspec.Struct, frozen=True):
 
 
 class SpeculationResult(msgspec.Struct, frozen=True):
-    """Rows for one engine, ``engine`` naming it; ``prompt_tokens`` is a prompt's mean length."""
+    """Rows of one engine; ``engine`` is its name, ``prompt_tokens`` the mean length of a prompt."""
 
     engine: str
     order: DocumentOrder
@@ -125,7 +126,7 @@ class SpeculationResult(msgspec.Struct, frozen=True):
 
 
 class SpeculationReport(msgspec.Struct, frozen=True):
-    """All engines' results by the name that they were asked for under, and the ``rows`` of the first of them."""
+    """All engines' results by requested name, and the ``rows`` of the first."""
 
     engine: str
     rows: list[RatioRow]
@@ -142,7 +143,7 @@ class _Parts(msgspec.Struct, frozen=True):
 class SpeculationBenchmark:
     """Asks questions of a corpus of vectors in ``folder``, which is filled once and kept.
 
-    ``stage_ms`` is what a stage of a search takes at least, where it is to be other than usual.
+    ``stage_ms`` overrides the least time of a search stage.
     """
 
     def __init__(
@@ -163,15 +164,15 @@ class SpeculationBenchmark:
         self._staging = {} if stage_ms is None else {"stage_ms": stage_ms}
 
     async def prepare(self) -> None:
-        """Fill the corpus, which takes minutes the first time."""
-        # The lists are made once, when all is there.
+        """Fill the corpus. The first time takes minutes."""
+        # The IVF lists are trained once, over the whole corpus.
         async with self._retriever(IndexSettings(kind="flat")) as retriever:
             await ingest_vectors(retriever, self._settings.vectors, self._settings.words, self._progress)
 
     async def run(
         self, engine: Engine, layout: SegmentLayout, ratios: Sequence[float], rates: Sequence[float], sweep_ratio: float
     ) -> SpeculationResult:
-        """Measure an engine that runs, at shares of the lists; at the last, rates of arrival."""
+        """Measure a running engine at each share of the lists, and at each arrival rate with ``sweep_ratio``."""
         instances = OneInstance("generator", engine)
         live = LiveController(self._controller_settings, instances, self._profiles, time.monotonic, time.time)
         await live.start(lambda done, total: self._progress("profiling the engine, once", done, total))
@@ -227,7 +228,7 @@ class SpeculationBenchmark:
         )
 
     async def _rate(self, asker: "_Asker", rate: float, number: int, of: int) -> RateRow:
-        """Both modes get the same questions at the same times, in four turns: off, on, on, off."""
+        """Ask both modes the same questions at the same times, in four turns: off, on, on, off."""
         asked: dict[bool, list[Timings]] = {False: [], True: []}
         draws = random.Random(f"{self._settings.seed} {rate}")  # noqa: S311 - repeatable arrivals
         turns = []
@@ -278,7 +279,7 @@ class SpeculationBenchmark:
 
 
 class _Asker:
-    """Takes questions through the query pipeline."""
+    """Sends questions through the query pipeline."""
 
     def __init__(self, parts: _Parts, settings: SpeculationSettings) -> None:
         self._settings = settings
@@ -293,7 +294,7 @@ class _Asker:
         )
 
     async def ask(self, number: int, on: bool) -> QueryCompleted:
-        """The last event of a question's answer. Raises what the pipeline raises."""
+        """Return the last event of a question's answer. Raises what the pipeline raises."""
         text = question(number)
         query = Query(
             namespace=f"{number}-{on}",

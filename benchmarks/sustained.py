@@ -1,8 +1,10 @@
-"""Whether reuse lasts: prompts whose documents never stood behind each other before, over more than can be kept.
+"""Sustained reuse: compares the stack with plain vLLM on prompts whose pairs of documents are always new.
 
-Only the first document of such a prompt can be reused, the second is always computed, saved, and of no use to anybody:
-a cache that lets it crowd out what is asked for again gets slower with every prompt. Prompt by prompt, in turn, plain
-vLLM without any reuse computes the same.
+There are more documents than can be kept, and only a prompt's first one can be reused. The second is always computed
+and saved, and is useless later. A cache that lets such documents evict useful ones gets slower with every prompt. The
+baseline, plain vLLM without any reuse, runs the same prompts in turn.
+
+Limits: one request at a time, so no queueing.
 """
 
 from collections.abc import Sequence
@@ -23,7 +25,7 @@ PLAIN_WARM_UP = 3
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """Consecutive prompts: mean TTFT in milliseconds of both, and how many times lower ours is."""
+    """Consecutive prompts: both mean TTFTs in milliseconds, and how many times lower ours is."""
 
     prompts: int
     mean_ttft_ms: float
@@ -33,10 +35,10 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class SustainedResult(msgspec.Struct, frozen=True):
-    """``stretches`` in their order, whole ones, and the last one's speed-up over the first one's.
+    """All complete stretches in order, and the last one's speed-up over the first one's.
 
-    ``document_tokens`` counts the KV of all prompts' documents, equal prefixes once; ``memory_tokens`` is what can be
-    kept.
+    ``document_tokens`` counts the KV of all prompts' documents, equal prefixes once; ``memory_tokens`` is the room for
+    KV.
     """
 
     prompts: int
@@ -47,19 +49,21 @@ class SustainedResult(msgspec.Struct, frozen=True):
 
 
 class SustainedBenchmark:
-    """Asks prompts in stretches of ``stretch``, in turn with plain vLLM."""
+    """Runs prompts in stretches of ``stretch``, in turn with plain vLLM."""
 
     def __init__(self, systems: Systems, stretch: int) -> None:
         self._systems = systems
         self._stretch = stretch
 
     async def run(self, warm_up: Sequence[Prompt], prompts: Sequence[Prompt], progress: Progress) -> SustainedResult:
-        """Measure ``prompts`` after ``warm_up``. Raises ConfigError for less than two stretches, or what systems raise.
+        """Measure ``prompts`` after ``warm_up``.
+
+        Raises ConfigError for less than two stretches, and what systems raise.
 
         Plain vLLM keeps nothing, so a few prompts warm it up.
         """
         if len(prompts) < 2 * self._stretch:
-            raise ConfigError(f"{len(prompts)} prompts are not two stretches of {self._stretch}", "pairs")
+            raise ConfigError(f"{len(prompts)} prompts are less than two stretches of {self._stretch}", "pairs")
         ours: list[Generation] = []
         theirs: list[Generation] = []
         async with AsyncExitStack() as running:
@@ -74,7 +78,7 @@ class SustainedBenchmark:
                 sides = [(system, ours), (baseline, theirs)]
                 for side, came in sides[:: -1 if number % 2 else 1]:
                     came.append(await side.answer(prompt))
-                    # What goes on behind the answer must not slow the other one down.
+                    # Background work must not slow the other system down.
                     await side.settle()
                 progress("measuring", number + 1, len(prompts))
         stretches = [
@@ -91,7 +95,7 @@ class SustainedBenchmark:
 
 
 def stretch(ours: Sequence[Generation], theirs: Sequence[Generation]) -> Stretch:
-    """What both made of the same prompts."""
+    """Compare both systems' answers to the same prompts."""
     mine, plain = (mean(one.ttft_ms for one in came) for came in (ours, theirs))
     tokens = sum(one.prefill.prompt_tokens for one in ours)
     return Stretch(len(ours), mine, plain, plain / mine, sum(one.prefill.cached_tokens for one in ours) / tokens)

@@ -1,9 +1,11 @@
-"""What it costs to have a prompt's KV in each tier, against plain vLLM and its own prefix cache.
+"""Tiers: the time to first token with a prompt's KV in each tier, against plain vLLM and its own prefix cache.
 
-Round by round, in turn, on two engines with the same flags and memory: one plain, one with the connector. Each round
-has documents of its own, so nobody finds what another has computed. ``floor`` is the same question behind an equally
-long prefix that vLLM's own cache has. The prefix fills whole blocks: that cache keeps no others, and behind a rest that
-it has to compute anew the floor would be an easy one.
+Two engines with the same flags and memory, one plain and one with the connector, run in turn. Each round has new
+documents, so neither finds the other's KV. ``floor`` is the same question behind an equally long prefix in vLLM's own
+prefix cache. The prefix fills whole blocks, because vLLM caches no partial ones: otherwise the floor would have to
+compute a rest of the prefix, and be easy to reach.
+
+Limits: one request at a time, without a scheduler.
 """
 
 import os
@@ -29,17 +31,16 @@ from protocol.tiers import Tier
 
 SYSTEM_TOKENS = 32
 SHORT_SAMPLES = 3
-"""How often the shortest cases are asked a round: a stray millisecond is two hundredths of them."""
+"""How often the fastest cases run in each round: a stray millisecond is 2 % of them."""
 CASES = ("plain", "floor", "miss", "gpu", "host", "disk")
 
 
 class TiersResult(msgspec.Struct, frozen=True):
-    """Medians over rounds: ``ttft_ms`` by case; a ratio is the median of the ratios round by round.
+    """Medians over rounds: ``ttft_ms`` by case; a ratio is the median of the rounds' ratios.
 
-    ``floor`` and ``gpu`` are asked several times a round, and the round's is their median.
-
-    Bandwidths are bytes a second of what was loaded, with all threads that loads have. Beside them those of a plain
-    copy and a plain read of a file of as many bytes, each with one thread.
+    ``floor`` and ``gpu`` run several times per round; their median is the round's value. Bandwidths are bytes per
+    second of loads, which use all their threads. A plain memory copy and a plain file read of as many bytes, with one
+    thread each, stand beside them.
     """
 
     rounds: int
@@ -60,7 +61,7 @@ class TiersResult(msgspec.Struct, frozen=True):
 
 
 class TiersBenchmark:
-    """Measures ``documents`` documents of ``document_tokens`` tokens behind a system prompt, in so many ``rounds``."""
+    """Measures ``documents`` documents of ``document_tokens`` tokens behind a system prompt, in ``rounds`` rounds."""
 
     def __init__(self, engines: EngineMaker, documents: int, document_tokens: int, rounds: int) -> None:
         self._engines = engines
@@ -69,7 +70,7 @@ class TiersBenchmark:
         self._rounds = rounds
 
     async def run(self, progress: Progress) -> TiersResult:
-        """Measure; ``progress`` hears (step, done, total). Raises what the engines raise."""
+        """Measure. ``progress`` is called with (step, done, total). Raises what the engines raise."""
         ttft: dict[str, list[float]] = {case: [] for case in CASES}
         rates: dict[str, list[float]] = {kind: [] for kind in ("host", "copy", "disk", "read")}
         with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as name:
@@ -85,7 +86,7 @@ class TiersBenchmark:
                     took = await self._round(plain, caching, path, number)
                     copies = _copy_rate(size), _read_rate(folder / "read", size)
                     if number < 0:
-                        # Both sides warm up.
+                        # The first round warms up both sides.
                         continue
                     for case, came in took.items():
                         ttft[case].append(came.ttft_ms)
@@ -150,13 +151,13 @@ class TiersBenchmark:
 
 
 async def _median_of(engine: VllmEngine, path: KvPath, tier: Tier | None) -> Generation:
-    """The middle one of several questions behind KV that stays where it is."""
+    """Return the median of several questions behind KV that stays in place."""
     came = [await generate(engine, _new(path, "second", tier, tier), 1) for _ in range(SHORT_SAMPLES)]
     return sorted(came, key=lambda generation: generation.ttft_ms)[SHORT_SAMPLES // 2]
 
 
 async def _saving(engine: VllmEngine, path: KvPath) -> Generation:
-    """A miss whose KV goes straight to host memory while its answer goes on, and is kept in the GPU by the next."""
+    """Run a miss whose KV goes to host memory meanwhile; then bring the KV into the GPU with another question."""
     came = await generate(engine, _new(path, "first", None, Tier.HOST), 1)
     await _carried_out(engine, Orders(path.moves(Tier.HOST, None)))
     await generate(engine, _new(path, "again", None, Tier.GPU), 1)
@@ -164,7 +165,7 @@ async def _saving(engine: VllmEngine, path: KvPath) -> Generation:
 
 
 async def _only_in(engine: VllmEngine, path: KvPath, tier: Tier) -> None:
-    """Take a path's KV out of all tiers above one, and out of what vLLM would find by itself."""
+    """Remove a path's KV from all tiers above one, and from vLLM's own prefix cache."""
     drops = path.moves(Tier.GPU, None) + (path.moves(Tier.HOST, None) if tier is Tier.DISK else ())
     forget = ((path.namespace, path.segments[0].key),)
     await _carried_out(engine, Orders(drops, forget, blocks_only=True))
@@ -185,7 +186,7 @@ def _ratio(measured: list[float], baseline: list[float]) -> float:
 
 
 def _copy_rate(size: int) -> float:
-    """Bytes a second of a plain copy in memory, both sides of which were touched before."""
+    """Return bytes per second of a memory copy. Both buffers are touched before."""
     source, target = np.ones(size, np.uint8), np.full(size, 2, np.uint8)
     began = perf_counter()
     np.copyto(target, source)
@@ -193,7 +194,7 @@ def _copy_rate(size: int) -> float:
 
 
 def _read_rate(file: Path, size: int) -> float:
-    """Bytes a second of a plain read of a file that is in the file cache, into memory that was touched before."""
+    """Return bytes per second of a file read from the file cache, into memory that was touched before."""
     file.write_bytes(os.urandom(1 << 20) * (size >> 20) + bytes(size % (1 << 20)))
     target = np.ones(size, np.uint8)
     with file.open("rb", buffering=0) as opened:

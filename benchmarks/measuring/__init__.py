@@ -1,1 +1,1 @@
-"""The systems that are measured, and how."""
+"""The measured systems, and the tools to measure them."""

@@ -1,8 +1,8 @@
-"""How well an answer matches the right ones: exact match and F1, by the definitions of SQuAD's official evaluation.
+"""Scores of answers: exact match and F1, as defined by SQuAD's official evaluation.
 
-Both are the best over the right answers (Rajpurkar et al., 2016, section 6.1). Texts are compared in lower case,
-without ASCII punctuation, articles and extra white space. Words are what white space parts: this is for languages that
-part them so.
+Both take the best over all right answers (Rajpurkar et al., 2016, section 6.1). Texts are compared in lower case,
+without ASCII punctuation, articles and extra white space. Words are separated by white space, so the scores suit only
+languages that write it.
 """
 
 import re
@@ -15,28 +15,28 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalised(text: str) -> str:
-    """The text as it is compared: words with one space between them."""
+    """Return the text for comparison: normalised words, separated by one space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def exact_match(answer: str, right: Sequence[str]) -> bool:
-    """Whether the answer is one of the right ones."""
+    """Return whether the answer equals a right one."""
     return normalised(answer) in map(normalised, right)
 
 
 def f1(answer: str, right: Sequence[str]) -> float:
-    """The harmonic mean of precision and recall of the answer's words, from 0 to 1; 0 where nothing is right.
+    """Return the F1 of the answer's words, from 0 to 1; 0 without right answers.
 
-    With n words in common, counted as often as both have them, it is 2n over the words of both. Of two answers without
-    words it is 1, and where only one has none, 0, as in the evaluation of SQuAD 2.0.
+    With n common words (counted as often as both have them), F1 is 2n over the number of words of both. It is 1 for two
+    answers without words, and 0 if only one has none, as in the evaluation of SQuAD 2.0.
     """
     return max((_f1(normalised(answer).split(), normalised(one).split()) for one in right), default=0.0)
 
 
 def holds_answer(text: str, right: Sequence[str]) -> bool:
-    """Whether the words of a right answer stand in the text one after another.
+    """Return whether the text contains the words of a right answer, in sequence.
 
-    Of an answer this is the best subspan match of "Lost in the middle" (Liu et al., 2023, section 2).
+    For an answer this is the best subspan match of "Lost in the middle" (Liu et al., 2023, section 2).
     """
     words = f" {normalised(text)} "
     return any(f" {normalised(one)} " in words for one in right if normalised(one))

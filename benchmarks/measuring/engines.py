@@ -1,4 +1,4 @@
-"""Engines to measure side by side: the stack's own with its connector, and plain vLLM with equal flags and KV cache."""
+"""Engines to compare: the stack's own with its connector, and plain vLLM with equal flags and KV cache."""
 
 import os
 import time
@@ -18,18 +18,18 @@ from protocol.generation import PrefillResult, Sampling, TokenLogprob
 from protocol.plans import PrefillPlan
 
 _BLOCK = 32
-"""Tokens of a block where the size of the KV cache is given."""
+"""Tokens per block if the size of the KV cache is given."""
 
 
 def kv_cache_of(tokens: int) -> dict[str, int]:
-    """VLLM's arguments for a KV cache of so many tokens, in whole blocks."""
+    """Return vLLM's arguments for a KV cache of ``tokens`` tokens, in whole blocks."""
     return {"block_size": _BLOCK, "num_gpu_blocks_override": tokens // _BLOCK}
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """What came of one plan: milliseconds to the first token as its caller saw them, the prefill, and the answer.
+    """Result of one plan: milliseconds to the first token, the prefill, and the answer.
 
-    ``tokens`` counts the answer's.
+    ``tokens`` counts the answer's tokens.
     """
 
     ttft_ms: float
@@ -46,7 +46,7 @@ async def generate(
     logprobs: bool = False,
     on_prefill: Callable[[PrefillResult], Awaitable[None]] | None = None,
 ) -> Generation:
-    """Run a plan to its end, greedily; ``on_prefill`` hears of the first token. Raises what the engine raises."""
+    """Run a plan to its end, greedily. ``on_prefill`` is called at the first token. Raises what the engine raises."""
     began = time.perf_counter()
     first_s: float | None = None
     prefill: PrefillResult | None = None
@@ -70,11 +70,11 @@ async def generate(
 
 
 class EngineMaker:
-    """Makes engines of one model with one set of flags, each with its own way to keep KV.
+    """Makes engines of one model with the same flags, each with its own way to keep KV.
 
-    Only one of them works at a time, so each has all cores, whatever the settings leave to the rest of the stack.
-    ``at_once`` of them share what the settings give one engine of a GPU's memory. ``kv_tokens`` is what the KV cache of
-    each holds, where it should not depend on the machine or on the type of numbers; otherwise what fits.
+    Only one engine works at a time, so each gets all cores, whatever the settings reserve for the rest of the stack.
+    ``at_once`` engines share the GPU memory that the settings give to one. ``kv_tokens`` fixes the size of each KV
+    cache, so that it does not depend on the machine or the dtype; by default it is what fits.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class EngineMaker:
 
     @property
     def gpu_share(self) -> float:
-        """The share of an engine's KV cache that documents may hold."""
+        """Share of an engine's KV cache that documents may hold."""
         return self._settings.kv.gpu_share
 
     @asynccontextmanager
     async def plain(self, prefix_caching: bool = True) -> AsyncGenerator[VllmEngine]:
-        """VLLM without the connector, with its own prefix cache or without."""
+        """Run vLLM without the connector, with or without its own prefix cache."""
         async with self._running(KvSettings(enabled=False), {"enable_prefix_caching": prefix_caching}) as engine:
             yield engine
 
@@ -110,9 +110,9 @@ class EngineMaker:
         engine_args: Mapping[str, Any] = MappingProxyType({}),
         **kv: Any,  # noqa: ANN401
     ) -> AsyncGenerator[VllmEngine]:
-        """The stack's engine; its KV on disk goes into ``folder``, ``kv`` are ``KvSettings`` to be other than usual.
+        """Run the stack's engine. Its disk tier is in ``folder``; ``kv`` overrides ``KvSettings``.
 
-        ``engine_args`` are vLLM's own. ``keep_host`` leaves host memory for the next engine of this folder.
+        ``engine_args`` are vLLM's own. ``keep_host`` keeps the host memory for the next engine on this folder.
         """
         settings = self._settings.kv.model_copy(update={"disk_dir": folder, **kv})
         try:

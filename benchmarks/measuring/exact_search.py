@@ -1,4 +1,4 @@
-"""Exact search in what a retriever has stored: the truth that its index is measured against."""
+"""Exact search over a retriever's stored embeddings: the reference for its index."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ from retriever.threads import stay_single
 
 
 class ExactSearch:
-    """Compares questions with every embedding of a collection in a retriever's folder, which it only reads.
+    """Compares questions with every embedding of a collection. It only reads the retriever's folder.
 
     The embeddings come from the store, never from a saved index. Raises UnknownCollection.
     """
@@ -26,22 +26,22 @@ class ExactSearch:
         self._database = Database(folder / "store.sqlite3")
         self._chunks = Chunks()
         self._index = FlatIndex(self._embedder.dimension, settings.index)
-        # As the retriever's searches: a thread beside the event loop, on one core.
+        # Like the retriever's searches: in a thread, on one core.
         self._pool = ThreadPoolExecutor(1, initializer=stay_single)
         with self._database.read() as transaction:
             key = Documents(Orphans()).collection(transaction, TENANT, collection)
-            assert key is not None, "only the default collection may be without a key"
+            assert key is not None, "only the default collection may lack a key"
             self._collection = key
             stored = self._chunks.ids(transaction, key)
             for ids, vectors in self._chunks.vectors(transaction, stored, self._embedder.dimension):
                 self._index.add(ids, vectors)
 
     async def search(self, question: str, top_k: int) -> set[str]:
-        """The documents of the ``top_k`` nearest chunks."""
+        """Return the documents of the ``top_k`` nearest chunks."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._search, question, top_k)
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self._pool.shutdown()
         self._database.close()
 

@@ -1,4 +1,4 @@
-"""Plans without a controller: KV is put where a measurement or a test wants it, by orders made by hand."""
+"""Plans without a controller: handmade orders put KV where a measurement or a test needs it."""
 
 import random
 from collections.abc import Sequence
@@ -13,20 +13,20 @@ from protocol.tiers import Tier
 
 INSTANCE = "generator"
 QUESTION_TOKENS = 21
-# Stamps rise, whoever hands pages out.
+# Stamps must rise over all allocations.
 _STAMPS = count(1)
 
 
 def random_segment(key: str, tokens: int, kind: SegmentKind = SegmentKind.DOCUMENT) -> Segment:
-    """A segment of token ids that every vocabulary has, drawn by its key: equal keys are equal segments."""
+    """Return a segment of token ids that every vocabulary has, drawn by ``key``: equal keys give equal segments."""
     draws = random.Random(key)  # noqa: S311 - a repeatable draw
     return Segment(kind, key, tuple(draws.randrange(100, 1000) for _ in range(tokens)))
 
 
 class KvPath:
-    """Segments behind each other in one namespace, a new one by default, with pages of host memory of their own.
+    """Consecutive segments in one namespace (by default a new one), with pages of host memory.
 
-    The pages are numbered from ``first_page``, in an arena of pages of ``page_tokens`` tokens.
+    Pages are numbered from ``first_page``, in an arena with pages of ``page_tokens`` tokens.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class KvPath:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all segments."""
+        """Number of tokens of all segments."""
         return sum(len(segment.token_ids) for segment in self.segments)
 
     @property
     def page_count(self) -> int:
-        """Pages of all segments."""
+        """Number of pages of all segments."""
         return sum(len(pages.numbers) for pages in self.pages)
 
     def plan(
@@ -59,7 +59,10 @@ class KvPath:
         kept: Tier | Sequence[Tier | None] | None,
         moves: Sequence[Move] = (),
     ) -> PrefillPlan:
-        """A plan for the path and a question behind it; ``sources`` and ``kept`` are for all nodes, or one for each."""
+        """Make a plan for the path and a question.
+
+        ``sources`` and ``kept`` are one tier for all nodes, or one for each.
+        """
         nodes = tuple(
             PlannedNode(key, len(part.token_ids), source, keep, pages if Tier.HOST in (source, keep) else None)
             for key, part, source, keep, pages in zip(
@@ -71,7 +74,7 @@ class KvPath:
         return PrefillPlan(uuid4().hex, INSTANCE, self.namespace, prompt, 0.0, nodes, tuple(moves))
 
     def moves(self, source: Tier, target: Tier | None, evict: bool = True) -> tuple[Move, ...]:
-        """Orders that move all nodes, the last one first."""
+        """Make orders that move all nodes, the last one first."""
         instance = INSTANCE if source is Tier.GPU else None
         nodes = list(zip(self.keys, self.segments, self.pages, strict=True))
         return tuple(

@@ -1,4 +1,4 @@
-"""The stack without its servers: a controller over an engine, in this process, driven as the gateway drives them."""
+"""The stack without its servers: a controller and an engine in this process, called as the gateway calls them."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 class LocalStack:
-    """Answers prompts by the controller's plans. Make it with ``over``."""
+    """Answers prompts with the controller's plans. Create it with ``over``."""
 
     def __init__(self, live: LiveController, engine: VllmEngine) -> None:
         self._live = live
@@ -32,7 +32,7 @@ class LocalStack:
     async def over(
         cls, engine: VllmEngine, settings: ControllerSettings, profiles: Path
     ) -> "AsyncGenerator[LocalStack]":
-        """A stack over an engine that runs, whose costs are profiled into ``profiles`` if they are not there yet."""
+        """Make a stack over a running engine. Missing cost profiles are measured and saved in ``profiles``."""
         live = LiveController(settings, OneInstance("generator", engine), profiles, time.monotonic, time.time)
         await live.start(lambda done, total: log.info("profiling the engine, once", probe=done, of=total))
         yield cls(live, engine)
@@ -46,9 +46,9 @@ class LocalStack:
         logprobs: bool = False,
         order: DocumentOrder = DocumentOrder.RETRIEVAL,
     ) -> Generation:
-        """Admit, generate and complete, as a query does; the time to first token counts from the admission on.
+        """Admit, generate and complete, like a query. The time to first token starts at the admission.
 
-        The engine is asked the prompt with its documents in ``order``. Raises what controller and engine raise.
+        The documents are in ``order``. Raises what controller and engine raise.
         """
         controller = self._live.controller
         query_id = uuid4().hex
@@ -58,7 +58,7 @@ class LocalStack:
         report = CompletionReport(query_id, PlanOutcome.FAILED)
 
         async def prefilled(prefill: PrefillResult) -> None:
-            # From here on others may be prefilled, and find what this one has computed.
+            # From here on the next query may be prefilled, and reuse this one's KV.
             await controller.prefilled(query_id, prefill.lost)
 
         try:
@@ -77,5 +77,5 @@ class LocalStack:
         return msgspec.structs.replace(came, ttft_ms=came.ttft_ms + queued_ms)
 
     async def stats(self) -> ControllerStats:
-        """The controller's counters and gauges."""
+        """Return the controller's counters and gauges."""
         return await self._live.controller.stats()

@@ -1,4 +1,4 @@
-"""What a system makes of prompts that come one after another, all at once, or at times of their own."""
+"""Runs prompts through a system: one after another, or at given arrival times."""
 
 import asyncio
 import time
@@ -18,10 +18,10 @@ from protocol.tiers import Tier
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """A system's requests: TTFT in milliseconds, and the share of prompt tokens that were not computed.
+    """Results of a system's requests: TTFT in milliseconds, and the share of prompt tokens not computed.
 
-    ``rate`` is in requests a second; None where they went one after another, or all at once. ``served_per_s`` is what
-    came of it: all requests over the time from the first's arrival to the last one's first token.
+    ``rate`` is in requests per second; None if requests came one after another or all at once. ``served_per_s`` is all
+    requests over the time from the first arrival to the last first token.
     """
 
     rate: float | None
@@ -35,13 +35,13 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Phase(NamedTuple):
-    """What came of a phase's prompts, and how long it took from the first one's arrival to the last one's token."""
+    """The generations of a phase, and the seconds from the first arrival to the last token."""
 
     came: list[Generation]
     seconds: float
 
     def measured(self, rate: float | None = None) -> Measured:
-        """The phase's figures; ``rate`` is what its prompts came at."""
+        """Return the phase's results; ``rate`` is its arrival rate."""
         times = [one.ttft_ms for one in self.came]
         prompt_tokens = sum(one.prefill.prompt_tokens for one in self.came)
         cached = sum(one.prefill.cached_tokens for one in self.came)
@@ -59,7 +59,7 @@ class Phase(NamedTuple):
 
 
 async def one_by_one(system: System, prompts: Sequence[Prompt], step: str, progress: Progress) -> Phase:
-    """Send each prompt when the one before it is answered."""
+    """Send each prompt after the previous one is answered."""
     came = []
     began = time.perf_counter()
     for done, prompt in enumerate(prompts, start=1):
@@ -71,7 +71,7 @@ async def one_by_one(system: System, prompts: Sequence[Prompt], step: str, progr
 
 
 async def open_loop(system: System, arrivals: Sequence[Arrival], step: str, progress: Progress) -> Phase:
-    """Send each prompt when its time comes, whatever has become of those before."""
+    """Send each prompt at its arrival time, whether or not earlier ones are answered."""
     clock = asyncio.get_running_loop().time
     began = clock()
     done = 0
@@ -87,6 +87,6 @@ async def open_loop(system: System, arrivals: Sequence[Arrival], step: str, prog
     async with asyncio.TaskGroup() as group:
         sent = [group.create_task(send(arrival)) for arrival in arrivals]
     seconds = clock() - began - arrivals[0].at_s
-    # What goes on behind the answers must not slow the next system down.
+    # Background work must not slow the next system down.
     await system.settle()
     return Phase([task.result() for task in sent], seconds)

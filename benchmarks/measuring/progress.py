@@ -1,6 +1,6 @@
-"""How long work tells how far it has come."""
+"""How long tasks report progress."""
 
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int], None]
-"""Hears (step, done, total)."""
+"""Called with (step, done, total)."""

@@ -1,4 +1,4 @@
-"""Order statistics of measured values, and how sure their mean is."""
+"""Percentiles, confidence intervals and histograms of measured values."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,10 @@ import numpy as np
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` percent of ``values`` lie, linearly interpolated. Needs at least one value."""
+    """Return the value below which ``share`` percent of ``values`` lie, linearly interpolated.
+
+    Needs at least one value.
+    """
     return float(np.percentile(np.asarray(values, dtype=np.float64), share))
 
 
@@ -15,9 +18,9 @@ _RESAMPLES = 10_000
 
 
 def bootstrap_interval(values: Sequence[float], seed: int) -> tuple[float, float]:
-    """The 95 % interval of the mean: percentiles of means over draws with replacement (Efron, 1979).
+    """Return the 95 % interval of the mean: percentiles of means of resampled values (Efron, 1979).
 
-    Values are taken for independent of each other. Needs at least one value; equal seeds give equal intervals.
+    It assumes independent values and needs at least one. Equal seeds give equal intervals.
     """
     drawn_from = np.asarray(values, dtype=np.float64)
     draws = np.random.default_rng(seed)
@@ -26,9 +29,9 @@ def bootstrap_interval(values: Sequence[float], seed: int) -> tuple[float, float
 
 
 class TimeHistogram:
-    """Times in seconds, counted in buckets of one percent: its size does not grow with what it counts.
+    """Histogram of times in seconds with buckets of one percent. Its size does not grow with the number of times.
 
-    The mean is exact. Percentiles are within one percent; times below a microsecond count as that.
+    The mean is exact. Percentiles are within one percent. Times below a microsecond count as one.
     """
 
     _SMALLEST = 1e-6
@@ -48,11 +51,11 @@ class TimeHistogram:
 
     @property
     def mean(self) -> float:
-        """The mean; 0 where nothing was counted."""
+        """The mean; 0 if empty."""
         return self._total / self._count if self._count else 0.0
 
     def percentile(self, share: float) -> float:
-        """The time that ``share`` percent do not exceed; 0 where nothing was counted."""
+        """Return the time that ``share`` percent do not exceed; 0 if empty."""
         seen = 0
         for bucket, count in sorted(self._counts.items()):
             seen += count

@@ -1,7 +1,7 @@
-"""Systems that the same prompts are sent to: RAGTree, and plain vLLM with equal flags and an equal KV cache.
+"""The systems to compare: RAGTree, and plain vLLM with equal flags and an equal KV cache.
 
-Below that cache ours has host memory and disk, which is what there is to compare. On CUDA it also has vLLM's async
-scheduling off, as its connector wants it, and the others have it on.
+RAGTree also has host memory and disk below that cache, which is the difference to measure. On CUDA, RAGTree's engine
+runs without vLLM's async scheduling, because its connector needs that; the others run with it.
 """
 
 import tempfile
@@ -24,14 +24,14 @@ from protocol.tiers import Tier
 NAMESPACE = "benchmark"
 OURS = "ragtree"
 BASELINES = {"vllm": False, "vllm-prefix": True}
-"""Baselines by name, and whether vLLM's own prefix cache is on in them."""
+"""Baselines by name, and whether vLLM's own prefix cache is on."""
 
 
 class System(msgspec.Struct, frozen=True):
-    """A system that runs and answers prompts, with one token where nothing else is said.
+    """A running system that answers prompts, by default with one token.
 
-    ``settle`` waits until nothing goes on behind its answers. ``cache_tokens`` is what its engine's KV cache holds,
-    ``memory_tokens`` what it can keep by tier, and ``stats`` its controller's, all three told by ours alone.
+    ``settle`` waits until no background work is left. ``cache_tokens`` is the size of the engine's KV cache,
+    ``memory_tokens`` the room by tier, ``stats`` the controller's; only our system has these three.
     """
 
     answer: Callable[[Prompt], Awaitable[Generation]]
@@ -42,17 +42,17 @@ class System(msgspec.Struct, frozen=True):
 
 
 def check_baselines(names: Sequence[str]) -> None:
-    """Raises ConfigError for names that are no baselines, or the same twice."""
+    """Raises ConfigError for names that are no baselines, or repeated."""
     if unknown := set(names) - BASELINES.keys():
         raise ConfigError(
-            f"there is no baseline {', '.join(sorted(unknown))}; there are {', '.join(BASELINES)}", "against"
+            f"unknown baseline {', '.join(sorted(unknown))}; the baselines are {', '.join(BASELINES)}", "against"
         )
     if len(set(names)) < len(names):
-        raise ConfigError(f"each baseline once, and not {', '.join(names)}", "against")
+        raise ConfigError(f"a baseline is repeated in {', '.join(names)}", "against")
 
 
 class Systems:
-    """Starts systems by their names. ``kv`` are ``KvSettings`` of ours to be other than usual."""
+    """Starts systems by name. ``kv`` overrides our ``KvSettings``."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Systems:
 
     @asynccontextmanager
     async def running(self, name: str) -> AsyncGenerator[System]:
-        """A system, ours or one of ``BASELINES``, until it is left. Raises what its engine raises."""
+        """Run a system, ours or one of ``BASELINES``, while the context is open. Raises what its engine raises."""
         if name == OURS:
             async with self.ours() as system:
                 yield system
@@ -82,9 +82,9 @@ class Systems:
 
     @asynccontextmanager
     async def ours(self, order: DocumentOrder = DocumentOrder.RETRIEVAL, max_tokens: int = 1) -> AsyncGenerator[System]:
-        """RAGTree with nothing cached, until it is left: prompts get their documents in ``order``, and ``max_tokens``.
+        """Run RAGTree with an empty cache; prompts get their documents in ``order``, and ``max_tokens`` tokens.
 
-        Raises what its engine raises, and ConfigError for one that keeps no KV.
+        Raises what its engine raises, and ConfigError if the engine keeps no KV.
         """
         with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder:
             async with (
@@ -102,7 +102,7 @@ class Systems:
                 pages = {Tier.GPU: kv.gpu_pages, Tier.HOST: kv.host_pages, Tier.DISK: kv.disk_pages}
                 yield System(
                     answer,
-                    # It answers behind all copies that are on their way.
+                    # Answers only after all pending copies.
                     engine.residency,
                     int(kv.gpu_pages / share) * kv.page_tokens if share else 0,
                     {tier: count * kv.page_tokens for tier, count in pages.items()},

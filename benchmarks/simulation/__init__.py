@@ -1,1 +1,1 @@
-"""The shipped scheduler and tree on a virtual clock."""
+"""A simulator: the shipped scheduler and tree on a virtual clock."""

@@ -1,4 +1,4 @@
-"""Replacement policies against each other: the same arrivals through the shipped classes, once for each policy."""
+"""Compares replacement policies: the same arrivals through the shipped classes, once per policy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class PoliciesResult(msgspec.Struct, frozen=True):
-    """Each policy's figures on one workload, beside what it ran on."""
+    """Each policy's results on one workload, with the capacities used."""
 
     trace: str
     device: str
@@ -45,7 +45,7 @@ class PoliciesResult(msgspec.Struct, frozen=True):
 
 
 class PolicyBenchmark:
-    """Serves one workload once for each policy, on a device with so much room."""
+    """Serves one workload once per policy, on a device with the given capacities."""
 
     def __init__(self, device: DeviceProfile, capacities: Capacities, service: SimulatedService) -> None:
         self._device = device
@@ -53,15 +53,17 @@ class PolicyBenchmark:
         self._service = service
 
     def run(self, workload: Workload, policies: Sequence[str], progress: Callable[[str, int], None]) -> PoliciesResult:
-        """Every policy's figures; ``progress`` hears of the policy and of requests that arrived under it.
+        """Return every policy's results. ``progress`` is called with the policy and a number of arrived requests.
 
-        Raises UnknownPolicy, and ConfigError for BELADY where paths are not known ahead, before anything runs.
+        Before anything runs, raises UnknownPolicy, and ConfigError for BELADY if paths are not known in advance.
         """
         for name in policies:
             if name != Belady.name:
                 create_simulated_policy(name, Lookahead())
             elif self._service.order is DocumentOrder.CACHED_FIRST:
-                raise ConfigError("BELADY needs to know every path ahead, and the order cached-first decides late")
+                raise ConfigError(
+                    "BELADY needs to know every path in advance, but cached-first order is decided at admission"
+                )
         return PoliciesResult(
             trace=workload.name,
             device=self._device.name,
@@ -73,7 +75,7 @@ class PolicyBenchmark:
         )
 
     def simulate(self, workload: Workload, policy: str, progress: Callable[[str, int], None]) -> SimulationResult:
-        """One policy's figures."""
+        """Return one policy's results."""
         lookahead = Lookahead()
         tree = KnowledgeTree(
             self._policy(policy, lookahead, workload),
@@ -91,7 +93,7 @@ class PolicyBenchmark:
         return Belady(lookahead, self._paths(workload))
 
     def _paths(self, workload: Workload) -> Iterator[list[bytes]]:
-        """The node keys of every request's path, as the simulator will ask for them."""
+        """Yield the node keys of every request's path, as the simulator will request them."""
         order = order_by_name(self._service.order)
         for request in workload.requests():
             path = [*system_prompt(request), *ordered_documents(request, order, None)]

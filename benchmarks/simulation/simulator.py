@@ -1,9 +1,9 @@
-"""A discrete-event simulator of the serving stack: the shipped scheduler and tree on a virtual clock.
+"""Discrete-event simulator of the serving stack: the shipped scheduler and tree on a virtual clock.
 
-What is real: routing, queues with their reordering, the knowledge tree with its tiers, and the policy, the very
-classes that serve. What is modelled: an instance prefills one request after the other, in seconds of a device's cost
-grid, after loading what its plan names over the device's link; tokens then take ``decode_s`` each while the next
-prefill goes on. Swapping out rides on the other direction of the link and costs nothing.
+Routing, queues with reordering, the knowledge tree with its tiers, and the policy are the classes that serve. Engines
+are modelled: an instance prefills one request after another. A prefill takes the seconds of a device's cost grid, after
+the KV of the plan is loaded over the device's link. Tokens then take ``decode_s`` each, while the next prefill runs.
+Swapping out uses the other direction of the link and costs nothing.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 class SimulatedService(NamedTuple):
-    """What requests meet: instances, how many each works on, how many may wait, and how often one may be overtaken.
+    """The simulated service: instances, running and queued requests per instance, and the reorder window.
 
-    Requests that come while every queue is full wait outside, first come, first served; their time counts.
+    Requests that arrive while every queue is full wait outside, first come, first served. Their waiting time counts.
     """
 
     instances: int = 1
@@ -46,11 +46,11 @@ class SimulatedService(NamedTuple):
 
 
 class SimulationResult(msgspec.Struct, frozen=True):
-    """What became of a workload under one policy.
+    """Results of a workload under one policy.
 
-    ``doc_hit_rate`` is hit documents over retrieved ones and ``token_hit_rate`` the same by tokens: a document is hit
-    when it and all in front of it come from some tier. Times are of the virtual clock, TTFT from arrival to the
-    end of prefill. ``evictions`` counts nodes that made room for others in a tier, by tier too.
+    ``doc_hit_rate`` is hits over retrieved documents, ``token_hit_rate`` the same in tokens. A document is a hit if it
+    and all documents in front of it come from a tier. Times are on the virtual clock; TTFT is from arrival to the end
+    of prefill. ``evictions`` counts nodes evicted from a tier to make room.
     """
 
     doc_hit_rate: float
@@ -81,20 +81,20 @@ class _Running:
 
 
 def system_prompt(request: TraceRequest) -> list[PathDocument]:
-    """The document that a request's path begins with: none without a system prompt."""
+    """Return the document that a request's path begins with; none without a system prompt."""
     if not request.system_tokens:
         return []
     return [PathDocument(f"system {request.system_id}", request.system_tokens)]
 
 
 def ordered_documents(request: TraceRequest, order: OrderStrategy, above: Node | None) -> list[PathDocument]:
-    """A request's documents in prompt order; ``above`` is the tree's node in front of them, if there is one."""
+    """Return a request's documents in prompt order; ``above`` is the tree's node in front of them, if any."""
     indices = order([document.id for document in request.documents], above)
     return [PathDocument(*request.documents[index]) for index in indices]
 
 
 class Simulator:
-    """Runs one workload through one scheduler. Memory is bounded by the tree and the queues, not by the workload."""
+    """Runs one workload through one scheduler. Memory depends on the tree and the queues, not on the workload."""
 
     def __init__(self, scheduler: Scheduler, device: DeviceProfile, service: SimulatedService) -> None:
         self._scheduler = scheduler
@@ -112,7 +112,7 @@ class Simulator:
         self._hit_tokens = dict.fromkeys(Tier, 0)
 
     def run(self, workload: Workload, progress: Callable[[int], None]) -> SimulationResult:
-        """Serve every request; ``progress`` hears of each so many that arrived."""
+        """Serve every request. ``progress`` is called with the number of newly arrived requests."""
         now = 0.0
         arrived = 0
         requests: Iterator[TraceRequest] = iter(workload.requests())
@@ -144,7 +144,7 @@ class Simulator:
             self._start(grant, now)
 
     def _start(self, grant: Grant, now: float) -> None:
-        """Count what the plan found, and let the engine work on it as soon as it is free."""
+        """Count the plan's hits, and schedule its prefill for when the engine is free."""
         running = self._running[grant.query_id]
         cached = 0
         load_s = 0.0
@@ -159,7 +159,7 @@ class Simulator:
                 if document:
                     self._hit_documents += 1
                     self._hit_tokens[step.source] += step.tokens
-        # The last token is always computed: it is what the first token of the answer comes from.
+        # The last token is always computed: the answer's first token comes from it.
         computed = max(1, running.total_tokens - cached)
         begin = max(now, self._engine_free_s[grant.instance])
         end = begin + load_s + self._device.prefill_seconds(max(0, running.total_tokens - computed), computed)

@@ -1,4 +1,4 @@
-"""Hit rate by cache size: every policy on one workload with ever more host memory, and sizes by LRU's hit rate."""
+"""Hit rate by cache size: all policies on one workload with growing host memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 class SweepResult(msgspec.Struct, frozen=True):
-    """The figures at each size, smallest first."""
+    """Results at each size, smallest first."""
 
     trace: str
     sizes: list[PoliciesResult]
@@ -36,7 +36,7 @@ def sweep(
     policies: Sequence[str],
     progress: Callable[[str, int], None],
 ) -> SweepResult:
-    """Simulate with 1/8 to 4 times the given host memory (the given GPU memory, where there is no host memory)."""
+    """Simulate with 1/8 to 4 times the given host memory, or GPU memory if there is no host memory."""
     sizes = []
     for factor in FACTORS:
         if capacities.host:
@@ -55,9 +55,10 @@ def size_where_lru_hits(
     workload: Workload,
     progress: Callable[[str, int], None],
 ) -> Capacities:
-    """The host memory with which LRU has this token hit rate, within half a percent: what sizes of traces compare by.
+    """Find the host memory with which LRU has this token hit rate, within half a percent.
 
-    Raises ConfigError where even a host memory for everything does not give that much.
+    It makes cache sizes comparable between traces. Raises ConfigError if LRU does not reach the rate even with room for
+    everything.
     """
     least, most = 0, sum(document.tokens for request in workload.requests() for document in request.documents)
 
@@ -67,7 +68,9 @@ def size_where_lru_hits(
 
     best = hit_rate(most)
     if best < token_hit_rate:
-        raise ConfigError(f"LRU hits {best:.3f} of the tokens of {workload.name} even if all are kept", param="at_lru")
+        raise ConfigError(
+            f"LRU's token hit rate on {workload.name} is {best:.3f} even with room for everything", param="at_lru"
+        )
     while most - least > max(1000, most // 500):
         middle = (least + most) // 2
         hits = hit_rate(middle)
@@ -78,7 +81,7 @@ def size_where_lru_hits(
 
 
 def draw(result: SweepResult, file: Path) -> None:
-    """Draw token hit rates by size into a PNG."""
+    """Plot token hit rates by size into a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")

@@ -1,11 +1,12 @@
-"""RAGCache's Table 2 in a simulator: hit rate and time to first token by policy and host memory, on two workloads.
+"""RAGCache's Table 2 in the simulator: hit rate and time to first token by policy and host memory.
 
-The paper asks the questions of MMLU and of Natural Questions (NQ), with the two best of Wikipedia's pages (3,718 tokens
-on the mean) in front of each, and gives Mistral-7B 8 to 128 GiB of host memory for their KV. Here both are generated,
-so that the table needs no data: documents of the same lengths, drawn so steeply that the most popular 3 % take 60 % of
-the requests, as the paper measured on MMLU, and less so for NQ. How fast popularity moves on the paper does not say. It
-decides the cache of LFU, which wins where nothing moves; ``DRIFT`` is where LFU falls behind as the paper has it
-(docs/policies.md has the figures for others).
+The paper asks the questions of MMLU and of Natural Questions (NQ) with the two best pages of Wikipedia (3,718 tokens on
+average) in front of each, and gives Mistral-7B 8 to 128 GiB of host memory for KV. Here both workloads are generated,
+so that the table needs no data: documents have the same lengths, and the most popular 3 % get 60 % of the requests, as
+the paper measured on MMLU; NQ is less skewed.
+
+The paper does not say how fast popularity changes. That decides how good LFU is, which wins if nothing changes.
+``DRIFT`` is set to where LFU falls behind as much as in the paper (docs/policies.md has the results for other values).
 """
 
 from __future__ import annotations
@@ -27,30 +28,30 @@ if TYPE_CHECKING:
     from cachectl.costs.device_profile import DeviceProfile
 
 KV_BYTES_PER_TOKEN = 131_072
-"""Mistral-7B: 32 layers, 8 heads of 128 for K and for V, 2 bytes each: 0.125 MiB."""
+"""Mistral-7B: 32 layers, 8 heads of 128 for K and V each, 2 bytes each: 0.125 MiB."""
 HOST_GIB = (8, 16, 32, 64, 128)
 GPU_GIB = 5
-"""What an A10G of 24 GiB has left for KV beside the weights."""
+"""Memory that a 24 GiB A10G has left for KV next to the weights."""
 STEEP, FLAT = 0.95, 0.8
 """Exponents of Zipf's law for the two workloads."""
 DRIFT = 0.03
-"""Documents that become the most popular one, per request."""
+"""New most popular documents per request."""
 PAPER_POLICIES = ("PGDSF", "GDSF", "LRU", "LFU")
 
 
 class Published(NamedTuple):
-    """How many times another policy's hit rate PGDSF's is, in the paper, at least and at most."""
+    """PGDSF's hit rate over another policy's in the paper, least and most."""
 
     least: float
     most: float
 
 
 PUBLISHED = {"GDSF": Published(1.02, 1.32), "LRU": Published(1.06, 1.62), "LFU": Published(1.06, 1.75)}
-"""The ranges that RAGCache reports over its Table 2."""
+"""The ranges that RAGCache reports for its Table 2."""
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """A policy's figures with so much host memory."""
+    """A policy's results with one size of host memory."""
 
     doc_hit_rate: float
     token_hit_rate: float
@@ -67,7 +68,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Table2Result(msgspec.Struct, frozen=True):
-    """``workloads`` maps workload to policy to GiB of host memory to cell; ``pgdsf_over`` another policy to its range.
+    """``workloads`` maps workload, policy and GiB of host memory to a cell; ``pgdsf_over`` maps a policy to its range.
 
     ``pgdsf_first`` counts the columns in which PGDSF has the best hit rate of the paper's policies.
     """
@@ -79,7 +80,7 @@ class Table2Result(msgspec.Struct, frozen=True):
 
 
 class Table2:
-    """Runs the table on a device that looks like the paper's."""
+    """Runs the table on a device like the paper's."""
 
     def __init__(self, device: DeviceProfile, service: SimulatedService, requests: int, seed: int) -> None:
         self._device = device.with_kv_bytes(KV_BYTES_PER_TOKEN)
@@ -88,7 +89,7 @@ class Table2:
         self._seed = seed
 
     def run(self, policies: Sequence[str], progress: Progress) -> Table2Result:
-        """Every cell for the paper's policies and those of ``policies``; ``progress`` hears (step, done, total)."""
+        """Run every cell for the paper's policies and ``policies``. ``progress`` is called with (step, done, total)."""
         names = list(dict.fromkeys([*PAPER_POLICIES, *policies]))
         tables: dict[str, dict[str, dict[str, Cell]]] = {}
         for workload in self._workloads():
@@ -133,7 +134,7 @@ def _cell(result: SimulationResult) -> Cell:
 
 
 def _ratio(hit_rate: float, other: float) -> float:
-    # Too few requests to hit anything are no difference.
+    # With too few requests nothing hits, which is no difference.
     return hit_rate / other if other else 1.0
 
 

@@ -1,1 +1,1 @@
-"""What benchmarks ask: question sets, traces and generated workloads."""
+"""Workloads of benchmarks: question sets, traces and generated requests."""

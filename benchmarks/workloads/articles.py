@@ -1,4 +1,4 @@
-"""Longer documents out of a question set's paragraphs: consecutive ones of one article, as prompts have them."""
+"""Longer documents made of a question set's consecutive paragraphs of one article."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from protocol.retrieval import Chunk
 
 
 class ArticlePart(msgspec.Struct, frozen=True):
-    """Consecutive paragraphs of one article: its ``number`` counts the parts of all articles."""
+    """Consecutive paragraphs of one article; ``number`` counts the parts of all articles."""
 
     number: int
     title: str
@@ -23,13 +23,16 @@ class ArticlePart(msgspec.Struct, frozen=True):
 
     @property
     def chunk(self) -> Chunk:
-        """The part as a retriever would find it."""
+        """The part as a retriever would return it."""
         content_hash = blake3(self.text.encode()).hexdigest()
         return Chunk(f"part-{self.number}", f"part-{self.number}", self.title, 0, self.text, content_hash)
 
 
 def article_parts(dataset: Dataset, count_tokens: Callable[[str], int], most_tokens: int) -> list[ArticlePart]:
-    """All parts, in the corpus's order, each as many paragraphs as fit ``most_tokens`` tokens, one at least."""
+    """Return all parts, in the order of the corpus.
+
+    Each has as many paragraphs as fit ``most_tokens``, at least one.
+    """
     parts: list[ArticlePart] = []
     for title, texts, ids in _grouped(dataset.documents(), count_tokens, most_tokens):
         parts.append(ArticlePart(len(parts), title, "\n".join(texts), tuple(ids)))
@@ -59,15 +62,15 @@ def _grouped(
 def question_prompts(
     dataset: Dataset, parts: Sequence[ArticlePart], layout: PromptLayout, count: int, max_tokens: int, seed: int
 ) -> list[Prompt]:
-    """Prompts of questions, each behind the part that answers it and the next one of its article.
+    """Return prompts of questions, each with the part that answers it and the next part of its article.
 
-    The questions are those of as few articles as it takes, drawn with ``seed``, in random order: so parts come back
-    again and again, with others in between. Raises ConfigError where the set has fewer questions.
+    The questions are from as few articles as possible, drawn with ``seed``, in random order. So parts repeat, with
+    others in between. Raises ConfigError if the set has fewer questions.
     """
     part_of = {paragraph: part for part in parts for paragraph in part.paragraphs}
     asked = [question for question in dataset.questions() if set(question.gold_doc_ids[:1]) & part_of.keys()]
     if len(asked) < count:
-        raise ConfigError(f"{dataset.name} has {len(asked)} questions with a document, and not {count}", "prompts")
+        raise ConfigError(f"{dataset.name} has only {len(asked)} questions with a document, not {count}", "prompts")
     draws = random.Random(seed)  # noqa: S311 - a repeatable draw
     titles = sorted({part_of[question.gold_doc_ids[0]].title for question in asked})
     draws.shuffle(titles)

@@ -1,4 +1,4 @@
-"""Documents made up for measuring: no text repeats, so nothing can be found in a cache."""
+"""Synthetic documents without repeated text, so that nothing can hit a cache."""
 
 import random
 
@@ -8,9 +8,9 @@ SYLLABLES = "ba ce di fo gu ha je ki lo mu na pe qui ro su ta ve wi xo zu".split
 
 
 class SyntheticCorpus:
-    """Groups of ``group_size`` documents of about ``words`` words about a made-up subject each, and a question a group.
+    """Groups of ``group_size`` documents of about ``words`` words on a synthetic subject, with one question per group.
 
-    A question finds its own group: subject and documents share words that stand nowhere else.
+    A question finds its own group: subject and documents share words that no other group has.
     """
 
     def __init__(self, groups: int, group_size: int, words: int, seed: int) -> None:
@@ -25,7 +25,7 @@ class SyntheticCorpus:
         ]
 
     def json_lines(self) -> bytes:
-        """The documents as a batch."""
+        """Return the documents as a batch."""
         return b"".join(msgspec.json.encode(document) + b"\n" for document in self._documents)
 
     def _text(self, subject: str) -> str:

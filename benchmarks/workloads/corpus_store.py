@@ -1,4 +1,4 @@
-"""The corpora of data sets in a retriever whose folder is kept, so that a later run embeds nothing anew."""
+"""Corpora in a retriever whose folder is kept, so that later runs embed nothing."""
 
 import asyncio
 
@@ -12,15 +12,14 @@ from retriever.retriever import Retriever
 
 TENANT = "bench"
 BATCH = 2000
-"""Documents of one ingestion job."""
+"""Documents per ingestion job."""
 
 
 async def ingest_corpus(retriever: Retriever, dataset: Dataset, progress: Progress) -> int:
-    """Put the corpus in, as a collection of its name, and count its documents; what is there already costs seconds.
+    """Ingest the corpus into a collection of its name; return the number of documents. A second run takes seconds.
 
-    When it returns, searches go through the index that so many documents should have.
-
-    Raises what the retriever raises, and InternalError when a document is refused.
+    On return, the collection has the kind of index that its size calls for. Raises what the retriever raises, and
+    InternalError if a document is refused.
     """
     lines = [
         msgspec.json.encode({"id": document.doc_id, "title": document.title, "text": document.text})
@@ -33,13 +32,13 @@ async def ingest_corpus(retriever: Retriever, dataset: Dataset, progress: Progre
             job = await retriever.get_job(TENANT, job.job_id)
             progress("ingesting", first + job.stored + job.unchanged, len(lines))
         if job.failed_documents:
-            raise InternalError(f"the corpus did not go in whole: {job.last_error}")
+            raise InternalError(f"the corpus was not ingested completely: {job.last_error}")
     await retriever.settle()
     return len(lines)
 
 
 async def search_corpus(retriever: Retriever, dataset: Dataset, query: str, top_k: int) -> tuple[Chunk, ...]:
-    """The ``top_k`` chunks of the corpus that the last stage of a search finds, best first.
+    """Return the ``top_k`` chunks of a search's last stage, best first.
 
     Raises what the retriever raises.
     """

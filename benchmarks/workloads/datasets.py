@@ -1,4 +1,4 @@
-"""Question sets on disk, as gzipped JSON lines: docs, which have doc_id, title and text, and questions."""
+"""Question sets on disk, as gzipped JSON lines: docs with doc_id, title and text, and questions."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A question, the documents that hold its answer, and ``answers``, any one of which is right."""
+    """A question, the documents that hold its answer, and its right ``answers``."""
 
     qid: str
     question: str
@@ -30,9 +30,9 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Dataset:
-    """The questions of one folder of a collection of question sets, and its corpus or that of the folder ``corpus``.
+    """The questions of one folder, and its corpus or that of the folder ``corpus``.
 
-    Raises ConfigError when a file is not there; reading raises it for a broken line.
+    Raises ConfigError if a file is missing, and on reading an invalid line.
     """
 
     def __init__(self, root: Path, name: str, corpus: str = "") -> None:
@@ -44,9 +44,9 @@ class Dataset:
                 raise ConfigError(f"no data set {name!r} at {root}: {file} is missing", param="data")
 
     def documents(self) -> Iterator[Document]:
-        """The corpus."""
+        """Iterate over the corpus."""
         return (document for _, document in JsonLines(self.files[1], Document))
 
     def questions(self) -> Iterator[Question]:
-        """The questions, in the file's order."""
+        """Iterate over the questions, in the file's order."""
         return (question for _, question in JsonLines(self.files[0], Question))

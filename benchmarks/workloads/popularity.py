@@ -1,4 +1,4 @@
-"""How often which document is asked for: skews that are set, not found."""
+"""Popularity of documents."""
 
 import math
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ from protocol.errors import ConfigError
 
 
 class Popularity(StrEnum):
-    """How often documents are asked for: by the skew of RAGCache's Figure 5, or as the set's own questions come."""
+    """Popularity of documents: the skew of RAGCache's Figure 5, or that of the set's own questions."""
 
     PAPER = "paper"
     OWN = "own"
 
 
 PAPER_TOP_SHARE, PAPER_REQUESTS_SHARE = 0.03, 0.60
-"""RAGCache, Figure 5: the top 3 % of documents take 60 % of the requests."""
+"""RAGCache, Figure 5: the top 3 % of documents get 60 % of the requests."""
 
 
 def zipf_weights(count: int, top_share: float, requests_share: float) -> list[float]:
-    """Weights that sum to 1, the greatest first, of which the first ``top_share`` take ``requests_share``.
+    """Return weights that sum to 1, in falling order; the first ``top_share`` of them get ``requests_share``.
 
-    They follow Zipf's law, its exponent found by bisection. Raises ConfigError where no exponent does that.
+    They follow Zipf's law; its exponent is found by bisection. Raises ConfigError if no exponent fits.
     """
     top = max(1, round(count * top_share))
     if count < 2 or top >= count or not top / count < requests_share < 1:
@@ -39,7 +39,7 @@ def zipf_weights(count: int, top_share: float, requests_share: float) -> list[fl
 
 
 def cumulated(weights: Sequence[float]) -> list[float]:
-    """Running sums, as ``random.choices`` takes them."""
+    """Return running sums, as ``random.choices`` takes them."""
     return list(accumulate(weights))
 
 

@@ -1,11 +1,11 @@
-"""Workloads with the skew of real retrieval: the questions of a set, and what the retriever finds for them in a corpus.
+"""Workloads with the skew of real retrieval: the questions of a set, and the chunks retrieved for them.
 
-Sets are folders with questions, documents or both (see `benchmarks.workloads.datasets`). ``squad`` are its questions
-over its own corpus, ``mmlu@squad`` the questions of mmlu over the corpus of squad: the form for sets without a corpus,
-which any two can be put together in.
+Sets are folders with questions, documents or both (see `benchmarks.workloads.datasets`). ``squad`` means its questions
+over its own corpus. ``mmlu@squad`` means the questions of mmlu over the corpus of squad; any two sets can be combined,
+which sets without a corpus need.
 
-Corpora are ingested into the folder that `benchmarks.recall` keeps, so what either has embedded, both have. What was
-found for a question is kept too, and a workload of the same questions opens at once. Data sets are only read.
+Corpora are ingested into the folder of `benchmarks.recall`, so both share their embeddings. Retrieval results are kept
+too, so a workload opens at once the second time. Data sets are only read.
 """
 
 import asyncio
@@ -29,37 +29,37 @@ from retriever.build import build_retriever
 from retriever.settings import RetrieverSettings
 
 TOKENS_A_WORD = 1.3
-# Chinese and Japanese have no spaces: there each character counts as a word.
+# Chinese and Japanese have no spaces, so each character counts as a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+")
 
 
 def estimated_tokens(text: str) -> int:
-    """About how many tokens a text has, without a tokenizer: 1.3 a word, at least one."""
+    """Estimate the number of tokens of a text without a tokenizer: 1.3 per word, at least one."""
     return max(1, round(TOKENS_A_WORD * sum(1 for _ in _WORD.finditer(text))))
 
 
 class FoundChunk(msgspec.Struct, frozen=True, array_like=True):
-    """A chunk that was found for a question, and the estimated tokens of its text."""
+    """A retrieved chunk, and the estimated tokens of its text."""
 
     id: str
     tokens: int
 
 
 class Finding(msgspec.Struct, frozen=True, array_like=True):
-    """What was found for a question when ``top_k`` chunks were asked for, best first."""
+    """The chunks of a search for ``top_k`` chunks, best first."""
 
     top_k: int
     chunks: tuple[FoundChunk, ...]
 
 
 Found = dict[int, Finding]
-"""What was found, by the question's place in its set."""
+"""Results by the question's index in its set."""
 
 _KEPT_EVERY = 1000
 
 
 class QuestionSet(Dataset):
-    """A data set whose name may end with the name of another one's corpus, as in ``mmlu@squad``."""
+    """A data set whose name may include the corpus of another one, as in ``mmlu@squad``."""
 
     def __init__(self, data: Path, name: str) -> None:
         asked, _, corpus = name.partition("@")
@@ -68,13 +68,13 @@ class QuestionSet(Dataset):
 
     @staticmethod
     def exists(data: Path, name: str) -> bool:
-        """Whether this names a question set below ``data``."""
+        """Return whether this names a question set below ``data``."""
         asked, _, corpus = name.partition("@")
         return asked in _folders_with(data, QUESTIONS_FILE) and (corpus or asked) in _folders_with(data, DOCUMENTS_FILE)
 
     @staticmethod
     def names(data: Path) -> list[str]:
-        """What question sets below ``data`` are called; a set without a corpus shows where to name one."""
+        """Return the names of question sets below ``data``; a set without a corpus has a placeholder for one."""
         corpora = _folders_with(data, DOCUMENTS_FILE)
         asked = _folders_with(data, QUESTIONS_FILE)
         lone = [corpus for corpus in corpora if corpus not in asked]
@@ -83,7 +83,7 @@ class QuestionSet(Dataset):
         ]
 
     def hash(self) -> str:
-        """What changes when questions or corpus do."""
+        """Return a hash that changes with the questions or the corpus."""
         digest = blake3()
         for file in self.files:
             digest.update(blake3().update_mmap(file).digest())
@@ -91,10 +91,10 @@ class QuestionSet(Dataset):
 
 
 class QuestionRetrieval:
-    """What a retriever of these settings finds for questions, each searched for once and then kept below ``folder``.
+    """Retrieves chunks for questions, once each; results are kept below ``folder``.
 
-    It is kept by questions, corpus, and the settings that decide what is found; one file each, which grows. The first
-    of many chunks are what a search for few would find, so only a search for more is made anew.
+    There is one file for each combination of questions, corpus, and settings that affect results. A search for more
+    chunks than before is repeated; a search for fewer uses the first of the stored ones.
     """
 
     def __init__(self, settings: RetrieverSettings, folder: Path, progress: Progress) -> None:
@@ -105,9 +105,9 @@ class QuestionRetrieval:
     def find(
         self, questions: QuestionSet, asked: Sequence[tuple[int, Question]], top_k: int
     ) -> dict[int, tuple[FoundChunk, ...]]:
-        """What is found for these questions, given with their places: by place, best first.
+        """Return the chunks of these questions by index, best first; ``asked`` has each question with its index.
 
-        Must not be called inside a running event loop. Raises what the retriever raises, StorageFull among it.
+        Do not call it inside a running event loop. Raises what the retriever raises, including StorageFull.
         """
         file = self._file(questions)
         found = _read(file)
@@ -116,7 +116,7 @@ class QuestionRetrieval:
             try:
                 asyncio.run(self._search(questions, missing, top_k, found, file))
             finally:
-                # What an interrupted search has found need not be looked for again.
+                # Keep the results of an interrupted run.
                 _publish(file, found)
         return {place: found[place].chunks[:top_k] for place, _ in asked}
 
@@ -146,10 +146,10 @@ class QuestionRetrieval:
 
 
 class QuestionSetWorkload(Workload):
-    """Requests for questions in a seeded order with Poisson arrivals: each once, then any of them again and again.
+    """Requests for questions in a seeded order with Poisson arrivals: each question once, then random ones.
 
-    A request's documents are the chunks found for its question, which are what RAGTree puts into a prompt and caches.
-    Memory goes with the number of different questions.
+    A request's documents are the chunks retrieved for its question, which is what RAGTree puts into a prompt and
+    caches. Memory grows with the number of different questions.
     """
 
     def __init__(
@@ -163,11 +163,11 @@ class QuestionSetWorkload(Workload):
 
     @property
     def length(self) -> int:
-        """As many as were asked for."""
+        """The requested number."""
         return self._count
 
     def requests(self) -> Iterator[TraceRequest]:
-        """The requests."""
+        """Iterate over the requests."""
         draws = random.Random(f"requests {self._seed}")  # noqa: S311 - a repeatable draw
         arrival_s = 0.0
         for number in range(self._count):
@@ -190,10 +190,10 @@ def open_question_set(
     mean_tokens: float | None,
     progress: Progress,
 ) -> QuestionSetWorkload:
-    """The workload of ``count`` requests, or of each question once, with what the retriever finds for each question.
+    """Open the workload of ``count`` requests, or of each question once, with the chunks retrieved for each question.
 
-    Document lengths are drawn with mean ``mean_tokens``, fixed by document and seed, or with None estimated from the
-    texts. Must not be called inside a running event loop. Raises ConfigError, and what the retriever raises.
+    Document lengths are drawn with mean ``mean_tokens`` and fixed by document and seed, or with None estimated from the
+    texts. Do not call it inside a running event loop. Raises ConfigError, and what the retriever raises.
     """
     check_rate(rate)
     if top_k < 1 or (count is not None and count < 1):
@@ -224,7 +224,7 @@ def _folders_with(data: Path, file: str) -> list[str]:
 
 
 def _read(file: Path) -> Found:
-    """What is kept in a file; nothing where there is none, or none that can be read."""
+    """Return a file's content; empty if the file is missing or unreadable."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=Found)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -232,7 +232,7 @@ def _read(file: Path) -> Found:
 
 
 def _publish(file: Path, found: Found) -> None:
-    """Write a file in one step, so that a reader finds the old one or the new one."""
+    """Write a file in one step, so that readers see either the old or the new content."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
     try:

@@ -1,4 +1,4 @@
-"""Real questions with the longer documents that real retrieval brings them, as prompts, drawn by popularity."""
+"""Prompts of real questions with really retrieved documents, drawn by popularity."""
 
 import random
 from collections import defaultdict
@@ -16,13 +16,14 @@ from protocol.parts import PromptLayout
 from protocol.prompts import ChatMessage, Prompt
 
 _CHUNKS = 10
-"""Chunks that are retrieved for a question: the first documents are those that the first of them stand in."""
+"""Chunks retrieved per question. A question's documents are the first ones that its chunks are in."""
 
 
 class RetrievedPrompts:
-    """Questions by the document that retrieval puts first, and prompts drawn of them.
+    """Questions grouped by their best document, and prompts drawn from them.
 
-    A document is an article's part; a question's are the first ``top_k`` that its chunks, best first, stand in.
+    A document is a part of an article. A question's documents are the first ``top_k`` parts that its chunks, best
+    first, are in.
     """
 
     def __init__(self, parts: Sequence[ArticlePart], layout: PromptLayout, top_k: int, max_tokens: int) -> None:
@@ -34,7 +35,10 @@ class RetrievedPrompts:
         self._by_first: dict[int, list[tuple[str, tuple[int, ...]]]] = defaultdict(list)
 
     def retrieve(self, questions: QuestionSet, retrieval: QuestionRetrieval, count: int, seed: int) -> None:
-        """Search for ``count`` questions of the set, drawn with ``seed``, or all. Not inside a running event loop."""
+        """Search for ``count`` questions of the set, drawn with ``seed``, or all.
+
+        Do not call it inside a running event loop.
+        """
         order: list[tuple[int, Question]] = list(enumerate(questions.questions()))
         random.Random(seed).shuffle(order)  # noqa: S311 - a repeatable draw
         asked = order[:count]
@@ -47,20 +51,20 @@ class RetrievedPrompts:
             raise ConfigError(f"retrieval finds no {self._top_k} documents for any question of {questions.name}")
 
     def all(self) -> Iterator[Prompt]:
-        """The prompts of all questions, once each."""
+        """Yield the prompts of all questions, once each."""
         for asked in self._by_first.values():
             for question, documents in asked:
                 yield self._prompt(question, documents)
 
     def draw(self, popularity: Popularity, seed: int) -> Iterator[Prompt]:
-        """Prompts without end: by the paper's skew over documents in a random order, or the questions as they come."""
+        """Yield prompts without end: by the paper's skew over shuffled documents, or as often as in the set."""
         for question, documents in self._drawn(popularity, random.Random(f"{popularity} {seed}")):  # noqa: S311 - repeatable
             yield self._prompt(question, documents)
 
     def draw_novel_pairs(self, count: int, seed: int) -> Iterator[Prompt]:
-        """So many prompts by the paper's skew, each first document before one that has not followed it so far.
+        """Yield ``count`` prompts by the paper's skew, each with a second document that is new behind the first.
 
-        That one is drawn at random from all documents. Raises ConfigError where there are too few.
+        The second document is drawn from all documents. Raises ConfigError if there are too few.
         """
         draws = random.Random(f"pairs {seed}")  # noqa: S311 - a repeatable draw
         if len(self._parts) <= count:
@@ -94,7 +98,7 @@ class RetrievedPrompts:
 
 
 def document_tokens(prompts: Iterable[Prompt]) -> int:
-    """Tokens of prompts' documents, each behind what it stands behind: what equal prefixes share counts once."""
+    """Count the KV tokens of the prompts' documents; equal prefixes count once."""
     tokens: dict[tuple[str, ...], int] = {}
     for prompt in prompts:
         path: tuple[str, ...] = ()
@@ -105,16 +109,16 @@ def document_tokens(prompts: Iterable[Prompt]) -> int:
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """A prompt, and seconds from the beginning at which it comes."""
+    """A prompt and its arrival time, in seconds from the start."""
 
     at_s: float
     prompt: Prompt
 
 
 def poisson(prompts: Iterator[Prompt], rate: float, count: int, seed: int) -> list[Arrival]:
-    """The next ``count`` prompts, arriving at random with ``rate`` a second.
+    """Return the next ``count`` prompts with Poisson arrivals of ``rate`` per second.
 
-    The pattern is the same at each rate, only slower or faster: so its bursts tell no rate from another.
+    The pattern is the same at every rate, only faster or slower, so rates do not differ in their bursts.
     """
     draws = random.Random(f"arrivals {seed}")  # noqa: S311 - a repeatable draw
     at_s = 0.0

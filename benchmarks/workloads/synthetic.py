@@ -1,7 +1,7 @@
-"""Generated workloads: the three access patterns of DepCache, section 6.1, over documents found together.
+"""Generated workloads: the three access patterns of DepCache, section 6.1, over documents that are found together.
 
-A request's first document is drawn by the pattern. Its companions are that document's neighbours, the same ones in the
-same order but for a small share of requests: as a question asked again brings what it brought before, prefixes repeat.
+A request's first document is drawn by the pattern. The others are that document's neighbours. They are the same, in the
+same order, except in a small share of requests. So prefixes repeat, as they do when questions are asked again.
 """
 
 import math
@@ -17,20 +17,20 @@ from benchmarks.workloads.workload import PAPER_MEAN_TOKENS, TraceDocument, Trac
 from protocol.errors import ConfigError
 
 BLOCK = 4096
-"""Requests that are drawn together."""
+"""Requests drawn together."""
 SPREAD = 0.8
-"""Standard deviation of a document length's logarithm: one in twenty is longer than 2.7 times the mean."""
+"""Standard deviation of the logarithm of a document's length: one in twenty is longer than 2.7 times the mean."""
 
 Numbers = npt.NDArray[np.int64]
 Shares = npt.NDArray[np.float64]
 
 
 class SyntheticSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a generated workload is like. Raises ConfigError for values that make none.
+    """Settings of a generated workload. Raises ConfigError for invalid values.
 
-    ``rate`` is in requests a second, tokens are means. ``alpha`` is the exponent of Zipf's law for ``zipf`` and
-    ``temporal``, and ``drift`` the documents that become the most popular one, per request of ``temporal``.
-    ``other_neighbours`` is the share of requests whose companions are others than usual.
+    ``rate`` is in requests per second; tokens are means. ``alpha`` is the exponent of Zipf's law for ``zipf`` and
+    ``temporal``. ``drift`` is the number of new most popular documents per request of ``temporal``.
+    ``other_neighbours`` is the share of requests with unusual neighbours.
     """
 
     requests: int = 100_000
@@ -52,14 +52,14 @@ class SyntheticSettings(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.other_neighbours <= 1:
             raise ConfigError("other_neighbours is a share, from 0 to 1", param="other_neighbours")
         check_rate(self.rate)
-        DocumentLengths(self.mean_tokens, seed=0)  # for its check of the mean
+        DocumentLengths(self.mean_tokens, seed=0)  # checks the mean
 
 
 class DocumentLengths:
-    """Lengths of documents in tokens: lognormal, each fixed by the seed and the document's id.
+    """Document lengths in tokens: lognormal, fixed by the seed and the document's id.
 
-    They are cut off three standard deviations from the median, at about a fifteenth and eight times the mean, which
-    takes 0.3 % off the mean. Raises ConfigError for a mean below 1.
+    They are cut off three standard deviations from the median, at about 1/15 and 8 times the mean, which lowers the
+    mean by 0.3 %. Raises ConfigError for a mean below 1.
     """
 
     def __init__(self, mean_tokens: float, seed: int) -> None:
@@ -71,18 +71,18 @@ class DocumentLengths:
         self._seed = seed
 
     def of(self, document_id: str) -> int:
-        """The length of a document."""
+        """Return the length of a document."""
         digest = blake3(f"{self._seed} {document_id}".encode("utf-8", "surrogatepass")).digest(8)
-        # 52 bits and a half: never 0, and never rounded to 1.
+        # 52 bits plus one half: never 0, and never rounded to 1.
         share = ((int.from_bytes(digest) >> 12) + 0.5) / 2**52
         logarithm = self._of_logarithm.inv_cdf(share)
         return max(1, round(math.exp(min(max(logarithm, self._shortest), self._longest))))
 
 
 class SyntheticWorkload(Workload):
-    """Requests of one of the ``PATTERNS`` with Poisson arrivals; equal settings and seeds make equal requests.
+    """Requests of one of the ``PATTERNS`` with Poisson arrivals. Equal settings and seeds give equal requests.
 
-    A shorter workload is the beginning of a longer one. Memory goes with the number of documents, not of requests.
+    A shorter workload is the start of a longer one. Memory grows with the number of documents, not of requests.
     """
 
     def __init__(self, pattern: str, settings: SyntheticSettings, seed: int) -> None:
@@ -90,7 +90,7 @@ class SyntheticWorkload(Workload):
         self._settings = settings
         self._seed = seed
         random = np.random.default_rng([seed, 0])
-        # The numbers in the ids say nothing about popularity, so that an order by id favours nobody.
+        # Ids are independent of popularity, so that ordering by id favours no document.
         self._first = PATTERNS[pattern](settings, random.permutation(settings.documents))
         self._neighbours = _neighbours(settings, random)
         lengths = DocumentLengths(settings.mean_tokens, seed)
@@ -99,16 +99,16 @@ class SyntheticWorkload(Workload):
 
     @property
     def length(self) -> int:
-        """As many as the settings say."""
+        """The configured number of requests."""
         return self._settings.requests
 
     def requests(self) -> Iterator[TraceRequest]:
-        """The requests, drawn block by block."""
+        """Iterate over the requests, drawn block by block."""
         random = np.random.default_rng([self._seed, 1])
         documents = self._documents
         last_s = 0.0
         for start in range(0, self._settings.requests, BLOCK):
-            # A block is drawn whole even where it is cut, so that what precedes does not depend on the length.
+            # Blocks are always drawn whole, so that a request does not depend on the workload's length.
             arrivals = last_s + np.cumsum(random.exponential(1 / self._settings.rate, BLOCK))
             numbers = self._draw(start, random)
             questions = np.maximum(1, random.poisson(self._settings.question_tokens, BLOCK))
@@ -119,28 +119,28 @@ class SyntheticWorkload(Workload):
                 yield TraceRequest(arrival_s, tuple([documents[number] for number in chosen]), question_tokens)
 
     def _draw(self, start: int, random: np.random.Generator) -> Numbers:
-        """The documents of a block of requests, [BLOCK, top_k]."""
+        """Return the documents of a block of requests, [BLOCK, top_k]."""
         first = self._first(start, random.random(BLOCK))
         listed = self._neighbours.shape[1]
         others = random.random(BLOCK) < self._settings.other_neighbours
         turns = np.where(others, random.integers(1, max(2, listed), BLOCK), 0)
         if not listed:
             return first[:, None]
-        # Another set of neighbours is another stretch of the same list.
+        # Unusual neighbours are another stretch of the same list.
         places = (turns[:, None] + np.arange(self._settings.top_k - 1)) % listed
         return np.concatenate([first[:, None], self._neighbours[first[:, None], places]], axis=1)
 
 
 def zipf(settings: SyntheticSettings, by_rank: Numbers) -> Callable[[int, Shares], Numbers]:
-    """Popularity by Zipf's law: the document of rank r is drawn with a weight of r to the power of -alpha."""
+    """Popularity by Zipf's law: rank r has a weight of r to the power of -alpha."""
     ranks = _zipf_ranks(settings)
     return lambda start, draws: by_rank[ranks(draws)]  # noqa: ARG005
 
 
 def temporal(settings: SyntheticSettings, by_rank: Numbers) -> Callable[[int, Shares], Numbers]:
-    """Popularity by Zipf's law, with ranks that drift: a new document takes the first, and all others move down one.
+    """Popularity by Zipf's law with drifting ranks: a new document becomes the first, and all others move down.
 
-    The one at the end of the ranks is the next new one, so popularity rotates through the documents.
+    The last document in rank is the next new one, so popularity rotates through the documents.
     """
     ranks = _zipf_ranks(settings)
 
@@ -153,7 +153,7 @@ def temporal(settings: SyntheticSettings, by_rank: Numbers) -> Callable[[int, Sh
 
 
 def uniform(settings: SyntheticSettings, by_rank: Numbers) -> Callable[[int, Shares], Numbers]:
-    """No popularity: each document is drawn as often as any other."""
+    """Uniform popularity: every document is drawn equally often."""
     return lambda start, draws: by_rank[(draws * settings.documents).astype(np.int64)]  # noqa: ARG005
 
 
@@ -162,26 +162,26 @@ PATTERNS: dict[str, Callable[[SyntheticSettings, Numbers], Callable[[int, Shares
     "temporal": temporal,
     "uniform": uniform,
 }
-"""The access patterns: each makes, of settings and documents by rank, what draws first documents.
+"""The access patterns. Each takes the settings and the documents by rank, and returns a function that draws.
 
-What draws is called with a block's first request's number and a share in [0, 1) for each of its requests.
+The function takes the index of a block's first request and a share in [0, 1) for each request of the block.
 """
 
 
 def _zipf_ranks(settings: SyntheticSettings) -> Callable[[Shares], Numbers]:
-    """Ranks from 0 for shares in [0, 1)."""
+    """Return a function from shares in [0, 1) to ranks from 0."""
     weights = np.cumsum(np.arange(1, settings.documents + 1, dtype=np.float64) ** -settings.alpha)
     weights /= weights[-1]
     return lambda draws: np.searchsorted(weights, draws, side="right").astype(np.int64)
 
 
 def _neighbours(settings: SyntheticSettings, random: np.random.Generator) -> Numbers:
-    """Each document's list of different other ones, [documents, four times what is taken of it if there are]."""
+    """Return each document's list of distinct neighbours, [documents, up to four times the number used per request]."""
     count = settings.documents
     listed = min(count - 1, 4 * (settings.top_k - 1))
     if not listed:
         return np.zeros((count, 0), np.int64)
-    # One from each of equal stretches of the circle that begins behind the document: different without looking.
+    # One from each of equal arcs of the circle that starts behind the document, which makes them distinct.
     edges = 1 + np.arange(listed + 1) * (count - 1) // listed
     steps = random.integers(edges[:-1], edges[1:], (count, listed))
     return random.permuted((np.arange(count)[:, None] + steps) % count, axis=1)

@@ -1,4 +1,4 @@
-"""Vectors made up to be searched as embeddings of real text are."""
+"""Synthetic vectors that search like embeddings of real text."""
 
 import numpy as np
 import numpy.typing as npt
@@ -6,7 +6,7 @@ import numpy.typing as npt
 from retriever.embedding.base import Vector
 
 _BLOCK = 4096
-"""Documents that are made together."""
+"""Documents made together."""
 
 _LATENT = 128
 _PER_TOPIC = 20
@@ -18,11 +18,14 @@ _Rows = npt.NDArray[np.float64]
 class SyntheticVectors:
     """``count`` unit vectors of ``dimension`` numbers, and questions near some of them; repeatable by ``seed``.
 
-    A mixture of mixtures in 128 of the dimensions: fields of 50 topics, topics of 20 documents. Chosen to be like
-    SQuAD's paragraphs under MiniLM in what staged search lives on. Of 21,000 vectors in 512 lists, the best 5 are known
-    after 1/16 of an exhaustive search for 83 % of the questions (SQuAD: 85 %), and after 1/16 of a search of an eighth
-    of the lists for 49 % (55 %); the spread of cosines between questions and documents is 0.09 for both. Independent
-    noise would have neither.
+    A mixture of mixtures in 128 of the dimensions: fields of 50 topics, topics of 20 documents. It is tuned to match
+    SQuAD's paragraphs under MiniLM in what staged search depends on. For 21,000 vectors in 512 lists:
+
+    - The best 5 are known after 1/16 of an exhaustive search for 83 % of the questions (SQuAD: 85 %).
+    - They are known after 1/16 of a search of an eighth of the lists for 49 % (SQuAD: 55 %).
+    - The spread of cosines between questions and documents is 0.09 for both.
+
+    Independent noise would have neither.
     """
 
     def __init__(self, count: int, dimension: int, seed: int) -> None:
@@ -38,14 +41,14 @@ class SyntheticVectors:
         self.dimension = dimension
 
     def documents(self, first: int, count: int) -> Vector:
-        """The vectors of documents ``first`` and following, [count, dimension]."""
+        """Return the vectors of ``count`` documents from ``first`` on, [count, dimension]."""
         blocks = range(first // _BLOCK, (first + count - 1) // _BLOCK + 1)
         rows = np.concatenate([self._latent(block) for block in blocks])
         start = first - blocks.start * _BLOCK
         return np.ascontiguousarray(rows[start : start + count] @ self._basis, np.float32)
 
     def question(self, number: int) -> Vector:
-        """The vector of a question, [dimension], at a cosine of 0.6 to a document drawn by the question's number."""
+        """Return a question's vector, [dimension], at a cosine of 0.6 to a document drawn by ``number``."""
         draws = np.random.default_rng((self._seed, 1, number))
         document = int(draws.integers(self.count))
         about = self._latent(document // _BLOCK)[document % _BLOCK]

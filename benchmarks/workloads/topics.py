@@ -1,12 +1,12 @@
-"""Questions that come in topics, with the chunks that real retrieval finds for them: so documents come back.
+"""Questions in topics, with the chunks that real retrieval finds for them, so that documents repeat.
 
-A topic begins with a question drawn at random. Next come the questions that the documents found for it answer, then
-those that the documents found for these do, and so on until the topic has its share; then another topic begins. So
-users ask about what lies together. In the end all are put in random order.
+A topic starts with a random question. Next come the questions that the documents found for it answer, then those that
+the documents found for these answer, and so on until the topic is full; then another topic starts. Users too ask about
+related things. In the end all questions are shuffled.
 
-Each question comes once. One that came again would have the same documents in the same order, so that every strategy
-finds all of them, and would say nothing new of answers. Questions drawn one by one hardly ever share a document of a
-large corpus. Where questions do not name the documents that answer them, each is a topic of its own.
+Each question appears once. A repeated question would have the same documents in the same order, which every strategy
+hits, and would add nothing to the scores. Without topics, questions over a large corpus hardly ever share a document.
+If questions do not name the documents that answer them, each is a topic of its own.
 """
 
 import random
@@ -27,16 +27,16 @@ from retriever.settings import RetrieverSettings
 
 
 class FoundQuestion(msgspec.Struct, frozen=True):
-    """A question, and the chunks that were found for it, best first."""
+    """A question and its retrieved chunks, best first."""
 
     question: Question
     chunks: tuple[Chunk, ...]
 
 
 class TopicDraw:
-    """Draws questions of topics of ``topic_questions`` each, repeatably with ``seed``, and retrieves for them.
+    """Draws questions in topics of ``topic_questions`` each, repeatable by ``seed``, and retrieves their chunks.
 
-    The retriever of these settings keeps its corpora in ``folder``; ``progress`` hears (step, done, total).
+    The retriever keeps its corpora in ``folder``. ``progress`` is called with (step, done, total).
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class TopicDraw:
         self._progress = progress
 
     async def draw(self, dataset: Dataset, count: int) -> list[FoundQuestion]:
-        """``count`` questions of the set that have an answer, or all, with ``top_k`` chunks each if there are so many.
+        """Return ``count`` answerable questions of the set, or all, with up to ``top_k`` chunks each.
 
-        Raises ConfigError where no question has an answer, and what the retriever raises.
+        Raises ConfigError if no question has an answer, and what the retriever raises.
         """
         draws = random.Random(f"topics {self._seed}")  # noqa: S311 - a repeatable draw
         questions = [question for question in dataset.questions() if question.answers]

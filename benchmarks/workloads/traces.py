@@ -1,11 +1,11 @@
-"""Readers of request traces: a plain format, RAGPulse and Mooncake; gzipped or not, told by what they hold.
+"""Readers of request traces: a plain format, RAGPulse and Mooncake. Compression and format are detected.
 
-Each reads line by line and keeps no request. The plain format has a JSON object a line:
+Traces are read line by line; no request is kept. The plain format has one JSON object per line:
 
     {"t": 0.5, "docs": [{"id": "a", "tokens": 512}], "question_tokens": 20}
 
-``t`` in seconds, never less than on the line before; optionally ``output_tokens``, ``system_tokens`` and ``system_id``.
-A document's tokens must be the same wherever its id stands, which is not checked. Fields of other names are ignored.
+``t`` is in seconds and never falls. ``output_tokens``, ``system_tokens`` and ``system_id`` are optional. A document
+must have the same number of tokens everywhere; this is not checked. Unknown fields are ignored.
 """
 
 import gzip
@@ -29,9 +29,9 @@ T = TypeVar("T")
 
 
 class JsonLines(Generic[T]):
-    """A file of JSON objects, one a line, each of type ``record``; empty lines are skipped.
+    """A file of JSON objects of type ``record``, one per line. Empty lines are skipped.
 
-    Reading raises ConfigError with the file, the line's number from 1, and what is wrong with it.
+    Reading raises ConfigError with the file, the line number from 1, and the fault.
     """
 
     def __init__(self, path: Path, record: type[T]) -> None:
@@ -39,17 +39,17 @@ class JsonLines(Generic[T]):
         self._decoder = msgspec.json.Decoder(record)
 
     def __iter__(self) -> Iterator[tuple[int, T]]:
-        """Each line's number and record."""
+        """Yield each line's number and record."""
         for number, line in self.lines():
             try:
                 record = self._decoder.decode(line)
-            # Bytes that are no UTF-8 are neither of msgspec's errors.
+            # Invalid UTF-8 raises UnicodeDecodeError, which is not one of msgspec's errors.
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise self.fault(number, str(error)) from error
             yield number, record
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Each line's number and its bytes, not looked into."""
+        """Yield each line's number and bytes, without decoding."""
         number = 0
         try:
             with self.path.open("rb") as file:
@@ -63,7 +63,7 @@ class JsonLines(Generic[T]):
             raise self.fault(number + 1, f"cannot be read: {error}") from error
 
     def fault(self, number: int, what: str) -> ConfigError:
-        """The error that says what is wrong with a line."""
+        """Return the error for a line."""
         return ConfigError(f"{self.path}, line {number}: {what}")
 
 
@@ -75,7 +75,10 @@ R = TypeVar("R", bound=_Timed)
 
 
 class TraceFile(Workload, Generic[R]):
-    """A trace with a record a request. Reading raises ConfigError for a broken line, and where time goes backwards."""
+    """A trace with one record per request.
+
+    Reading raises ConfigError for an invalid line, or if time goes backwards.
+    """
 
     def __init__(self, name: str, lines: JsonLines[R]) -> None:
         self.name = name
@@ -83,11 +86,11 @@ class TraceFile(Workload, Generic[R]):
 
     @cached_property
     def length(self) -> int | None:
-        """The file's lines, which are counted without decoding them."""
+        """The number of lines, counted without decoding."""
         return sum(1 for _ in self._lines.lines())
 
     def requests(self) -> Iterator[TraceRequest]:
-        """The requests in the file's order."""
+        """Iterate over the requests in the file's order."""
         last_s: float | None = None
         for number, record in self._lines:
             if last_s is not None and record.t < last_s:
@@ -97,7 +100,7 @@ class TraceFile(Workload, Generic[R]):
 
     @abstractmethod
     def _request(self, record: R, number: int) -> TraceRequest:
-        """What the record on this line stands for."""
+        """Return the request of this line's record."""
 
 
 class _PlainDocument(msgspec.Struct, frozen=True):
@@ -139,7 +142,7 @@ class _Block(msgspec.Struct, frozen=True):
 
 
 class RagPulseRecord(_Timed, frozen=True):
-    """A request of RAGPulse: the ids of its prompt's components, and of the retrieved ones among them, in order."""
+    """A request of RAGPulse: the ids of its prompt's components, and of the retrieved passages, in order."""
 
     input_len: Length
     output_len: Count
@@ -148,13 +151,13 @@ class RagPulseRecord(_Timed, frozen=True):
 
 
 class RagPulseTrace(TraceFile[RagPulseRecord]):
-    """The RAGPulse trace: requests to a university's question answering, and a table of what their components are.
+    """The RAGPulse trace: requests to a university's question answering, with a table of prompt components.
 
-    The documents are the passages in prompt order, and the first component of kind ``sys_prompt`` is the system prompt.
-    All else counts as question, wherever it stands: the further ``sys_prompt`` parts, most of which differ from request
-    to request, history, web search, the user's input and the template's own tokens. It belongs to one request, and
-    RAGTree's prompts have what belongs to one request behind the documents. Requests without passages stay in. The
-    table of components is kept in memory.
+    The documents are the passages in prompt order. The first component of kind ``sys_prompt`` is the system prompt.
+    Everything else counts as question, wherever it is: further ``sys_prompt`` parts, most of which differ between
+    requests, history, web search, the user's input and the template's tokens. All of it belongs to one request, and
+    RAGTree's prompts put that behind the documents. Requests without passages are kept. The table of components is kept
+    in memory.
     """
 
     def __init__(self, name: str, requests: Path, blocks: Path) -> None:
@@ -163,7 +166,7 @@ class RagPulseTrace(TraceFile[RagPulseRecord]):
 
     @cached_property
     def _blocks(self) -> dict[int, tuple[bool, TraceDocument]]:
-        """Of each component, whether it is part of a system prompt, and its id and tokens."""
+        """For each component, whether it is part of a system prompt, and its id and tokens."""
         return {
             block.id: (block.kind == "sys_prompt", TraceDocument(_name(block.id), block.tokens))
             for _, block in self._table
@@ -184,7 +187,7 @@ class RagPulseTrace(TraceFile[RagPulseRecord]):
 
 
 class MooncakeRecord(_Timed, frozen=True):
-    """A request of Mooncake: the ids of its prompt's blocks, each for a block and all that stands before it."""
+    """A request of Mooncake: the ids of its prompt's blocks. An id stands for the block and all blocks before it."""
 
     input_len: Length
     output_len: Count
@@ -192,10 +195,10 @@ class MooncakeRecord(_Timed, frozen=True):
 
 
 class MooncakeTrace(TraceFile[MooncakeRecord]):
-    """The Mooncake trace, whose blocks of 512 tokens are its documents; the last one of a request is what is left.
+    """The Mooncake trace. Its blocks of 512 tokens are the documents; a request's last block has the rest.
 
-    Where ``input_len`` leaves nothing for the last block, it has 512 tokens like the others. A request's blocks are
-    numbered upwards, and ids are padded with zeros, so that sorting blocks by id leaves them in place.
+    If ``input_len`` leaves nothing for the last block, it has 512 tokens too. A request's blocks have rising numbers,
+    and ids are padded with zeros, so sorting by id keeps their order.
     """
 
     def __init__(self, name: str, path: Path) -> None:
@@ -210,10 +213,10 @@ class MooncakeTrace(TraceFile[MooncakeRecord]):
 
 
 def open_trace(path: Path, name: str) -> Workload:
-    """The trace in this file, or in this folder's ``requests.jsonl[.gz]``, read as what its first line looks like.
+    """Open the trace in this file, or in this folder's ``requests.jsonl[.gz]``. The first line decides the format.
 
-    RAGPulse has its table of components beside it, ``blocks.jsonl[.gz]``. Raises ConfigError for a trace of no known
-    kind, one that holds nothing, and one that lacks a file.
+    RAGPulse has its table of components beside it, in ``blocks.jsonl[.gz]``. Raises ConfigError for an unknown format,
+    an empty trace, or a missing file.
     """
     requests = _file(path, "requests") if path.is_dir() else path
     for number, fields in JsonLines(requests, dict[str, msgspec.Raw]):

@@ -1,4 +1,4 @@
-"""A corpus of made-up documents under made-up vectors, in a retriever as it ships: the search itself is real."""
+"""A corpus of synthetic documents with synthetic vectors, in the shipped retriever: only the search is real."""
 
 import asyncio
 import random
@@ -21,13 +21,13 @@ from retriever.retriever import Retriever
 TENANT = "bench"
 COLLECTION = "vectors"
 BATCH = 5000
-"""Documents of one ingestion job."""
+"""Documents per ingestion job."""
 
 _NUMBER = re.compile(r"^(?:Document|Question) (\d+)\.")
 
 
 class VectorEmbedder:
-    """The embedder of such texts: each names the vector that it has."""
+    """Embedder of synthetic texts: each text names its vector."""
 
     def __init__(self, vectors: SyntheticVectors) -> None:
         self._vectors = vectors
@@ -36,15 +36,15 @@ class VectorEmbedder:
         self.max_tokens = 8192
         self.fingerprint = f"synthetic:{vectors.count}x{vectors.dimension}"
         self.tokenizer: Tokenizer = word_tokenizer()
-        # To make a question's vector up takes longer than a model needs to embed it.
+        # Generating a question's vector takes longer than embedding one with a model.
         self.question = lru_cache(maxsize=4096)(vectors.question)
 
     def embed_query(self, text: str) -> Vector:
-        """The vector of a question, [dimension]."""
+        """Return the vector of a question, [dimension]."""
         return self.question(_number(text))
 
     def embed_documents(self, texts: Sequence[str]) -> Vector:
-        """The vectors of documents, [n, dimension]."""
+        """Return the vectors of documents, [n, dimension]."""
         numbers = [_number(text) for text in texts]
         first = min(numbers)
         rows: Vector = self._vectors.documents(first, max(numbers) - first + 1)[np.array(numbers) - first]
@@ -52,12 +52,12 @@ class VectorEmbedder:
 
 
 def question(number: int) -> str:
-    """The text of a question."""
+    """Return the text of a question."""
     return f"Question {number}. What is known about this?"
 
 
 def document(number: int, words: int) -> str:
-    """The text of a document, of so many made-up words; no two are alike."""
+    """Return the text of a document with ``words`` synthetic words. No two are alike."""
     draws = random.Random(number)  # noqa: S311 - made-up text needs no secrecy
     return f"Document {number}. " + " ".join(
         "".join(draws.choices(SYLLABLES, k=draws.randint(2, 3))) for _ in range(words)
@@ -65,7 +65,7 @@ def document(number: int, words: int) -> str:
 
 
 async def ingest_vectors(retriever: Retriever, count: int, words: int, progress: Progress) -> None:
-    """Put the documents in; those that are there already cost little. Raises what the retriever raises."""
+    """Ingest the documents. Documents that are already stored cost little. Raises what the retriever raises."""
     for first in range(await _present(retriever), count, BATCH):
         numbers = range(first, min(count, first + BATCH))
         lines = [msgspec.json.encode({"id": f"d{number}", "text": document(number, words)}) for number in numbers]
@@ -75,11 +75,11 @@ async def ingest_vectors(retriever: Retriever, count: int, words: int, progress:
             job = await retriever.get_job(TENANT, job.job_id)
             progress("ingesting", first + job.stored + job.unchanged, count)
         if job.failed_documents:
-            raise InternalError(f"the corpus did not go in whole: {job.last_error}")
+            raise InternalError(f"the corpus was not ingested completely: {job.last_error}")
 
 
 async def _present(retriever: Retriever) -> int:
-    """How many of the documents are there, in whole batches."""
+    """Return the number of stored documents, in whole batches."""
     held = {info.name: info.documents for info in await retriever.list_collections(TENANT)}
     return held.get(COLLECTION, 0) // BATCH * BATCH
 
@@ -87,5 +87,5 @@ async def _present(retriever: Retriever) -> int:
 def _number(text: str) -> int:
     named = _NUMBER.match(text)
     if named is None:
-        raise InvalidRequest(f"no vector is made up for {text[:40]!r}")
+        raise InvalidRequest(f"there is no synthetic vector for {text[:40]!r}")
     return int(named[1])

@@ -9,20 +9,20 @@ from typing import NamedTuple
 from protocol.errors import ConfigError
 
 PAPER_MEAN_TOKENS = 3718.0
-"""The mean length of a document in the corpus that RAGCache measures with, Wikipedia."""
+"""Mean length of a document in RAGCache's corpus, Wikipedia."""
 
 
 class TraceDocument(NamedTuple):
-    """A document as a cache sees it: equal ids are equal texts, of ``tokens`` tokens, at least one."""
+    """A document as a cache sees it: equal ids are equal texts of ``tokens`` tokens, at least one."""
 
     id: str
     tokens: int
 
 
 class TraceRequest(NamedTuple):
-    """A request: its arrival in seconds, and in tokens what its prompt is made of, in the prompt's order.
+    """A request: its arrival in seconds, and the parts of its prompt in tokens, in prompt order.
 
-    System prompt, documents, question: those of equal ``system_id`` begin with the same system prompt.
+    The order is system prompt, documents, question. Requests with the same ``system_id`` share a system prompt.
     """
 
     arrival_s: float
@@ -34,38 +34,41 @@ class TraceRequest(NamedTuple):
 
 
 class Workload(ABC):
-    """A stream of requests in the order of their arrival that can be read any number of times, and is never a list."""
+    """A stream of requests in order of arrival. It can be read any number of times, and is never held in memory."""
 
     name: str
 
     @property
     @abstractmethod
     def length(self) -> int | None:
-        """How many requests there are; None where only reading all of them would tell."""
+        """The number of requests; None if only reading all of them would tell."""
 
     @abstractmethod
     def requests(self) -> Iterator[TraceRequest]:
-        """The requests from the first on, the same ones at each call. Raises ConfigError where a file is broken."""
+        """Iterate over the requests from the first on; the same ones each time.
+
+        Raises ConfigError for an invalid file.
+        """
 
     def top_k(self, k: int) -> "Workload":
-        """The same requests with the first ``k`` documents of each only."""
+        """Return the same requests with only the first ``k`` documents of each."""
         return FirstDocuments(self, k)
 
     def limit(self, count: int) -> "Workload":
-        """The first ``count`` requests only."""
+        """Return only the first ``count`` requests."""
         return FirstRequests(self, count)
 
     def at_rate(self, requests_per_s: float) -> "Workload":
-        """The same requests at another mean rate, with bursts and lulls in proportion."""
+        """Return the same requests at another mean rate, with bursts and lulls in proportion."""
         return AtRate(self, requests_per_s)
 
     def in_canonical_order(self) -> "Workload":
-        """The same requests with the documents of each ordered by id, so that equal sets share a prefix."""
+        """Return the same requests with documents ordered by id, so that equal sets share a prefix."""
         return CanonicalOrder(self)
 
 
 class DerivedWorkload(Workload):
-    """A workload made of another one's requests, under its name."""
+    """A workload made from another one's requests, under its name."""
 
     def __init__(self, source: Workload) -> None:
         self.name = source.name
@@ -73,12 +76,12 @@ class DerivedWorkload(Workload):
 
     @property
     def length(self) -> int | None:
-        """As many as the source has."""
+        """The source's length."""
         return self._source.length
 
 
 class FirstDocuments(DerivedWorkload):
-    """A workload's requests with their first ``k`` documents. Raises ConfigError unless ``k`` is at least 1."""
+    """Keeps the first ``k`` documents of each request. Raises ConfigError unless ``k`` is at least 1."""
 
     def __init__(self, source: Workload, k: int) -> None:
         super().__init__(source)
@@ -87,13 +90,13 @@ class FirstDocuments(DerivedWorkload):
         self._k = k
 
     def requests(self) -> Iterator[TraceRequest]:
-        """The source's requests, cut."""
+        """Iterate over the shortened requests."""
         for request in self._source.requests():
             yield request._replace(documents=request.documents[: self._k])
 
 
 class FirstRequests(DerivedWorkload):
-    """A workload's first ``count`` requests. Raises ConfigError unless ``count`` is at least 1."""
+    """Keeps the first ``count`` requests. Raises ConfigError unless ``count`` is at least 1."""
 
     def __init__(self, source: Workload, count: int) -> None:
         super().__init__(source)
@@ -103,29 +106,29 @@ class FirstRequests(DerivedWorkload):
 
     @property
     def length(self) -> int | None:
-        """The limit, or as many as the source has."""
+        """The limit, or the source's length if that is less."""
         length = super().length
         return length if length is None else min(length, self._count)
 
     def requests(self) -> Iterator[TraceRequest]:
-        """The source's requests up to the limit."""
+        """Iterate over the requests up to the limit."""
         return islice(self._source.requests(), self._count)
 
 
 class CanonicalOrder(DerivedWorkload):
-    """A workload's requests with their documents ordered by id."""
+    """Orders each request's documents by id."""
 
     def requests(self) -> Iterator[TraceRequest]:
-        """The source's requests, each reordered."""
+        """Iterate over the reordered requests."""
         for request in self._source.requests():
             yield request._replace(documents=tuple(sorted(request.documents)))
 
 
 class AtRate(DerivedWorkload):
-    """A workload's requests with the times between them scaled to a mean rate; the first arrives at 0.
+    """Scales the times between requests to a mean rate; the first arrives at 0.
 
-    The mean is over the gaps between arrivals. It takes a reading of the whole source before the first request. Raises
-    ConfigError for a rate that is not positive, and when read if all requests arrive at once.
+    The mean is over the gaps between arrivals, which takes a full reading of the source before the first request.
+    Raises ConfigError for a rate that is not positive, and on reading if all requests arrive at once.
     """
 
     def __init__(self, source: Workload, requests_per_s: float) -> None:
@@ -135,13 +138,13 @@ class AtRate(DerivedWorkload):
         self._scaling: tuple[float, float] | None = None
 
     def requests(self) -> Iterator[TraceRequest]:
-        """The source's requests, each at its new time."""
+        """Iterate over the requests at their new times."""
         first_s, factor = self._scaling = self._scaling or self._measure()
         for request in self._source.requests():
             yield request._replace(arrival_s=(request.arrival_s - first_s) * factor)
 
     def _measure(self) -> tuple[float, float]:
-        """The first arrival, and what a gap has to be multiplied by."""
+        """Return the first arrival and the factor for gaps."""
         first_s = last_s = 0.0
         gaps = -1
         for request in self._source.requests():
@@ -150,11 +153,13 @@ class AtRate(DerivedWorkload):
             if gaps == 0:
                 first_s = last_s
         if gaps > 0 and last_s <= first_s:
-            raise ConfigError(f"all requests of {self.name} arrive at once, which no rate can be made of", param="rate")
+            raise ConfigError(
+                f"all requests of {self.name} arrive at once, so they cannot be scaled to a rate", param="rate"
+            )
         return first_s, self._gap_s * gaps / (last_s - first_s) if gaps > 0 else 1.0
 
 
 def check_rate(rate: float) -> None:
-    """Raise ConfigError unless this is a rate at which requests can arrive."""
+    """Raise ConfigError unless the rate is positive and finite."""
     if not 0 < rate < math.inf:
-        raise ConfigError(f"the rate must be a positive number of requests a second, and is {rate}", param="rate")
+        raise ConfigError(f"the rate must be a positive number of requests per second, not {rate}", param="rate")

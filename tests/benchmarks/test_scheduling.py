@@ -70,7 +70,7 @@ def test_progress_is_told_from_growing_to_the_last_measurement():
     SchedulingBenchmark("LRU", DEVICE, seed=0).run(
         [60, 100], 45, lambda step, done, total: heard.setdefault(step, []).append((done, total))
     )
-    assert list(heard) == ["growing a tree of 60 nodes", "growing a tree of 100 nodes", "measuring"]
+    assert list(heard) == ["filling a tree of 60 nodes", "filling a tree of 100 nodes", "measuring"]
     for steps in heard.values():
         assert steps == sorted(steps)
         assert steps[-1][0] == steps[-1][1]
