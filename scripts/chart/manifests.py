@@ -1,4 +1,4 @@
-"""Whether rendered manifests are what Kubernetes, KubeRay and the Prometheus operator take."""
+"""Checks rendered manifests against the schemas of Kubernetes, KubeRay and the Prometheus operator."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -12,21 +12,21 @@ from scripts.chart.custom_resources import MONITORING, Schema
 from scripts.chart.helm import Manifest
 
 OLDEST_KUBERNETES = "1.29"
-"""The oldest version that the chart's kubeVersion admits."""
+"""The oldest version that the chart's kubeVersion allows."""
 
-# It reads its definitions anew for each manifest otherwise.
+# Without a cache it would read its definitions for each manifest.
 kubernetes_schemas.schema_contents = cache(kubernetes_schemas.schema_contents)
 
 
 class ManifestChecker:
-    """Finds what is wrong with manifests. Without KubeRay's schema, of a RayService only its pods are checked."""
+    """Finds faults in manifests. Without KubeRay's schema, only the pods of a RayService are checked."""
 
     def __init__(self, ray_service: Schema | None) -> None:
         schemas = MONITORING | ({"RayService": ray_service} if ray_service else {})
         self._custom = {kind: jsonschema.Draft202012Validator(schema) for kind, schema in schemas.items()}
 
     def faults(self, manifest: Manifest) -> list[str]:
-        """A line for each thing that is wrong, none where nothing is."""
+        """Return one line for each fault."""
         kind = manifest["kind"]
         if kind == "RayService":
             found = [*self._custom_faults(manifest), *_pod_faults(manifest)]
@@ -43,7 +43,7 @@ class ManifestChecker:
 
 
 def pod_templates(ray_service: Manifest) -> dict[str, Any]:
-    """The pod templates of a RayService by the names of their groups; the head's is ``head``."""
+    """Return the pod templates of a RayService by group name; the head's group is ``head``."""
     cluster = ray_service["spec"]["rayClusterConfig"]
     workers = {group["groupName"]: group["template"] for group in cluster["workerGroupSpecs"]}
     return {"head": cluster["headGroupSpec"]["template"], **workers}

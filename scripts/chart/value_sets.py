@@ -1,4 +1,4 @@
-"""The chart, and what it is rendered with to be checked."""
+"""The chart, and the value sets that it is checked with."""
 
 from pathlib import Path
 
@@ -7,6 +7,6 @@ CHART = ROOT / "helm" / "ragtree"
 
 
 def value_sets() -> dict[str, tuple[Path, ...]]:
-    """Files of values by a name for them: none at all, the presets, and what stands in the chart's ci/."""
+    """Return the value files by name: none at all, the presets, and those in the chart's ci/."""
     files = [*sorted(CHART.glob("values-*.yaml")), *sorted((CHART / "ci").glob("*-values.yaml"))]
     return {"defaults": (), **{path.stem.removeprefix("values-").removesuffix("-values"): (path,) for path in files}}
