@@ -30,7 +30,7 @@ class QueryLogContract:
         async with noting() as log:
             assert await log.counted(as_search) == {}
 
-    async def test_what_makes_no_sense_any_more_is_passed_over(self, noting):
+    async def test_unreadable_entries_are_skipped(self, noting):
         async with noting() as log:
             log.note(search(1))
             log.note(search(2, query=" "))
@@ -38,7 +38,7 @@ class QueryLogContract:
         async with noting() as log:
             assert await log.counted(as_search) == {search(1): 1}
 
-    async def test_it_goes_on_where_it_ended(self, noting):
+    async def test_a_reopened_log_appends(self, noting):
         for number in range(3):
             async with noting() as log:
                 log.note(search(number))

@@ -29,7 +29,7 @@ def test_every_dependency_says_its_licence_its_use_and_why_it_was_chosen(name):
     assert all(cells)
 
 
-def test_no_row_outlives_its_dependency():
+def test_every_row_has_a_dependency():
     assert sorted(ROWS) == DECLARED
 
 

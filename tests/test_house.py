@@ -26,7 +26,10 @@ TOO_LONG_TESTS = {
     "cachectl": "the tests of controller and scheduler are being split",
     "gateway": "the tests of queries are being split",
 }
-CROWDED = {"docs": "results hold one file for each benchmark"}
+CROWDED = {
+    "cachectl": "cachectl/tree has 23 files",
+    "docs": "docs/results has one file for each benchmark",
+}
 
 
 def files_below(folder: str) -> list[Path]:

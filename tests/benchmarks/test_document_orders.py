@@ -157,7 +157,7 @@ async def test_f1_stands_beside_its_difference_question_by_question(result):
     assert canonical.f1_over_retrieval.high == 0
 
 
-async def test_what_retrieval_leaves_is_told_of_prompts_as_they_were_asked(result):
+async def test_answer_in_prompt_counts_only_documents_of_the_prompt(result):
     # The first question's document, and the third's: an alternative is enough, but a document must fit.
     assert [row.answer_in_prompt for row in result.rows] == [pytest.approx(2 / 3)] * 3
     # Of seven documents that fit, only the second came again.
@@ -173,7 +173,7 @@ async def test_each_set_begins_with_nothing_cached(systems, questions):
     assert systems.asked[RETRIEVAL][0] == "question 0"
 
 
-async def test_what_is_asked_together_shares_no_document(systems):
+async def test_questions_asked_together_share_no_document(systems):
     systems._answers = {order: [""] * 12 for order in DocumentOrder}
     names = ["ab", "ac", "de", "af", "ad", "gh", "ab", "ij", "kl", "ca", "mn", "op"]
     questions = [found(number, *(chunk(name) for name in pair)) for number, pair in enumerate(names)]

@@ -47,7 +47,7 @@ def test_the_graph_finds_more_in_its_second_stage(result):
     assert full > 0.8
 
 
-def test_progress_hears_each_step(result, heard):
+def test_progress_reports_each_step(result, heard):
     assert heard == {"training lists": (1, 1), "searching lists": (2, 2), "linking the graph": (1, 1)}
 
 
@@ -61,7 +61,7 @@ def test_vectors_come_in_topics_and_questions_stand_near_some():
     assert 0.07 < cosines.std() < 0.11
 
 
-def test_vectors_are_the_same_in_whatever_parts_they_are_asked_for():
+def test_vectors_do_not_depend_on_the_requested_range():
     data, again = (SyntheticVectors(9000, 64, seed=1) for _ in range(2))
     assert (data.documents(4000, 3000) == again.documents(0, 9000)[4000:7000]).all()
     assert (data.question(7) == again.question(7)).all()

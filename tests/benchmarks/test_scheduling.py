@@ -65,7 +65,7 @@ def test_the_largest_tree_is_compared_with_the_smallest_in_whatever_order_they_c
     assert result.p50_ratio == pytest.approx(largest.p50_us / smallest.p50_us)
 
 
-def test_progress_is_told_from_growing_to_the_last_measurement():
+def test_progress_reports_filling_and_measuring():
     heard: dict[str, list[tuple[int, int]]] = {}
     SchedulingBenchmark("LRU", DEVICE, seed=0).run(
         [60, 100], 45, lambda step, done, total: heard.setdefault(step, []).append((done, total))

@@ -103,7 +103,7 @@ def test_the_interval_of_a_mean_is_about_two_standard_errors_wide():
     assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.1 * error)
 
 
-def test_equal_values_leave_no_doubt_of_their_mean():
+def test_interval_of_equal_values_is_empty():
     assert bootstrap_interval([0.5] * 7, 0) == (0.5, 0.5)
 
 

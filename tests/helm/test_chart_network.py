@@ -55,7 +55,7 @@ class TestNetworkPolicy:
         assert {"from": [{"podSelector": policy["podSelector"]}]} in policy["ingress"]
         assert {"to": [{"podSelector": policy["podSelector"]}]} in policy["egress"]
 
-    def test_outward_there_are_names_redis_and_what_was_added(self, everything):
+    def test_pods_may_only_call_dns_redis_and_configured_targets(self, everything):
         ports = [[p["port"] for p in rule.get("ports", [])] for rule in _policies(everything)[""]["egress"]]
         assert ports == [[], [53, 53], [6380], [4318]]
 
@@ -64,7 +64,7 @@ class TestNetworkPolicy:
         alone = render(settings=("autoscaling.enabled=false",))
         assert _policies(alone)["-head"]["egress"] == []
 
-    def test_nobody_named_is_nobody_let_in(self, render):
+    def test_nobody_may_call_the_gateway_by_default(self, render):
         closed = render(settings=("networkPolicy.allowFrom=[]", "networkPolicy.prometheus=[]"))
         assert _policies(closed)["-gateway"]["ingress"] == []
         assert all(rule["from"] for policy in _policies(closed).values() for rule in policy["ingress"])

@@ -135,7 +135,7 @@ def test_every_value_is_described_and_in_the_schema_and_in_the_readme():
 
 
 @pytest.mark.parametrize("page", [CHART / "README.md", ROOT / "README.md"])
-def test_what_the_pages_set_are_values(page):
+def test_values_set_in_the_docs_exist(page):
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     named = re.findall(r"--set ([\w.]+)=", page.read_text())
     assert named
@@ -143,7 +143,7 @@ def test_what_the_pages_set_are_values(page):
         reduce(lambda part, key: part[key], name.split("."), values)
 
 
-def test_the_chart_goes_with_the_project():
+def test_chart_version_matches_the_project():
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     project = (ROOT / "pyproject.toml").read_text()
     assert f'version = "{chart["appVersion"]}"' in project

@@ -75,7 +75,7 @@ def test_redis_is_reached_by_ragtree_alone():
     ]
 
 
-def test_what_ragtree_is_told_are_options():
+def test_compose_sets_only_options_that_exist():
     ours = [name for name in ALL["services"]["ragtree"]["environment"] if name.startswith("RAGTREE_")]
     assert ours
     assert [name for name in ours if not is_option(name)] == []
@@ -116,7 +116,7 @@ def test_shared_memory_holds_kv_and_rays_object_store_and_the_limit_holds_both(f
     assert _gib(ragtree["deploy"]["resources"]["limits"]["memory"]) >= 2 * shared
 
 
-def test_a_stop_has_the_time_that_it_may_take():
+def test_stop_grace_period_is_long_enough():
     grace = parse_duration(ALL["services"]["ragtree"]["stop_grace_period"])
     assert grace >= PERSIST_S + 2 * 10
 

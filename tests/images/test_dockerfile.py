@@ -73,7 +73,7 @@ def test_the_image_sets_only_options_that_exist(target):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_ray_is_told_the_same_as_outside_of_a_container(target):
+def test_image_sets_the_same_ray_variables(target):
     # But who may call it: that is a setting of the cluster that a container joins.
     told = {name: value for name, value in RAY_ENVIRONMENT.items() if name != "RAY_AUTH_MODE"}
     assert {name: environment(target).get(name) for name in told} == told
@@ -110,7 +110,7 @@ def test_what_the_image_is_made_of_reaches_the_builder(path):
         "cachectl/__pycache__/tree.cpython-311.pyc",
     ],
 )
-def test_what_the_image_has_no_use_for_stays_out(path):
+def test_image_excludes_unused_files(path):
     assert not reaches_builder(path)
 
 

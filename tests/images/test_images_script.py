@@ -32,13 +32,13 @@ def make_images(tmp_path):
     return run
 
 
-def test_without_docker_it_says_so(make_images):
+def test_missing_docker_is_reported(make_images):
     ran = make_images(None)
     assert ran.returncode == 1
     assert "Docker, which is not installed" in ran.stderr
 
 
-def test_without_an_engine_it_says_so_in_dockers_words(make_images):
+def test_missing_docker_engine_is_reported_with_its_error(make_images):
     ran = make_images('echo "Cannot connect to the Docker daemon" >&2; exit 1')
     assert ran.returncode == 1
     assert "engine does not answer: Cannot connect to the Docker daemon" in ran.stderr
@@ -55,5 +55,5 @@ def test_one_image_is_built_alone(make_images):
     assert make_images('[ "$1" = version ] || echo "$@"', "gpu").stdout.count("--target") == 1
 
 
-def test_a_build_that_fails_fails(make_images):
+def test_failing_build_fails_the_script(make_images):
     assert make_images('[[ "$*" != *"--target cpu"* ]]').returncode == 1

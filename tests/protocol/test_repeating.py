@@ -28,7 +28,7 @@ class Work:
                 await self._done.wait()
 
 
-async def test_it_is_done_after_each_pause_and_ends_with_the_context():
+async def test_work_runs_after_each_pause_and_ends_with_the_context():
     work = Work()
     async with repeated(work, 0.001):
         assert work.times == 0
@@ -39,7 +39,7 @@ async def test_it_is_done_after_each_pause_and_ends_with_the_context():
 
 
 @pytest.mark.parametrize(("error", "traceback"), [(Unavailable("away"), False), (KeyError("defect"), True)])
-async def test_a_failure_is_told_and_tried_again(error, traceback):
+async def test_failure_is_logged_and_work_is_tried_again(error, traceback):
     work = Work(error)
     with capture_logs() as logs:
         async with repeated(work, 0.001):
@@ -47,7 +47,7 @@ async def test_a_failure_is_told_and_tried_again(error, traceback):
     assert [(entry["event"], bool(entry["exc_info"])) for entry in logs] == [("repeated_work_failed", traceback)]
 
 
-async def test_what_is_under_way_when_the_context_ends_is_cancelled():
+async def test_running_work_is_cancelled_when_the_context_ends():
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
     async def work():

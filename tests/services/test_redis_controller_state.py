@@ -31,20 +31,20 @@ def state(redis):
     return RedisControllerState(redis.link, "test")
 
 
-async def test_what_is_kept_is_found(state):
+async def test_snapshot_is_saved_and_loaded(state):
     # More than travel at once.
     kept = some(1234)
     assert await state.keep(NOTHING, kept)
     assert await state.load() == kept
 
 
-async def test_nothing_is_found_where_nothing_was_kept(state):
+async def test_missing_snapshot_is_empty(state):
     assert await state.load() == NOTHING
     assert await state.keep(NOTHING, NOTHING)
     assert (await state.load()).nodes == {}
 
 
-async def test_changes_are_put_into_what_is_there(state):
+async def test_changes_are_merged_into_the_snapshot(state):
     before = some(3)
     await state.keep(NOTHING, before)
     nodes = {**before.nodes, "0000": node("document 0", 5), "beef": node("new")}
@@ -54,13 +54,13 @@ async def test_changes_are_put_into_what_is_there(state):
     assert await state.load() == after
 
 
-async def test_all_anew_leaves_nothing_of_before(state):
+async def test_full_snapshot_replaces_the_old_one(state):
     await state.keep(NOTHING, some(100))
     assert await state.keep(NOTHING, some(2, accesses=3))
     assert await state.load() == some(2, accesses=3)
 
 
-async def test_while_redis_is_away_nothing_is_kept_and_afterwards_all(state, redis, redis_server):
+async def test_snapshot_is_saved_once_redis_is_back(state, redis, redis_server):
     await state.keep(NOTHING, some(3))
     redis_server.kill()
     assert not await state.keep(some(3), some(4))
@@ -72,14 +72,14 @@ async def test_while_redis_is_away_nothing_is_kept_and_afterwards_all(state, red
     assert await state.load() == some(4)
 
 
-async def test_what_cannot_be_read_is_taken_for_nothing(state, redis_server):
+async def test_unreadable_snapshot_is_empty(state, redis_server):
     await state.keep(NOTHING, some(2))
     with redis_server.client() as client:
         client.hset("test:kv:nodes", "0000", b"\xc1 not msgpack")
     assert await state.load() == NOTHING
 
 
-async def test_a_full_server_keeps_what_it_had(state, redis_server):
+async def test_full_server_keeps_the_old_snapshot(state, redis_server):
     await state.keep(NOTHING, some(2))
     redis_server.fill()
     assert not await state.keep(NOTHING, some(50))

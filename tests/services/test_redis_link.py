@@ -16,7 +16,7 @@ async def ping(link: RedisLink) -> bool:
     return await link.call("test", link.client.ping)
 
 
-async def test_a_call_comes_to_what_redis_says(redis_server):
+async def test_call_returns_redis_answer(redis_server):
     async with linked(redis_server) as its:
         assert its.link.up
         assert await ping(its.link)
@@ -24,7 +24,7 @@ async def test_a_call_comes_to_what_redis_says(redis_server):
         assert its.errors("test") == 0
 
 
-async def test_a_server_that_is_absent_at_start_is_found_when_it_comes(redis_server):
+async def test_link_finds_a_server_that_starts_later(redis_server):
     redis_server.kill()
     with capture_logs() as logs:
         async with linked(redis_server) as its:
@@ -38,7 +38,7 @@ async def test_a_server_that_is_absent_at_start_is_found_when_it_comes(redis_ser
     assert [line["event"] for line in logs] == ["redis_is_away", "redis_is_there"]
 
 
-async def test_a_killed_server_costs_one_call_and_is_logged_once(redis_server):
+async def test_killed_server_fails_one_call_slowly_and_is_logged_once(redis_server):
     with capture_logs() as logs:
         async with linked(redis_server) as its:
             redis_server.kill()
@@ -57,7 +57,7 @@ async def test_a_killed_server_costs_one_call_and_is_logged_once(redis_server):
     assert [line["event"] for line in logs] == ["redis_is_there", "redis_is_away", "redis_is_there"]
 
 
-async def test_a_server_that_hangs_costs_one_timeout_and_then_nothing(redis_server):
+async def test_hanging_server_costs_one_timeout(redis_server):
     async with linked(redis_server, timeout_s=QUICK_S) as its:
         redis_server.hang()
         began = time.monotonic()
@@ -76,7 +76,7 @@ async def test_a_server_that_hangs_costs_one_timeout_and_then_nothing(redis_serv
         assert await ping(its.link)
 
 
-async def test_an_answer_that_came_too_late_is_nobody_elses(redis_server):
+async def test_late_answer_is_not_given_to_another_call(redis_server):
     async with linked(redis_server, timeout_s=QUICK_S) as its:
         client = its.link.client
         await client.set("late", "old")
@@ -89,7 +89,7 @@ async def test_an_answer_that_came_too_late_is_nobody_elses(redis_server):
         assert await its.link.call("test", lambda: client.echo("now")) == b"now"
 
 
-async def test_a_process_that_is_late_itself_does_not_take_redis_for_lost(redis_server):
+async def test_busy_process_does_not_take_redis_for_down(redis_server):
     async with linked(redis_server, timeout_s=QUICK_S) as its:
         assert await ping(its.link)
         redis_server.hang()
@@ -103,7 +103,7 @@ async def test_a_process_that_is_late_itself_does_not_take_redis_for_lost(redis_
         assert its.link.up
 
 
-async def test_a_full_server_is_there_and_refuses(redis_server):
+async def test_full_server_refuses_but_is_up(redis_server):
     async with linked(redis_server) as its:
         redis_server.fill()
         with pytest.raises(RedisAway):
@@ -114,7 +114,7 @@ async def test_a_full_server_is_there_and_refuses(redis_server):
         assert await its.link.call("test", lambda: its.link.client.set("a", "b"))
 
 
-async def test_a_wrong_password_is_an_absence(redis_server):
+async def test_wrong_password_counts_as_down(redis_server):
     with redis_server.client() as client:
         client.config_set("requirepass", "right")
     with capture_logs() as logs:
@@ -128,7 +128,7 @@ async def test_a_wrong_password_is_an_absence(redis_server):
     "url",
     ["localhost:6379", "http://x", "redis://u:hunter2@h:port", "redis://h:1/0?nonsense=1", "**********", ""],
 )
-def test_urls_that_are_none(tmp_path, monkeypatch, url: str):
+def test_invalid_urls_are_refused(tmp_path, monkeypatch, url: str):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAGTREE_REDIS__URL", url)
     with pytest.raises(ConfigError, match=r"redis\.url") as refused:
@@ -136,7 +136,7 @@ def test_urls_that_are_none(tmp_path, monkeypatch, url: str):
     assert "hunter2" not in refused.value.message
 
 
-def test_the_environment_names_the_server(tmp_path, monkeypatch, redis_server):
+def test_environment_configures_the_server(tmp_path, monkeypatch, redis_server):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAGTREE_REDIS__URL", redis_server.url)
     found = load_config().redis

@@ -54,7 +54,7 @@ async def test_gateways_write_to_one_stream(redis_server):
         assert await one.counted(as_search) == {search(1): 2}
 
 
-async def test_the_newest_stay(redis_server):
+async def test_stream_keeps_the_newest_entries(redis_server):
     async with stream(redis_server, most=100) as (log, _):
         for number in range(900):
             log.note(search(number))
@@ -76,7 +76,7 @@ async def test_a_long_log_is_read_page_by_page(redis_server, monkeypatch):
 
 
 @pytest.mark.parametrize("lost", ["killed", "hanging", "full"])
-async def test_entries_wait_while_redis_is_lost_and_go_in_when_it_is_back(redis_server, monkeypatch, lost: str):
+async def test_entries_are_written_when_redis_is_back(redis_server, monkeypatch, lost: str):
     monkeypatch.setattr(query_log, "MOST_WAITING", 5)
     away = {"killed": redis_server.kill, "hanging": redis_server.hang, "full": redis_server.fill}
     back = {"killed": redis_server.start, "hanging": redis_server.go_on, "full": redis_server.empty}
@@ -96,7 +96,7 @@ async def test_entries_wait_while_redis_is_lost_and_go_in_when_it_is_back(redis_
         assert (await log.counted(as_search)).keys() == {search(number) for number in range(5)}
 
 
-async def test_what_waits_at_the_end_is_written_or_lost_without_delay(redis_server):
+async def test_waiting_entries_are_written_or_dropped_at_the_end(redis_server):
     async with stream(redis_server) as (log, _):
         log.note(search(1))
     with redis_server.client() as client:
@@ -109,7 +109,7 @@ async def test_what_waits_at_the_end_is_written_or_lost_without_delay(redis_serv
     redis_server.go_on()
 
 
-async def test_entries_that_are_too_long_are_not_noted(redis_server):
+async def test_long_entries_are_dropped(redis_server):
     async with stream(redis_server) as (log, its):
         log.note(search(query="x" * query_log.LONGEST_ENTRY))
         assert its.value("ragtree_query_log_dropped_total") == 1
@@ -117,7 +117,7 @@ async def test_entries_that_are_too_long_are_not_noted(redis_server):
         assert not client.exists(KEY)
 
 
-async def test_what_waits_is_not_tried_while_redis_is_away(redis_server, monkeypatch):
+async def test_waiting_entries_are_not_tried_while_redis_is_down(redis_server, monkeypatch):
     monkeypatch.setattr(query_log, "PROBE_S", 0.001)
     async with stream(redis_server) as (log, its):
         redis_server.kill()

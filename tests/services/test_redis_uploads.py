@@ -31,7 +31,7 @@ async def recording(
         yield RedisUploadRecords(its.link, "test", 100.0), its
 
 
-async def test_a_key_is_claimed_and_then_names_its_job(redis_server):
+async def test_key_is_claimed_and_then_bound_to_its_job(redis_server):
     async with recording(redis_server) as (records, _), recording(redis_server) as (others, _):
         assert await records.begin("acme", "k", "h1") is None
         assert await others.begin("acme", "k", "h1") is None, "the same upload is never kept out"
@@ -44,7 +44,7 @@ async def test_a_key_is_claimed_and_then_names_its_job(redis_server):
         assert await others.begin("acme", "k", "h1") == "job-1", "and nobody has taken it over"
 
 
-async def test_what_was_refused_frees_its_key_and_no_other(redis_server):
+async def test_refused_upload_releases_only_its_own_key(redis_server):
     async with recording(redis_server) as (records, _):
         await records.begin("acme", "k", "h1")
         await records.refused("acme", "k", "h2")
@@ -57,7 +57,7 @@ async def test_what_was_refused_frees_its_key_and_no_other(redis_server):
         assert await records.begin("acme", "k", "h2") == "job-2", "what is durable stays so"
 
 
-async def test_a_claim_ends_by_itself(redis_server, monkeypatch):
+async def test_claim_expires(redis_server, monkeypatch):
     monkeypatch.setattr(redis_uploads, "CLAIM_S", 0.05)
     async with recording(redis_server) as (records, _):
         await records.begin("acme", "k", "h1")
@@ -71,7 +71,7 @@ async def test_a_claim_ends_by_itself(redis_server, monkeypatch):
                 await asyncio.sleep(0.01)
 
 
-async def test_jobs_are_found_by_their_tenant_alone(redis_server):
+async def test_jobs_are_visible_only_to_their_tenant(redis_server):
     async with recording(redis_server) as (records, _):
         await records.saw("acme", JOB)
         assert await records.last_seen("acme", "job-1") == JOB
@@ -79,7 +79,7 @@ async def test_jobs_are_found_by_their_tenant_alone(redis_server):
         assert await records.last_seen("acme", "job-2") is None
 
 
-async def test_keys_are_digests_and_end(redis_server):
+async def test_keys_are_digests_and_expire(redis_server):
     async with recording(redis_server) as (records, _):
         await records.begin("acme", "secret-key", "h1")
         await records.accepted("acme", "secret-key", "h1", "job-1")
@@ -91,7 +91,7 @@ async def test_keys_are_digests_and_end(redis_server):
         assert all(0 < client.ttl(key) <= 100 for key in keys)
 
 
-async def test_a_record_of_another_version_is_none(redis_server):
+async def test_record_of_another_version_is_ignored(redis_server):
     async with recording(redis_server) as (records, _):
         await records.saw("acme", JOB)
         with redis_server.client() as client:
@@ -101,7 +101,7 @@ async def test_a_record_of_another_version_is_none(redis_server):
 
 
 @pytest.mark.parametrize("lost", ["kill", "hang", "fill"])
-async def test_without_redis_nothing_is_known_and_nothing_fails(redis_server, lost: str):
+async def test_records_are_empty_without_redis(redis_server, lost: str):
     async with recording(redis_server, timeout_s=1.0) as (records, its):
         getattr(redis_server, lost)()
         began = time.monotonic()
@@ -141,7 +141,7 @@ async def retrieving(folder: Path, shards: int = 1) -> AsyncIterator[Retriever]:
 
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("redis_there", [True, False])
-async def test_one_key_through_two_gateways_is_one_job(redis_server, tmp_path, shards: int, redis_there: bool):
+async def test_one_key_through_two_gateways_makes_one_job(redis_server, tmp_path, shards: int, redis_there: bool):
     if not redis_there:
         redis_server.kill()
     async with (
@@ -179,7 +179,7 @@ class Dying:
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("at", ["begin", "saw", "accepted"])
-async def test_a_gateway_that_dies_loses_no_upload_and_doubles_none(redis_server, tmp_path, at: str, after: bool):
+async def test_dying_gateway_neither_loses_nor_doubles_an_upload(redis_server, tmp_path, at: str, after: bool):
     async with recording(redis_server) as (records, _), retrieving(tmp_path) as retriever:
         with pytest.raises(asyncio.CancelledError):
             await Uploads(retriever, Dying(records, at, after), Looks()).put_document("acme", "c", upload("one"), "k")
@@ -192,7 +192,7 @@ async def test_a_gateway_that_dies_loses_no_upload_and_doubles_none(redis_server
         assert (await retriever.get_document("acme", "c", "d")).text == "one"
 
 
-async def test_redis_never_makes_a_lost_upload_look_accepted(redis_server, tmp_path):
+async def test_lost_upload_is_accepted_again(redis_server, tmp_path):
     async with recording(redis_server) as (records, _):
         async with retrieving(tmp_path / "lost") as retriever:
             await Uploads(retriever, records, Looks()).put_document("acme", "c", upload("one"), "k")
@@ -203,7 +203,7 @@ async def test_redis_never_makes_a_lost_upload_look_accepted(redis_server, tmp_p
             assert (await retriever.get_job("acme", seen.job.job_id)).total == 1, "it was taken in anew"
 
 
-async def test_a_body_that_was_refused_does_not_keep_its_key(redis_server, tmp_path):
+async def test_refused_body_releases_its_key(redis_server, tmp_path):
     async with recording(redis_server) as (records, _), retrieving(tmp_path) as retriever:
         uploads = Uploads(retriever, records, Looks())
         with pytest.raises(UnreadableDocument):
@@ -211,7 +211,7 @@ async def test_a_body_that_was_refused_does_not_keep_its_key(redis_server, tmp_p
         assert (await uploads.put_document("acme", "c", upload("better"), "k")).job.total == 1
 
 
-async def test_while_the_retriever_is_away_what_was_seen_is_told(redis_server, tmp_path):
+async def test_last_seen_job_is_returned_while_the_retriever_is_down(redis_server, tmp_path):
     async with recording(redis_server) as (records, _), recording(redis_server) as (others, _):
         async with retrieving(tmp_path) as retriever:
             seen = (await Uploads(retriever, records, Looks()).put_document("acme", "c", upload("one"), "k")).job

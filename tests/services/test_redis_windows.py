@@ -46,7 +46,7 @@ async def test_two_gateways_share_a_limit(redis_server):
         assert (await other.standing("b", 10)).room == 3
 
 
-async def test_a_key_does_not_begin_anew_when_redis_goes(redis_server):
+async def test_a_key_keeps_its_count_when_redis_goes_down(redis_server):
     async with shared(redis_server) as (windows, its):
         assert [await windows.take("a", 3) for _ in range(5)] == [True] * 3 + [False] * 2
         redis_server.kill()
@@ -56,7 +56,7 @@ async def test_a_key_does_not_begin_anew_when_redis_goes(redis_server):
         assert its.errors(STORE) == 3
 
 
-async def test_a_full_redis_limits_nobody_less(redis_server):
+async def test_limits_hold_while_redis_is_full(redis_server):
     async with shared(redis_server) as (windows, its):
         redis_server.fill()
         assert [await windows.take("a", 2) for _ in range(4)] == [True, True, False, False]
@@ -77,7 +77,7 @@ async def test_a_redis_that_comes_back_empty_is_used_again(redis_server):
         assert [await windows.take("a", 1) for _ in range(2)] == [True, False]
 
 
-async def test_nothing_is_kept_for_longer_than_two_minutes(redis_server):
+async def test_windows_expire_within_two_minutes(redis_server):
     async with shared(redis_server) as (windows, _):
         await windows.take("owner/requests", 5)
         await windows.charge("owner/tokens", 500)

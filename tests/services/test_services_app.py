@@ -21,7 +21,7 @@ class Shard:
             await asyncio.Event().wait()
 
 
-async def test_a_silent_shard_is_found_missing_before_the_gateway_gives_up_the_retriever(monkeypatch):
+async def test_silent_shard_times_out_before_the_retriever_does(monkeypatch):
     monkeypatch.setattr(app, "_handle", lambda name: name)
     monkeypatch.setattr(app, "retriever_handle", Shard)
     config = Config(gateway={"readiness_timeout_s": 0.4}, retriever={"shards": {"count": 2, "on_lost": "partial"}})
@@ -31,7 +31,7 @@ async def test_a_silent_shard_is_found_missing_before_the_gateway_gives_up_the_r
 
 
 @pytest.mark.parametrize("with_redis", [False, True])
-async def test_one_setting_says_where_the_gateway_keeps_what_it_shares(monkeypatch, redis_server, tmp_path, with_redis):
+async def test_redis_url_selects_the_gateways_stores(monkeypatch, redis_server, tmp_path, with_redis):
     # No part is asked anything here.
     monkeypatch.setattr(app, "_parts", lambda _: Mock())
     redis = {"url": redis_server.url} if with_redis else {}

@@ -37,7 +37,7 @@ def trace(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_every_policy_is_measured_on_the_same_requests(trace):
+def test_policies_are_measured_on_the_same_requests(trace):
     room = ("--gpu-tokens", "300", "--host-tokens", "700")
     result = json.loads(bench("policies", "--trace", trace, *room, "--policies", "all", "--json"))
     assert list(result["policies"]) == simulated_policies()
@@ -49,24 +49,24 @@ def test_every_policy_is_measured_on_the_same_requests(trace):
     assert result["policies"]["BELADY"]["doc_hit_rate"] >= result["policies"]["LRU"]["doc_hit_rate"] > 0
 
 
-def test_top_k_cuts_the_requests(trace):
+def test_top_k_limits_documents_per_request(trace):
     result = json.loads(bench("policies", "--trace", trace, "--policies", "LRU", "--top-k", "1", "--json"))
     assert result["policies"]["LRU"]["documents"] == 60
 
 
-def test_without_json_there_is_a_table(trace):
+def test_policies_print_a_table_by_default(trace):
     printed = bench("policies", "--trace", trace, "--policies", "LRU,PGDSF")
     assert "PGDSF" in printed
     assert "{" not in printed
 
 
-def test_a_picture_is_drawn_of_hit_rates_by_size(trace, tmp_path):
+def test_plot_shows_hit_rates_by_size(trace, tmp_path):
     picture = tmp_path / "hits.png"
     bench("policies", "--trace", trace, "--policies", "LRU,PGDSF", "--host-tokens", "400", "--plot", str(picture))
     assert picture.read_bytes().startswith(PNG)
 
 
-def test_the_size_can_be_chosen_by_what_lru_hits(trace):
+def test_cache_size_is_chosen_by_lru_hit_rate(trace):
     arguments = ("policies", "--trace", trace, "--policies", "LRU", "--gpu-tokens", "0", "--json")
     result = json.loads(bench(*arguments, "--at-lru", "0.5"))
     assert result["policies"]["LRU"]["token_hit_rate"] >= 0.5
@@ -74,7 +74,7 @@ def test_the_size_can_be_chosen_by_what_lru_hits(trace):
     assert json.loads(bench(*arguments, "--host-tokens", smaller))["policies"]["LRU"]["token_hit_rate"] < 0.5
 
 
-def test_the_papers_table_stands_beside_the_published_ranges():
+def test_paper_table_has_the_published_ranges():
     result = json.loads(bench("policies", "--paper-table2", "--requests", "60", "--json"))
     assert list(result["workloads"]) == ["mmlu-like", "nq-like"]
     for table in result["workloads"].values():
@@ -89,7 +89,7 @@ def test_an_unknown_policy_is_refused_before_anything_runs(trace):
         bench("policies", "--trace", trace, "--policies", "LRU,BEST")
 
 
-def test_an_unknown_trace_is_refused_with_the_names_there_are():
+def test_an_unknown_trace_is_refused_with_the_known_names():
     with pytest.raises(ConfigError, match="ragpulse"):
         bench("policies", "--trace", "no-such-trace")
 
@@ -136,7 +136,7 @@ def tales(tmp_path: Path, monkeypatch) -> str:
     return str(tmp_path)
 
 
-def test_orders_are_compared_on_the_sets_that_are_named(tales):
+def test_orders_compares_the_given_sets(tales):
     arguments = ("orders", "--data", tales, "--sets", "tales", "--top-k", "2", "--at-once", "3")
     rows = json.loads(bench(*arguments, "--json"))["rows"]
     assert [row["order"] for row in rows] == ["retrieval", "canonical", "cached-first"]
@@ -146,11 +146,11 @@ def test_orders_are_compared_on_the_sets_that_are_named(tales):
     assert [row["f1_over_retrieval"] for row in rows] == [None] + [{"mean": 0.0, "low": 0.0, "high": 0.0}] * 2
     printed = bench(*arguments)
     assert "cached-first" in printed
-    assert "tales: 4 questions, for 100% of which" in printed
+    assert "tales: 4 questions; the prompt holds a right answer for 100%" in printed
     assert "{" not in printed
 
 
-def test_orders_over_a_set_that_is_not_there_are_refused_before_anything_runs(tales):
+def test_orders_refuses_a_missing_set_before_anything_runs(tales):
     with pytest.raises(ConfigError, match="no data set 'nowhere'"):
         bench("orders", "--data", tales, "--sets", "tales,nowhere")
     assert not (Path(tales) / "cache").exists()

@@ -13,7 +13,7 @@ def elsewhere(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_environment_goes_before_the_file(elsewhere, monkeypatch):
+def test_environment_overrides_the_file(elsewhere, monkeypatch):
     (elsewhere / "ragtree.yaml").write_text("server: {port: 1111}\ngateway: {default_top_k: 7}\n")
     monkeypatch.setenv("RAGTREE_SERVER__PORT", "2222")
     config = load_config()
@@ -30,7 +30,7 @@ def test_the_environment_goes_before_the_file(elsewhere, monkeypatch):
         ("RAGTREE_CONFIG", "/no/such/file.yaml", "/no/such/file.yaml"),
     ],
 )
-def test_bad_values_in_the_environment(monkeypatch, name, value, said):
+def test_invalid_environment_values_are_reported(monkeypatch, name, value, said):
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=said):
         load_config()
@@ -39,7 +39,7 @@ def test_bad_values_in_the_environment(monkeypatch, name, value, said):
 @pytest.mark.parametrize(
     "content", [b"- a\n- list\n", b"just words", b"server: {port: [", b"caf\xe9: 1", b"sevrer: {port: 1}"]
 )
-def test_files_that_hold_no_options(elsewhere, content):
+def test_invalid_config_files_are_reported(elsewhere, content):
     (elsewhere / "ragtree.yaml").write_bytes(content)
     with pytest.raises(ConfigError) as refused:
         load_config()

@@ -67,13 +67,13 @@ PARTS = [b"x" * 16_384] * 64
     ],
     ids=["line", "header", "headers", "trailer", "chunk extension"],
 )
-async def test_a_head_without_end_is_cut(sent):
+async def test_server_closes_a_connection_with_an_endless_head(sent):
     async with listening() as address:
         told = await answered(address, *sent)
         assert told == b"reset" or told.startswith(b"HTTP/1.1 400")
 
 
-async def test_long_heads_and_long_bodies_pass():
+async def test_server_accepts_long_heads_and_bodies():
     async with listening() as address:
         head = HEAD + b"X-Long: " + b"x" * (MOST_UNREAD_BYTES - 1000) + b"\r\nContent-Length: 1048576\r\n\r\n"
         assert (await answered(address, head, *PARTS)).endswith(b'["POST", 1048576]')
@@ -97,7 +97,7 @@ async def test_long_heads_and_long_bodies_pass():
         b"X: a\rContent-Length: 4\r\n",
     ],
 )
-async def test_a_request_that_two_servers_could_read_differently_is_refused(head):
+async def test_server_refuses_ambiguous_requests(head):
     """A proxy in front that took another length for the right one would have a second request smuggled in."""
     async with listening() as address:
         told = await answered(address, HEAD + head + b"\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -105,7 +105,7 @@ async def test_a_request_that_two_servers_could_read_differently_is_refused(head
         assert b"GET" not in told
 
 
-async def test_a_client_that_stops_reading_is_let_go(monkeypatch):
+async def test_server_drops_a_client_that_stops_reading(monkeypatch):
     monkeypatch.setattr(foreground, "STALLED_MS", 500)
     ended = asyncio.Event()
 

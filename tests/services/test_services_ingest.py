@@ -52,7 +52,7 @@ def ingestion(client):
         yield Ingestion(client, "c", progress)
 
 
-def test_two_files_of_one_id_do_not_replace_each_other(client, ingestion, tmp_path):
+def test_ingest_refuses_a_second_file_with_the_same_id(client, ingestion, tmp_path):
     files = [tmp_path / "a" / "readme.md", tmp_path / "b" / "readme.md"]
     for file in files:
         file.parent.mkdir()
@@ -65,7 +65,7 @@ def test_two_files_of_one_id_do_not_replace_each_other(client, ingestion, tmp_pa
     assert (ingestion.stored, ingestion.failed) == (1, 1)
 
 
-def test_a_file_that_is_named_twice_is_no_conflict(client, ingestion, tmp_path):
+def test_ingest_accepts_the_same_file_twice(client, ingestion, tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("text")
     for _ in range(2):
@@ -73,7 +73,7 @@ def test_a_file_that_is_named_twice_is_no_conflict(client, ingestion, tmp_path):
     assert ingestion.failed == 0
 
 
-def test_batches_are_bounded_in_lines_and_in_bytes_and_lose_nothing(client, ingestion, monkeypatch):
+def test_batches_are_limited_in_lines_and_bytes_and_complete(client, ingestion, monkeypatch):
     monkeypatch.setattr(ingest, "BATCH_DOCUMENTS", 3)
     monkeypatch.setattr(ingest, "BATCH_BYTES", 100)
     lines = [json.dumps({"id": str(n), "text": "x" * (90 if n == 4 else 1)}).encode() + b"\n" for n in range(8)]
@@ -83,7 +83,7 @@ def test_batches_are_bounded_in_lines_and_in_bytes_and_lose_nothing(client, inge
     assert all(len(batch) <= 100 or batch.count(b"\n") == 1 for batch in client.batches)
 
 
-def test_a_broken_line_is_named_by_its_place_in_the_file(ingestion, tmp_path, monkeypatch):
+def test_ingest_reports_a_broken_line_by_its_number_in_the_file(ingestion, tmp_path, monkeypatch):
     monkeypatch.setattr(ingest, "BATCH_DOCUMENTS", 3)
     file: Path = tmp_path / "many.jsonl"
     file.write_text("\n".join(["{}"] * 4 + ["broken"] + ["{}"] * 3 + ["broken"]))

@@ -53,26 +53,26 @@ def names(replicas) -> list[str]:
     return [replica.replica_id.unique_id for replica in replicas]
 
 
-async def test_a_call_that_names_an_instance_goes_there_and_others_to_any(router):
+async def test_router_sends_a_named_call_to_its_instance_and_others_to_any(router):
     candidates = [Replica(name) for name in ("a", "b", "c")]
     assert [names(rank) for rank in await router.choose_replicas(candidates, call("b"))] == [["b"]]
     assert [names(rank) for rank in await router.choose_replicas(candidates, call())] == [["a", "b", "c"]]
     assert [names(rank) for rank in await router.choose_replicas(candidates)] == [["a", "b", "c"]]
 
 
-async def test_where_the_named_one_is_gone_another_gets_the_call_and_says_so(router):
+async def test_router_falls_back_to_another_replica_if_the_named_one_is_gone(router):
     assert names((await router.choose_replicas([Replica("a"), Replica("b")], call("gone")))[0]) == ["a", "b"]
     assert (await router.choose_replicas([], call("gone"))) == [[]]
 
 
-async def test_it_is_known_which_replicas_there_are(router):
+async def test_router_records_the_replicas_of_its_application(router):
     assert known_replicas.replicas_of(APP) == {"a", "b", "c"}
     router.update_replicas([Replica("b")])
     assert known_replicas.replicas_of(APP) == {"b"}
     assert known_replicas.replicas_of("another") == frozenset()
 
 
-async def test_many_calls_at_once_each_go_where_they_are_to(router):
+async def test_concurrent_calls_reach_their_instances(router):
     wanted = ["a", "b", "c", "b", "a", "c"] * 5
     async with asyncio.timeout(5):
         chosen = await asyncio.gather(
@@ -81,7 +81,7 @@ async def test_many_calls_at_once_each_go_where_they_are_to(router):
     assert names(chosen) == wanted
 
 
-async def test_calls_of_one_request_at_once_each_go_where_they_are_to(router):
+async def test_concurrent_calls_of_one_request_reach_their_instances(router):
     """Serve gives all calls that a request of its own makes the id of that request."""
     wanted = ["a", "b", "c", "b", "a"]
     async with asyncio.timeout(5):
@@ -89,7 +89,7 @@ async def test_calls_of_one_request_at_once_each_go_where_they_are_to(router):
     assert names(chosen) == wanted
 
 
-async def test_nothing_is_kept_of_a_call_that_has_its_replica(router):
+async def test_router_keeps_no_reference_to_a_routed_call(router):
     """Each carries a prompt: Serve's own code keeps those that name a replica, until one is looked for by that name."""
     made = [call(name, f"request {n}") for n, name in enumerate(["a", "b", "a", ""] * 5)]
     left = [weakref.ref(each) for each in made]
@@ -102,7 +102,7 @@ async def test_nothing_is_kept_of_a_call_that_has_its_replica(router):
     assert [each() for each in left if each() is not None] == []
 
 
-async def test_a_call_that_is_given_up_is_in_nobodys_way(router):
+async def test_a_cancelled_call_does_not_block_others(router):
     async with asyncio.timeout(5):
         calls = [asyncio.create_task(router._choose_replica_for_request(call(name))) for name in "abc"]
         await asyncio.sleep(0)
@@ -152,7 +152,7 @@ def part():
     known_replicas.set_replicas(APP, ())
 
 
-async def test_a_plan_is_streamed_and_ended_where_it_is_to_be(part):
+async def test_handle_streams_and_ends_a_plan_on_its_instance(part):
     generator = GeneratorHandle(part)
     streams = [generator.stream(plan(name, name), Sampling(8)) for name in ("a", "b")]
     await generator.end("a")
@@ -172,7 +172,7 @@ async def test_a_plan_is_streamed_and_ended_where_it_is_to_be(part):
     assert generator._streaming == {}
 
 
-async def test_what_names_no_instance_goes_to_any(part):
+async def test_handle_sends_a_plan_without_instance_to_any(part):
     generator = GeneratorHandle(part)
     stream = generator.stream(plan("q", ""), Sampling(8))
     await anext(stream)
@@ -181,7 +181,7 @@ async def test_what_names_no_instance_goes_to_any(part):
     await stream.aclose()
 
 
-async def test_a_stream_that_breaks_is_open_no_more(part):
+async def test_handle_forgets_a_stream_that_breaks(part):
     generator = GeneratorHandle(part)
     with pytest.raises(EngineDied):
         async for _ in generator.stream(plan("q", "a", "breaks"), Sampling(8)):
@@ -190,7 +190,7 @@ async def test_a_stream_that_breaks_is_open_no_more(part):
     assert part.calls[-1] == ("a", "closed", "q")
 
 
-async def test_instances_that_are_gone_are_forgotten_when_others_come(part):
+async def test_handle_forgets_instances_that_are_gone(part):
     generator = GeneratorHandle(part)
     first = generator.at("a")
     assert generator.at("a") is first

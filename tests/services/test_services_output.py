@@ -15,7 +15,7 @@ def log(monkeypatch):
     return written
 
 
-def test_a_log_has_a_step_s_begin_and_end_and_a_line_now_and_then(log):
+def test_step_bars_without_a_terminal_print_start_end_and_a_line_now_and_then(log):
     now = 0.0
     with output.StepBars(lambda: now) as show:
         for done in range(101):
@@ -27,7 +27,7 @@ def test_a_log_has_a_step_s_begin_and_end_and_a_line_now_and_then(log):
     ]
 
 
-def test_steps_that_nobody_knows_the_end_of_are_counted(log):
+def test_step_bars_count_steps_of_unknown_length(log):
     with output.StepBars(lambda: 0.0) as show:
         show("reading", 7, None)
         show.advance("ingesting", 3, 9)

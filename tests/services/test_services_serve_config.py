@@ -24,23 +24,23 @@ def deployments(config: Config) -> dict[str, dict]:
     return {app["name"]: app["deployments"][0] for app in serve_config(config)["applications"]}
 
 
-def test_the_file_in_the_repository_is_that_of_the_defaults():
+def test_repository_file_matches_the_defaults():
     assert (ROOT / "services" / "serve.yaml").read_text() == render(load_config())
 
 
-def test_it_is_a_config_file_to_serve_itself():
+def test_ray_serve_accepts_the_file():
     schema = ServeDeploySchema.model_validate(yaml.safe_load(render(load_config())))
     assert [app.name for app in schema.applications] == ["retriever", "controller", "generator", "gateway"]
     assert [app.route_prefix for app in schema.applications] == [None, None, None, "/"]
 
 
-def test_every_application_is_there_to_be_imported():
+def test_every_application_can_be_imported():
     for app in serve_config(load_config())["applications"]:
         module, _, name = app["import_path"].partition(":")
         assert callable(getattr(import_module(module), name))
 
 
-def test_each_shard_is_an_application_that_knows_its_number(monkeypatch):
+def test_each_shard_is_an_application_with_its_number(monkeypatch):
     monkeypatch.setenv("RAGTREE_RETRIEVER__SHARDS__COUNT", "2")
     apps = {app["name"]: app["args"] for app in serve_config(load_config())["applications"]}
     assert {name: apps[name] for name in apps if name.startswith("retriever")} == {
@@ -49,7 +49,7 @@ def test_each_shard_is_an_application_that_knows_its_number(monkeypatch):
     }
 
 
-def test_replicas_are_fixed_or_scaled_and_claim_what_is_configured(monkeypatch):
+def test_replicas_and_resources_follow_the_configuration(monkeypatch):
     monkeypatch.setenv("RAGTREE_SERVING__GENERATOR__MIN_REPLICAS", "2")
     assert deployments(load_config())["generator"]["num_replicas"] == 2
     monkeypatch.setenv("RAGTREE_SERVING__GENERATOR__MAX_REPLICAS", "5")
@@ -61,14 +61,14 @@ def test_replicas_are_fixed_or_scaled_and_claim_what_is_configured(monkeypatch):
     assert generator["ray_actor_options"] == {"num_cpus": 0, "num_gpus": 1, "resources": {"ragtree_generator": 1}}
 
 
-def test_fewer_at_most_than_at_least_is_refused(monkeypatch):
+def test_max_replicas_below_min_replicas_is_refused(monkeypatch):
     monkeypatch.setenv("RAGTREE_SERVING__GENERATOR__MIN_REPLICAS", "3")
     monkeypatch.setenv("RAGTREE_SERVING__GENERATOR__MAX_REPLICAS", "2")
     with pytest.raises(ConfigError, match="at least min_replicas"):
         load_config()
 
 
-def test_a_load_that_no_instance_is_ever_given_cannot_be_what_brings_another(monkeypatch):
+def test_unreachable_scaling_target_is_refused(monkeypatch):
     monkeypatch.setenv("RAGTREE_CONTROLLER__MAX_RUNNING", "8")
     monkeypatch.setenv("RAGTREE_SERVING__GENERATOR__TARGET_ONGOING_REQUESTS", "8")
     assert "num_replicas" in deployments(load_config())["generator"]

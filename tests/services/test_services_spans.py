@@ -66,7 +66,7 @@ def attributes(resource) -> dict[str, str]:
     return {pair.key: pair.value.string_value for pair in resource.attributes}
 
 
-def test_off_by_default():
+def test_tracing_is_off_by_default():
     spans = open_spans(ObservabilitySettings(), "gateway")
     assert not spans.tracer.start_span("x").is_recording()
     assert "OtelBatchSpanRecordProcessor" not in {thread.name for thread in threading.enumerate()}
@@ -74,7 +74,7 @@ def test_off_by_default():
 
 
 @pytest.mark.parametrize("how", ["setting", "environment"])
-def test_they_reach_the_collector_when_the_process_ends(receiver: Receiver, monkeypatch, how: str):
+def test_spans_reach_the_collector_when_the_process_ends(receiver: Receiver, monkeypatch, how: str):
     settings = ObservabilitySettings(otlp_endpoint=f"{receiver.url}/" if how == "setting" else None)
     if how == "environment":
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
@@ -91,12 +91,12 @@ def test_they_reach_the_collector_when_the_process_ends(receiver: Receiver, monk
     assert named["service.version"]
 
 
-def test_an_address_that_is_none_is_refused():
+def test_invalid_endpoint_is_refused():
     with pytest.raises(ValidationError, match="otlp_endpoint"):
         ObservabilitySettings(otlp_endpoint="collector:4318")
 
 
-def test_the_users_own_name_of_the_service_wins(receiver: Receiver, monkeypatch):
+def test_service_name_from_the_environment_wins(receiver: Receiver, monkeypatch):
     monkeypatch.setenv("OTEL_SERVICE_NAME", "answers")
     spans = open_spans(ObservabilitySettings(otlp_endpoint=receiver.url), "gateway")
     spans.tracer.start_span("x").end()
@@ -106,13 +106,13 @@ def test_the_users_own_name_of_the_service_wins(receiver: Receiver, monkeypatch)
 
 
 @pytest.mark.parametrize(("name", "value"), [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")])
-def test_the_standard_switches_turn_them_off(receiver: Receiver, monkeypatch, name: str, value: str):
+def test_standard_variables_turn_tracing_off(receiver: Receiver, monkeypatch, name: str, value: str):
     monkeypatch.setenv(name, value)
     spans = open_spans(ObservabilitySettings(otlp_endpoint=receiver.url), "gateway")
     assert not spans.tracer.start_span("x").is_recording()
 
 
-def test_a_collector_that_is_not_there_delays_nobody_and_is_told_of_once(monkeypatch, caplog):
+def test_missing_collector_delays_nothing_and_is_logged_once(monkeypatch, caplog):
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
@@ -132,7 +132,7 @@ def test_a_collector_that_is_not_there_delays_nobody_and_is_told_of_once(monkeyp
     assert [record for record in caplog.records if record.name.startswith("opentelemetry.exporter")] == []
 
 
-def test_a_collector_that_comes_back_is_told_of_too(receiver: Receiver, monkeypatch):
+def test_returning_collector_is_logged(receiver: Receiver, monkeypatch):
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     receiver.status = 400
     with capture_logs() as logs:

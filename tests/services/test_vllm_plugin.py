@@ -97,7 +97,7 @@ def tokens(name: str, count: int) -> list[int]:
     return [draws.randrange(100, 20_000) for _ in range(count)]
 
 
-def test_segments_of_requests_are_kept_and_found_again(tmp_path):
+def test_plugin_caches_and_reuses_segments(tmp_path):
     model = ModelStore(user_cache_path("ragtree")).resolve("smollm2-135m-instruct")
     system, first, second = tokens("system", 40), tokens("first", 210), tokens("second", 175)
     questions = [tokens(f"question {number}", 20) for number in range(6)]

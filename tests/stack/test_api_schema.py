@@ -7,5 +7,5 @@ pytestmark = pytest.mark.ray
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_answer_is_as_described(fake_stack, mode):
+def test_every_answer_matches_the_openapi_document(fake_stack, mode):
     assert len(check_api(fake_stack.url, mode, keys={})) > 10

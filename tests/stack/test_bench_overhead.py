@@ -11,7 +11,7 @@ pytestmark = pytest.mark.ray
 PREFILL_TOKENS_PER_S = 5000
 
 
-def test_the_overhead_is_that_of_the_stack_over_its_engine(tmp_path):
+def test_overhead_fits_the_speed_of_the_fake_engine(tmp_path):
     environment = {
         **FAKE,
         "RAGTREE_GENERATOR__FAKE__PREFILL_TOKENS_PER_S": str(PREFILL_TOKENS_PER_S),

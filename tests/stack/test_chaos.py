@@ -24,7 +24,7 @@ def end_of(command):
     return process.returncode, log
 
 
-def test_every_request_comes_to_one_right_end_whatever_is_killed(tmp_path):
+def test_every_request_ends_correctly_whatever_is_killed(tmp_path):
     command = [sys.executable, "-m", "loadtest.chaos", "--minutes", "0", "--documents", "16", "--max-tokens", "16"]
     command += ["--pause-s", "0.5", "--redis-away-s", "1", "--seed", "6", "--report-dir", str(tmp_path)]
     command += [part for victim in VICTIMS for part in ("--victim", victim)]

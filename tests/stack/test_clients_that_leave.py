@@ -19,7 +19,7 @@ def under_way(stack) -> tuple[int, int]:
     return stats["running"], stats["queued"]
 
 
-def test_nothing_is_left_of_them_and_others_are_answered(fake_stack):
+def test_leaving_clients_leave_nothing_behind_and_others_are_answered(fake_stack):
     parts = urlsplit(fake_stack.url)
     whole = fake_stack.query(**ASKED).json()["output_text"]
     with ThreadPoolExecutor(1) as pool:

@@ -10,7 +10,7 @@ from services.stack.run_state import RunState
 pytestmark = pytest.mark.ray
 
 
-def test_a_model_that_does_not_exist_is_named_at_once(tmp_path):
+def test_missing_model_is_reported_at_once(tmp_path):
     ran = command("up", "--detach", RAGTREE_DATA_DIR=str(tmp_path), RAGTREE_GENERATOR__MODEL="/no/such/model")
     assert ran.returncode == 1
     assert "/no/such/model" in ran.stderr
@@ -19,7 +19,7 @@ def test_a_model_that_does_not_exist_is_named_at_once(tmp_path):
 
 
 @pytest.mark.vllm
-def test_an_engine_that_refuses_its_arguments_is_given_up_with_its_words(tmp_path):
+def test_engine_with_invalid_arguments_is_given_up_with_its_error(tmp_path):
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     environment = {
         "RAGTREE_SERVER__PORT": "0",

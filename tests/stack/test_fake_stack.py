@@ -27,7 +27,7 @@ def test_json_and_server_sent_events_give_the_same_object(fake_stack):
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
-def test_the_command_line_takes_a_folder_in_and_skips_what_is_broken(fake_stack, tmp_path):
+def test_ingest_command_reads_a_folder_and_skips_broken_files(fake_stack, tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "good.md").write_text("# Borduria\n\nThe capital of Borduria is Szohod.")
     (tmp_path / "broken.pdf").write_bytes(b"%PDF-1.4 not really")
@@ -45,7 +45,7 @@ def test_the_command_line_takes_a_folder_in_and_skips_what_is_broken(fake_stack,
     assert json.loads(asked.stdout)["results"][0]["document_id"] == "deep/good.md"
 
 
-def test_json_lines_are_known_by_either_name(fake_stack, tmp_path):
+def test_ingest_command_knows_jsonl_and_ndjson(fake_stack, tmp_path):
     (tmp_path / "more.ndjson").write_text('{"id": "grand fenwick", "text": "Grand Fenwick exports wine."}\n')
     ran = fake_stack.command("ingest", str(tmp_path), "--collection", "lines")
     assert ran.returncode == 0, ran.stderr
@@ -70,7 +70,7 @@ def test_the_command_line_reports_errors_in_one_line(fake_stack):
     assert "no stack answers" in away.stderr
 
 
-def test_status_tells_what_is_there(fake_stack):
+def test_status_lists_collections(fake_stack):
     ran = fake_stack.command("status", "--json")
     assert ran.returncode == 0
     status = json.loads(ran.stdout)
@@ -91,7 +91,7 @@ def test_a_taken_port_is_reported_before_anything_starts(fake_stack, tmp_path):
     assert "cannot listen" in ran.stderr
 
 
-def test_a_wrong_configuration_is_one_clear_message(fake_stack):
+def test_invalid_configuration_is_one_message(fake_stack):
     ran = fake_stack.command("config", "show", RAGTREE_CONTROLLER__MAX_RUNNING="many")
     assert ran.returncode == 1
     assert "controller.max_running" in ran.stderr
@@ -115,7 +115,7 @@ def refusals_until_replaced(stack, replica):
     return refused
 
 
-def test_a_generator_lost_in_mid_stream_ends_the_stream_and_queries_are_refused_until_it_is_replaced(fake_stack):
+def test_generator_killed_in_mid_stream_fails_the_stream_and_refuses_queries_until_replaced(fake_stack):
     # Its answer takes seconds, and repeats the document.
     fake_stack.ingest("lengthy", {"long": "One two three four five six seven eight nine ten. " * 20})
     with fake_stack.asking(query="Count.", collection="lengthy", max_tokens=2000) as events:
@@ -130,14 +130,14 @@ def test_a_generator_lost_in_mid_stream_ends_the_stream_and_queries_are_refused_
     assert refusals_until_replaced(fake_stack, replica)
 
 
-def test_a_generator_lost_while_idle_is_replaced(fake_stack):
+def test_generator_killed_while_idle_is_replaced(fake_stack):
     (replica,) = fake_stack.processes("ServeReplica:generator")
     replica.kill()
     # Who asks before anybody has noticed may be refused, or wait for the new replica: so there may be no refusals.
     refusals_until_replaced(fake_stack, replica)
 
 
-def test_a_broken_line_is_named_by_its_place_in_the_file(fake_stack, tmp_path):
+def test_ingest_reports_a_broken_line_by_its_number_in_the_file(fake_stack, tmp_path):
     lines = [json.dumps({"id": f"d{number}", "text": "short"}) for number in range(BATCH_DOCUMENTS + 1)]
     file = tmp_path / "many.jsonl"
     file.write_text("\n".join([*lines, "not json"]))
@@ -146,7 +146,7 @@ def test_a_broken_line_is_named_by_its_place_in_the_file(fake_stack, tmp_path):
     assert f"{BATCH_DOCUMENTS + 1} documents ingested" in ran.stderr
 
 
-def test_killed_and_started_again_nothing_is_lost(start_stack):
+def test_stack_killed_and_restarted_loses_nothing(start_stack):
     """The second start is behind Ray Serve's own ingress, where the API must be the same."""
     # The real embedder, so that the job is not done before the stack is killed.
     stack = start_stack({"RAGTREE_GENERATOR__ENGINE": "fake"}, "killed")

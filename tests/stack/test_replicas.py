@@ -107,7 +107,7 @@ def test_a_query_that_loses_its_instance_before_a_token_is_answered_by_another(t
     until(lambda: instances(two_instances) == 2)
 
 
-def test_one_that_has_begun_fails_and_nobody_else_notices(two_instances):
+def test_started_query_fails_with_its_instance_and_others_continue(two_instances):
     with ExitStack() as streams:
         running = [streams.enter_context(two_instances.asking(**LONG)) for _ in range(2)]
         for events in running:
@@ -120,7 +120,7 @@ def test_one_that_has_begun_fails_and_nobody_else_notices(two_instances):
     until(lambda: instances(two_instances) == 2)
 
 
-def test_an_instance_that_drains_finishes_its_streams_and_gets_no_more(two_instances):
+def test_draining_instance_finishes_its_streams_and_gets_no_new_ones(two_instances):
     with ExitStack() as streams:
         running = [streams.enter_context(two_instances.asking(**LONG)) for _ in range(2)]
         for events in running:
@@ -134,7 +134,7 @@ def test_an_instance_that_drains_finishes_its_streams_and_gets_no_more(two_insta
     until(lambda: instances(two_instances) == 2)
 
 
-def test_load_brings_an_instance_and_its_end_takes_one_away(scaling):
+def test_instances_scale_with_the_load(scaling):
     (first,) = running_on(scaling)
     with ThreadPoolExecutor(STREAMS) as asking:
         streams = [asking.submit(scaling.events, **LONGER) for _ in range(STREAMS)]

@@ -28,7 +28,7 @@ def client(vllm_stack):
         yield client
 
 
-def test_an_answer_rests_on_its_documents(vllm_stack):
+def test_answer_uses_its_documents(vllm_stack):
     reply = vllm_stack.query(**QUESTION).json()
     assert "Marxville" in reply["output_text"]
     assert reply["citations"][0]["document_id"] == "freedonia"
@@ -60,7 +60,7 @@ def test_an_answer_that_began_during_the_search_is_the_same(vllm_stack):
         assert 'ragtree_speculation_total{outcome="confirmed"}' in client.get("/metrics").text
 
 
-def test_vllms_own_metrics_are_there_and_the_dashboards_know_their_names(vllm_stack):
+def test_dashboards_use_metrics_that_vllm_exposes(vllm_stack):
     vllm_stack.query(**QUESTION)
     with vllm_stack.client() as client:
         text = client.get("/metrics").text
@@ -92,7 +92,7 @@ def cached(usage: dict) -> int:
     return usage["prompt_tokens_details"]["cached_tokens"]
 
 
-def test_a_document_is_prefilled_once_whatever_is_asked_of_it(vllm_stack):
+def test_document_is_prefilled_once(vllm_stack):
     vllm_stack.ingest("archive", {"ruritania": ARCHIVE})
     first = asked_of_archive(vllm_stack, "What does the archive of Ruritania hold?")
     events = vllm_stack.events(**{**QUESTION, "query": "From how many centuries?", "collection": "archive"})
@@ -105,7 +105,7 @@ def test_a_document_is_prefilled_once_whatever_is_asked_of_it(vllm_stack):
     assert cached(usage) == resolved["cached_tokens"]
 
 
-def test_what_a_waiting_query_lacks_is_computed_ahead_of_its_turn(vllm_stack):
+def test_documents_of_a_queued_query_are_prefetched(vllm_stack):
     vllm_stack.ingest("museum", {"museum": ARCHIVE.replace("archive", "museum")})
     long = {**QUESTION, "query": "Tell me everything about Freedonia.", "max_tokens": 250}
     prepared = vllm_stack.metric("ragtree_cache_prepared_tokens_total")
@@ -122,7 +122,7 @@ def test_what_a_waiting_query_lacks_is_computed_ahead_of_its_turn(vllm_stack):
     assert cached(reply["usage"]) > reply["usage"]["prompt_tokens"] - 60
 
 
-def test_a_killed_controller_rebuilds_its_tree_and_reuse_goes_on(vllm_stack, shared_redis):
+def test_killed_controller_restores_its_tree(vllm_stack, shared_redis):
     vllm_stack.ingest("archive", {"ruritania": ARCHIVE})
     asked_of_archive(vllm_stack, "What does the archive of Ruritania hold?")
     before = asked_of_archive(vllm_stack, "What else is there?")
@@ -159,7 +159,7 @@ def kept_uses(redis) -> dict[str, float]:
     return {key.decode(): msgspec.msgpack.decode(node)["accesses"] for key, node in nodes.items()}
 
 
-def test_of_a_deleted_document_nothing_is_kept(vllm_stack):
+def test_deleted_document_leaves_nothing_in_the_cache(vllm_stack):
     assert cached(asked_of_archive(vllm_stack, "Is it still here?")) > 300
     with vllm_stack.client() as client:
         client.delete("/v1/collections/archive/documents/ruritania").raise_for_status()
@@ -170,7 +170,7 @@ def test_of_a_deleted_document_nothing_is_kept(vllm_stack):
         assert len(client.get("/v1/admin/cache/tree?depth=9").raise_for_status().text) > len(tree)
 
 
-def test_a_restart_loses_nothing_that_was_prefilled(vllm_stack):
+def test_restart_keeps_all_prefilled_documents(vllm_stack):
     """Not even what only lay in the engine's blocks: an orderly stop has it on disk, and Ctrl-C is one."""
     before = asked_of_archive(vllm_stack, "What is the oldest map?")
     assert cached(asked_of_archive(vllm_stack, "What is the oldest letter?")) > 300
@@ -182,7 +182,7 @@ def test_a_restart_loses_nothing_that_was_prefilled(vllm_stack):
     assert resolved["cached_tokens"] > before["prompt_tokens"] - 60
 
 
-def test_documents_that_do_not_fit_are_dropped_from_the_tail(vllm_stack):
+def test_documents_that_do_not_fit_are_dropped_from_the_end(vllm_stack):
     word = "Ruritania has many castles and lakes and valleys and forests. "
     vllm_stack.ingest("long", {f"part{n}": f"Part {n}. " + word * 38 for n in range(6)})
     asked = {**QUESTION, "query": "What has Ruritania?", "collection": "long", "top_k": 6, "max_tokens": 4}

@@ -18,7 +18,7 @@ def test_the_first_documents_take_their_share(count, top_share, requests_share):
 
 
 @pytest.mark.parametrize(("count", "top", "share"), [(1, 0.5, 0.6), (10, 1.0, 0.6), (100, 0.5, 0.4), (100, 0.1, 1.0)])
-def test_what_no_skew_can_do_is_refused(count, top, share):
+def test_impossible_skew_is_refused(count, top, share):
     with pytest.raises(ConfigError):
         zipf_weights(count, top, share)
 

@@ -39,7 +39,7 @@ def times(workload):
     return [request.arrival_s for request in workload.requests()]
 
 
-def test_it_can_be_read_again_and_is_the_same(trace):
+def test_workload_can_be_read_again(trace):
     assert list(trace.requests()) == list(trace.requests())
 
 
@@ -95,7 +95,7 @@ def test_a_rate_is_a_positive_number(trace, rate):
         trace.at_rate(rate)
 
 
-def test_nothing_cannot_be_asked_for(trace):
+def test_requests_and_top_k_must_be_positive(trace):
     with pytest.raises(ConfigError, match="top_k"):
         trace.top_k(0)
     with pytest.raises(ConfigError, match="number of requests"):
@@ -127,7 +127,7 @@ def test_generated_workloads_are_sized_as_asked(tmp_path):
     assert Counter(len(request.documents) for request in requests) == {2: 50}
 
 
-def test_an_unknown_name_is_told_the_known_ones(tmp_path):
+def test_unknown_name_is_refused_with_the_known_ones(tmp_path):
     for folder in ("whole", "lone"):
         write_lines(tmp_path / folder / "questions.jsonl.gz", [{"qid": "1", "question": "Why?"}])
     for folder in ("whole", "corpus"):
@@ -140,7 +140,7 @@ def test_an_unknown_name_is_told_the_known_ones(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ragpulse", "lone", "lone@nowhere", "nowhere.jsonl", ""])
-def test_what_is_not_there_is_refused(tmp_path, name):
+def test_missing_trace_is_refused(tmp_path, name):
     write_lines(tmp_path / "lone" / "questions.jsonl.gz", [{"qid": "1", "question": "Why?"}])
     with pytest.raises(ConfigError):
         open_workload(name, tmp_path, 0)
