@@ -1,4 +1,4 @@
-"""The API held against its own OpenAPI document, with requests that fit it and requests that do not."""
+"""Checks the API against its own OpenAPI document, with valid and invalid requests."""
 
 import json
 
@@ -29,7 +29,7 @@ MODES = list(schemathesis.GenerationMode)
 
 @schemathesis.serializer("application/x-ndjson")
 def json_lines(ctx, value):
-    """A generated value as one line of a batch."""
+    """Return a generated value as one line of a batch."""
     return value if isinstance(value, bytes) else json.dumps(value).encode() + b"\n"
 
 
@@ -56,5 +56,5 @@ def check_operation(operation, mode: schemathesis.GenerationMode, headers: dict[
     try:
         answers_as_described()
     except Unsatisfiable:
-        # An operation without parameters or body cannot be called wrongly.
+        # An operation without parameters or body has no invalid calls.
         assert mode is schemathesis.GenerationMode.NEGATIVE

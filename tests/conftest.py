@@ -1,6 +1,6 @@
-"""What all tests share: property tests that give the same verdict on the same code, and a real Redis.
+"""Shared by all tests: repeatable property tests, and a real Redis.
 
-``RAGTREE_TEST_SEARCH=1`` lets property tests look for examples that nobody has tried yet.
+``RAGTREE_TEST_SEARCH=1`` lets property tests search for new examples.
 """
 
 import os
@@ -14,7 +14,7 @@ from redis_server import RedisServer
 
 import cachectl
 
-# pytest-xdist gives its workers a terminal of 80 columns, which a console made at import would keep.
+# pytest-xdist gives its workers 80 columns, which a console created at import would keep.
 for _size in ("COLUMNS", "LINES"):
     os.environ.pop(_size, None)
 
@@ -25,7 +25,7 @@ settings.load_profile("search" if os.environ.get("RAGTREE_TEST_SEARCH") else "re
 
 def pytest_sessionstart() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # So a shell starts what runs in its background, and that all it starts; but tests interrupt what they start.
+        # A shell ignores SIGINT in its background jobs, and child processes inherit that. Tests interrupt their children.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for compiled in Path(cachectl.__path__[0]).rglob("*.so"):
         source = compiled.with_name(f"{compiled.name.partition('.')[0]}.py")
@@ -35,7 +35,7 @@ def pytest_sessionstart() -> None:
 
 @pytest.fixture
 def redis_server() -> Iterator[RedisServer]:
-    """A running Redis of the test's own, empty, which it may kill, stop, fill and start again."""
+    """A running, empty Redis of the test's own. The test may kill, stop, fill and restart it."""
     server = RedisServer().start()
     yield server
     server.stop()

@@ -1,4 +1,4 @@
-"""What a query log promises, wherever it is kept. A subclass gives a fixture ``noting``: a context of an open log."""
+"""The contract of a query log. Subclasses have a fixture ``noting``: a context of an open log."""
 
 from gateway.settings import GatewaySettings
 from gateway.wire.schemas import WarmQuery

@@ -1,4 +1,4 @@
-"""Stores on a Redis that the test holds in its hands."""
+"""Stores on a Redis that the test controls."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,14 +12,14 @@ from services.redis.metrics import RedisMetrics
 from services.redis.settings import RedisSettings
 
 PATIENT_S = 10.0
-"""For tests of what a Redis does that answers: a busy machine must not look like a lost server."""
+"""Timeout for tests with a Redis that answers: a busy machine must not look like a lost server."""
 QUICK_S = 0.25
-"""For tests of one that does not."""
+"""Timeout for tests with a Redis that does not answer."""
 
 
 @dataclass
 class Linked:
-    """A link under watch, and what it counts."""
+    """A watched link and its metrics."""
 
     link: RedisLink
     metrics: RedisMetrics

@@ -1,4 +1,4 @@
-"""A real Redis server for tests: on a port of its own, without a disk, ended by its process id."""
+"""A real Redis server for tests: on its own port, without a disk, ended by its process id."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ _BINARY = shutil.which("redis-server") or "/usr/bin/redis-server"
 
 
 class RedisServer:
-    """One server, which comes up empty on the same port however often it is started."""
+    """One server. Every start is empty and on the same port."""
 
     def __init__(self, *options: str) -> None:
         with socket.socket() as free:
@@ -42,18 +42,18 @@ class RedisServer:
                     time.sleep(0.01)
 
     def client(self) -> redis.Redis:
-        """A blocking client for looking in; its calls wait for a server that hangs."""
+        """A blocking client for inspection. Its calls wait for a hanging server."""
         return redis.Redis.from_url(self.url)
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill it, like a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def hang(self) -> None:
-        """Let it keep its connections and answer nothing."""
+        """Make it hang: it keeps its connections and answers nothing."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)
 
@@ -62,7 +62,7 @@ class RedisServer:
         os.kill(self._process.pid, signal.SIGCONT)
 
     def fill(self) -> None:
-        """Leave no room for anything."""
+        """Make it full."""
         with self.client() as client:
             client.config_set("maxmemory-policy", "noeviction")
             client.config_set("maxmemory", 1)

@@ -1,4 +1,4 @@
-"""Clients of server-sent events as they come: slow, halting, gone, or never any good. Raw sockets, seeded."""
+"""Badly behaved clients of server-sent events: slow, stalled, gone, or broken. Raw sockets, seeded."""
 
 import asyncio
 import contextlib
@@ -9,11 +9,11 @@ import struct
 from collections.abc import Awaitable, Callable
 
 RESET = struct.pack("ii", 1, 0)
-"""``SO_LINGER`` under which closing sends a reset instead of an orderly end."""
+"""``SO_LINGER`` value with which closing sends a reset."""
 
 
 class RudeClient:
-    """One connection that asks ``body`` as server-sent events and then does as it likes."""
+    """One connection that sends ``body`` for server-sent events and then misbehaves."""
 
     def __init__(self, address: tuple[str, int], body: dict[str, object], chance: random.Random) -> None:
         self._address = address
@@ -24,7 +24,7 @@ class RudeClient:
         self._loop = asyncio.get_running_loop()
 
     async def run(self, behaviour: Callable[["RudeClient"], Awaitable[None]]) -> None:
-        """Connect, behave, and be gone."""
+        """Connect, misbehave, and disconnect."""
         with socket.socket() as self._socket:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             self._socket.setblocking(False)
@@ -139,7 +139,7 @@ BEHAVIOURS = (
 
 
 async def misbehave(address: tuple[str, int], body: dict[str, object], clients: int, seed: int) -> None:
-    """So many clients side by side, each behaviour as often as any other; returns when all are gone."""
+    """Run ``clients`` concurrent clients, every behaviour equally often; return when all are gone."""
     chance = random.Random(seed)
     plans = [(BEHAVIOURS[number % len(BEHAVIOURS)], random.Random(chance.random())) for number in range(clients)]
     async with asyncio.TaskGroup() as group:

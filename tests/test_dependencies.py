@@ -1,4 +1,4 @@
-"""docs/dependencies.md has a row for each dependency of pyproject.toml, and for no other package."""
+"""docs/dependencies.md has a row for each dependency in pyproject.toml, and no others."""
 
 import re
 import tomllib

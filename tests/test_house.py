@@ -1,6 +1,6 @@
-"""The sizes that keep the code easy to find one's way in: of files, of folders, and of the median file.
+"""Limits on the size of files and folders, and of the median file, so that the code stays easy to navigate.
 
-A limit that a part does not keep yet is a strict xfail. It fails as soon as the part keeps the limit.
+A part that does not meet a limit yet is a strict xfail. It fails as soon as the part meets the limit.
 """
 
 from collections import Counter
@@ -13,10 +13,10 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ["protocol", "retriever", "cachectl", "generator", "gateway", "services", "benchmarks", "loadtest"]
 OTHERS = ["tests", "scripts", "docs", "docker", "helm"]
 MADE = {".so", ".c", ".pyc"}
-"""What building leaves beside the sources."""
+"""Suffixes of build results."""
 
 FLAT = {"cachectl/policies", "retriever/loaders"}
-"""Folders of many small alternatives, one a file."""
+"""Folders of many small alternatives, one per file."""
 
 TOO_LONG = {
     "cachectl": "scheduler.py and knowledge_tree.py are being split",
@@ -51,7 +51,7 @@ def longer_than(most: int, files: list[Path]) -> dict[str, int]:
 
 
 def marked(names: list[str], pending: dict[str, str]) -> list:
-    """The names as parameters, those that are pending as strict xfails."""
+    """Return the names as parameters; pending ones are strict xfails."""
     return [
         pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=pending[name])) if name in pending else name
         for name in names

@@ -17,7 +17,7 @@ PACKAGES = ["protocol", "retriever", "cachectl", "generator", "gateway", "servic
 ALLOWED: dict[frozenset[str], str] = {
     frozenset({"cachectl.policies.reuse.model", "cachectl.policies.reuse.history"}): "the model keeps its history",
 }
-"""Circles that exist, and why. A circle that is gone fails the test until it is taken out of here."""
+"""Known circles and their reasons. The test fails if one of them no longer exists."""
 
 Graph = dict[str, set[str]]
 
@@ -28,7 +28,7 @@ def modules_of(package: str) -> dict[str, Path]:
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
-    """Each imported module, with the name that is taken from it."""
+    """Yield each imported module, with the name imported from it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -61,7 +61,7 @@ def reachable(graph: Graph, start: str) -> set[str]:
 
 
 def circles(graph: Graph) -> set[frozenset[str]]:
-    """The strongly connected components of more than one module."""
+    """Return the strongly connected components of more than one module."""
     reach = {module: reachable(graph, module) for module in graph}
     return {
         frozenset({module} | {other for other in reach[module] if module in reach[other]})

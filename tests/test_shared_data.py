@@ -1,4 +1,4 @@
-"""The question sets that the benchmarks read are as their reader expects them."""
+"""The benchmarks' question sets have the format that their reader expects."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What windows promise, whatever counts them. A subclass gives a fixture ``make``, over periods of a second."""
+"""The contract of rate-limit windows. Subclasses have a fixture ``make``, with periods of one second."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ PERIOD_S = 1
 class WindowsContract:
     @pytest.fixture(autouse=True)
     def not_across_two_periods(self):
-        """What is counted in memory is cut by the wall clock; a test that begins just before a cut would see both."""
+        """Windows start by the wall clock. A test that begins just before a new window would see both."""
         if (left_s := PERIOD_S - time.time() % PERIOD_S) < 0.3:
             time.sleep(left_s)
 
@@ -34,11 +34,11 @@ class WindowsContract:
         standing = await windows.standing("a", 10)
         assert standing.room == 0
         assert not await windows.take("a", 10)
-        # Three quarters of the next period, at least, and never later than its end.
+        # At least three quarters into the next period, and before its end.
         assert 0.7 * PERIOD_S <= standing.wait_s <= 2 * PERIOD_S
 
     async def test_there_is_room_when_it_says_and_not_before(self, windows):
-        # So much that it fills this period and most of the next.
+        # Enough to fill this period and most of the next.
         await windows.charge("a", 40)
         earliest, latest, refused_at = [], [], 0.0
         while True:

@@ -8,7 +8,7 @@ from protocol.repeating import repeated
 
 
 class Work:
-    """Work that fails as told, once each, and says when it was done so many times."""
+    """Work that raises the given errors, one per run, and signals a number of runs."""
 
     def __init__(self, *errors: BaseException) -> None:
         self._errors = list(errors)

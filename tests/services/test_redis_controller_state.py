@@ -1,4 +1,4 @@
-"""What one controller leaves to the next, in a real Redis that comes and goes."""
+"""The controller's snapshot in a real Redis that goes down and comes back."""
 
 import asyncio
 
@@ -32,7 +32,7 @@ def state(redis):
 
 
 async def test_snapshot_is_saved_and_loaded(state):
-    # More than travel at once.
+    # More than one batch.
     kept = some(1234)
     assert await state.keep(NOTHING, kept)
     assert await state.load() == kept

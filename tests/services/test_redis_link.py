@@ -1,4 +1,4 @@
-"""Whether Redis is there, as one process knows it."""
+"""A process's connection to Redis: when it counts as up or down."""
 
 import asyncio
 import time
@@ -63,7 +63,7 @@ async def test_hanging_server_costs_one_timeout(redis_server):
         began = time.monotonic()
         waited = await asyncio.gather(*(ping(its.link) for _ in range(1000)), return_exceptions=True)
         assert {type(error) for error in waited} == {RedisAway}
-        # All at once, and many more than the pool has connections: still one timeout.
+        # Many more concurrent calls than the pool has connections: still one timeout.
         assert time.monotonic() - began < QUICK_S + 2
         began = time.monotonic()
         for _ in range(1000):
@@ -96,7 +96,7 @@ async def test_busy_process_does_not_take_redis_for_down(redis_server):
         asked = asyncio.create_task(ping(its.link))
         for _ in range(20):
             await asyncio.sleep(0)
-        # Something holds up the event loop, while the answer arrives and the time runs out.
+        # Block the event loop while the answer arrives and the time runs out.
         redis_server.go_on()
         time.sleep(2 * QUICK_S)  # noqa: ASYNC251
         assert await asked

@@ -1,4 +1,4 @@
-"""The query log in a stream that gateways share."""
+"""The query log in a Redis stream that gateways share."""
 
 import asyncio
 import time

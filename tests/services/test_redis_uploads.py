@@ -1,4 +1,4 @@
-"""Idempotency keys and jobs in Redis, beside a real retriever whose store is the truth."""
+"""Idempotency keys and jobs in Redis, next to a real retriever, whose store decides."""
 
 import asyncio
 import time
@@ -111,12 +111,12 @@ async def test_records_are_empty_without_redis(redis_server, lost: str):
         await records.saw("acme", JOB)
         assert await records.last_seen("acme", "job-1") is None
         assert time.monotonic() - began < 2, "one timeout for all of them"
-        # A server that is full can be read from, and three of the five write.
+        # A full server can be read, but three of the five calls write.
         assert its.errors(STORE) == (5 if lost != "fill" else 3)
 
 
 class Looks:
-    """A look at the parts that found all of them there."""
+    """A readiness check that found all parts."""
 
     def missing(self) -> dict[str, Exception]:
         return {}
@@ -160,7 +160,7 @@ async def test_one_key_through_two_gateways_makes_one_job(redis_server, tmp_path
 
 
 class Dying:
-    """Records of a gateway that is killed as it makes one of the calls, before or after that has its effect."""
+    """Upload records whose gateway is killed in one of the calls, before or after its effect."""
 
     def __init__(self, records: RedisUploadRecords, at: str, after: bool) -> None:
         self._records, self._at, self._after = records, at, after
@@ -196,7 +196,7 @@ async def test_lost_upload_is_accepted_again(redis_server, tmp_path):
     async with recording(redis_server) as (records, _):
         async with retrieving(tmp_path / "lost") as retriever:
             await Uploads(retriever, records, Looks()).put_document("acme", "c", upload("one"), "k")
-        # The disk is gone, and Redis still knows of the upload.
+        # The retriever's disk is lost, and Redis still has the upload.
         async with retrieving(tmp_path / "fresh") as retriever:
             seen = await Uploads(retriever, records, Looks()).put_document("acme", "c", upload("one"), "k")
             assert not seen.stale
@@ -215,7 +215,7 @@ async def test_last_seen_job_is_returned_while_the_retriever_is_down(redis_serve
     async with recording(redis_server) as (records, _), recording(redis_server) as (others, _):
         async with retrieving(tmp_path) as retriever:
             seen = (await Uploads(retriever, records, Looks()).put_document("acme", "c", upload("one"), "k")).job
-        # Closed, it says RetrieverNotReady.
+        # A closed retriever raises RetrieverNotReady.
         uploads = Uploads(retriever, others, Looks())
         assert await uploads.job("acme", seen.job_id) == (seen, True)
         assert await uploads.put_document("acme", "c", upload("one"), "k") == (seen, True)

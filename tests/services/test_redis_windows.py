@@ -1,4 +1,4 @@
-"""Windows that gateways share: the contract over Redis, and what holds without it."""
+"""Rate-limit windows in Redis: the contract, and behaviour while Redis is down."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""``ragtree bench policies``, ``scheduling`` and ``orders``: what they print, draw and refuse."""
+"""The output and errors of ``ragtree bench policies``, ``scheduling`` and ``orders``."""
 
 import gzip
 import json
@@ -26,7 +26,7 @@ def bench(*arguments: str) -> str:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> str:
-    """Five popular documents behind one another, and now and then one that nobody asks for again."""
+    """Five popular documents in sequence, and now and then one that never repeats."""
     file = tmp_path / "trace.jsonl"
     lines = []
     for number in range(60):
@@ -103,7 +103,7 @@ def test_scheduling_is_measured_on_a_large_tree_and_a_small_one():
 
 @pytest.fixture
 def tales(tmp_path: Path, monkeypatch) -> str:
-    """A made-up question set, over which systems answer "amber" and had half of every prompt cached."""
+    """A synthetic question set, on systems that answer "amber" and have half of every prompt cached."""
 
     @asynccontextmanager
     async def ours(_systems, _order, max_tokens):
@@ -119,7 +119,7 @@ def tales(tmp_path: Path, monkeypatch) -> str:
     monkeypatch.setattr(Systems, "ours", ours)
     monkeypatch.setenv("RAGTREE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("RAGTREE_RETRIEVER__EMBEDDER__KIND", "hashing")
-    # Its tokenizer is always there.
+    # Its tokenizer needs no download.
     monkeypatch.setenv("RAGTREE_GENERATOR__ENGINE", "fake")
     things = ["amber", "basalt", "cedar", "dune"]
     rows = {

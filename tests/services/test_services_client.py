@@ -1,4 +1,4 @@
-"""The command line's client asks again while a part is being restarted, and not otherwise."""
+"""The command line's client retries while a part restarts, and only then."""
 
 import json
 

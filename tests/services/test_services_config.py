@@ -1,4 +1,4 @@
-"""What the configuration refuses, it refuses in a sentence."""
+"""Invalid configurations are refused with a clear message."""
 
 import pytest
 

@@ -40,7 +40,7 @@ def test_every_call_is_passed_on_with_its_parameters(contract: type, passing: ty
 
 
 class Caller:
-    """Notes unary calls and streams."""
+    """Records unary calls and streams."""
 
     def __init__(self) -> None:
         self.seen: list[tuple] = []

@@ -1,4 +1,4 @@
-"""What the gateway's server does with clients that would have it hold more than it should. Sockets, no stack."""
+"""The gateway's server against clients that make it hold too much data. Sockets only, no stack."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from services.stack.http_protocol import MOST_UNREAD_BYTES, BoundedHttpProtocol
 
 
 async def echo(scope, receive, send):
-    """Says how long the body was."""
+    """Respond with the body's length."""
     size, more = 0, True
     while more:
         message = await receive()
@@ -37,7 +37,7 @@ async def listening(app=echo):
 
 
 async def answered(address, *sent: bytes) -> bytes:
-    """All that comes back until the server closes the connection."""
+    """Return everything that the server sends before it closes the connection."""
     reader, writer = await asyncio.open_connection(*address)
     try:
         async with asyncio.timeout(20):
@@ -98,7 +98,7 @@ async def test_server_accepts_long_heads_and_bodies():
     ],
 )
 async def test_server_refuses_ambiguous_requests(head):
-    """A proxy in front that took another length for the right one would have a second request smuggled in."""
+    """A proxy that reads another length would let a second request be smuggled in."""
     async with listening() as address:
         told = await answered(address, HEAD + head + b"\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n")
         assert told.startswith(b"HTTP/1.1 400")

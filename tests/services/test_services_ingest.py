@@ -1,4 +1,4 @@
-"""What ``ragtree ingest`` makes of files, over a stack that only remembers."""
+"""``ragtree ingest`` on files, with a client that only records."""
 
 import itertools
 import json
@@ -13,7 +13,7 @@ from services.cli.output import progress_bar
 
 
 class RememberingClient:
-    """Takes everything in; a line that is no JSON fails at its place in the batch."""
+    """Accepts everything; a line that is not JSON fails with its number in the batch."""
 
     def __init__(self) -> None:
         self.documents: dict[str, bytes] = {}

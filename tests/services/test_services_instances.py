@@ -1,4 +1,4 @@
-"""Calls find the replica that they name: Serve's own router code over fake replicas, handles over a fake of Serve."""
+"""Calls reach the instance that they name: Serve's router over fake replicas, handles over a fake caller."""
 
 import asyncio
 import gc
@@ -22,7 +22,7 @@ DEPLOYMENT = DeploymentID(name=APP, app_name=APP)
 
 
 class Replica:
-    """A replica that has room, as Serve's router sees it."""
+    """A replica with room, as Serve's router sees it."""
 
     def __init__(self, name: str) -> None:
         self.replica_id = ReplicaID(name, DEPLOYMENT)
@@ -82,7 +82,7 @@ async def test_concurrent_calls_reach_their_instances(router):
 
 
 async def test_concurrent_calls_of_one_request_reach_their_instances(router):
-    """Serve gives all calls that a request of its own makes the id of that request."""
+    """Serve gives all calls within one of its requests the id of that request."""
     wanted = ["a", "b", "c", "b", "a"]
     async with asyncio.timeout(5):
         chosen = await asyncio.gather(*(router._choose_replica_for_request(call(name)) for name in wanted))
@@ -90,7 +90,7 @@ async def test_concurrent_calls_of_one_request_reach_their_instances(router):
 
 
 async def test_router_keeps_no_reference_to_a_routed_call(router):
-    """Each carries a prompt: Serve's own code keeps those that name a replica, until one is looked for by that name."""
+    """Each call has a prompt. Serve's own code keeps calls that name a replica until the next search for that name."""
     made = [call(name, f"request {n}") for n, name in enumerate(["a", "b", "a", ""] * 5)]
     left = [weakref.ref(each) for each in made]
     async with asyncio.timeout(5):
@@ -116,7 +116,7 @@ async def test_a_cancelled_call_does_not_block_others(router):
 
 
 class Part:
-    """``DeploymentCaller`` of all instances, or of one: notes its calls, and streams until it is told to end."""
+    """``DeploymentCaller`` of all instances, or of one: records its calls, and streams two steps."""
 
     app = APP
 
@@ -199,6 +199,6 @@ async def test_handle_forgets_instances_that_are_gone(part):
         generator.at(f"new {number}")
     assert len(generator._at) <= 2
     assert generator.names() == {"new 99"}
-    # One that is gone can still be asked for; the call says that it is gone.
+    # A handle of a gone instance still exists; its calls raise.
     await generator.at("a").carry_out(SimpleNamespace())
     assert part.calls[-1][:2] == ("a", "carry_out")

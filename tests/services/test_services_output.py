@@ -1,4 +1,4 @@
-"""What long work shows where no bar can be drawn."""
+"""The progress of long tasks without a terminal."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""The stack as a config file of Ray Serve."""
+"""The Ray Serve config file of the stack."""
 
 from importlib import import_module
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Spans on their way out of a process, to a real receiver of OTLP over HTTP and to none."""
+"""Spans sent by a process, to a real receiver of OTLP over HTTP and to none."""
 
 import socket
 import threading
@@ -16,7 +16,7 @@ from services.observability.spans import open_spans
 
 
 class Receiver:
-    """A collector that keeps what it is sent, or answers with ``status``."""
+    """A collector that keeps its requests, or answers with ``status``."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, ExportTraceServiceRequest]] = []
@@ -118,7 +118,7 @@ def test_missing_collector_delays_nothing_and_is_logged_once(monkeypatch, caplog
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        # Bound and not listening: whoever connects is refused.
+        # Bound but not listening: connections are refused.
         spans = open_spans(ObservabilitySettings(otlp_endpoint=f"http://127.0.0.1:{taken.getsockname()[1]}"), "gateway")
         with capture_logs() as logs:
             began = time.monotonic()

@@ -1,4 +1,4 @@
-"""The connector under a plain vLLM server, with nothing of the stack around it but its own controller."""
+"""The connector in a plain vLLM server, with only its own controller."""
 
 import json
 import os
@@ -26,7 +26,7 @@ CONFIG = {
 
 
 class Server:
-    """vLLM's own API server in a process of its own. Its prefix cache is off: what is cached is the connector's."""
+    """vLLM's own API server in a process of its own. Its prefix cache is off, so hits are the connector's."""
 
     def __init__(self, model: Path, folder: Path, **extra: object) -> None:
         with socket.socket() as probe:
@@ -77,7 +77,7 @@ class Server:
     def ask(
         self, segments: list[list[int]], question: list[int], salt: str = "", **parameters: object
     ) -> tuple[str, int]:
-        """The answer, and how many tokens of the prompt were cached."""
+        """Return the answer and the number of cached prompt tokens."""
         given = parameters if parameters else {"ragtree": {"segments": [len(segment) for segment in segments]}}
         body = {
             "model": "m",
@@ -101,20 +101,20 @@ def test_plugin_caches_and_reuses_segments(tmp_path):
     model = ModelStore(user_cache_path("ragtree")).resolve("smollm2-135m-instruct")
     system, first, second = tokens("system", 40), tokens("first", 210), tokens("second", 175)
     questions = [tokens(f"question {number}", 20) for number in range(6)]
-    # No room in the engine's own blocks: all goes to host memory, and comes from there.
+    # No room in the engine's own blocks: all KV goes to host memory and is loaded from there.
     with Server(model, tmp_path, gpu_share=0.0, controller={"policy": "PGDSF"}) as server:
         truth, cached = server.ask([system, first, second], questions[0], salt="nobody's")
         assert cached == 0
         assert server.ask([system, first, second], questions[1])[1] == 0
         assert server.ask([system, first, second], questions[0]) == (truth, 425)
-        # Another document behind the same beginning; another tenant; segments that cannot be; none at all.
+        # Another document behind the same prefix; another tenant; invalid segments; no segments.
         assert server.ask([system, first, tokens("third", 90)], questions[2])[1] == 250
         assert server.ask([system, first, second], questions[3], salt="stranger")[1] == 0
         assert server.ask([system, first], questions[4], ragtree={"segments": [40, -1]})[1] == 0
         assert server.ask([system, first], questions[4], ragtree={"segments": [4000]})[1] == 0
         assert server.ask([system, first], questions[4], other=1)[1] == 0
         assert server.ask([system, first, second], questions[0]) == (truth, 425)
-    # The same folder again: what lies in host memory and on disk is found from the first request on.
+    # The same folder again: KV in host memory and on disk is reused from the first request on.
     with Server(model, tmp_path, controller={"policy": "LRU", "swap": "write_through"}) as server:
         assert server.ask([system, first, second], questions[0]) == (truth, 425)
         assert server.ask([system, first, second], questions[0]) == (truth, 425)

@@ -1,4 +1,4 @@
-"""Running stacks for tests, and what tests ask of them over HTTP."""
+"""Stacks under test, and helpers to query them over HTTP."""
 
 import json
 import os
@@ -26,7 +26,7 @@ START_S = 300
 POLL_S = 0.05
 
 HASHING = {"RAGTREE_RETRIEVER__EMBEDDER": '{"kind": "hashing"}'}
-"""An embedder without a model: no torch in the retriever, so a stack starts in half the time."""
+"""An embedder without a model: the retriever needs no torch, so a stack starts in half the time."""
 
 FAKE = {
     **HASHING,
@@ -40,7 +40,7 @@ SYLVANIA = "The capital of Sylvania is Trentino, which lies on a lake and is kno
 
 
 def command(*arguments: str, timeout_s: float = 120, cwd: Path | None = None, **environment: str) -> Ran:
-    """Run the command line to its end."""
+    """Run a command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "services.cli", *arguments],
         cwd=cwd,
@@ -53,7 +53,7 @@ def command(*arguments: str, timeout_s: float = 120, cwd: Path | None = None, **
 
 
 class StackUnderTest:
-    """One stack on a folder of its own: started, asked over HTTP, stopped."""
+    """One stack on a folder of its own."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder = folder
@@ -62,11 +62,11 @@ class StackUnderTest:
         self.running: RunningStack | None = None
 
     def command(self, *arguments: str, **environment: str) -> Ran:
-        """Run the command line on this stack's folder."""
+        """Run a command on this stack's folder."""
         return command(*arguments, **{"RAGTREE_DATA_DIR": str(self.folder), **environment})
 
     def start(self, **changed: str) -> None:
-        """Start it, with changes to its environment from now on."""
+        """Start it; ``changed`` variables stay changed."""
         if changed:
             self.environment |= changed
             self.process = StackProcess(self.folder, self.environment)
@@ -76,7 +76,7 @@ class StackUnderTest:
         return self.process.stop()
 
     def interrupt(self) -> None:
-        """Stop it as Ctrl-C does."""
+        """Stop it like Ctrl-C."""
         assert self.running is not None
         process = psutil.Process(self.running.pid)
         process.send_signal(signal.SIGINT)
@@ -107,7 +107,7 @@ class StackUnderTest:
 
     @contextmanager
     def asking(self, **body: Any) -> Iterator[Iterator[dict[str, Any]]]:
-        """The events of a streamed query as they come; leaving the context leaves the query."""
+        """Stream a query's events. Leaving the context disconnects."""
         with self.client() as client, connect_sse(client, "POST", "/query", json={**body, "stream": True}) as source:
             source.response.raise_for_status()
             yield (event.json() for event in source.iter_sse())
@@ -123,11 +123,11 @@ class StackUnderTest:
         return float(value)
 
     def processes(self, named: str) -> list[psutil.Process]:
-        """The stack's processes whose title or command line contains ``named``."""
+        """Return the stack's processes whose title or command line contains ``named``."""
         return descendants(self._root(), named)
 
     def engines(self) -> set[psutil.Process]:
-        """The processes of vLLM's engines."""
+        """Return the processes of vLLM's engines."""
         return engines_under(self._root())
 
     def is_ready(self) -> bool:
@@ -140,7 +140,7 @@ class StackUnderTest:
 
 
 def processes_on(folder: Path) -> list[psutil.Process]:
-    """Every process that was started for the stack of this data folder, orphans included."""
+    """Return every process of the stack on this data folder, orphans included."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -150,7 +150,7 @@ def processes_on(folder: Path) -> list[psutil.Process]:
 
 
 def come_to(events: Iterator[dict[str, Any]], kind: str) -> dict[str, Any]:
-    """Read on up to the next event of a kind and return it."""
+    """Read up to the next event of a kind and return it."""
     seen = []
     for event in events:
         seen.append(event["type"])
@@ -165,15 +165,15 @@ def ended_job(client: httpx.Client, job_id: str) -> dict[str, Any] | None:
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 120) -> Any:
-    """Wait for something true and return it."""
+    """Wait for a true result and return it."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(POLL_S)
     return value
 
 
 def comparable(response: dict[str, Any]) -> dict[str, Any]:
-    """A reply without what differs from one request to the next by nature."""
+    """Return a reply without the fields that differ between equal requests."""
     usage = {**response["usage"], "prompt_tokens_details": None}
     return {**response, "usage": usage, "query_id": None, "created_at": None, "timings": sorted(response["timings"])}

@@ -1,4 +1,4 @@
-"""Whatever a client sends, the API answers as its OpenAPI document says, and never with a defect. A real stack."""
+"""The API of a real stack answers as its OpenAPI document says, whatever a client sends."""
 
 import pytest
 from api_schema import MODES, check_api

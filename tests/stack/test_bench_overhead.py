@@ -1,4 +1,4 @@
-"""``ragtree bench overhead`` prints one JSON object, whose figures fit the speed that the fake engine was set to."""
+"""``ragtree bench overhead`` prints one JSON object, with times that fit the fake engine's speed."""
 
 import json
 
@@ -7,7 +7,7 @@ from stacks import FAKE, command
 
 pytestmark = pytest.mark.ray
 
-# Slow enough for a busy machine's own delays not to matter beside a prefill.
+# So slow that a busy machine's delays do not matter next to a prefill.
 PREFILL_TOKENS_PER_S = 5000
 
 
@@ -32,19 +32,19 @@ def test_overhead_fits_the_speed_of_the_fake_engine(tmp_path):
     for streams, row in rows.items():
         sides = {f"{side}_{share}_ms" for side in ("engine", "stack") for share in ("p50", "p99")}
         assert row.keys() == {"streams", "samples"} | sides | shared | per_token
-        # Two rounds at least, so that each side goes first once.
+        # At least two rounds, so that each side goes first once.
         assert (row["streams"], row["samples"]) == (int(streams), 2 * int(streams))
         # Both sides contain the same prefill.
         assert 0.95 * row["engine_p50_ms"] < row["stack_p50_ms"] < row["engine_p50_ms"] + 1000
         assert row["engine_p50_ms"] <= row["engine_p99_ms"]
         assert row["stack_p50_ms"] <= row["stack_p99_ms"]
         assert row["p50_overhead_ms"] <= row["p99_overhead_ms"]
-        # The fake engine pauses for 5 ms between two tokens, and a little longer than it says.
+        # The fake engine pauses at least 5 ms between two tokens.
         assert 5 < row["engine_per_token_ms"] < 50
         assert 5 < row["stack_per_token_ms"] < 50
         assert row["p50_overhead_share"] == pytest.approx(row["p50_overhead_ms"] / row["engine_p50_ms"])
     prefill_ms = result["prompt_tokens_p50"] / PREFILL_TOKENS_PER_S * 1000
     assert 0.9 * prefill_ms < rows["1"]["engine_p50_ms"] < 2 * prefill_ms
-    # One prompt is prefilled after the other: of two streams, one waits for the other's.
+    # Prompts are prefilled one after another, so one of two streams waits for the other.
     assert rows["2"]["engine_p50_ms"] > 1.2 * rows["1"]["engine_p50_ms"]
     assert {figure: result[figure] for figure in shared} == {figure: rows["1"][figure] for figure in shared}

@@ -1,4 +1,4 @@
-"""``ragtree bench recall`` on a made-up question set prints one JSON object, whose figures are right."""
+"""``ragtree bench recall`` on a synthetic question set prints one JSON object with the right recall."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ def test_recall_is_measured_against_exact_search(tmp_path):
     questions = [
         {"qid": key, "question": f"What about {key.replace('-', ' and ')}?", "gold_doc_ids": [key]} for key in texts
     ]
-    # A question that nothing answers: recall must see it.
+    # A question without an answer: it must lower recall.
     questions.append({"qid": "lost", "question": "amber basalt", "gold_doc_ids": ["nowhere"]})
     write_lines(tmp_path / "made-up" / "questions.jsonl.gz", questions)
     environment = {

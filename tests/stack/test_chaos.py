@@ -1,4 +1,4 @@
-"""Chaos against a stack of its own, with the fake engine: one process of each kind is killed under load."""
+"""Chaos on a stack of its own, with the fake engine: one process of each kind is killed under load."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ def end_of(command):
     try:
         log, _ = process.communicate(timeout=400)
     finally:
-        # Its stack stops with it, should it still run.
+        # Its stack stops with it, if it still runs.
         process.terminate()
         process.wait()
     return process.returncode, log
@@ -36,7 +36,7 @@ def test_every_request_ends_correctly_whatever_is_killed(tmp_path):
     assert sorted(kill["victim"] for kill in results["kills"]) == sorted(VICTIMS)
     recovered = {kill["victim"]: kill["recovery_s"] for kill in results["kills"]}
     assert all(seconds > 0 for seconds in recovered.values())
-    # Three checks of Ray's own period would be more.
+    # Three checks of Ray's default period would take longer.
     assert recovered["proxy"] < 20
     assert set(results["fates"]) <= {"completed", "failed", "refused", "cut"}
     assert results["fates"]["completed"] > 40

@@ -1,4 +1,4 @@
-"""Clients that read slowly, stop, or leave a whole stack: no place, plan or stream of theirs is left. A fake engine."""
+"""Clients that read slowly, stall or disconnect leave no slot, plan or stream behind. A whole stack, fake engine."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor

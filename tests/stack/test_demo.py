@@ -1,4 +1,4 @@
-"""``scripts/demo`` shows the whole stack from a cold start, and leaves everything as it was."""
+"""``scripts/demo`` shows the whole stack from a cold start, and stops it again."""
 
 import os
 import re

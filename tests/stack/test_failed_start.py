@@ -1,4 +1,4 @@
-"""A stack that cannot start says why, and leaves nothing behind."""
+"""A stack that cannot start reports why and leaves no process behind."""
 
 import psutil
 import pytest

@@ -1,4 +1,4 @@
-"""The whole stack on real Ray with the fake engine: what holds whatever the model."""
+"""The whole stack on real Ray with the fake engine: behaviour that does not depend on the model."""
 
 import json
 import os
@@ -99,7 +99,7 @@ def test_invalid_configuration_is_one_message(fake_stack):
 
 
 def refusals_until_replaced(stack, replica):
-    """Ask until another replica answers; the refusals meanwhile, each of which must say what is missing."""
+    """Query until another replica answers; return the refusals, each of which must say what is missing."""
     refused = []
 
     def served_by_another():
@@ -116,7 +116,7 @@ def refusals_until_replaced(stack, replica):
 
 
 def test_generator_killed_in_mid_stream_fails_the_stream_and_refuses_queries_until_replaced(fake_stack):
-    # Its answer takes seconds, and repeats the document.
+    # The answer repeats the document, which takes seconds.
     fake_stack.ingest("lengthy", {"long": "One two three four five six seven eight nine ten. " * 20})
     with fake_stack.asking(query="Count.", collection="lengthy", max_tokens=2000) as events:
         come_to(events, "output_text.delta")
@@ -126,14 +126,14 @@ def test_generator_killed_in_mid_stream_fails_the_stream_and_refuses_queries_unt
     assert last["type"] == "query.failed"
     assert last["error"]["code"] == "engine_died"
     assert {event["type"] for event in rest[:-1]} <= {"output_text.delta"}
-    # That failure is news: whoever asks next is refused at once, and not left to wait for the new replica.
+    # After that failure, the next query is refused at once. It does not wait for the new replica.
     assert refusals_until_replaced(fake_stack, replica)
 
 
 def test_generator_killed_while_idle_is_replaced(fake_stack):
     (replica,) = fake_stack.processes("ServeReplica:generator")
     replica.kill()
-    # Who asks before anybody has noticed may be refused, or wait for the new replica: so there may be no refusals.
+    # Before the loss is noticed, a query may be refused or wait for the new replica: there may be no refusals.
     refusals_until_replaced(fake_stack, replica)
 
 
@@ -155,7 +155,7 @@ def test_stack_killed_and_restarted_loses_nothing(start_stack):
         path = "/v1/collections/many/documents:batch"
         job = client.post(path, content=lines, headers={"Content-Type": "application/x-ndjson"}).json()
     family = stack.processes("")
-    # Ray's agents outlive the rest of Ray by a minute. A stack that is started meanwhile must not mind them.
+    # Ray's agents outlive the rest of Ray by a minute. They must not disturb the next start.
     agents = [*stack.processes("ray::DashboardAgent"), *stack.processes("ray::RuntimeEnvAgent")]
     os.kill(stack.running.pid, signal.SIGKILL)
     _, left = psutil.wait_procs([process for process in family if process not in agents], timeout=30)

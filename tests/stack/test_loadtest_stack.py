@@ -1,4 +1,4 @@
-"""The load test and the soak against a real stack with a fake engine: every stream ends as it should."""
+"""The load test and the soak test on a real stack with a fake engine: every stream ends correctly."""
 
 import json
 import os
@@ -33,11 +33,11 @@ def test_a_stack_answers_the_load_test(fake_stack, tmp_path):
 
 
 def test_a_stack_is_soaked(fake_stack, tmp_path):
-    """Half a minute, with documents that come and go and clients that leave.
+    """Soak a stack for half a minute, with documents that come and go and clients that disconnect.
 
-    Of memory it is judged that every process of the stack was watched throughout, and that none grows without
-    restraint. That each stays flat is not: a process that has just started fills its caches and pools for minutes, so
-    ``make soak`` leaves out the first five and goes on for thirty.
+    The memory check covers that every process is watched throughout and none grows without bound. It does not cover
+    that memory stays flat: a new process fills its caches for minutes. ``make soak`` skips the first five minutes and
+    runs for thirty.
     """
     command = [sys.executable, "-m", "loadtest.soak", "--url", fake_stack.url, "--report-dir", str(tmp_path)]
     command += ["--minutes", "0.5", "--rate", "4", "--growth-mib", "256"]
@@ -57,14 +57,14 @@ def test_a_stack_is_soaked(fake_stack, tmp_path):
         assert judged["outcomes"].get("refused", 0) == sum(judged["refusals"].values())
     assert min(results["total"]["outcomes"][end] for end in ("answered", "disconnected")) > 5
     assert min(results["writes"][action]["outcomes"]["answered"] for action in ("ingest", "delete")) > 5
-    # Ray ends idle workers of its own, whenever it likes.
+    # Ray ends its idle workers at any time.
     stayed = before & processes(fake_stack)
     watched = {trend["pid"]: trend for trend in verdict["memory"]}
     assert stayed <= set(watched)
-    # Half a minute, less the fifth that is left out.
+    # Half a minute, minus the fifth that is left out.
     assert all(watched[pid]["first"] > 0 and watched[pid]["seconds"] > 15 for pid in stayed)
 
 
 def processes(stack) -> set[int]:
-    """The stack's process that listens, and all below it."""
+    """Return the stack's own process and all its descendants."""
     return {stack.running.pid, *(process.pid for process in stack.processes(""))}

@@ -1,4 +1,4 @@
-"""Other users of the machine can read nothing of what a stack writes. A fake engine."""
+"""Other users of the machine cannot read a stack's files. Fake engine."""
 
 import stat
 from pathlib import Path

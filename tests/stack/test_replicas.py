@@ -1,4 +1,4 @@
-"""Several instances of the generator on real Ray Serve, with the fake engine: loss, another try, draining, scaling."""
+"""Several generator instances on real Ray Serve, with the fake engine: loss, retry, draining and scaling."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ SLOW = {
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
 }
 TERMINAL = {"query.completed", "query.incomplete", "query.failed"}
-# A second of prefill, and some of answer.
+# A second of prefill, and a few seconds of answer.
 LONG = {"query": "What has Ruritania?", "collection": "long", "top_k": 1, "max_tokens": 60}
 # One instance, and another under load.
 SCALING = {
@@ -36,7 +36,7 @@ SCALING = {
     "RAGTREE_SERVING__GENERATOR__DOWNSCALE_DELAY_S": "1",
 }
 STREAMS = 4
-# Half a minute of answer: Serve takes the mean of the load over ten seconds, and a replica has to start.
+# Half a minute of answer: Serve averages the load over ten seconds, and a replica has to start.
 LONGER = {**LONG, "max_tokens": 90}
 
 REDEPLOY = """
@@ -69,15 +69,15 @@ def scaling(two_instances):
 
 
 def instances(stack) -> int:
-    """How many the controller gives requests to."""
+    """Return how many instances get requests from the controller."""
     return len(running_on(stack))
 
 
 def running_on(stack) -> dict[str, int]:
-    """How many requests each of these instances works on."""
+    """Return the number of running requests of each of these instances."""
     with stack.client() as client:
         answer = client.get("/v1/admin/cache/stats")
-    # The controller is away while it starts.
+    # The controller does not answer while it starts.
     loads = answer.json()["instances"] if answer.status_code == 200 else []
     return {load["instance"]: load["running"] for load in loads if not load["retired"]}
 
@@ -87,7 +87,7 @@ def replicas(stack) -> list[psutil.Process]:
 
 
 def terminal(events) -> dict:
-    """Read a stream to its one terminal event."""
+    """Read a stream up to its terminal event."""
     *_, last = events
     return last
 
@@ -95,7 +95,7 @@ def terminal(events) -> dict:
 def test_a_query_that_loses_its_instance_before_a_token_is_answered_by_another(two_instances):
     before = two_instances.metric("ragtree_requests_begun_again_total")
     with ThreadPoolExecutor(2) as asking:
-        # One on each instance, and neither has its token within the next second.
+        # One query on each instance; neither has a token within the next second.
         answers = [asking.submit(two_instances.query, **LONG) for _ in range(2)]
         until(lambda: two_instances.metric("ragtree_queue_wait_seconds_count") >= 2)
         lost = replicas(two_instances)[0]
@@ -113,7 +113,7 @@ def test_started_query_fails_with_its_instance_and_others_continue(two_instances
         for events in running:
             come_to(events, "output_text.delta")
         replicas(two_instances)[0].kill()
-        # While one instance is away, the other takes all that comes.
+        # While one instance is down, the other takes all queries.
         assert two_instances.query(**{**LONG, "max_tokens": 1}).status_code == 200
         ends = sorted(terminal(events)["type"] for events in running)
     assert ends == ["query.completed", "query.failed"]
@@ -140,7 +140,7 @@ def test_instances_scale_with_the_load(scaling):
         streams = [asking.submit(scaling.events, **LONGER) for _ in range(STREAMS)]
         until(lambda: running_on(scaling) == {first: STREAMS})
         until(lambda: instances(scaling) == 2)
-        # What streams stays where it is, and the instance that came takes the next.
+        # Running streams stay where they are, and the new instance takes the next query.
         with scaling.asking(**{**LONG, "max_tokens": 6}) as events:
             come_to(events, "output_text.delta")
             busy = running_on(scaling)
@@ -150,7 +150,7 @@ def test_instances_scale_with_the_load(scaling):
     assert list(busy.values()) == [1]
     assert ends == [["query.completed"]] * STREAMS
     until(lambda: instances(scaling) == 1)
-    # As one drains, and again when it is gone.
+    # While one drains, and again when it is gone.
     assert scaling.query(**{**LONG, "max_tokens": 1}).status_code == 200
     until(lambda: len(replicas(scaling)) == 1)
     assert scaling.query(**{**LONG, "max_tokens": 1}).status_code == 200

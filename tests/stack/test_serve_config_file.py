@@ -1,4 +1,4 @@
-"""The stack as `serve run` starts it from its config file, with the gateway behind Serve's own proxies."""
+"""The stack started by `serve run` from its config file, with the gateway behind Serve's own proxies."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ def test_serve_runs_the_stack_from_its_config_file(tmp_path):
     file = tmp_path / "serve.yaml"
     file.write_text(command("config", "render", **environment).stdout)
     log = (tmp_path / "log").open("wb")
-    # `import services` comes first, for what it says of Ray Serve in the environment; an image says it itself.
+    # `import services` first sets Ray's environment variables. In the images they are set already.
     script = "import services; from ray.serve.scripts import cli; cli()"
     with subprocess.Popen(
         [sys.executable, "-c", script, "run", str(file)], env={**os.environ, **environment}, stdout=log, stderr=log

@@ -50,7 +50,7 @@ def slow_prefill(start_stack, received):
         "RAGTREE_GENERATOR__FAKE__PREFILL_TOKENS_PER_S": str(SLOW_PREFILL_TOKENS_PER_S),
         "RAGTREE_CONTROLLER__MAX_RUNNING": "1",
         "RAGTREE_OBSERVABILITY__OTLP_ENDPOINT": received[1],
-        # Sends nothing before the end: what arrives was flushed by the processes as they stopped.
+        # Send nothing before the end: spans that arrive were flushed by stopping processes.
         "OTEL_BSP_SCHEDULE_DELAY": "600000",
     }
     stack = start_stack(environment, "slow-prefill")
@@ -70,7 +70,7 @@ def ended(stack):
 def wait_for_prefill(stack, events, admitted_before):
     """Return when the engine prefills the query."""
     assert len(come_to(events, "retrieval.completed")["results"]) == LONG["top_k"]
-    # The gateway counts an admission in the step in which it calls the engine.
+    # The gateway counts an admission right before it calls the engine.
     until(lambda: admitted(stack) == admitted_before + 1, timeout_s=10)
 
 

@@ -1,6 +1,6 @@
-"""What one tenant has computed, another can tell neither by counts nor by time. Real vLLM, behind a gateway with keys.
+"""A tenant can tell neither by counts nor by time what another has computed. Real vLLM, gateway with keys.
 
-The session's stack asks for no key. So a second gateway is put before its parts, in a process of its own, that does.
+The session's stack needs no key. So a second gateway that needs keys, in a process of its own, uses the same parts.
 """
 
 import json
@@ -69,7 +69,7 @@ KEYS = [{"secret": f"key-of-{tenant}", "tenant": tenant} for tenant in ("first",
 
 @pytest.fixture(scope="module")
 def measured(vllm_stack, tmp_path_factory):
-    """Of each round, what the first tenant's first and second question and the second one's took and found."""
+    """Time and cached tokens of the first tenant's first and second question and of the second tenant's, by round."""
     ran = subprocess.run(
         [sys.executable, "-c", GATEWAY, vllm_stack.running.ray_address, str(ROUNDS)],
         env={
@@ -91,7 +91,7 @@ def measured(vllm_stack, tmp_path_factory):
 
 def test_another_tenants_document_does_not_count_as_cached(measured):
     assert all(asked["cached"] > asked["prompt"] - 60 for asked in measured["hot"])
-    # Not even the system prompt: a tenant's first prompt is computed whole, and later ones find the tenant's own.
+    # Not even the system prompt is shared: a tenant's first prompt is computed in full.
     assert measured["foreign"][0]["cached"] == 0
     assert max(asked["cached"] for asked in measured["foreign"]) < 60
     assert [asked["prompt"] for asked in measured["foreign"]] == [asked["prompt"] for asked in measured["hot"]]

@@ -43,7 +43,7 @@ def test_json_and_server_sent_events_give_the_same_object(vllm_stack):
 
 
 def test_an_answer_that_began_during_the_search_is_the_same(vllm_stack):
-    # The first search teaches the index how long one takes.
+    # In the first search the index learns how long one takes.
     vllm_stack.query(**QUESTION)
     events = vllm_stack.events(**QUESTION, include=["stages"])
     stages = [event for event in events if event["type"] == "retrieval.stage"]
@@ -73,7 +73,7 @@ def test_dashboards_use_metrics_that_vllm_exposes(vllm_stack):
     assert len(set(described)) == len(described)
     (generated,) = re.findall(r"^vllm:generation_tokens_total\{.*\} (\S+)$", text, re.MULTILINE)
     assert float(generated) > 0
-    # How full the tiers are, in bytes, is what the alerts go by.
+    # The alerts use these metrics.
     assert set(re.findall(r'^ragtree_cache_capacity_bytes\{tier="(\w+)"\}', text, re.MULTILINE)) >= {
         "gpu",
         "host",
@@ -97,7 +97,7 @@ def test_document_is_prefilled_once(vllm_stack):
     first = asked_of_archive(vllm_stack, "What does the archive of Ruritania hold?")
     events = vllm_stack.events(**{**QUESTION, "query": "From how many centuries?", "collection": "archive"})
     (resolved,) = [event for event in events if event["type"] == "cache.resolved"]
-    # All but the question, to the token: no block of it was cut off.
+    # Everything but the question is cached, including the last partial block.
     assert resolved["cached_tokens"] > first["prompt_tokens"] - 60 > cached(first)
     assert resolved["tiers"] == {"gpu": resolved["cached_tokens"]}
     assert resolved["hit_docs"] == 1
@@ -144,7 +144,7 @@ def test_killed_controller_restores_its_tree(vllm_stack, shared_redis):
 
 
 def uses_of_nodes(stack) -> dict[str, float]:
-    """How often each node of the tree was used, by its key."""
+    """Return how often each node of the tree was used, by key."""
     with stack.client() as client:
         tree = client.get("/v1/admin/cache/tree", params={"depth": 10}).raise_for_status().json()
     nodes = [node for top in tree["namespaces"].values() for node in top]
@@ -171,7 +171,7 @@ def test_deleted_document_leaves_nothing_in_the_cache(vllm_stack):
 
 
 def test_restart_keeps_all_prefilled_documents(vllm_stack):
-    """Not even what only lay in the engine's blocks: an orderly stop has it on disk, and Ctrl-C is one."""
+    """An orderly stop, such as Ctrl-C, also saves the KV in the engine's blocks to disk."""
     before = asked_of_archive(vllm_stack, "What is the oldest map?")
     assert cached(asked_of_archive(vllm_stack, "What is the oldest letter?")) > 300
     vllm_stack.interrupt()
@@ -222,13 +222,13 @@ def test_the_openai_client_works_unchanged(client):
 
 
 def test_a_client_that_leaves_stops_the_engine(vllm_stack):
-    """An answer left after its first words must not keep the engine busy: it would be seen on the processor."""
+    """After a disconnect in mid-answer, the engine must stop working, which its CPU usage shows."""
     asked = {**QUESTION, "query": "Tell me everything about Freedonia.", "max_tokens": 250}
     (engine,) = vllm_stack.engines()
     began = time.monotonic()
     whole = vllm_stack.query(**asked).json()
     whole_s = time.monotonic() - began
-    # Greedy, so the same question comes to the same length: it would not have ended by itself when the engine stops.
+    # Decoding is greedy, so the same question gives the same length: the answer would not have ended by itself.
     assert whole["finish_reason"] == "length"
     began = time.monotonic()
     with vllm_stack.asking(**asked) as events:
