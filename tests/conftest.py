@@ -25,7 +25,7 @@ settings.load_profile("search" if os.environ.get("RAGTREE_TEST_SEARCH") else "re
 
 def pytest_sessionstart() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell ignores SIGINT in its background jobs, and child processes inherit that. Tests interrupt their children.
+        # A shell ignores SIGINT in its background jobs, and child processes inherit that. Tests send SIGINT to theirs.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for compiled in Path(cachectl.__path__[0]).rglob("*.so"):
         source = compiled.with_name(f"{compiled.name.partition('.')[0]}.py")
