@@ -1,4 +1,4 @@
-"""Exact match and F1 on examples worked by hand, and what holds of them for all texts."""
+"""Exact match and F1 on examples worked out by hand, and properties that hold for all texts."""
 
 import pytest
 from hypothesis import given

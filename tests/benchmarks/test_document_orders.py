@@ -1,4 +1,4 @@
-"""The benchmark's own arithmetic over systems whose answers are scripted, and the order's way to the engine."""
+"""The orders benchmark's arithmetic over scripted systems, and the document order in the engine's prompts."""
 
 import asyncio
 from contextlib import asynccontextmanager

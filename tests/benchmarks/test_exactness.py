@@ -1,4 +1,4 @@
-"""How two runs of the same prompts are compared."""
+"""Comparison of two runs of the same prompts."""
 
 from benchmarks.exactness import compare
 from benchmarks.measuring.engines import Generation

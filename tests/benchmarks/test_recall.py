@@ -1,4 +1,4 @@
-"""What the index costs in recall is measured against the truth, whatever index the retriever has saved."""
+"""Recall is measured against exact search, whatever index the retriever has saved."""
 
 import asyncio
 import random

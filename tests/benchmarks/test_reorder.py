@@ -1,4 +1,4 @@
-"""The arithmetic of the reordering benchmark, over stacks whose times are scripted: no engine runs here."""
+"""The reorder benchmark's arithmetic, over stacks with scripted times. No engine runs."""
 
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
@@ -27,7 +27,7 @@ def prompts() -> Iterator[Prompt]:
 
 
 class ScriptedStack:
-    """Answers in ``ttft_ms``, by its own word; notes what it was asked."""
+    """Reports a TTFT of ``ttft_ms`` and records its prompts."""
 
     def __init__(self, ttft_ms: float, overtaken: int, kept: int = 100) -> None:
         self._ttft_ms = ttft_ms

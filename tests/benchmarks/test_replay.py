@@ -1,4 +1,4 @@
-"""The replay's own arithmetic, over systems whose times are scripted: no engine runs here."""
+"""The replay benchmark's arithmetic, over systems with scripted times. No engine runs."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from protocol.tiers import Tier
 
 REQUESTS, EVERY, DRAWN, BASELINE_WARM_UP = 4, 5, 3, 2
 WARM_UP = EVERY + DRAWN
-# As many again go one after another, twice; then each rate has twice as many as the one before it.
+# As many again run one after another, twice; then each rate has twice as many as the previous one.
 UNLOADED = 8
 # Two documents of 80 tokens fill it three times over, and one does not.
 CACHE_TOKENS = 30
@@ -33,7 +33,7 @@ def prompts(kind: str = "") -> Iterator[Prompt]:
 
 
 class ScriptedSystems:
-    """Systems by name; ``ttft_ms`` says by name what each phase takes: cold, warm-up, unloaded, then each rate."""
+    """Systems by name; ``ttft_ms`` has the TTFT of each phase by name: cold, warm-up, unloaded, then each rate."""
 
     def __init__(self, ttft_ms: dict[str, list[float]], cached: dict[str, int]) -> None:
         self._ttft_ms = ttft_ms
@@ -129,7 +129,7 @@ async def test_a_system_that_sustains_no_rate_serves_what_it_does_unloaded():
     )
     result = await replayed(slow)
     vllm = result.systems["vllm"]
-    # Scripted answers come at once, so unloaded it serves more than the first rate asks for.
+    # Scripted answers are immediate, so the unloaded throughput exceeds the first rate.
     assert (vllm.sustained, vllm.beaten, vllm.throughput) == (0, True, RATES[0])
     assert vllm.unloaded.served_per_s > RATES[0]
     assert (result.ttft_ratio["vllm"], result.ttft_ratio_by_rate["vllm"]) == (5.0, [])
@@ -143,7 +143,7 @@ def test_what_is_no_baseline_is_refused_before_anything_starts(systems, against)
 
 async def test_what_was_served_is_counted_from_the_first_arrival(systems):
     result = await replayed(systems)
-    # The scripted answers come at once, so what is served is about what arrives.
+    # Scripted answers are immediate, so throughput is about the arrival rate.
     for system in result.systems.values():
         warm = (system.unloaded, *system.loaded)
         assert system.most_served_per_s == max(row.served_per_s for row in warm)

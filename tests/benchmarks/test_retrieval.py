@@ -1,4 +1,4 @@
-"""Searches in stages are measured against Faiss's own, and found equal to them."""
+"""Staged searches are timed against Faiss's own, and return equal results."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The benchmark of the controller's decisions measures a full tree that evicts, and reports what it says."""
+"""The scheduling benchmark measures a full tree that evicts, and reports the right figures."""
 
 import gc
 from random import Random
@@ -48,7 +48,7 @@ def test_a_row_has_the_figures_of_a_tree_of_its_size():
     assert result.policy == "PGDSF"
     assert list(result.by_nodes) == ["100", "200"]
     for size, row in result.by_nodes.items():
-        # A node may have a copy in both tiers, so there are a few less.
+        # A node may have copies in both tiers, so there are slightly fewer nodes.
         assert 0.7 * int(size) <= row.nodes <= int(size)
         assert row.requests == 60
         assert 0 < row.p50_us <= row.p99_us <= row.max_us
@@ -91,7 +91,7 @@ def test_the_tree_is_full_and_stays_so(policy):
     for _ in range(3):
         gpu = load._tree.tiers.gpu("one")
         assert load._tree.tiers.host.used + DOCUMENT_TOKENS > load._tree.tiers.host.capacity
-        # What runs has its room reserved, so the GPU is nearly full at least.
+        # Running requests have reserved room, so the GPU is at least nearly full.
         assert gpu.used + RUNNING * TOP_K * DOCUMENT_TOKENS >= gpu.capacity
         load.measure(40)
         check_integrity(load._tree)

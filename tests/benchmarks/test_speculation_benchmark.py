@@ -1,4 +1,4 @@
-"""The benchmark of speculation on a small corpus and the fake engine: what it counts is what happened."""
+"""The speculation benchmark on a small corpus with the fake engine: its counts match what happened."""
 
 import pytest
 
@@ -37,7 +37,7 @@ async def result(tmp_path, steps):
     )
     engine = factory.engine()
     await engine.start()
-    # No search of so few vectors is long enough for stages by itself.
+    # A search of so few vectors is too short for several stages.
     benchmark = SpeculationBenchmark(
         SETTINGS, tmp_path / "corpus", tmp_path / "profiles", lambda *step: steps.append(step), stage_ms=1e-6
     )

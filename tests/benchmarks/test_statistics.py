@@ -1,4 +1,4 @@
-"""Percentiles of counted times are those of the times themselves, within a percent; the interval of a mean."""
+"""Percentiles of the histogram are within one percent of the exact ones; confidence intervals of a mean."""
 
 import math
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""Trace and question files that the tests of the workloads write."""
+"""Trace and question files for the workload tests."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""A rendered release, by what it consists of."""
+"""A rendered release and its manifests by kind."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from scripts.chart.manifests import pod_templates
 
 
 class Release:
-    """What one rendering came to."""
+    """The manifests of one rendering."""
 
     def __init__(self, manifests: list[Manifest]) -> None:
         self.manifests = manifests
@@ -39,7 +39,7 @@ class Release:
 
     @property
     def pods(self) -> dict[str, Any]:
-        """Whatever becomes a pod: templates of Ray's, and pods of the chart's own."""
+        """All pods: Ray's templates, and the chart's own pods."""
         return self.ray_pods | {"test": self.one("Pod")}
 
     @property

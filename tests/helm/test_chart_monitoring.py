@@ -1,4 +1,4 @@
-"""Monitors, rules and dashboards, of the files that the chart carries and of others."""
+"""Monitors, rules and dashboards, from the chart's own files and from others."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ ON = ("metrics.prometheusRule.enabled=true", "metrics.dashboards.enabled=true")
 
 @pytest.fixture(scope="module")
 def with_files(tmp_path_factory):
-    """The chart with these files in the place of its own."""
+    """A chart with these files instead of its own."""
 
     def render(alerts, dashboards):
         chart = shutil.copytree(CHART, tmp_path_factory.mktemp("chart") / "ragtree")

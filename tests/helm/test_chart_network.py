@@ -1,4 +1,4 @@
-"""Who may speak with whom, names and selectors, and what keeps pods from being evicted."""
+"""Network policies, names and selectors, and pod disruption budgets."""
 
 import re
 import shutil
@@ -50,7 +50,7 @@ class TestNetworkPolicy:
         assert opened == {"": ["metrics"], "-gateway": ["serve"], "-head": ["dashboard"]}
 
     def test_pods_of_the_release_reach_each_other_on_every_port(self, defaults):
-        """Serve's replicas listen on ports that the kernel chooses."""
+        """Serve's replicas listen on ports chosen by the kernel."""
         policy = _policies(defaults)[""]
         assert {"from": [{"podSelector": policy["podSelector"]}]} in policy["ingress"]
         assert {"to": [{"podSelector": policy["podSelector"]}]} in policy["egress"]
@@ -81,7 +81,7 @@ class TestPorts:
             params = each.groups[group]["rayStartParams"]
             taken = [*_ports(pod).values(), int(params["dashboard-agent-listen-port"])]
             assert len(taken) == len(set(taken))
-            # Ray takes these for its workers.
+            # Ray's worker ports.
             assert not [port for port in taken if 10002 <= port <= 19999]
             assert _ports(pod)["metrics"] == int(params["metrics-export-port"])
 
@@ -124,7 +124,7 @@ class TestPodDisruptionBudget:
             selector = budget["spec"]["selector"]
             (group,) = [name for name, pod in defaults.pods.items() if _selects(selector, labels_of(pod))]
             kept[group] = budget["spec"]["minAvailable"]
-            # Of pods that a custom resource owns, Kubernetes can count nothing else.
+            # For pods owned by a custom resource, Kubernetes supports nothing else.
             assert isinstance(kept[group], int)
             assert "maxUnavailable" not in budget["spec"]
         assert kept == {"head": 1, "retriever": 1, "generator": 1}
@@ -167,7 +167,7 @@ class TestNames:
                 assert not [labels for labels in strangers if wanted.items() <= labels.items()]
 
     def test_an_upgrade_changes_no_selector(self, render, tmp_path):
-        """Services and budgets go on finding the pods of the version before, and immutable fields stay as they are."""
+        """Services and budgets still find the previous version's pods, and immutable fields do not change."""
         newer = shutil.copytree(CHART, tmp_path / "ragtree")
         text = (newer / "Chart.yaml").read_text()
         (newer / "Chart.yaml").write_text(text.replace("ersion: 0.1.0", "ersion: 0.2.0"))

@@ -1,4 +1,4 @@
-"""Pods: plain users on read-only roots, secrets by reference alone, probes, drains, and room for what they hold."""
+"""Pods: unprivileged users, read-only roots, secrets by reference, probes, drains, and enough room."""
 
 import json
 import re
@@ -59,7 +59,7 @@ class TestSecurity:
             assert _volumes(template)["shm"]["emptyDir"]["medium"] == "Memory"
 
     def test_what_the_image_writes_to_is_mounted(self, each):
-        """By its environment variables: everything else of it is read-only."""
+        """Found by its environment variables. Everything else is read-only."""
         dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
         places = dict(re.findall(r"^(?:ENV|   ) (\w+)=(/[^:\s]+) ?\\?$", dockerfile, re.MULTILINE))
         assert {"HOME": "/tmp", "RAGTREE_DATA_DIR": "/data", "XDG_CACHE_HOME": "/cache"}.items() <= places.items()
@@ -68,7 +68,7 @@ class TestSecurity:
             assert [place for place in places.values() if f"/{place.split('/')[1]}" not in mounted] == []
 
     def test_the_images_entrypoint_runs_before_ray(self, each):
-        """KubeRay puts a command of its own in its place."""
+        """KubeRay replaces the command by one of its own."""
         for template in each.ray_pods.values():
             (before,) = template["spec"]["initContainers"]
             assert before["image"] == ray_container(template)["image"]
@@ -165,7 +165,7 @@ class TestProbesAndDrains:
             assert _env(ray_container(template))["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"]["value"] == str(drain)
             pause = int(ray_container(template)["lifecycle"]["preStop"]["exec"]["command"][1])
             assert template["spec"]["terminationGracePeriodSeconds"] >= drain + pause + 30
-            # The head is there to be told that the others drain.
+            # The head must be up while the others drain.
             assert pause == (15 if group == "head" else 5)
         assert each.ray_service["rayClusterDeletionDelaySeconds"] == max(part["drain_s"] for part in serving.values())
 
@@ -252,7 +252,7 @@ def test_a_change_of_the_options_is_a_change_of_every_pod(render):
 
 
 def test_what_does_not_concern_the_pods_leaves_them_alone(render):
-    """KubeRay builds the cluster anew for any change of them, so the chart's version is none of their labels."""
+    """KubeRay rebuilds the cluster for any change of the pods, so the chart's version is not among their labels."""
     for template in render("defaults").ray_pods.values():
         assert labels_of(template).keys() <= {
             "app.kubernetes.io/name",

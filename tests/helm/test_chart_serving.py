@@ -1,4 +1,4 @@
-"""Ray Serve's applications, and that Ray's pods offer what they ask for."""
+"""The Ray Serve applications, and the resources that Ray's pods offer them."""
 
 import json
 
@@ -12,7 +12,7 @@ from services.serve.serve_config import serve_config
 
 @pytest.fixture
 def config(each, monkeypatch, tmp_path):
-    """What a pod reads of the rendered options."""
+    """Return the options as a pod reads them."""
     (tmp_path / "ragtree.yaml").write_text(json.dumps(each.options))
     monkeypatch.setenv("RAGTREE_CONFIG", str(tmp_path / "ragtree.yaml"))
     return load_config()
@@ -42,7 +42,7 @@ def test_large_numbers_are_numbers_in_the_options(everything):
 
 
 class TestPlacement:
-    """What Ray's own autoscaler reads in the RayCluster that KubeRay makes of it."""
+    """Return what Ray's autoscaler reads in KubeRay's RayCluster."""
 
     @pytest.fixture
     def offered(self, each):

@@ -1,4 +1,4 @@
-"""Manifests are what Kubernetes, KubeRay and Prometheus' operator take, and the check of that sees what is wrong."""
+"""Kubernetes, KubeRay and the Prometheus operator accept the manifests, and the check finds faults."""
 
 import copy
 import re

@@ -1,4 +1,4 @@
-"""The compose files as compose reads them: variables filled in, overlays laid over one another."""
+"""Reads the compose files as compose does: fills in variables and merges overlays."""
 
 import re
 from typing import Any
@@ -12,18 +12,18 @@ COMBINATIONS = [(BASE,), (BASE, GPU), (BASE, OBSERVABILITY), (BASE, GPU, OBSERVA
 
 _VARIABLE = re.compile(r"(?<!\$)\$\{(\w+)(?::-([^}]*))?\}")
 _REPLACED = {"command", "entrypoint", "test"}
-"""Lists that an overlay replaces; to all others it adds."""
+"""Lists that an overlay replaces. It extends all others."""
 
 
 def text(file: str, environment: dict[str, str] | None = None) -> str:
-    """A file with its variables filled in."""
+    """Return a file with its variables filled in."""
     given = environment or {}
     raw = "\n".join(line for line in (ROOT / file).read_text().splitlines() if not line.lstrip().startswith("#"))
     return _VARIABLE.sub(lambda found: given.get(found[1]) or found[2] or "", raw)
 
 
 def defaults(file: str) -> dict[str, str | None]:
-    """The variables of a file, with their defaults; None: what compose passes through where it is set."""
+    """Return a file's variables with their defaults; None for variables that compose passes through if set."""
     found: dict[str, str | None] = {
         variable: value for variable, value in _VARIABLE.findall((ROOT / file).read_text()) if variable != "VARIABLE"
     }
@@ -33,7 +33,7 @@ def defaults(file: str) -> dict[str, str | None]:
 
 
 def merged(files: tuple[str, ...], environment: dict[str, str] | None = None) -> dict[str, Any]:
-    """The files as one document, each laid over those before it."""
+    """Merge the files into one document; later ones override earlier ones."""
     document: dict[str, Any] = {}
     for file in files:
         document = _laid_over(document, yaml.safe_load(text(file, environment)))
@@ -41,7 +41,7 @@ def merged(files: tuple[str, ...], environment: dict[str, str] | None = None) ->
 
 
 def parsed(document: dict[str, Any]) -> PyCompose:
-    """The document after the specification. Raises ValueError where it is not what that asks for."""
+    """Parse the document by the specification. Raises ValueError if it does not conform."""
     compose = PyCompose.from_yaml(yaml.safe_dump(document))
     compose.validate()
     compose.to_spec()

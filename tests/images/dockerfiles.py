@@ -1,4 +1,4 @@
-"""The Dockerfile and .dockerignore, read as far as tests ask about them."""
+"""Reads the Dockerfile and .dockerignore, as far as the tests need."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ class Stage:
 
 
 def stages() -> dict[str, Stage]:
-    """The stages by their names, in order."""
+    """Return the stages by name, in order."""
     found: dict[str, Stage] = {}
     lines = [line for line in DOCKERFILE.read_text().splitlines() if not line.startswith("#")]
     for instruction in re.sub(r"\\\n", " ", "\n".join(lines)).splitlines():
@@ -33,25 +33,25 @@ def stages() -> dict[str, Stage]:
 
 
 def chain(target: str) -> list[tuple[str, str]]:
-    """What a target consists of, from its base image on."""
+    """Return the stages of a target, from its base image on."""
     every = stages()
     stage = every[target]
     return [*(chain(stage.parent) if stage.parent in every else []), *stage.instructions]
 
 
 def last(target: str, keyword: str) -> str:
-    """The value in force of an instruction in a target."""
+    """Return the effective value of an instruction in a target."""
     return [rest for each, rest in chain(target) if each == keyword][-1]
 
 
 def environment(target: str) -> dict[str, str]:
-    """The variables that a target's containers start with."""
+    """Return the environment of a target's containers."""
     pairs = [pair for keyword, rest in chain(target) if keyword == "ENV" for pair in shlex.split(rest)]
     return dict(pair.split("=", 1) for pair in pairs)
 
 
 def reaches_builder(path: str) -> bool:
-    """Whether .dockerignore lets a path of the repository through: the last pattern that matches it decides."""
+    """Return whether .dockerignore includes a path. The last matching pattern decides."""
     through = True
     for line in (ROOT / ".dockerignore").read_text().splitlines():
         if line and not line.startswith("#") and _matches(line.removeprefix("!"), path):
@@ -60,6 +60,6 @@ def reaches_builder(path: str) -> bool:
 
 
 def _matches(pattern: str, path: str) -> bool:
-    # `**/` is any number of folders, `*` anything within one name; what lies below a match matches.
+    # `**/` is any number of folders, `*` anything within one name. Paths below a match match too.
     wanted = re.escape(pattern).replace(r"\*\*/", "(.*/)?").replace(r"\*", "[^/]*")
     return re.fullmatch(f"{wanted}(/.*)?", path) is not None

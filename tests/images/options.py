@@ -1,4 +1,4 @@
-"""Which environment variables are options of RAGTree's configuration."""
+"""Tells which environment variables are options of RAGTree's configuration."""
 
 from collections.abc import Iterator
 from types import UnionType
@@ -10,7 +10,7 @@ from services.config import Config
 
 
 def is_option(variable: str) -> bool:
-    """Whether the configuration reads this variable."""
+    """Return whether the configuration reads this variable."""
     name = variable.removeprefix("RAGTREE_")
     return name != variable and _reads(Config, name.lower().split("__"))
 

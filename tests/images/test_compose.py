@@ -1,4 +1,4 @@
-"""The compose files fit the specification, and what they start is pinned, bounded and closed to the outside."""
+"""The compose files conform to the specification; their services are pinned, limited and closed to the outside."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""The Redis of the compose file, as a real server of this machine: it takes its command and keeps what it is told."""
+"""The compose file's Redis, run on this machine: its command works and it keeps its data."""
 
 import socket
 import subprocess

@@ -1,4 +1,4 @@
-"""The Dockerfile is linted, pinned and ends as a plain user; there is no engine here to build it."""
+"""The Dockerfile is linted, pinned and ends as an unprivileged user. It is not built here."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def test_the_image_sets_only_options_that_exist(target):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_image_sets_the_same_ray_variables(target):
-    # But who may call it: that is a setting of the cluster that a container joins.
+    # Except authentication, which is a setting of the cluster that a container joins.
     told = {name: value for name, value in RAY_ENVIRONMENT.items() if name != "RAY_AUTH_MODE"}
     assert {name: environment(target).get(name) for name in told} == told
 

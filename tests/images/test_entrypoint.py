@@ -35,13 +35,13 @@ _CAPABILITIES = ("-all", "-all,+dac_read_search")
 
 @pytest.fixture(scope="module")
 def plain_user():
-    """What a command line begins with so that it runs as a plain user."""
+    """Return the start of a command line that runs as an unprivileged user."""
     if os.geteuid() != 0:
         return []
     if shutil.which("setpriv"):
         for capabilities in _CAPABILITIES:
             prefix = [*_BECOME, *(f"--{kind}={capabilities}" for kind in ("inh-caps", "ambient-caps", "bounding-set"))]
-            # By way of another program: the one that setpriv becomes is still looked up with root's rights.
+            # Through another program, because setpriv still looks its program up with root's rights.
             probe = [*prefix, "env", sys.executable, "-c", "import typer"]
             if subprocess.run(probe, cwd=ROOT, capture_output=True, check=False).returncode == 0:
                 return prefix
@@ -49,7 +49,7 @@ def plain_user():
 
 
 class Container:
-    """Folders and variables as the image has them, each folder in a temporary one."""
+    """The image's folders and variables, with each folder in a temporary one."""
 
     def __init__(self, folder: Path, prefix: list[str], **variables: str) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ class Container:
         return f"{self.folder}{value}" if value.startswith(("/data", "/cache", "/tmp")) else value
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
-        """Run the entry point with the image's command, or another."""
+        """Run the entry point with the image's command, or another one."""
         with (self.folder / "log").open("wb") as log:
             return subprocess.Popen(
                 [*self.prefix, ENTRYPOINT, *command],
@@ -109,11 +109,11 @@ class _AliveNotReady(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def container(plain_user):
-    """Makes containers; what still runs at the end is killed."""
+    """Create containers; kill those that still run at the end."""
     folders = []
 
     def make(**variables: str) -> Container:
-        # Not pytest's own folder, which is for its owner alone.
+        # Not in pytest's own folder, which only its owner can read.
         folders.append(Path(tempfile.mkdtemp(prefix="ragtree-image-")))
         return Container(folders[-1], plain_user, **variables)
 
@@ -182,14 +182,14 @@ def test_a_container_starts_answers_and_stops_in_order(container):
         grace_s = parse_duration(merged((BASE,))["services"]["ragtree"]["stop_grace_period"])
         assert started.wait(grace_s) == 0, made.log()
     finally:
-        # The command's group, which may have outlived the entry point; Ray ends with it.
+        # The command's process group may outlive the entry point. Ray ends with it.
         with suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)
     assert not made.is_healthy()
     assert not made.is_healthy("readyz")
     assert "Permission denied" not in made.log()
     assert "Read-only" not in made.log()
-    # All caches are where they belong, and home has Ray's token alone.
+    # All caches are in their folders, and home has only Ray's token.
     assert [path.name for path in (made.folder / "tmp").iterdir()] == [".ray"]
     assert sorted(path.name for path in made.folder.iterdir()) == ["cache", "data", "log", "tmp"]
     if os.geteuid() == 0:

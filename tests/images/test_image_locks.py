@@ -1,4 +1,4 @@
-"""What the images install is what was tested, without what only development needs."""
+"""The images install the tested versions, without development dependencies."""
 
 import re
 import tomllib
@@ -21,7 +21,7 @@ def _lock(name: str) -> dict[str, str]:
 
 FULL, CPU, GPU = _lock("cpu"), _lock("cpu-run"), _lock("gpu-run")
 NEEDED_ANYWAY = {"jsonschema"}
-"""What tests ask for by name and Ray and vLLM do, too."""
+"""Packages that the tests name and that Ray and vLLM need too."""
 
 WANTED = {_name(requirement) for requirement in PROJECT["dependencies"]}
 

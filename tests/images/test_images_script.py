@@ -1,4 +1,4 @@
-"""`make images` builds both targets, and says what is missing where there is no engine."""
+"""`make images` builds both targets, and reports a missing Docker engine."""
 
 import os
 import subprocess
@@ -12,8 +12,8 @@ VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versi
 
 @pytest.fixture
 def make_images(tmp_path):
-    """Runs the script with a docker that is a shell script, or without any."""
-    # All that the script calls, so that a docker of this machine is not found.
+    """Run the script with a fake docker (a shell script), or without any."""
+    # Only the programs that the script needs, so that the machine's own docker is not found.
     for tool in ("bash", "dirname", "sed", "git"):
         (tmp_path / tool).symlink_to(subprocess.check_output(["which", tool], text=True).strip())
 

@@ -1,4 +1,4 @@
-"""The clairvoyant is the optimum where theory says so, and a sound policy everywhere else."""
+"""BELADY is optimal where theory says so, and a sound policy everywhere else."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -20,19 +20,19 @@ from cachectl.tree.node import PathDocument
 from cachectl.tree.tier_manager import Capacities
 from protocol.plans import DocumentOrder
 
-# A second a token, wherever it stands: flat costs.
+# One second per token at every position: flat costs.
 DEVICE = DeviceProfile("toy", "made up", 1.0, 1.0, 1, CostGrid([0, 1000], [1, 1001], [[1.0, 1001.0], [1.0, 1001.0]]))
 TEXTBOOK = "70120304230321201701"
 """The reference string of operating systems textbooks."""
 ANOMALY = "123412512345"
-"""The one by which Belady, Nelson and Shedler show that FIFO may lose by more room."""
+"""The reference string with which Belady, Nelson and Shedler show that FIFO can get worse with more room."""
 
 references = st.text("abcdef", min_size=1, max_size=40)
 small = settings(max_examples=60, deadline=None)
 
 
 class Paths(Workload):
-    """A request for each of these paths, documents of one token each, and each when the one before is long done."""
+    """Requests for these paths, with documents of one token, each long after the previous one is done."""
 
     name = "paths"
 
@@ -51,7 +51,7 @@ class Paths(Workload):
 
 
 def hits(policy: str, trace: str, room: int) -> int:
-    """Documents found when each is asked for alone, in a tier with room for so many."""
+    """Count the hits of single-document requests in a tier with this capacity."""
     result = PolicyBenchmark(DEVICE, Capacities(room), SimulatedService()).simulate(
         Paths(trace), policy, lambda *_: None
     )
@@ -59,7 +59,7 @@ def hits(policy: str, trace: str, room: int) -> int:
 
 
 def most_hits(trace: str, room: int) -> int:
-    """The most hits that any choice of what to keep, and what not to let in, can have: all of them tried."""
+    """Find the most hits that any choice of evictions and refusals can have, by brute force."""
     best: dict[frozenset[str], int] = {frozenset(): 0}
     for document in trace:
         reached: dict[frozenset[str], int] = {}
@@ -90,7 +90,7 @@ def most_hits(trace: str, room: int) -> int:
 )
 def test_textbook_sequences_have_their_known_hits(trace, room, lru, optimum):
     assert hits("LRU", trace, room) == lru
-    # The textbook's optimum lets everything in; who may refuse a newcomer finds no less.
+    # The textbook's optimum accepts everything. A policy that may refuse newcomers hits no less.
     assert hits("BELADY", trace, room) == most_hits(trace, room) >= optimum
 
 
@@ -115,18 +115,18 @@ def test_with_room_for_all_it_misses_each_document_once(trace):
 
 
 def test_a_newcomer_that_is_used_later_than_what_is_there_is_not_let_in():
-    # a is needed before b and c: it stays, and they come and go.
+    # a is needed before b and c: it stays, and they are evicted.
     assert hits("BELADY", "abacabc", 1) == 2 + 0
     assert hits("LRU", "abacabc", 1) == 0
 
 
 def test_what_is_used_no_more_makes_room_first():
-    # a is asked for once, though last before d: it goes, and b and c stay.
+    # a is requested once, although most recently before d: it is evicted, and b and c stay.
     assert hits("BELADY", "bcadbcd", 3) == 3
     assert hits("LRU", "bcadbcd", 3) == 1
 
 
-# What it knows of the future
+# Knowledge of the future
 
 
 def a_second_a_token(cached: int, new: int) -> float:
@@ -168,13 +168,13 @@ def test_a_document_is_another_one_behind_another():
 
 
 def test_a_priority_that_falls_with_a_use_is_noticed():
-    # After its last use a goes first, though what was noted of it before was the highest.
+    # After its last use a is evicted first, although its earlier value was the highest.
     tree = tree_of(["a", "b", "a", "c", "b", "c"], room=2)
     serve(tree, "a", "b", "a", "c")
     assert {node.content for node in tree.registry.nodes.values()} == {"b", "c"}
 
 
-# Where it is no bound, it still works
+# Cases in which it is not optimal
 
 
 @given(

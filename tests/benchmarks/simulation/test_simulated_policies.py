@@ -1,4 +1,4 @@
-"""The policies that only simulations run: they keep the contract, and their formulas decide as they do on paper."""
+"""The policies for simulations only: they keep the contract, and their formulas decide as worked out by hand."""
 
 import pytest
 from policy_cases import ask, evicted_by, priority, tree_of, wait
@@ -44,7 +44,7 @@ def test_lacr_keeps_what_a_waiting_request_needs():
     wait(tree, "a")
     assert priority(tree, "a") == pytest.approx(1.0)
     assert evicted_by(tree, "c") == "b"
-    # Nobody waits for it any more: a 0.2, c 0.2, a is older.
+    # No request waits for it any more: a 0.2, c 0.2, a is older.
     tree.reconsider(tree.policy.lookahead.leave("waits for a"))
     assert evicted_by(tree, "d") == "a"
 

@@ -1,4 +1,4 @@
-"""The simulator's times are those worked out by hand, nothing is lost, and every policy meets the same arrivals."""
+"""The simulator's times match those worked out by hand, no request is lost, and all policies get the same arrivals."""
 
 from collections.abc import Iterable
 from itertools import permutations
@@ -37,7 +37,7 @@ TOKENS = 10
 
 
 class Requests(Workload):
-    """These requests."""
+    """A workload of these requests."""
 
     name = "by hand"
 
@@ -107,7 +107,7 @@ def simulate(workload: Workload, policy: str, room: Capacities = ROOM, **service
 
 
 def busy(requests: int = 300, **fields) -> Workload:
-    """More work than is done at once: requests queue, evict and overtake."""
+    """More work than can run at once: requests queue, evict and overtake."""
     made = SyntheticSettings(requests=requests, documents=60, top_k=3, rate=0.01, mean_tokens=20, question_tokens=4)
     return SyntheticWorkload("zipf", msgspec.structs.replace(made, **fields), seed=1)
 
@@ -236,7 +236,7 @@ def test_instances_share_host_memory_but_not_their_gpus():
     assert served.ttft == pytest.approx([12, 12, 12, 12, 8, 8])
 
 
-# What is counted
+# Counters
 
 
 def test_every_request_is_served_and_heard_of():
@@ -359,7 +359,7 @@ def test_cached_first_finds_subsets_that_the_canonical_order_does_not():
     assert run(*requests, order=DocumentOrder.CACHED_FIRST).result.doc_hit_rate == pytest.approx(2 / 5)
 
 
-# The same again
+# Repeatability
 
 
 @pytest.mark.parametrize("policy", simulated_policies())
@@ -377,7 +377,7 @@ WAITING = 4
 
 
 class EverNew(Workload):
-    """Requests whose documents nobody asks for again, faster than they are served; ``look`` is called now and then."""
+    """Requests with documents that never repeat, faster than they are served; ``look`` is called now and then."""
 
     name = "ever new"
 

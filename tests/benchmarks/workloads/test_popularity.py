@@ -1,4 +1,4 @@
-"""Skews that are set: the first documents take exactly the share that was asked for."""
+"""Configured skews: the first documents get exactly the given share."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Prompts of retrieved documents: all new where they are to be, and counted as a cache would have to keep them."""
+"""Prompts of retrieved documents: new pairs are new, and tokens are counted as a cache would keep them."""
 
 from itertools import islice
 
@@ -16,7 +16,7 @@ PARTS = [ArticlePart(number, "title", f"text {number}", (f"paragraph-{number}",)
 
 
 class WordLayout:
-    """A document's tokens are its characters."""
+    """A layout with one token per character."""
 
     def lay_out(self, messages, chunks: list[Chunk], _max_tokens: int) -> Prompt:
         documents = [Segment(SegmentKind.DOCUMENT, chunk.chunk_id, tuple(map(ord, chunk.text))) for chunk in chunks]
@@ -34,7 +34,7 @@ class ScriptedSet:
 
 
 class ScriptedRetrieval:
-    """Finds for each question the part of its number, and the next."""
+    """Finds, for each question, the part with its number and the next part."""
 
     def find(self, _questions, asked, _count):
         class Found:

@@ -1,4 +1,4 @@
-"""Questions drawn in topics: repeatable, once each, and of documents that come back."""
+"""Questions in topics: repeatable, once each, with documents that repeat."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""Workloads are opened by name or path, and cut, reordered and rescaled without being read into memory."""
+"""Workloads are opened by name or path, and cut, reordered and rescaled without being loaded into memory."""
 
 import math
 from collections import Counter

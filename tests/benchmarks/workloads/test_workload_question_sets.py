@@ -1,4 +1,4 @@
-"""Question sets bring the documents that the retriever finds, and are searched only once."""
+"""Question sets have the documents that the retriever finds, and are searched only once."""
 
 from collections import Counter
 from itertools import islice, product
@@ -41,7 +41,7 @@ def opened(data, tmp_path):
 
 @pytest.fixture
 def searches(monkeypatch):
-    """Counts the retrievers that are built."""
+    """Counts the retrievers built."""
     built = []
     build = question_sets.build_retriever
     monkeypatch.setattr(question_sets, "build_retriever", lambda *args: built.append(args) or build(*args))

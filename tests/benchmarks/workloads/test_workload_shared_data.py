@@ -1,4 +1,4 @@
-"""The published traces are read as their description has them, and a set without a corpus finds its neighbours."""
+"""The published traces match their descriptions, and a set without a corpus uses another one's."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ pytestmark = [
 
 
 def repeated_prefix(requests):
-    """The share of document tokens that stand behind a prefix seen before."""
+    """Return the share of document tokens in prefixes seen before."""
     seen = set()
     all_tokens = repeated = 0
     for request in requests:

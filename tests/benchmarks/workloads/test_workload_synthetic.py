@@ -1,4 +1,4 @@
-"""Generated workloads repeat by seed, and have the popularity, the lengths and the rate that they were asked for."""
+"""Generated workloads repeat by seed, and have the configured popularity, lengths and rate."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""Each trace format is read as it is meant, and what is wrong with a line is said with its place."""
+"""Each trace format is read correctly, and an invalid line is reported with its number."""
 
 import gzip
 
@@ -41,7 +41,7 @@ def refused(path, line, what):
 @pytest.mark.parametrize("opener", [open, gzip.open])
 def test_plain_lines_are_read_gzipped_or_not(tmp_path, opener):
     rows = [plain(0, "a", "b"), plain(1.5, output_tokens=3, system_tokens=50, system_id="s", conv=4)]
-    # The name does not say what it is.
+    # The format is not in the name.
     assert read(write_lines(tmp_path / "trace", rows, opener)) == [
         TraceRequest(0.0, (TraceDocument("a", 100), TraceDocument("b", 100)), 20),
         TraceRequest(1.5, (), 20, output_tokens=3, system_tokens=50, system_id="s"),
