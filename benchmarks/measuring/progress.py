@@ -1,4 +1,4 @@
-"""How long tasks report progress."""
+"""Progress reports of long tasks."""
 
 from collections.abc import Callable
 

@@ -1,12 +1,12 @@
-"""Forwards the calls of a contract, so that its methods are written in the contract and in the part alone.
+"""Forwards the calls of a contract, so that each method is written only in the contract and in the part.
 
-A contract is a ``Protocol`` class. Its ``async def`` methods are unary calls, its plain methods are streams
+A contract is a ``Protocol`` class. Its ``async def`` methods are unary calls; its plain methods are streams
 (``AsyncGenerator``). Private methods and properties are not forwarded.
 
-- The caller's end is a handle: ``forwarded`` makes one method of it, ``forwarding`` a whole object.
-- The replica's end is a deployment: ``serves`` adds the methods to its class.
+- On the caller's side is a handle: ``forwarding`` makes a whole object, ``forwarded`` a single method.
+- On the replica's side is a deployment: ``serves`` adds the methods to its class.
 
-Whatever is special stays an ordinary method: ``serves`` skips the methods that a class defines itself.
+Special cases stay ordinary methods: ``serves`` skips the methods that a class defines itself.
 """
 
 import functools
