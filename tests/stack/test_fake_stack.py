@@ -8,7 +8,7 @@ from contextlib import suppress
 import httpx
 import psutil
 import pytest
-from stacks import FREEDONIA, come_to, comparable, processes_on, until
+from stacks import FAKE, FREEDONIA, come_to, comparable, processes_on, until
 
 from protocol.errors import Conflict
 from services.cli.ingest import BATCH_DOCUMENTS
@@ -148,9 +148,10 @@ def test_ingest_reports_a_broken_line_by_its_number_in_the_file(fake_stack, tmp_
 
 def test_stack_killed_and_restarted_loses_nothing(start_stack):
     """The second start is behind Ray Serve's own ingress, where the API must be the same."""
-    # The real embedder, so that the job is not done before the stack is killed.
-    stack = start_stack({"RAGTREE_GENERATOR__ENGINE": "fake"}, "killed")
-    lines = "\n".join(json.dumps({"id": f"d{n}", "text": f"Fact number {n} stands here. " * 8}) for n in range(200))
+    # So many documents that the job is not done when the stack is killed.
+    count = 2000
+    stack = start_stack(FAKE, "killed")
+    lines = "\n".join(json.dumps({"id": f"d{n}", "text": f"Fact number {n} stands here. " * 8}) for n in range(count))
     with stack.client() as client:
         path = "/v1/collections/many/documents:batch"
         job = client.post(path, content=lines, headers={"Content-Type": "application/x-ndjson"}).json()
@@ -168,9 +169,9 @@ def test_stack_killed_and_restarted_loses_nothing(start_stack):
             return state if state["status"] == "completed" else None
 
         state = until(completed)
-        assert state["stored"] + state["unchanged"] == 200
+        assert state["stored"] + state["unchanged"] == count
         collections = client.get("/v1/collections").json()["data"]
-        assert [held["documents"] for held in collections if held["name"] == "many"] == [200]
+        assert [held["documents"] for held in collections if held["name"] == "many"] == [count]
     assert_api_behind_serve(stack)
     assert stack.stop()
     with pytest.raises(httpx.ConnectError), stack.client() as client:
