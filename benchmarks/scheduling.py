@@ -19,16 +19,16 @@ import msgspec
 
 from benchmarks.measuring.progress import Progress
 from benchmarks.measuring.statistics import percentile
+from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.runtime.gc_tuning import spare_full_collections
 from cachectl.scheduling import speculation
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree import knowledge_tree as tree
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import PathDocument
-from cachectl.tree.tier_manager import Capacities
 from protocol.plans import SpeculationDecision
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import accumulate, count
 from uuid import uuid4
 
-from cachectl.tree.keys import path_keys
+from cachectl.nodes.keys import path_keys
 from protocol.kv import Move, Pages, pages_spanned
 from protocol.plans import PlannedNode, PrefillPlan
 from protocol.prompts import Prompt, Segment, SegmentKind

@@ -15,10 +15,10 @@ from benchmarks.simulation.simulator import (
     ordered_documents,
     system_prompt,
 )
+from cachectl.nodes.keys import path_keys
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.document_order import order_by_name
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.errors import ConfigError
 from protocol.plans import DocumentOrder
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from benchmarks.workloads.workload import Workload
     from cachectl.costs.device_profile import DeviceProfile
     from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tree.tier_manager import Capacities
+    from cachectl.tiers.tier_manager import Capacities
 
 
 class PoliciesResult(msgspec.Struct, frozen=True):

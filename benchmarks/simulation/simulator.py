@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from benchmarks.measuring.statistics import TimeHistogram
+from cachectl.nodes.node import PathDocument
 from cachectl.scheduling.document_order import OrderStrategy, order_by_name
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tree.node import PathDocument
 from protocol.plans import DocumentOrder
 from protocol.tiers import Tier
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from benchmarks.workloads.workload import TraceRequest, Workload
     from cachectl.costs.device_profile import DeviceProfile
+    from cachectl.nodes.node import Node
     from cachectl.tree.grant import Grant
-    from cachectl.tree.node import Node
 
 
 class SimulatedService(NamedTuple):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from benchmarks.simulation.comparison import PoliciesResult, PolicyBenchmark
-from cachectl.tree.tier_manager import Capacities
+from cachectl.tiers.tier_manager import Capacities
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import msgspec
 from benchmarks.measuring.progress import Progress
 from benchmarks.simulation.comparison import PolicyBenchmark
 from benchmarks.workloads.synthetic import SyntheticSettings, SyntheticWorkload
-from cachectl.tree.tier_manager import Capacities
+from cachectl.tiers.tier_manager import Capacities
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

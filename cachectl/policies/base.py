@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
+from cachectl.nodes.node import PathDocument
 from cachectl.policies.eviction_order import EvictionOrder
 from cachectl.policies.priority_order import PriorityOrder
-from cachectl.tree.node import PathDocument
 
 if TYPE_CHECKING:
+    from cachectl.nodes.node import Copy, Node, NodeCache
     from cachectl.policies.lookahead import Lookahead
-    from cachectl.tree.node import Copy, Node, NodeCache
 
 
 class Arrival(NamedTuple):

@@ -15,8 +15,8 @@ from cachectl.policies.reuse.model import ReuseModel
 from cachectl.policies.sampled_order import SampledOrder
 
 if TYPE_CHECKING:
+    from cachectl.nodes.node import Copy, Node, NodeCache
     from cachectl.policies.lookahead import Lookahead
-    from cachectl.tree.node import Copy, Node, NodeCache
 
 HORIZON = 0.2
 """The horizon W, as a share of the time in which misses fill all tier caches once."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from cachectl.policies.base import ReplacementPolicy
 
 if TYPE_CHECKING:
-    from cachectl.tree.node import Node, NodeCache
+    from cachectl.nodes.node import Node, NodeCache
 
 
 class PrefixAwareGreedyDual(ReplacementPolicy):

@@ -11,7 +11,7 @@ from cachectl.policies.eviction_order import EvictionOrder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cachectl.tree.node import Copy
+    from cachectl.nodes.node import Copy
 
 # The heap is swept when it has more entries than this many times the live ones, and some.
 _SLACK = 2

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from cachectl.tree.node import Copy
+    from cachectl.nodes.node import Copy
 
 # Candidates that are kept. With fewer than _FEWEST there is no choice, and more are drawn at once.
 _CANDIDATES = 8

@@ -27,11 +27,11 @@ from cachectl.scheduling.plan_translation import lost_copies
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.scheduling.speculation import Speculations
 from cachectl.settings import ControllerSettings, Swap
+from cachectl.tiers.page_allocator import PageAllocator
+from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.page_allocator import PageAllocator
-from cachectl.tree.tier_manager import Capacities
 from cachectl.tree.view import tree_view
 from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.errors import InvalidRequest, Overloaded

@@ -12,8 +12,8 @@ from cachectl.runtime.controller import Controller
 from cachectl.runtime.executor import EngineExecutor
 from cachectl.runtime.live_instances import LiveInstances
 from cachectl.settings import ControllerSettings
+from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.snapshot import EMPTY_SNAPSHOT, Snapshot
-from cachectl.tree.tier_manager import Capacities
 from protocol.errors import EngineDied, RagtreeError
 from protocol.generation import StepBudget
 from protocol.kv import KvMemory, ResidencyReport

@@ -11,7 +11,7 @@ from protocol.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cachectl.tree.tier_manager import TierManager
+    from cachectl.tiers.tier_manager import TierManager
     from protocol.generation import StepBudget
 
 

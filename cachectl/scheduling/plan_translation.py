@@ -5,11 +5,11 @@ from itertools import takewhile
 
 import msgspec
 
+from cachectl.nodes.node import PathDocument
 from cachectl.scheduling.document_order import CachedNode, OrderStrategy
 from cachectl.scheduling.request import Request
 from cachectl.tree.grant import Grant
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import PathDocument
 from protocol.errors import UnknownNode
 from protocol.kv import LostCopy
 from protocol.plans import PlannedNode

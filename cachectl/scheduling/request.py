@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cachectl.tree.keys import path_keys
-from cachectl.tree.node import PathDocument
+from cachectl.nodes.keys import path_keys
+from cachectl.nodes.node import PathDocument
 
 if TYPE_CHECKING:
     from cachectl.tree.grant import Grant

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING
 
-from cachectl.tree.node import Node
-from cachectl.tree.tier_cache import TierCache
+from cachectl.nodes.node import Node
+from cachectl.tiers.tier_cache import TierCache
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.plan_translation import lost_copies, planned_nodes, request_of, spare_keys
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.settings import ControllerSettings, Swap
+from cachectl.tiers.page_allocator import PageAllocator
+from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.page_allocator import PageAllocator
 from cachectl.tree.restore import restore
-from cachectl.tree.tier_manager import Capacities
 from protocol.kv import KvMemory, LostCopy, ResidencyReport
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt

@@ -8,7 +8,7 @@ from protocol.kv import Pages
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
-    from cachectl.tree.node import Copy, Node
+    from cachectl.nodes.node import Copy, Node
     from protocol.kv import Move
 
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cachectl.nodes.node import Node
 from cachectl.policies.base import Arrival
 from cachectl.tree.grant import Grant, GrantedDocument
-from cachectl.tree.node import Node
 from protocol.errors import InvalidRequest, UnknownPlan
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from cachectl.nodes.node import Copy, PathDocument
     from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tree.node import Copy, PathDocument
+    from cachectl.tiers.replication import Replication
+    from cachectl.tiers.tier_manager import TierManager
     from cachectl.tree.node_registry import NodeRegistry
     from cachectl.tree.pins import Pins
     from cachectl.tree.prefix_lookup import CachedPrefix, PrefixLookup
-    from cachectl.tree.replication import Replication
-    from cachectl.tree.tier_manager import TierManager
     from protocol.kv import Move
 
 

@@ -12,22 +12,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cachectl.nodes.keys import child_key, path_keys
+from cachectl.nodes.node import Node, nodes_of_path
+from cachectl.tiers.replication import Replication
+from cachectl.tiers.tier_manager import Capacities, TierManager
 from cachectl.tree.deletion_blocklist import DeletionBlocklist
 from cachectl.tree.grant_book import GrantBook
-from cachectl.tree.keys import child_key, path_keys
-from cachectl.tree.node import Node, nodes_of_path
 from cachectl.tree.node_registry import NodeRegistry
 from cachectl.tree.pins import Pins
 from cachectl.tree.prefix_lookup import PrefixLookup
-from cachectl.tree.replication import Replication
-from cachectl.tree.tier_manager import Capacities, TierManager
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tree.page_allocator import PageAllocator
+    from cachectl.tiers.page_allocator import PageAllocator
     from cachectl.tree.snapshot import NodeRecord
     from protocol.kv import HeldNode
     from protocol.tiers import Tier

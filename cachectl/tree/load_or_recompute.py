@@ -9,7 +9,7 @@ from protocol.tiers import Tier
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cachectl.tree.node import Copy
+    from cachectl.nodes.node import Copy
 
 
 class Loading(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cachectl.tree.keys import root_key
-from cachectl.tree.node import Node
+from cachectl.nodes.keys import root_key
+from cachectl.nodes.node import Node
 
 if TYPE_CHECKING:
     from cachectl.policies.base import ReplacementPolicy

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cachectl.tree.tier_cache import PINNED_SHARE
+from cachectl.tiers.tier_cache import PINNED_SHARE
 from protocol.errors import PinRefused, UnknownNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from cachectl.tree.node import Node
-    from cachectl.tree.tier_cache import TierCache
+    from cachectl.nodes.node import Node
+    from cachectl.tiers.tier_cache import TierCache
 
 
 class Pins:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from cachectl.nodes.node import Copy
 from cachectl.tree.load_or_recompute import Loading, LoadOrRecompute
-from cachectl.tree.node import Copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from cachectl.tree.node import Node, PathDocument
-    from cachectl.tree.tier_manager import TierManager
+    from cachectl.nodes.node import Node, PathDocument
+    from cachectl.tiers.tier_manager import TierManager
     from protocol.tiers import Tier
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cachectl.tree.keys import path_keys
+from cachectl.nodes.keys import path_keys
 from protocol.cache import RestoreResult
 from protocol.errors import InvalidRequest
 from protocol.kv import HeldNode, ResidencyReport

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from cachectl.tree.node import Node
+    from cachectl.nodes.node import Node
 
 
 class NodeRecord(msgspec.Struct, frozen=True):

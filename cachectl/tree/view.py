@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from protocol.cache import TierStats, TreeNode, TreeView
 
 if TYPE_CHECKING:
+    from cachectl.nodes.node import Node, NodeCache
     from cachectl.tree.knowledge_tree import KnowledgeTree
-    from cachectl.tree.node import Node, NodeCache
 
 
 def tier_stats(tree: KnowledgeTree) -> tuple[TierStats, ...]:

@@ -7,7 +7,7 @@ from controller_under_test import LEASE_S, Clock, Costs, ask, report, waiting
 
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
-from cachectl.tree.tier_manager import Capacities
+from cachectl.tiers.tier_manager import Capacities
 from protocol.generation import StepBudget
 from protocol.plans import PrefillPlan
 

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from cachectl.nodes.keys import path_keys
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
-from cachectl.tree.keys import path_keys
-from cachectl.tree.tier_manager import Capacities
+from cachectl.tiers.tier_manager import Capacities
 from protocol.cache import CachePath
 from protocol.kv import HeldNode, Pages
 from protocol.plans import AdmissionRequest, CompletionReport, PlanOutcome, PrefillPlan

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from policy_contract import NAMESPACE
 
 from benchmarks.simulation.policies import create_simulated_policy
+from cachectl.nodes.keys import path_keys
+from cachectl.nodes.node import PathDocument
 from cachectl.policies.lookahead import Lookahead
+from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
-from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import PathDocument
-from cachectl.tree.tier_manager import Capacities
 from protocol.kv import Move
 from protocol.tiers import Tier
 

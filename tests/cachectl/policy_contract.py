@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cachectl.nodes.keys import path_keys
+from cachectl.nodes.node import Copy, PathDocument
 from cachectl.policies.base import ReplacementPolicy
 from cachectl.policies.eviction_order import EvictionOrder
 from cachectl.policies.lookahead import Lookahead
+from cachectl.tiers.tier_cache import TierCache
+from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
-from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import Copy, PathDocument
-from cachectl.tree.tier_cache import TierCache
-from cachectl.tree.tier_manager import Capacities
 from protocol.tiers import Tier
 
 PolicyFactory = Callable[[Lookahead, Sequence[Sequence[bytes]]], ReplacementPolicy]

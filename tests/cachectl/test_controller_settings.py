@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
-from cachectl.tree.tier_manager import Capacities
+from cachectl.tiers.tier_manager import Capacities
 from protocol.errors import ConfigError
 from protocol.tiers import Tier
 

@@ -24,7 +24,7 @@ from gateway_fakes import FakeLayout
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
-from cachectl.tree.tier_manager import Capacities
+from cachectl.tiers.tier_manager import Capacities
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
 from protocol.errors import EngineNotReady

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
-from cachectl.tree.tier_manager import Capacities
+from cachectl.tiers.tier_manager import Capacities
 from gateway.background_tasks import BackgroundTasks
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.pipeline import QueryPipeline

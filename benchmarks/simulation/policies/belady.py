@@ -13,8 +13,8 @@ from cachectl.policies.base import Arrival, ReplacementPolicy
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from cachectl.nodes.node import Copy, Node, NodeCache
     from cachectl.policies.lookahead import Lookahead
-    from cachectl.tree.node import Copy, Node, NodeCache
 
 
 class Belady(ReplacementPolicy):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from cachectl.policies.base import ReplacementPolicy
 
 if TYPE_CHECKING:
-    from cachectl.tree.node import Copy, Node, NodeCache
+    from cachectl.nodes.node import Copy, Node, NodeCache
 
 ALPHA = 0.2
 """The weight of past frequency. What the queue needs has the rest."""

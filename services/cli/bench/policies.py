@@ -14,7 +14,7 @@ from rich.table import Table
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.settings import ControllerSettings
-from cachectl.tree.tier_manager import Capacities
+from cachectl.tiers.tier_manager import Capacities
 from protocol.plans import DocumentOrder
 from services.cli.bench.options import DEFAULT_DATA, DEFAULT_DEVICE, DataOption
 from services.cli.connection import JsonOption

@@ -11,14 +11,14 @@ from benchmarks.simulation.simulator import SimulatedService, Simulator, ordered
 from benchmarks.workloads.workload import TraceDocument, TraceRequest, Workload
 from cachectl.costs.cost_grid import CostGrid
 from cachectl.costs.device_profile import DeviceProfile
+from cachectl.nodes.keys import path_keys
+from cachectl.nodes.node import PathDocument
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.document_order import order_by_name
 from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.integrity import check_integrity
-from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import PathDocument
-from cachectl.tree.tier_manager import Capacities
 from protocol.plans import DocumentOrder
 
 # One second per token at every position: flat costs.

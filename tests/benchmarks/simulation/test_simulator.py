@@ -18,9 +18,9 @@ from cachectl.costs.device_profile import DeviceProfile
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.tier_manager import Capacities
 from protocol.errors import ConfigError, UnknownPolicy
 from protocol.plans import DocumentOrder
 

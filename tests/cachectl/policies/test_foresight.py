@@ -12,13 +12,13 @@ from benchmarks.simulation.comparison import PolicyBenchmark
 from benchmarks.simulation.simulator import SimulatedService
 from benchmarks.workloads.synthetic import SyntheticSettings, SyntheticWorkload
 from cachectl.costs.device_profile import DeviceProfile
+from cachectl.nodes.keys import path_keys
 from cachectl.policies import create_policy
 from cachectl.policies.foresight import Foresight
 from cachectl.policies.lookahead import Lookahead
+from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.integrity import check_integrity
-from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.tier_manager import Capacities
 from protocol.kv import HeldNode
 from protocol.tiers import Tier
 

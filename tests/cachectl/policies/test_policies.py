@@ -7,10 +7,10 @@ from policy_cases import ask, evicted_by, priority, quadratic, tree_of
 from policy_contract import NAMESPACE, PolicyContract
 
 from benchmarks.simulation.policies import simulated_policies
+from cachectl.nodes.keys import path_keys
+from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tree.keys import path_keys
-from cachectl.tree.node import PathDocument
 from protocol.errors import UnknownPolicy
 from protocol.tiers import Tier
 

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.routing import Candidate, route
 from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import PathDocument
-from cachectl.tree.tier_manager import Capacities
 from protocol.errors import Unavailable
 
 seconds = st.integers(0, 5).map(float)

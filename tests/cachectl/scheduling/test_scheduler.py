@@ -6,17 +6,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from benchmarks.simulation.policies import create_simulated_policy
+from cachectl.nodes.keys import path_keys
+from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.queue import priority
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
-from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import PathDocument
-from cachectl.tree.tier_manager import Capacities
 from protocol.errors import ConfigError, InvalidRequest, Overloaded, Unavailable, UnknownInstance, UnknownPlan
 from protocol.generation import StepBudget
 from protocol.tiers import Tier

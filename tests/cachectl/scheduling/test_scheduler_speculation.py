@@ -5,16 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.scheduling.speculative_slots import SpeculativeSlots
+from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import PathDocument
-from cachectl.tree.tier_manager import Capacities
 from protocol.errors import InvalidRequest, Overloaded, UnknownPlan
 from protocol.generation import StepBudget
 from protocol.tiers import Tier

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.scheduling.speculation import Speculations, decide
+from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import PathDocument
-from cachectl.tree.tier_manager import Capacities
 from protocol.generation import StepBudget
 from protocol.plans import SpeculationDecision
 

@@ -2,16 +2,16 @@
 
 import pytest
 
+from cachectl.nodes.keys import path_keys
+from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.queue import CacheAwareQueue
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
-from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import PathDocument
-from cachectl.tree.tier_manager import Capacities
 
 TENANT = "tenant"
 

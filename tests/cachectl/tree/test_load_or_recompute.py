@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachectl.nodes.node import Copy, Node
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
+from cachectl.tiers.tier_cache import TierCache
 from cachectl.tree.load_or_recompute import Loading, LoadOrRecompute
-from cachectl.tree.node import Copy, Node
-from cachectl.tree.tier_cache import TierCache
 from protocol.tiers import Tier
 
 GPU, HOST, DISK = Tier

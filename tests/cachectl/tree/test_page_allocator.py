@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cachectl.tree.node import Node
-from cachectl.tree.page_allocator import PageAllocator
+from cachectl.nodes.node import Node
+from cachectl.tiers.page_allocator import PageAllocator
 from protocol.errors import ConfigError
 from protocol.kv import Pages
 

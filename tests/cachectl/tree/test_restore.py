@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cachectl.nodes.keys import path_keys
+from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
+from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
-from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import PathDocument
 from cachectl.tree.restore import restore
-from cachectl.tree.tier_manager import Capacities
 from cachectl.tree.view import tree_view
 from protocol.cache import RestoreResult, TierStats, TreeNode, TreeView
 from protocol.errors import InvalidRequest, UnknownInstance

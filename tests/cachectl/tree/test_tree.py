@@ -10,16 +10,16 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from cachectl.nodes.keys import child_key, path_keys, root_key
+from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
+from cachectl.tiers.replication import REPLICATED_USES
+from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
-from cachectl.tree.keys import child_key, path_keys, root_key
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import PathDocument
-from cachectl.tree.replication import REPLICATED_USES
 from cachectl.tree.restore import restore
-from cachectl.tree.tier_manager import Capacities
 from protocol.errors import ConfigError, InvalidRequest, PinRefused, UnknownInstance, UnknownNode, UnknownPlan
 from protocol.kv import HeldNode, Move, ResidencyReport
 from protocol.tiers import Tier

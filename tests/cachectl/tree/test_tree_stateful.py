@@ -4,15 +4,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from cachectl.nodes.keys import path_keys
+from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
+from cachectl.tiers.page_allocator import PageAllocator
+from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
-from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import PathDocument
-from cachectl.tree.page_allocator import PageAllocator
-from cachectl.tree.tier_manager import Capacities
 from protocol.errors import PinRefused, UnknownNode
 from protocol.kv import HeldNode, Move, Pages
 from protocol.tiers import Tier

@@ -10,9 +10,9 @@ from protocol.tiers import Tier
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from cachectl.tree.node import Copy, Node
-    from cachectl.tree.tier_cache import TierCache
-    from cachectl.tree.tier_manager import TierManager
+    from cachectl.nodes.node import Copy, Node
+    from cachectl.tiers.tier_cache import TierCache
+    from cachectl.tiers.tier_manager import TierManager
 
 REPLICATED_USES = 32
 """A document at the top of the tree is copied to host memory at every so many uses, if it has no copy there."""

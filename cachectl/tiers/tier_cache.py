@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cachectl.tree.node import Copy, Node, NodeCache
+from cachectl.nodes.node import Copy, Node, NodeCache
 
 if TYPE_CHECKING:
     from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tree.page_allocator import PageAllocator
+    from cachectl.tiers.page_allocator import PageAllocator
     from protocol.kv import Pages
     from protocol.tiers import Tier
 

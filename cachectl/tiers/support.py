@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cachectl.tree.node import Copy, Node, NodeCache
+    from cachectl.nodes.node import Copy, Node, NodeCache
 
 
 def supports(copy: Copy, cache: NodeCache) -> bool:

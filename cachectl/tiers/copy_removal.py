@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cachectl.tree.pending_moves import drop
-from cachectl.tree.support import unsupported_below
+from cachectl.tiers.pending_moves import drop
+from cachectl.tiers.support import unsupported_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cachectl.tree.node import Copy, Node
-    from cachectl.tree.pending_moves import PendingMoves
+    from cachectl.nodes.node import Copy, Node
+    from cachectl.tiers.pending_moves import PendingMoves
     from protocol.kv import Move
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cachectl.tree.support import is_supported, unsupported_below
+from cachectl.tiers.support import is_supported, unsupported_below
 from protocol.kv import Move
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from cachectl.nodes.node import Copy, Node
     from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tree.copy_removal import CopyRemoval
-    from cachectl.tree.node import Copy, Node
-    from cachectl.tree.tier_cache import TierCache
+    from cachectl.tiers.copy_removal import CopyRemoval
+    from cachectl.tiers.tier_cache import TierCache
 
 
 class Eviction:

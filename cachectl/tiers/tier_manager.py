@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cachectl.tree.copy_removal import CopyRemoval
-from cachectl.tree.eviction import Eviction
-from cachectl.tree.pending_moves import PendingMoves, drop
-from cachectl.tree.support import is_supported
-from cachectl.tree.tier_cache import TierCache
+from cachectl.tiers.copy_removal import CopyRemoval
+from cachectl.tiers.eviction import Eviction
+from cachectl.tiers.pending_moves import PendingMoves, drop
+from cachectl.tiers.support import is_supported
+from cachectl.tiers.tier_cache import TierCache
 from protocol.errors import ConfigError, UnknownInstance
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from cachectl.nodes.node import Copy, Node, NodeCache
     from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tree.node import Copy, Node, NodeCache
-    from cachectl.tree.page_allocator import PageAllocator
+    from cachectl.tiers.page_allocator import PageAllocator
     from protocol.kv import Move, Pages
 
 

@@ -13,7 +13,7 @@ from protocol.tiers import Tier
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from cachectl.tree.node import Copy, NodeCache
+    from cachectl.nodes.node import Copy, NodeCache
     from protocol.kv import Pages
 
 

@@ -1,0 +1,1 @@
+"""Nodes of the knowledge tree and their copies: what policies, tiers and tree all build on."""
