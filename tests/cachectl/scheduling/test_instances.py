@@ -99,7 +99,7 @@ async def test_who_waits_for_a_retired_instance_waits_for_another_in_the_order_o
         await controller.admit(ask(query_id, question=100))
     tasks = {name: await waiting(controller, ask(name, question=9 - size)) for size, name in enumerate("abcdef")}
     at_two = list(controller._scheduler.instances.states["two"].queue)
-    await controller.retire_instance("one")
+    controller.instances.retire("one")
     controller.check_integrity()
     assert await come(tasks) == []
     ended, turns = "on two", []
@@ -119,9 +119,9 @@ async def test_who_waited_begins_at_once_where_there_is_room(build):
     controller = build("one")
     await controller.admit(ask("runs"))
     tasks = {name: await waiting(controller, ask(name)) for name in "ab"}
-    await controller.add_instance("two", "boot-2", [])
+    controller.instances.add("two", "boot-2", [])
     assert await come(tasks) == []
-    await controller.retire_instance("one")
+    controller.instances.retire("one")
     assert await come(tasks) == ["a"]
     plan = await tasks["a"]
     assert (plan.instance, plan.boot) == ("two", "boot-2")
@@ -134,7 +134,7 @@ async def test_the_last_that_is_retired_is_where_requests_wait_for_the_next(buil
     controller = build("one", max_queued=3, reorder_window=0)
     await controller.admit(ask("runs"))
     tasks = {"a": await waiting(controller, ask("a", "xyz"))}
-    await controller.retire_instance("one")
+    controller.instances.retire("one")
     controller.check_integrity()
     tasks |= {name: await waiting(controller, ask(name)) for name in "bc"}
     with pytest.raises(Overloaded):
@@ -143,7 +143,7 @@ async def test_the_last_that_is_retired_is_where_requests_wait_for_the_next(buil
     assert await come(tasks) == []
     controller.expire_leases()
     assert await caches(controller) == ["one"]
-    await controller.add_instance("two", "", [])
+    controller.instances.add("two", "", [])
     controller.check_integrity()
     assert await come(tasks) == ["a"]
     for name in "abc":
@@ -158,12 +158,12 @@ async def test_with_several_retired_and_none_there_who_came_first_is_first_with_
     for query_id in ("on one", "on two"):
         await controller.admit(ask(query_id, question=100))
     tasks = {name: await waiting(controller, ask(name, question=50)) for name in "ab"}
-    await controller.retire_instance("two")
-    await controller.retire_instance("one")
+    controller.instances.retire("two")
+    controller.instances.retire("one")
     tasks |= {name: await waiting(controller, ask(name, question=50)) for name in "cd"}
     with pytest.raises(Overloaded):
         await controller.admit(ask("too many"))
-    await controller.add_instance("three", "", [])
+    controller.instances.add("three", "", [])
     (refused,) = [name for name in await come(tasks) if tasks[name].exception() is not None]
     assert refused == "d", "it came last, and has one cache less to wait"
     turns = []
@@ -181,7 +181,7 @@ async def test_a_wait_that_is_cancelled_as_it_is_moved_ends_once(build):
     tasks = {name: await waiting(controller, ask(name)) for name in "abcd"}
     for name in "ab":
         tasks[name].cancel()
-    await controller.retire_instance("one")
+    controller.instances.retire("one")
     controller.check_integrity()
     for name in "cd":
         tasks[name].cancel()
@@ -197,7 +197,7 @@ async def test_who_finds_no_place_with_the_others_is_refused_like_anybody(build)
     for query_id in ("on one", "on two"):
         await controller.admit(ask(query_id, question=9))
     tasks = {name: await waiting(controller, ask(name)) for name in "ab"}
-    await controller.retire_instance("one")
+    controller.instances.retire("one")
     refused = [name for name in await come(tasks) if isinstance(tasks[name].exception(), Overloaded)]
     assert len(refused) == 1
     assert (await controller.stats()).queued == 1
@@ -205,19 +205,19 @@ async def test_who_finds_no_place_with_the_others_is_refused_like_anybody(build)
 
 async def test_an_instance_that_comes_back_before_it_ended_goes_on(build):
     controller = build("one")
-    controller.boots["one"] = "boot"
+    controller.instances.boots["one"] = "boot"
     await controller.admit(ask("runs", "ab"))
     tasks = {name: await waiting(controller, ask(name, "ab")) for name in "xy"}
-    await controller.retire_instance("one")
+    controller.instances.retire("one")
     await controller.complete(report("runs"))
     assert await come(tasks) == []
-    await controller.reinstate_instance("one")
+    controller.instances.reinstate("one")
     assert await come(tasks) == ["x"]
     plan = await tasks["x"]
     assert (plan.boot, [node.source for node in plan.nodes]) == ("boot", [GPU, GPU])
     await controller.complete(report("x"))
     assert await come(tasks) == ["x", "y"]
-    assert not controller.retired
+    assert not controller.instances.retired
 
 
 async def test_what_waits_for_others_goes_to_the_first_that_comes_back(build):
@@ -226,10 +226,10 @@ async def test_what_waits_for_others_goes_to_the_first_that_comes_back(build):
         await controller.admit(ask(query_id, question=9))
     tasks = {name: await waiting(controller, ask(name, question=9)) for name in "ab"}
     for instance in ("one", "two"):
-        await controller.retire_instance(instance)
+        controller.instances.retire(instance)
     for query_id in ("on one", "on two"):
         await controller.complete(report(query_id))
-    await controller.reinstate_instance("two")
+    controller.instances.reinstate("two")
     controller.check_integrity()
     (first,) = await come(tasks)
     await controller.complete(report(first))
@@ -242,11 +242,11 @@ async def test_what_waits_for_retired_ones_goes_to_the_one_that_restarts(build):
         await controller.admit(ask(query_id, question=9))
     task = await waiting(controller, ask("waits", question=9))
     for instance in ("one", "two"):
-        await controller.retire_instance(instance)
-    await controller.restart_instance("two", [])
+        controller.instances.retire(instance)
+    controller.instances.restart("two", "reboot", [])
     controller.check_integrity()
     assert (await task).instance == "two"
-    assert controller.retired == {"one"}
+    assert controller.instances.retired == {"one"}
 
 
 # Those that run
@@ -254,25 +254,25 @@ async def test_what_waits_for_retired_ones_goes_to_the_one_that_restarts(build):
 
 async def test_what_runs_on_a_retired_instance_ends_as_usual_and_then_it_is_forgotten(build):
     controller = build("one", "two", max_running=9)
-    controller.boots |= {"one": "boot-1", "two": "boot-2"}
+    controller.instances.boots |= {"one": "boot-1", "two": "boot-2"}
     plan = await controller.admit(ask("runs", "ab"))
     assert (plan.instance, plan.boot) == ("one", "boot-1")
-    await controller.retire_instance("one")
-    assert (controller.retired, set(controller.boots)) == ({"one"}, {"one", "two"})
+    controller.instances.retire("one")
+    assert (controller.instances.retired, set(controller.instances.boots)) == ({"one"}, {"one", "two"})
     await controller.prefilled("runs")
     assert await cached(controller, "ab") == [None, None], "its GPU's cache is used again"
     assert await caches(controller) == ["one", "two"]
     await controller.complete(report("runs"))
     controller.expire_leases()
-    assert (controller.retired, set(controller.boots)) == (set(), {"two"})
+    assert (controller.instances.retired, set(controller.instances.boots)) == (set(), {"two"})
     assert await caches(controller) == ["two"]
     assert not any("one" in where for where in _where(await controller.tree(9, 1000)))
     stats = await controller.stats()
     assert (stats.running, stats.completed) == (0, 1)
     with pytest.raises(UnknownInstance):
-        await controller.retire_instance("one")
+        controller.instances.retire("one")
     with pytest.raises(UnknownInstance):
-        await controller.reinstate_instance("one")
+        controller.instances.reinstate("one")
 
 
 def _where(view) -> list[str]:
@@ -285,12 +285,12 @@ def _where(view) -> list[str]:
 async def test_an_idle_instance_is_forgotten_at_once_unless_it_is_the_last(build):
     controller = build("one", "two")
     await fill(controller, "a")
-    await controller.retire_instance("one")
+    controller.instances.retire("one")
     assert await caches(controller) == ["two"]
-    await controller.retire_instance("two")
+    controller.instances.retire("two")
     controller.expire_leases()
     assert await caches(controller) == ["two"]
-    await controller.add_instance("three", "", [])
+    controller.instances.add("three", "", [])
     controller.expire_leases()
     assert await caches(controller) == ["three"]
 
@@ -298,7 +298,7 @@ async def test_an_idle_instance_is_forgotten_at_once_unless_it_is_the_last(build
 async def test_a_lost_lease_does_not_keep_a_retired_instance(build, clock):
     controller = build("one", "two")
     await controller.admit(ask("lost", "a"))
-    await controller.retire_instance("one")
+    controller.instances.retire("one")
     clock.now = LEASE_S
     controller.expire_leases()
     assert await caches(controller) == ["two"]
@@ -312,7 +312,7 @@ async def test_a_retired_instance_gets_nothing_more(build, engines):
     plan = await controller.admit(ask("runs", "x"))
     assert (plan.instance, plan.nodes[0].source) == ("one", GPU)
     await settled()
-    await controller.retire_instance("one")
+    controller.instances.retire("one")
     engines.done.clear()
     await controller.on_candidates("guesses", ["a"], final=False)
     speculative = await controller.speculate("guesses", ["a"], ask("guesses~1", "ab"))
@@ -337,7 +337,7 @@ async def test_a_speculation_on_a_retired_instance_can_be_confirmed_and_ends_wel
     await controller.on_candidates("query", ["a"], final=False)
     plan = await controller.speculate("query", ["a"], ask("query~1", "a"))
     assert plan.instance == "one"
-    await controller.retire_instance("one")
+    controller.instances.retire("one")
     controller.check_integrity()
     assert await controller.on_candidates("query", ["a"], final=True) is SpeculationDecision.KEEP
     controller.check_integrity()
@@ -352,7 +352,7 @@ async def test_a_speculation_on_a_retired_instance_can_be_dropped_and_ends_well(
     controller = build("one", "two")
     await controller.on_candidates("query", ["a"], final=False)
     await controller.speculate("query", ["a"], ask("query~1", "a"))
-    await controller.retire_instance("one")
+    controller.instances.retire("one")
     assert await controller.on_candidates("query", ["b"], final=True) is SpeculationDecision.DROP
     await controller.complete(report("query~1", PlanOutcome.CANCELLED, computed=0))
     controller.expire_leases()
@@ -367,9 +367,9 @@ async def test_what_is_prepared_on_a_retired_instance_is_no_hindrance_elsewhere(
     await settled()
     (begun,) = engines.prepared
     assert begun.instance == "one"
-    await controller.retire_instance("one")
+    controller.instances.retire("one")
     controller.check_integrity()
-    await controller.add_instance("two", "", [])
+    controller.instances.add("two", "", [])
     assert (await task).instance == "two"
     await engines.prefilled(begun.query_id)
     await controller.complete(report("on one"))
@@ -387,7 +387,7 @@ async def test_who_was_moved_while_it_was_prepared_has_its_turn_without_waiting_
     task = await waiting(controller, ask("waits", "ab"))
     await settled()
     (begun,) = engines.prepared
-    await controller.retire_instance(begun.instance)
+    controller.instances.retire(begun.instance)
     other = "two" if begun.instance == "one" else "one"
     await controller.complete(report(f"on {other}"))
     assert (await task).instance == other
@@ -402,7 +402,7 @@ async def test_deleting_and_clearing_and_persisting_do_not_wait_for_a_retired_in
     controller = build("one", "two", disk=100)
     await controller.admit(ask("on one", "xy"))
     await fill(controller, "ab")
-    await controller.retire_instance("one")
+    controller.instances.retire("one")
     engines.hold("one")
     async with asyncio.timeout(5):
         assert await controller.delete_document(DocumentDeletion(("a",))) == 2
@@ -422,7 +422,7 @@ async def test_an_instance_that_retires_before_its_orders_can_be_delivered_is_sp
     await settled()
     deletion = asyncio.create_task(controller.delete_document(DocumentDeletion(("z",))))
     await settled()
-    await controller.retire_instance("one")
+    controller.instances.retire("one")
     await controller.complete(report("on one"))
     controller.expire_leases()
     assert await caches(controller) == ["two"]
@@ -436,11 +436,11 @@ async def test_an_instance_that_retires_before_its_orders_can_be_delivered_is_sp
 
 async def test_a_delivery_that_fails_after_its_instance_is_gone_loses_no_order_on_shared_tiers(build, engines):
     controller = build("one", "two", host=100)
-    await controller.restore([_held(HOST, "a", 0)])
+    controller.recovery.restore([_held(HOST, "a", 0)])
     held = engines.hold("one"), engines.hold("two")
     deletion = asyncio.create_task(controller.delete_document(DocumentDeletion(("a",))))
     await settled()
-    await controller.retire_instance("one")
+    controller.instances.retire("one")
     assert await caches(controller) == ["two"]
     engines.gone.add("one")
     for instance in held:
@@ -459,12 +459,12 @@ def _held(tier: Tier, documents: str, first_page: int, instance: str | None = No
 @pytest.mark.parametrize("executor", [None, "engines"])
 async def test_orders_that_a_retired_instance_took_along_are_carried_out_by_others(build, engines, executor):
     controller = build("one", "two", host=100, executor=engines if executor else None)
-    await controller.restore([_held(HOST, "a", 0)])
+    controller.recovery.restore([_held(HOST, "a", 0)])
     held = [engines.hold(instance) for instance in ("one", "two")]
     controller._tree.delete("a")
     took = await controller.admit(ask("takes them along", "b"))
     assert [move.source for move in took.moves] == [HOST]
-    await controller.retire_instance(took.instance)
+    controller.instances.retire(took.instance)
     await controller.complete(report("takes them along", PlanOutcome.FAILED, computed=0))
     controller.expire_leases()
     (other,) = await caches(controller)
@@ -479,8 +479,8 @@ async def test_a_copy_that_was_to_be_made_by_an_instance_that_ended_is_not_belie
     controller = build("one", host=100, swap="write_through", executor=None)
     await fill(controller, "a")
     assert _where(await controller.tree(1, 1000)) == ["gpu@one", "host"]
-    await controller.add_instance("two", "", [])
-    await controller.retire_instance("one")
+    controller.instances.add("two", "", [])
+    controller.instances.retire("one")
     assert _where(await controller.tree(1, 1000)) == []
     assert await cached(controller, "a") == [None]
 
@@ -491,7 +491,7 @@ async def test_a_copy_that_was_to_be_made_by_an_instance_that_ended_is_not_belie
 async def test_a_new_instance_brings_what_it_holds(build):
     controller = build("one", host=100)
     await fill(controller, "a")
-    result = await controller.add_instance("two", "boot-2", [_held(GPU, "b", 0, "two"), _held(HOST, "c", 0)])
+    result = controller.instances.add("two", "boot-2", [_held(GPU, "b", 0, "two"), _held(HOST, "c", 0)])
     assert (result.restored, result.refused) == (2, 0)
     plan = await controller.admit(ask("query", "b"))
     assert (plan.instance, [node.source for node in plan.nodes], plan.boot) == ("two", [GPU], "boot-2")
@@ -503,11 +503,11 @@ async def test_a_new_instance_whose_report_cannot_be_true_is_there_and_empty(bui
     controller = build("one")
     await controller.admit(ask("runs", question=9))
     task = await waiting(controller, ask("waits", question=9))
-    await controller.retire_instance("one")
+    controller.instances.retire("one")
     with pytest.raises(InvalidRequest, match="at least one token"):
-        await controller.add_instance("two", "boot", [ResidencyReport(GPU, (HeldNode("t", ("a",), 0),), "two")])
+        controller.instances.add("two", "boot", [ResidencyReport(GPU, (HeldNode("t", ("a",), 0),), "two")])
     assert (await task).instance == "two"
-    assert controller.boots["two"] == "boot"
+    assert controller.instances.boots["two"] == "boot"
 
 
 def avoiding(query_id: str, *instances: str, documents: str = ""):
@@ -530,7 +530,7 @@ async def test_where_there_is_none_but_those_to_avoid_that_is_said_at_once(build
     with pytest.raises(EngineDied, match="no other instance"):
         await controller.admit(avoiding("query", "one", "two"))
     await controller.admit(ask("on one", question=99))
-    await controller.retire_instance("one")
+    controller.instances.retire("one")
     with pytest.raises(EngineDied, match="no other instance"):
         await controller.admit(avoiding("query", "two"))
     stats = await controller.stats()
@@ -541,7 +541,7 @@ async def test_who_avoids_an_instance_does_so_when_it_has_to_wait_again(build):
     controller = build("one", "two")
     assert {(await controller.admit(ask(name, question=9))).instance for name in "ab"} == {"one", "two"}
     task = await waiting(controller, avoiding("waits", "one"))
-    await controller.retire_instance("two")
+    controller.instances.retire("two")
     with pytest.raises(EngineDied, match="no other instance"):
         await task
     controller.check_integrity()
@@ -554,9 +554,9 @@ async def test_an_isolated_instance_has_its_gpu_alone(build, engines):
     controller = build("one", host=100, disk=100, max_running=9, swap="write_through")
     await fill(controller, "a")
     await settled()
-    await controller.add_instance("far", "", [], isolated=True)
-    assert controller.sharing == {"one"}
-    await controller.retire_instance("one")
+    controller.instances.add("far", "", [], isolated=True)
+    assert controller.instances.sharing == {"one"}
+    controller.instances.retire("one")
     assert await caches(controller) == ["far"]
     assert await cached(controller, "a") == [None]
     await fill(controller, "a")
@@ -566,18 +566,18 @@ async def test_an_isolated_instance_has_its_gpu_alone(build, engines):
     # What is shared is dropped by who reaches it, and nobody does now.
     await controller.delete_document(DocumentDeletion(("a",)))
     assert {(move.source, move.target) for move in engines.moves("far")} == {(GPU, None)}
-    await controller.add_instance("near", "", [])
+    controller.instances.add("near", "", [])
     await settled()
     assert {(move.node, move.source) for move in engines.moves("near")} == {(key("a"), HOST), (key("a"), DISK)}
 
 
 async def test_an_isolated_instance_that_restarts_is_isolated_if_it_says_so(build):
     controller = build("one", host=100, disk=100)
-    await controller.add_instance("far", "", [], isolated=True)
-    await controller.restart_instance("far", [], isolated=True)
-    assert controller.sharing == {"one"}
-    await controller.restart_instance("far", [])
-    assert controller.sharing == {"one", "far"}
+    controller.instances.add("far", "", [], isolated=True)
+    controller.instances.restart("far", "reboot", [], isolated=True)
+    assert controller.instances.sharing == {"one"}
+    controller.instances.restart("far", "reboot", [])
+    assert controller.instances.sharing == {"one", "far"}
 
 
 async def test_lost_shared_tiers_are_the_next_ones(build):
@@ -586,11 +586,11 @@ async def test_lost_shared_tiers_are_the_next_ones(build):
     assert await cached(controller, "ab") == [HOST, HOST]
     running = await controller.admit(ask("runs", "ab"))
     assert [node.source for node in running.nodes] == [HOST, HOST]
-    await controller.retire_instance("one")
-    await controller.lose_shared()
+    controller.instances.retire("one")
+    controller.instances.replace_shared("")
     controller.check_integrity()
     assert all(tier.used_tokens == 0 for tier in (await controller.stats()).tiers if tier.tier is not GPU)
-    await controller.add_instance("two", "", [_held(HOST, "x", 0)])
+    controller.instances.add("two", "", [_held(HOST, "x", 0)])
     assert await cached(controller, "x") == [HOST]
     await fill(controller, "cd", "ef")
     assert await cached(controller, "cd") == [HOST, HOST]
