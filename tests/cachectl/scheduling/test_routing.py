@@ -3,50 +3,27 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduler_cases import ask, build_scheduler, fill
 
-from cachectl.policies import create_policy
-from cachectl.policies.lookahead import Lookahead
-from cachectl.scheduling.request import Request
 from cachectl.scheduling.routing import Candidate, route
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tree.grant import Grant
-from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import PathDocument
-from cachectl.tree.tier_manager import Capacities
 from protocol.errors import Unavailable
 
 seconds = st.integers(0, 5).map(float)
 
 
-def a_second_a_token(cached: int, new: int) -> float:
-    return float(new)
-
-
-@pytest.fixture
-def build():
-    """Makes schedulers over three instances, of which the first has computed ``documents``."""
-
-    def build(documents: str = "", host: int = 0, **bounds: int) -> Scheduler:
-        lookahead = Lookahead()
-        tree = KnowledgeTree(
-            create_policy("LRU", lookahead), Capacities(1000, host), ["one", "two", "three"], a_second_a_token
-        )
-        scheduler = Scheduler(tree, lookahead, **{"max_running": 1, "max_queued": 1, "window": 0} | bounds)
-        if documents:
-            assert scheduler.admit(ask("fill", documents), now=0.0).instance == "one"
-            scheduler.complete("fill", now=0.0, kept=True)
-        return scheduler
-
-    return build
-
-
-def ask(query_id: str, documents: str, question: int = 1) -> Request:
-    """A request whose documents have 10 tokens each."""
-    return Request(query_id, "tenant", tuple(PathDocument(content, 10) for content in documents), question)
+def build(documents: str = "", max_queued: int = 1, **changes) -> Scheduler:
+    """A scheduler over three instances, of which the first has computed ``documents``."""
+    scheduler = build_scheduler("one", "two", "three", policy="LRU", max_queued=max_queued, window=0, **changes)
+    if documents:
+        fill(scheduler, documents)
+        assert scheduler.tree.lookup.match("tenant", documents, "one")
+    return scheduler
 
 
 def occupy(scheduler: Scheduler, *seconds: int) -> list[str]:
-    """Requests without documents that take so long; the instances that got them."""
+    """Admit requests without documents that take so many seconds; the instances that run them."""
     return [instance_of(scheduler.admit(ask(f"load-{index}", "", load), 0.0)) for index, load in enumerate(seconds)]
 
 
@@ -94,31 +71,31 @@ def test_more_backlog_elsewhere_changes_nothing(loads, data):
         assert route(candidates) == chosen
 
 
-def test_idle_instances_without_anything_cached_are_taken_in_order(build):
+def test_idle_instances_without_anything_cached_are_taken_in_order():
     assert occupy(build(), 5, 5, 5) == ["one", "two", "three"]
 
 
-def test_a_request_goes_to_the_instance_with_the_longest_cached_prefix(build):
+def test_a_request_goes_to_the_instance_with_the_longest_cached_prefix():
     scheduler = build("abc", max_running=9)
     assert occupy(scheduler, 1, 1) == ["one", "two"]
     # 20 of 40 tokens are on "one": 1 + 21 s there, 41 s on "three", which is idle.
     assert instance_of(scheduler.admit(ask("query", "abxy"), 0.0)) == "one"
 
 
-def test_documents_behind_another_prefix_do_not_count(build):
+def test_documents_behind_another_prefix_do_not_count():
     scheduler = build("abc", max_running=9)
     occupy(scheduler, 1, 1)
     assert instance_of(scheduler.admit(ask("query", "bca"), 0.0)) == "three"
 
 
 @pytest.mark.parametrize(("backlog_s", "instance"), [(19, "one"), (20, "one"), (21, "two")])
-def test_a_backlog_that_outweighs_the_cached_prefix_sends_it_elsewhere(build, backlog_s, instance):
+def test_a_backlog_that_outweighs_the_cached_prefix_sends_it_elsewhere(backlog_s, instance):
     scheduler = build("ab", max_running=9)
     assert occupy(scheduler, backlog_s) == ["one"]
     assert instance_of(scheduler.admit(ask("query", "ab"), 0.0)) == instance
 
 
-def test_it_waits_for_its_cached_prefix_where_that_is_sooner(build):
+def test_it_waits_for_its_cached_prefix_where_that_is_sooner():
     scheduler = build("ab")
     assert occupy(scheduler, 5) == ["one"]
     assert scheduler.admit(ask("query", "ab"), 0.0) is None
@@ -127,7 +104,7 @@ def test_it_waits_for_its_cached_prefix_where_that_is_sooner(build):
     assert (grant.query_id, grant.instance) == ("query", "one")
 
 
-def test_who_waits_adds_to_the_backlog_and_takes_it_along(build):
+def test_who_waits_adds_to_the_backlog_and_takes_it_along():
     scheduler = build("ab", max_queued=9)
     assert occupy(scheduler, 5) == ["one"]
     assert scheduler.admit(ask("waits", "ab", question=20), 0.0) is None
@@ -138,20 +115,20 @@ def test_who_waits_adds_to_the_backlog_and_takes_it_along(build):
     assert scheduler.instances.idle == ["two", "three"]
 
 
-def test_what_has_ended_is_no_backlog(build):
+def test_what_has_ended_is_no_backlog():
     scheduler = build("ab", max_running=9)
     assert occupy(scheduler, 30, 40) == ["one", "two"]
     scheduler.complete("load-0", 0.0, kept=True)
     assert instance_of(scheduler.admit(ask("query", "ab"), 0.0)) == "one"
 
 
-def test_an_instance_that_takes_no_more_is_passed_over(build):
+def test_an_instance_that_takes_no_more_is_passed_over():
     scheduler = build("ab", max_queued=0)
     assert occupy(scheduler, 1) == ["one"]
     assert instance_of(scheduler.admit(ask("query", "ab"), 0.0)) == "two"
 
 
-def test_what_lies_in_shared_memory_ties_to_no_instance(build):
+def test_what_lies_in_shared_memory_ties_to_no_instance():
     scheduler = build("ab", host=1000, max_running=9)
     first = scheduler.tree.registry.roots["tenant"].children["a"]
     scheduler.tree.pin("tenant", "a")

@@ -6,16 +6,10 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduler_cases import ask, build_scheduler
 
-from cachectl.policies import create_policy
-from cachectl.policies.lookahead import Lookahead
-from cachectl.scheduling.request import Request
-from cachectl.scheduling.scheduler import Scheduler
 from cachectl.scheduling.speculation import Speculations, decide
 from cachectl.tree.integrity import check_integrity
-from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import PathDocument
-from cachectl.tree.tier_manager import Capacities
 from protocol.generation import StepBudget
 from protocol.plans import SpeculationDecision
 
@@ -153,14 +147,9 @@ class Queries:
     """Queries that do as they are told, over a scheduler whose documents have 10 tokens each."""
 
     def __init__(self, max_running: int = 9, step: StepBudget | None = STEP) -> None:
-        lookahead = Lookahead()
-        tree = KnowledgeTree(create_policy("LRU", lookahead), Capacities(1000), ["one"], lambda cached, new: float(new))
-        self.scheduler = Scheduler(tree, lookahead, max_running, 9, 9, step)
+        self.scheduler = build_scheduler(policy="LRU", max_running=max_running, step=step)
         self.speculations = Speculations(self.scheduler.speculative)
         self.plans = 0
-
-    def request(self, plan_id: str, documents: str) -> Request:
-        return Request(plan_id, "tenant", tuple(PathDocument(content, 10) for content in documents), 1)
 
     def hears(self, query_id: str, documents: str, final: bool = False) -> SpeculationDecision:
         """The decision, and a plan where it is to start."""
@@ -168,14 +157,14 @@ class Queries:
         if decision is START:
             self.plans += 1
             plan_id = f"{query_id}~{self.plans}"
-            assert self.scheduler.speculative.admit(self.request(plan_id, documents), 0.0), "room was promised"
+            assert self.scheduler.speculative.admit(ask(plan_id, documents), 0.0), "room was promised"
             self.speculations.started(query_id, plan_id, documents)
         self.scheduler.check_integrity()
         return decision
 
     def runs(self, query_id: str, documents: str = "") -> list[str]:
         """A request that runs at once; the plans that it ends."""
-        grant = self.scheduler.admit(self.request(query_id, documents), 0.0)
+        grant = self.scheduler.admit(ask(query_id, documents), 0.0)
         assert grant is not None
         return grant.ends
 
@@ -264,7 +253,7 @@ def test_a_plan_that_has_ended_is_neither_kept_nor_confirmed(queries, final):
 
 def test_a_query_that_begins_anew_without_being_told_has_one_plan_that_goes_on(queries):
     queries.hears("q", "a")
-    queries.scheduler.speculative.admit(queries.request("q~x", "b"), 0.0)
+    queries.scheduler.speculative.admit(ask("q~x", "b"), 0.0)
     queries.speculations.started("q", "q~x", "b")
     assert [queries.scheduler.speculative.runs(plan_id) for plan_id in ("q~1", "q~x")] == [False, True]
     assert queries.hears("q", "b") is KEEP

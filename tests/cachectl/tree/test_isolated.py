@@ -1,60 +1,21 @@
 """Instances out of reach of the shared tiers, and shared tiers whose last instance is gone, as the tree knows them."""
 
 import pytest
+from tree_cases import DISK, GPU, HOST, TENANT, ask, begin, found, key, linear_cost, tree_of
 
-from cachectl.policies import create_policy
-from cachectl.policies.lookahead import Lookahead
-from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
-from cachectl.tree.keys import path_keys
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from cachectl.tree.node import PathDocument
 from cachectl.tree.page_allocator import PageAllocator
-from cachectl.tree.tier_manager import Capacities
 from protocol.kv import HeldNode, Pages
-from protocol.tiers import Tier
-
-TENANT = "tenant"
-GPU, HOST, DISK = Tier
 
 
-def tokens_of(content: str) -> int:
-    return 2 if content.isupper() else 1
-
-
-def tree_of(gpu: int, host: int = 0, disk: int = 0, numbered: bool = False, write_through: bool = False):
-    """Over the instance ``near``, and ``far``, which is isolated."""
-    tree = KnowledgeTree(
-        create_policy("LRU", Lookahead()),
-        Capacities(gpu, host, disk),
-        ["near"],
-        lambda cached, new: float(new),
-        arena=PageAllocator(host, 1, first_stamp=100) if numbered else None,
-        write_through=write_through,
-    )
-    tree.add_instance("far", isolated=True)
-    return tree
-
-
-def begin(tree: KnowledgeTree, path: str, instance: str) -> Grant:
-    documents = [PathDocument(content, tokens_of(content)) for content in path]
-    query_id = f"query {tree.grants.tick}"
-    return tree.grants.admit(query_id, TENANT, documents, path_keys(TENANT, path), 1, instance, float(tree.grants.tick))
-
-
-def ask(tree: KnowledgeTree, path: str, instance: str) -> Grant:
-    grant = begin(tree, path, instance)
-    tree.grants.complete(grant, kept=True)
-    check_integrity(tree)
-    return grant
-
-
-def found(tree: KnowledgeTree, path: str, instance: str) -> list[Tier]:
-    return [copy.cache.tier for copy in tree.lookup.match(TENANT, path, instance)]
+def near_and_far(gpu: int, host: int = 0, disk: int = 0, **changes) -> KnowledgeTree:
+    """A tree of the instance ``near``, and of ``far``, which is isolated."""
+    return tree_of(gpu, host, disk, instances=["near"], isolated=["far"], cost=linear_cost, **changes)
 
 
 def test_an_isolated_instance_finds_nothing_below_its_gpu_and_swaps_nothing_out():
-    tree = tree_of(gpu=2, host=9, disk=9)
+    tree = near_and_far(gpu=2, host=9, disk=9)
     ask(tree, "ab", "near")
     ask(tree, "xy", "near")
     assert (found(tree, "ab", "near"), found(tree, "ab", "far")) == ([HOST, HOST], [])
@@ -65,7 +26,7 @@ def test_an_isolated_instance_finds_nothing_below_its_gpu_and_swaps_nothing_out(
 
 
 def test_what_does_not_fit_into_an_isolated_instances_gpu_is_kept_nowhere():
-    tree = tree_of(gpu=1, host=9)
+    tree = near_and_far(gpu=1, host=9)
     grant = ask(tree, "A", "far")
     assert [step.kept for step in grant.documents] == [None]
     assert ask(tree, "A", "near").documents[0].kept is HOST
@@ -73,7 +34,7 @@ def test_what_does_not_fit_into_an_isolated_instances_gpu_is_kept_nowhere():
 
 @pytest.mark.parametrize("write_through", [False, True])
 def test_nothing_is_copied_down_from_an_isolated_instance(write_through):
-    tree = tree_of(gpu=9, host=9, disk=9, write_through=write_through)
+    tree = near_and_far(gpu=9, host=9, disk=9, write_through=write_through)
     ask(tree, "ab", "far")
     tree.pin(TENANT, "a")
     ask(tree, "ab", "far")
@@ -84,18 +45,18 @@ def test_nothing_is_copied_down_from_an_isolated_instance(write_through):
 
 def test_shared_tiers_hold_nothing_that_stands_on_an_isolated_instances_gpu_alone():
     # Otherwise what falls with that one would have to be dropped where the isolated instance does not reach.
-    tree = tree_of(gpu=3, host=1)
+    tree = near_and_far(gpu=3, host=1)
     ask(tree, "Ab", "near")
     ask(tree, "A", "far")
     left = ask(tree, "Xy", "near").moves
     assert found(tree, "Ab", "near") == []
     assert tree.tiers.host.copies == 0
-    assert {(move.node, move.target) for move in left} >= {(path_keys(TENANT, "Ab")[-1].hex(), None)}
+    assert {(move.node, move.target) for move in left} >= {(key("Ab").hex(), None)}
     assert all(move.instance == "far" for move in ask(tree, "Xy", "far").moves)
 
 
 def test_orders_for_anybody_are_not_for_an_isolated_instance():
-    tree = tree_of(gpu=1, host=9)
+    tree = near_and_far(gpu=1, host=9)
     ask(tree, "a", "near")
     ask(tree, "b", "near")
     ask(tree, "a", "far")
@@ -108,22 +69,22 @@ def test_orders_for_anybody_are_not_for_an_isolated_instance():
 
 
 def test_what_an_isolated_instance_says_of_shared_tiers_is_not_about_these():
-    tree = tree_of(gpu=1, host=9)
+    tree = near_and_far(gpu=1, host=9)
     for path in ("a", "b"):
         ask(tree, path, "near")
-    tree.grants.lose("far", [(path_keys(TENANT, "a")[-1], HOST)])
+    tree.grants.lose("far", [(key("a"), HOST)])
     assert found(tree, "a", "near") == [HOST]
-    tree.grants.lose("near", [(path_keys(TENANT, "a")[-1], HOST)])
+    tree.grants.lose("near", [(key("a"), HOST)])
     assert found(tree, "a", "near") == []
 
 
 def test_what_an_instance_says_that_is_gone_already_concerns_shared_tiers_alone():
-    tree = tree_of(gpu=1, host=9)
+    tree = near_and_far(gpu=1, host=9)
     for path in ("a", "b"):
         ask(tree, path, "near")
     tree.add_instance("next")
     tree.remove_instance("near")
-    tree.grants.lose("near", [(path_keys(TENANT, "a")[-1], GPU), (path_keys(TENANT, "a")[-1], HOST)])
+    tree.grants.lose("near", [(key("a"), GPU), (key("a"), HOST)])
     assert tree.registry.nodes == {}
     check_integrity(tree)
 
@@ -133,7 +94,7 @@ def test_what_an_instance_says_that_is_gone_already_concerns_shared_tiers_alone(
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_lost_shared_tiers_are_empty_at_once_whatever_plans_still_use(kept):
-    tree = tree_of(gpu=2, host=4, disk=9, numbered=True)
+    tree = near_and_far(gpu=2, host=4, disk=9, arena=PageAllocator(4, 1, first_stamp=100))
     for path in ("ab", "cd", "ef"):
         ask(tree, path, "near")
     loads = begin(tree, "ab", "near")
@@ -167,7 +128,7 @@ def test_lost_shared_tiers_are_empty_at_once_whatever_plans_still_use(kept):
 
 
 def test_orders_that_were_for_whoever_reaches_them_go_with_lost_shared_tiers():
-    tree = tree_of(gpu=1, host=9, disk=9)
+    tree = near_and_far(gpu=1, host=9, disk=9)
     for path in ("a", "b"):
         ask(tree, path, "near")
     tree.delete("a")
@@ -180,7 +141,7 @@ def test_orders_that_were_for_whoever_reaches_them_go_with_lost_shared_tiers():
 
 
 def test_orders_that_a_plan_took_along_are_not_given_to_who_has_other_shared_tiers():
-    tree = tree_of(gpu=1, host=9)
+    tree = near_and_far(gpu=1, host=9)
     for path in ("a", "b"):
         ask(tree, path, "near")
     tree.delete("a")

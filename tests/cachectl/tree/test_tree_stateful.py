@@ -3,16 +3,15 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tree_cases import tree_of
 
-from cachectl.policies import create_policy, policy_names
+from cachectl.policies import policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.keys import path_keys
-from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.node import PathDocument
 from cachectl.tree.page_allocator import PageAllocator
-from cachectl.tree.tier_manager import Capacities
 from protocol.errors import PinRefused, UnknownNode
 from protocol.kv import HeldNode, Move, Pages
 from protocol.tiers import Tier
@@ -57,13 +56,14 @@ class TreeMachine(RuleBasedStateMachine):
     ) -> None:
         self.lookahead = Lookahead()
         self.load_s = load_s
-        self.tree = KnowledgeTree(
-            create_policy(policy, self.lookahead),
-            Capacities(gpu, host * page, disk),
-            ["one", "two"],
-            lambda cached, new: 0.01 + new * (1 + cached / 10),
-            window_s,
-            load_seconds=(lambda tokens, tier: tokens * load_s) if load_s else None,
+        self.tree = tree_of(
+            gpu,
+            host * page,
+            disk,
+            policy=policy,
+            lookahead=self.lookahead,
+            window_s=window_s,
+            load_s=load_s,
             page_tokens=page,
             arena=PageAllocator(host, page) if page > 1 else None,
             write_through=write_through,

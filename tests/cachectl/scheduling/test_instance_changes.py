@@ -1,0 +1,238 @@
+"""Orders and shared tiers while instances retire, and instances that are added, avoided or isolated."""
+
+import asyncio
+from functools import partial
+
+import pytest
+from controller_under_test import TOKENS, Clock, ask, cached, checked_controllers, fill, key, report, waiting
+from instance_cases import (
+    DISK,
+    GPU,
+    HOST,
+    RecordingExecutor,
+    all_ready,
+    avoiding,
+    caches,
+    caches_with_copies,
+    done,
+    holding,
+)
+
+from protocol.cache import DocumentDeletion
+from protocol.errors import EngineDied, InvalidRequest
+from protocol.kv import HeldNode, LostCopy, ResidencyReport
+from protocol.plans import PlanOutcome
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def engines():
+    return RecordingExecutor()
+
+
+@pytest.fixture
+def build(clock, engines):
+    with checked_controllers(clock, executor=engines, policy="LRU") as build:
+        yield partial(build, max_running=1)
+
+
+# Orders
+
+
+async def test_deleting_and_clearing_and_persisting_do_not_wait_for_a_retired_instance(build, engines):
+    controller = build("one", "two", disk=100)
+    await controller.admit(ask("on one", "xy"))
+    await fill(controller, "ab")
+    await controller.retire_instance("one")
+    engines.hold("one")
+    async with asyncio.timeout(5):
+        assert await controller.delete_document(DocumentDeletion(("a",))) == 2
+        await fill(controller, "cd")
+        await controller.persist()
+        assert {move.node for move in engines.moves("two") if move.target is DISK} == {key("c"), key("cd")}
+        await controller.clear()
+    assert engines.asked("two")[-1].everything
+    await controller.complete(report("on one"))
+
+
+async def test_an_instance_that_retires_before_its_orders_can_be_delivered_is_spared_them(build, engines):
+    controller = build("one", "two", max_running=9, disk=100, swap="write_through")
+    held = engines.hold("one")
+    await controller.admit(ask("on one", "ab"))
+    await controller.prefilled("on one")
+    await all_ready()
+    deletion = asyncio.create_task(controller.delete_document(DocumentDeletion(("z",))))
+    await all_ready()
+    await controller.retire_instance("one")
+    await controller.complete(report("on one"))
+    controller.expire_leases()
+    assert await caches(controller) == ["two"]
+    engines.lost = [LostCopy(key("a"), GPU)]
+    held.set()
+    async with asyncio.timeout(5):
+        assert await deletion == 0
+    assert [orders.forget for orders in engines.asked("one")] == [()]
+    assert [orders.forget for orders in engines.asked("two")] == [(("tenant", "z"),)]
+
+
+async def test_a_delivery_that_fails_after_its_instance_is_gone_loses_no_order_on_shared_tiers(build, engines):
+    controller = build("one", "two", host=100)
+    await controller.restore([holding(HOST, "a", 0)])
+    held = engines.hold("one"), engines.hold("two")
+    deletion = asyncio.create_task(controller.delete_document(DocumentDeletion(("a",))))
+    await all_ready()
+    await controller.retire_instance("one")
+    assert await caches(controller) == ["two"]
+    engines.gone.add("one")
+    for instance in held:
+        instance.set()
+    with pytest.raises(EngineDied):
+        await deletion
+    await controller.delete_document(DocumentDeletion(("a",)))
+    assert [move.source for move in engines.moves("two")] == [HOST]
+
+
+@pytest.mark.parametrize("executor", [None, "engines"])
+async def test_orders_that_a_retired_instance_took_along_are_carried_out_by_others(build, engines, executor):
+    controller = build("one", "two", host=100, executor=engines if executor else None)
+    await controller.restore([holding(HOST, "a", 0)])
+    held = [engines.hold(instance) for instance in ("one", "two")]
+    controller._tree.delete("a")
+    took = await controller.admit(ask("takes them along", "b"))
+    assert [move.source for move in took.moves] == [HOST]
+    await controller.retire_instance(took.instance)
+    await controller.complete(report("takes them along", PlanOutcome.FAILED, computed=0))
+    controller.expire_leases()
+    (other,) = await caches(controller)
+    for instance in held:
+        instance.set()
+    await all_ready()
+    done = engines.moves(other) if executor else list((await controller.admit(ask("next"))).moves)
+    assert [(move.node, move.source) for move in done] == [(key("a"), HOST)]
+
+
+async def test_a_copy_that_was_to_be_made_by_an_instance_that_ended_is_not_believed_in(build):
+    controller = build("one", host=100, swap="write_through", executor=None)
+    await fill(controller, "a")
+    assert caches_with_copies(await controller.tree(1, 1000)) == ["gpu@one", "host"]
+    await controller.add_instance("two", "", [])
+    await controller.retire_instance("one")
+    assert caches_with_copies(await controller.tree(1, 1000)) == []
+    assert await cached(controller, "a") == [None]
+
+
+# Instances that are added, and those to avoid
+
+
+async def test_a_new_instance_brings_what_it_holds(build):
+    controller = build("one", host=100)
+    await fill(controller, "a")
+    result = await controller.add_instance("two", "boot-2", [holding(GPU, "b", 0, "two"), holding(HOST, "c", 0)])
+    assert (result.restored, result.refused) == (2, 0)
+    plan = await controller.admit(ask("query", "b"))
+    assert (plan.instance, [node.source for node in plan.nodes], plan.boot) == ("two", [GPU], "boot-2")
+    await controller.complete(report("query"))
+    assert await cached(controller, "c") == [HOST]
+
+
+async def test_a_new_instance_whose_report_cannot_be_true_is_there_and_empty(build):
+    controller = build("one")
+    await controller.admit(ask("runs", question=9))
+    task = await waiting(controller, ask("waits", question=9))
+    await controller.retire_instance("one")
+    with pytest.raises(InvalidRequest, match="at least one token"):
+        await controller.add_instance("two", "boot", [ResidencyReport(GPU, (HeldNode("t", ("a",), 0),), "two")])
+    assert (await task).instance == "two"
+    assert controller.boots["two"] == "boot"
+
+
+async def test_a_request_is_not_given_to_who_it_avoids(build):
+    controller = build("one", "two")
+    await fill(controller, "a")
+    assert (await controller.admit(avoiding("query", "one", documents="a"))).instance == "two"
+    tasks = {"waits": await waiting(controller, avoiding("waits", "one"))}
+    assert await done(tasks) == [], "one is free, and to be avoided"
+    await controller.complete(report("query"))
+    assert (await tasks["waits"]).instance == "two"
+    await controller.complete(report("waits"))
+
+
+async def test_where_there_is_none_but_those_to_avoid_that_is_said_at_once(build):
+    controller = build("one", "two")
+    with pytest.raises(EngineDied, match="no other instance"):
+        await controller.admit(avoiding("query", "one", "two"))
+    await controller.admit(ask("on one", question=99))
+    await controller.retire_instance("one")
+    with pytest.raises(EngineDied, match="no other instance"):
+        await controller.admit(avoiding("query", "two"))
+    stats = await controller.stats()
+    assert (stats.queued, stats.running, stats.rejected) == (0, 1, 0)
+
+
+async def test_who_avoids_an_instance_does_so_when_it_has_to_wait_again(build):
+    controller = build("one", "two")
+    assert {(await controller.admit(ask(name, question=9))).instance for name in "ab"} == {"one", "two"}
+    task = await waiting(controller, avoiding("waits", "one"))
+    await controller.retire_instance("two")
+    with pytest.raises(EngineDied, match="no other instance"):
+        await task
+    controller.check_integrity()
+
+
+# Aloof ones, and shared tiers whose last instance is gone
+
+
+async def test_an_isolated_instance_has_its_gpu_alone(build, engines):
+    controller = build("one", host=100, disk=100, max_running=9, swap="write_through")
+    await fill(controller, "a")
+    await all_ready()
+    await controller.add_instance("far", "", [], isolated=True)
+    assert controller.sharing == {"one"}
+    await controller.retire_instance("one")
+    assert await caches(controller) == ["far"]
+    assert await cached(controller, "a") == [None]
+    await fill(controller, "a")
+    assert await cached(controller, "a") == [GPU]
+    await all_ready()
+    await controller.persist()
+    # What is shared is dropped by who reaches it, and nobody does now.
+    await controller.delete_document(DocumentDeletion(("a",)))
+    assert {(move.source, move.target) for move in engines.moves("far")} == {(GPU, None)}
+    await controller.add_instance("near", "", [])
+    await all_ready()
+    assert {(move.node, move.source) for move in engines.moves("near")} == {(key("a"), HOST), (key("a"), DISK)}
+
+
+async def test_an_isolated_instance_that_restarts_is_isolated_if_it_says_so(build):
+    controller = build("one", host=100, disk=100)
+    await controller.add_instance("far", "", [], isolated=True)
+    await controller.restart_instance("far", [], isolated=True)
+    assert controller.sharing == {"one"}
+    await controller.restart_instance("far", [])
+    assert controller.sharing == {"one", "far"}
+
+
+async def test_lost_shared_tiers_are_the_next_ones(build):
+    controller = build("one", gpu=2 * TOKENS, host=4 * TOKENS, executor=None)
+    await fill(controller, "ab", "cd")
+    assert await cached(controller, "ab") == [HOST, HOST]
+    running = await controller.admit(ask("runs", "ab"))
+    assert [node.source for node in running.nodes] == [HOST, HOST]
+    await controller.retire_instance("one")
+    await controller.lose_shared()
+    controller.check_integrity()
+    assert all(tier.used_tokens == 0 for tier in (await controller.stats()).tiers if tier.tier is not GPU)
+    await controller.add_instance("two", "", [holding(HOST, "x", 0)])
+    assert await cached(controller, "x") == [HOST]
+    await fill(controller, "cd", "ef")
+    assert await cached(controller, "cd") == [HOST, HOST]
+    await controller.complete(report("runs", lost=[LostCopy(key("c"), HOST)]))
+    assert await cached(controller, "cd") == [HOST, HOST]
+    controller.expire_leases()
+    assert await caches(controller) == ["two"]
+    moves = (await controller.admit(ask("next"))).moves
+    assert not {move.node for move in moves} & {key("a"), key("ab")}

@@ -1,0 +1,92 @@
+"""Eviction swaps documents out to slower tiers, children before parents, and drops what loses its support."""
+
+from tree_cases import DISK, GPU, HOST, ask, begin, found, key, move, take_pending_moves, tree_of
+
+
+def test_evicted_nodes_sink_through_the_tiers_and_leave_the_last():
+    tree = tree_of(1, 1, 1)
+    moves = [ask(tree, path).moves for path in "abcd"]
+    assert moves[:3] == [
+        [],
+        [move("a", GPU, HOST, "one")],
+        [move("a", HOST, DISK), move("b", GPU, HOST, "one")],
+    ]
+    assert moves[3] == [move("a", DISK, None), move("b", HOST, DISK), move("c", GPU, HOST, "one")]
+    assert [found(tree, path) for path in "abcd"] == [[], [DISK], [HOST], [GPU]]
+
+
+def test_a_node_is_swapped_out_once():
+    tree = tree_of(1, 3)
+    ask(tree, "a")
+    assert ask(tree, "b").moves == [move("a", GPU, HOST, "one")]
+    assert ask(tree, "a").moves == [move("b", GPU, HOST, "one")]
+    # Host kept a's copy while a was in the GPU again.
+    assert ask(tree, "c").moves == [move("a", GPU, None, "one")]
+    assert found(tree, "a") == [HOST]
+
+
+def test_what_another_instance_swapped_out_is_not_copied_again():
+    tree = tree_of(1, 2)
+    ask(tree, "a", "one")
+    ask(tree, "a", "two")
+    assert ask(tree, "b", "one").moves == [move("a", GPU, HOST, "one")]
+    assert ask(tree, "c", "two").moves == [move("a", GPU, None, "two")]
+
+
+def test_a_node_that_host_has_no_room_for_is_swapped_to_disk():
+    tree = tree_of(2, 1, 2)
+    ask(tree, "A")
+    assert ask(tree, "B").moves == [move("A", GPU, DISK, "one")]
+    assert found(tree, "A") == [DISK]
+
+
+def test_a_parent_is_not_evicted_before_its_children():
+    tree = tree_of(3)
+    ask(tree, "abc")
+    assert ask(tree, "D").moves == [move("abc", GPU, None, "one"), move("ab", GPU, None, "one")]
+    assert found(tree, "abc") == [GPU]
+
+
+def test_a_parent_may_leave_the_gpu_while_its_child_is_in_host_alone():
+    tree = tree_of(1, 2)
+    assert [step.kept for step in ask(tree, "ab").documents] == [GPU, HOST]
+    assert ask(tree, "c").moves == [move("a", GPU, HOST, "one")]
+    assert found(tree, "ab") == [HOST, HOST]
+
+
+def test_a_parent_that_leaves_takes_the_children_that_it_alone_supported():
+    # A lies in the GPU, and b behind it in host, which is too small for A: when A goes, b has nothing to stand on.
+    tree = tree_of(2, 1)
+    assert [step.kept for step in ask(tree, "Ab").documents] == [GPU, HOST]
+    ask(tree, "C")
+    assert found(tree, "Ab") == []
+    assert list(tree.registry.nodes) == [key("C")]
+    assert tree.tiers.host.used == 0
+
+
+def test_all_that_stood_on_a_parent_that_leaves_is_dropped_before_its_room_is_used():
+    # As above, with c on disk behind b, but the plan that drives A out of the GPU also wants the room of both.
+    tree = tree_of(2, 1, 1)
+    ask(tree, "Abc")
+    grant = begin(tree, "Cde")
+    assert [step.kept for step in grant.documents] == [GPU, HOST, DISK]
+    assert {move("Ab", HOST, None), move("Abc", DISK, None)} <= set(grant.moves)
+    tree.grants.complete(grant, kept=True)
+    assert take_pending_moves(tree) == []
+
+
+def test_a_parent_that_leaves_one_gpu_spares_children_that_another_gpu_supports():
+    tree = tree_of(2, 1)
+    ask(tree, "Ab", "one")
+    ask(tree, "A", "two")
+    ask(tree, "C", "one")
+    assert found(tree, "Ab", "one") == []
+    assert found(tree, "Ab", "two") == [GPU, HOST]
+
+
+def test_a_document_that_is_larger_than_a_tier_drives_nothing_out_of_it():
+    tree = tree_of(1, 1)
+    for path in "ab":
+        ask(tree, path)
+    assert ask(tree, "C").moves == []
+    assert [found(tree, path) for path in "ab"] == [[HOST], [GPU]]

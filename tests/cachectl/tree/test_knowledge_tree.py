@@ -1,0 +1,93 @@
+"""The knowledge tree's instances and settings."""
+
+import pytest
+from tree_cases import GPU, HOST, TENANT, ask, begin, found, key, take_pending_moves, tree_of
+
+from cachectl.policies import create_policy, policy_names
+from cachectl.policies.lookahead import Lookahead
+from cachectl.tree.integrity import check_integrity
+from cachectl.tree.keys import path_keys
+from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.node import PathDocument
+from cachectl.tree.tier_manager import Capacities
+from protocol.errors import ConfigError, UnknownInstance, UnknownPlan
+
+
+def test_an_instance_that_is_gone_takes_its_gpu_and_its_plans_with_it():
+    tree = tree_of(2, 2)
+    for path in ("ab", "C"):
+        ask(tree, path, "two")
+    ask(tree, "d", "one")
+    running = begin(tree, "aE", "two")
+    staying = begin(tree, "ab", "one")
+    assert tree.remove_instance("two") == [running.query_id]
+    check_integrity(tree)
+    assert running.completed
+    assert list(tree.grants.open) == [staying.query_id]
+    assert found(tree, "ab", "one") == [HOST, HOST]
+    with pytest.raises(UnknownInstance):
+        tree.lookup.match(TENANT, "ab", "two")
+    with pytest.raises(UnknownPlan):
+        tree.grants.complete(running, kept=True)
+    tree.grants.complete(staying, kept=True)
+    check_integrity(tree)
+
+
+def test_what_stood_on_a_gone_instance_alone_goes_with_it_though_a_plan_elsewhere_names_it():
+    # Two was to compute a into its GPU and b into host; one's plan for both of them uses neither.
+    tree = tree_of(1, 1)
+    begin(tree, "ab", "two")
+    begin(tree, "c", "one")
+    naming = begin(tree, "ab", "one")
+    assert [(step.source, step.kept) for step in naming.documents] == [(None, None), (None, None)]
+    tree.remove_instance("two")
+    check_integrity(tree)
+    tree.grants.complete(naming, kept=True)
+    check_integrity(tree)
+    assert tree.tiers.host.used == 0
+
+
+def test_an_instance_that_comes_back_starts_empty_and_hears_no_old_orders():
+    tree = tree_of(2)
+    ask(tree, "a", "two")
+    tree.delete("a")
+    ask(tree, "b", "two")
+    tree.remove_instance("two")
+    tree.add_instance("two")
+    assert found(tree, "b", "two") == []
+    assert tree.tiers.gpu("two").used == 0
+    assert take_pending_moves(tree, "two") == []
+
+
+def test_an_instance_that_is_there_already_keeps_what_it_has():
+    tree = tree_of(2)
+    ask(tree, "a")
+    tree.add_instance("one")
+    assert found(tree, "a") == [GPU]
+
+
+def test_frequency_counts_the_last_window():
+    tree = KnowledgeTree(create_policy("GDSF", Lookahead()), Capacities(4), ["one"], lambda cached, new: 0.0, 10.0)
+
+    def frequency_at(now: float) -> float:
+        grant = tree.grants.admit("q", TENANT, [PathDocument("a", 1)], path_keys(TENANT, "a"), 0, "one", now)
+        tree.grants.complete(grant, kept=True)
+        return tree.registry.nodes[key("a")].frequency
+
+    assert [frequency_at(now) for now in (1.0, 2.0, 9.0)] == [1.0, 2.0, 3.0]
+    # Two tenths into the next window eight tenths of the last one are in sight; a whole window later none of it is.
+    assert frequency_at(12.0) == pytest.approx(1 + 3 * 0.8)
+    assert frequency_at(38.0) == 1.0
+
+
+@pytest.mark.parametrize("capacities", [(-1, 0, 0), (0, -1, 0), (0, 0, -1)])
+@pytest.mark.parametrize("policy", policy_names())
+def test_a_negative_capacity_is_refused(capacities, policy):
+    with pytest.raises(ConfigError, match="must not be negative"):
+        tree_of(*capacities, policy=policy)
+
+
+@pytest.mark.parametrize("window_s", [0, -1.0])
+def test_a_frequency_window_of_no_length_is_refused(window_s):
+    with pytest.raises(ConfigError, match="window"):
+        KnowledgeTree(create_policy("LRU", Lookahead()), Capacities(1), [], lambda cached, new: 0.0, window_s)

@@ -1,0 +1,155 @@
+"""Deletion removes a document from all paths and tiers, with everything behind it."""
+
+from collections import Counter
+
+import pytest
+from tree_cases import (
+    GPU,
+    HOST,
+    ask,
+    begin,
+    found,
+    key,
+    move,
+    take_pending_moves,
+    tree_of,
+)
+
+from cachectl.tree.integrity import check_integrity
+
+
+def test_a_deleted_document_goes_from_all_tiers_and_paths_with_all_that_stands_behind_it():
+    tree = tree_of(4, 6, 6)
+    for path in ("axb", "xC", "D", "yx", "E", "yx"):
+        ask(tree, path, "one")
+    ask(tree, "axb", "two")
+    before = {node.content: node.tokens for node in tree.registry.nodes.values()}
+    assert {"a", "x", "b", "C", "y"} <= before.keys()
+    expected = sum("x" in [node.content for node in bottom.path] for bottom in tree.registry.nodes.values())
+    assert tree.delete("x") == expected == 5
+    check_integrity(tree)
+    assert not {"x", "b", "C"} & {node.content for node in tree.registry.nodes.values()}
+    assert {"a", "y"} <= {node.content for node in tree.registry.nodes.values()}
+    assert tree.delete("x") == 0
+
+
+def test_each_copy_of_a_deleted_document_is_ordered_to_be_dropped():
+    tree = tree_of(2, 2)
+    for path in ("ab", "C", "ab"):
+        ask(tree, path, "one")
+    ask(tree, "ab", "two")
+    tree.delete("b")
+    tree.delete("a")
+    shared = [move(path, HOST, None) for path in ("a", "ab")]
+    # The shared tiers' by whoever comes first, a GPU's by its own instance.
+    assert Counter(take_pending_moves(tree, "one")) == Counter(
+        [*shared, *(move(path, GPU, None, "one") for path in ("a", "ab"))]
+    )
+    assert Counter(take_pending_moves(tree, "two")) == Counter(move(path, GPU, None, "two") for path in ("a", "ab"))
+    assert take_pending_moves(tree, "one") == take_pending_moves(tree, "two") == []
+
+
+def test_a_document_may_be_deleted_in_one_namespace_alone():
+    tree = tree_of(10)
+    for namespace in ("x", "y"):
+        ask(tree, "ab", namespace=namespace)
+    assert tree.delete("a", "x") == 2
+    assert tree.delete("a", "nobody") == 0
+    assert found(tree, "a", namespace="x") == []
+    assert found(tree, "ab", namespace="y") == [GPU, GPU]
+    assert tree.delete("b") == 1
+    assert found(tree, "ab", namespace="y") == [GPU]
+    check_integrity(tree)
+
+
+def test_a_document_that_is_deleted_in_use_is_found_no_more_and_dropped_when_the_plan_ends():
+    tree = tree_of(4)
+    ask(tree, "ab")
+    running = begin(tree, "abc")
+    assert tree.delete("a") == 3
+    check_integrity(tree)
+    assert found(tree, "abc") == []
+    assert take_pending_moves(tree) == []
+    assert tree.tiers.gpu("one").used == 3
+    tree.grants.complete(running, kept=True)
+    check_integrity(tree)
+    assert tree.tiers.gpu("one").used == 0
+    assert Counter(take_pending_moves(tree)) == Counter(move(path, GPU, None, "one") for path in ("a", "ab", "abc"))
+
+
+def test_a_document_is_dropped_when_the_last_of_its_plans_ends():
+    tree = tree_of(4)
+    ask(tree, "ab")
+    first, second = begin(tree, "ab"), begin(tree, "a")
+    tree.delete("a")
+    tree.grants.complete(first, kept=True)
+    check_integrity(tree)
+    assert take_pending_moves(tree) == [move("ab", GPU, None, "one")]
+    tree.grants.complete(second, kept=True)
+    assert take_pending_moves(tree) == [move("a", GPU, None, "one")]
+
+
+@pytest.mark.parametrize("old_first", [True, False])
+def test_a_document_that_comes_back_is_not_kept_while_a_plan_uses_what_was_deleted(old_first):
+    # Both would lie under one key, and the drop of the old one would take the new one with it.
+    tree = tree_of(4)
+    ask(tree, "a")
+    old = begin(tree, "a")
+    tree.delete("a")
+    new = begin(tree, "a")
+    assert new.documents[0] == (key("a"), 1, None, None, None)
+    for grant in (old, new) if old_first else (new, old):
+        tree.grants.complete(grant, kept=True)
+        check_integrity(tree)
+    assert not tree.registry.nodes
+    assert take_pending_moves(tree) == [move("a", GPU, None, "one")]
+    ask(tree, "a")
+    assert found(tree, "a") == [GPU]
+
+
+def test_a_document_that_came_back_and_failed_is_dropped_after_all():
+    tree = tree_of(4)
+    ask(tree, "a")
+    old = begin(tree, "a")
+    tree.delete("a")
+    new = begin(tree, "a")
+    tree.grants.complete(old, kept=True)
+    tree.grants.complete(new, kept=False)
+    assert not tree.registry.nodes
+    assert take_pending_moves(tree) == [move("a", GPU, None, "one")]
+
+
+def test_what_a_running_plan_loads_is_not_dropped_when_its_document_came_back_and_is_evicted():
+    tree = tree_of(2)
+    ask(tree, "a")
+    old = begin(tree, "a")
+    tree.delete("a")
+    ask(tree, "a")
+    grant = begin(tree, "b")
+    assert move("a", GPU, None, "one") not in grant.moves
+    for running in (old, grant):
+        tree.grants.complete(running, kept=True)
+    check_integrity(tree)
+    assert (move("a", GPU, None, "one") in take_pending_moves(tree)) != (found(tree, "a") == [GPU])
+
+
+def test_clearing_drops_everything_pins_too():
+    tree = tree_of(4, 4)
+    ask(tree, "sa", pinned=1)
+    ask(tree, "sb", pinned=1)
+    running = begin(tree, "sab", "two", namespace="other")
+    assert tree.clear() == 6
+    check_integrity(tree)
+    assert not tree.registry.nodes
+    tree.grants.complete(running, kept=True)
+    check_integrity(tree)
+    assert [cache.used for cache in tree.tiers] == [0, 0, 0, 0]
+
+
+def test_orders_to_drop_a_document_come_in_the_order_in_which_its_nodes_came():
+    tree = tree_of(100)
+    namespaces = [f"tenant {number}" for number in range(20)]
+    for namespace in namespaces:
+        ask(tree, "a", namespace=namespace)
+    tree.delete("a")
+    assert [order.node for order in take_pending_moves(tree)] == [key("a", namespace).hex() for namespace in namespaces]
