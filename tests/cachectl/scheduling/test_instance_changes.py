@@ -43,7 +43,7 @@ def build(clock, engines):
 # Orders
 
 
-async def test_deleting_and_clearing_and_persisting_do_not_wait_for_a_retired_instance(build, engines):
+async def test_delete_clear_and_persist_do_not_wait_for_a_retired_instance(build, engines):
     controller = build("one", "two", disk=100)
     await controller.admit(ask("on one", "xy"))
     await fill(controller, "ab")
@@ -59,7 +59,7 @@ async def test_deleting_and_clearing_and_persisting_do_not_wait_for_a_retired_in
     await controller.complete(report("on one"))
 
 
-async def test_an_instance_that_retires_before_its_orders_can_be_delivered_is_spared_them(build, engines):
+async def test_an_instance_that_retires_before_delivery_receives_no_orders(build, engines):
     controller = build("one", "two", max_running=9, disk=100, swap="write_through")
     held = engines.hold("one")
     await controller.admit(ask("on one", "ab"))
@@ -79,7 +79,7 @@ async def test_an_instance_that_retires_before_its_orders_can_be_delivered_is_sp
     assert [orders.forget for orders in engines.asked("two")] == [(("tenant", "z"),)]
 
 
-async def test_a_delivery_that_fails_after_its_instance_is_gone_loses_no_order_on_shared_tiers(build, engines):
+async def test_a_delivery_that_fails_on_a_removed_instance_loses_no_move_of_shared_tiers(build, engines):
     controller = build("one", "two", host=100)
     await controller.restore([holding(HOST, "a", 0)])
     held = engines.hold("one"), engines.hold("two")
@@ -97,7 +97,7 @@ async def test_a_delivery_that_fails_after_its_instance_is_gone_loses_no_order_o
 
 
 @pytest.mark.parametrize("executor", [None, "engines"])
-async def test_orders_that_a_retired_instance_took_along_are_carried_out_by_others(build, engines, executor):
+async def test_other_instances_carry_out_moves_that_a_retired_instance_took(build, engines, executor):
     controller = build("one", "two", host=100, executor=engines if executor else None)
     await controller.restore([holding(HOST, "a", 0)])
     held = [engines.hold(instance) for instance in ("one", "two")]
@@ -115,7 +115,7 @@ async def test_orders_that_a_retired_instance_took_along_are_carried_out_by_othe
     assert [(move.node, move.source) for move in done] == [(key("a"), HOST)]
 
 
-async def test_a_copy_that_was_to_be_made_by_an_instance_that_ended_is_not_believed_in(build):
+async def test_a_pending_copy_of_a_removed_instance_is_not_believed(build):
     controller = build("one", host=100, swap="write_through", executor=None)
     await fill(controller, "a")
     assert caches_with_copies(await controller.tree(1, 1000)) == ["gpu@one", "host"]
@@ -128,7 +128,7 @@ async def test_a_copy_that_was_to_be_made_by_an_instance_that_ended_is_not_belie
 # Instances that are added, and those to avoid
 
 
-async def test_a_new_instance_brings_what_it_holds(build):
+async def test_an_added_instance_brings_its_copies(build):
     controller = build("one", host=100)
     await fill(controller, "a")
     result = await controller.add_instance("two", "boot-2", [holding(GPU, "b", 0, "two"), holding(HOST, "c", 0)])
@@ -139,7 +139,7 @@ async def test_a_new_instance_brings_what_it_holds(build):
     assert await cached(controller, "c") == [HOST]
 
 
-async def test_a_new_instance_whose_report_cannot_be_true_is_there_and_empty(build):
+async def test_an_added_instance_with_an_invalid_report_starts_empty(build):
     controller = build("one")
     await controller.admit(ask("runs", question=9))
     task = await waiting(controller, ask("waits", question=9))
@@ -150,7 +150,7 @@ async def test_a_new_instance_whose_report_cannot_be_true_is_there_and_empty(bui
     assert controller.boots["two"] == "boot"
 
 
-async def test_a_request_is_not_given_to_who_it_avoids(build):
+async def test_a_request_does_not_run_on_an_avoided_instance(build):
     controller = build("one", "two")
     await fill(controller, "a")
     assert (await controller.admit(avoiding("query", "one", documents="a"))).instance == "two"
@@ -161,7 +161,7 @@ async def test_a_request_is_not_given_to_who_it_avoids(build):
     await controller.complete(report("waits"))
 
 
-async def test_where_there_is_none_but_those_to_avoid_that_is_said_at_once(build):
+async def test_a_request_that_avoids_every_instance_fails_at_once(build):
     controller = build("one", "two")
     with pytest.raises(EngineDied, match="no other instance"):
         await controller.admit(avoiding("query", "one", "two"))
@@ -173,7 +173,7 @@ async def test_where_there_is_none_but_those_to_avoid_that_is_said_at_once(build
     assert (stats.queued, stats.running, stats.rejected) == (0, 1, 0)
 
 
-async def test_who_avoids_an_instance_does_so_when_it_has_to_wait_again(build):
+async def test_a_moved_request_still_avoids_its_instances(build):
     controller = build("one", "two")
     assert {(await controller.admit(ask(name, question=9))).instance for name in "ab"} == {"one", "two"}
     task = await waiting(controller, avoiding("waits", "one"))
@@ -186,7 +186,7 @@ async def test_who_avoids_an_instance_does_so_when_it_has_to_wait_again(build):
 # Aloof ones, and shared tiers whose last instance is gone
 
 
-async def test_an_isolated_instance_has_its_gpu_alone(build, engines):
+async def test_an_isolated_instance_uses_only_its_gpu(build, engines):
     controller = build("one", host=100, disk=100, max_running=9, swap="write_through")
     await fill(controller, "a")
     await all_ready()
@@ -207,7 +207,7 @@ async def test_an_isolated_instance_has_its_gpu_alone(build, engines):
     assert {(move.node, move.source) for move in engines.moves("near")} == {(key("a"), HOST), (key("a"), DISK)}
 
 
-async def test_an_isolated_instance_that_restarts_is_isolated_if_it_says_so(build):
+async def test_a_restarted_instance_is_isolated_if_it_reports_so(build):
     controller = build("one", host=100, disk=100)
     await controller.add_instance("far", "", [], isolated=True)
     await controller.restart_instance("far", [], isolated=True)
@@ -216,7 +216,7 @@ async def test_an_isolated_instance_that_restarts_is_isolated_if_it_says_so(buil
     assert controller.sharing == {"one", "far"}
 
 
-async def test_lost_shared_tiers_are_the_next_ones(build):
+async def test_the_next_instance_replaces_lost_shared_tiers(build):
     controller = build("one", gpu=2 * TOKENS, host=4 * TOKENS, executor=None)
     await fill(controller, "ab", "cd")
     assert await cached(controller, "ab") == [HOST, HOST]

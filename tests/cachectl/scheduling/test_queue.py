@@ -31,11 +31,11 @@ def _queue_of(window: int, **tokens: tuple[int, int]) -> CacheAwareQueue:
 @pytest.mark.parametrize(
     ("cached", "computed", "expected"), [(0, 100, 0.0), (300, 100, 3.0), (100, 400, 0.25), (50, 0, 50.0), (0, 0, 0.0)]
 )
-def test_priority_is_cached_tokens_for_each_computed_one(cached, computed, expected):
+def test_priority_is_cached_tokens_per_computed_token(cached, computed, expected):
     assert priority(cached, computed) == expected
 
 
-def test_the_larger_share_of_cached_tokens_goes_first():
+def test_the_largest_cached_share_goes_first():
     # Priorities 0, 1/2, 4, 2.
     queue = _queue_of(9, a=(0, 900), b=(100, 200), c=(400, 100), d=(1000, 500))
     assert _drain(queue) == "cdba"
@@ -46,7 +46,7 @@ def test_a_small_computation_beats_a_large_cache():
     assert _drain(_queue_of(9, a=(3000, 1000), b=(40, 10))) == "ba"
 
 
-def test_the_older_goes_first_among_equals():
+def test_the_oldest_goes_first_among_equals():
     # 1/3 = 2/6 = 4/12, and 5/3 for d.
     assert _drain(_queue_of(9, a=(1, 3), b=(2, 6), c=(4, 12), d=(5, 3))) == "dabc"
 
@@ -57,14 +57,14 @@ def test_window_zero_is_first_come_first_served():
     assert queue.largest_overtake == 0
 
 
-def test_whoever_was_overtaken_as_often_as_the_window_allows_goes_next():
+def test_a_query_overtaken_as_often_as_the_window_allows_goes_next():
     # e and d overtake a, b and c, so these go next, though f's 5/2 is more than any of theirs.
     queue = _queue_of(2, a=(0, 1), b=(1, 1), c=(2, 1), d=(3, 1), e=(4, 1), f=(5, 2))
     assert _drain(queue) == "edabcf"
     assert queue.largest_overtake == 2
 
 
-def test_a_late_comer_does_not_inherit_the_overtakes_of_the_older():
+def test_a_new_query_does_not_inherit_overtakes():
     queue = _queue_of(1, a=(0, 1), b=(9, 1))
     assert _pop(queue) == "b"
     queue.push("c", 0, 1)
@@ -73,7 +73,7 @@ def test_a_late_comer_does_not_inherit_the_overtakes_of_the_older():
     assert _drain(queue) == "adc"
 
 
-def test_who_gives_up_has_overtaken_nobody():
+def test_a_removed_query_has_overtaken_none():
     queue = _queue_of(1, a=(0, 1), b=(9, 1), c=(8, 1))
     assert queue.remove("b")
     assert not queue.remove("b")
@@ -81,7 +81,7 @@ def test_who_gives_up_has_overtaken_nobody():
     assert _drain(queue) == "ca"
 
 
-def test_when_the_oldest_gives_up_the_next_has_its_own_count():
+def test_removing_the_oldest_leaves_the_others_their_own_counts():
     # b and d overtake a, but only d overtakes c; then e and f do, and c goes next.
     queue = _queue_of(3, a=(0, 1), b=(9, 1), c=(0, 1), d=(8, 1), e=(7, 1), f=(6, 1))
     assert [_pop(queue), _pop(queue)] == ["b", "d"]
@@ -91,7 +91,7 @@ def test_when_the_oldest_gives_up_the_next_has_its_own_count():
     assert queue.largest_overtake == 3
 
 
-def test_who_gave_up_does_not_count_for_the_largest_overtake():
+def test_a_removed_query_does_not_count_for_the_largest_overtake():
     queue = _queue_of(9, a=(0, 1), b=(1, 1), c=(2, 1))
     assert [_pop(queue), _pop(queue)] == ["c", "b"]
     queue.remove("a")
@@ -106,7 +106,7 @@ def test_reprioritising_moves_a_query_and_keeps_its_age():
     assert _drain(queue) == "acb"
 
 
-def test_a_priority_that_fell_is_found_out_when_its_turn_comes():
+def test_a_fallen_priority_is_noticed_when_the_query_is_next():
     tokens = {"a": (1, 1), "b": (5, 1), "c": (3, 1)}
     queue = CacheAwareQueue(max_queued=3, window=9, refresh=tokens.__getitem__)
     for query_id, (cached, computed) in tokens.items():
@@ -115,7 +115,7 @@ def test_a_priority_that_fell_is_found_out_when_its_turn_comes():
     assert _drain(queue) == "cba"
 
 
-def test_a_priority_that_fell_is_put_back_and_not_forgotten():
+def test_a_query_with_a_fallen_priority_stays_queued():
     tokens = {"a": (4, 1), "b": (5, 1)}
     queue = CacheAwareQueue(max_queued=3, window=9, refresh=tokens.__getitem__)
     for query_id, (cached, computed) in tokens.items():
@@ -128,7 +128,7 @@ def test_a_priority_that_fell_is_put_back_and_not_forgotten():
     assert _drain(queue) == "cb"
 
 
-def test_a_pop_refreshes_a_query_at_most_once_however_priorities_fall():
+def test_a_pop_refreshes_each_query_at_most_once():
     calls: Counter[str] = Counter()
 
     def ever_less(query_id: str) -> tuple[int, int]:
@@ -142,7 +142,7 @@ def test_a_pop_refreshes_a_query_at_most_once_however_priorities_fall():
     assert calls == Counter("abc")
 
 
-def test_where_the_next_does_not_fit_nobody_is_served():
+def test_if_the_next_query_does_not_fit_none_is_served():
     queue = _queue_of(9, a=(0, 1), b=(2, 1), c=(1, 1))
     assert _pop(queue, "ac".__contains__) is None
     assert list(queue) == ["a", "b", "c"]
@@ -150,14 +150,14 @@ def test_where_the_next_does_not_fit_nobody_is_served():
     assert _drain(queue) == "ca"
 
 
-def test_the_oldest_whose_window_is_used_up_holds_the_others_back_until_it_fits():
+def test_an_oldest_query_with_a_used_up_window_blocks_the_others_until_it_fits():
     queue = _queue_of(1, a=(0, 1), b=(2, 1), c=(1, 1))
     assert _pop(queue) == "b"
     assert _pop(queue, "c".__contains__) is None
     assert _drain(queue) == "ac"
 
 
-def test_refuses_when_full_and_says_how_many_wait():
+def test_a_full_queue_refuses_and_names_the_number_waiting():
     queue = CacheAwareQueue(max_queued=2, window=1)
     queue.push("a", 0, 1)
     queue.push("b", 0, 1)
@@ -166,7 +166,7 @@ def test_refuses_when_full_and_says_how_many_wait():
     assert list(queue) == ["a", "b"]
 
 
-def test_refuses_who_waits_already_even_when_full():
+def test_a_waiting_query_is_refused_even_if_the_queue_is_full():
     queue = CacheAwareQueue(max_queued=1, window=1)
     queue.push("a", 0, 1)
     with pytest.raises(InvalidRequest, match="waits already"):
@@ -174,7 +174,7 @@ def test_refuses_who_waits_already_even_when_full():
 
 
 @pytest.mark.parametrize("tokens", [(-1, 1), (1, -1)])
-def test_refuses_negative_tokens_and_stays_as_it_was(tokens):
+def test_negative_tokens_are_refused_and_change_nothing(tokens):
     queue = _queue_of(1, a=(1, 1))
     with pytest.raises(InvalidRequest, match="negative"):
         queue.push("b", *tokens)
@@ -185,12 +185,12 @@ def test_refuses_negative_tokens_and_stays_as_it_was(tokens):
 
 
 @pytest.mark.parametrize("bounds", [(-1, 0), (0, -1)])
-def test_refuses_negative_bounds(bounds):
+def test_negative_bounds_are_refused(bounds):
     with pytest.raises(ConfigError):
         CacheAwareQueue(*bounds)
 
 
-def test_who_does_not_wait_cannot_be_asked_about():
+def test_a_query_that_does_not_wait_is_unknown():
     queue = _queue_of(1, a=(1, 1))
     _pop(queue)
     for ask in (queue.overtaken, lambda query_id: queue.reprioritise(query_id, 1, 1)):
@@ -198,13 +198,13 @@ def test_who_does_not_wait_cannot_be_asked_about():
             ask("a")
 
 
-def test_an_empty_queue_has_nobody_to_serve():
+def test_an_empty_queue_serves_none():
     queue = CacheAwareQueue(max_queued=0, window=0)
     assert _pop(queue) is None
     assert len(queue) == 0
 
 
-def test_a_query_that_comes_again_is_young_again():
+def test_a_query_pushed_again_is_the_youngest():
     queue = _queue_of(9, a=(5, 1), b=(1, 1))
     assert _pop(queue) == "a"
     queue.push("a", 1, 1)
@@ -231,7 +231,7 @@ def test_memory_stays_bounded_in_a_long_stream():
     window=st.integers(0, 4),
     steps=st.lists(st.none() | st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=60),
 )
-def test_nobody_starves(window, steps):
+def test_no_query_starves(window, steps):
     """With p ahead at its arrival, a query is served within p + window + 1 pops, whoever comes after it."""
     queue = CacheAwareQueue(max_queued=100, window=window)
     latest: dict[str, int] = {}
@@ -246,7 +246,7 @@ def test_nobody_starves(window, steps):
     assert not latest
 
 
-def test_a_stream_of_better_ones_delays_the_worst_by_the_window_and_no_more():
+def test_a_stream_of_better_queries_delays_the_worst_by_the_window_only():
     queue = _queue_of(7, worst=(0, 1))
     served = []
     for number in range(20):

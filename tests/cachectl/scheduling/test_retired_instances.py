@@ -37,7 +37,7 @@ def build(clock, engines):
 # Those that wait
 
 
-async def test_who_waits_for_a_retired_instance_waits_for_another_in_the_order_of_arrival(build):
+async def test_queries_that_wait_for_a_retired_instance_move_in_order_of_arrival(build):
     controller = build("one", "two", max_queued=9, reorder_window=0)
     for query_id in ("on one", "on two"):
         await controller.admit(ask(query_id, question=100))
@@ -59,7 +59,7 @@ async def test_who_waits_for_a_retired_instance_waits_for_another_in_the_order_o
     await controller.complete(report("on one"))
 
 
-async def test_who_waited_begins_at_once_where_there_is_room(build):
+async def test_a_moved_query_starts_at_once_if_there_is_room(build):
     controller = build("one")
     await controller.admit(ask("runs"))
     tasks = {name: await waiting(controller, ask(name)) for name in "ab"}
@@ -74,7 +74,7 @@ async def test_who_waited_begins_at_once_where_there_is_room(build):
     await controller.complete(report("b"))
 
 
-async def test_the_last_that_is_retired_is_where_requests_wait_for_the_next(build):
+async def test_requests_wait_on_the_last_retired_instance_for_the_next(build):
     controller = build("one", max_queued=3, reorder_window=0)
     await controller.admit(ask("runs"))
     tasks = {"a": await waiting(controller, ask("a", "xyz"))}
@@ -97,7 +97,7 @@ async def test_the_last_that_is_retired_is_where_requests_wait_for_the_next(buil
     assert await caches(controller) == ["two"]
 
 
-async def test_with_several_retired_and_none_there_who_came_first_is_first_with_the_next(build):
+async def test_queries_of_several_retired_instances_start_in_order_of_arrival(build):
     controller = build("one", "two", max_queued=2, reorder_window=0)
     for query_id in ("on one", "on two"):
         await controller.admit(ask(query_id, question=100))
@@ -118,7 +118,7 @@ async def test_with_several_retired_and_none_there_who_came_first_is_first_with_
     assert turns == ["a", "b", "c"]
 
 
-async def test_a_wait_that_is_cancelled_as_it_is_moved_ends_once(build):
+async def test_a_query_cancelled_while_it_moves_ends_once(build):
     controller = build("one", "two")
     for query_id in ("on one", "on two"):
         await controller.admit(ask(query_id, question=9))
@@ -136,7 +136,7 @@ async def test_a_wait_that_is_cancelled_as_it_is_moved_ends_once(build):
     assert (stats.queued, stats.running, stats.cancelled) == (0, 2, 4)
 
 
-async def test_who_finds_no_place_with_the_others_is_refused_like_anybody(build):
+async def test_a_moved_query_is_refused_if_the_other_queue_is_full(build):
     controller = build("one", "two", max_queued=1)
     for query_id in ("on one", "on two"):
         await controller.admit(ask(query_id, question=9))
@@ -147,7 +147,7 @@ async def test_who_finds_no_place_with_the_others_is_refused_like_anybody(build)
     assert (await controller.stats()).queued == 1
 
 
-async def test_an_instance_that_comes_back_before_it_ended_goes_on(build):
+async def test_a_reinstated_instance_goes_on(build):
     controller = build("one")
     controller.boots["one"] = "boot"
     await controller.admit(ask("runs", "ab"))
@@ -164,7 +164,7 @@ async def test_an_instance_that_comes_back_before_it_ended_goes_on(build):
     assert not controller.retired
 
 
-async def test_what_waits_for_others_goes_to_the_first_that_comes_back(build):
+async def test_waiting_queries_go_to_the_first_reinstated_instance(build):
     controller = build("one", "two")
     for query_id in ("on one", "on two"):
         await controller.admit(ask(query_id, question=9))
@@ -180,7 +180,7 @@ async def test_what_waits_for_others_goes_to_the_first_that_comes_back(build):
     assert {(await task).instance for task in tasks.values()} == {"two"}
 
 
-async def test_what_waits_for_retired_ones_goes_to_the_one_that_restarts(build):
+async def test_waiting_queries_go_to_a_retired_instance_that_restarts(build):
     controller = build("one", "two")
     for query_id in ("on one", "on two"):
         await controller.admit(ask(query_id, question=9))
@@ -196,7 +196,7 @@ async def test_what_waits_for_retired_ones_goes_to_the_one_that_restarts(build):
 # Those that run
 
 
-async def test_what_runs_on_a_retired_instance_ends_as_usual_and_then_it_is_forgotten(build):
+async def test_a_retired_instance_completes_its_queries_and_is_removed(build):
     controller = build("one", "two", max_running=9)
     controller.boots |= {"one": "boot-1", "two": "boot-2"}
     plan = await controller.admit(ask("runs", "ab"))
@@ -219,7 +219,7 @@ async def test_what_runs_on_a_retired_instance_ends_as_usual_and_then_it_is_forg
         await controller.reinstate_instance("one")
 
 
-async def test_an_idle_instance_is_forgotten_at_once_unless_it_is_the_last(build):
+async def test_an_idle_retired_instance_is_removed_unless_it_is_the_last(build):
     controller = build("one", "two")
     await fill(controller, "a")
     await controller.retire_instance("one")
@@ -232,7 +232,7 @@ async def test_an_idle_instance_is_forgotten_at_once_unless_it_is_the_last(build
     assert await caches(controller) == ["three"]
 
 
-async def test_a_lost_lease_does_not_keep_a_retired_instance(build, clock):
+async def test_an_expired_lease_does_not_keep_a_retired_instance(build, clock):
     controller = build("one", "two")
     await controller.admit(ask("lost", "a"))
     await controller.retire_instance("one")
@@ -243,7 +243,7 @@ async def test_a_lost_lease_does_not_keep_a_retired_instance(build, clock):
         await controller.complete(report("lost"))
 
 
-async def test_a_retired_instance_gets_nothing_more(build, engines):
+async def test_a_retired_instance_receives_nothing_new(build, engines):
     controller = build("one", "two", max_running=2)
     await fill(controller, "x")
     plan = await controller.admit(ask("runs", "x"))
@@ -269,7 +269,7 @@ async def test_a_retired_instance_gets_nothing_more(build, engines):
     assert engines.asked("one") == []
 
 
-async def test_a_speculation_on_a_retired_instance_can_be_confirmed_and_ends_well(build):
+async def test_a_speculation_on_a_retired_instance_can_be_confirmed(build):
     controller = build("one", "two")
     await controller.on_candidates("query", ["a"], final=False)
     plan = await controller.speculate("query", ["a"], ask("query~1", "a"))
@@ -285,7 +285,7 @@ async def test_a_speculation_on_a_retired_instance_can_be_confirmed_and_ends_wel
     assert await caches(controller) == ["two"]
 
 
-async def test_a_speculation_on_a_retired_instance_can_be_dropped_and_ends_well(build):
+async def test_a_speculation_on_a_retired_instance_can_be_dropped(build):
     controller = build("one", "two")
     await controller.on_candidates("query", ["a"], final=False)
     await controller.speculate("query", ["a"], ask("query~1", "a"))
@@ -296,7 +296,7 @@ async def test_a_speculation_on_a_retired_instance_can_be_dropped_and_ends_well(
     assert await caches(controller) == ["two"]
 
 
-async def test_what_is_prepared_on_a_retired_instance_is_no_hindrance_elsewhere(build, engines):
+async def test_a_prefetch_on_a_retired_instance_does_not_delay_other_instances(build, engines):
     controller = build("one", prepare_after_s=0.0)
     await controller.admit(ask("on one", "x"))
     await controller.prefilled("on one")
@@ -316,7 +316,7 @@ async def test_what_is_prepared_on_a_retired_instance_is_no_hindrance_elsewhere(
     controller.check_integrity()
 
 
-async def test_who_was_moved_while_it_was_prepared_has_its_turn_without_waiting_for_that(build, engines):
+async def test_a_query_moved_during_its_prefetch_starts_without_waiting_for_it(build, engines):
     controller = build("one", "two", prepare_after_s=0.0)
     for query_id in ("on one", "on two"):
         await controller.admit(ask(query_id, question=9))

@@ -43,17 +43,17 @@ def instance_of(grant: Grant | None) -> str:
     ],
     ids=["shortest prefill", "with backlog", "backlog outweighs", "first among equals", "no choice"],
 )
-def test_goes_where_the_first_token_comes_soonest(candidates, chosen):
+def test_a_request_goes_to_the_instance_with_the_earliest_first_token(candidates, chosen):
     assert route(Candidate(*candidate) for candidate in candidates).instance == chosen
 
 
-def test_without_instances_there_is_nowhere_to_go():
+def test_routing_without_instances_is_refused():
     with pytest.raises(Unavailable, match="no instance"):
         route([])
 
 
 @given(st.lists(st.tuples(seconds, seconds), min_size=1))
-def test_no_other_would_have_been_sooner_nor_as_soon_and_named_before(loads):
+def test_routing_chooses_the_first_of_the_earliest_candidates(loads):
     candidates = [Candidate(str(index), *load) for index, load in enumerate(loads)]
     chosen = candidates.index(route(candidates))
     sums = [sum(load) for load in loads]
@@ -62,7 +62,7 @@ def test_no_other_would_have_been_sooner_nor_as_soon_and_named_before(loads):
 
 
 @given(st.lists(st.tuples(seconds, seconds), min_size=1), st.data())
-def test_more_backlog_elsewhere_changes_nothing(loads, data):
+def test_more_backlog_elsewhere_does_not_change_the_route(loads, data):
     candidates = [Candidate(str(index), *load) for index, load in enumerate(loads)]
     chosen = route(candidates)
     index = data.draw(st.integers(0, len(candidates) - 1))
@@ -71,7 +71,7 @@ def test_more_backlog_elsewhere_changes_nothing(loads, data):
         assert route(candidates) == chosen
 
 
-def test_idle_instances_without_anything_cached_are_taken_in_order():
+def test_idle_instances_with_nothing_cached_are_taken_in_order():
     assert occupy(build(), 5, 5, 5) == ["one", "two", "three"]
 
 
@@ -89,13 +89,13 @@ def test_documents_behind_another_prefix_do_not_count():
 
 
 @pytest.mark.parametrize(("backlog_s", "instance"), [(19, "one"), (20, "one"), (21, "two")])
-def test_a_backlog_that_outweighs_the_cached_prefix_sends_it_elsewhere(backlog_s, instance):
+def test_a_backlog_can_outweigh_the_cached_prefix(backlog_s, instance):
     scheduler = build("ab", max_running=9)
     assert occupy(scheduler, backlog_s) == ["one"]
     assert instance_of(scheduler.admit(ask("query", "ab"), 0.0)) == instance
 
 
-def test_it_waits_for_its_cached_prefix_where_that_is_sooner():
+def test_a_request_waits_for_its_cached_prefix_if_that_is_sooner():
     scheduler = build("ab")
     assert occupy(scheduler, 5) == ["one"]
     assert scheduler.admit(ask("query", "ab"), 0.0) is None
@@ -104,7 +104,7 @@ def test_it_waits_for_its_cached_prefix_where_that_is_sooner():
     assert (grant.query_id, grant.instance) == ("query", "one")
 
 
-def test_who_waits_adds_to_the_backlog_and_takes_it_along():
+def test_a_waiting_request_counts_as_backlog_until_it_is_withdrawn():
     scheduler = build("ab", max_queued=9)
     assert occupy(scheduler, 5) == ["one"]
     assert scheduler.admit(ask("waits", "ab", question=20), 0.0) is None
@@ -115,20 +115,20 @@ def test_who_waits_adds_to_the_backlog_and_takes_it_along():
     assert scheduler.instances.idle == ["two", "three"]
 
 
-def test_what_has_ended_is_no_backlog():
+def test_a_completed_request_is_no_backlog():
     scheduler = build("ab", max_running=9)
     assert occupy(scheduler, 30, 40) == ["one", "two"]
     scheduler.complete("load-0", 0.0, kept=True)
     assert instance_of(scheduler.admit(ask("query", "ab"), 0.0)) == "one"
 
 
-def test_an_instance_that_takes_no_more_is_passed_over():
+def test_an_instance_with_a_full_queue_is_passed_over():
     scheduler = build("ab", max_queued=0)
     assert occupy(scheduler, 1) == ["one"]
     assert instance_of(scheduler.admit(ask("query", "ab"), 0.0)) == "two"
 
 
-def test_what_lies_in_shared_memory_ties_to_no_instance():
+def test_documents_in_host_memory_favour_no_instance():
     scheduler = build("ab", host=1000, max_running=9)
     first = scheduler.tree.registry.roots["tenant"].children["a"]
     scheduler.tree.pin("tenant", "a")

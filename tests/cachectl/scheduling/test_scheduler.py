@@ -32,7 +32,7 @@ def scheduler(build):
 
 
 @pytest.mark.parametrize("caches", [0, -1])
-def test_a_scheduler_on_which_nothing_could_ever_run_is_refused(build, caches):
+def test_a_scheduler_without_slots_is_refused(build, caches):
     with pytest.raises(ConfigError, match=str(caches)):
         build(max_running=caches)
 
@@ -40,7 +40,7 @@ def test_a_scheduler_on_which_nothing_could_ever_run_is_refused(build, caches):
 # Grants
 
 
-def test_what_was_computed_is_found_from_its_completion_on(build):
+def test_documents_are_found_once_their_request_completes(build):
     scheduler = build(max_running=9)
     assert cached(run(scheduler, ask("computes", "abc"))) == 0
     assert cached(run(scheduler, ask("too soon", "ab"))) == 0
@@ -54,7 +54,7 @@ def test_what_was_computed_is_found_from_its_completion_on(build):
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["completes", "fails later"])
-def test_what_was_computed_is_found_from_the_first_token_on(build, ends):
+def test_documents_are_found_once_their_request_is_prefilled(build, ends):
     scheduler = build(max_running=9)
     run(scheduler, ask("computes", "ab"))
     assert scheduler.prefilled("computes", 0.0) == []
@@ -63,7 +63,7 @@ def test_what_was_computed_is_found_from_the_first_token_on(build, ends):
     assert cached(run(scheduler, ask("finds again", "ab"))) == 2
 
 
-def test_what_failed_leaves_nothing(scheduler):
+def test_a_failed_request_leaves_nothing(scheduler):
     run(scheduler, ask("fails", "ab"))
     scheduler.complete("fails", 0.0, kept=False)
     assert not scheduler.tree.registry.nodes
@@ -71,7 +71,7 @@ def test_what_failed_leaves_nothing(scheduler):
 
 
 @pytest.mark.parametrize("tell", ["prefilled", "complete"])
-def test_a_lost_copy_is_gone_with_what_stands_behind_it(scheduler, tell):
+def test_a_lost_copy_is_removed_with_everything_behind_it(scheduler, tell):
     fill(scheduler, "abc")
     run(scheduler, ask("loses", "abc"))
     if tell == "prefilled":
@@ -83,14 +83,14 @@ def test_a_lost_copy_is_gone_with_what_stands_behind_it(scheduler, tell):
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_copy_that_another_request_reports_lost_is_gone_and_one_that_nobody_knows_is_no_matter(scheduler, kept):
+def test_any_request_may_report_lost_copies_and_unknown_ones_are_ignored(scheduler, kept):
     fill(scheduler, "ab", "c")
     run(scheduler, ask("tells", "c"))
     scheduler.complete("tells", 0.0, kept, lost=[(key("a"), Tier.GPU), (b"nobody's", Tier.DISK)])
     assert cached(run(scheduler, ask("again", "ab"))) == 0
 
 
-def test_a_request_that_waits_can_have_lost_nothing(build):
+def test_lost_copies_of_a_waiting_request_are_ignored(build):
     scheduler = build(max_queued=1)
     fill(scheduler, "a")
     run(scheduler, ask("runs"))
@@ -100,7 +100,7 @@ def test_a_request_that_waits_can_have_lost_nothing(build):
     assert cached(run(scheduler, ask("again", "a"))) == 1
 
 
-def test_the_queries_that_name_a_document_run_or_wait(build):
+def test_the_book_names_running_and_waiting_queries_by_document(build):
     scheduler = build(max_running=2)
     run(scheduler, ask("runs", "ab"))
     run(scheduler, ask("other", "c"))
@@ -109,7 +109,7 @@ def test_the_queries_that_name_a_document_run_or_wait(build):
     assert scheduler.book.naming(["b"], "somebody") == scheduler.book.naming([], None) == set()
 
 
-def test_a_lost_copy_that_made_the_request_fail_is_gone_too(scheduler):
+def test_a_failed_request_removes_lost_copies_too(scheduler):
     fill(scheduler, "abc")
     run(scheduler, ask("fails", "abc"))
     scheduler.complete("fails", 0.0, kept=False, lost=[(key("ab"), Tier.GPU)])
@@ -119,7 +119,7 @@ def test_a_lost_copy_that_made_the_request_fail_is_gone_too(scheduler):
 # Refusals
 
 
-def test_more_than_may_wait_are_refused(build):
+def test_requests_beyond_the_queue_bound_are_refused(build):
     scheduler = build("one", "two", max_queued=1)
     for number in range(4):
         scheduler.admit(ask(str(number), "a"), 0.0)
@@ -129,7 +129,7 @@ def test_more_than_may_wait_are_refused(build):
     assert state(scheduler) == before
 
 
-def test_a_place_that_is_free_needs_no_place_in_the_queue(build):
+def test_a_free_slot_needs_no_room_in_the_queue(build):
     scheduler = build(max_queued=0)
     run(scheduler, ask("runs"))
     with pytest.raises(Overloaded):
@@ -138,7 +138,7 @@ def test_a_place_that_is_free_needs_no_place_in_the_queue(build):
     run(scheduler, ask("next"))
 
 
-def test_without_an_instance_nothing_is_taken_on(scheduler):
+def test_without_an_instance_requests_are_refused(scheduler):
     scheduler.lifecycle.remove("one")
     with pytest.raises(Unavailable, match="no instance"):
         scheduler.admit(ask("query"), 0.0)
@@ -174,7 +174,7 @@ def test_without_an_instance_nothing_is_taken_on(scheduler):
         "unknown instance removed",
     ],
 )
-def test_what_cannot_be_is_refused_and_changes_nothing(scheduler, refused, error):
+def test_invalid_calls_are_refused_and_change_nothing(scheduler, refused, error):
     fill(scheduler, "x")
     run(scheduler, ask("ended", "y"))
     end(scheduler, "ended")
@@ -187,7 +187,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(scheduler, refused, error
 
 
 @pytest.mark.parametrize("tokens", [2, 12])
-def test_a_document_whose_length_contradicts_the_tree_is_refused_and_changes_nothing(scheduler, tokens):
+def test_a_document_with_another_length_than_the_trees_is_refused(scheduler, tokens):
     fill(scheduler, "a")
     before = state(scheduler)
     with pytest.raises(InvalidRequest):
@@ -198,7 +198,7 @@ def test_a_document_whose_length_contradicts_the_tree_is_refused_and_changes_not
 
 
 @pytest.mark.parametrize("tokens", [2, 12])
-def test_two_who_wait_and_contradict_each_other_in_a_documents_length_harm_nobody_else(scheduler, tokens):
+def test_waiting_requests_with_contradicting_lengths_do_not_harm_others(scheduler, tokens):
     run(scheduler, ask("runs"))
     wait(scheduler, ask("first", "a"), Request("second", "tenant", (PathDocument("a", tokens),), 1), ask("patient"))
     assert {"first", "patient"} <= set(serve_all(scheduler, "runs"))
@@ -207,7 +207,7 @@ def test_two_who_wait_and_contradict_each_other_in_a_documents_length_harm_nobod
 # What is idle and what is cached
 
 
-def test_an_instance_is_idle_while_nothing_runs_on_it(build):
+def test_an_instance_without_running_requests_is_idle(build):
     scheduler = build("one", "two")
     assert scheduler.instances.idle == ["one", "two"]
     run(scheduler, ask("query"))
@@ -228,7 +228,7 @@ def test_a_request_is_cached_when_one_instance_has_all_its_documents(build, docu
 # Instances come and go
 
 
-def test_a_lost_instance_gives_its_requests_back_and_they_can_be_submitted_again(build):
+def test_requests_of_a_removed_instance_can_be_admitted_again(build):
     scheduler = build("one", "two", max_running=1)
     fill(scheduler, "ab")
     requests = [ask("on one", "abc"), ask("on two"), ask("waits for one", "abd")]
@@ -243,7 +243,7 @@ def test_a_lost_instance_gives_its_requests_back_and_they_can_be_submitted_again
     assert serve_all(scheduler, "on two") == ["on one", "waits for one"]
 
 
-def test_a_request_of_a_lost_instance_cannot_complete(build):
+def test_a_request_of_a_removed_instance_cannot_complete(build):
     scheduler = build("one", "two")
     run(scheduler, ask("query", "a"))
     scheduler.lifecycle.remove("one")
@@ -260,7 +260,7 @@ def test_a_new_instance_takes_requests_and_has_nothing_cached(build):
     assert (grant.instance, cached(grant)) == ("two", 0)
 
 
-def test_an_instance_that_is_known_goes_on_when_added_again(build):
+def test_adding_a_known_instance_to_a_scheduler_changes_nothing(build):
     scheduler = build()
     fill(scheduler, "a")
     run(scheduler, ask("runs", "a"))
@@ -270,7 +270,7 @@ def test_an_instance_that_is_known_goes_on_when_added_again(build):
     assert state(scheduler) == before
 
 
-def test_an_instance_that_comes_again_is_empty(build):
+def test_an_instance_added_again_has_an_empty_cache(build):
     scheduler = build("one", "two")
     fill(scheduler, "a")
     scheduler.lifecycle.remove("one")
@@ -279,7 +279,7 @@ def test_an_instance_that_comes_again_is_empty(build):
     assert cached(run(scheduler, ask("query", "a"))) == 0
 
 
-def test_what_lies_in_shared_memory_outlives_its_instance(build):
+def test_documents_in_host_memory_outlive_their_instance(build):
     scheduler = build("one", gpu=20, host=100)
     fill(scheduler, "ab", "cd")
     scheduler.lifecycle.remove("one")

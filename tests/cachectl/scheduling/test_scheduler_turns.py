@@ -28,7 +28,7 @@ def scheduler(build):
     return build()
 
 
-def test_places_are_taken_up_to_their_bound(build):
+def test_requests_run_up_to_the_number_of_slots(build):
     scheduler = build(max_running=3)
     for query_id in "abc":
         run(scheduler, ask(query_id))
@@ -43,7 +43,7 @@ def test_places_are_taken_up_to_their_bound(build):
 @pytest.mark.parametrize(
     ("window", "order"), [(0, "none some most"), (1, "most none some"), (9, "most some none")], ids=str
 )
-def test_the_most_cached_goes_first_within_the_window(build, window, order):
+def test_the_largest_cached_share_goes_first_within_the_window(build, window, order):
     scheduler = build(window=window)
     fill(scheduler, "abc")
     run(scheduler, ask("runs"))
@@ -52,7 +52,7 @@ def test_the_most_cached_goes_first_within_the_window(build, window, order):
     assert scheduler.instances.largest_overtake <= window
 
 
-def test_whose_documents_become_resident_overtakes(scheduler):
+def test_a_request_overtakes_once_its_documents_are_cached(scheduler):
     fill(scheduler, "x")
     run(scheduler, ask("computes", "ab"))
     wait(scheduler, ask("a third", "xyz"), ask("two thirds", "abc"))
@@ -60,7 +60,7 @@ def test_whose_documents_become_resident_overtakes(scheduler):
     assert scheduler.instances.largest_overtake == 1
 
 
-def test_whose_documents_become_resident_at_the_first_token_overtakes(build):
+def test_a_request_overtakes_once_its_documents_are_prefilled(build):
     scheduler = build(max_running=2)
     run(scheduler, ask("computes", "ab"))
     run(scheduler, ask("other"))
@@ -69,13 +69,13 @@ def test_whose_documents_become_resident_at_the_first_token_overtakes(build):
     assert end(scheduler, "other") == ["two thirds"]
 
 
-def test_whose_documents_were_not_kept_does_not_overtake(scheduler):
+def test_a_request_does_not_overtake_if_its_documents_were_not_kept(scheduler):
     run(scheduler, ask("fails", "ab"))
     wait(scheduler, ask("older", "xyz"), ask("younger", "abc"))
     assert end(scheduler, "fails", kept=False) == ["older"]
 
 
-def test_nobody_is_overtaken_more_often_than_the_window_allows(build):
+def test_the_window_bounds_how_often_a_request_is_overtaken(build):
     scheduler = build(window=3)
     fill(scheduler, "a")
     run(scheduler, ask("0", "a"))
@@ -94,7 +94,7 @@ def test_nobody_is_overtaken_more_often_than_the_window_allows(build):
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["from the start", "added later"])
-def test_whose_documents_are_deleted_falls_back(scheduler, late):
+def test_a_request_falls_back_when_its_documents_are_deleted(scheduler, late):
     if late:
         scheduler.lifecycle.remove("one")
         scheduler.lifecycle.add("one")
@@ -106,7 +106,7 @@ def test_whose_documents_are_deleted_falls_back(scheduler, late):
     assert serve_all(scheduler, "runs") == ["some", "most"]
 
 
-def test_whose_documents_are_evicted_falls_back(build):
+def test_a_request_falls_back_when_its_documents_are_evicted(build):
     scheduler = build(gpu=30)
     fill(scheduler, "a", "b")
     run(scheduler, ask("runs"))
@@ -115,7 +115,7 @@ def test_whose_documents_are_evicted_falls_back(build):
     assert serve_all(scheduler, "runs") == ["first", "gains", "loses"]
 
 
-def test_whose_documents_come_into_shared_memory_from_another_instance_overtakes(build):
+def test_a_request_overtakes_when_another_instance_swaps_its_documents_to_host_memory(build):
     scheduler = build("one", "two", gpu=20, host=100)
     fill(scheduler, "ab")
     run(scheduler, ask("on one", question=100))
@@ -127,7 +127,7 @@ def test_whose_documents_come_into_shared_memory_from_another_instance_overtakes
     assert end(scheduler, "on two") == ["younger"]
 
 
-def test_who_gives_up_makes_no_room_to_run_but_room_to_wait(build):
+def test_a_withdrawn_request_frees_its_room_in_the_queue(build):
     scheduler = build(max_queued=1)
     run(scheduler, ask("runs"))
     wait(scheduler, ask("gives up", "a"))
@@ -142,7 +142,7 @@ def test_who_gives_up_makes_no_room_to_run_but_room_to_wait(build):
     [lambda scheduler: end(scheduler, "waits", kept=False), lambda scheduler: scheduler.lifecycle.remove("two")],
     ids=["query", "instance"],
 )
-def test_what_only_a_lost_wait_needed_is_worth_no_more_than_before(build, gives_up):
+def test_documents_that_only_a_withdrawn_request_needed_lose_their_priority(build, gives_up):
     # LACR: what the queue needs is worth more than what was used in the past.
     scheduler = build("one", "two", policy="LACR", gpu=20)
     fill(scheduler, "a", "b", "b")
@@ -157,7 +157,7 @@ def test_what_only_a_lost_wait_needed_is_worth_no_more_than_before(build, gives_
     assert set(scheduler.tree.registry.nodes) == {key("c"), key("d")}
 
 
-def test_a_query_may_come_again_when_it_has_ended(scheduler):
+def test_a_completed_query_id_can_be_used_again(scheduler):
     run(scheduler, ask("query", "a"))
     end(scheduler, "query")
     assert cached(run(scheduler, ask("query", "a"))) == 1

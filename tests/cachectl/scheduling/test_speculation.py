@@ -91,16 +91,16 @@ def test_figure_11_of_ragcache():
         ("", None, True, True, WAIT),
     ],
 )
-def test_decides(candidates, running, room, final, decision):
+def test_decide_by_candidates_running_plan_room_and_finality(candidates, running, room, final, decision):
     assert decide(candidates, running, room, final) is decision
 
 
-def test_documents_are_compared_by_their_keys_whatever_holds_them():
+def test_documents_are_compared_as_sequences():
     assert decide(["a", "b"], ("a", "b"), room=True, final=False) is KEEP
 
 
 @given(**states)
-def test_starts_never_without_room_nor_on_nothing_nor_on_final_documents(candidates, running, room, final):
+def test_speculation_starts_only_with_room_and_preliminary_documents(candidates, running, room, final):
     if decide(candidates, running, room, final) is START:
         assert room
         assert candidates
@@ -108,26 +108,26 @@ def test_starts_never_without_room_nor_on_nothing_nor_on_final_documents(candida
 
 
 @given(**states)
-def test_keeps_exactly_what_runs_on_the_same_documents(candidates, running, room, final):
+def test_speculation_is_kept_exactly_if_it_runs_on_the_same_documents(candidates, running, room, final):
     assert (decide(candidates, running, room, final) is KEEP) == (running == candidates)
 
 
 @given(**states)
-def test_drops_only_what_runs_and_waits_only_where_nothing_does(candidates, running, room, final):
+def test_only_a_running_speculation_is_dropped(candidates, running, room, final):
     decision = decide(candidates, running, room, final)
     assert decision is not DROP or running is not None
     assert decision is not WAIT or running is None
 
 
 @given(st.data(), searches)
-def test_whatever_runs_runs_on_the_newest_documents(data, stages):
+def test_a_running_speculation_uses_the_newest_documents(data, stages):
     rooms = data.draw(st.lists(st.booleans(), min_size=len(stages), max_size=len(stages)))
     for found, step in zip(stages, walk(stages, rooms), strict=True):
         assert step.running is None or step.running.documents == found
 
 
 @given(searches)
-def test_with_room_the_final_documents_were_started_at_the_first_stage_they_held_from(stages):
+def test_with_room_speculation_starts_at_the_first_stage_with_the_final_documents(stages):
     last = walk(stages, [True] * len(stages))[-1]
     *earlier, (final_documents, unchanged) = [(found, len(list(same))) for found, same in groupby(stages)]
     held_from = sum(length for _, length in earlier) + 1
@@ -191,7 +191,7 @@ def queries(new_queries):
     return new_queries()
 
 
-def test_final_documents_that_a_plan_runs_on_make_it_a_request(queries):
+def test_a_plan_on_the_final_documents_becomes_a_request(queries):
     assert [queries.hears("q", *stage) for stage in [("ac",), ("ab",), ("ab",)]] == [START, START, KEEP]
     assert queries.scheduler.instances.running == 0
     assert queries.hears("q", "ab", final=True) is KEEP
@@ -199,7 +199,7 @@ def test_final_documents_that_a_plan_runs_on_make_it_a_request(queries):
     assert not queries.scheduler.speculative.runs("q~2")
 
 
-def test_a_confirmed_plan_is_the_querys_speculation_no_more(queries):
+def test_a_confirmed_plan_is_no_longer_a_speculation(queries):
     queries.hears("q", "a")
     queries.hears("q", "a", final=True)
     queries.speculations.end("q")
@@ -208,7 +208,7 @@ def test_a_confirmed_plan_is_the_querys_speculation_no_more(queries):
 
 
 @pytest.mark.parametrize(("documents", "final"), [("b", True), ("", False)])
-def test_what_is_dropped_goes_on_no_more_and_keeps_its_grant_until_it_is_completed(queries, documents, final):
+def test_a_dropped_speculation_keeps_its_grant_until_it_completes(queries, documents, final):
     queries.hears("q", "a")
     assert queries.hears("q", documents, final) is DROP
     assert not queries.scheduler.speculative.runs("q~1")
@@ -218,7 +218,7 @@ def test_what_is_dropped_goes_on_no_more_and_keeps_its_grant_until_it_is_complet
     assert queries.scheduler.instances.idle == ["one"]
 
 
-def test_a_start_on_others_takes_the_place_of_the_one_before(new_queries):
+def test_a_start_on_other_documents_replaces_the_running_speculation(new_queries):
     queries = new_queries(max_running=1)
     assert queries.hears("q", "a") is START
     assert queries.hears("q", "b") is START
@@ -226,7 +226,7 @@ def test_a_start_on_others_takes_the_place_of_the_one_before(new_queries):
 
 
 @pytest.mark.parametrize("bounds", [{"max_running": 2}, {"step": StepBudget(20, 10)}])
-def test_a_query_starts_in_no_other_querys_room(new_queries, bounds):
+def test_a_query_does_not_start_in_another_querys_room(new_queries, bounds):
     queries = new_queries(**bounds)
     assert [queries.hears(query_id, "a") for query_id in "pqr"] == [START, START, WAIT]
     assert queries.hears("p", "b") is START
@@ -251,7 +251,7 @@ def test_a_plan_that_has_ended_is_neither_kept_nor_confirmed(queries, final):
     assert queries.hears("q", "a", final) is (WAIT if final else START)
 
 
-def test_a_query_that_begins_anew_without_being_told_has_one_plan_that_goes_on(queries):
+def test_a_query_that_starts_unasked_keeps_only_its_newest_plan(queries):
     queries.hears("q", "a")
     queries.scheduler.speculative.admit(ask("q~x", "b"), 0.0)
     queries.speculations.started("q", "q~x", "b")
@@ -259,7 +259,7 @@ def test_a_query_that_begins_anew_without_being_told_has_one_plan_that_goes_on(q
     assert queries.hears("q", "b") is KEEP
 
 
-def test_ending_what_does_not_run_changes_nothing(queries):
+def test_ending_an_unknown_speculation_changes_nothing(queries):
     queries.speculations.end("nobody")
     queries.hears("q", "a")
     queries.speculations.end("q")
@@ -267,7 +267,7 @@ def test_ending_what_does_not_run_changes_nothing(queries):
     assert not queries.scheduler.speculative.runs("q~1")
 
 
-def test_a_sweep_forgets_what_ended_and_nothing_that_goes_on(queries):
+def test_a_sweep_forgets_completed_plans_only(queries):
     queries.hears("ended", "a")
     queries.hears("goes on", "b")
     queries.ends("ended~1")
@@ -280,7 +280,7 @@ def test_a_sweep_forgets_what_ended_and_nothing_that_goes_on(queries):
     st.lists(st.tuples(st.sampled_from("pqr"), st.sampled_from(["", "a", "b", "ab"]), st.booleans()), max_size=20),
     st.integers(1, 3),
 )
-def test_a_scheduler_and_a_caller_that_only_decides_agree_on_who_runs_on_what(events, max_running):
+def test_speculations_on_a_scheduler_match_the_plain_decisions(events, max_running):
     queries = Queries(max_running, step=None)
     model: dict[str, tuple[str, ...]] = {}
     confirmed = 0

@@ -45,7 +45,7 @@ def test_there_is_room_while_a_step_has_tokens_left(scheduler):
     assert not scheduler.speculative.has_room()
 
 
-def test_what_would_not_fit_into_the_step_does_not_start_and_leaves_nothing(scheduler):
+def test_a_speculation_too_large_for_the_step_changes_nothing(scheduler):
     run(scheduler, ask_without_question("request", "ab"))
     before = state(scheduler)
     assert scheduler.speculative.admit(ask_without_question("guess", "xy"), 0.0) is None
@@ -53,13 +53,13 @@ def test_what_would_not_fit_into_the_step_does_not_start_and_leaves_nothing(sche
     speculate(scheduler, ask_without_question("guess", "x"))
 
 
-def test_what_no_step_takes_beside_another_starts_alone(build):
+def test_a_speculation_larger_than_a_step_starts_alone(build):
     scheduler = build(step=StepBudget(10, 20))
     speculate(scheduler, ask_without_question("guess", "ab"))
     assert not scheduler.speculative.has_room()
 
 
-def test_without_steps_the_places_are_the_room(build):
+def test_without_a_step_budget_slots_are_the_room(build):
     scheduler = build(step=None, max_running=2)
     run(scheduler, ask_without_question("request", "abc"))
     speculate(scheduler, ask_without_question("guess", "xyz"))
@@ -67,14 +67,14 @@ def test_without_steps_the_places_are_the_room(build):
     assert scheduler.speculative.admit(ask_without_question("another"), 0.0) is None
 
 
-def test_the_places_are_room_beside_steps_too(build):
+def test_slots_bound_the_room_with_a_step_budget_too(build):
     scheduler = build(max_running=1)
     speculate(scheduler, ask_without_question("guess"))
     assert not scheduler.speculative.has_room()
 
 
 @pytest.mark.parametrize("bounds", [{"max_running": 1}, {"step": StepBudget(10, 10)}], ids=["cache", "step"])
-def test_the_room_of_a_speculation_that_would_end_is_room(build, bounds):
+def test_the_room_of_a_speculation_to_be_replaced_counts_as_free(build, bounds):
     scheduler = build(**bounds)
     speculate(scheduler, ask_without_question("guess", "a"))
     assert not scheduler.speculative.has_room()
@@ -82,7 +82,7 @@ def test_the_room_of_a_speculation_that_would_end_is_room(build, bounds):
     assert not scheduler.speculative.has_room(besides="somebody")
 
 
-def test_the_room_of_a_request_is_nobodys(build):
+def test_the_room_of_a_request_never_counts_as_free(build):
     scheduler = build(max_running=1)
     run(scheduler, ask_without_question("request"))
     assert not scheduler.speculative.has_room(besides="request")
@@ -97,7 +97,7 @@ def test_no_speculation_starts_beside_a_request_that_waits(scheduler):
     speculate(scheduler, ask_without_question("guess", question=1))
 
 
-def test_a_speculation_starts_on_the_instance_that_has_room(build):
+def test_a_speculation_starts_on_an_instance_with_room(build):
     scheduler = build("one", "two", max_running=1)
     run(scheduler, ask_without_question("request"))
     speculate(scheduler, ask_without_question("guess", "a"))
@@ -111,7 +111,7 @@ def test_without_an_instance_there_is_no_room(scheduler):
     assert scheduler.speculative.admit(ask_without_question("guess"), 0.0) is None
 
 
-def test_a_speculation_finds_what_is_cached_and_what_it_computed_is_found(scheduler):
+def test_speculations_find_each_others_documents(scheduler):
     speculate(scheduler, ask_without_question("first", "ab"))
     scheduler.prefilled("first", 0.0)
     grant = scheduler.speculative.admit(ask_without_question("second", "abc"), 0.0)
@@ -128,7 +128,7 @@ def test_a_speculation_finds_what_is_cached_and_what_it_computed_is_found(schedu
     ],
     ids=["speculates already", "runs already", "negative question", "another length than the tree's"],
 )
-def test_what_cannot_be_is_refused_and_changes_nothing(scheduler, request_, known):
+def test_invalid_calls_are_refused_and_change_nothing(scheduler, request_, known):
     run(scheduler, ask_without_question("request", "a"))
     speculate(scheduler, ask_without_question("guess", "b"))
     scheduler.prefilled("request", 0.0)
@@ -143,27 +143,27 @@ def test_what_cannot_be_is_refused_and_changes_nothing(scheduler, request_, know
 # Giving way
 
 
-def test_requests_have_every_place(build):
+def test_speculations_give_every_slot_to_requests(build):
     scheduler = build(step=None, max_running=3)
     speculate(scheduler, *(ask_without_question(query_id) for query_id in "abc"))
     assert [run(scheduler, ask_without_question(query_id)).ends for query_id in "xyz"] == [["c"], ["b"], ["a"]]
     wait(scheduler, ask_without_question("too many"))
 
 
-def test_requests_have_the_whole_step(scheduler):
+def test_speculations_give_the_whole_step_to_requests(scheduler):
     speculate(scheduler, *(ask_without_question(query_id, query_id) for query_id in "abc"))
     assert run(scheduler, ask_without_question("request", "xy")).ends == ["c", "b"]
     assert run(scheduler, ask_without_question("another", "z")).ends == ["a"]
     wait(scheduler, ask_without_question("too much", "w"))
 
 
-def test_a_request_that_fits_beside_them_ends_none(scheduler):
+def test_a_request_that_fits_ends_no_speculation(scheduler):
     speculate(scheduler, ask_without_question("a", "a"), ask_without_question("b", "b"))
     assert run(scheduler, ask_without_question("request", "x")).ends == []
     assert speculations(scheduler) == ["a", "b"]
 
 
-def test_a_request_that_takes_nothing_of_a_step_ends_none_for_its_sake(build):
+def test_a_request_without_a_step_share_ends_no_speculation(build):
     scheduler = build(gpu=20, host=1000, load_s=0.9)
     for path in ("ab", "cd"):
         run(scheduler, ask_without_question("fill", path))
@@ -173,13 +173,13 @@ def test_a_request_that_takes_nothing_of_a_step_ends_none_for_its_sake(build):
     assert run(scheduler, ask_without_question("loads 18 s, computes 11 s", "ab", question=11)).ends == []
 
 
-def test_the_latest_gives_way_first_and_no_more_than_the_request_needs(scheduler):
+def test_the_newest_speculations_give_way_first_and_only_as_many_as_needed(scheduler):
     speculate(scheduler, *(ask_without_question(name, question=5) for name in "abcd"))
     assert run(scheduler, ask_without_question("request", "x", question=9)).ends == ["d", "c"]
     assert speculations(scheduler) == ["a", "b"]
 
 
-def test_they_give_way_to_a_request_that_waited_when_its_turn_comes(scheduler):
+def test_speculations_give_way_to_a_waiting_request_when_it_starts(scheduler):
     run(scheduler, ask_without_question("long", "a", question=5))
     speculate(scheduler, *(ask_without_question(name, question=5) for name in "bcd"))
     wait(scheduler, ask_without_question("waits", "xy"))
@@ -188,7 +188,7 @@ def test_they_give_way_to_a_request_that_waited_when_its_turn_comes(scheduler):
     assert (grant.query_id, grant.ends) == ("waits", ["d"])
 
 
-def test_a_speculation_with_its_first_token_is_not_ended_for_the_steps_sake(scheduler):
+def test_a_prefilled_speculation_is_not_ended_for_its_step_share(scheduler):
     speculate(scheduler, ask_without_question("prefills", "a"), ask_without_question("decodes", "bc"))
     scheduler.prefilled("decodes", 0.0)
     assert run(scheduler, ask_without_question("request", "xy", question=1)).ends == []
@@ -196,7 +196,7 @@ def test_a_speculation_with_its_first_token_is_not_ended_for_the_steps_sake(sche
     assert speculations(scheduler) == ["decodes"]
 
 
-def test_a_speculation_whose_first_token_is_overdue_is_not_ended_for_the_steps_sake(scheduler):
+def test_a_stalled_speculation_is_not_ended_for_its_step_share(scheduler):
     speculate(scheduler, ask_without_question("lost", "ab"))
     assert scheduler.stalled("lost", 0.0) == []
     assert scheduler.speculative.has_room()
@@ -204,14 +204,14 @@ def test_a_speculation_whose_first_token_is_overdue_is_not_ended_for_the_steps_s
     assert run(scheduler, ask_without_question("another", "z")).ends == []
 
 
-def test_a_speculation_with_its_first_token_gives_its_place(build):
+def test_a_prefilled_speculation_gives_its_slot_to_a_request(build):
     scheduler = build(max_running=1)
     speculate(scheduler, ask_without_question("decodes", "a"))
     scheduler.prefilled("decodes", 0.0)
     assert run(scheduler, ask_without_question("request")).ends == ["decodes"]
 
 
-def test_only_those_of_the_requests_instance_give_way(build):
+def test_only_speculations_of_the_requests_instance_give_way(build):
     scheduler = build("one", "two", max_running=1)
     speculate(scheduler, ask_without_question("on one", question=2), ask_without_question("on two", question=1))
     assert {query_id: scheduler.tree.grants.open[query_id].instance for query_id in ("on one", "on two")} == {
@@ -222,7 +222,7 @@ def test_only_those_of_the_requests_instance_give_way(build):
     assert speculations(scheduler) == ["on two"]
 
 
-def test_speculations_take_nobodys_place_in_the_queue(build):
+def test_speculations_take_no_room_in_the_queue(build):
     scheduler = build(max_running=1, max_queued=0)
     speculate(scheduler, ask_without_question("guess"))
     assert run(scheduler, ask_without_question("request")).ends == ["guess"]
@@ -243,7 +243,7 @@ def test_a_confirmed_speculation_counts_as_a_request(scheduler):
     assert [grant.query_id for grant in scheduler.prefilled("guess", 0.0)] == ["waits for the step"]
 
 
-def test_a_confirmed_speculation_has_its_place_to_itself(build):
+def test_a_confirmed_speculation_keeps_its_slot(build):
     scheduler = build(step=None, max_running=1)
     speculate(scheduler, ask_without_question("guess"))
     scheduler.speculative.confirm("guess")
@@ -251,7 +251,7 @@ def test_a_confirmed_speculation_has_its_place_to_itself(build):
     assert [grant.query_id for grant in scheduler.complete("guess", 0.0, kept=True)] == ["waits"]
 
 
-def test_what_is_confirmed_after_its_first_token_takes_nothing_of_the_step(scheduler):
+def test_a_speculation_confirmed_after_its_prefill_takes_no_step_budget(scheduler):
     speculate(scheduler, ask_without_question("guess", "ab"))
     scheduler.prefilled("guess", 0.0)
     scheduler.speculative.confirm("guess")
@@ -260,7 +260,7 @@ def test_what_is_confirmed_after_its_first_token_takes_nothing_of_the_step(sched
     assert scheduler.instances.running == 3
 
 
-def test_a_withdrawn_speculation_leaves_its_room_and_keeps_its_grant(build):
+def test_a_withdrawn_speculation_frees_its_room_and_keeps_its_grant(build):
     scheduler = build(max_running=1)
     speculate(scheduler, ask_without_question("guess", "ab"))
     scheduler.speculative.withdraw("guess")
@@ -271,7 +271,7 @@ def test_a_withdrawn_speculation_leaves_its_room_and_keeps_its_grant(build):
 
 @pytest.mark.parametrize("act", [SpeculativeSlots.confirm, SpeculativeSlots.withdraw], ids=["confirm", "withdraw"])
 @pytest.mark.parametrize("query_id", ["request", "waits", "confirmed", "withdrawn", "gave way", "ended", "unknown"])
-def test_only_what_goes_on_is_confirmed_or_withdrawn(build, act, query_id):
+def test_only_running_speculations_are_confirmed_or_withdrawn(build, act, query_id):
     scheduler = build(step=None, max_running=3)
     speculate(scheduler, *(ask_without_question(name) for name in ("ended", "withdrawn", "confirmed")))
     scheduler.complete("ended", 0.0, kept=True)
@@ -320,7 +320,7 @@ def test_a_speculation_completes_once_in_any_state(build, end, prefilled, kept):
     assert found == [Tier.GPU if kept or prefilled or end != "going on" else None] * 2
 
 
-def test_the_end_of_a_speculation_is_nobodys_turn_who_waits_for_more(scheduler):
+def test_a_completed_speculation_does_not_start_a_request_that_needs_more(scheduler):
     run(scheduler, ask_without_question("long", "ab"))
     speculate(scheduler, ask_without_question("guess", "c"))
     wait(scheduler, ask_without_question("waits", "xy"))
@@ -328,13 +328,13 @@ def test_the_end_of_a_speculation_is_nobodys_turn_who_waits_for_more(scheduler):
     assert [grant.query_id for grant in scheduler.prefilled("long", 0.0)] == ["waits"]
 
 
-def test_an_instance_is_not_idle_while_it_speculates(build):
+def test_an_instance_with_a_speculation_is_not_idle(build):
     scheduler = build("one", "two")
     speculate(scheduler, ask_without_question("guess"))
     assert scheduler.instances.idle == ["two"]
 
 
-def test_what_an_instance_works_on_is_not_less_than_nothing_however_speculations_end(build):
+def test_an_instances_backlog_is_never_negative(build):
     # Whoever comes next is routed by it.
     scheduler = build("one", "two", step=None)
     speculate(scheduler, ask_without_question("on one", "abc"), ask_without_question("on two", "xyz"))
@@ -346,7 +346,7 @@ def test_what_an_instance_works_on_is_not_less_than_nothing_however_speculations
     assert min(state.backlog_s for state in scheduler.instances.states.values()) >= 0
 
 
-def test_a_lost_instance_takes_its_speculations_with_it(build):
+def test_a_removed_instance_takes_its_speculations_along(build):
     scheduler = build("one", "two", max_running=2)
     requests = [ask_without_question(name, question=9) for name in ("confirmed", "guess", "on two")]
     speculate(scheduler, *requests[:2])

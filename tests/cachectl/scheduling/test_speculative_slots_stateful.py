@@ -302,7 +302,7 @@ TestSpeculating.settings = settings(max_examples=150, stateful_step_count=50, de
     st.integers(0, 3),
     st.sampled_from([None, StepBudget(6, 4), StepBudget(9, 3)]),
 )
-def test_requests_start_when_they_would_if_nobody_speculated(events, max_running, max_queued, step):
+def test_requests_start_as_if_nothing_speculated(events, max_running, max_queued, step):
     """Where nothing is cached, and nothing else than room could make a difference."""
     with_, without = (
         build_scheduler(gpu=0, max_running=max_running, max_queued=max_queued, step=step) for _ in range(2)

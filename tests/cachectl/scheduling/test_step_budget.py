@@ -29,7 +29,7 @@ def steps(build):
     return scheduler
 
 
-def test_prefills_run_at_once_as_far_as_a_step_takes_them(steps):
+def test_prefills_run_at_once_within_the_step_budget(steps):
     run(steps, ask("long", "xyz"))
     run(steps, ask("short", "ac", question=0))
     wait(steps, ask("too much", "ab"))
@@ -40,7 +40,7 @@ def test_prefills_run_at_once_as_far_as_a_step_takes_them(steps):
     assert end(steps, "long") == end(steps, "short") == []
 
 
-def test_a_short_prefill_goes_past_a_long_one_that_waits(steps):
+def test_a_short_prefill_overtakes_a_long_one_that_waits(steps):
     run(steps, ask("long", "xyz"))
     wait(steps, ask("long too", "uvw"))
     run(steps, ask("short", "ab"))
@@ -48,7 +48,7 @@ def test_a_short_prefill_goes_past_a_long_one_that_waits(steps):
     assert steps.instances.largest_overtake == 1
 
 
-def test_a_short_prefill_goes_past_no_more_often_than_the_window_allows(build):
+def test_short_prefills_overtake_within_the_window_only(build):
     scheduler = build(max_running=9, window=1, step=StepBudget(30, 20))
     fill(scheduler, "ab")
     run(scheduler, ask("long", "xyz"))
@@ -59,7 +59,7 @@ def test_a_short_prefill_goes_past_no_more_often_than_the_window_allows(build):
     assert end(scheduler, "long") == ["long too", "short too"]
 
 
-def test_a_prefill_that_no_step_takes_beside_another_runs_alone(build):
+def test_a_prefill_larger_than_a_step_runs_alone(build):
     scheduler = build(max_running=9, step=StepBudget(10, 20))
     run(scheduler, ask("first", "xyz"))
     wait(scheduler, ask("second", "ab"), ask("third", question=0))
@@ -67,13 +67,13 @@ def test_a_prefill_that_no_step_takes_beside_another_runs_alone(build):
     assert [grant.query_id for grant in scheduler.prefilled("second", 0.0)] == ["third"]
 
 
-def test_who_gives_up_in_front_lets_those_behind_start(steps):
+def test_withdrawing_the_first_request_lets_the_next_start(steps):
     run(steps, ask("long", "xyz"))
     wait(steps, ask("long too", "uvw"), ask("shorter, with nothing cached either", "c", question=0))
     assert end(steps, "long too") == ["shorter, with nothing cached either"]
 
 
-def test_what_loads_for_longer_than_it_computes_takes_nothing_of_a_step(build):
+def test_a_request_that_loads_longer_than_it_computes_takes_no_step_budget(build):
     scheduler = build(gpu=20, host=1000, max_running=9, step=StepBudget(30, 20), load_s=0.9)
     fill(scheduler, "ab", "cd")
     loads = run(scheduler, ask("loads 18 s, computes 11 s", "abe"))
@@ -84,14 +84,14 @@ def test_what_loads_for_longer_than_it_computes_takes_nothing_of_a_step(build):
     assert end(scheduler, "long") == ["long too"]
 
 
-def test_whose_first_token_is_overdue_keeps_nobody_waiting(steps):
+def test_a_stalled_request_releases_its_step_budget(steps):
     run(steps, ask("lost", "xyz"))
     wait(steps, ask("waits", "uvw"))
     assert [grant.query_id for grant in steps.stalled("lost", 0.0)] == ["waits"]
     assert steps.stalled("lost", 0.0) == end(steps, "lost") == []
 
 
-def test_without_a_place_in_the_queue_only_what_fits_now_is_taken_on(build):
+def test_without_queue_room_only_requests_that_fit_now_are_admitted(build):
     scheduler = build(max_running=9, max_queued=0, step=StepBudget(30, 20))
     run(scheduler, ask("long", "xyz"))
     with pytest.raises(Overloaded):

@@ -3,7 +3,7 @@
 from tree_cases import DISK, GPU, HOST, ask, begin, found, key, move, take_pending_moves, tree_of
 
 
-def test_evicted_nodes_sink_through_the_tiers_and_leave_the_last():
+def test_evicted_nodes_move_down_tier_by_tier_and_leave_the_last():
     tree = tree_of(1, 1, 1)
     moves = [ask(tree, path).moves for path in "abcd"]
     assert moves[:3] == [
@@ -25,7 +25,7 @@ def test_a_node_is_swapped_out_once():
     assert found(tree, "a") == [HOST]
 
 
-def test_what_another_instance_swapped_out_is_not_copied_again():
+def test_a_node_that_another_instance_swapped_out_is_not_copied_again():
     tree = tree_of(1, 2)
     ask(tree, "a", "one")
     ask(tree, "a", "two")
@@ -33,7 +33,7 @@ def test_what_another_instance_swapped_out_is_not_copied_again():
     assert ask(tree, "c", "two").moves == [move("a", GPU, None, "two")]
 
 
-def test_a_node_that_host_has_no_room_for_is_swapped_to_disk():
+def test_a_node_too_large_for_host_memory_is_swapped_to_disk():
     tree = tree_of(2, 1, 2)
     ask(tree, "A")
     assert ask(tree, "B").moves == [move("A", GPU, DISK, "one")]
@@ -47,14 +47,14 @@ def test_a_parent_is_not_evicted_before_its_children():
     assert found(tree, "abc") == [GPU]
 
 
-def test_a_parent_may_leave_the_gpu_while_its_child_is_in_host_alone():
+def test_a_parent_may_leave_the_gpu_if_its_child_is_in_host_only():
     tree = tree_of(1, 2)
     assert [step.kept for step in ask(tree, "ab").documents] == [GPU, HOST]
     assert ask(tree, "c").moves == [move("a", GPU, HOST, "one")]
     assert found(tree, "ab") == [HOST, HOST]
 
 
-def test_a_parent_that_leaves_takes_the_children_that_it_alone_supported():
+def test_an_evicted_parent_takes_the_children_that_only_it_supported():
     # A lies in the GPU, and b behind it in host, which is too small for A: when A goes, b has nothing to stand on.
     tree = tree_of(2, 1)
     assert [step.kept for step in ask(tree, "Ab").documents] == [GPU, HOST]
@@ -64,7 +64,7 @@ def test_a_parent_that_leaves_takes_the_children_that_it_alone_supported():
     assert tree.tiers.host.used == 0
 
 
-def test_all_that_stood_on_a_parent_that_leaves_is_dropped_before_its_room_is_used():
+def test_unsupported_children_are_dropped_before_their_room_is_used():
     # As above, with c on disk behind b, but the plan that drives A out of the GPU also wants the room of both.
     tree = tree_of(2, 1, 1)
     ask(tree, "Abc")
@@ -75,7 +75,7 @@ def test_all_that_stood_on_a_parent_that_leaves_is_dropped_before_its_room_is_us
     assert take_pending_moves(tree) == []
 
 
-def test_a_parent_that_leaves_one_gpu_spares_children_that_another_gpu_supports():
+def test_children_stay_while_another_gpu_supports_them():
     tree = tree_of(2, 1)
     ask(tree, "Ab", "one")
     ask(tree, "A", "two")
@@ -84,7 +84,7 @@ def test_a_parent_that_leaves_one_gpu_spares_children_that_another_gpu_supports(
     assert found(tree, "Ab", "two") == [GPU, HOST]
 
 
-def test_a_document_that_is_larger_than_a_tier_drives_nothing_out_of_it():
+def test_a_document_larger_than_a_tier_evicts_nothing_from_it():
     tree = tree_of(1, 1)
     for path in "ab":
         ask(tree, path)

@@ -76,7 +76,7 @@ def test_order_priority_chooses_the_cheaper_order(capacity, tokens, as_given, re
 
 
 @scenarios
-def test_without_a_window_to_reorder_in_the_dearer_order_stands(capacity, tokens, as_given, reordered):
+def test_without_a_reorder_window_the_more_expensive_order_stays(capacity, tokens, as_given, reordered):
     tree = with_contexts_cached(capacity, tokens)
     queue = CacheAwareQueue(2, window=0)
     for query, path in QUERIES.items():
@@ -108,20 +108,20 @@ def hit_rate(granted: list[Grant]) -> float:
     return sum(all(step.source for step in grant.documents) for grant in granted) / len(granted)
 
 
-def test_alternating_requests_find_nothing_in_the_order_of_arrival():
+def test_alternating_requests_miss_in_order_of_arrival():
     granted = serve_all(window=0)
     assert [grant.query_id for grant in granted] == ["Q1", "Q2", "Q3", "Q4", "Q5", "Q6"]
     assert not any(step.source for grant in granted for step in grant.documents)
     assert hit_rate(granted) == 0
 
 
-def test_reordered_by_what_is_cached_two_thirds_of_them_hit():
+def test_reordering_by_cached_share_gives_two_thirds_hits():
     granted = serve_all(window=32)
     assert [grant.query_id for grant in granted] == ["Q1", "Q3", "Q5", "Q2", "Q4", "Q6"]
     assert hit_rate(granted) == pytest.approx(4 / 6)
 
 
-def test_a_window_of_one_overtake_gives_half_of_them_a_hit():
+def test_a_window_of_one_overtake_gives_half_of_the_hits():
     # Q3 overtakes Q2, which goes next then. Q4 is the oldest, and Q6 overtakes Q5: Q3, Q4 and Q6 hit.
     granted = serve_all(window=1)
     assert [grant.query_id for grant in granted] == ["Q1", "Q3", "Q2", "Q4", "Q6", "Q5"]

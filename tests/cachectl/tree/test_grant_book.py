@@ -10,7 +10,7 @@ from protocol.errors import InvalidRequest, UnknownInstance, UnknownPlan
 from protocol.kv import HeldNode
 
 
-def test_a_plan_says_where_each_document_comes_from_and_where_it_is_kept():
+def test_a_grant_names_the_source_and_the_kept_tier_of_each_document():
     tree = tree_of(2, 2)
     for path in ("ab", "C"):
         ask(tree, path)
@@ -25,18 +25,18 @@ def test_a_plan_says_where_each_document_comes_from_and_where_it_is_kept():
     assert [step.key for step in grant.documents] == path_keys(TENANT, "abD")
 
 
-def test_what_does_not_fit_the_gpu_is_kept_in_the_next_tier_that_takes_it():
+def test_documents_that_do_not_fit_the_gpu_are_kept_in_the_next_tier_with_room():
     tree = tree_of(1, 1, 2)
     assert [step.kept for step in ask(tree, "abcde").documents] == [GPU, HOST, DISK, DISK, None]
 
 
-def test_nothing_is_kept_behind_what_is_not_kept():
+def test_no_document_is_kept_behind_one_that_is_not_kept():
     tree = tree_of(1)
     assert [step.kept for step in ask(tree, "Ab").documents] == [None, None]
     assert not tree.registry.nodes
 
 
-def test_what_a_plan_will_compute_is_not_found_before_it_is_settled():
+def test_documents_are_not_found_before_their_plan_is_complete():
     tree = tree_of(2, 2)
     grant = begin(tree, "ab")
     assert tree.tiers.gpu("one").used == 2
@@ -45,7 +45,7 @@ def test_what_a_plan_will_compute_is_not_found_before_it_is_settled():
     assert found(tree, "ab") == [GPU, GPU]
 
 
-def test_two_plans_that_compute_the_same_documents_keep_one_copy_each_in_another_place():
+def test_two_plans_that_compute_the_same_documents_keep_them_in_different_tiers():
     tree = tree_of(2, 2)
     first, second = begin(tree, "ab"), begin(tree, "ab")
     assert [step.source for step in second.documents] == [None, None]
@@ -61,7 +61,7 @@ def test_two_plans_that_compute_the_same_documents_keep_one_copy_each_in_another
 
 @pytest.mark.parametrize("kept", [(True, False), (False, True), (False, False)])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_of_two_plans_that_compute_the_same_documents_each_keeps_only_its_own(kept, order):
+def test_each_of_two_plans_for_the_same_documents_keeps_only_its_own_copies(kept, order):
     tree = tree_of(2, 2)
     grants = [begin(tree, "ab"), begin(tree, "ab")]
     for index in order:
@@ -70,7 +70,7 @@ def test_of_two_plans_that_compute_the_same_documents_each_keeps_only_its_own(ke
     assert found(tree, "ab") == [tier for tier, is_kept in zip((GPU, HOST), kept, strict=True) if is_kept] * 2
 
 
-def test_a_third_plan_for_the_same_documents_keeps_nothing_where_both_tiers_are_promised():
+def test_a_third_plan_keeps_nothing_if_both_tiers_are_reserved():
     tree = tree_of(2, 2)
     grants = [begin(tree, "ab") for _ in range(3)]
     assert [step.kept for step in grants[2].documents] == [None, None]
@@ -79,7 +79,7 @@ def test_a_third_plan_for_the_same_documents_keeps_nothing_where_both_tiers_are_
     check_integrity(tree)
 
 
-def test_a_plan_that_fails_gives_its_room_back():
+def test_a_failed_plan_releases_its_room():
     tree = tree_of(2, 2)
     ask(tree, "a")
     before = [cache.used for cache in tree.tiers]
@@ -90,7 +90,7 @@ def test_a_plan_that_fails_gives_its_room_back():
     assert not tree.grants.open
 
 
-def test_a_failed_plan_leaves_the_copy_that_it_would_have_promoted_where_it_was():
+def test_a_failed_plan_leaves_the_copy_that_it_was_to_promote():
     tree = tree_of(1, 2)
     for path in "ab":
         ask(tree, path)
@@ -102,7 +102,7 @@ def test_a_failed_plan_leaves_the_copy_that_it_would_have_promoted_where_it_was(
     assert tree.tiers.gpu("one").used == 0
 
 
-def test_what_a_plan_uses_is_not_evicted_until_it_is_settled():
+def test_documents_in_use_are_not_evicted_until_their_plan_is_complete():
     tree = tree_of(2)
     ask(tree, "ab")
     running = begin(tree, "ab")
@@ -112,7 +112,7 @@ def test_what_a_plan_uses_is_not_evicted_until_it_is_settled():
     assert [step.kept for step in ask(tree, "C").documents] == [GPU]
 
 
-def test_a_path_is_locked_whole_before_room_is_made_for_its_end():
+def test_the_whole_path_is_locked_before_room_is_made_for_its_end():
     # C needs two tokens; b was used least, but is on the path itself, and d alone is not enough, so d stays as well.
     tree = tree_of(3, policy="GDSF")
     for path in ("ab", "d", "d"):
@@ -122,7 +122,7 @@ def test_a_path_is_locked_whole_before_room_is_made_for_its_end():
     assert found(tree, "d") == [GPU]
 
 
-def test_a_plan_saves_only_where_room_was_reserved_for_it():
+def test_a_plan_saves_only_copies_with_reserved_room():
     # Instance one has a and, behind it, b in host. Two finds neither, for a is in one's GPU; it computes both, and its
     # own GPU has no room. Host gets a; b's copy there is held already, and another plan might be loading it.
     tree = tree_of(1, 2)
@@ -138,7 +138,7 @@ def test_a_plan_saves_only_where_room_was_reserved_for_it():
 
 
 @pytest.mark.parametrize("settled", [True, False])
-def test_a_document_that_comes_with_another_length_is_neither_found_nor_kept(settled):
+def test_a_document_of_another_length_is_neither_found_nor_kept(settled):
     tree = tree_of(9)
     running = begin(tree, "ab")
     if settled:
@@ -154,7 +154,7 @@ def test_a_document_that_comes_with_another_length_is_neither_found_nor_kept(set
     assert [copy.node.tokens for copy in tree.lookup.match(TENANT, "abc", "one")] == [1, 1]
 
 
-def test_a_committed_plan_is_found_while_its_locks_stay():
+def test_a_prefilled_plan_is_found_and_stays_locked():
     tree = tree_of(2)
     running = begin(tree, "ab")
     assert tree.grants.prefilled(running) == key("a")
@@ -169,7 +169,7 @@ def test_a_committed_plan_is_found_while_its_locks_stay():
     assert [step.kept for step in ask(tree, "C").documents] == [GPU]
 
 
-def test_settling_commits_what_was_not_committed():
+def test_completing_a_plan_keeps_it_without_a_prefilled_event():
     tree = tree_of(4)
     ask(tree, "a")
     running = begin(tree, "abc")
@@ -180,7 +180,7 @@ def test_settling_commits_what_was_not_committed():
 # Refusals
 
 
-def test_a_plan_is_settled_once():
+def test_a_plan_completes_once():
     tree = tree_of(2, 2)
     grant = ask(tree, "ab")
     begin(tree, "a")
@@ -205,7 +205,7 @@ def test_a_query_holds_one_plan_at_a_time():
     assert dump(tree) == before
 
 
-def test_an_unknown_instance_is_refused():
+def test_an_unknown_instance_is_refused_and_changes_nothing():
     tree = tree_of(2, 2)
     ask(tree, "ab")
     begin(tree, "aC")

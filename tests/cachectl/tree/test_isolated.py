@@ -25,7 +25,7 @@ def test_an_isolated_instance_finds_nothing_below_its_gpu_and_swaps_nothing_out(
     assert [(move.source, move.target, move.instance) for move in moves] == [(GPU, None, "far")] * 2
 
 
-def test_what_does_not_fit_into_an_isolated_instances_gpu_is_kept_nowhere():
+def test_a_document_too_large_for_an_isolated_gpu_is_not_kept():
     tree = near_and_far(gpu=1, host=9)
     grant = ask(tree, "A", "far")
     assert [step.kept for step in grant.documents] == [None]
@@ -43,7 +43,7 @@ def test_nothing_is_copied_down_from_an_isolated_instance(write_through):
     assert not tree.tiers.pending_moves
 
 
-def test_shared_tiers_hold_nothing_that_stands_on_an_isolated_instances_gpu_alone():
+def test_an_isolated_gpu_supports_nothing_in_shared_tiers():
     # Otherwise what falls with that one would have to be dropped where the isolated instance does not reach.
     tree = near_and_far(gpu=3, host=1)
     ask(tree, "Ab", "near")
@@ -55,7 +55,7 @@ def test_shared_tiers_hold_nothing_that_stands_on_an_isolated_instances_gpu_alon
     assert all(move.instance == "far" for move in ask(tree, "Xy", "far").moves)
 
 
-def test_orders_for_anybody_are_not_for_an_isolated_instance():
+def test_an_isolated_instance_takes_no_moves_of_shared_tiers():
     tree = near_and_far(gpu=1, host=9)
     ask(tree, "a", "near")
     ask(tree, "b", "near")
@@ -68,7 +68,7 @@ def test_orders_for_anybody_are_not_for_an_isolated_instance():
     assert [move.source for move in tree.tiers.take_moves("near") if move.instance is None] == [HOST]
 
 
-def test_what_an_isolated_instance_says_of_shared_tiers_is_not_about_these():
+def test_loss_reports_of_an_isolated_instance_do_not_concern_shared_tiers():
     tree = near_and_far(gpu=1, host=9)
     for path in ("a", "b"):
         ask(tree, path, "near")
@@ -78,7 +78,7 @@ def test_what_an_isolated_instance_says_of_shared_tiers_is_not_about_these():
     assert found(tree, "a", "near") == []
 
 
-def test_what_an_instance_says_that_is_gone_already_concerns_shared_tiers_alone():
+def test_loss_reports_of_a_removed_instance_concern_shared_tiers_only():
     tree = near_and_far(gpu=1, host=9)
     for path in ("a", "b"):
         ask(tree, path, "near")
@@ -93,7 +93,7 @@ def test_what_an_instance_says_that_is_gone_already_concerns_shared_tiers_alone(
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_lost_shared_tiers_are_empty_at_once_whatever_plans_still_use(kept):
+def test_lost_shared_tiers_are_empty_at_once_despite_running_plans(kept):
     tree = near_and_far(gpu=2, host=4, disk=9, arena=PageAllocator(4, 1, first_stamp=100))
     for path in ("ab", "cd", "ef"):
         ask(tree, path, "near")
@@ -127,7 +127,7 @@ def test_lost_shared_tiers_are_empty_at_once_whatever_plans_still_use(kept):
     check_integrity(tree)
 
 
-def test_orders_that_were_for_whoever_reaches_them_go_with_lost_shared_tiers():
+def test_pending_moves_of_lost_shared_tiers_are_discarded():
     tree = near_and_far(gpu=1, host=9, disk=9)
     for path in ("a", "b"):
         ask(tree, path, "near")
@@ -140,7 +140,7 @@ def test_orders_that_were_for_whoever_reaches_them_go_with_lost_shared_tiers():
     assert not tree.tiers.pending_moves
 
 
-def test_orders_that_a_plan_took_along_are_not_given_to_who_has_other_shared_tiers():
+def test_moves_of_lost_shared_tiers_are_not_given_to_the_next_instance():
     tree = near_and_far(gpu=1, host=9)
     for path in ("a", "b"):
         ask(tree, path, "near")

@@ -13,7 +13,7 @@ from cachectl.tree.tier_manager import Capacities
 from protocol.errors import ConfigError, UnknownInstance, UnknownPlan
 
 
-def test_an_instance_that_is_gone_takes_its_gpu_and_its_plans_with_it():
+def test_a_removed_instance_takes_its_gpu_and_its_plans_along():
     tree = tree_of(2, 2)
     for path in ("ab", "C"):
         ask(tree, path, "two")
@@ -33,7 +33,7 @@ def test_an_instance_that_is_gone_takes_its_gpu_and_its_plans_with_it():
     check_integrity(tree)
 
 
-def test_what_stood_on_a_gone_instance_alone_goes_with_it_though_a_plan_elsewhere_names_it():
+def test_copies_that_only_a_removed_instance_supported_leave_despite_another_plan():
     # Two was to compute a into its GPU and b into host; one's plan for both of them uses neither.
     tree = tree_of(1, 1)
     begin(tree, "ab", "two")
@@ -47,7 +47,7 @@ def test_what_stood_on_a_gone_instance_alone_goes_with_it_though_a_plan_elsewher
     assert tree.tiers.host.used == 0
 
 
-def test_an_instance_that_comes_back_starts_empty_and_hears_no_old_orders():
+def test_an_instance_added_again_starts_empty_and_without_pending_moves():
     tree = tree_of(2)
     ask(tree, "a", "two")
     tree.delete("a")
@@ -59,14 +59,14 @@ def test_an_instance_that_comes_back_starts_empty_and_hears_no_old_orders():
     assert take_pending_moves(tree, "two") == []
 
 
-def test_an_instance_that_is_there_already_keeps_what_it_has():
+def test_adding_a_known_instance_changes_nothing():
     tree = tree_of(2)
     ask(tree, "a")
     tree.add_instance("one")
     assert found(tree, "a") == [GPU]
 
 
-def test_frequency_counts_the_last_window():
+def test_frequency_counts_uses_in_the_last_window():
     tree = KnowledgeTree(create_policy("GDSF", Lookahead()), Capacities(4), ["one"], lambda cached, new: 0.0, 10.0)
 
     def frequency_at(now: float) -> float:
@@ -88,6 +88,6 @@ def test_a_negative_capacity_is_refused(capacities, policy):
 
 
 @pytest.mark.parametrize("window_s", [0, -1.0])
-def test_a_frequency_window_of_no_length_is_refused(window_s):
+def test_a_frequency_window_without_length_is_refused(window_s):
     with pytest.raises(ConfigError, match="window"):
         KnowledgeTree(create_policy("LRU", Lookahead()), Capacities(1), [], lambda cached, new: 0.0, window_s)

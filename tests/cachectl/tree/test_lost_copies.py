@@ -8,7 +8,7 @@ from cachectl.tree.integrity import check_integrity
 from protocol.kv import HeldNode
 
 
-def test_a_copy_that_could_not_be_loaded_goes_with_all_that_only_it_supports():
+def test_a_lost_copy_is_removed_with_all_copies_that_only_it_supports():
     tree = tree_of(4)
     for path in ("abc", "ad"):
         ask(tree, path)
@@ -20,7 +20,7 @@ def test_a_copy_that_could_not_be_loaded_goes_with_all_that_only_it_supports():
     assert take_pending_moves(tree) == [move("abc", GPU, None, "one")]
 
 
-def test_a_lost_copy_leaves_the_nodes_other_copies():
+def test_a_lost_copy_leaves_the_other_copies_of_its_node():
     tree = tree_of(2, 2)
     for path in ("ab", "C", "ab"):
         ask(tree, path)
@@ -31,7 +31,7 @@ def test_a_lost_copy_leaves_the_nodes_other_copies():
 
 
 @pytest.mark.parametrize("told", ["commit", "settle", "lose"])
-def test_a_copy_of_any_node_may_be_lost_and_one_that_the_tree_does_not_know_is_ignored(told):
+def test_any_copy_may_be_reported_lost_and_unknown_copies_are_ignored(told):
     tree = tree_of(4, 2)
     ask(tree, "ab")
     running = begin(tree, "c")
@@ -48,7 +48,7 @@ def test_a_copy_of_any_node_may_be_lost_and_one_that_the_tree_does_not_know_is_i
     assert take_pending_moves(tree) == [move("ab", GPU, None, "one")]
 
 
-def test_a_lost_copy_that_a_plan_elsewhere_uses_keeps_its_room_until_that_ends():
+def test_a_lost_copy_keeps_its_room_while_another_plan_uses_it():
     tree = tree_of(2)
     ask(tree, "ab")
     using, telling = begin(tree, "ab"), begin(tree, "")
@@ -69,7 +69,7 @@ def test_a_copy_that_could_not_be_saved_is_not_kept():
     assert tree.tiers.gpu("one").used == 1
 
 
-def test_a_copy_that_was_lost_before_may_be_reported_again():
+def test_a_lost_copy_may_be_reported_twice():
     tree = tree_of(4)
     ask(tree, "ab")
     first, second = begin(tree, "ab"), begin(tree, "ab")
@@ -79,7 +79,7 @@ def test_a_copy_that_was_lost_before_may_be_reported_again():
     assert not tree.registry.nodes
 
 
-def test_a_report_of_a_lost_copy_does_not_take_the_room_that_another_plan_reserved_since():
+def test_a_late_loss_report_does_not_take_a_newer_reservation():
     tree = tree_of(4)
     ask(tree, "a")
     first, second = begin(tree, "a"), begin(tree, "a")
@@ -92,7 +92,7 @@ def test_a_report_of_a_lost_copy_does_not_take_the_room_that_another_plan_reserv
     check_integrity(tree)
 
 
-def test_a_plan_that_failed_tells_what_it_could_not_load_all_the_same():
+def test_a_failed_plan_reports_lost_copies_too():
     tree = tree_of(4)
     ask(tree, "ab")
     tree.grants.complete(begin(tree, "ab"), kept=False, lost=[(key("ab"), GPU)])
@@ -110,7 +110,7 @@ def served_without_a_pause(tree, running, plans=5) -> Grant:
     return running
 
 
-def test_a_lost_copy_is_replaced_though_plans_for_it_never_cease():
+def test_a_lost_copy_is_replaced_under_continuous_plans():
     tree = tree_of(4)
     ask(tree, "s")
     running = begin(tree, "s")
@@ -120,7 +120,7 @@ def test_a_lost_copy_is_replaced_though_plans_for_it_never_cease():
     assert found(tree, "s") == [GPU]
 
 
-def test_room_that_a_failed_plan_gave_up_is_used_though_plans_for_the_document_never_cease():
+def test_a_failed_plans_room_is_used_again_under_continuous_plans():
     tree = tree_of(4)
     failing, running = begin(tree, "s"), begin(tree, "s")
     assert running.documents[0].kept is None
@@ -129,7 +129,7 @@ def test_room_that_a_failed_plan_gave_up_is_used_though_plans_for_the_document_n
     assert found(tree, "s") == [GPU]
 
 
-def test_what_a_running_plan_loads_is_not_dropped_because_another_lost_its_parent():
+def test_a_copy_that_a_running_plan_loads_outlives_its_lost_parent():
     # b lies in host behind a, which lies in the GPU of one (and cannot be had from there any more) and on disk.
     tree = tree_of(1, 1, 2)
     ask(tree, "ab", "one")
@@ -142,7 +142,7 @@ def test_what_a_running_plan_loads_is_not_dropped_because_another_lost_its_paren
     check_integrity(tree)
 
 
-def test_room_that_a_running_plan_reserved_is_not_given_away_when_another_lost_its_parent():
+def test_a_running_plans_reservation_outlives_its_lost_parent():
     tree = tree_of(2)
     ask(tree, "a")
     running, other = begin(tree, "ab"), begin(tree, "a")
@@ -152,7 +152,7 @@ def test_room_that_a_running_plan_reserved_is_not_given_away_when_another_lost_i
     assert [step.kept for step in begin(tree, "C").documents] == [None]
 
 
-def test_a_failed_plan_gives_its_own_room_back_and_no_other_plans():
+def test_a_failed_plan_releases_only_its_own_reservations():
     # b is to be saved on disk on the strength of s in host. That copy is lost, and the promise of s on disk fails.
     tree = tree_of(0, 1, 2)
     first, failing = begin(tree, "s"), begin(tree, "s")
@@ -173,7 +173,7 @@ def test_a_failed_plan_gives_its_own_room_back_and_no_other_plans():
     assert move("sb", DISK, None) in take_pending_moves(tree)
 
 
-def test_what_a_plan_saved_in_vain_is_dropped():
+def test_a_copy_saved_without_a_reservation_is_dropped():
     # b's room in the GPU went with a, whose copy there another plan found to be gone; b is saved there all the same.
     tree = tree_of(2)
     ask(tree, "a")
@@ -186,7 +186,7 @@ def test_what_a_plan_saved_in_vain_is_dropped():
     assert move("ab", GPU, None, "one") in take_pending_moves(tree)
 
 
-def test_a_saved_copy_needs_a_parent_that_is_held_and_not_only_promised():
+def test_a_saved_copy_needs_a_parent_that_is_held_not_reserved():
     # b is to be saved in host on the strength of a in the GPU of one. That copy is lost, and another plan's promise of
     # a in host does not stand in for it.
     tree = tree_of(2, 2)

@@ -13,13 +13,13 @@ from protocol.kv import Pages
 PAGE = 16
 
 
-def test_pages_are_handed_out_from_the_lowest_number_on_under_rising_stamps():
+def test_pages_are_handed_out_from_the_lowest_number_with_rising_stamps():
     arena = PageAllocator(4, PAGE, first_stamp=7)
     assert [arena.hand_out(2 * PAGE), arena.hand_out(PAGE)] == [Pages((0, 1), 7), Pages((2,), 8)]
     assert arena.capacity == 4 * PAGE
 
 
-def test_what_comes_back_is_handed_out_again_at_once_under_another_stamp():
+def test_returned_pages_are_handed_out_again_with_a_new_stamp():
     arena = PageAllocator(3, PAGE)
     first = arena.hand_out(2 * PAGE)
     arena.hand_out(PAGE)
@@ -27,7 +27,7 @@ def test_what_comes_back_is_handed_out_again_at_once_under_another_stamp():
     assert arena.hand_out(2 * PAGE) == Pages(first.numbers, 3)
 
 
-def test_more_pages_than_there_are_is_a_defect():
+def test_handing_out_more_pages_than_exist_fails():
     arena = PageAllocator(1, PAGE)
     with pytest.raises(AssertionError):
         arena.hand_out(2 * PAGE)
@@ -35,7 +35,7 @@ def test_more_pages_than_there_are_is_a_defect():
         arena.hand_out(PAGE - 1)
 
 
-def test_pages_given_back_twice_are_a_defect_even_when_another_has_them_meanwhile():
+def test_giving_pages_back_twice_fails_even_after_reuse():
     arena = PageAllocator(1, PAGE)
     pages = arena.hand_out(PAGE)
     arena.give_back(pages)
@@ -60,7 +60,7 @@ def test_pages_given_back_twice_are_a_defect_even_when_another_has_them_meanwhil
     ],
     ids=["too many", "too few", "one twice", "taken", "beyond the end", "negative", "a stamp that is taken"],
 )
-def test_pages_that_cannot_be_a_nodes_are_not_taken_over_and_their_stamp_is_passed_all_the_same(pages, tokens):
+def test_invalid_pages_are_not_taken_over_but_their_stamp_is_passed(pages, tokens):
     arena = PageAllocator(5, PAGE)
     first = arena.hand_out(PAGE)
     assert not arena.take_over(pages, tokens)
@@ -69,7 +69,7 @@ def test_pages_that_cannot_be_a_nodes_are_not_taken_over_and_their_stamp_is_pass
 
 
 @pytest.mark.parametrize("wrong", [(-1, PAGE, 1), (1, 0, 1), (1, PAGE, 0)])
-def test_an_arena_that_cannot_be_is_refused(wrong):
+def test_invalid_allocator_sizes_are_refused(wrong):
     with pytest.raises(ConfigError, match="an arena needs"):
         PageAllocator(*wrong)
 
@@ -126,7 +126,7 @@ TestArena.settings = settings(max_examples=100, deadline=None)
     ("prefix", "tokens", "room"),
     [(0, 1, 16), (0, 16, 16), (0, 17, 32), (16, 16, 16), (8, 8, 16), (8, 9, 32), (15, 2, 32), (15, 18, 48)],
 )
-def test_a_node_takes_up_every_page_that_holds_any_of_it(prefix, tokens, room):
+def test_a_node_counts_every_page_that_holds_part_of_it(prefix, tokens, room):
     root = Node(b"", "root", 0, None, PAGE)
     above = Node(b"", "above", prefix, root, PAGE)
     assert Node(b"", "a", tokens, above, PAGE).room == room

@@ -19,7 +19,7 @@ PAGE = 2
 # Pages
 
 
-def test_host_memory_has_as_many_pages_as_its_budget():
+def test_host_memory_needs_as_many_pages_as_its_budget():
     with pytest.raises(ConfigError, match="pages for 6 tokens, not for 8"):
         KnowledgeTree(
             create_policy("LRU", Lookahead()),
@@ -58,7 +58,7 @@ def test_moves_and_plans_name_the_pages_of_host_memory():
     ]
 
 
-def test_what_is_computed_into_host_memory_has_its_pages_in_the_plan():
+def test_a_document_computed_into_host_memory_has_its_pages_in_the_grant():
     tree = paged_tree_of(0, 2, page=PAGE)
     grant = begin(tree, "A")
     assert [(step.source, step.kept, step.pages) for step in grant.documents] == [(None, HOST, Pages((0,), 1))]
@@ -67,7 +67,7 @@ def test_what_is_computed_into_host_memory_has_its_pages_in_the_plan():
     assert take_pending_moves(tree) == [move("A", HOST, None, pages=Pages((0,), 1))]
 
 
-def test_restored_nodes_keep_their_pages_and_new_stamps_are_higher_than_all_that_were_seen():
+def test_restored_nodes_keep_their_pages_and_new_stamps_exceed_all_reported():
     tree = paged_tree_of(0, 4, page=PAGE)
     mine, foreign = Pages((2,), 40), Pages((2,), 60)
     nodes = (HeldNode(TENANT, ("a",), 1, mine), HeldNode(TENANT, ("b",), 1, foreign), HeldNode(TENANT, ("c",), 1))
@@ -80,7 +80,7 @@ def test_restored_nodes_keep_their_pages_and_new_stamps_are_higher_than_all_that
     assert step.pages == Pages((0,), 61)
 
 
-def test_a_report_of_other_pages_than_the_tree_knows_is_refused():
+def test_a_report_with_other_pages_is_refused():
     tree = paged_tree_of(0, 4, page=PAGE)
     ask(tree, "a")
     assert restore(tree, [ResidencyReport(HOST, (HeldNode(TENANT, ("a",), 1, Pages((3,), 9)),))]).refused == 1
@@ -90,7 +90,7 @@ def test_a_report_of_other_pages_than_the_tree_knows_is_refused():
 # Load or recompute
 
 
-def test_what_is_not_worth_loading_is_computed_and_kept_in_the_gpu_and_its_slower_copy_stays():
+def test_a_recomputed_document_is_kept_in_the_gpu_beside_its_slower_copy():
     tree = paged_tree_of(2, 4, load_s=5.0)
     for path in ("ab", "cd"):
         ask(tree, path)
@@ -101,7 +101,7 @@ def test_what_is_not_worth_loading_is_computed_and_kept_in_the_gpu_and_its_slowe
     assert found(tree, "ab", "two") == [HOST, HOST]
 
 
-def test_what_is_computed_though_it_is_held_and_has_no_room_is_kept_where_it_was():
+def test_a_recomputed_document_without_room_stays_in_its_tier():
     tree = paged_tree_of(1, 4, load_s=5.0)
     for path in ("a", "b"):
         ask(tree, path)
@@ -117,7 +117,7 @@ def test_what_is_computed_though_it_is_held_and_has_no_room_is_kept_where_it_was
 # Write-through
 
 
-def test_what_was_computed_is_copied_to_every_slower_tier_as_its_plan_commits():
+def test_write_through_copies_a_prefilled_plan_to_all_slower_tiers():
     tree = paged_tree_of(2, 4, 4, write_through=True)
     running = begin(tree, "ab")
     assert take_pending_moves(tree) == []
@@ -137,14 +137,14 @@ def test_what_was_computed_is_copied_to_every_slower_tier_as_its_plan_commits():
     assert found(tree, "ab", "two") == [HOST, HOST]
 
 
-def test_what_was_loaded_or_is_kept_elsewhere_is_not_copied():
+def test_write_through_copies_only_documents_computed_into_the_gpu():
     tree = paged_tree_of(1, 2, 2, write_through=True)
     restore(tree, [ResidencyReport(DISK, (HeldNode(TENANT, ("a",), 1),))])
     assert [(step.source, step.kept) for step in ask(tree, "ab").documents] == [(DISK, GPU), (None, HOST)]
     assert take_pending_moves(tree) == []
 
 
-def test_a_document_that_is_deleted_as_it_is_computed_is_not_copied():
+def test_write_through_skips_a_document_deleted_during_its_prefill():
     tree = paged_tree_of(2, 4, write_through=True)
     running = begin(tree, "a")
     tree.delete("a")
@@ -153,7 +153,7 @@ def test_a_document_that_is_deleted_as_it_is_computed_is_not_copied():
     assert take_pending_moves(tree) == [move("a", GPU, None, "one")]
 
 
-def test_a_copy_that_was_dropped_before_it_was_made_is_not_made():
+def test_a_pending_copy_that_is_dropped_is_never_made():
     tree = paged_tree_of(2, 4, write_through=True)
     ask(tree, "a")
     tree.grants.lose("one", [(key("a"), HOST)])
@@ -163,7 +163,7 @@ def test_a_copy_that_was_dropped_before_it_was_made_is_not_made():
     assert all(order.target is None for order in take_pending_moves(tree))
 
 
-def test_a_copy_that_is_moved_on_before_it_was_made_is_made_on_the_way():
+def test_a_pending_copy_that_moves_on_is_made_first():
     tree = paged_tree_of(2, 1, 2)
     tree.grants.complete(failed := begin(tree, "a"), kept=True)
     ask(tree, "b")
@@ -181,7 +181,7 @@ def test_a_copy_that_is_moved_on_before_it_was_made_is_made_on_the_way():
     assert failed.completed
 
 
-def test_copies_that_an_instance_did_not_make_before_it_went_are_nowhere():
+def test_pending_copies_of_a_removed_instance_are_forgotten():
     tree = paged_tree_of(2, 4, write_through=True)
     ask(tree, "ab")
     ask(tree, "c", "two")
@@ -195,7 +195,7 @@ def test_copies_that_an_instance_did_not_make_before_it_went_are_nowhere():
 # Plans that never carried out their orders
 
 
-def test_the_orders_of_a_plan_that_failed_wait_for_the_next_one():
+def test_the_moves_of_a_failed_plan_wait_for_the_next_plan():
     tree = paged_tree_of(1, 2)
     ask(tree, "a")
     failed = begin(tree, "b")
@@ -205,7 +205,7 @@ def test_the_orders_of_a_plan_that_failed_wait_for_the_next_one():
     assert take_pending_moves(tree) == []
 
 
-def test_a_plan_that_had_its_first_token_has_carried_out_its_orders():
+def test_a_prefilled_plan_has_carried_out_its_moves():
     tree = paged_tree_of(1, 2)
     ask(tree, "a")
     running = begin(tree, "b")
@@ -214,7 +214,7 @@ def test_a_plan_that_had_its_first_token_has_carried_out_its_orders():
     assert take_pending_moves(tree) == []
 
 
-def test_what_came_back_to_the_gpu_is_not_evicted_by_an_order_that_comes_again():
+def test_a_repeated_move_does_not_evict_a_newer_gpu_copy():
     tree = paged_tree_of(1, 2)
     ask(tree, "a")
     failed = begin(tree, "b")
@@ -233,7 +233,7 @@ def test_what_came_back_to_the_gpu_is_not_evicted_by_an_order_that_comes_again()
     tree.grants.complete(late, kept=True)
 
 
-def test_orders_of_an_instance_that_is_gone_are_for_others_as_far_as_they_are_about_shared_tiers():
+def test_other_instances_take_over_a_removed_instances_moves_of_shared_tiers():
     tree = paged_tree_of(1, 1, 1)
     for path in "abc":
         ask(tree, path)
@@ -247,7 +247,7 @@ def test_orders_of_an_instance_that_is_gone_are_for_others_as_far_as_they_are_ab
 # What is shunned
 
 
-def test_nothing_of_a_shunned_document_is_kept_or_restored_until_that_is_taken_back():
+def test_a_blocked_document_is_neither_kept_nor_restored_until_it_is_unblocked():
     tree = paged_tree_of(4, 4)
     tree.block("b", None)
     tree.block("b", TENANT)

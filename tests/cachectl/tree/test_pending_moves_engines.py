@@ -203,7 +203,7 @@ kinds = st.tuples(st.booleans(), st.sampled_from([0.0, 0.7, 2.0]), st.sampled_fr
 
 @given(st.sampled_from(policy_names()), sizes, kinds, histories(st.just(True), rough=False))
 @settings(max_examples=200, deadline=None)
-def test_in_the_end_tiers_have_what_the_tree_believes(policy, sizes, kind, history):
+def test_tiers_match_the_tree_in_the_end(policy, sizes, kind, history):
     weather = tiers_after(policy, sizes, kind, history)
     placement, engines = weather.tree.tiers, weather.engines
     assert engines.gpu["one"] == weather.believed(placement.gpu("one")).keys()
@@ -215,7 +215,7 @@ def test_in_the_end_tiers_have_what_the_tree_believes(policy, sizes, kind, histo
 
 @given(st.sampled_from(policy_names()), sizes, kinds, histories(st.just(True), rough=True))
 @settings(max_examples=300, deadline=None)
-def test_whatever_becomes_of_plans_tiers_have_nothing_in_the_end_that_the_tree_does_not_know(
+def test_tiers_hold_nothing_unknown_after_failures(
     policy, sizes, kind, history
 ):
     weather = tiers_after(policy, sizes, kind, history)
@@ -226,7 +226,7 @@ def test_whatever_becomes_of_plans_tiers_have_nothing_in_the_end_that_the_tree_d
 
 @given(st.sampled_from(policy_names()), sizes, kinds, histories(st.booleans(), rough=True))
 @settings(max_examples=300, deadline=None)
-def test_instances_that_carry_out_their_orders_in_any_order_leave_nothing_in_their_gpus(policy, sizes, kind, history):
+def test_gpus_hold_nothing_unknown_when_instances_interleave(policy, sizes, kind, history):
     # On a disk they may: nothing tells there which of two orders was decided first.
     weather = tiers_after(policy, sizes, kind, history)
     for instance, there in weather.engines.gpu.items():

@@ -21,7 +21,7 @@ def test_a_pinned_path_is_kept_until_it_is_unpinned():
     assert found(tree, "ab") == []
 
 
-def test_a_path_that_was_pinned_twice_is_unpinned_twice():
+def test_a_path_pinned_twice_is_unpinned_twice():
     tree = tree_of(4)
     ask(tree, "a")
     for _ in range(2):
@@ -46,7 +46,7 @@ def test_a_prefix_of_a_pinned_path_is_not_itself_pinned():
     check_integrity(tree)
 
 
-def test_no_more_than_half_of_a_tier_is_pinned():
+def test_pins_take_at_most_half_of_a_tier():
     tree = tree_of(4, 10)
     ask(tree, "abc")
     tree.pin(TENANT, "ab")
@@ -60,7 +60,7 @@ def test_no_more_than_half_of_a_tier_is_pinned():
     check_integrity(tree)
 
 
-def test_a_pin_is_refused_by_the_smallest_tier_that_holds_the_path():
+def test_the_smallest_tier_that_holds_a_path_limits_its_pin():
     tree = tree_of(4, 2)
     for path in ("A", "B", "C"):
         ask(tree, path)
@@ -69,7 +69,7 @@ def test_a_pin_is_refused_by_the_smallest_tier_that_holds_the_path():
         tree.pin(TENANT, "A")
 
 
-def test_a_system_prompt_of_more_than_half_a_tier_is_kept_but_not_pinned():
+def test_a_system_prompt_over_half_a_tier_is_kept_but_not_pinned():
     tree = tree_of(3)
     ask(tree, "S", pinned=1)
     assert found(tree, "S") == [GPU]
@@ -78,7 +78,7 @@ def test_a_system_prompt_of_more_than_half_a_tier_is_kept_but_not_pinned():
     assert found(tree, "S") == []
 
 
-def test_a_system_prompt_of_several_documents_takes_half_a_tier_at_most():
+def test_a_system_prompt_of_several_documents_pins_at_most_half_a_tier():
     # S alone is more than half of 3, so it is not pinned for itself, and must not be pinned with t either.
     tree = tree_of(3)
     ask(tree, "St", pinned=2)
@@ -86,7 +86,7 @@ def test_a_system_prompt_of_several_documents_takes_half_a_tier_at_most():
 
 
 @pytest.mark.parametrize("path", ["", "x", "abx", "b"])
-def test_only_what_is_in_the_tree_can_be_pinned(path):
+def test_only_cached_paths_can_be_pinned(path):
     tree = tree_of(10)
     ask(tree, "ab")
     before = dump(tree)
@@ -98,7 +98,7 @@ def test_only_what_is_in_the_tree_can_be_pinned(path):
     assert dump(tree) == before
 
 
-def test_a_pinned_document_that_is_deleted_leaves_its_parents_unpinned():
+def test_deleting_a_pinned_document_unpins_its_parents():
     tree = tree_of(10)
     ask(tree, "abc")
     tree.pin(TENANT, "abc")
@@ -108,7 +108,7 @@ def test_a_pinned_document_that_is_deleted_leaves_its_parents_unpinned():
     assert tree.tiers.gpu("one").pinned_tokens == 0
 
 
-def test_a_pinned_document_that_is_lost_leaves_its_parents_unpinned():
+def test_losing_a_pinned_document_unpins_its_parents():
     tree = tree_of(10)
     ask(tree, "ab")
     tree.pin(TENANT, "ab")
@@ -117,7 +117,7 @@ def test_a_pinned_document_that_is_lost_leaves_its_parents_unpinned():
     assert tree.registry.nodes[key("a")].pins == 0
 
 
-def test_a_pinned_path_that_is_lost_from_the_middle_is_taken_back_once():
+def test_losing_the_middle_of_a_pinned_path_unpins_it_once():
     tree = tree_of(10)
     ask(tree, "abc")
     tree.pin(TENANT, "abc")

@@ -6,7 +6,7 @@ from cachectl.tree.integrity import check_integrity
 from cachectl.tree.keys import child_key, path_keys, root_key
 
 
-def test_a_match_is_the_longest_prefix_of_the_path():
+def test_a_match_is_the_longest_cached_prefix():
     tree = tree_of(10)
     ask(tree, "abc")
     assert [copy.node.key for copy in tree.lookup.match(TENANT, "abxc", "one")] == path_keys(TENANT, "ab")
@@ -14,14 +14,14 @@ def test_a_match_is_the_longest_prefix_of_the_path():
     assert found(tree, "bc") == found(tree, "ba") == found(tree, "") == []
 
 
-def test_the_same_documents_in_another_order_are_other_nodes():
+def test_another_document_order_makes_other_nodes():
     tree = tree_of(10)
     for path in ("ab", "ba"):
         assert [step.source for step in ask(tree, path).documents] == [None, None]
     assert len(tree.registry.nodes) == 4
 
 
-def test_a_document_may_stand_in_a_path_twice():
+def test_a_path_may_contain_a_document_twice():
     tree = tree_of(10)
     ask(tree, "aa")
     assert found(tree, "aaa") == [GPU, GPU]
@@ -29,7 +29,7 @@ def test_a_document_may_stand_in_a_path_twice():
     check_integrity(tree)
 
 
-def test_a_key_depends_on_namespace_and_on_all_that_stands_in_front():
+def test_a_key_depends_on_the_namespace_and_the_whole_prefix():
     keys = {key(path, namespace) for path in ("b", "ab", "aab") for namespace in ("x", "y")}
     assert len(keys) == 6
     assert path_keys("x", "ab") == [
@@ -38,7 +38,7 @@ def test_a_key_depends_on_namespace_and_on_all_that_stands_in_front():
     ]
 
 
-def test_an_instance_finds_its_own_gpu_and_the_shared_tiers_but_no_other_gpu():
+def test_an_instance_finds_its_own_gpu_and_the_shared_tiers_only():
     tree = tree_of(2, 2)
     ask(tree, "ab", "one")
     assert found(tree, "ab", "two") == []
@@ -46,7 +46,7 @@ def test_an_instance_finds_its_own_gpu_and_the_shared_tiers_but_no_other_gpu():
     assert found(tree, "ab", "one") == found(tree, "ab", "two") == [HOST, HOST]
 
 
-def test_a_match_names_the_fastest_copy_that_the_instance_can_use():
+def test_a_match_names_the_fastest_copy_that_the_instance_reaches():
     tree = tree_of(1, 2)
     for path in "aba":
         ask(tree, path, "one")
@@ -54,7 +54,7 @@ def test_a_match_names_the_fastest_copy_that_the_instance_can_use():
     assert found(tree, "a", "two") == [HOST]
 
 
-def test_a_match_looks_up_each_document_of_the_path_once_however_wide_the_tree_is():
+def test_a_match_looks_up_each_document_once_in_a_wide_tree():
     class Content(str):
         def __hash__(self):
             lookups.append(str(self))
@@ -87,7 +87,7 @@ def test_a_match_changes_nothing():
     assert dump(tree) == before
 
 
-def test_namespaces_never_find_each_others_documents():
+def test_a_namespace_never_finds_documents_of_another():
     tree = tree_of(10, 10)
     ask(tree, "ab", namespace="x")
     assert found(tree, "ab", namespace="x") == [GPU, GPU]
@@ -95,7 +95,7 @@ def test_namespaces_never_find_each_others_documents():
     assert [step.source for step in ask(tree, "ab", namespace="y").documents] == [None, None]
 
 
-def test_a_namespace_is_forgotten_with_its_last_node():
+def test_a_namespace_is_removed_with_its_last_node():
     tree = tree_of(1)
     ask(tree, "a", namespace="x")
     ask(tree, "a", namespace="y")

@@ -19,7 +19,7 @@ def test_the_system_prompt_is_pinned_and_copied_to_host():
     assert [cache.pinned_tokens for cache in tree.tiers] == [1, 0, 1, 0]
 
 
-def test_what_is_used_much_at_the_top_outlives_its_instance():
+def test_a_much_used_first_document_outlives_its_instance():
     tree = tree_of(4, host=4)
     moves = [ask(tree, "ab").moves for _ in range(REPLICATED_USES)]
     assert [made for made in moves if made] == [[move("a", GPU, HOST, "one", evict=False)]]
@@ -29,7 +29,7 @@ def test_what_is_used_much_at_the_top_outlives_its_instance():
     assert found(tree, "ab", "two") == [HOST]
 
 
-def test_what_is_used_much_behind_a_system_prompt_outlives_its_instance():
+def test_a_much_used_document_behind_a_system_prompt_outlives_its_instance():
     tree = tree_of(6, host=6)
     for _ in range(REPLICATED_USES):
         ask(tree, "sab", pinned=1)

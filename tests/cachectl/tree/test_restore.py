@@ -49,7 +49,7 @@ def reports_of(tree) -> list[ResidencyReport]:
     return reports
 
 
-def test_each_instance_finds_what_its_tiers_reported():
+def test_each_instance_finds_the_reported_copies_it_reaches():
     tree = tree_of(10, 10, 10)
     result = restore(
         tree,
@@ -68,13 +68,13 @@ def test_each_instance_finds_what_its_tiers_reported():
     assert [cache.used for cache in tree.tiers] == [2, 1, 2, 1]
 
 
-def test_namespaces_are_restored_apart():
+def test_namespaces_are_restored_separately():
     tree = tree_of(10, 10, 10)
     restore(tree, [ResidencyReport(HOST, (held("a", namespace="x"), held("b", namespace="y")))])
     assert [found(tree, path, namespace=namespace) for path in "ab" for namespace in "xy"] == [[HOST], [], [], [HOST]]
 
 
-def test_what_is_restored_is_evicted_and_swapped_like_anything_else():
+def test_restored_nodes_are_evicted_and_swapped_like_others():
     tree = tree_of(1, 10, 10)
     restore(tree, [report(GPU, "a", instance="one")])
     key = path_keys(TENANT, "a")[-1].hex()
@@ -82,13 +82,13 @@ def test_what_is_restored_is_evicted_and_swapped_like_anything_else():
     check_integrity(tree)
 
 
-def test_upper_nodes_come_first_whatever_the_order_of_the_report():
+def test_parents_are_restored_first_in_any_report_order():
     tree = tree_of(10, 10, 10)
     assert restore(tree, [report(HOST, "abc", "ab", "a")]) == RestoreResult(3, 0)
     assert found(tree, "abc") == [HOST] * 3
 
 
-def test_faster_tiers_come_first_whatever_the_order_of_the_reports():
+def test_faster_tiers_are_restored_first_in_any_report_order():
     # In host b stands on a in the GPU, and on disk c stands on b in host.
     tree = tree_of(10, 10, 10)
     reports = [report(DISK, "abc"), report(HOST, "ab"), report(GPU, "a", instance="two")]
@@ -108,7 +108,7 @@ def test_faster_tiers_come_first_whatever_the_order_of_the_reports():
         ([report(GPU, "a", instance="one"), report(GPU, "ab", instance="two")], "ab"),
     ],
 )
-def test_what_has_no_parent_to_stand_on_is_refused(reports, refused):
+def test_copies_without_support_are_refused(reports, refused):
     tree = tree_of(10, 10, 10)
     copies = sum(len(report.nodes) for report in reports)
     assert restore(tree, reports) == RestoreResult(copies - 1, 1)
@@ -116,7 +116,7 @@ def test_what_has_no_parent_to_stand_on_is_refused(reports, refused):
     check_integrity(tree)
 
 
-def test_what_has_no_room_is_refused():
+def test_copies_without_room_are_refused():
     tree = tree_of(2, 1, 10)
     assert restore(tree, [report(GPU, "abc", "ab", "a", instance="one")]) == RestoreResult(2, 1)
     assert restore(tree, [report(HOST, "x", "y")]) == RestoreResult(1, 1)
@@ -124,7 +124,7 @@ def test_what_has_no_room_is_refused():
     check_integrity(tree)
 
 
-def test_the_baseline_refuses_everything():
+def test_the_none_policy_refuses_everything():
     tree = tree_of(10, 10, 10, policy="NONE")
     assert restore(tree, [report(HOST, "a"), report(GPU, "b", instance="one")]) == RestoreResult(0, 2)
     assert not tree.registry.nodes
@@ -140,14 +140,14 @@ def test_the_baseline_refuses_everything():
     ],
     ids=["no room", "no parent in a shared tier", "no parent in a GPU"],
 )
-def test_what_is_refused_is_ordered_to_be_dropped(reported, dropped):
+def test_refused_copies_are_dropped(reported, dropped):
     tree = tree_of(1, 1, 10)
     assert restore(tree, [reported]).refused == 1
     assert Counter(take_pending_moves(tree, "two")) == Counter([dropped])
     assert Counter(take_pending_moves(tree, "one")) == Counter()
 
 
-def test_a_refused_copy_of_a_known_document_is_dropped_from_its_tier_alone():
+def test_a_refused_copy_of_a_known_document_leaves_only_its_own_tier():
     tree = tree_of(10, 1, 10)
     ask(tree, "a")
     restore(tree, [report(HOST, "b", "a")])
@@ -155,7 +155,7 @@ def test_a_refused_copy_of_a_known_document_is_dropped_from_its_tier_alone():
     assert Counter(take_pending_moves(tree)) == Counter([move("a", HOST, None)])
 
 
-def test_what_the_tree_knows_is_left_as_it_is():
+def test_restoring_known_copies_changes_nothing():
     tree = tree_of(10, 10, 10)
     ask(tree, "ab")
     ask(tree, "ab")
@@ -165,7 +165,7 @@ def test_what_the_tree_knows_is_left_as_it_is():
     check_integrity(tree)
 
 
-def test_what_a_plan_is_about_to_save_is_not_restored_in_its_place():
+def test_a_copy_that_a_plan_will_save_is_not_restored():
     tree = tree_of(10, 10, 10)
     running = begin(tree, "a")
     assert restore(tree, [report(GPU, "a", instance="one")]) == RestoreResult(0, 1)
@@ -176,7 +176,7 @@ def test_what_a_plan_is_about_to_save_is_not_restored_in_its_place():
     check_integrity(tree)
 
 
-def test_a_copy_that_is_about_to_be_dropped_is_not_restored():
+def test_a_copy_with_a_pending_drop_is_not_restored():
     tree = tree_of(0, 10, 10)
     ask(tree, "a")
     tree.delete("a")
@@ -184,7 +184,7 @@ def test_a_copy_that_is_about_to_be_dropped_is_not_restored():
     assert (found(tree, "a") == [HOST]) != (move("a", HOST, None) in take_pending_moves(tree))
 
 
-def test_a_deleted_document_that_a_plan_still_uses_is_not_restored_and_not_dropped_under_it():
+def test_a_deleted_document_in_use_is_neither_restored_nor_dropped():
     tree = tree_of(10, 10, 10)
     ask(tree, "a")
     running = begin(tree, "a")
@@ -196,7 +196,7 @@ def test_a_deleted_document_that_a_plan_still_uses_is_not_restored_and_not_dropp
     assert Counter(take_pending_moves(tree)) == Counter([move("a", GPU, None, "one")])
 
 
-def test_a_restored_document_that_is_in_demand_is_worth_keeping():
+def test_a_much_used_restored_document_is_kept():
     # a is used five times and b once, for a second a token each.
     tree = tree_of(2, policy="PGDSF", cost=linear_cost)
     restore(tree, [report(GPU, "a", instance="one")])
@@ -221,7 +221,7 @@ GOOD = report(GPU, "a", instance="one")
     ],
 )
 @pytest.mark.parametrize("first", [True, False])
-def test_one_report_that_cannot_be_true_refuses_them_all(bad, error, param, first):
+def test_one_invalid_report_refuses_all_reports(bad, error, param, first):
     tree = tree_of(10, 10, 10)
     ask(tree, "xy")
     begin(tree, "xz")
@@ -249,7 +249,7 @@ capacities = st.tuples(*[st.integers(0, 6)] * 3)
 
 @given(st.sampled_from(policy_names()), capacities, traces, st.randoms(use_true_random=False))
 @settings(max_examples=150, deadline=None)
-def test_a_rebuilt_tree_finds_what_the_lost_one_found(policy, sizes, trace, random):
+def test_a_restored_tree_finds_what_the_lost_tree_found(policy, sizes, trace, random):
     lost, rebuilt = (tree_of(*sizes, policy=policy) for _ in range(2))
     for path, instance, namespace in trace:
         ask(lost, path, instance, namespace)
@@ -267,7 +267,7 @@ def test_a_rebuilt_tree_finds_what_the_lost_one_found(policy, sizes, trace, rand
 
 @given(capacities, capacities, traces, st.data())
 @settings(max_examples=150, deadline=None)
-def test_tiers_that_lost_some_and_shrank_hold_what_the_rebuilt_tree_believes_once_its_orders_are_carried_out(
+def test_smaller_tiers_with_losses_match_the_restored_tree_after_its_moves(
     sizes, smaller, trace, data
 ):
     lost, rebuilt = tree_of(*sizes), tree_of(*smaller)

@@ -18,7 +18,7 @@ from tree_cases import (
 from cachectl.tree.integrity import check_integrity
 
 
-def test_a_deleted_document_goes_from_all_tiers_and_paths_with_all_that_stands_behind_it():
+def test_a_deleted_document_leaves_all_tiers_and_paths_with_everything_behind_it():
     tree = tree_of(4, 6, 6)
     for path in ("axb", "xC", "D", "yx", "E", "yx"):
         ask(tree, path, "one")
@@ -33,7 +33,7 @@ def test_a_deleted_document_goes_from_all_tiers_and_paths_with_all_that_stands_b
     assert tree.delete("x") == 0
 
 
-def test_each_copy_of_a_deleted_document_is_ordered_to_be_dropped():
+def test_each_copy_of_a_deleted_document_is_dropped_by_a_pending_move():
     tree = tree_of(2, 2)
     for path in ("ab", "C", "ab"):
         ask(tree, path, "one")
@@ -49,7 +49,7 @@ def test_each_copy_of_a_deleted_document_is_ordered_to_be_dropped():
     assert take_pending_moves(tree, "one") == take_pending_moves(tree, "two") == []
 
 
-def test_a_document_may_be_deleted_in_one_namespace_alone():
+def test_a_document_can_be_deleted_in_one_namespace():
     tree = tree_of(10)
     for namespace in ("x", "y"):
         ask(tree, "ab", namespace=namespace)
@@ -62,7 +62,7 @@ def test_a_document_may_be_deleted_in_one_namespace_alone():
     check_integrity(tree)
 
 
-def test_a_document_that_is_deleted_in_use_is_found_no_more_and_dropped_when_the_plan_ends():
+def test_a_document_deleted_in_use_is_dropped_when_its_plan_completes():
     tree = tree_of(4)
     ask(tree, "ab")
     running = begin(tree, "abc")
@@ -77,7 +77,7 @@ def test_a_document_that_is_deleted_in_use_is_found_no_more_and_dropped_when_the
     assert Counter(take_pending_moves(tree)) == Counter(move(path, GPU, None, "one") for path in ("a", "ab", "abc"))
 
 
-def test_a_document_is_dropped_when_the_last_of_its_plans_ends():
+def test_a_deleted_document_is_dropped_when_its_last_plan_completes():
     tree = tree_of(4)
     ask(tree, "ab")
     first, second = begin(tree, "ab"), begin(tree, "a")
@@ -90,7 +90,7 @@ def test_a_document_is_dropped_when_the_last_of_its_plans_ends():
 
 
 @pytest.mark.parametrize("old_first", [True, False])
-def test_a_document_that_comes_back_is_not_kept_while_a_plan_uses_what_was_deleted(old_first):
+def test_a_deleted_document_is_not_kept_again_while_a_plan_uses_its_old_copy(old_first):
     # Both would lie under one key, and the drop of the old one would take the new one with it.
     tree = tree_of(4)
     ask(tree, "a")
@@ -107,7 +107,7 @@ def test_a_document_that_comes_back_is_not_kept_while_a_plan_uses_what_was_delet
     assert found(tree, "a") == [GPU]
 
 
-def test_a_document_that_came_back_and_failed_is_dropped_after_all():
+def test_a_deleted_document_is_dropped_if_its_next_plan_fails():
     tree = tree_of(4)
     ask(tree, "a")
     old = begin(tree, "a")
@@ -119,7 +119,7 @@ def test_a_document_that_came_back_and_failed_is_dropped_after_all():
     assert take_pending_moves(tree) == [move("a", GPU, None, "one")]
 
 
-def test_what_a_running_plan_loads_is_not_dropped_when_its_document_came_back_and_is_evicted():
+def test_evicting_a_deleted_documents_new_copy_spares_the_old_one_in_use():
     tree = tree_of(2)
     ask(tree, "a")
     old = begin(tree, "a")
@@ -133,7 +133,7 @@ def test_what_a_running_plan_loads_is_not_dropped_when_its_document_came_back_an
     assert (move("a", GPU, None, "one") in take_pending_moves(tree)) != (found(tree, "a") == [GPU])
 
 
-def test_clearing_drops_everything_pins_too():
+def test_clear_drops_everything_including_pins():
     tree = tree_of(4, 4)
     ask(tree, "sa", pinned=1)
     ask(tree, "sb", pinned=1)
@@ -146,7 +146,7 @@ def test_clearing_drops_everything_pins_too():
     assert [cache.used for cache in tree.tiers] == [0, 0, 0, 0]
 
 
-def test_orders_to_drop_a_document_come_in_the_order_in_which_its_nodes_came():
+def test_a_deletion_drops_nodes_in_the_order_of_their_creation():
     tree = tree_of(100)
     namespaces = [f"tenant {number}" for number in range(20)]
     for namespace in namespaces:

@@ -187,7 +187,7 @@ histories = st.tuples(*[st.lists(events, max_size=12)] * 5).map(
     histories,
 )
 @settings(max_examples=400, deadline=None, report_multiple_bugs=False, phases=set(Phase) - {Phase.explain})
-def test_orders_loads_and_saves_make_the_tiers_what_the_tree_believes(policy, capacities, history):
+def test_moves_loads_and_saves_make_the_tiers_match_the_tree(policy, capacities, history):
     traffic = Traffic(tree_of(*capacities, policy=policy))
     for name, arguments in history:
         getattr(traffic, name)(**arguments)

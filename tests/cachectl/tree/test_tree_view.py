@@ -21,7 +21,7 @@ def test_an_empty_tree_shows_its_tiers():
     )
 
 
-def test_the_view_ends_at_its_depth_and_counts_what_it_hides():
+def test_the_view_ends_at_its_depth_and_counts_hidden_nodes():
     tree = tree_of(10, 10, 10)
     for path in ("abc", "abd", "ae"):
         ask(tree, path)
@@ -33,7 +33,7 @@ def test_the_view_ends_at_its_depth_and_counts_what_it_hides():
     assert [tree_view(tree, depth, 1000).nodes for depth in (0, 1, 2, WHOLE)] == [5] * 4
 
 
-def test_the_view_has_the_most_used_of_those_whose_parents_it_has():
+def test_the_view_shows_the_most_used_nodes_below_shown_parents():
     tree = tree_of(10, 10, 10)
     for path in ("abc", "abd", "abd", "ae", "x", "x"):
         ask(tree, path)
@@ -51,7 +51,7 @@ def _keys(nodes) -> list[str]:
     return sorted(shown.key for shown in nodes)
 
 
-def test_the_view_names_the_places_of_each_document_and_leaves_out_what_is_only_promised():
+def test_the_view_names_each_nodes_tiers_without_reserved_copies():
     tree = tree_of(1, 2, 10)
     for path, instance in (("a", "one"), ("b", "one"), ("a", "two"), ("a", "one")):
         ask(tree, path, instance)
@@ -75,7 +75,7 @@ def test_the_view_lists_namespaces_by_name():
     assert list(tree_view(tree, 1, 1000).namespaces) == ["x", "y", "z"]
 
 
-def test_the_view_shows_what_is_in_use_and_what_is_pinned():
+def test_the_view_shows_locked_and_pinned_nodes():
     tree = tree_of(10, 10, 10)
     for path in ("ab", "ac"):
         ask(tree, path)
@@ -89,7 +89,7 @@ def test_the_view_shows_what_is_in_use_and_what_is_pinned():
     }
 
 
-def test_the_view_shows_what_each_place_holds_and_what_has_left_it():
+def test_the_view_shows_each_tiers_content_and_evictions():
     tree = tree_of(2, 4, 0)
     for path in ("ab", "c"):
         ask(tree, path)
