@@ -1,4 +1,4 @@
-"""Controllers whose instances come and go, and an executor that records what each instance is told."""
+"""Controllers whose instances are added and retired, and an executor that records their orders."""
 
 import asyncio
 
@@ -15,7 +15,10 @@ GPU, HOST, DISK = Tier
 
 
 class RecordingExecutor:
-    """Executor that records the orders of each instance. An instance on ``hold`` waits for the test to set its event."""
+    """Executor that records the orders of each instance.
+
+    An instance on ``hold`` waits until the test sets its event. One that is ``gone`` fails.
+    """
 
     def __init__(self) -> None:
         self.done: list[tuple[str, Orders]] = []
@@ -55,19 +58,19 @@ class RecordingExecutor:
 
 
 async def all_ready() -> None:
-    """All that is ready to happen has happened, timers that are due included."""
+    """Let all ready tasks and due timers run."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 async def done(tasks: dict[str, asyncio.Task]) -> list[str]:
-    """The queries that have had their turn."""
+    """The queries whose tasks are done."""
     await all_ready()
     return [query_id for query_id, task in tasks.items() if task.done()]
 
 
 async def caches(controller) -> list[str]:
-    """The GPUs that there are."""
+    """The instances whose GPUs the controller knows."""
     return [tier.instance for tier in (await controller.stats()).tiers if tier.tier is GPU]
 
 

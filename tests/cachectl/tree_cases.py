@@ -5,8 +5,6 @@ A lower-case letter is a document of one token, and an upper-case letter is one 
 
 from collections.abc import Callable, Iterable, Sequence
 
-from hypothesis import strategies as st
-
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.tree.grant import Grant
@@ -169,8 +167,3 @@ def dump(tree: KnowledgeTree) -> dict[str, object]:
         },
         "pending moves": list(tree.tiers.pending_moves),
     }
-
-
-def event(name: str, **arguments: st.SearchStrategy) -> st.SearchStrategy:
-    """An event of a random history: the name of a method, and its arguments."""
-    return st.tuples(st.just(name), st.fixed_dictionaries(arguments))

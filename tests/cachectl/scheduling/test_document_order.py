@@ -1,4 +1,4 @@
-"""A document order is a permutation, and cached-first finds the longest cached prefix without trying them all."""
+"""Document orders are permutations. Cached-first finds the longest cached prefix within a bound on lookups."""
 
 from itertools import permutations
 
@@ -20,7 +20,7 @@ KEYS = "abcdef"
 
 
 class Node:
-    """A cached document; the nodes of one tree share the count of lookups."""
+    """A cached document. All nodes of a tree record their lookups in one list."""
 
     def __init__(self, tokens: int, lookups: list[str]) -> None:
         self.tokens = tokens
@@ -33,7 +33,7 @@ class Node:
 
 
 class EveryOrder:
-    """A tree that holds every order of some documents, each of one token, and counts lookups."""
+    """A tree that holds every order of some one-token documents and counts lookups."""
 
     tokens = 1
 
@@ -47,7 +47,7 @@ class EveryOrder:
 
 
 def tree(paths, sizes=None) -> Node:
-    """The root of a tree that holds ``paths``; a document has the tokens of ``sizes``, or one."""
+    """The root of a tree that holds ``paths``. ``sizes`` are the documents' tokens, one by default."""
     root = Node(1000, [])
     for path in paths:
         node = root
@@ -67,7 +67,7 @@ def cached_tokens(documents, order, root) -> int:
 
 
 def best_of_all(documents, root) -> tuple[int, ...]:
-    orders = permutations(range(len(documents)))  # lexicographic, so the first of equals is nearest to the ranks
+    orders = permutations(range(len(documents)))  # lexicographic, so ties go to the order nearest to the ranks
     return max(orders, key=lambda order: cached_tokens(documents, order, root))
 
 

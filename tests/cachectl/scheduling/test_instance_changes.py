@@ -1,4 +1,4 @@
-"""Orders and shared tiers while instances retire, and instances that are added, avoided or isolated."""
+"""Orders to instances that retire, instances that are added, avoided or isolated, and lost shared tiers."""
 
 import asyncio
 from functools import partial
@@ -125,7 +125,7 @@ async def test_a_pending_copy_of_a_removed_instance_is_not_believed(build):
     assert await cached(controller, "a") == [None]
 
 
-# Instances that are added, and those to avoid
+# Added instances, and instances to avoid
 
 
 async def test_an_added_instance_brings_its_copies(build):
@@ -155,7 +155,7 @@ async def test_a_request_does_not_run_on_an_avoided_instance(build):
     await fill(controller, "a")
     assert (await controller.admit(avoiding("query", "one", documents="a"))).instance == "two"
     tasks = {"waits": await waiting(controller, avoiding("waits", "one"))}
-    assert await done(tasks) == [], "one is free, and to be avoided"
+    assert await done(tasks) == [], "the query started on the instance that it avoids"
     await controller.complete(report("query"))
     assert (await tasks["waits"]).instance == "two"
     await controller.complete(report("waits"))
@@ -183,7 +183,7 @@ async def test_a_moved_request_still_avoids_its_instances(build):
     controller.check_integrity()
 
 
-# Aloof ones, and shared tiers whose last instance is gone
+# Isolated instances, and lost shared tiers
 
 
 async def test_an_isolated_instance_uses_only_its_gpu(build, engines):
@@ -199,7 +199,7 @@ async def test_an_isolated_instance_uses_only_its_gpu(build, engines):
     assert await cached(controller, "a") == [GPU]
     await all_ready()
     await controller.persist()
-    # What is shared is dropped by who reaches it, and nobody does now.
+    # No instance reaches the shared tiers now, so the drops there wait for the next one.
     await controller.delete_document(DocumentDeletion(("a",)))
     assert {(move.source, move.target) for move in engines.moves("far")} == {(GPU, None)}
     await controller.add_instance("near", "", [])

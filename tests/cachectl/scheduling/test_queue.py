@@ -1,9 +1,10 @@
-"""The queue serves whose documents are cached first, and overtakes nobody more often than its window allows."""
+"""The queue serves the largest cached share first, and its window bounds how often a query is overtaken."""
 
 from collections import Counter
 from dataclasses import dataclass
 
 import pytest
+from histories import indices, pick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -58,7 +59,7 @@ def test_window_zero_is_first_come_first_served():
 
 
 def test_a_query_overtaken_as_often_as_the_window_allows_goes_next():
-    # e and d overtake a, b and c, so these go next, though f's 5/2 is more than any of theirs.
+    # e and d overtake a, b and c. These go next, although f's priority of 5/2 is higher.
     queue = _queue_of(2, a=(0, 1), b=(1, 1), c=(2, 1), d=(3, 1), e=(4, 1), f=(5, 2))
     assert _drain(queue) == "edabcf"
     assert queue.largest_overtake == 2
@@ -82,7 +83,7 @@ def test_a_removed_query_has_overtaken_none():
 
 
 def test_removing_the_oldest_leaves_the_others_their_own_counts():
-    # b and d overtake a, but only d overtakes c; then e and f do, and c goes next.
+    # b and d overtake a, and only d overtakes c. Then e and f overtake c, which goes next.
     queue = _queue_of(3, a=(0, 1), b=(9, 1), c=(0, 1), d=(8, 1), e=(7, 1), f=(6, 1))
     assert [_pop(queue), _pop(queue)] == ["b", "d"]
     assert [queue.overtaken(query_id) for query_id in queue] == [2, 1, 0, 0]
@@ -232,7 +233,7 @@ def test_memory_stays_bounded_in_a_long_stream():
     steps=st.lists(st.none() | st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=60),
 )
 def test_no_query_starves(window, steps):
-    """With p ahead at its arrival, a query is served within p + window + 1 pops, whoever comes after it."""
+    """A query with p queries ahead at its arrival is served within p + window + 1 pops, whatever arrives later."""
     queue = CacheAwareQueue(max_queued=100, window=window)
     latest: dict[str, int] = {}
     pops = 0
@@ -258,7 +259,7 @@ def test_a_stream_of_better_queries_delays_the_worst_by_the_window_only():
 
 @dataclass
 class _Waiter:
-    """What the model knows of one that waits: the tokens in truth, the priority last told, and who overtook it."""
+    """A waiting query in the model: its true tokens, the priority last told to the queue, and its overtakes."""
 
     query_id: str
     sequence: int
@@ -271,7 +272,7 @@ _TOKENS = st.tuples(st.integers(0, 6), st.integers(0, 4))
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """The queue against a list that is searched from end to end."""
+    """The queue against a model: a list that is searched from end to end."""
 
     @initialize(max_queued=st.integers(0, 12), window=st.integers(0, 5), refreshes=st.booleans())
     def start(self, max_queued, window, refreshes):
@@ -285,9 +286,6 @@ class QueueMachine(RuleBasedStateMachine):
     def tell(self, query_id):
         self.asked.append(query_id)
         return next(waiter.tokens for waiter in self.waiting if waiter.query_id == query_id)
-
-    def some_waiter(self, data):
-        return data.draw(st.sampled_from(self.waiting), label="waiter")
 
     @rule(name=st.integers(0, 20), tokens=_TOKENS)
     def push(self, name, tokens):
@@ -304,16 +302,16 @@ class QueueMachine(RuleBasedStateMachine):
             self.arrived += 1
 
     @precondition(lambda self: self.waiting)
-    @rule(data=st.data(), tokens=_TOKENS)
-    def reprioritise(self, data, tokens):
-        waiter = self.some_waiter(data)
+    @rule(which=indices, tokens=_TOKENS)
+    def reprioritise(self, which, tokens):
+        waiter = pick(self.waiting, which)
         self.queue.reprioritise(waiter.query_id, *tokens)
         waiter.tokens, waiter.told = tokens, priority(*tokens)
 
     @precondition(lambda self: self.waiting and self.refreshes)
-    @rule(data=st.data(), lost=st.integers(1, 6))
-    def fall_untold(self, data, lost):
-        waiter = self.some_waiter(data)
+    @rule(which=indices, lost=st.integers(1, 6))
+    def fall_untold(self, which, lost):
+        waiter = pick(self.waiting, which)
         cached, computed = waiter.tokens
         lost = min(lost, cached)
         waiter.tokens = (cached - lost, computed + lost)
@@ -327,7 +325,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         oldest = self.waiting[0]
         if oldest.overtaken < self.window:
-            # With refresh nothing but falls goes untold, so the choice is by what is true.
+            # With refresh, only falls go untold, so the true priorities decide.
             value = (lambda waiter: priority(*waiter.tokens)) if self.refreshes else (lambda waiter: waiter.told)
             expected = max(self.waiting, key=lambda waiter: (value(waiter), -waiter.sequence))
         else:
@@ -339,9 +337,9 @@ class QueueMachine(RuleBasedStateMachine):
         for waiter in self.waiting:
             waiter.overtaken += waiter.sequence < expected.sequence
 
-    @rule(data=st.data(), name=st.integers(0, 20))
-    def remove(self, data, name):
-        query_id = self.some_waiter(data).query_id if self.waiting and name % 2 else str(name)
+    @rule(which=indices, name=st.integers(0, 20))
+    def remove(self, which, name):
+        query_id = pick(self.waiting, which).query_id if self.waiting and name % 2 else str(name)
         left = [waiter for waiter in self.waiting if waiter.query_id != query_id]
         assert self.queue.remove(query_id) == (len(left) < len(self.waiting))
         self.waiting = left

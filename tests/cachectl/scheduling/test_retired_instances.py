@@ -34,7 +34,7 @@ def build(clock, engines):
         yield partial(build, max_running=1)
 
 
-# Those that wait
+# Waiting queries
 
 
 async def test_queries_that_wait_for_a_retired_instance_move_in_order_of_arrival(build):
@@ -52,7 +52,7 @@ async def test_queries_that_wait_for_a_retired_instance_move_in_order_of_arrival
         (ended,) = [name for name in await done(tasks) if name not in turns]
         assert tasks[ended].result().instance == "two"
         turns.append(ended)
-    # Behind those that wait there already, and among themselves as they came.
+    # The moved queries go behind those that already wait there, in their order of arrival.
     assert 0 < len(at_two) < 6
     assert turns == at_two + [name for name in "abcdef" if name not in at_two]
     await controller.complete(report(ended))
@@ -109,7 +109,7 @@ async def test_queries_of_several_retired_instances_start_in_order_of_arrival(bu
         await controller.admit(ask("too many"))
     await controller.add_instance("three", "", [])
     (refused,) = [name for name in await done(tasks) if tasks[name].exception() is not None]
-    assert refused == "d", "it came last, and has one cache less to wait"
+    assert refused == "d", "the last to arrive should be refused, because one queue is full"
     turns = []
     while len(turns) < 3:
         (name,) = [name for name in await done(tasks) if name not in (*turns, refused)]
@@ -193,7 +193,7 @@ async def test_waiting_queries_go_to_a_retired_instance_that_restarts(build):
     assert controller.retired == {"one"}
 
 
-# Those that run
+# Running queries
 
 
 async def test_a_retired_instance_completes_its_queries_and_is_removed(build):
@@ -204,7 +204,7 @@ async def test_a_retired_instance_completes_its_queries_and_is_removed(build):
     await controller.retire_instance("one")
     assert (controller.retired, set(controller.boots)) == ({"one"}, {"one", "two"})
     await controller.prefilled("runs")
-    assert await cached(controller, "ab") == [None, None], "its GPU's cache is used again"
+    assert await cached(controller, "ab") == [None, None], "a query used the retired instance's cache"
     assert await caches(controller) == ["one", "two"]
     await controller.complete(report("runs"))
     controller.expire_leases()
@@ -259,7 +259,7 @@ async def test_a_retired_instance_receives_nothing_new(build, engines):
     assert await controller.speculate("third", ["a"], ask("third~1", "ab")) is None
     await controller.complete(report("guesses~1", PlanOutcome.CANCELLED, computed=0))
     await controller.complete(report("admitted"))
-    # What it has is nothing to whom it is not given to; and where none is idle, nothing is warmed up.
+    # The retired instance's cache does not count as warm. With no other instance idle, nothing is warmed up.
     warmed = await controller.warm(ask("warm", "x"))
     assert warmed.instance == "two"
     assert await controller.warm(ask("again", "x")) is None

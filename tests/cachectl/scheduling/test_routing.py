@@ -1,4 +1,4 @@
-"""A request goes where its first token comes soonest: to its cached documents, unless too much waits there."""
+"""A request goes to the instance with the earliest first token: cached documents count against the backlog."""
 
 import pytest
 from hypothesis import given
@@ -78,7 +78,7 @@ def test_idle_instances_with_nothing_cached_are_taken_in_order():
 def test_a_request_goes_to_the_instance_with_the_longest_cached_prefix():
     scheduler = build("abc", max_running=9)
     assert occupy(scheduler, 1, 1) == ["one", "two"]
-    # 20 of 40 tokens are on "one": 1 + 21 s there, 41 s on "three", which is idle.
+    # 20 of 40 tokens are cached on "one". It takes 1 + 21 s there, and 41 s on "three", which is idle.
     assert instance_of(scheduler.admit(ask("query", "abxy"), 0.0)) == "one"
 
 
@@ -134,5 +134,5 @@ def test_documents_in_host_memory_favour_no_instance():
     scheduler.tree.pin("tenant", "a")
     scheduler.tree._replication.replicate(first, "one", [])
     assert occupy(scheduler, 12) == ["one"]
-    # With "a" in host memory it takes 12 + 1 s on "one" and 10 + 1 s on the others; without, it would take 21 s there.
+    # With "a" in host memory, it takes 12 + 1 s on "one" and 10 + 1 s on the others, instead of 21 s.
     assert instance_of(scheduler.admit(ask("query", "ab"), 0.0)) == "two"

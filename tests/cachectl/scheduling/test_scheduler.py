@@ -53,7 +53,7 @@ def test_documents_are_found_once_their_request_completes(build):
     ]
 
 
-@pytest.mark.parametrize("ends", [True, False], ids=["completes", "fails later"])
+@pytest.mark.parametrize("ends", [True, False], ids=["completes", "fails afterwards"])
 def test_documents_are_found_once_their_request_is_prefilled(build, ends):
     scheduler = build(max_running=9)
     run(scheduler, ask("computes", "ab"))
@@ -86,7 +86,7 @@ def test_a_lost_copy_is_removed_with_everything_behind_it(scheduler, tell):
 def test_any_request_may_report_lost_copies_and_unknown_ones_are_ignored(scheduler, kept):
     fill(scheduler, "ab", "c")
     run(scheduler, ask("tells", "c"))
-    scheduler.complete("tells", 0.0, kept, lost=[(key("a"), Tier.GPU), (b"nobody's", Tier.DISK)])
+    scheduler.complete("tells", 0.0, kept, lost=[(key("a"), Tier.GPU), (b"unknown", Tier.DISK)])
     assert cached(run(scheduler, ask("again", "ab"))) == 0
 
 
@@ -106,7 +106,7 @@ def test_the_book_names_running_and_waiting_queries_by_document(build):
     run(scheduler, ask("other", "c"))
     wait(scheduler, ask("waits", "b"))
     assert scheduler.book.naming({"b", "x"}, None) == scheduler.book.naming(["b"], "tenant") == {"runs", "waits"}
-    assert scheduler.book.naming(["b"], "somebody") == scheduler.book.naming([], None) == set()
+    assert scheduler.book.naming(["b"], "unknown") == scheduler.book.naming([], None) == set()
 
 
 def test_a_failed_request_removes_lost_copies_too(scheduler):
@@ -162,13 +162,13 @@ def test_without_an_instance_requests_are_refused(scheduler):
     ],
     ids=[
         "runs already",
-        "waits already",
+        "is queued already",
         "negative question",
         "empty document",
-        "completed, but never submitted",
+        "completed, but never admitted",
         "completed twice",
-        "prefilled, but never submitted",
-        "prefilled after its end",
+        "prefilled, but never admitted",
+        "prefilled after it completed",
         "prefilled while it waits",
         "stalled while it waits",
         "unknown instance removed",
@@ -204,7 +204,7 @@ def test_waiting_requests_with_contradicting_lengths_do_not_harm_others(schedule
     assert {"first", "patient"} <= set(serve_all(scheduler, "runs"))
 
 
-# What is idle and what is cached
+# Idle instances and cached requests
 
 
 def test_an_instance_without_running_requests_is_idle(build):
@@ -225,7 +225,7 @@ def test_a_request_is_cached_when_one_instance_has_all_its_documents(build, docu
     assert scheduler.is_cached(ask("query", documents)) == whole
 
 
-# Instances come and go
+# Instances
 
 
 def test_requests_of_a_removed_instance_can_be_admitted_again(build):

@@ -1,6 +1,7 @@
 """The scheduler under random use: its bounds and the tree's locks hold after each step."""
 
 import pytest
+from histories import indices, pick
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -20,7 +21,7 @@ from protocol.errors import InvalidRequest, Overloaded, Unavailable, UnknownPlan
 from protocol.generation import StepBudget
 from protocol.tiers import Tier
 
-# Few prefixes, so that requests share them; "s" is a system prompt.
+# Few prefixes, so that requests share them. "s" is a system prompt.
 PATHS = ["", "a", "ab", "abc", "abd", "ba", "c", "s", "sa", "sab", "sb", "sbd"]
 
 
@@ -28,9 +29,9 @@ LENGTHS = {"s": 2, "a": 1, "b": 2, "c": 3, "d": 5}
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Requests, their ends and instances in any order, on tiers too small for everything.
+    """Random requests, completions and instance changes on small tiers.
 
-    The model knows who runs and who waits, in order of arrival, and how often each that waits was overtaken.
+    The model knows the running requests, the waiting ones in order of arrival, and how often each was overtaken.
     """
 
     @initialize(
@@ -69,54 +70,54 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.queries += 1
             documents = tuple(PathDocument(content, LENGTHS[content]) for content in path)
             namespace = "tenant-b" if other else "tenant-a"
-            self.take_on(Request(str(self.queries), namespace, documents, question, int(path[:1] == "s")))
+            self.submit(Request(str(self.queries), namespace, documents, question, int(path[:1] == "s")))
             self.holds_together()
 
     @precondition(lambda self: self.returned)
     @rule()
     def submit_again(self):
-        self.take_on(self.returned.pop())
+        self.submit(self.returned.pop())
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def prefill(self, data):
-        query_id = data.draw(st.sampled_from(sorted(self.running)))
-        self.turns_of(self.scheduler.prefilled(query_id, self.now, self.some_lost(data, query_id)))
+    @rule(which=indices, lost=indices)
+    def prefill(self, which, lost):
+        query_id = pick(sorted(self.running), which)
+        self.start(self.scheduler.prefilled(query_id, self.now, self.some_lost(query_id, lost)))
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def stall(self, data):
-        self.turns_of(self.scheduler.stalled(data.draw(st.sampled_from(sorted(self.running))), self.now))
+    @rule(which=indices)
+    def stall(self, which):
+        self.start(self.scheduler.stalled(pick(sorted(self.running), which), self.now))
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), kept=st.sampled_from([True, True, True, False]))
-    def complete(self, data, kept):
-        query_id = data.draw(st.sampled_from(sorted(self.running)))
-        lost = self.some_lost(data, query_id)
+    @rule(which=indices, lost=indices, kept=st.sampled_from([True, True, True, False]))
+    def complete(self, which, lost, kept):
+        query_id = pick(sorted(self.running), which)
+        copies = self.some_lost(query_id, lost)
         del self.running[query_id]
-        self.turns_of(self.scheduler.complete(query_id, self.now, kept, lost))
+        self.start(self.scheduler.complete(query_id, self.now, kept, copies))
 
     @precondition(lambda self: self.waiting)
-    @rule(data=st.data())
-    def withdraw(self, data):
-        query_id = data.draw(st.sampled_from(sorted(self.waiting)))
+    @rule(which=indices)
+    def withdraw(self, which):
+        query_id = pick(sorted(self.waiting), which)
         del self.waiting[query_id]
         granted = self.scheduler.complete(query_id, self.now, kept=False)
         assert self.step or not granted
-        self.turns_of(granted)
+        self.start(granted)
 
     @rule(content=st.sampled_from("sabcd"))
     def delete(self, content):
         self.tree.delete(content)
 
-    @rule(data=st.data())
-    def refuse(self, data):
+    @rule(which=indices)
+    def refuse(self, which):
         known = [*self.running, *self.waiting]
         with pytest.raises(UnknownPlan):
             self.scheduler.complete(str(self.queries + 1), self.now, kept=True)
         if known:
             with pytest.raises(InvalidRequest):
-                self.scheduler.admit(self.requests[data.draw(st.sampled_from(sorted(known)))], self.now)
+                self.scheduler.admit(self.requests[pick(sorted(known), which)], self.now)
 
     @rule(instance=st.sampled_from(["one", "two", "three"]))
     def gain_instance(self, instance):
@@ -124,9 +125,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.waiting) > 3 or not self.running)
     @precondition(lambda self: self.tree.tiers.gpus)
-    @rule(data=st.data())
-    def lose_instance(self, data):
-        instance = data.draw(st.sampled_from(sorted(self.tree.tiers.gpus)))
+    @rule(which=indices)
+    def lose_instance(self, which):
+        instance = pick(sorted(self.tree.tiers.gpus), which)
         ran = [query_id for query_id, grant in self.running.items() if grant.instance == instance]
         lost = self.scheduler.lifecycle.remove(instance)
         assert {request.query_id for request in lost} >= set(ran)
@@ -136,7 +137,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 del self.waiting[request.query_id]
         self.returned += lost
 
-    def take_on(self, request):
+    def submit(self, request):
         self.now += 1
         try:
             grant = self.scheduler.admit(request, self.now)
@@ -150,7 +151,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.requests[request.query_id] = request
             self.waiting[request.query_id] = 0
             if grant is not None:
-                self.turns_of([grant])
+                self.start([grant])
 
     def granted(self, grant):
         request = self.requests[grant.query_id]
@@ -160,24 +161,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.running[grant.query_id] = grant
 
-    def turns_of(self, grants):
+    def start(self, grants):
         for grant in grants:
             arrived = list(self.waiting).index(grant.query_id)
             for older in list(self.waiting)[:arrived]:
-                if self.line_of(older) == grant.instance:
+                if self.instance_of(older) == grant.instance:
                     self.waiting[older] += 1
             assert self.waiting.pop(grant.query_id) <= self.window
             self.granted(grant)
 
-    def line_of(self, query_id):
+    def instance_of(self, query_id):
         return self.scheduler.book.requests[query_id].instance
 
-    def some_lost(self, data, query_id):
+    def some_lost(self, query_id, lost):
+        """One lost copy for every fifth value of ``lost``."""
         steps = [step for step in self.running[query_id].documents if step.source or step.kept]
-        if not steps or data.draw(st.integers(0, 4)):
+        index, rest = divmod(lost, 5)
+        if not steps or rest:
             return []
-        step = data.draw(st.sampled_from(steps))
-        return [(step.key, data.draw(st.sampled_from([step.source or step.kept, Tier.HOST])))]
+        step = pick(steps, index // 2)
+        return [(step.key, Tier.HOST if index % 2 else step.source or step.kept)]
 
     @invariant()
     def holds_together(self):
@@ -190,9 +193,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(overtaken <= self.window for overtaken in self.waiting.values())
         assert self.scheduler.instances.largest_overtake <= self.window
         for query_id in self.waiting:
-            queue = self.scheduler.instances.states[self.line_of(query_id)].queue
+            queue = self.scheduler.instances.states[self.instance_of(query_id)].queue
             told = -queue._entry(query_id)[0]
-            assert told >= priority(*self.scheduler.book.progress(query_id)), "a rise was not told"
+            assert told >= priority(*self.scheduler.book.progress(query_id)), "the queue missed a higher priority"
 
     def teardown(self):
         if not hasattr(self, "scheduler"):
@@ -200,7 +203,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         while self.running:
             query_id = next(iter(self.running))
             del self.running[query_id]
-            self.turns_of(self.scheduler.complete(query_id, self.now, kept=True))
+            self.start(self.scheduler.complete(query_id, self.now, kept=True))
         assert not self.waiting
         self.holds_together()
         assert self.scheduler.instances.idle == list(self.tree.tiers.gpus)

@@ -110,7 +110,7 @@ def test_a_request_falls_back_when_its_documents_are_evicted(build):
     scheduler = build(gpu=30)
     fill(scheduler, "a", "b")
     run(scheduler, ask("runs"))
-    # Cached are 10 of 31, 10 of 40 and 10 of 50 tokens; "first" makes room for "c" and "d" at the expense of "a".
+    # "first" has 10 of 31 tokens cached, "loses" 10 of 40, and "gains" 10 of 50. "first" evicts "a" for "c" and "d".
     wait(scheduler, ask("first", "bcd"), ask("loses", "a", question=30), ask("gains", "b", question=40))
     assert serve_all(scheduler, "runs") == ["first", "gains", "loses"]
 
@@ -143,7 +143,7 @@ def test_a_withdrawn_request_frees_its_room_in_the_queue(build):
     ids=["query", "instance"],
 )
 def test_documents_that_only_a_withdrawn_request_needed_lose_their_priority(build, gives_up):
-    # LACR: what the queue needs is worth more than what was used in the past.
+    # LACR values documents that queued requests need over those used in the past.
     scheduler = build("one", "two", policy="LACR", gpu=20)
     fill(scheduler, "a", "b", "b")
     run(scheduler, ask("on one", question=100))

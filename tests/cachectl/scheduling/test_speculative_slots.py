@@ -79,7 +79,7 @@ def test_the_room_of_a_speculation_to_be_replaced_counts_as_free(build, bounds):
     speculate(scheduler, ask_without_question("guess", "a"))
     assert not scheduler.speculative.has_room()
     assert scheduler.speculative.has_room(besides="guess")
-    assert not scheduler.speculative.has_room(besides="somebody")
+    assert not scheduler.speculative.has_room(besides="unknown")
 
 
 def test_the_room_of_a_request_never_counts_as_free(build):
@@ -230,7 +230,7 @@ def test_speculations_take_no_room_in_the_queue(build):
         scheduler.admit(ask_without_question("refused"), 0.0)
 
 
-# Confirmed, withdrawn, completed
+# Confirm, withdraw, complete
 
 
 def test_a_confirmed_speculation_counts_as_a_request(scheduler):
@@ -335,7 +335,7 @@ def test_an_instance_with_a_speculation_is_not_idle(build):
 
 
 def test_an_instances_backlog_is_never_negative(build):
-    # Whoever comes next is routed by it.
+    # Routing uses the backlog.
     scheduler = build("one", "two", step=None)
     speculate(scheduler, ask_without_question("on one", "abc"), ask_without_question("on two", "xyz"))
     run(scheduler, ask_without_question("request", question=1))

@@ -1,6 +1,7 @@
 """Speculative slots under random use: requests start as if nothing speculated."""
 
 import pytest
+from histories import indices, pick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -30,9 +31,10 @@ LENGTHS = {"a": 1, "b": 2, "c": 3, "d": 5}
 
 
 class SpeculatingMachine(RuleBasedStateMachine):
-    """Requests and speculations in any order, over tiers too small for everything.
+    """Random requests, speculations and instance changes on small tiers.
 
-    The model knows who runs, who waits, which speculations go on, the latest last, and which are given up.
+    The model knows the running and the waiting requests, the running speculations with the newest last, and those that
+    were withdrawn or gave way.
     """
 
     @initialize(
@@ -54,7 +56,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
         self.waiting: set[str] = set()
         self.guesses: dict[str, Grant] = {}
         self.given_up: dict[str, Grant] = {}
-        # What goes on ahead of turns, by the plan; the request that it is for.
+        # Prefetches: the waiting request of each plan.
         self.prepared: dict[str, str] = {}
         self.prefilling: set[str] = set()
         self.retired: set[str] = set()
@@ -72,12 +74,12 @@ class SpeculatingMachine(RuleBasedStateMachine):
             grant = self.scheduler.admit(request, 0.0)
         except Overloaded:
             assert self.scheduler.instances.queued or self.requests or not self.open, (
-                "refused beside speculations alone"
+                "refused although only speculations run"
             )
         else:
             assert grant is None or grant.instance not in self.retired
             self.waiting.add(request.query_id)
-            self.turns_of([grant] if grant is not None else [])
+            self.start([grant] if grant is not None else [])
 
     @rule(path=st.sampled_from(PATHS), question=st.integers(0, 3))
     def speculate(self, path, question):
@@ -97,9 +99,9 @@ class SpeculatingMachine(RuleBasedStateMachine):
             self.prefilling.add(request.query_id)
 
     @precondition(lambda self: self.waiting)
-    @rule(data=st.data())
-    def prepare(self, data):
-        query_id = data.draw(st.sampled_from(sorted(self.waiting)))
+    @rule(which=indices)
+    def prepare(self, which):
+        query_id = pick(sorted(self.waiting), which)
         self.queries += 1
         plan_id = str(self.queries)
         may = self.scheduler.speculative.may_prefetch(query_id)
@@ -116,59 +118,59 @@ class SpeculatingMachine(RuleBasedStateMachine):
         assert not self.scheduler.speculative.may_prefetch(query_id)
 
     @precondition(lambda self: self.guesses)
-    @rule(data=st.data())
-    def confirm(self, data):
-        query_id = data.draw(st.sampled_from(sorted(self.guesses)))
+    @rule(which=indices)
+    def confirm(self, which):
+        query_id = pick(sorted(self.guesses), which)
         self.scheduler.speculative.confirm(query_id)
         self.requests[query_id] = self.guesses.pop(query_id)
 
     @precondition(lambda self: self.guesses)
-    @rule(data=st.data())
-    def withdraw(self, data):
-        query_id = data.draw(st.sampled_from(sorted(self.guesses)))
+    @rule(which=indices)
+    def withdraw(self, which):
+        query_id = pick(sorted(self.guesses), which)
         self.scheduler.speculative.withdraw(query_id)
         self.given_up[query_id] = self.guesses.pop(query_id)
 
     @precondition(lambda self: self.prefilling)
-    @rule(data=st.data(), late=st.booleans())
-    def prefill(self, data, late):
-        query_id = data.draw(st.sampled_from(sorted(self.prefilling)))
+    @rule(which=indices, late=st.booleans())
+    def prefill(self, which, late):
+        query_id = pick(sorted(self.prefilling), which)
         if late:
             self.prepared.pop(query_id, None)
-            self.turns_of(self.scheduler.stalled(query_id, 0.0), prefilled=query_id)
+            self.start(self.scheduler.stalled(query_id, 0.0), prefilled=query_id)
         else:
-            self.turns_of(self.scheduler.prefilled(query_id, 0.0), prefilled=query_id)
+            self.start(self.scheduler.prefilled(query_id, 0.0), prefilled=query_id)
 
     @precondition(lambda self: self.tree.grants.open)
-    @rule(data=st.data(), kept=st.booleans())
-    def complete(self, data, kept):
-        query_id = data.draw(st.sampled_from(sorted(self.tree.grants.open)))
+    @rule(which=indices, kept=st.booleans())
+    def complete(self, which, kept):
+        query_id = pick(sorted(self.tree.grants.open), which)
         self.forget(query_id)
-        self.turns_of(self.scheduler.complete(query_id, 0.0, kept))
+        self.start(self.scheduler.complete(query_id, 0.0, kept))
 
     @precondition(lambda self: self.waiting)
-    @rule(data=st.data())
-    def give_up(self, data):
-        query_id = data.draw(st.sampled_from(sorted(self.waiting)))
+    @rule(which=indices)
+    def give_up(self, which):
+        query_id = pick(sorted(self.waiting), which)
         self.waiting.remove(query_id)
-        self.turns_of(self.scheduler.complete(query_id, 0.0, kept=False))
+        self.start(self.scheduler.complete(query_id, 0.0, kept=False))
 
-    @rule(data=st.data())
-    def refuse(self, data):
+    @rule(which=indices)
+    def refuse(self, which):
         no_guess = [*self.requests, *self.waiting, *self.given_up, "unknown"]
-        query_id = data.draw(st.sampled_from(sorted(no_guess)))
+        query_id = pick(sorted(no_guess), which)
         for act in (self.scheduler.speculative.confirm, self.scheduler.speculative.withdraw):
             with pytest.raises(UnknownPlan):
                 act(query_id)
 
     @rule(instance=st.sampled_from(["one", "two", "three"]), isolated=st.booleans())
     def add_instance(self, instance, isolated):
-        self.come(instance, isolated)
+        self.take_instance(instance, isolated)
 
     @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def retire_instance(self, data):
-        instance = data.draw(st.sampled_from(self.open))
+    @rule(which=indices)
+    def retire_instance(self, which):
+        instance = pick(self.open, which)
         self.scheduler.lifecycle.retire(instance)
         self.retired.add(instance)
         self.move_on()
@@ -177,15 +179,15 @@ class SpeculatingMachine(RuleBasedStateMachine):
     def forget_ended(self):
         for instance in self.scheduler.lifecycle.ended():
             assert instance in self.retired
-            assert self.open, "the last is kept while requests wait there"
+            assert self.open, "the last instance ended while requests wait there"
             assert self.scheduler.lifecycle.remove(instance) == []
             self.retired.remove(instance)
 
-    def come(self, instance, isolated=False):
+    def take_instance(self, instance, isolated=False):
         self.scheduler.lifecycle.add(instance, isolated)
         if instance in self.retired:
             self.retired.remove(instance)
-            self.turns_of(self.scheduler.lifecycle.reinstate(instance, 0.0))
+            self.start(self.scheduler.lifecycle.reinstate(instance, 0.0))
         self.move_on()
 
     @property
@@ -193,12 +195,12 @@ class SpeculatingMachine(RuleBasedStateMachine):
         return [instance for instance in self.tree.tiers.gpus if instance not in self.retired]
 
     def move_on(self):
-        """Who waits for retired instances waits for others, in the order in which they came."""
+        """Move requests that wait for retired instances to others, in order of arrival."""
         moved = self.scheduler.lifecycle.take_stranded()
         ids = [request.query_id for request in moved]
         assert set(ids) <= self.waiting
         assert not moved or self.open
-        # What was begun for them goes on where they are not any more.
+        # Their prefetches go on, on instances where they no longer wait.
         self.prepared = {plan_id: query_id for plan_id, query_id in self.prepared.items() if query_id not in ids}
         for request in moved:
             try:
@@ -206,12 +208,12 @@ class SpeculatingMachine(RuleBasedStateMachine):
             except Overloaded:
                 self.waiting.remove(request.query_id)
             else:
-                self.turns_of([grant] if grant is not None else [])
+                self.start([grant] if grant is not None else [])
 
     @precondition(lambda self: len(self.tree.grants.open) > 2)
-    @rule(data=st.data())
-    def restart_instance(self, data):
-        instance = data.draw(st.sampled_from(sorted(self.tree.tiers.gpus)))
+    @rule(which=indices)
+    def restart_instance(self, which):
+        instance = pick(sorted(self.tree.tiers.gpus), which)
         granted = {query_id for query_id, grant in self.tree.grants.open.items() if grant.instance == instance}
         lost = {request.query_id for request in self.scheduler.lifecycle.remove(instance)}
         assert granted <= lost <= granted | self.waiting
@@ -228,7 +230,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
         self.prefilling.discard(query_id)
         self.prepared.pop(query_id, None)
 
-    def turns_of(self, grants, prefilled=None):
+    def start(self, grants, prefilled=None):
         if prefilled is not None:
             self.prefilling.remove(prefilled)
         for grant in grants:
@@ -237,10 +239,10 @@ class SpeculatingMachine(RuleBasedStateMachine):
             self.requests[grant.query_id] = grant
             self.prefilling.add(grant.query_id)
             here = [query_id for query_id, guess in self.guesses.items() if guess.instance == grant.instance]
-            assert grant.query_id not in self.prepared.values(), "what was begun for a request goes on beside it"
+            assert grant.query_id not in self.prepared.values(), "a request runs beside its own prefetch"
             prepared = [plan_id for plan_id in grant.ends if self.prepared.pop(plan_id, None) is not None]
             ends = [query_id for query_id in grant.ends if query_id not in prepared]
-            # Those that take nothing of the step may be passed over.
+            # Speculations without a step share may be passed over.
             assert ends == [query_id for query_id in reversed(here) if query_id in ends]
             for query_id in ends:
                 self.given_up[query_id] = self.guesses.pop(query_id)
@@ -268,11 +270,11 @@ class SpeculatingMachine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "scheduler"):
             return
-        self.come("last")
+        self.take_instance("last")
         while self.tree.grants.open:
             query_id = next(iter(self.tree.grants.open))
             self.forget(query_id)
-            self.turns_of(self.scheduler.complete(query_id, 0.0, kept=True))
+            self.start(self.scheduler.complete(query_id, 0.0, kept=True))
         assert not self.waiting
         self.holds_together()
         for instance in self.scheduler.lifecycle.ended():
@@ -303,7 +305,7 @@ TestSpeculating.settings = settings(max_examples=150, stateful_step_count=50, de
     st.sampled_from([None, StepBudget(6, 4), StepBudget(9, 3)]),
 )
 def test_requests_start_as_if_nothing_speculated(events, max_running, max_queued, step):
-    """Where nothing is cached, and nothing else than room could make a difference."""
+    """Nothing is cached, so that only room can make a difference."""
     with_, without = (
         build_scheduler(gpu=0, max_running=max_running, max_queued=max_queued, step=step) for _ in range(2)
     )

@@ -23,7 +23,7 @@ def build():
 
 @pytest.fixture
 def steps(build):
-    """A scheduler of an engine whose steps take 30 tokens, 20 of one prompt; "a" and "ab" are cached."""
+    """A scheduler whose engine steps take 30 tokens, 20 of one prompt. "a" and "ab" are cached."""
     scheduler = build(max_running=9, step=StepBudget(30, 20))
     fill(scheduler, "ab")
     return scheduler
@@ -36,7 +36,7 @@ def test_prefills_run_at_once_within_the_step_budget(steps):
     assert steps.prefilled("short", 0.0)[0].query_id == "too much"
     wait(steps, ask("long too", "uvw"))
     assert [grant.query_id for grant in steps.prefilled("long", 0.0)] == ["long too"]
-    # What decodes takes nothing of a step, and its end gives nothing free again.
+    # Decoding requests take no step budget, so completing them frees none.
     assert end(steps, "long") == end(steps, "short") == []
 
 

@@ -20,7 +20,7 @@ def test_a_node_is_swapped_out_once():
     ask(tree, "a")
     assert ask(tree, "b").moves == [move("a", GPU, HOST, "one")]
     assert ask(tree, "a").moves == [move("b", GPU, HOST, "one")]
-    # Host kept a's copy while a was in the GPU again.
+    # Host memory kept its copy of a while a was in the GPU.
     assert ask(tree, "c").moves == [move("a", GPU, None, "one")]
     assert found(tree, "a") == [HOST]
 
@@ -55,7 +55,7 @@ def test_a_parent_may_leave_the_gpu_if_its_child_is_in_host_only():
 
 
 def test_an_evicted_parent_takes_the_children_that_only_it_supported():
-    # A lies in the GPU, and b behind it in host, which is too small for A: when A goes, b has nothing to stand on.
+    # A is in the GPU, and b behind it is in host memory, which is too small for A. When A leaves, nothing supports b.
     tree = tree_of(2, 1)
     assert [step.kept for step in ask(tree, "Ab").documents] == [GPU, HOST]
     ask(tree, "C")
@@ -65,7 +65,7 @@ def test_an_evicted_parent_takes_the_children_that_only_it_supported():
 
 
 def test_unsupported_children_are_dropped_before_their_room_is_used():
-    # As above, with c on disk behind b, but the plan that drives A out of the GPU also wants the room of both.
+    # As above, with c on disk behind b. The plan that evicts A also needs the room of b and c.
     tree = tree_of(2, 1, 1)
     ask(tree, "Abc")
     grant = begin(tree, "Cde")

@@ -15,8 +15,8 @@ def test_a_grant_names_the_source_and_the_kept_tier_of_each_document():
     for path in ("ab", "C"):
         ask(tree, path)
     grant = begin(tree, "abD")
-    # a and b are loaded from host into the GPU, which C leaves for them. Nothing has room for D then: the GPU holds
-    # what the plan itself uses, and host has a and b.
+    # C leaves the GPU, and a and b are loaded into it from host memory. No tier has room for D: the plan itself uses
+    # what is in the GPU, and host memory holds a and b.
     assert [(step.tokens, step.source, step.kept) for step in grant.documents] == [
         (1, HOST, GPU),
         (1, HOST, GPU),
@@ -113,7 +113,7 @@ def test_documents_in_use_are_not_evicted_until_their_plan_is_complete():
 
 
 def test_the_whole_path_is_locked_before_room_is_made_for_its_end():
-    # C needs two tokens; b was used least, but is on the path itself, and d alone is not enough, so d stays as well.
+    # C needs two tokens. b has the lowest priority, but is on the path. d alone is not enough, so d stays too.
     tree = tree_of(3, policy="GDSF")
     for path in ("ab", "d", "d"):
         ask(tree, path)
@@ -123,8 +123,8 @@ def test_the_whole_path_is_locked_before_room_is_made_for_its_end():
 
 
 def test_a_plan_saves_only_copies_with_reserved_room():
-    # Instance one has a and, behind it, b in host. Two finds neither, for a is in one's GPU; it computes both, and its
-    # own GPU has no room. Host gets a; b's copy there is held already, and another plan might be loading it.
+    # Instance one has a in its GPU, and b behind it in host memory. Two finds neither, computes both, and has no room
+    # in its GPU. Host memory takes a. It holds b already, and another plan may be loading that copy.
     tree = tree_of(1, 2)
     ask(tree, "ab", "one")
     blocking = begin(tree, "c", "two")
@@ -137,19 +137,19 @@ def test_a_plan_saves_only_copies_with_reserved_room():
     assert found(tree, "ab", "two") == [HOST, HOST]
 
 
-@pytest.mark.parametrize("settled", [True, False])
-def test_a_document_of_another_length_is_neither_found_nor_kept(settled):
+@pytest.mark.parametrize("completed", [True, False])
+def test_a_document_of_another_length_is_neither_found_nor_kept(completed):
     tree = tree_of(9)
     running = begin(tree, "ab")
-    if settled:
+    if completed:
         tree.grants.complete(running, kept=True)
     documents = [PathDocument("a", 1), PathDocument("b", 3), PathDocument("c", 1)]
     other = tree.grants.admit("q", TENANT, documents, path_keys(TENANT, "abc"), 0, "one", 0.0)
-    assert [step.source for step in other.documents] == [GPU if settled else None, None, None]
-    assert [step.kept for step in other.documents] == [GPU if settled else None, None, None]
+    assert [step.source for step in other.documents] == [GPU if completed else None, None, None]
+    assert [step.kept for step in other.documents] == [GPU if completed else None, None, None]
     tree.grants.complete(other, kept=True)
     check_integrity(tree)
-    if not settled:
+    if not completed:
         tree.grants.complete(running, kept=True)
     assert [copy.node.tokens for copy in tree.lookup.match(TENANT, "abc", "one")] == [1, 1]
 
@@ -162,7 +162,7 @@ def test_a_prefilled_plan_is_found_and_stays_locked():
     assert found(tree, "ab") == [GPU, GPU]
     assert [step.kept for step in ask(tree, "C").documents] == [None]
     assert tree.grants.prefilled(running) is None
-    # Whatever becomes of the answer, the prefill stays.
+    # The prefill is kept even if the answer fails.
     assert tree.grants.complete(running, kept=False) is None
     check_integrity(tree)
     assert found(tree, "ab") == [GPU, GPU]

@@ -1,4 +1,4 @@
-"""Instances out of reach of the shared tiers, and shared tiers whose last instance is gone, as the tree knows them."""
+"""Isolated instances, which reach no shared tier, and shared tiers that are lost with their last instance."""
 
 import pytest
 from tree_cases import DISK, GPU, HOST, TENANT, ask, begin, found, key, linear_cost, tree_of
@@ -44,7 +44,7 @@ def test_nothing_is_copied_down_from_an_isolated_instance(write_through):
 
 
 def test_an_isolated_gpu_supports_nothing_in_shared_tiers():
-    # Otherwise what falls with that one would have to be dropped where the isolated instance does not reach.
+    # Otherwise, evicting from the isolated GPU would drop copies from tiers that the instance does not reach.
     tree = near_and_far(gpu=3, host=1)
     ask(tree, "Ab", "near")
     ask(tree, "A", "far")
@@ -89,7 +89,7 @@ def test_loss_reports_of_a_removed_instance_concern_shared_tiers_only():
     check_integrity(tree)
 
 
-# Shared tiers that are others
+# Lost shared tiers
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -107,7 +107,7 @@ def test_lost_shared_tiers_are_empty_at_once_despite_running_plans(kept):
     assert [(cache.used, cache.copies) for cache in (tree.tiers.host, tree.tiers.disk)] == [(0, 0)] * 2
     assert tree.tiers.isolated("near")
 
-    # The next one brings its own, which hold what they say, and have room for all that they are said to have.
+    # The next instance brings its own shared tiers, with the reported copies and all their room.
     tree.add_instance("next")
     pages = Pages((0,), 7)
     assert tree.insert(HeldNode(TENANT, ("a",), 1, pages), HOST, None)
@@ -120,7 +120,7 @@ def test_lost_shared_tiers_are_empty_at_once_despite_running_plans(kept):
     tree.grants.complete(writes, kept)
     check_integrity(tree)
     assert found(tree, "ab", "next") in ([HOST], [DISK])
-    # What was taken along is about memory that nobody has any more.
+    # The moves that the plans took concern memory that no longer exists.
     assert not any(move.source is not GPU for move in tree.tiers.take_moves("next"))
     tree.remove_instance("near")
     assert not any(move.pages is not None and move.pages.stamp < 100 for move in tree.tiers.pending_moves)

@@ -34,7 +34,7 @@ def test_a_removed_instance_takes_its_gpu_and_its_plans_along():
 
 
 def test_copies_that_only_a_removed_instance_supported_leave_despite_another_plan():
-    # Two was to compute a into its GPU and b into host; one's plan for both of them uses neither.
+    # Two was to compute a into its GPU and b into host memory. One's plan for the same path uses neither copy.
     tree = tree_of(1, 1)
     begin(tree, "ab", "two")
     begin(tree, "c", "one")
@@ -75,7 +75,7 @@ def test_frequency_counts_uses_in_the_last_window():
         return tree.registry.nodes[key("a")].frequency
 
     assert [frequency_at(now) for now in (1.0, 2.0, 9.0)] == [1.0, 2.0, 3.0]
-    # Two tenths into the next window eight tenths of the last one are in sight; a whole window later none of it is.
+    # Two tenths into the next window, eight tenths of the last one still count. A whole window later, none does.
     assert frequency_at(12.0) == pytest.approx(1 + 3 * 0.8)
     assert frequency_at(38.0) == 1.0
 

@@ -1,4 +1,4 @@
-"""What is found is loaded as far as that brings the first token sooner, and no further."""
+"""A cached prefix is loaded as far as that shortens the time to the first token, and recomputed from there."""
 
 import pytest
 from hypothesis import given
@@ -38,7 +38,7 @@ def slow(host: float, disk: float):
 def test_documents_that_load_faster_than_they_compute_are_loaded(host, disk, documents):
     found = copies(GPU, HOST, HOST, DISK)
     if (host, disk) == (1.4, 0.1):
-        # Host memory alone is not worth it; what lies on disk behind it makes up for that.
+        # Loading from host memory alone does not pay. The disk copies behind it make up for that.
         found = copies(GPU, HOST, DISK, DISK)
     chosen = LoadOrRecompute(a_second_a_token, slow(host, disk)).choose(found, 40 + QUESTION)
     assert (chosen.documents, chosen.tokens) == (documents, documents * 10)
@@ -64,7 +64,7 @@ def test_whole_pages_are_loaded():
 
 
 def test_the_question_counts_as_computed_tokens():
-    # A pass costs what 20 tokens do, so computing 10 tokens more with the question costs nothing.
+    # A pass costs as much as 20 tokens, so computing 10 more tokens with the question costs nothing.
     flat = LoadOrRecompute(lambda cached, new: max(20.0, float(new)) if new else 0.0, slow(0.1, 0.1))
     assert flat.choose(copies(HOST), 10 + QUESTION).documents == 0
     assert flat.choose(copies(HOST), 10 + 30).documents == 1

@@ -16,7 +16,7 @@ def test_a_lost_copy_is_removed_with_all_copies_that_only_it_supports():
     check_integrity(tree)
     assert found(tree, "abc") == [GPU]
     assert found(tree, "ad") == [GPU, GPU]
-    # Nobody need drop what is not there; what stood on it is.
+    # The lost copy needs no drop. The copy behind it does.
     assert take_pending_moves(tree) == [move("abc", GPU, None, "one")]
 
 
@@ -26,25 +26,25 @@ def test_a_lost_copy_leaves_the_other_copies_of_its_node():
         ask(tree, path)
     tree.grants.complete(begin(tree, "ab"), kept=True, lost=[(key("a"), GPU)])
     check_integrity(tree)
-    # b's copy in the GPU stood on a's there; those in host stand on each other.
+    # a's GPU copy supported b's. The copies in host memory support each other.
     assert found(tree, "ab") == [HOST, HOST]
 
 
-@pytest.mark.parametrize("told", ["commit", "settle", "lose"])
-def test_any_copy_may_be_reported_lost_and_unknown_copies_are_ignored(told):
+@pytest.mark.parametrize("event", ["prefilled", "complete", "lose"])
+def test_any_copy_may_be_reported_lost_and_unknown_copies_are_ignored(event):
     tree = tree_of(4, 2)
     ask(tree, "ab")
     running = begin(tree, "c")
     lost = [(key("a"), GPU), (key("x"), GPU), (key("ab"), DISK), (b"", HOST)]
-    if told == "commit":
+    if event == "prefilled":
         tree.grants.prefilled(running, lost)
-    elif told == "lose":
+    elif event == "lose":
         tree.grants.lose("one", lost)
-    tree.grants.complete(running, True, lost if told == "settle" else [])
+    tree.grants.complete(running, True, lost if event == "complete" else [])
     check_integrity(tree)
     assert found(tree, "ab") == []
     assert found(tree, "c") == [GPU]
-    # Who lost a knows; b, which stood on it, is still there.
+    # The instance knows that it lost a. It still holds b, which a supported.
     assert take_pending_moves(tree) == [move("ab", GPU, None, "one")]
 
 
@@ -100,8 +100,8 @@ def test_a_failed_plan_reports_lost_copies_too():
     assert found(tree, "ab") == [GPU]
 
 
-def served_without_a_pause(tree, running, plans=5) -> Grant:
-    """Plans for the document s, each granted before the last one is settled; the last, still running."""
+def serve_continuously(tree, running, plans=5) -> Grant:
+    """Admit plans for the document s, each before the last one completes. Returns the last, which still runs."""
     for _ in range(plans):
         following = begin(tree, "s")
         tree.grants.complete(running, kept=True)
@@ -116,7 +116,7 @@ def test_a_lost_copy_is_replaced_under_continuous_plans():
     running = begin(tree, "s")
     tree.grants.complete(begin(tree, "s"), kept=True, lost=[(key("s"), GPU)])
     assert found(tree, "s") == []
-    served_without_a_pause(tree, running)
+    serve_continuously(tree, running)
     assert found(tree, "s") == [GPU]
 
 
@@ -125,12 +125,12 @@ def test_a_failed_plans_room_is_used_again_under_continuous_plans():
     failing, running = begin(tree, "s"), begin(tree, "s")
     assert running.documents[0].kept is None
     tree.grants.complete(failing, kept=False)
-    served_without_a_pause(tree, running)
+    serve_continuously(tree, running)
     assert found(tree, "s") == [GPU]
 
 
 def test_a_copy_that_a_running_plan_loads_outlives_its_lost_parent():
-    # b lies in host behind a, which lies in the GPU of one (and cannot be had from there any more) and on disk.
+    # b is in host memory behind a. a is on disk and in the GPU of one, where it is about to be lost.
     tree = tree_of(1, 1, 2)
     ask(tree, "ab", "one")
     tree.insert(HeldNode(TENANT, ("a",), 1), DISK, None)
@@ -148,12 +148,12 @@ def test_a_running_plans_reservation_outlives_its_lost_parent():
     running, other = begin(tree, "ab"), begin(tree, "a")
     assert running.documents[1].kept is GPU
     tree.grants.complete(other, kept=True, lost=[(key("a"), GPU)])
-    # The running plan may save b at any time, so one token's room is all there is.
+    # The running plan may save b at any time, so only one token of room is left.
     assert [step.kept for step in begin(tree, "C").documents] == [None]
 
 
 def test_a_failed_plan_releases_only_its_own_reservations():
-    # b is to be saved on disk on the strength of s in host. That copy is lost, and the promise of s on disk fails.
+    # b is to be saved on disk, supported by s in host memory. That copy is lost, and the plan that saves s fails.
     tree = tree_of(0, 1, 2)
     first, failing = begin(tree, "s"), begin(tree, "s")
     assert [grant.documents[0].kept for grant in (first, failing)] == [HOST, DISK]
@@ -163,7 +163,7 @@ def test_a_failed_plan_releases_only_its_own_reservations():
     tree.grants.complete(begin(tree, "s"), kept=True, lost=[(key("s"), HOST)])
     tree.grants.complete(failing, kept=False)
     check_integrity(tree)
-    # Of disk's two tokens one is still b's.
+    # One of the disk's two tokens is still reserved for b.
     other = begin(tree, "cd")
     assert [step.kept for step in other.documents] == [DISK, None]
     for grant in (running, other):
@@ -174,7 +174,7 @@ def test_a_failed_plan_releases_only_its_own_reservations():
 
 
 def test_a_copy_saved_without_a_reservation_is_dropped():
-    # b's room in the GPU went with a, whose copy there another plan found to be gone; b is saved there all the same.
+    # b loses its room in the GPU with a, which another plan reports lost. The running plan saves b there regardless.
     tree = tree_of(2)
     ask(tree, "a")
     running, other = begin(tree, "ab"), begin(tree, "a")
@@ -187,8 +187,8 @@ def test_a_copy_saved_without_a_reservation_is_dropped():
 
 
 def test_a_saved_copy_needs_a_parent_that_is_held_not_reserved():
-    # b is to be saved in host on the strength of a in the GPU of one. That copy is lost, and another plan's promise of
-    # a in host does not stand in for it.
+    # b is to be saved in host memory, supported by a in the GPU of one. That copy is lost. Another plan's reservation
+    # for a in host memory does not support b.
     tree = tree_of(2, 2)
     ask(tree, "a", "one")
     blocking = [begin(tree, "c", "one"), begin(tree, "D", "two")]

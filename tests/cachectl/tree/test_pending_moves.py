@@ -32,7 +32,7 @@ def test_host_memory_needs_as_many_pages_as_its_budget():
 
 
 def test_a_budget_counts_whole_pages():
-    # b begins in the middle of the page that a ends in, so both take that page.
+    # b begins in the page in which a ends, so both count that page.
     tree = paged_tree_of(2, page=PAGE)
     assert [step.kept for step in ask(tree, "ab").documents] == [GPU, GPU]
     assert tree.tiers.gpu("one").used == 2 * PAGE
@@ -48,7 +48,7 @@ def test_moves_and_plans_name_the_pages_of_host_memory():
     assert [(step.source, step.kept, step.pages) for step in grant.documents] == [(HOST, GPU, first)]
     tree.grants.complete(grant, kept=True)
     assert ask(tree, "c").moves == [move("b", GPU, HOST, "one", pages=second)]
-    # b's page in host memory goes to c at once, under another stamp.
+    # b's page in host memory goes to c at once, with a new stamp.
     third = Pages((1,), 3)
     assert ask(tree, "d").moves == [move("b", HOST, DISK, pages=second), move("c", GPU, HOST, "one", pages=third)]
     full = begin(tree, "dE")
@@ -132,7 +132,7 @@ def test_write_through_copies_a_prefilled_plan_to_all_slower_tiers():
     ]
     tree.grants.complete(running, kept=True)
     assert take_pending_moves(tree) == []
-    # Nothing is left to be copied when it goes.
+    # Slower tiers hold the copies already, so eviction copies nothing.
     assert ask(tree, "C").moves == [move("ab", GPU, None, "one"), move("a", GPU, None, "one")]
     assert found(tree, "ab", "two") == [HOST, HOST]
 
@@ -157,10 +157,10 @@ def test_a_pending_copy_that_is_dropped_is_never_made():
     tree = paged_tree_of(2, 4, write_through=True)
     ask(tree, "a")
     tree.grants.lose("one", [(key("a"), HOST)])
-    assert [order.target for order in take_pending_moves(tree)] == [None]
+    assert [pending.target for pending in take_pending_moves(tree)] == [None]
     ask(tree, "b")
     tree.delete("b")
-    assert all(order.target is None for order in take_pending_moves(tree))
+    assert all(pending.target is None for pending in take_pending_moves(tree))
 
 
 def test_a_pending_copy_that_moves_on_is_made_first():
@@ -169,7 +169,7 @@ def test_a_pending_copy_that_moves_on_is_made_first():
     ask(tree, "b")
     first = begin(tree, "c")
     second = begin(tree, "d")
-    pages = [order.pages for order in (*first.moves, *second.moves)]
+    pages = [pending.pages for pending in (*first.moves, *second.moves)]
     assert [*first.moves, *second.moves] == [
         move("a", GPU, HOST, "one", pages=pages[0]),
         move("a", HOST, DISK, pages=pages[0]),
@@ -189,10 +189,10 @@ def test_pending_copies_of_a_removed_instance_are_forgotten():
     check_integrity(tree)
     assert found(tree, "ab", "two") == []
     assert found(tree, "c", "two") == [GPU]
-    assert [order.node for order in take_pending_moves(tree, "two") if order.target] == [key("c").hex()]
+    assert [pending.node for pending in take_pending_moves(tree, "two") if pending.target] == [key("c").hex()]
 
 
-# Plans that never carried out their orders
+# Plans that never carried out their moves
 
 
 def test_the_moves_of_a_failed_plan_wait_for_the_next_plan():
@@ -220,7 +220,7 @@ def test_a_repeated_move_does_not_evict_a_newer_gpu_copy():
     failed = begin(tree, "b")
     tree.grants.complete(failed, kept=False)
     pages = failed.moves[0].pages
-    # The plan for a takes the order along: it is loaded from host memory, which has it by then.
+    # The plan for a takes the move along, so host memory has a by the time the plan loads it.
     grant = begin(tree, "a")
     assert grant.moves == failed.moves
     tree.grants.complete(grant, kept=False)
@@ -238,13 +238,16 @@ def test_other_instances_take_over_a_removed_instances_moves_of_shared_tiers():
     for path in "abc":
         ask(tree, path)
     running = begin(tree, "d")
-    assert [order.instance for order in running.moves] == [None, None, "one"]
+    assert [pending.instance for pending in running.moves] == [None, None, "one"]
     tree.remove_instance("one")
     check_integrity(tree)
-    assert [(order.source, order.target) for order in take_pending_moves(tree, "two")] == [(DISK, None), (HOST, DISK)]
+    assert [(pending.source, pending.target) for pending in take_pending_moves(tree, "two")] == [
+        (DISK, None),
+        (HOST, DISK),
+    ]
 
 
-# What is shunned
+# Blocked documents
 
 
 def test_a_blocked_document_is_neither_kept_nor_restored_until_it_is_unblocked():

@@ -1,8 +1,9 @@
 """Random plans, failures and losses leave nothing in the engines' tiers that the tree does not know."""
 
+from histories import event
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tree_cases import DISK, GPU, HOST, begin, event, key, paged_tree_of
+from tree_cases import DISK, GPU, HOST, begin, key, paged_tree_of
 
 from cachectl.policies import policy_names
 from cachectl.tree.grant import Grant
@@ -15,7 +16,7 @@ PAGE = 2
 
 
 class Engines:
-    """The tiers as engines keep them: what is in a GPU and on disk, and what the pages of host memory hold."""
+    """The engines' tiers: keys by GPU and on disk, and the stamp and key of each page of host memory."""
 
     def __init__(self) -> None:
         self.gpu: dict[str, set[str]] = {"one": set(), "two": set()}
@@ -45,18 +46,18 @@ class Engines:
 
     def carry_out(self, instance: str, moves: list[Move]) -> list[tuple[bytes, Tier]]:
         lost = []
-        for order in moves:
-            if order.target is not None:
-                if self.has(order.node, order.source, instance, order.pages):
-                    self.write(order.node, order.target, instance, order.pages)
-                if not self.has(order.node, order.target, instance, order.pages):
-                    lost.append((bytes.fromhex(order.node), order.target))
-            if order.evict:
-                self.free(order.node, order.source, instance, order.pages)
+        for move in moves:
+            if move.target is not None:
+                if self.has(move.node, move.source, instance, move.pages):
+                    self.write(move.node, move.target, instance, move.pages)
+                if not self.has(move.node, move.target, instance, move.pages):
+                    lost.append((bytes.fromhex(move.node), move.target))
+            if move.evict:
+                self.free(move.node, move.source, instance, move.pages)
         return lost
 
     def prefill(self, grant: Grant) -> list[tuple[bytes, Tier]]:
-        """Execute a plan up to its first token."""
+        """Execute a plan up to its first token; the copies that it found lost."""
         lost = self.carry_out(grant.instance, grant.moves)
         for step in grant.documents:
             node = step.key.hex()
@@ -67,10 +68,10 @@ class Engines:
         return lost
 
 
-class Weather:
-    """A tree and its engines: plans run, stall or fail, orders are delivered or not, and engines lose what they like.
+class EngineTraffic:
+    """A tree and its engines. Plans run or fail, moves are delivered or not, and engines lose copies.
 
-    Plans of an instance begin in the order in which they were granted, or never.
+    Plans of an instance start in the order of their admission, or never.
     """
 
     def __init__(self, tree: KnowledgeTree) -> None:
@@ -99,7 +100,7 @@ class Weather:
             self.tree.grants.complete(self.granted.pop(which % len(self.granted)), kept=False)
 
     def fail(self, which: int) -> None:
-        """A plan ends when its orders are carried out, and before its first token."""
+        """Fail a plan after its moves and before its first token."""
         if self.granted:
             grant = self.granted.pop(which % len(self.granted))
             if not any(other.instance == grant.instance and other.tick < grant.tick for other in self.granted):
@@ -107,21 +108,21 @@ class Weather:
             else:
                 self.tree.grants.complete(grant, kept=False)
 
-    def deliver(self, first: bool, carried_out: bool, heard: bool) -> None:
-        """Orders are delivered, unless the instance is not there, or its answer is lost."""
+    def deliver(self, first: bool, carried_out: bool, answered: bool) -> None:
+        """Deliver pending moves. The instance may be away, or its answer may be lost."""
         instance = "one" if first else "two"
         if any(grant.instance == instance for grant in self.granted):
             return
         tick = self.tree.grants.tick + 0.5
         moves = self.tree.tiers.take_moves(instance)
         lost = self.engines.carry_out(instance, moves) if carried_out else []
-        if carried_out and heard:
+        if carried_out and answered:
             self.tree.grants.lose(instance, lost)
         else:
             self.tree.tiers.return_moves(moves, instance, tick)
 
     def release(self, content: str, first: bool) -> None:
-        """An engine is short of blocks, and lets one go that nobody uses."""
+        """An engine is short of blocks and releases an unused copy."""
         instance = "one" if first else "two"
         node = self.tree.registry.nodes.get(key(content))
         if node is not None and not node.locks and content and not node.below.get(self.tree.tiers.gpu(instance)):
@@ -129,7 +130,7 @@ class Weather:
             self.tree.grants.lose(instance, [(node.key, GPU)])
 
     def restart(self, first: bool, carried_out: bool) -> None:
-        """An engine comes up anew; the plan that was next had its orders carried out, or not."""
+        """Restart an engine. It may have carried out the moves of its next plan before."""
         instance = "one" if first else "two"
         granted = [grant for grant in self.granted if grant.instance == instance]
         if granted and carried_out:
@@ -150,7 +151,7 @@ class Weather:
             self.finish(0)
         for _ in range(2):
             for instance in ("one", "two"):
-                self.deliver(instance == "one", carried_out=True, heard=True)
+                self.deliver(instance == "one", carried_out=True, answered=True)
         check_integrity(self.tree)
         assert not self.tree.tiers.pending_moves
         assert not self.tree.registry.detached
@@ -160,8 +161,8 @@ class Weather:
         return {node.key.hex(): node.copies[cache].pages for node in nodes if cache in node.copies}
 
 
-def histories(first: st.SearchStrategy[bool], rough: bool) -> st.SearchStrategy:
-    """What happens, on the first instance or not; only what goes well, unless it is to be ``rough``."""
+def histories(first: st.SearchStrategy[bool], failures: bool) -> st.SearchStrategy:
+    """Random events. ``first`` chooses the instance. ``failures`` adds failures, losses and restarts."""
     which = st.integers(0, 3)
     content = st.sampled_from("abcD")
     path = st.lists(content, min_size=1, max_size=3).map("".join)
@@ -169,30 +170,30 @@ def histories(first: st.SearchStrategy[bool], rough: bool) -> st.SearchStrategy:
         *[event("admit", path=path, first=first)] * 4,
         *[event("start", which=which)] * 3,
         *[event("finish", which=which)] * 3,
-        event("deliver", first=first, carried_out=st.just(True), heard=st.just(True)),
+        event("deliver", first=first, carried_out=st.just(True), answered=st.just(True)),
         event("delete", content=content),
     ]
-    if rough:
+    if failures:
         kinds += [
             event("abandon", which=which),
             event("fail", which=which),
-            event("deliver", first=first, carried_out=st.booleans(), heard=st.booleans()),
+            event("deliver", first=first, carried_out=st.booleans(), answered=st.booleans()),
             event("release", content=content, first=first),
             event("restart", first=first, carried_out=st.booleans()),
         ]
-    # A list of lists, for one list alone is mostly a short one.
+    # Several lists, because a single list is mostly a short one.
     part = st.lists(st.sampled_from(kinds).flatmap(lambda kind: kind), max_size=12)
     return st.tuples(*[part] * 4).map(lambda parts: [event for part in parts for event in part])
 
 
-def tiers_after(policy, sizes, kind, history) -> Weather:
+def tiers_after(policy, sizes, kind, history) -> EngineTraffic:
     write_through, load_s, page = kind
-    weather = Weather(paged_tree_of(*sizes, policy=policy, write_through=write_through, load_s=load_s, page=page))
+    traffic = EngineTraffic(paged_tree_of(*sizes, policy=policy, write_through=write_through, load_s=load_s, page=page))
     for name, arguments in history:
-        getattr(weather, name)(**arguments)
-        check_integrity(weather.tree)
-    weather.end()
-    return weather
+        getattr(traffic, name)(**arguments)
+        check_integrity(traffic.tree)
+    traffic.end()
+    return traffic
 
 
 sizes = st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5))
@@ -201,33 +202,31 @@ sizes = st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5))
 kinds = st.tuples(st.booleans(), st.sampled_from([0.0, 0.7, 2.0]), st.sampled_from([1, PAGE]))
 
 
-@given(st.sampled_from(policy_names()), sizes, kinds, histories(st.just(True), rough=False))
+@given(st.sampled_from(policy_names()), sizes, kinds, histories(st.just(True), failures=False))
 @settings(max_examples=200, deadline=None)
 def test_tiers_match_the_tree_in_the_end(policy, sizes, kind, history):
-    weather = tiers_after(policy, sizes, kind, history)
-    placement, engines = weather.tree.tiers, weather.engines
-    assert engines.gpu["one"] == weather.believed(placement.gpu("one")).keys()
-    assert engines.disk == weather.believed(placement.disk).keys()
-    believed = weather.believed(placement.host)
+    traffic = tiers_after(policy, sizes, kind, history)
+    tiers, engines = traffic.tree.tiers, traffic.engines
+    assert engines.gpu["one"] == traffic.believed(tiers.gpu("one")).keys()
+    assert engines.disk == traffic.believed(tiers.disk).keys()
+    believed = traffic.believed(tiers.host)
     assert set(engines.pages.values()) == {(pages.stamp, node) for node, pages in believed.items()}
     assert all(engines.has(node, HOST, "", pages) for node, pages in believed.items())
 
 
-@given(st.sampled_from(policy_names()), sizes, kinds, histories(st.just(True), rough=True))
+@given(st.sampled_from(policy_names()), sizes, kinds, histories(st.just(True), failures=True))
 @settings(max_examples=300, deadline=None)
-def test_tiers_hold_nothing_unknown_after_failures(
-    policy, sizes, kind, history
-):
-    weather = tiers_after(policy, sizes, kind, history)
-    placement, engines = weather.tree.tiers, weather.engines
-    assert engines.gpu["one"] <= weather.believed(placement.gpu("one")).keys()
-    assert engines.disk <= weather.believed(placement.disk).keys()
+def test_tiers_hold_nothing_unknown_after_failures(policy, sizes, kind, history):
+    traffic = tiers_after(policy, sizes, kind, history)
+    tiers, engines = traffic.tree.tiers, traffic.engines
+    assert engines.gpu["one"] <= traffic.believed(tiers.gpu("one")).keys()
+    assert engines.disk <= traffic.believed(tiers.disk).keys()
 
 
-@given(st.sampled_from(policy_names()), sizes, kinds, histories(st.booleans(), rough=True))
+@given(st.sampled_from(policy_names()), sizes, kinds, histories(st.booleans(), failures=True))
 @settings(max_examples=300, deadline=None)
 def test_gpus_hold_nothing_unknown_when_instances_interleave(policy, sizes, kind, history):
-    # On a disk they may: nothing tells there which of two orders was decided first.
-    weather = tiers_after(policy, sizes, kind, history)
-    for instance, there in weather.engines.gpu.items():
-        assert there <= weather.believed(weather.tree.tiers.gpu(instance)).keys()
+    # A disk may hold more, because it cannot tell which of two moves was decided first.
+    traffic = tiers_after(policy, sizes, kind, history)
+    for instance, there in traffic.engines.gpu.items():
+        assert there <= traffic.believed(traffic.tree.tiers.gpu(instance)).keys()

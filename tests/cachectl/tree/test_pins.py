@@ -79,7 +79,7 @@ def test_a_system_prompt_over_half_a_tier_is_kept_but_not_pinned():
 
 
 def test_a_system_prompt_of_several_documents_pins_at_most_half_a_tier():
-    # S alone is more than half of 3, so it is not pinned for itself, and must not be pinned with t either.
+    # S alone is more than half of 3, so it must not be pinned, neither alone nor with t.
     tree = tree_of(3)
     ask(tree, "St", pinned=2)
     assert tree.tiers.gpu("one").pinned_tokens <= 1.5
@@ -94,7 +94,7 @@ def test_only_cached_paths_can_be_pinned(path):
         with pytest.raises(UnknownNode):
             attempt(TENANT, path)
         with pytest.raises(UnknownNode):
-            attempt("nobody", path)
+            attempt("unknown", path)
     assert dump(tree) == before
 
 

@@ -83,7 +83,7 @@ def test_a_match_changes_nothing():
         ask(tree, path)
     before = dump(tree)
     tree.lookup.match(TENANT, "abC", "one")
-    tree.lookup.match("nobody", "a", "one")
+    tree.lookup.match("unknown", "a", "one")
     assert dump(tree) == before
 
 

@@ -9,7 +9,7 @@ from cachectl.tree.replication import REPLICATED_USES
 def test_the_system_prompt_is_pinned_and_copied_to_host():
     tree = tree_of(4, 4)
     ask(tree, "sa", pinned=1)
-    # Once it is held, the next plan copies it; the GPU keeps it.
+    # The next plan copies it to host memory, and the GPU keeps it.
     assert ask(tree, "sb", pinned=1).moves == [move("s", GPU, HOST, "one", evict=False)]
     assert ask(tree, "sc", pinned=1).moves == []
     for path in ("DE", "FG", "de"):

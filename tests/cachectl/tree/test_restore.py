@@ -38,7 +38,7 @@ def report(tier, *paths, instance=None) -> ResidencyReport:
 
 
 def reports_of(tree) -> list[ResidencyReport]:
-    """What the caches of a tree would report if they held just what it believes."""
+    """Reports of exactly the copies that a tree believes in."""
     reports = []
     for cache in tree.tiers:
         nodes = [node for node in tree.registry.nodes.values() if cache in node.copies and node.copies[cache].held]
@@ -89,7 +89,7 @@ def test_parents_are_restored_first_in_any_report_order():
 
 
 def test_faster_tiers_are_restored_first_in_any_report_order():
-    # In host b stands on a in the GPU, and on disk c stands on b in host.
+    # a in the GPU supports b in host memory, which supports c on disk.
     tree = tree_of(10, 10, 10)
     reports = [report(DISK, "abc"), report(HOST, "ab"), report(GPU, "a", instance="two")]
     assert restore(tree, reports) == RestoreResult(3, 0)
@@ -197,7 +197,7 @@ def test_a_deleted_document_in_use_is_neither_restored_nor_dropped():
 
 
 def test_a_much_used_restored_document_is_kept():
-    # a is used five times and b once, for a second a token each.
+    # a is used five times and b once. Each costs one second to compute.
     tree = tree_of(2, policy="PGDSF", cost=linear_cost)
     restore(tree, [report(GPU, "a", instance="one")])
     for path in ["a"] * 5 + ["b", "c"]:
@@ -250,27 +250,25 @@ capacities = st.tuples(*[st.integers(0, 6)] * 3)
 @given(st.sampled_from(policy_names()), capacities, traces, st.randoms(use_true_random=False))
 @settings(max_examples=150, deadline=None)
 def test_a_restored_tree_finds_what_the_lost_tree_found(policy, sizes, trace, random):
-    lost, rebuilt = (tree_of(*sizes, policy=policy) for _ in range(2))
+    lost, restored = (tree_of(*sizes, policy=policy) for _ in range(2))
     for path, instance, namespace in trace:
         ask(lost, path, instance, namespace)
     reports = reports_of(lost)
     random.shuffle(reports)
-    assert restore(rebuilt, reports) == RestoreResult(sum(len(report.nodes) for report in reports), 0)
-    check_integrity(rebuilt)
+    assert restore(restored, reports) == RestoreResult(sum(len(report.nodes) for report in reports), 0)
+    check_integrity(restored)
     for path, _, namespace in trace:
         for instance in ("one", "two"):
-            assert found(rebuilt, path, instance, namespace) == found(lost, path, instance, namespace)
+            assert found(restored, path, instance, namespace) == found(lost, path, instance, namespace)
     for path, instance, namespace in trace:
-        ask(rebuilt, path, instance, namespace)
-        check_integrity(rebuilt)
+        ask(restored, path, instance, namespace)
+        check_integrity(restored)
 
 
 @given(capacities, capacities, traces, st.data())
 @settings(max_examples=150, deadline=None)
-def test_smaller_tiers_with_losses_match_the_restored_tree_after_its_moves(
-    sizes, smaller, trace, data
-):
-    lost, rebuilt = tree_of(*sizes), tree_of(*smaller)
+def test_smaller_tiers_with_losses_match_the_restored_tree_after_its_moves(sizes, smaller, trace, data):
+    lost, restored = tree_of(*sizes), tree_of(*smaller)
     for path, instance, namespace in trace:
         ask(lost, path, instance, namespace)
     reports, held_there = [], set()
@@ -278,14 +276,14 @@ def test_smaller_tiers_with_losses_match_the_restored_tree_after_its_moves(
         nodes = tuple(node for node in report.nodes if not data.draw(st.sampled_from([False, False, True]), "lost"))
         reports.append(ResidencyReport(report.tier, nodes, report.instance))
         held_there |= {(report.tier, report.instance, path_keys(node.namespace, node.path)[-1].hex()) for node in nodes}
-    restore(rebuilt, reports)
-    check_integrity(rebuilt)
+    restore(restored, reports)
+    check_integrity(restored)
     for instance in ("one", "two"):
-        for order in begin(rebuilt, "", instance).moves:
-            assert order.target is None
-            held_there.remove((order.source, order.instance, order.node))
+        for pending in begin(restored, "", instance).moves:
+            assert pending.target is None
+            held_there.remove((pending.source, pending.instance, pending.node))
     assert held_there == {
         (cache.tier, cache.instance, node.key.hex())
-        for node in rebuilt.registry.nodes.values()
+        for node in restored.registry.nodes.values()
         for cache in node.copies
     }

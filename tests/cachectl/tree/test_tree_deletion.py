@@ -41,7 +41,7 @@ def test_each_copy_of_a_deleted_document_is_dropped_by_a_pending_move():
     tree.delete("b")
     tree.delete("a")
     shared = [move(path, HOST, None) for path in ("a", "ab")]
-    # The shared tiers' by whoever comes first, a GPU's by its own instance.
+    # The first instance to ask drops the shared tiers' copies. Each drops those of its own GPU.
     assert Counter(take_pending_moves(tree, "one")) == Counter(
         [*shared, *(move(path, GPU, None, "one") for path in ("a", "ab"))]
     )
@@ -54,7 +54,7 @@ def test_a_document_can_be_deleted_in_one_namespace():
     for namespace in ("x", "y"):
         ask(tree, "ab", namespace=namespace)
     assert tree.delete("a", "x") == 2
-    assert tree.delete("a", "nobody") == 0
+    assert tree.delete("a", "unknown") == 0
     assert found(tree, "a", namespace="x") == []
     assert found(tree, "ab", namespace="y") == [GPU, GPU]
     assert tree.delete("b") == 1
@@ -91,7 +91,7 @@ def test_a_deleted_document_is_dropped_when_its_last_plan_completes():
 
 @pytest.mark.parametrize("old_first", [True, False])
 def test_a_deleted_document_is_not_kept_again_while_a_plan_uses_its_old_copy(old_first):
-    # Both would lie under one key, and the drop of the old one would take the new one with it.
+    # Both would have the same key, and dropping the old copy would drop the new one too.
     tree = tree_of(4)
     ask(tree, "a")
     old = begin(tree, "a")
@@ -152,4 +152,4 @@ def test_a_deletion_drops_nodes_in_the_order_of_their_creation():
     for namespace in namespaces:
         ask(tree, "a", namespace=namespace)
     tree.delete("a")
-    assert [order.node for order in take_pending_moves(tree)] == [key("a", namespace).hex() for namespace in namespaces]
+    assert [move.node for move in take_pending_moves(tree)] == [key("a", namespace).hex() for namespace in namespaces]

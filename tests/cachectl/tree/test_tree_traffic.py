@@ -1,10 +1,11 @@
-"""After random traffic, the moves, loads and saves of all plans leave in the tiers what the tree believes."""
+"""After random traffic, the tiers hold exactly the copies that the tree believes in."""
 
 from types import SimpleNamespace
 
+from histories import event
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from tree_cases import DISK, GPU, begin, event, saves, tokens_of, tree_of
+from tree_cases import DISK, GPU, begin, saves, tokens_of, tree_of
 
 from cachectl.policies import policy_names
 from cachectl.tree.integrity import check_integrity
@@ -16,7 +17,7 @@ from protocol.tiers import Tier
 
 
 class DataPlane:
-    """The tiers' contents by cache, as sets of keys: what orders, loads and saves make of them."""
+    """The tiers' contents, as a set of keys for each cache, after all moves, loads and saves."""
 
     def __init__(self) -> None:
         self.caches: dict[tuple[Tier, str | None], set[str]] = {}
@@ -26,22 +27,22 @@ class DataPlane:
         return self.caches.setdefault((tier, instance if tier is GPU else None), set())
 
     def carry_out(self, moves: list[Move]) -> None:
-        for order in moves:
-            source = self.at(order.source, order.instance)
-            if order.target is not None:
-                target = self.at(order.target, order.instance)
-                # The orders of a plan that failed are carried out again. What went on to disk then stays there.
-                assert order.node in source | target | self.at(DISK, None), "an order copies what is not there"
-                if order.node in source:
-                    target.add(order.node)
-            if order.evict:
-                source.discard(order.node)
+        for move in moves:
+            source = self.at(move.source, move.instance)
+            if move.target is not None:
+                target = self.at(move.target, move.instance)
+                # The moves of a failed plan are carried out again, and the copy may have moved on to disk since.
+                assert move.node in source | target | self.at(DISK, None), "a move copies a document that is not there"
+                if move.node in source:
+                    target.add(move.node)
+            if move.evict:
+                source.discard(move.node)
 
     def used(self, keys: set[str]) -> int:
         return sum(self.names[key].tokens for key in keys)
 
     def name(self, namespace: str, path: str) -> None:
-        """Remember what a path's keys stand for."""
+        """Record the documents of a path's keys."""
         for depth, key in enumerate(path_keys(namespace, path), start=1):
             self.names[key.hex()] = HeldNode(namespace, tuple(path[:depth]), tokens_of(path[depth - 1]))
 
@@ -53,11 +54,11 @@ class DataPlane:
 
 
 class Traffic:
-    """Plans that come and go on a tree, and the tiers as its orders make them.
+    """Random plans on a tree, and the tiers as its moves change them.
 
-    A plan's orders are carried out when it is granted, and what it keeps is saved when it is committed, or settled as
-    kept. At every moment the tiers have what the tree believes and what running plans use, and room for what these
-    will save.
+    A plan's moves are carried out at its admission. Its copies are saved when it is prefilled, or complete and kept. At
+    every moment the tiers hold all copies that the tree believes in or running plans use, and have room for all copies
+    that running plans will save.
     """
 
     def __init__(self, tree: KnowledgeTree) -> None:
@@ -74,20 +75,20 @@ class Traffic:
         loads = {(step.key, step.source) for step in grant.documents if step.source is not None}
         self.plans.append(SimpleNamespace(grant=grant, loads=loads, saves=saves(grant), broken=set()))
 
-    def commit(self, plan: int, lost: list[int]) -> None:
+    def prefill(self, plan: int, lost: list[int]) -> None:
         if self.plans:
-            committed = self.plans[plan % len(self.plans)]
-            self.tree.grants.prefilled(committed.grant, self.execute(committed, True, lost))
-            # What it loaded it goes on using until it is settled.
-            committed.saves = set()
+            prefilled = self.plans[plan % len(self.plans)]
+            self.tree.grants.prefilled(prefilled.grant, self.execute(prefilled, True, lost))
+            # It uses the copies that it loaded until it is complete.
+            prefilled.saves = set()
 
-    def settle(self, plan: int, kept: bool, lost: list[int]) -> None:
+    def complete(self, plan: int, kept: bool, lost: list[int]) -> None:
         if self.plans:
-            settled = self.plans.pop(plan % len(self.plans))
-            self.tree.grants.complete(settled.grant, kept, self.execute(settled, kept, lost))
+            completed = self.plans.pop(plan % len(self.plans))
+            self.tree.grants.complete(completed.grant, kept, self.execute(completed, kept, lost))
 
     def execute(self, plan: SimpleNamespace, kept: bool, lost: list[int]) -> list[tuple[bytes, Tier]]:
-        """What a plan does to the tiers: some of what it should load is gone, and some cannot be saved; both of it."""
+        """Load and save a plan's copies; those that could not be loaded or saved."""
         instance = plan.grant.instance
         candidates = sorted(plan.loads | plan.saves)
         gone = {candidates[index % len(candidates)] for index in lost if candidates}
@@ -108,11 +109,11 @@ class Traffic:
         self.tree.delete(content, namespace)
 
     def restore(self) -> None:
-        """Tell the tree what is there, whatever it knows of it."""
+        """Report the tiers' contents to the tree."""
         restore(self.tree, self.plane.report())
 
     def replace_instance(self) -> None:
-        """Lose the second instance with its plans, or have it back."""
+        """Remove the second instance with its plans, or add it again."""
         if "two" not in self.tree.tiers.gpus:
             self.tree.add_instance("two")
             return
@@ -127,14 +128,14 @@ class Traffic:
             assert self.believed(cache) <= there, "the tree believes in a copy that is not there"
             plans = [plan for plan in self.plans if cache.instance in (None, plan.grant.instance)]
             used = {key.hex() for plan in plans for key, tier in plan.loads if tier is cache.tier}
-            assert used <= there, "a copy is gone that a running plan uses"
+            assert used <= there, "a copy that a running plan uses is gone"
             coming = {key.hex() for plan in plans for key, tier in plan.saves if tier is cache.tier}
-            assert self.plane.used(there | coming) <= cache.capacity, "there is no room for what running plans save"
+            assert self.plane.used(there | coming) <= cache.capacity, "no room for the copies that running plans save"
 
     def end(self) -> None:
-        """When nothing runs and no order is left, the tiers have just what the tree believes."""
+        """Complete all plans and moves, and compare the tiers with the tree."""
         while self.plans:
-            self.settle(0, kept=True, lost=[])
+            self.complete(0, kept=True, lost=[])
             self.check()
         for instance in self.tree.tiers.gpus:
             self.plane.carry_out(begin(self.tree, "", instance).moves)
@@ -161,19 +162,19 @@ admissions = event(
 )
 
 
-settlements = event("settle", plan=st.integers(0, 7), kept=st.sampled_from([True, True, True, False]), lost=lost)
+completions = event("complete", plan=st.integers(0, 7), kept=st.sampled_from([True, True, True, False]), lost=lost)
 
 
 incidents = [
-    event("commit", plan=st.integers(0, 7), lost=lost),
+    event("prefill", plan=st.integers(0, 7), lost=lost),
     event("delete", content=st.sampled_from("sabD"), namespace=st.sampled_from([None, "x", "y"])),
     event("replace_instance"),
     event("restore"),
 ]
 
 
-# Most of what happens is that plans come and go. A list of lists, for one list alone is mostly a short one.
-events = st.sampled_from([*[admissions] * 6, *[settlements] * 4, *incidents]).flatmap(lambda kind: kind)
+# Most events admit or complete plans. Several lists, because a single list is mostly a short one.
+events = st.sampled_from([*[admissions] * 6, *[completions] * 4, *incidents]).flatmap(lambda kind: kind)
 
 
 histories = st.tuples(*[st.lists(events, max_size=12)] * 5).map(

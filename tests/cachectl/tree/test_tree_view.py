@@ -7,7 +7,7 @@ from cachectl.tree.view import tree_view
 from protocol.cache import TierStats, TreeNode, TreeView
 
 WHOLE = 99
-"""Deeper than any tree here."""
+"""Deeper than any tree in these tests."""
 
 
 def node(path, *caches, children=(), frequency=1.0, requests_ago=0, locked=False, pinned=False, hidden=0) -> TreeNode:
