@@ -1,4 +1,4 @@
-"""A document order is a permutation, and cached-first finds the longest cached prefix without trying them all."""
+"""Document orders are permutations. Cached-first finds the longest cached prefix within a bound on lookups."""
 
 from itertools import permutations
 
@@ -20,7 +20,7 @@ KEYS = "abcdef"
 
 
 class Node:
-    """A cached document; the nodes of one tree share the count of lookups."""
+    """A cached document. All nodes of a tree record their lookups in one list."""
 
     def __init__(self, tokens: int, lookups: list[str]) -> None:
         self.tokens = tokens
@@ -33,7 +33,7 @@ class Node:
 
 
 class EveryOrder:
-    """A tree that holds every order of some documents, each of one token, and counts lookups."""
+    """A tree that holds every order of some one-token documents and counts lookups."""
 
     tokens = 1
 
@@ -47,7 +47,7 @@ class EveryOrder:
 
 
 def tree(paths, sizes=None) -> Node:
-    """The root of a tree that holds ``paths``; a document has the tokens of ``sizes``, or one."""
+    """The root of a tree that holds ``paths``. ``sizes`` are the documents' tokens, one by default."""
     root = Node(1000, [])
     for path in paths:
         node = root
@@ -67,7 +67,7 @@ def cached_tokens(documents, order, root) -> int:
 
 
 def best_of_all(documents, root) -> tuple[int, ...]:
-    orders = permutations(range(len(documents)))  # lexicographic, so the first of equals is nearest to the ranks
+    orders = permutations(range(len(documents)))  # lexicographic, so ties go to the order nearest to the ranks
     return max(orders, key=lambda order: cached_tokens(documents, order, root))
 
 
@@ -82,7 +82,7 @@ trees = st.builds(
 
 @pytest.mark.parametrize("name", DocumentOrder)
 @given(documents=lists_of_documents, root=st.none() | trees)
-def test_every_order_is_a_permutation_and_always_the_same_one(name, documents, root):
+def test_every_order_is_a_deterministic_permutation(name, documents, root):
     order = order_by_name(name)
     assert order.name == name
     found = order(documents, root)
@@ -90,7 +90,7 @@ def test_every_order_is_a_permutation_and_always_the_same_one(name, documents, r
     assert order(tuple(documents), root) == found
 
 
-def test_an_unknown_name_is_refused_with_those_there_are():
+def test_an_unknown_order_name_is_refused_with_the_known_names():
     with pytest.raises(ConfigError, match="'random'; there are retrieval, canonical, cached-first"):
         order_by_name("random")
 
@@ -100,7 +100,7 @@ def test_retrieval_order_changes_nothing():
 
 
 @given(st.data(), lists_of_documents)
-def test_canonical_order_is_one_for_all_rankings_of_a_set(data, documents):
+def test_canonical_order_is_the_same_for_all_rankings_of_a_set(data, documents):
     ranking = data.draw(st.permutations(documents))
     assert [ranking[index] for index in CanonicalOrder()(ranking, None)] == sorted(documents)
 
@@ -110,7 +110,7 @@ def test_canonical_order_keeps_equal_documents_by_rank():
 
 
 @given(lists_of_documents, trees)
-def test_cached_first_finds_what_trying_all_permutations_finds(documents, root):
+def test_cached_first_matches_a_search_of_all_permutations(documents, root):
     assert CachedFirstOrder()(documents, root) == best_of_all(documents, root)
 
 
@@ -119,26 +119,26 @@ def test_cached_first_counts_tokens_not_documents():
     assert CachedFirstOrder()("abc", root) == (2, 0, 1)
 
 
-def test_cached_first_puts_what_is_not_cached_behind_in_retrieval_order():
+def test_cached_first_appends_uncached_documents_in_retrieval_order():
     assert CachedFirstOrder()("xcyaz", tree(["ac"])) == (3, 1, 0, 2, 4)
 
 
-def test_cached_first_takes_the_better_rank_of_equally_long_prefixes():
+def test_cached_first_breaks_ties_by_rank():
     assert CachedFirstOrder()("xab", tree(["ba", "ab"])) == (1, 2, 0)
 
 
-def test_cached_first_uses_a_document_as_often_as_it_was_found():
+def test_cached_first_uses_a_document_once_per_retrieved_copy():
     root = tree(["aaa"])
     assert CachedFirstOrder()("baca", root) == (1, 3, 0, 2)
     assert cached_tokens("baca", (1, 3, 0, 2), root) == 2
 
 
 @pytest.mark.parametrize("root", [None, tree([])])
-def test_cached_first_is_retrieval_order_where_nothing_is_cached(root):
+def test_cached_first_is_retrieval_order_if_nothing_is_cached(root):
     assert CachedFirstOrder()("cab", root) == (0, 1, 2)
 
 
-def test_ten_documents_in_a_wide_tree_cost_lookups_along_their_own_paths_only():
+def test_a_wide_tree_costs_lookups_along_the_documents_own_paths_only():
     documents = [f"d{number}" for number in range(10)]
     others = [[f"other{number}", *documents] for number in range(1000)]
     root = tree([*others, ["d0", "d1"], ["d9", "d4", "d7"], ["d9", "other1", "d0"]])
@@ -147,7 +147,7 @@ def test_ten_documents_in_a_wide_tree_cost_lookups_along_their_own_paths_only():
     assert len(root.lookups) <= len(visited) * len(documents)
 
 
-def test_ten_documents_cached_in_all_their_orders_cost_one_path():
+def test_documents_cached_in_every_order_cost_one_path():
     root = EveryOrder("abcdefghij")
     assert CachedFirstOrder()("abcdefghij", root) == tuple(range(10))
     assert root.lookups == 10
@@ -159,7 +159,7 @@ def test_equal_documents_are_looked_up_once():
     assert root.lookups == ["a", "a", "a", "a"]
 
 
-def test_six_documents_are_searched_to_the_end_whatever_is_cached():
+def test_six_documents_are_searched_exhaustively():
     almost_all = {path[:5] for path in permutations("abcdef")} - {tuple("fedcb")}
     root = tree([*(path[:4] for path in permutations("abcdef")), *almost_all, "fedcba"])
     assert CachedFirstOrder()("abcdef", root) == (5, 4, 3, 2, 1, 0)
@@ -172,7 +172,7 @@ def test_the_budget_bounds_the_lookups_of_the_worst_tree():
 
 
 @given(lists_of_documents, trees, st.integers(0, 20))
-def test_a_short_budget_never_falls_behind_retrieval_order(documents, root, spare):
+def test_a_short_budget_is_never_worse_than_retrieval_order(documents, root, spare):
     order = CachedFirstOrder(visit_budget=len(documents) + 1 + spare)(documents, root)
     assert sorted(order) == list(range(len(documents)))
     in_retrieval_order = cached_tokens(documents, range(len(documents)), root)

@@ -1,9 +1,10 @@
-"""The queue serves whose documents are cached first, and overtakes nobody more often than its window allows."""
+"""The queue serves the largest cached share first, and its window bounds how often a query is overtaken."""
 
 from collections import Counter
 from dataclasses import dataclass
 
 import pytest
+from histories import indices, pick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -31,11 +32,11 @@ def _queue_of(window: int, **tokens: tuple[int, int]) -> CacheAwareQueue:
 @pytest.mark.parametrize(
     ("cached", "computed", "expected"), [(0, 100, 0.0), (300, 100, 3.0), (100, 400, 0.25), (50, 0, 50.0), (0, 0, 0.0)]
 )
-def test_priority_is_cached_tokens_for_each_computed_one(cached, computed, expected):
+def test_priority_is_cached_tokens_per_computed_token(cached, computed, expected):
     assert priority(cached, computed) == expected
 
 
-def test_the_larger_share_of_cached_tokens_goes_first():
+def test_the_largest_cached_share_goes_first():
     # Priorities 0, 1/2, 4, 2.
     queue = _queue_of(9, a=(0, 900), b=(100, 200), c=(400, 100), d=(1000, 500))
     assert _drain(queue) == "cdba"
@@ -46,7 +47,7 @@ def test_a_small_computation_beats_a_large_cache():
     assert _drain(_queue_of(9, a=(3000, 1000), b=(40, 10))) == "ba"
 
 
-def test_the_older_goes_first_among_equals():
+def test_the_oldest_goes_first_among_equals():
     # 1/3 = 2/6 = 4/12, and 5/3 for d.
     assert _drain(_queue_of(9, a=(1, 3), b=(2, 6), c=(4, 12), d=(5, 3))) == "dabc"
 
@@ -57,14 +58,14 @@ def test_window_zero_is_first_come_first_served():
     assert queue.largest_overtake == 0
 
 
-def test_whoever_was_overtaken_as_often_as_the_window_allows_goes_next():
-    # e and d overtake a, b and c, so these go next, though f's 5/2 is more than any of theirs.
+def test_a_query_overtaken_as_often_as_the_window_allows_goes_next():
+    # e and d overtake a, b and c. These go next, although f's priority of 5/2 is higher.
     queue = _queue_of(2, a=(0, 1), b=(1, 1), c=(2, 1), d=(3, 1), e=(4, 1), f=(5, 2))
     assert _drain(queue) == "edabcf"
     assert queue.largest_overtake == 2
 
 
-def test_a_late_comer_does_not_inherit_the_overtakes_of_the_older():
+def test_a_new_query_does_not_inherit_overtakes():
     queue = _queue_of(1, a=(0, 1), b=(9, 1))
     assert _pop(queue) == "b"
     queue.push("c", 0, 1)
@@ -73,7 +74,7 @@ def test_a_late_comer_does_not_inherit_the_overtakes_of_the_older():
     assert _drain(queue) == "adc"
 
 
-def test_who_gives_up_has_overtaken_nobody():
+def test_a_removed_query_has_overtaken_none():
     queue = _queue_of(1, a=(0, 1), b=(9, 1), c=(8, 1))
     assert queue.remove("b")
     assert not queue.remove("b")
@@ -81,8 +82,8 @@ def test_who_gives_up_has_overtaken_nobody():
     assert _drain(queue) == "ca"
 
 
-def test_when_the_oldest_gives_up_the_next_has_its_own_count():
-    # b and d overtake a, but only d overtakes c; then e and f do, and c goes next.
+def test_removing_the_oldest_leaves_the_others_their_own_counts():
+    # b and d overtake a, and only d overtakes c. Then e and f overtake c, which goes next.
     queue = _queue_of(3, a=(0, 1), b=(9, 1), c=(0, 1), d=(8, 1), e=(7, 1), f=(6, 1))
     assert [_pop(queue), _pop(queue)] == ["b", "d"]
     assert [queue.overtaken(query_id) for query_id in queue] == [2, 1, 0, 0]
@@ -91,7 +92,7 @@ def test_when_the_oldest_gives_up_the_next_has_its_own_count():
     assert queue.largest_overtake == 3
 
 
-def test_who_gave_up_does_not_count_for_the_largest_overtake():
+def test_a_removed_query_does_not_count_for_the_largest_overtake():
     queue = _queue_of(9, a=(0, 1), b=(1, 1), c=(2, 1))
     assert [_pop(queue), _pop(queue)] == ["c", "b"]
     queue.remove("a")
@@ -106,7 +107,7 @@ def test_reprioritising_moves_a_query_and_keeps_its_age():
     assert _drain(queue) == "acb"
 
 
-def test_a_priority_that_fell_is_found_out_when_its_turn_comes():
+def test_a_fallen_priority_is_noticed_when_the_query_is_next():
     tokens = {"a": (1, 1), "b": (5, 1), "c": (3, 1)}
     queue = CacheAwareQueue(max_queued=3, window=9, refresh=tokens.__getitem__)
     for query_id, (cached, computed) in tokens.items():
@@ -115,7 +116,7 @@ def test_a_priority_that_fell_is_found_out_when_its_turn_comes():
     assert _drain(queue) == "cba"
 
 
-def test_a_priority_that_fell_is_put_back_and_not_forgotten():
+def test_a_query_with_a_fallen_priority_stays_queued():
     tokens = {"a": (4, 1), "b": (5, 1)}
     queue = CacheAwareQueue(max_queued=3, window=9, refresh=tokens.__getitem__)
     for query_id, (cached, computed) in tokens.items():
@@ -128,7 +129,7 @@ def test_a_priority_that_fell_is_put_back_and_not_forgotten():
     assert _drain(queue) == "cb"
 
 
-def test_a_pop_refreshes_a_query_at_most_once_however_priorities_fall():
+def test_a_pop_refreshes_each_query_at_most_once():
     calls: Counter[str] = Counter()
 
     def ever_less(query_id: str) -> tuple[int, int]:
@@ -142,7 +143,7 @@ def test_a_pop_refreshes_a_query_at_most_once_however_priorities_fall():
     assert calls == Counter("abc")
 
 
-def test_where_the_next_does_not_fit_nobody_is_served():
+def test_if_the_next_query_does_not_fit_none_is_served():
     queue = _queue_of(9, a=(0, 1), b=(2, 1), c=(1, 1))
     assert _pop(queue, "ac".__contains__) is None
     assert list(queue) == ["a", "b", "c"]
@@ -150,14 +151,14 @@ def test_where_the_next_does_not_fit_nobody_is_served():
     assert _drain(queue) == "ca"
 
 
-def test_the_oldest_whose_window_is_used_up_holds_the_others_back_until_it_fits():
+def test_an_oldest_query_with_a_used_up_window_blocks_the_others_until_it_fits():
     queue = _queue_of(1, a=(0, 1), b=(2, 1), c=(1, 1))
     assert _pop(queue) == "b"
     assert _pop(queue, "c".__contains__) is None
     assert _drain(queue) == "ac"
 
 
-def test_refuses_when_full_and_says_how_many_wait():
+def test_a_full_queue_refuses_and_names_the_number_waiting():
     queue = CacheAwareQueue(max_queued=2, window=1)
     queue.push("a", 0, 1)
     queue.push("b", 0, 1)
@@ -166,7 +167,7 @@ def test_refuses_when_full_and_says_how_many_wait():
     assert list(queue) == ["a", "b"]
 
 
-def test_refuses_who_waits_already_even_when_full():
+def test_a_waiting_query_is_refused_even_if_the_queue_is_full():
     queue = CacheAwareQueue(max_queued=1, window=1)
     queue.push("a", 0, 1)
     with pytest.raises(InvalidRequest, match="waits already"):
@@ -174,7 +175,7 @@ def test_refuses_who_waits_already_even_when_full():
 
 
 @pytest.mark.parametrize("tokens", [(-1, 1), (1, -1)])
-def test_refuses_negative_tokens_and_stays_as_it_was(tokens):
+def test_negative_tokens_are_refused_and_change_nothing(tokens):
     queue = _queue_of(1, a=(1, 1))
     with pytest.raises(InvalidRequest, match="negative"):
         queue.push("b", *tokens)
@@ -185,12 +186,12 @@ def test_refuses_negative_tokens_and_stays_as_it_was(tokens):
 
 
 @pytest.mark.parametrize("bounds", [(-1, 0), (0, -1)])
-def test_refuses_negative_bounds(bounds):
+def test_negative_bounds_are_refused(bounds):
     with pytest.raises(ConfigError):
         CacheAwareQueue(*bounds)
 
 
-def test_who_does_not_wait_cannot_be_asked_about():
+def test_a_query_that_does_not_wait_is_unknown():
     queue = _queue_of(1, a=(1, 1))
     _pop(queue)
     for ask in (queue.overtaken, lambda query_id: queue.reprioritise(query_id, 1, 1)):
@@ -198,13 +199,13 @@ def test_who_does_not_wait_cannot_be_asked_about():
             ask("a")
 
 
-def test_an_empty_queue_has_nobody_to_serve():
+def test_an_empty_queue_serves_none():
     queue = CacheAwareQueue(max_queued=0, window=0)
     assert _pop(queue) is None
     assert len(queue) == 0
 
 
-def test_a_query_that_comes_again_is_young_again():
+def test_a_query_pushed_again_is_the_youngest():
     queue = _queue_of(9, a=(5, 1), b=(1, 1))
     assert _pop(queue) == "a"
     queue.push("a", 1, 1)
@@ -231,8 +232,8 @@ def test_memory_stays_bounded_in_a_long_stream():
     window=st.integers(0, 4),
     steps=st.lists(st.none() | st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=60),
 )
-def test_nobody_starves(window, steps):
-    """With p ahead at its arrival, a query is served within p + window + 1 pops, whoever comes after it."""
+def test_no_query_starves(window, steps):
+    """A query with p queries ahead at its arrival is served within p + window + 1 pops, whatever arrives later."""
     queue = CacheAwareQueue(max_queued=100, window=window)
     latest: dict[str, int] = {}
     pops = 0
@@ -246,7 +247,7 @@ def test_nobody_starves(window, steps):
     assert not latest
 
 
-def test_a_stream_of_better_ones_delays_the_worst_by_the_window_and_no_more():
+def test_a_stream_of_better_queries_delays_the_worst_by_the_window_only():
     queue = _queue_of(7, worst=(0, 1))
     served = []
     for number in range(20):
@@ -258,7 +259,7 @@ def test_a_stream_of_better_ones_delays_the_worst_by_the_window_and_no_more():
 
 @dataclass
 class _Waiter:
-    """What the model knows of one that waits: the tokens in truth, the priority last told, and who overtook it."""
+    """A waiting query in the model: its true tokens, the priority last told to the queue, and its overtakes."""
 
     query_id: str
     sequence: int
@@ -271,7 +272,7 @@ _TOKENS = st.tuples(st.integers(0, 6), st.integers(0, 4))
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """The queue against a list that is searched from end to end."""
+    """The queue against a model: a list that is searched from end to end."""
 
     @initialize(max_queued=st.integers(0, 12), window=st.integers(0, 5), refreshes=st.booleans())
     def start(self, max_queued, window, refreshes):
@@ -285,9 +286,6 @@ class QueueMachine(RuleBasedStateMachine):
     def tell(self, query_id):
         self.asked.append(query_id)
         return next(waiter.tokens for waiter in self.waiting if waiter.query_id == query_id)
-
-    def some_waiter(self, data):
-        return data.draw(st.sampled_from(self.waiting), label="waiter")
 
     @rule(name=st.integers(0, 20), tokens=_TOKENS)
     def push(self, name, tokens):
@@ -304,16 +302,16 @@ class QueueMachine(RuleBasedStateMachine):
             self.arrived += 1
 
     @precondition(lambda self: self.waiting)
-    @rule(data=st.data(), tokens=_TOKENS)
-    def reprioritise(self, data, tokens):
-        waiter = self.some_waiter(data)
+    @rule(which=indices, tokens=_TOKENS)
+    def reprioritise(self, which, tokens):
+        waiter = pick(self.waiting, which)
         self.queue.reprioritise(waiter.query_id, *tokens)
         waiter.tokens, waiter.told = tokens, priority(*tokens)
 
     @precondition(lambda self: self.waiting and self.refreshes)
-    @rule(data=st.data(), lost=st.integers(1, 6))
-    def fall_untold(self, data, lost):
-        waiter = self.some_waiter(data)
+    @rule(which=indices, lost=st.integers(1, 6))
+    def fall_untold(self, which, lost):
+        waiter = pick(self.waiting, which)
         cached, computed = waiter.tokens
         lost = min(lost, cached)
         waiter.tokens = (cached - lost, computed + lost)
@@ -327,7 +325,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         oldest = self.waiting[0]
         if oldest.overtaken < self.window:
-            # With refresh nothing but falls goes untold, so the choice is by what is true.
+            # With refresh, only falls go untold, so the true priorities decide.
             value = (lambda waiter: priority(*waiter.tokens)) if self.refreshes else (lambda waiter: waiter.told)
             expected = max(self.waiting, key=lambda waiter: (value(waiter), -waiter.sequence))
         else:
@@ -339,9 +337,9 @@ class QueueMachine(RuleBasedStateMachine):
         for waiter in self.waiting:
             waiter.overtaken += waiter.sequence < expected.sequence
 
-    @rule(data=st.data(), name=st.integers(0, 20))
-    def remove(self, data, name):
-        query_id = self.some_waiter(data).query_id if self.waiting and name % 2 else str(name)
+    @rule(which=indices, name=st.integers(0, 20))
+    def remove(self, which, name):
+        query_id = pick(self.waiting, which).query_id if self.waiting and name % 2 else str(name)
         left = [waiter for waiter in self.waiting if waiter.query_id != query_id]
         assert self.queue.remove(query_id) == (len(left) < len(self.waiting))
         self.waiting = left

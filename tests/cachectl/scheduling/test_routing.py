@@ -1,52 +1,29 @@
-"""A request goes where its first token comes soonest: to its cached documents, unless too much waits there."""
+"""A request goes to the instance with the earliest first token: cached documents count against the backlog."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduler_cases import ask, build_scheduler, fill
 
-from cachectl.nodes.node import PathDocument
-from cachectl.policies import create_policy
-from cachectl.policies.lookahead import Lookahead
-from cachectl.scheduling.request import Request
 from cachectl.scheduling.routing import Candidate, route
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
-from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.errors import Unavailable
 
 seconds = st.integers(0, 5).map(float)
 
 
-def a_second_a_token(cached: int, new: int) -> float:
-    return float(new)
-
-
-@pytest.fixture
-def build():
-    """Makes schedulers over three instances, of which the first has computed ``documents``."""
-
-    def build(documents: str = "", host: int = 0, **bounds: int) -> Scheduler:
-        lookahead = Lookahead()
-        tree = KnowledgeTree(
-            create_policy("LRU", lookahead), Capacities(1000, host), ["one", "two", "three"], a_second_a_token
-        )
-        scheduler = Scheduler(tree, lookahead, **{"max_running": 1, "max_queued": 1, "window": 0} | bounds)
-        if documents:
-            assert scheduler.admit(ask("fill", documents), now=0.0).instance == "one"
-            scheduler.complete("fill", now=0.0, kept=True)
-        return scheduler
-
-    return build
-
-
-def ask(query_id: str, documents: str, question: int = 1) -> Request:
-    """A request whose documents have 10 tokens each."""
-    return Request(query_id, "tenant", tuple(PathDocument(content, 10) for content in documents), question)
+def build(documents: str = "", max_queued: int = 1, **changes) -> Scheduler:
+    """A scheduler over three instances, of which the first has computed ``documents``."""
+    scheduler = build_scheduler("one", "two", "three", policy="LRU", max_queued=max_queued, window=0, **changes)
+    if documents:
+        fill(scheduler, documents)
+        assert scheduler.tree.lookup.match("tenant", documents, "one")
+    return scheduler
 
 
 def occupy(scheduler: Scheduler, *seconds: int) -> list[str]:
-    """Requests without documents that take so long; the instances that got them."""
+    """Admit requests without documents that take so many seconds; the instances that run them."""
     return [instance_of(scheduler.admit(ask(f"load-{index}", "", load), 0.0)) for index, load in enumerate(seconds)]
 
 
@@ -66,17 +43,17 @@ def instance_of(grant: Grant | None) -> str:
     ],
     ids=["shortest prefill", "with backlog", "backlog outweighs", "first among equals", "no choice"],
 )
-def test_goes_where_the_first_token_comes_soonest(candidates, chosen):
+def test_a_request_goes_to_the_instance_with_the_earliest_first_token(candidates, chosen):
     assert route(Candidate(*candidate) for candidate in candidates).instance == chosen
 
 
-def test_without_instances_there_is_nowhere_to_go():
+def test_routing_without_instances_is_refused():
     with pytest.raises(Unavailable, match="no instance"):
         route([])
 
 
 @given(st.lists(st.tuples(seconds, seconds), min_size=1))
-def test_no_other_would_have_been_sooner_nor_as_soon_and_named_before(loads):
+def test_routing_chooses_the_first_of_the_earliest_candidates(loads):
     candidates = [Candidate(str(index), *load) for index, load in enumerate(loads)]
     chosen = candidates.index(route(candidates))
     sums = [sum(load) for load in loads]
@@ -85,7 +62,7 @@ def test_no_other_would_have_been_sooner_nor_as_soon_and_named_before(loads):
 
 
 @given(st.lists(st.tuples(seconds, seconds), min_size=1), st.data())
-def test_more_backlog_elsewhere_changes_nothing(loads, data):
+def test_more_backlog_elsewhere_does_not_change_the_route(loads, data):
     candidates = [Candidate(str(index), *load) for index, load in enumerate(loads)]
     chosen = route(candidates)
     index = data.draw(st.integers(0, len(candidates) - 1))
@@ -94,31 +71,31 @@ def test_more_backlog_elsewhere_changes_nothing(loads, data):
         assert route(candidates) == chosen
 
 
-def test_idle_instances_without_anything_cached_are_taken_in_order(build):
+def test_idle_instances_with_nothing_cached_are_taken_in_order():
     assert occupy(build(), 5, 5, 5) == ["one", "two", "three"]
 
 
-def test_a_request_goes_to_the_instance_with_the_longest_cached_prefix(build):
+def test_a_request_goes_to_the_instance_with_the_longest_cached_prefix():
     scheduler = build("abc", max_running=9)
     assert occupy(scheduler, 1, 1) == ["one", "two"]
-    # 20 of 40 tokens are on "one": 1 + 21 s there, 41 s on "three", which is idle.
+    # 20 of 40 tokens are cached on "one". It takes 1 + 21 s there, and 41 s on "three", which is idle.
     assert instance_of(scheduler.admit(ask("query", "abxy"), 0.0)) == "one"
 
 
-def test_documents_behind_another_prefix_do_not_count(build):
+def test_documents_behind_another_prefix_do_not_count():
     scheduler = build("abc", max_running=9)
     occupy(scheduler, 1, 1)
     assert instance_of(scheduler.admit(ask("query", "bca"), 0.0)) == "three"
 
 
 @pytest.mark.parametrize(("backlog_s", "instance"), [(19, "one"), (20, "one"), (21, "two")])
-def test_a_backlog_that_outweighs_the_cached_prefix_sends_it_elsewhere(build, backlog_s, instance):
+def test_a_backlog_can_outweigh_the_cached_prefix(backlog_s, instance):
     scheduler = build("ab", max_running=9)
     assert occupy(scheduler, backlog_s) == ["one"]
     assert instance_of(scheduler.admit(ask("query", "ab"), 0.0)) == instance
 
 
-def test_it_waits_for_its_cached_prefix_where_that_is_sooner(build):
+def test_a_request_waits_for_its_cached_prefix_if_that_is_sooner():
     scheduler = build("ab")
     assert occupy(scheduler, 5) == ["one"]
     assert scheduler.admit(ask("query", "ab"), 0.0) is None
@@ -127,7 +104,7 @@ def test_it_waits_for_its_cached_prefix_where_that_is_sooner(build):
     assert (grant.query_id, grant.instance) == ("query", "one")
 
 
-def test_who_waits_adds_to_the_backlog_and_takes_it_along(build):
+def test_a_waiting_request_counts_as_backlog_until_it_is_withdrawn():
     scheduler = build("ab", max_queued=9)
     assert occupy(scheduler, 5) == ["one"]
     assert scheduler.admit(ask("waits", "ab", question=20), 0.0) is None
@@ -138,24 +115,24 @@ def test_who_waits_adds_to_the_backlog_and_takes_it_along(build):
     assert scheduler.instances.idle == ["two", "three"]
 
 
-def test_what_has_ended_is_no_backlog(build):
+def test_a_completed_request_is_no_backlog():
     scheduler = build("ab", max_running=9)
     assert occupy(scheduler, 30, 40) == ["one", "two"]
     scheduler.complete("load-0", 0.0, kept=True)
     assert instance_of(scheduler.admit(ask("query", "ab"), 0.0)) == "one"
 
 
-def test_an_instance_that_takes_no_more_is_passed_over(build):
+def test_an_instance_with_a_full_queue_is_passed_over():
     scheduler = build("ab", max_queued=0)
     assert occupy(scheduler, 1) == ["one"]
     assert instance_of(scheduler.admit(ask("query", "ab"), 0.0)) == "two"
 
 
-def test_what_lies_in_shared_memory_ties_to_no_instance(build):
+def test_documents_in_host_memory_favour_no_instance():
     scheduler = build("ab", host=1000, max_running=9)
     first = scheduler.tree.registry.roots["tenant"].children["a"]
     scheduler.tree.pin("tenant", "a")
     scheduler.tree._replication.replicate(first, "one", [])
     assert occupy(scheduler, 12) == ["one"]
-    # With "a" in host memory it takes 12 + 1 s on "one" and 10 + 1 s on the others; without, it would take 21 s there.
+    # With "a" in host memory, it takes 12 + 1 s on "one" and 10 + 1 s on the others, instead of 21 s.
     assert instance_of(scheduler.admit(ask("query", "ab"), 0.0)) == "two"

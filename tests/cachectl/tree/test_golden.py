@@ -1,24 +1,12 @@
 """Counts that the RAGCache paper works out by hand come out of the real tree, queue and scheduler."""
 
 import pytest
+import scheduler_cases
+from tree_cases import TENANT, ask, linear_cost, tree_of
 
-from cachectl.nodes.keys import path_keys
-from cachectl.nodes.node import PathDocument
-from cachectl.policies import create_policy
-from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.queue import CacheAwareQueue
-from cachectl.scheduling.request import Request
-from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
 from cachectl.tree.knowledge_tree import KnowledgeTree
-
-TENANT = "tenant"
-
-
-def tree_of(gpu: int, lookahead: Lookahead) -> KnowledgeTree:
-    return KnowledgeTree(create_policy("PGDSF", lookahead), Capacities(gpu), ["one"], lambda cached, new: float(new))
-
 
 # Two requests and the order in which they are served, in the shape of RAGCache's Figure 10.
 #
@@ -44,18 +32,16 @@ QUERIES = {"Q1": "pP", "Q2": "qQ"}
 scenarios = pytest.mark.parametrize(("capacity", "tokens", "as_given", "reordered"), SCENARIOS.values(), ids=SCENARIOS)
 
 
-def prefill(tree: KnowledgeTree, query: str, path: str, tokens: dict[str, int]) -> int:
+def prefill(tree: KnowledgeTree, path: str, tokens: dict[str, int]) -> int:
     """Serve a request; the tokens that had to be computed."""
-    documents = [PathDocument(content, tokens[content]) for content in path]
-    grant = tree.grants.admit(query, TENANT, documents, path_keys(TENANT, path), 0, "one", 0.0)
-    tree.grants.complete(grant, kept=True)
+    grant = ask(tree, path, tokens=tokens.__getitem__)
     return sum(step.tokens for step in grant.documents if step.source is None)
 
 
 def with_contexts_cached(capacity: int, tokens: dict[str, int]) -> KnowledgeTree:
-    tree = tree_of(capacity, Lookahead())
+    tree = tree_of(capacity, policy="PGDSF", cost=linear_cost, instances=["one"])
     for context in "pq":
-        prefill(tree, context, context, tokens)
+        prefill(tree, context, tokens)
     return tree
 
 
@@ -70,7 +56,7 @@ def test_the_order_of_two_requests_decides_what_is_computed_again(capacity, toke
     costs = []
     for order in [("Q1", "Q2"), ("Q2", "Q1")]:
         tree = with_contexts_cached(capacity, tokens)
-        costs.append(sum(prefill(tree, query, QUERIES[query], tokens) for query in order))
+        costs.append(sum(prefill(tree, QUERIES[query], tokens) for query in order))
     assert costs == [as_given, reordered]
 
 
@@ -84,18 +70,18 @@ def test_order_priority_chooses_the_cheaper_order(capacity, tokens, as_given, re
         queue.push(query, *lengths(tree, QUERIES[query], tokens))
     served = {}
     while (turn := queue.pop()) is not None:
-        served[turn.query_id] = prefill(tree, turn.query_id, QUERIES[turn.query_id], tokens)
+        served[turn.query_id] = prefill(tree, QUERIES[turn.query_id], tokens)
     assert list(served) == ["Q2", "Q1"]
     assert sum(served.values()) == reordered
 
 
 @scenarios
-def test_without_a_window_to_reorder_in_the_dearer_order_stands(capacity, tokens, as_given, reordered):
+def test_without_a_reorder_window_the_more_expensive_order_stays(capacity, tokens, as_given, reordered):
     tree = with_contexts_cached(capacity, tokens)
     queue = CacheAwareQueue(2, window=0)
     for query, path in QUERIES.items():
         queue.push(query, *lengths(tree, path, tokens))
-    assert sum(prefill(tree, query, QUERIES[query], tokens) for query, _ in iter(queue.pop, None)) == as_given
+    assert sum(prefill(tree, QUERIES[query], tokens) for query, _ in iter(queue.pop, None)) == as_given
 
 
 # Six requests, Q1, Q3 and Q5 on one set of documents and Q2, Q4 and Q6 on another, and a cache that holds one of the
@@ -107,12 +93,10 @@ SETS = {"Q1": "ab", "Q2": "cd", "Q3": "ab", "Q4": "cd", "Q5": "ab", "Q6": "cd"}
 
 def serve_all(window: int) -> list[Grant]:
     """Submit all six to an instance that works on one at a time, and see them through; grants in order of service."""
-    lookahead = Lookahead()
-    scheduler = Scheduler(tree_of(2, lookahead), lookahead, max_running=1, max_queued=5, window=window)
+    scheduler = scheduler_cases.build_scheduler(gpu=2 * scheduler_cases.TOKENS, max_queued=5, window=window)
     granted = []
     for query, path in SETS.items():
-        documents = tuple(PathDocument(content, 1) for content in path)
-        grant = scheduler.admit(Request(query, TENANT, documents, question_tokens=1), 0.0)
+        grant = scheduler.admit(scheduler_cases.ask(query, path), 0.0)
         granted += [] if grant is None else [grant]
     for grant in granted:
         granted += scheduler.complete(grant.query_id, 0.0, kept=True)
@@ -124,20 +108,20 @@ def hit_rate(granted: list[Grant]) -> float:
     return sum(all(step.source for step in grant.documents) for grant in granted) / len(granted)
 
 
-def test_alternating_requests_find_nothing_in_the_order_of_arrival():
+def test_alternating_requests_miss_in_order_of_arrival():
     granted = serve_all(window=0)
     assert [grant.query_id for grant in granted] == ["Q1", "Q2", "Q3", "Q4", "Q5", "Q6"]
     assert not any(step.source for grant in granted for step in grant.documents)
     assert hit_rate(granted) == 0
 
 
-def test_reordered_by_what_is_cached_two_thirds_of_them_hit():
+def test_reordering_by_cached_share_gives_two_thirds_hits():
     granted = serve_all(window=32)
     assert [grant.query_id for grant in granted] == ["Q1", "Q3", "Q5", "Q2", "Q4", "Q6"]
     assert hit_rate(granted) == pytest.approx(4 / 6)
 
 
-def test_a_window_of_one_overtake_gives_half_of_them_a_hit():
+def test_a_window_of_one_overtake_gives_half_of_the_hits():
     # Q3 overtakes Q2, which goes next then. Q4 is the oldest, and Q6 overtakes Q5: Q3, Q4 and Q6 hit.
     granted = serve_all(window=1)
     assert [grant.query_id for grant in granted] == ["Q1", "Q3", "Q2", "Q4", "Q6", "Q5"]

@@ -1,60 +1,21 @@
-"""Instances out of reach of the shared tiers, and shared tiers whose last instance is gone, as the tree knows them."""
+"""Isolated instances, which reach no shared tier, and shared tiers that are lost with their last instance."""
 
 import pytest
+from tree_cases import DISK, GPU, HOST, TENANT, ask, begin, found, key, linear_cost, tree_of
 
-from cachectl.nodes.keys import path_keys
-from cachectl.nodes.node import PathDocument
-from cachectl.policies import create_policy
-from cachectl.policies.lookahead import Lookahead
 from cachectl.tiers.page_allocator import PageAllocator
-from cachectl.tiers.tier_manager import Capacities
-from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.kv import HeldNode, Pages
-from protocol.tiers import Tier
-
-TENANT = "tenant"
-GPU, HOST, DISK = Tier
 
 
-def tokens_of(content: str) -> int:
-    return 2 if content.isupper() else 1
-
-
-def tree_of(gpu: int, host: int = 0, disk: int = 0, numbered: bool = False, write_through: bool = False):
-    """Over the instance ``near``, and ``far``, which is isolated."""
-    tree = KnowledgeTree(
-        create_policy("LRU", Lookahead()),
-        Capacities(gpu, host, disk),
-        ["near"],
-        lambda cached, new: float(new),
-        arena=PageAllocator(host, 1, first_stamp=100) if numbered else None,
-        write_through=write_through,
-    )
-    tree.add_instance("far", isolated=True)
-    return tree
-
-
-def begin(tree: KnowledgeTree, path: str, instance: str) -> Grant:
-    documents = [PathDocument(content, tokens_of(content)) for content in path]
-    query_id = f"query {tree.grants.tick}"
-    return tree.grants.admit(query_id, TENANT, documents, path_keys(TENANT, path), 1, instance, float(tree.grants.tick))
-
-
-def ask(tree: KnowledgeTree, path: str, instance: str) -> Grant:
-    grant = begin(tree, path, instance)
-    tree.grants.complete(grant, kept=True)
-    check_integrity(tree)
-    return grant
-
-
-def found(tree: KnowledgeTree, path: str, instance: str) -> list[Tier]:
-    return [copy.cache.tier for copy in tree.lookup.match(TENANT, path, instance)]
+def near_and_far(gpu: int, host: int = 0, disk: int = 0, **changes) -> KnowledgeTree:
+    """A tree of the instance ``near``, and of ``far``, which is isolated."""
+    return tree_of(gpu, host, disk, instances=["near"], isolated=["far"], cost=linear_cost, **changes)
 
 
 def test_an_isolated_instance_finds_nothing_below_its_gpu_and_swaps_nothing_out():
-    tree = tree_of(gpu=2, host=9, disk=9)
+    tree = near_and_far(gpu=2, host=9, disk=9)
     ask(tree, "ab", "near")
     ask(tree, "xy", "near")
     assert (found(tree, "ab", "near"), found(tree, "ab", "far")) == ([HOST, HOST], [])
@@ -64,8 +25,8 @@ def test_an_isolated_instance_finds_nothing_below_its_gpu_and_swaps_nothing_out(
     assert [(move.source, move.target, move.instance) for move in moves] == [(GPU, None, "far")] * 2
 
 
-def test_what_does_not_fit_into_an_isolated_instances_gpu_is_kept_nowhere():
-    tree = tree_of(gpu=1, host=9)
+def test_a_document_too_large_for_an_isolated_gpu_is_not_kept():
+    tree = near_and_far(gpu=1, host=9)
     grant = ask(tree, "A", "far")
     assert [step.kept for step in grant.documents] == [None]
     assert ask(tree, "A", "near").documents[0].kept is HOST
@@ -73,7 +34,7 @@ def test_what_does_not_fit_into_an_isolated_instances_gpu_is_kept_nowhere():
 
 @pytest.mark.parametrize("write_through", [False, True])
 def test_nothing_is_copied_down_from_an_isolated_instance(write_through):
-    tree = tree_of(gpu=9, host=9, disk=9, write_through=write_through)
+    tree = near_and_far(gpu=9, host=9, disk=9, write_through=write_through)
     ask(tree, "ab", "far")
     tree.pin(TENANT, "a")
     ask(tree, "ab", "far")
@@ -82,20 +43,20 @@ def test_nothing_is_copied_down_from_an_isolated_instance(write_through):
     assert not tree.tiers.pending_moves
 
 
-def test_shared_tiers_hold_nothing_that_stands_on_an_isolated_instances_gpu_alone():
-    # Otherwise what falls with that one would have to be dropped where the isolated instance does not reach.
-    tree = tree_of(gpu=3, host=1)
+def test_an_isolated_gpu_supports_nothing_in_shared_tiers():
+    # Otherwise, evicting from the isolated GPU would drop copies from tiers that the instance does not reach.
+    tree = near_and_far(gpu=3, host=1)
     ask(tree, "Ab", "near")
     ask(tree, "A", "far")
     left = ask(tree, "Xy", "near").moves
     assert found(tree, "Ab", "near") == []
     assert tree.tiers.host.copies == 0
-    assert {(move.node, move.target) for move in left} >= {(path_keys(TENANT, "Ab")[-1].hex(), None)}
+    assert {(move.node, move.target) for move in left} >= {(key("Ab").hex(), None)}
     assert all(move.instance == "far" for move in ask(tree, "Xy", "far").moves)
 
 
-def test_orders_for_anybody_are_not_for_an_isolated_instance():
-    tree = tree_of(gpu=1, host=9)
+def test_an_isolated_instance_takes_no_moves_of_shared_tiers():
+    tree = near_and_far(gpu=1, host=9)
     ask(tree, "a", "near")
     ask(tree, "b", "near")
     ask(tree, "a", "far")
@@ -107,33 +68,33 @@ def test_orders_for_anybody_are_not_for_an_isolated_instance():
     assert [move.source for move in tree.tiers.take_moves("near") if move.instance is None] == [HOST]
 
 
-def test_what_an_isolated_instance_says_of_shared_tiers_is_not_about_these():
-    tree = tree_of(gpu=1, host=9)
+def test_loss_reports_of_an_isolated_instance_do_not_concern_shared_tiers():
+    tree = near_and_far(gpu=1, host=9)
     for path in ("a", "b"):
         ask(tree, path, "near")
-    tree.grants.lose("far", [(path_keys(TENANT, "a")[-1], HOST)])
+    tree.grants.lose("far", [(key("a"), HOST)])
     assert found(tree, "a", "near") == [HOST]
-    tree.grants.lose("near", [(path_keys(TENANT, "a")[-1], HOST)])
+    tree.grants.lose("near", [(key("a"), HOST)])
     assert found(tree, "a", "near") == []
 
 
-def test_what_an_instance_says_that_is_gone_already_concerns_shared_tiers_alone():
-    tree = tree_of(gpu=1, host=9)
+def test_loss_reports_of_a_removed_instance_concern_shared_tiers_only():
+    tree = near_and_far(gpu=1, host=9)
     for path in ("a", "b"):
         ask(tree, path, "near")
     tree.add_instance("next")
     tree.remove_instance("near")
-    tree.grants.lose("near", [(path_keys(TENANT, "a")[-1], GPU), (path_keys(TENANT, "a")[-1], HOST)])
+    tree.grants.lose("near", [(key("a"), GPU), (key("a"), HOST)])
     assert tree.registry.nodes == {}
     check_integrity(tree)
 
 
-# Shared tiers that are others
+# Lost shared tiers
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_lost_shared_tiers_are_empty_at_once_whatever_plans_still_use(kept):
-    tree = tree_of(gpu=2, host=4, disk=9, numbered=True)
+def test_lost_shared_tiers_are_empty_at_once_despite_running_plans(kept):
+    tree = near_and_far(gpu=2, host=4, disk=9, arena=PageAllocator(4, 1, first_stamp=100))
     for path in ("ab", "cd", "ef"):
         ask(tree, path, "near")
     loads = begin(tree, "ab", "near")
@@ -146,7 +107,7 @@ def test_lost_shared_tiers_are_empty_at_once_whatever_plans_still_use(kept):
     assert [(cache.used, cache.copies) for cache in (tree.tiers.host, tree.tiers.disk)] == [(0, 0)] * 2
     assert tree.tiers.isolated("near")
 
-    # The next one brings its own, which hold what they say, and have room for all that they are said to have.
+    # The next instance brings its own shared tiers, with the reported copies and all their room.
     tree.add_instance("next")
     pages = Pages((0,), 7)
     assert tree.insert(HeldNode(TENANT, ("a",), 1, pages), HOST, None)
@@ -159,15 +120,15 @@ def test_lost_shared_tiers_are_empty_at_once_whatever_plans_still_use(kept):
     tree.grants.complete(writes, kept)
     check_integrity(tree)
     assert found(tree, "ab", "next") in ([HOST], [DISK])
-    # What was taken along is about memory that nobody has any more.
+    # The moves that the plans took concern memory that no longer exists.
     assert not any(move.source is not GPU for move in tree.tiers.take_moves("next"))
     tree.remove_instance("near")
     assert not any(move.pages is not None and move.pages.stamp < 100 for move in tree.tiers.pending_moves)
     check_integrity(tree)
 
 
-def test_orders_that_were_for_whoever_reaches_them_go_with_lost_shared_tiers():
-    tree = tree_of(gpu=1, host=9, disk=9)
+def test_pending_moves_of_lost_shared_tiers_are_discarded():
+    tree = near_and_far(gpu=1, host=9, disk=9)
     for path in ("a", "b"):
         ask(tree, path, "near")
     tree.delete("a")
@@ -179,8 +140,8 @@ def test_orders_that_were_for_whoever_reaches_them_go_with_lost_shared_tiers():
     assert not tree.tiers.pending_moves
 
 
-def test_orders_that_a_plan_took_along_are_not_given_to_who_has_other_shared_tiers():
-    tree = tree_of(gpu=1, host=9)
+def test_moves_of_lost_shared_tiers_are_not_given_to_the_next_instance():
+    tree = near_and_far(gpu=1, host=9)
     for path in ("a", "b"):
         ask(tree, path, "near")
     tree.delete("a")

@@ -1,4 +1,4 @@
-"""What is found is loaded as far as that brings the first token sooner, and no further."""
+"""A cached prefix is loaded as far as that shortens the time to the first token, and recomputed from there."""
 
 import pytest
 from hypothesis import given
@@ -35,16 +35,16 @@ def slow(host: float, disk: float):
     ("host", "disk", "documents"),
     [(0.5, 0.5, 4), (0.5, 2.0, 3), (2.0, 0.5, 1), (2.0, 2.0, 1), (0.5, 1.0, 4), (1.4, 0.1, 4), (1.5, 0.1, 1)],
 )
-def test_what_loads_faster_than_it_is_computed_is_loaded(host, disk, documents):
+def test_documents_that_load_faster_than_they_compute_are_loaded(host, disk, documents):
     found = copies(GPU, HOST, HOST, DISK)
     if (host, disk) == (1.4, 0.1):
-        # Host memory alone is not worth it; what lies on disk behind it makes up for that.
+        # Loading from host memory alone does not pay. The disk copies behind it make up for that.
         found = copies(GPU, HOST, DISK, DISK)
     chosen = LoadOrRecompute(a_second_a_token, slow(host, disk)).choose(found, 40 + QUESTION)
     assert (chosen.documents, chosen.tokens) == (documents, documents * 10)
 
 
-def test_what_lies_in_the_gpu_costs_nothing_and_is_always_used():
+def test_gpu_copies_cost_nothing_and_are_always_used():
     never = LoadOrRecompute(a_second_a_token, slow(9, 9))
     assert never.choose(copies(GPU, GPU, HOST), 30 + QUESTION) == Loading(2, 20, 0.0)
     assert never.choose(copies(GPU), 10) == Loading(1, 10, 0.0)
@@ -52,7 +52,7 @@ def test_what_lies_in_the_gpu_costs_nothing_and_is_always_used():
     assert never.choose([], QUESTION) == Loading(0, 0, 0.0)
 
 
-def test_without_figures_everything_is_loaded_at_no_cost():
+def test_without_load_costs_everything_is_loaded():
     assert LoadOrRecompute(a_second_a_token).choose(copies(GPU, HOST, DISK), 35) == Loading(3, 30, 0.0)
 
 
@@ -63,8 +63,8 @@ def test_whole_pages_are_loaded():
     assert LoadOrRecompute(a_second_a_token, slow(0.7, 0.5)).choose(found, 10 + QUESTION).documents == 0
 
 
-def test_the_question_is_part_of_what_is_computed():
-    # A pass costs what 20 tokens do, so computing 10 tokens more with the question costs nothing.
+def test_the_question_counts_as_computed_tokens():
+    # A pass costs as much as 20 tokens, so computing 10 more tokens with the question costs nothing.
     flat = LoadOrRecompute(lambda cached, new: max(20.0, float(new)) if new else 0.0, slow(0.1, 0.1))
     assert flat.choose(copies(HOST), 10 + QUESTION).documents == 0
     assert flat.choose(copies(HOST), 10 + 30).documents == 1
@@ -77,7 +77,7 @@ def test_the_question_is_part_of_what_is_computed():
     st.integers(0, 30),
     st.floats(0, 20),
 )
-def test_no_other_length_has_its_first_token_sooner(tiers, rates, question, launch_s):
+def test_no_other_prefix_length_has_a_shorter_time_to_first_token(tiers, rates, question, launch_s):
     def cost(cached: int, new: int) -> float:
         return launch_s + new * (1 + cached / 100) if new else 0.0
 

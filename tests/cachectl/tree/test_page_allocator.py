@@ -1,6 +1,7 @@
-"""Pages are handed out once at a time, under stamps that rise; nodes take up whole ones, cut where the prompt's are."""
+"""The page allocator hands out each page once, with rising stamps. Nodes take whole pages, aligned to their prompt."""
 
 import pytest
+from histories import indices
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -13,38 +14,38 @@ from protocol.kv import Pages
 PAGE = 16
 
 
-def test_pages_are_handed_out_from_the_lowest_number_on_under_rising_stamps():
-    arena = PageAllocator(4, PAGE, first_stamp=7)
-    assert [arena.hand_out(2 * PAGE), arena.hand_out(PAGE)] == [Pages((0, 1), 7), Pages((2,), 8)]
-    assert arena.capacity == 4 * PAGE
+def test_pages_are_handed_out_from_the_lowest_number_with_rising_stamps():
+    allocator = PageAllocator(4, PAGE, first_stamp=7)
+    assert [allocator.hand_out(2 * PAGE), allocator.hand_out(PAGE)] == [Pages((0, 1), 7), Pages((2,), 8)]
+    assert allocator.capacity == 4 * PAGE
 
 
-def test_what_comes_back_is_handed_out_again_at_once_under_another_stamp():
-    arena = PageAllocator(3, PAGE)
-    first = arena.hand_out(2 * PAGE)
-    arena.hand_out(PAGE)
-    arena.give_back(first)
-    assert arena.hand_out(2 * PAGE) == Pages(first.numbers, 3)
+def test_returned_pages_are_handed_out_again_with_a_new_stamp():
+    allocator = PageAllocator(3, PAGE)
+    first = allocator.hand_out(2 * PAGE)
+    allocator.hand_out(PAGE)
+    allocator.give_back(first)
+    assert allocator.hand_out(2 * PAGE) == Pages(first.numbers, 3)
 
 
-def test_more_pages_than_there_are_is_a_defect():
-    arena = PageAllocator(1, PAGE)
+def test_handing_out_more_pages_than_exist_fails():
+    allocator = PageAllocator(1, PAGE)
     with pytest.raises(AssertionError):
-        arena.hand_out(2 * PAGE)
+        allocator.hand_out(2 * PAGE)
     with pytest.raises(AssertionError):
-        arena.hand_out(PAGE - 1)
+        allocator.hand_out(PAGE - 1)
 
 
-def test_pages_given_back_twice_are_a_defect_even_when_another_has_them_meanwhile():
-    arena = PageAllocator(1, PAGE)
-    pages = arena.hand_out(PAGE)
-    arena.give_back(pages)
+def test_giving_pages_back_twice_fails_even_after_reuse():
+    allocator = PageAllocator(1, PAGE)
+    pages = allocator.hand_out(PAGE)
+    allocator.give_back(pages)
     with pytest.raises(AssertionError):
-        arena.give_back(pages)
-    other = arena.hand_out(PAGE)
+        allocator.give_back(pages)
+    other = allocator.hand_out(PAGE)
     with pytest.raises(AssertionError):
-        arena.give_back(pages)
-    arena.check_integrity([other])
+        allocator.give_back(pages)
+    allocator.check_integrity([other])
 
 
 @pytest.mark.parametrize(
@@ -60,26 +61,26 @@ def test_pages_given_back_twice_are_a_defect_even_when_another_has_them_meanwhil
     ],
     ids=["too many", "too few", "one twice", "taken", "beyond the end", "negative", "a stamp that is taken"],
 )
-def test_pages_that_cannot_be_a_nodes_are_not_taken_over_and_their_stamp_is_passed_all_the_same(pages, tokens):
-    arena = PageAllocator(5, PAGE)
-    first = arena.hand_out(PAGE)
-    assert not arena.take_over(pages, tokens)
-    arena.check_integrity([first])
-    assert arena.hand_out(PAGE).stamp == pages.stamp + 1 if pages.stamp > 1 else 2
+def test_invalid_pages_are_not_taken_over_but_their_stamp_is_passed(pages, tokens):
+    allocator = PageAllocator(5, PAGE)
+    first = allocator.hand_out(PAGE)
+    assert not allocator.take_over(pages, tokens)
+    allocator.check_integrity([first])
+    assert allocator.hand_out(PAGE).stamp == pages.stamp + 1 if pages.stamp > 1 else 2
 
 
 @pytest.mark.parametrize("wrong", [(-1, PAGE, 1), (1, 0, 1), (1, PAGE, 0)])
-def test_an_arena_that_cannot_be_is_refused(wrong):
+def test_invalid_allocator_sizes_are_refused(wrong):
     with pytest.raises(ConfigError, match="an arena needs"):
         PageAllocator(*wrong)
 
 
-class ArenaMachine(RuleBasedStateMachine):
-    """Pages go and come back, or were somebody's before; nobody ever shares one, and stamps only rise."""
+class PageAllocatorMachine(RuleBasedStateMachine):
+    """Random use of pages: no two owners share a page, and stamps only rise."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.arena = PageAllocator(8, PAGE)
+        self.allocator = PageAllocator(8, PAGE)
         self.taken: list[Pages] = []
         self.highest = 0
 
@@ -90,15 +91,15 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule(wanted=st.integers(1, 8))
     def hand_out(self, wanted: int) -> None:
         if wanted <= self.free:
-            pages = self.arena.hand_out(wanted * PAGE)
+            pages = self.allocator.hand_out(wanted * PAGE)
             assert pages.stamp > self.highest
             self.highest = pages.stamp
             self.taken.append(pages)
 
     @precondition(lambda self: self.taken)
-    @rule(data=st.data())
-    def give_back(self, data: st.DataObject) -> None:
-        self.arena.give_back(self.taken.pop(data.draw(st.integers(0, len(self.taken) - 1))))
+    @rule(which=indices)
+    def give_back(self, which: int) -> None:
+        self.allocator.give_back(self.taken.pop(which % len(self.taken)))
 
     @rule(numbers=st.lists(st.integers(-1, 8), min_size=1, max_size=3), stamp=st.integers(1, 60))
     def take_over(self, numbers: list[int], stamp: int) -> None:
@@ -106,27 +107,27 @@ class ArenaMachine(RuleBasedStateMachine):
         there = {number for others in self.taken for number in others.numbers}
         fits = set(numbers) <= set(range(8)) - there and len(set(numbers)) == len(numbers)
         fits = fits and stamp not in {others.stamp for others in self.taken}
-        assert self.arena.take_over(pages, len(numbers) * PAGE) == fits
+        assert self.allocator.take_over(pages, len(numbers) * PAGE) == fits
         self.highest = max(self.highest, stamp)
         self.taken += [pages] if fits else []
 
     @invariant()
-    def nobody_shares_a_page(self) -> None:
-        self.arena.check_integrity(self.taken)
+    def no_two_share_a_page(self) -> None:
+        self.allocator.check_integrity(self.taken)
 
 
-TestArena = ArenaMachine.TestCase
-TestArena.settings = settings(max_examples=100, deadline=None)
+TestPageAllocator = PageAllocatorMachine.TestCase
+TestPageAllocator.settings = settings(max_examples=100, deadline=None)
 
 
-# What a node takes up
+# Pages of a node
 
 
 @pytest.mark.parametrize(
     ("prefix", "tokens", "room"),
     [(0, 1, 16), (0, 16, 16), (0, 17, 32), (16, 16, 16), (8, 8, 16), (8, 9, 32), (15, 2, 32), (15, 18, 48)],
 )
-def test_a_node_takes_up_every_page_that_holds_any_of_it(prefix, tokens, room):
+def test_a_node_counts_every_page_that_holds_part_of_it(prefix, tokens, room):
     root = Node(b"", "root", 0, None, PAGE)
     above = Node(b"", "above", prefix, root, PAGE)
     assert Node(b"", "a", tokens, above, PAGE).room == room

@@ -1,18 +1,18 @@
-"""The knowledge tree under random use: whatever happens in whatever order, every invariant holds after each step."""
+"""The knowledge tree under random use: all invariants hold after each step."""
 
+from histories import indices, pick
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tree_cases import tree_of
 
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
-from cachectl.policies import create_policy, policy_names
+from cachectl.policies import policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.tiers.page_allocator import PageAllocator
-from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
-from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.errors import PinRefused, UnknownNode
 from protocol.kv import HeldNode, Move, Pages
 from protocol.tiers import Tier
@@ -24,7 +24,7 @@ namespaces = st.sampled_from(NAMESPACES)
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """Grants, settles, loses, deletes, pins, restores and loses instances, on tiers too small for everything."""
+    """Random admissions, completions, losses, deletions, pins, restores and instance changes on small tiers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,13 +57,14 @@ class TreeMachine(RuleBasedStateMachine):
     ) -> None:
         self.lookahead = Lookahead()
         self.load_s = load_s
-        self.tree = KnowledgeTree(
-            create_policy(policy, self.lookahead),
-            Capacities(gpu, host * page, disk),
-            ["one", "two"],
-            lambda cached, new: 0.01 + new * (1 + cached / 10),
-            window_s,
-            load_seconds=(lambda tokens, tier: tokens * load_s) if load_s else None,
+        self.tree = tree_of(
+            gpu,
+            host * page,
+            disk,
+            policy=policy,
+            lookahead=self.lookahead,
+            window_s=window_s,
+            load_s=load_s,
             page_tokens=page,
             arena=PageAllocator(host, page) if page > 1 else None,
             write_through=write_through,
@@ -103,13 +104,13 @@ class TreeMachine(RuleBasedStateMachine):
         self.lookahead.enter(f"waiting-{self.queries}", path_keys(namespace, path))
 
     @precondition(lambda self: self.open)
-    @rule(data=st.data(), kept=st.booleans())
-    def settle(self, data: st.DataObject, kept: bool) -> None:
-        grant = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+    @rule(which=indices, kept=st.booleans(), loses=st.booleans())
+    def complete(self, which: int, kept: bool, loses: bool) -> None:
+        grant = self.open.pop(which % len(self.open))
         if grant.completed:
             return
         steps = [step for step in grant.documents if step.source or step.kept]
-        lost = data.draw(st.lists(st.sampled_from(steps), max_size=1)) if steps else []
+        lost = [pick(steps, which)] if steps and loses else []
         self.tree.grants.complete(grant, kept, [(step.key, step.source or step.kept) for step in lost])
         unharmed = not self.lossy and not any(node.detached for node in grant.locked)
         if kept and not lost and unharmed:
@@ -169,9 +170,9 @@ class TreeMachine(RuleBasedStateMachine):
         self.lossy = True
 
     @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def commit(self, data: st.DataObject) -> None:
-        grant = data.draw(st.sampled_from(self.open))
+    @rule(which=indices)
+    def prefill(self, which: int) -> None:
+        grant = pick(self.open, which)
         if not grant.completed:
             self.tree.grants.prefilled(grant)
 
@@ -192,9 +193,9 @@ class TreeMachine(RuleBasedStateMachine):
             self.tree.unblock(content, None)
 
     @precondition(lambda self: len(self.tree.tiers.gpus) > 1)
-    @rule(data=st.data())
-    def lose_instance(self, data: st.DataObject) -> None:
-        self.tree.remove_instance(data.draw(st.sampled_from(sorted(self.tree.tiers.gpus))))
+    @rule(which=indices)
+    def lose_instance(self, which: int) -> None:
+        self.tree.remove_instance(pick(sorted(self.tree.tiers.gpus), which))
 
     @rule(instance=st.sampled_from(["two", "three"]), isolated=st.booleans())
     def gain_instance(self, instance: str, isolated: bool) -> None:
@@ -214,7 +215,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.lossy = True
 
     def check_reach(self, instance: str, moves: list[Move]) -> None:
-        """Assert that orders are for this instance, and touch nothing below its GPU where that is all it has."""
+        """Assert that an instance's moves concern tiers that it reaches."""
         assert all(move.instance in (None, instance) for move in moves)
         if self.tree.tiers.isolated(instance):
             assert all(move.instance == instance and move.target is None for move in moves)

@@ -1,0 +1,238 @@
+"""Orders to instances that retire, instances that are added, avoided or isolated, and lost shared tiers."""
+
+import asyncio
+from functools import partial
+
+import pytest
+from controller_under_test import TOKENS, Clock, ask, cached, checked_controllers, fill, key, report, waiting
+from instance_cases import (
+    DISK,
+    GPU,
+    HOST,
+    RecordingExecutor,
+    all_ready,
+    avoiding,
+    caches,
+    caches_with_copies,
+    done,
+    holding,
+)
+
+from protocol.cache import DocumentDeletion
+from protocol.errors import EngineDied, InvalidRequest
+from protocol.kv import HeldNode, LostCopy, ResidencyReport
+from protocol.plans import PlanOutcome
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def engines():
+    return RecordingExecutor()
+
+
+@pytest.fixture
+def build(clock, engines):
+    with checked_controllers(clock, executor=engines, policy="LRU") as build:
+        yield partial(build, max_running=1)
+
+
+# Orders
+
+
+async def test_delete_clear_and_persist_do_not_wait_for_a_retired_instance(build, engines):
+    controller = build("one", "two", disk=100)
+    await controller.admit(ask("on one", "xy"))
+    await fill(controller, "ab")
+    controller.instances.retire("one")
+    engines.hold("one")
+    async with asyncio.timeout(5):
+        assert await controller.delete_document(DocumentDeletion(("a",))) == 2
+        await fill(controller, "cd")
+        await controller.persist()
+        assert {move.node for move in engines.moves("two") if move.target is DISK} == {key("c"), key("cd")}
+        await controller.clear()
+    assert engines.asked("two")[-1].everything
+    await controller.complete(report("on one"))
+
+
+async def test_an_instance_that_retires_before_delivery_receives_no_orders(build, engines):
+    controller = build("one", "two", max_running=9, disk=100, swap="write_through")
+    held = engines.hold("one")
+    await controller.admit(ask("on one", "ab"))
+    await controller.prefilled("on one")
+    await all_ready()
+    deletion = asyncio.create_task(controller.delete_document(DocumentDeletion(("z",))))
+    await all_ready()
+    controller.instances.retire("one")
+    await controller.complete(report("on one"))
+    controller.expire_leases()
+    assert await caches(controller) == ["two"]
+    engines.lost = [LostCopy(key("a"), GPU)]
+    held.set()
+    async with asyncio.timeout(5):
+        assert await deletion == 0
+    assert [orders.forget for orders in engines.asked("one")] == [()]
+    assert [orders.forget for orders in engines.asked("two")] == [(("tenant", "z"),)]
+
+
+async def test_a_delivery_that_fails_on_a_removed_instance_loses_no_move_of_shared_tiers(build, engines):
+    controller = build("one", "two", host=100)
+    controller.recovery.restore([holding(HOST, "a", 0)])
+    held = engines.hold("one"), engines.hold("two")
+    deletion = asyncio.create_task(controller.delete_document(DocumentDeletion(("a",))))
+    await all_ready()
+    controller.instances.retire("one")
+    assert await caches(controller) == ["two"]
+    engines.gone.add("one")
+    for instance in held:
+        instance.set()
+    with pytest.raises(EngineDied):
+        await deletion
+    await controller.delete_document(DocumentDeletion(("a",)))
+    assert [move.source for move in engines.moves("two")] == [HOST]
+
+
+@pytest.mark.parametrize("executor", [None, "engines"])
+async def test_other_instances_carry_out_moves_that_a_retired_instance_took(build, engines, executor):
+    controller = build("one", "two", host=100, executor=engines if executor else None)
+    controller.recovery.restore([holding(HOST, "a", 0)])
+    held = [engines.hold(instance) for instance in ("one", "two")]
+    controller._tree.delete("a")
+    took = await controller.admit(ask("takes them along", "b"))
+    assert [move.source for move in took.moves] == [HOST]
+    controller.instances.retire(took.instance)
+    await controller.complete(report("takes them along", PlanOutcome.FAILED, computed=0))
+    controller.expire_leases()
+    (other,) = await caches(controller)
+    for instance in held:
+        instance.set()
+    await all_ready()
+    done = engines.moves(other) if executor else list((await controller.admit(ask("next"))).moves)
+    assert [(move.node, move.source) for move in done] == [(key("a"), HOST)]
+
+
+async def test_a_pending_copy_of_a_removed_instance_is_not_believed(build):
+    controller = build("one", host=100, swap="write_through", executor=None)
+    await fill(controller, "a")
+    assert caches_with_copies(await controller.tree(1, 1000)) == ["gpu@one", "host"]
+    controller.instances.add("two", "", [])
+    controller.instances.retire("one")
+    assert caches_with_copies(await controller.tree(1, 1000)) == []
+    assert await cached(controller, "a") == [None]
+
+
+# Added instances, and instances to avoid
+
+
+async def test_an_added_instance_brings_its_copies(build):
+    controller = build("one", host=100)
+    await fill(controller, "a")
+    result = controller.instances.add("two", "boot-2", [holding(GPU, "b", 0, "two"), holding(HOST, "c", 0)])
+    assert (result.restored, result.refused) == (2, 0)
+    plan = await controller.admit(ask("query", "b"))
+    assert (plan.instance, [node.source for node in plan.nodes], plan.boot) == ("two", [GPU], "boot-2")
+    await controller.complete(report("query"))
+    assert await cached(controller, "c") == [HOST]
+
+
+async def test_an_added_instance_with_an_invalid_report_starts_empty(build):
+    controller = build("one")
+    await controller.admit(ask("runs", question=9))
+    task = await waiting(controller, ask("waits", question=9))
+    controller.instances.retire("one")
+    with pytest.raises(InvalidRequest, match="at least one token"):
+        controller.instances.add("two", "boot", [ResidencyReport(GPU, (HeldNode("t", ("a",), 0),), "two")])
+    assert (await task).instance == "two"
+    assert controller.instances.boots["two"] == "boot"
+
+
+async def test_a_request_does_not_run_on_an_avoided_instance(build):
+    controller = build("one", "two")
+    await fill(controller, "a")
+    assert (await controller.admit(avoiding("query", "one", documents="a"))).instance == "two"
+    tasks = {"waits": await waiting(controller, avoiding("waits", "one"))}
+    assert await done(tasks) == [], "the query started on the instance that it avoids"
+    await controller.complete(report("query"))
+    assert (await tasks["waits"]).instance == "two"
+    await controller.complete(report("waits"))
+
+
+async def test_a_request_that_avoids_every_instance_fails_at_once(build):
+    controller = build("one", "two")
+    with pytest.raises(EngineDied, match="no other instance"):
+        await controller.admit(avoiding("query", "one", "two"))
+    await controller.admit(ask("on one", question=99))
+    controller.instances.retire("one")
+    with pytest.raises(EngineDied, match="no other instance"):
+        await controller.admit(avoiding("query", "two"))
+    stats = await controller.stats()
+    assert (stats.queued, stats.running, stats.rejected) == (0, 1, 0)
+
+
+async def test_a_moved_request_still_avoids_its_instances(build):
+    controller = build("one", "two")
+    assert {(await controller.admit(ask(name, question=9))).instance for name in "ab"} == {"one", "two"}
+    task = await waiting(controller, avoiding("waits", "one"))
+    controller.instances.retire("two")
+    with pytest.raises(EngineDied, match="no other instance"):
+        await task
+    controller.check_integrity()
+
+
+# Isolated instances, and lost shared tiers
+
+
+async def test_an_isolated_instance_uses_only_its_gpu(build, engines):
+    controller = build("one", host=100, disk=100, max_running=9, swap="write_through")
+    await fill(controller, "a")
+    await all_ready()
+    controller.instances.add("far", "", [], isolated=True)
+    assert controller.instances.sharing == {"one"}
+    controller.instances.retire("one")
+    assert await caches(controller) == ["far"]
+    assert await cached(controller, "a") == [None]
+    await fill(controller, "a")
+    assert await cached(controller, "a") == [GPU]
+    await all_ready()
+    await controller.persist()
+    # No instance reaches the shared tiers now, so the drops there wait for the next one.
+    await controller.delete_document(DocumentDeletion(("a",)))
+    assert {(move.source, move.target) for move in engines.moves("far")} == {(GPU, None)}
+    controller.instances.add("near", "", [])
+    await all_ready()
+    assert {(move.node, move.source) for move in engines.moves("near")} == {(key("a"), HOST), (key("a"), DISK)}
+
+
+async def test_a_restarted_instance_is_isolated_if_it_reports_so(build):
+    controller = build("one", host=100, disk=100)
+    controller.instances.add("far", "", [], isolated=True)
+    controller.instances.restart("far", "", [], isolated=True)
+    assert controller.instances.sharing == {"one"}
+    controller.instances.restart("far", "", [])
+    assert controller.instances.sharing == {"one", "far"}
+
+
+async def test_the_next_instance_replaces_lost_shared_tiers(build):
+    controller = build("one", gpu=2 * TOKENS, host=4 * TOKENS, executor=None)
+    await fill(controller, "ab", "cd")
+    assert await cached(controller, "ab") == [HOST, HOST]
+    running = await controller.admit(ask("runs", "ab"))
+    assert [node.source for node in running.nodes] == [HOST, HOST]
+    controller.instances.retire("one")
+    controller.instances.replace_shared("other")
+    controller.check_integrity()
+    assert all(tier.used_tokens == 0 for tier in (await controller.stats()).tiers if tier.tier is not GPU)
+    controller.instances.add("two", "", [holding(HOST, "x", 0)])
+    assert await cached(controller, "x") == [HOST]
+    await fill(controller, "cd", "ef")
+    assert await cached(controller, "cd") == [HOST, HOST]
+    await controller.complete(report("runs", lost=[LostCopy(key("c"), HOST)]))
+    assert await cached(controller, "cd") == [HOST, HOST]
+    controller.expire_leases()
+    assert await caches(controller) == ["two"]
+    moves = (await controller.admit(ask("next"))).moves
+    assert not {move.node for move in moves} & {key("a"), key("ab")}
