@@ -130,8 +130,8 @@ def test_a_request_overtakes_when_another_instance_swaps_its_documents_to_host_m
 def test_a_withdrawn_request_frees_its_room_in_the_queue(build):
     scheduler = build(max_queued=1)
     run(scheduler, ask("runs"))
-    wait(scheduler, ask("gives up", "a"))
-    assert end(scheduler, "gives up", kept=False) == []
+    wait(scheduler, ask("withdrawn", "a"))
+    assert end(scheduler, "withdrawn", kept=False) == []
     assert (scheduler.instances.running, scheduler.instances.queued) == (1, 0)
     wait(scheduler, ask("patient", "a"))
     assert end(scheduler, "runs") == ["patient"]

@@ -1,4 +1,4 @@
-"""Counts that the RAGCache paper works out by hand come out of the real tree, queue and scheduler."""
+"""The tree, queue and scheduler reproduce counts that the RAGCache paper works out by hand."""
 
 import pytest
 import scheduler_cases
@@ -8,20 +8,19 @@ from cachectl.scheduling.queue import CacheAwareQueue
 from cachectl.tree.grant import Grant
 from cachectl.tree.knowledge_tree import KnowledgeTree
 
-# Two requests and the order in which they are served, in the shape of RAGCache's Figure 10.
+# Two requests and the order in which they are served, after RAGCache's Figure 10.
 #
-# The figure gives each of two queries a cached and a computed length and counts what has to be computed in all, with
-# what the first one served pushes out and the second one must compute again. It draws lengths, not documents. So each
-# query is made of two documents here, one that is cached (lower case) and one that is not (upper case), the two share
-# nothing, and the capacity is what makes the first one served push out the other's cached document. The paper's sums
-# then follow, term by term, though the documents are ours.
+# The figure gives each of two queries a cached and a computed length. It counts all tokens to compute, with those that
+# the first query evicts and the second must compute again. It shows lengths, not documents. Here each query has two
+# documents: one is cached (lower case), and one is not (upper case). The queries share no document. The capacity makes
+# the first query evict the other's cached document. The sums are then the paper's, term by term.
 #
 #   scenario 1   capacity 4   Q1 = p P, 1 cached and 2 to compute    Q2 = q Q, 2 cached and 2 to compute
-#     {Q1, Q2}   P 2; there are 3 of 4 in use, so q leaves for it; Q2 computes q 2 and Q 2      2 + 2 + 2 = 6
-#     {Q2, Q1}   Q 2; p leaves for it; Q1 computes p 1 and P 2                                  2 + 1 + 2 = 5
+#     {Q1, Q2}   P 2; 3 of 4 are in use, so q is evicted; Q2 computes q 2 and Q 2        2 + 2 + 2 = 6
+#     {Q2, Q1}   Q 2; p is evicted; Q1 computes p 1 and P 2                              2 + 1 + 2 = 5
 #   scenario 2   capacity 5   Q1 = p P, 2 cached and 2 to compute    Q2 = q Q, 2 cached and 1 to compute
-#     {Q1, Q2}   P 2; there are 4 of 5 in use, so q leaves for it; Q2 computes q 2 and Q 1      2 + 2 + 1 = 5
-#     {Q2, Q1}   Q 1 is the last there is room for; Q1 still finds p and computes P 2           1 + 2     = 3
+#     {Q1, Q2}   P 2; 4 of 5 are in use, so q is evicted; Q2 computes q 2 and Q 1        2 + 2 + 1 = 5
+#     {Q2, Q1}   Q 1 fits into the last free token; Q1 still finds p and computes P 2    1 + 2     = 3
 
 SCENARIOS = {
     "the same computation, a longer cached context": (4, {"p": 1, "P": 2, "q": 2, "Q": 2}, 6, 5),
@@ -46,7 +45,7 @@ def with_contexts_cached(capacity: int, tokens: dict[str, int]) -> KnowledgeTree
 
 
 def lengths(tree: KnowledgeTree, path: str, tokens: dict[str, int]) -> tuple[int, int]:
-    """Cached and computed tokens of a request as the tree is now."""
+    """Cached and computed tokens of a request, given the present tree."""
     cached = sum(copy.node.tokens for copy in tree.lookup.match(TENANT, path, "one"))
     return cached, sum(tokens[content] for content in path) - cached
 
@@ -63,7 +62,7 @@ def test_the_order_of_two_requests_decides_what_is_computed_again(capacity, toke
 @scenarios
 @pytest.mark.parametrize("arrival", [("Q1", "Q2"), ("Q2", "Q1")])
 def test_order_priority_chooses_the_cheaper_order(capacity, tokens, as_given, reordered, arrival):
-    # OrderPriority: scenario 1 has 1/2 and 2/2, scenario 2 has 2/2 and 2/1. Q2 goes first whichever came first.
+    # OrderPriority is 1/2 and 2/2 in scenario 1, and 2/2 and 2/1 in scenario 2. Q2 goes first in any order of arrival.
     tree = with_contexts_cached(capacity, tokens)
     queue = CacheAwareQueue(2, window=1, refresh=lambda query: lengths(tree, QUERIES[query], tokens))
     for query in arrival:
@@ -84,15 +83,15 @@ def test_without_a_reorder_window_the_more_expensive_order_stays(capacity, token
     assert sum(prefill(tree, QUERIES[query], tokens) for query, _ in iter(queue.pop, None)) == as_given
 
 
-# Six requests, Q1, Q3 and Q5 on one set of documents and Q2, Q4 and Q6 on another, and a cache that holds one of the
-# two: RAGCache's example of why order matters (section 5.2). In the order of arrival each request pushes out what the
-# next one needs, 0 of 6 hits; as {Q1, Q3, Q5, Q2, Q4, Q6} only the first of each set misses, 4 of 6, which is 66 %.
+# RAGCache's example of why order matters (section 5.2). Q1, Q3 and Q5 use one set of documents, and Q2, Q4 and Q6 use
+# another. The cache holds one set. In order of arrival, each request evicts the set that the next one needs: 0 of 6
+# hit. In the order {Q1, Q3, Q5, Q2, Q4, Q6}, only the first of each set misses: 4 of 6 hit, which is 66 %.
 
 SETS = {"Q1": "ab", "Q2": "cd", "Q3": "ab", "Q4": "cd", "Q5": "ab", "Q6": "cd"}
 
 
 def serve_all(window: int) -> list[Grant]:
-    """Submit all six to an instance that works on one at a time, and see them through; grants in order of service."""
+    """Serve all six on an instance with one slot; the grants in order of service."""
     scheduler = scheduler_cases.build_scheduler(gpu=2 * scheduler_cases.TOKENS, max_queued=5, window=window)
     granted = []
     for query, path in SETS.items():
@@ -115,14 +114,14 @@ def test_alternating_requests_miss_in_order_of_arrival():
     assert hit_rate(granted) == 0
 
 
-def test_reordering_by_cached_share_gives_two_thirds_hits():
+def test_reordering_by_cached_share_lets_two_thirds_of_them_hit():
     granted = serve_all(window=32)
     assert [grant.query_id for grant in granted] == ["Q1", "Q3", "Q5", "Q2", "Q4", "Q6"]
     assert hit_rate(granted) == pytest.approx(4 / 6)
 
 
-def test_a_window_of_one_overtake_gives_half_of_the_hits():
-    # Q3 overtakes Q2, which goes next then. Q4 is the oldest, and Q6 overtakes Q5: Q3, Q4 and Q6 hit.
+def test_a_window_of_one_overtake_lets_half_of_them_hit():
+    # Q3 overtakes Q2, which goes next. Then Q4 is the oldest, and Q6 overtakes Q5. Q3, Q4 and Q6 hit.
     granted = serve_all(window=1)
     assert [grant.query_id for grant in granted] == ["Q1", "Q3", "Q2", "Q4", "Q6", "Q5"]
     assert hit_rate(granted) == pytest.approx(3 / 6)

@@ -84,11 +84,11 @@ def test_a_late_loss_report_does_not_take_a_newer_reservation():
     ask(tree, "a")
     first, second = begin(tree, "a"), begin(tree, "a")
     tree.grants.complete(first, kept=True, lost=[(key("a"), GPU)])
-    anew = begin(tree, "a")
-    assert anew.documents[0].source is None
+    again = begin(tree, "a")
+    assert again.documents[0].source is None
     tree.grants.complete(second, kept=True, lost=[(key("a"), GPU)])
-    tree.grants.complete(anew, kept=True)
-    assert (found(tree, "a") == [GPU]) == (anew.documents[0].kept is GPU)
+    tree.grants.complete(again, kept=True)
+    assert (found(tree, "a") == [GPU]) == (again.documents[0].kept is GPU)
     check_integrity(tree)
 
 

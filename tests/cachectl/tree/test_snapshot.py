@@ -1,4 +1,4 @@
-"""What a controller knows of a former one: uses, pins and deletions, and the directory of who holds what."""
+"""Snapshots carry uses, pins, deletions and the tiers of each node from one controller to the next."""
 
 import pytest
 from controller_under_test import TOKENS, Clock, ask, checked_controllers, key, report
@@ -11,7 +11,7 @@ from protocol.tiers import Tier
 
 
 class Memory:
-    """A store in memory, which may be away."""
+    """A snapshot store in memory, which refuses to store while it is ``away``."""
 
     keeps = True
 
@@ -56,7 +56,7 @@ async def kept_of(controller, store: Memory) -> None:
     await SnapshotSaver(controller.recovery, store, 1.0).save()
 
 
-async def test_uses_pins_and_places_outlive_the_controller(build):
+async def test_a_snapshot_carries_uses_pins_and_tiers_to_the_next_controller(build):
     first, store = build(disk=100, swap="write_through"), Memory()
     first.recovery.shared = "rack"
     for count, document in enumerate("abc", start=1):
@@ -74,11 +74,11 @@ async def test_uses_pins_and_places_outlive_the_controller(build):
     nodes = {node.content: node for node in (await second.tree(1, 1000)).namespaces["tenant"]}
     assert [nodes[name].frequency for name in "abc"] == [1, 2, 3]
     assert [nodes[name].pinned for name in "abc"] == [False, True, False]
-    # The last request of the former one is one ago to nobody: it is the newest there is.
+    # Ages count from the last request of the former controller.
     assert [nodes[name].requests_ago for name in "abc"] == [5, 3, 0]
 
 
-async def test_what_the_tiers_no_longer_have_is_forgotten(build):
+async def test_nodes_that_no_tier_holds_are_forgotten(build):
     first, store = build(disk=100), Memory()
     await use(first, "1", "a")
     await first.pin(CachePath("tenant", ("a",)))
@@ -87,12 +87,12 @@ async def test_what_the_tiers_no_longer_have_is_forgotten(build):
     second.recovery.recall(store.kept)
     second.recovery.restore([])
     assert (await second.tree(1, 1000)).nodes == 0
-    keeper = SnapshotSaver(second.recovery, store, 1.0)
-    await keeper.save()
+    saver = SnapshotSaver(second.recovery, store, 1.0)
+    await saver.save()
     assert store.kept.nodes == {}
 
 
-async def test_a_query_that_found_a_document_before_its_deletion_leaves_nothing_after_a_restart(build, clock):
+async def test_a_query_from_before_a_deletion_caches_nothing_after_a_restart(build, clock):
     first, store = build(), Memory()
     clock.now = 10.0
     await first.delete_document(DocumentDeletion(("a",), "tenant"))
@@ -105,31 +105,31 @@ async def test_a_query_that_found_a_document_before_its_deletion_leaves_nothing_
         await second.complete(report(query_id))
 
 
-async def test_only_what_has_changed_is_kept_anew(build):
+async def test_a_snapshot_stores_only_changed_nodes(build):
     controller, store = build(), Memory()
-    keeper = SnapshotSaver(controller.recovery, store, 1.0)
+    saver = SnapshotSaver(controller.recovery, store, 1.0)
     await use(controller, "1", "a")
     await use(controller, "2", "b")
-    await keeper.save()
+    await saver.save()
     await use(controller, "3", "b")
-    await keeper.save()
+    await saver.save()
     assert store.changes == [{key("a"), key("b")}, {key("b")}]
 
 
-async def test_all_is_kept_anew_after_the_store_was_away(build):
+async def test_a_snapshot_stores_all_changes_after_the_store_failed(build):
     controller, store = build(), Memory()
-    keeper = SnapshotSaver(controller.recovery, store, 1.0)
+    saver = SnapshotSaver(controller.recovery, store, 1.0)
     await use(controller, "1", "a")
-    await keeper.save()
+    await saver.save()
     store.away = True
     await use(controller, "2", "b")
-    await keeper.save()
+    await saver.save()
     store.away = False
-    await keeper.save()
+    await saver.save()
     assert store.changes[-1] == {key("a"), key("b")}
 
 
-async def test_pages_of_host_memory_are_found_with_their_uses(build):
+async def test_restored_host_pages_keep_their_uses(build):
     first, store = build(host=100), Memory()
     await use(first, "1", "a")
     await kept_of(first, store)
@@ -141,7 +141,7 @@ async def test_pages_of_host_memory_are_found_with_their_uses(build):
     assert (node.frequency, node.places) == (1, ("host",))
 
 
-async def test_for_a_store_that_keeps_nothing_nothing_is_recollected(build, monkeypatch):
+async def test_no_snapshot_is_taken_for_a_store_that_keeps_nothing(build, monkeypatch):
     controller = build()
     monkeypatch.setattr(controller.recovery, "snapshot", None)
     await SnapshotSaver(controller.recovery, NoStore(), 1.0).save()
