@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cachectl.tiers.pending_moves import drop
-from cachectl.tiers.support import unsupported_below
+from cachectl.tiers.support_rule import unsupported_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cachectl.tiers.support import is_supported, unsupported_below
+from cachectl.tiers.support_rule import is_supported, unsupported_below
 from protocol.kv import Move
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cachectl.tiers.copy_removal import CopyRemoval
 from cachectl.tiers.eviction import Eviction
 from cachectl.tiers.pending_moves import PendingMoves, drop
-from cachectl.tiers.support import is_supported
+from cachectl.tiers.support_rule import is_supported
 from cachectl.tiers.tier_cache import TierCache
 from protocol.errors import ConfigError, UnknownInstance
 from protocol.tiers import Tier

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from gateway.background_tasks import BackgroundTasks
 from gateway.limits.auth import Caller
 from gateway.limits.concurrency import Concurrency
-from gateway.limits.token_promises import TokenPromises
+from gateway.limits.token_reservations import TokenReservations
 from gateway.query.runs import QueryRun
 from gateway.settings import GatewaySettings
 from gateway.stores.windows import Standing, Windows
@@ -48,7 +48,7 @@ class Quotas:
     """Admits requests, queries and uploads within the limits of their key.
 
     A refusal costs nothing but a request. The tokens of a query are known only at its end. So a query is admitted if
-    the key's window has room beyond the tokens that its running queries are expected to use (``TokenPromises``).
+    the key's window has room beyond the tokens that its running queries are expected to use (``TokenReservations``).
     """
 
     def __init__(self, windows: Windows, tasks: BackgroundTasks, settings: GatewaySettings) -> None:
@@ -56,7 +56,7 @@ class Quotas:
         self._tasks = tasks
         self._queries = Concurrency("queries", settings.max_concurrent_queries)
         self._uploads = Concurrency("uploads")
-        self._promises = TokenPromises()
+        self._reservations = TokenReservations()
 
     async def request(self, caller: Caller, headers: ReplyHeaders) -> None:
         """Count a request of any kind. Raises RateLimited."""
@@ -76,13 +76,13 @@ class Quotas:
             if limit is None:
                 yield QueryTicket(lambda _: None)
                 return
-            promised = await self._promise(caller.owner, limit, headers)
-            ticket = QueryTicket(lambda tokens: self._charge(caller.owner, promised, tokens))
+            reserved = await self._reserve(caller.owner, limit, headers)
+            ticket = QueryTicket(lambda tokens: self._charge(caller.owner, reserved, tokens))
             try:
                 yield ticket
             finally:
                 if not ticket.followed:
-                    self._promises.take_back(caller.owner, promised)
+                    self._reservations.release(caller.owner, reserved)
 
     @asynccontextmanager
     async def upload(self, caller: Caller) -> AsyncIterator[UploadTicket]:
@@ -99,25 +99,25 @@ class Quotas:
                     raise _used_up("documents", await self._windows.standing(key, limit))
             yield UploadTicket(self._windows, caller)
 
-    async def _promise(self, owner: str, limit: int, headers: ReplyHeaders) -> int:
+    async def _reserve(self, owner: str, limit: int, headers: ReplyHeaders) -> int:
         counted = await self._windows.standing(f"{owner}/tokens", limit)
-        # No await from here on, or two queries could be promised the same tokens.
-        standing = counted._replace(room=max(0, counted.room - self._promises.of(owner)))
+        # No await from here on, or two queries could be admitted on the same tokens.
+        standing = counted._replace(room=max(0, counted.room - self._reservations.of(owner)))
         _set_headers(headers, "tokens", standing)
         if not standing.room:
             raise _used_up("tokens", standing, known=not counted.room)
-        return self._promises.make(owner, limit)
+        return self._reservations.reserve(owner, limit)
 
-    def _charge(self, owner: str, promised: int, tokens: int) -> None:
-        self._tasks.start(self._count(owner, promised, tokens))
+    def _charge(self, owner: str, reserved: int, tokens: int) -> None:
+        self._tasks.start(self._count(owner, reserved, tokens))
 
-    async def _count(self, owner: str, promised: int, tokens: int) -> None:
+    async def _count(self, owner: str, reserved: int, tokens: int) -> None:
         try:
             if tokens:
                 await self._windows.charge(f"{owner}/tokens", tokens)
-                self._promises.learn(owner, tokens)
+                self._reservations.learn(owner, tokens)
         finally:
-            self._promises.take_back(owner, promised)
+            self._reservations.release(owner, reserved)
 
 
 def _used_up(what: str, standing: Standing, known: bool = True) -> RateLimited:

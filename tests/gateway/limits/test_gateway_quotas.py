@@ -135,7 +135,7 @@ async def test_cancelled_query_is_charged_its_tokens(over_http):
         await eventually(lambda: sum(window.values()) > len(ANSWER))
 
 
-async def test_later_refusal_withdraws_the_promise(in_process):
+async def test_later_refusal_releases_the_reservation(in_process):
     async with in_process(limits={"tokens_per_minute": 100}) as served:
         for _ in range(5):
             assert (await served.client.post("/query", json={"query": "x", "nonsense": 1})).status_code == 422
