@@ -1,4 +1,4 @@
-// Keys that the gateway asks for. They live in the tab's session storage and in no other place.
+// API keys. They are stored only in the tab's session storage.
 
 import { byId } from "./dom.js";
 
@@ -6,7 +6,7 @@ const kept = (kind) => `ragtree.${kind}-key`;
 
 export const key = (kind) => sessionStorage.getItem(kept(kind)) ?? "";
 
-/** The form for one kind of key, seen only where the gateway asks for it: `purpose` says why. `onUse` hears of a key. */
+/** The form for one kind of key. `purpose` says why it is needed. `onUse` is called when the user enters a key. */
 export class KeyForm {
   constructor(kind, purpose, onUse) {
     this.kind = kind;
@@ -23,7 +23,7 @@ export class KeyForm {
     });
   }
 
-  /** Ask for a key, or for another one than was refused. */
+  /** Show the form: no key is set, or the gateway refused the one in use. */
   ask({ status, message }) {
     const none = status === 401 && !key(this.kind) && !key("api");
     this.form.hidden = false;

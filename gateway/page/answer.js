@@ -1,4 +1,4 @@
-// The answer as it comes, and the documents that it rests on.
+// The streamed answer and its sources.
 
 import { byId, el } from "./dom.js";
 import { count, duration, percent } from "./numbers.js";
@@ -37,7 +37,7 @@ export class Answer {
     this.sources.replaceChildren(...this.cards);
   }
 
-  /** A document stands in the prompt. */
+  /** Mark a source that is part of the prompt. */
   cited(citation) {
     this.cards[citation.index]?.classList.add("cited");
   }

@@ -1,8 +1,8 @@
-// The gateway's API, asked with the keys that were typed in. Addresses are relative: a proxy may serve it under a path.
+// Calls to the gateway's API with the entered keys. Addresses are relative, because a proxy may add a path prefix.
 
 import { key } from "./access.js";
 
-/** What went wrong, in words; `status` is 0 where there was no reply. */
+/** A failed call. `message` is shown to the user. `status` is 0 if there was no reply. */
 export class Problem extends Error {
   constructor(message, status = 0) {
     super(message);
@@ -31,7 +31,7 @@ async function words(response) {
   try {
     said = (await response.json()).error.message;
   } catch {
-    // Not the gateway's own reply: something in front of it.
+    // The reply is not the gateway's: a proxy in front of it sent it.
   }
   const after = Number(response.headers.get("Retry-After"));
   const again = after ? ` Try again in ${after} s.` : "";

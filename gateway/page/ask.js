@@ -1,4 +1,4 @@
-// The question form: one question at a time, streamed, and stopped when that is wanted.
+// The question form. It runs one question at a time; the user can stop it.
 
 import { Problem, call, json } from "./api.js";
 import { byId, el } from "./dom.js";
@@ -6,7 +6,7 @@ import { count } from "./numbers.js";
 import { events } from "./sse.js";
 
 export class Ask {
-  /** `onEnd` hears of each end, with the timeline of an answer that was completed. */
+  /** `onEnd` is called when a question ends, with the timeline if the answer is complete. */
   constructor(answer, keys, onEnd) {
     this.answer = answer;
     this.keys = keys;
@@ -34,7 +34,7 @@ export class Ask {
     this.stop.addEventListener("click", () => this.running?.abort());
   }
 
-  /** Fill the choice of collections. */
+  /** Load the list of collections. */
   async open() {
     try {
       const { data } = await json("v1/collections");
@@ -69,7 +69,7 @@ export class Ask {
     }
   }
 
-  /** Show an answer as it comes; its timeline. */
+  /** Stream the answer into the page. Returns its timeline. */
   async read(question, signal) {
     const body = { query: question, stream: true, include: ["stages", "timeline"] };
     if (this.collection.value) body.collection = this.collection.value;
@@ -82,7 +82,7 @@ export class Ask {
       }
     } catch (error) {
       if (!(error instanceof TypeError)) throw error;
-      // This is how a broken connection shows.
+      // A broken connection raises TypeError.
     }
     throw new Problem("The connection ended before the answer did.");
   }
@@ -124,7 +124,7 @@ export class Ask {
   }
 
   busy(busy) {
-    // A control that vanishes under the focus takes it along.
+    // Hiding a focused control loses the focus.
     if (!busy && document.activeElement === this.stop) this.question.focus();
     this.stop.hidden = !busy;
     this.submit.setAttribute("aria-disabled", busy);

@@ -1,4 +1,4 @@
-// What the gateway did in the last minutes, as lines.
+// Line charts of the gateway's last minutes.
 
 import { byId, el, onWidth, svg } from "./dom.js";
 import { count, duration, percent, ticks } from "./numbers.js";
@@ -9,7 +9,7 @@ const LATELY_S = 60;
 
 const sum = (buckets, field) => buckets.reduce((total, bucket) => total + bucket[field], 0);
 
-/** The share of prompt tokens that were cached in the minute before then; null where there was no prompt. */
+/** Share of cached prompt tokens in the minute that ended `ago` seconds ago; null without prompts. */
 function hitRate(buckets, ago) {
   const lately = buckets.filter(({ ago_s: other }) => other >= ago && other < ago + LATELY_S);
   const prompts = sum(lately, "prompt_tokens");
@@ -103,7 +103,7 @@ class Chart {
   }
 }
 
-/** A line through the points, broken where a minute passed without one, and a dot for the newest. */
+/** A line through the points with a dot at the newest. The line breaks at gaps of over a minute. */
 function drawn(name, points, x, y) {
   if (!points.length) return [];
   const path = points
@@ -119,7 +119,7 @@ function drawn(name, points, x, y) {
   ];
 }
 
-/** The next round figure. */
+/** Round up to a figure that suits an axis. */
 function roof(value) {
   if (!value) return 100;
   const power = 10 ** Math.floor(Math.log10(value));

@@ -1,4 +1,4 @@
-// Elements by tag. Strings become text, never markup; the policy of the page lets no style attribute pass.
+// Creates elements. Strings become text, never markup. The page's content security policy forbids style attributes.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -19,7 +19,7 @@ export const svg = (tag, attributes = {}, ...children) =>
 
 export const byId = (id) => document.getElementById(id);
 
-/** A table with one row for each list of cells. */
+/** Create a table with one row for each list of cells. */
 export function table(caption, headings, rows) {
   return el(
     "table",
@@ -30,7 +30,7 @@ export function table(caption, headings, rows) {
   );
 }
 
-/** Calls `draw` whenever the element's width has changed. */
+/** Call `draw` when the element's width changes. */
 export function onWidth(element, draw) {
   let width = 0;
   new ResizeObserver(([entry]) => {

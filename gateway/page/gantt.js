@@ -1,4 +1,4 @@
-// The timeline of one question: a lane for each kind of work, a line where the first token came.
+// The timeline of one question: a lane for each kind of work, and a line at the first token.
 
 import { byId, onWidth, svg, table } from "./dom.js";
 import { duration, ticks } from "./numbers.js";
@@ -129,7 +129,7 @@ function said(entries, end) {
   return duration(lasted) + detail + goesOn;
 }
 
-/** Words beside the bars: behind them if there is room, else before them, else none. */
+/** Label the bars: after them if there is room, else before them, else inside, else not at all. */
 function note(root, words, { after, middle, left, right }) {
   const first = Math.min(...[...root.querySelectorAll(".bar")].filter(level(middle)).map((bar) => bar.x.baseVal.value));
   const needed = words.length * LETTER + 8;

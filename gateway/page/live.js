@@ -1,12 +1,12 @@
-// Looking again and again, while somebody sees it.
+// Polling while the page is visible and has the focus.
 
 const EVERY_MS = 2000;
 const AFTER_FAILURE_MS = 10000;
 const SHARE_OF_TIME = 0.1;
 
 /**
- * Calls `look` every two seconds, and less often where it has "failed" or takes long: it must not be a load.
- * Where it was "refused", it is not called again but by `now`.
+ * Calls `look` every two seconds, and less often if it returns "failed" or is slow, to keep the load low.
+ * After "refused", only `now` calls it again.
  */
 export class Live {
   constructor(look) {

@@ -1,4 +1,4 @@
-// The page put together: the form above, and below it what is looked at again and again.
+// Connects the parts of the page: the question form, and the views that are refreshed by polling.
 
 import { KeyForm } from "./access.js";
 import { Answer } from "./answer.js";
@@ -12,7 +12,7 @@ import { chooseTheme } from "./theme.js";
 import { Tree } from "./tree.js";
 
 const CACHE = "v1/admin/cache";
-// Of a large tree its front, which is what most requests use.
+// Limits for a large tree. Most requests use its top.
 const MOST_NODES = 3000;
 const DEPTH = 128;
 
@@ -56,7 +56,7 @@ async function open() {
   greet();
 }
 
-/** Whether questions can be answered, and by which model. */
+/** Show whether the gateway is ready, and the model. */
 async function greet() {
   try {
     await json("readyz");
@@ -71,7 +71,7 @@ async function greet() {
     byId("model").textContent = data[0].id;
     byId("model").hidden = false;
   } catch {
-    // It needs a key, or there is no engine; both are said elsewhere.
+    // A key is missing, or there is no engine. The page reports both elsewhere.
   }
 }
 

@@ -1,4 +1,4 @@
-// Figures as people read them.
+// Formats figures for display.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
@@ -15,7 +15,7 @@ export function duration(ms) {
   return ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(ms < 10000 ? 2 : 1)} s`;
 }
 
-/** Steps of 1, 2 or 5 times a power of ten, about `wanted` of them up to `end`. */
+/** Axis ticks from 0 to `end`, at most `wanted` steps of 1, 2 or 5 times a power of ten. */
 export function ticks(end, wanted) {
   const power = 10 ** Math.floor(Math.log10(end / wanted));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => end / size <= wanted);

@@ -1,4 +1,4 @@
-// Server-sent events out of a response's body. EventSource can only GET.
+// Parses server-sent events from a response body. EventSource supports only GET.
 
 const BETWEEN = /\r?\n\r?\n/;
 

@@ -1,4 +1,4 @@
-// Light or dark: as the system has it, or as chosen here.
+// The colour theme: the system's, or the user's choice.
 
 import { byId } from "./dom.js";
 

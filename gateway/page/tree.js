@@ -1,4 +1,4 @@
-// The knowledge tree, tier by tier: a map of what each holds, and the same as a table.
+// The knowledge tree: a treemap for each tier, and a table of all nodes.
 
 import { byId, el, onWidth, svg, table } from "./dom.js";
 import { compact, count, percent } from "./numbers.js";
@@ -65,7 +65,7 @@ export class Tree {
     this.note.textContent = words.join(" ");
   }
 
-  /** The same in words, while somebody reads it. */
+  /** Update the table if it is open. */
   list() {
     if (!this.table.open) return;
     const largest = [...this.nodes].sort((one, other) => other.tokens - one.tokens).slice(0, MOST_ROWS);
@@ -141,7 +141,7 @@ class TierMap {
     this.order = leaves.map(({ leaf }) => leaf.key);
   }
 
-  /** A node with all behind it, as the map nests them. */
+  /** Return a node and its descendants as nested groups for the treemap. */
   group(node) {
     const groups = node.behind.map((child) => this.group(child)).filter(({ size }) => size);
     const own = this.drawn.has(node) ? { leaf: node, size: node.tokens } : null;
@@ -192,7 +192,7 @@ class Cell {
   }
 }
 
-/** What is known of a node, beside it. */
+/** A tooltip with the facts about a node. */
 class Tip {
   constructor() {
     this.box = byId("tip");
@@ -221,7 +221,7 @@ const placeOf = ({ tier, instance }) => (instance ? `${tier}@${instance}` : tier
 
 const ageOf = ({ requests_ago: ago }) => AGES.findIndex(([most]) => ago <= most);
 
-/** All nodes of a reply with their names and what lies behind them, the first ones of each namespace in front. */
+/** Return all nodes of a reply with their names and children, parents before children. */
 function flat(tree) {
   const nodes = [];
   const visit = (parent, namespace) => (given) => {
@@ -236,5 +236,5 @@ function flat(tree) {
   return nodes;
 }
 
-/** The file, and which part of it but for the first. */
+/** The file name, with the part's number for all parts but the first. */
 const nameOf = ({ filename, index }) => (index ? `${filename} (${index + 1})` : filename);

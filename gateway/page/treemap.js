@@ -1,6 +1,6 @@
-// Rectangles for sizes: squarified treemaps (Bruls, Huizing, van Wijk 2000), nested.
+// Nested squarified treemaps (Bruls, Huizing, van Wijk 2000).
 
-/** A place in the box for each item with a `size`, its area by that and its shape near a square. */
+/** Divide the box into one nearly square rectangle for each item. Areas are proportional to `size`. */
 export function squarify(items, { x, y, width, height }) {
   const placed = [];
   let rest = items.filter(({ size }) => size > 0).sort((one, other) => other.size - one.size);
@@ -28,7 +28,7 @@ export function squarify(items, { x, y, width, height }) {
   return placed;
 }
 
-/** How many items go into the next row: as long as the worst shape in it gets no worse. */
+/** Return how many items go into the next row. A row grows until its worst aspect ratio would get worse. */
 function row(items, side, scale) {
   let taken = 0;
   let sum = 0;
@@ -42,7 +42,7 @@ function row(items, side, scale) {
   return { taken, sum };
 }
 
-/** Boxes of the leaves of nested groups: `{size, leaf}` or `{size, groups}`. */
+/** Return the rectangles of the leaves of nested groups. A group is `{size, leaf}` or `{size, groups}`. */
 export function nested(groups, box, gap = 1.5) {
   return squarify(groups, box).flatMap(({ item, ...inside }) => {
     if (item.leaf) return [{ leaf: item.leaf, ...inside }];
