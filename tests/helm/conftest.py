@@ -20,7 +20,7 @@ def chart() -> Helm:
 
 @pytest.fixture(scope="session")
 def render(chart) -> Render:
-    """Renders a value set by name, or other files; each combination once per session."""
+    """Render value sets by name, with optional settings. Each combination is rendered once per session."""
 
     @cache
     def render(*names: str, release: str = "ragtree", settings: tuple[str, ...] = ()) -> Release:

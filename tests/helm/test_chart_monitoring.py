@@ -1,4 +1,4 @@
-"""Monitors, rules and dashboards, from the chart's own files and from others."""
+"""Monitors, alert rules and dashboards, from the chart's own files and from test files."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ ON = ("metrics.prometheusRule.enabled=true", "metrics.dashboards.enabled=true")
 
 @pytest.fixture(scope="module")
 def with_files(tmp_path_factory):
-    """A chart with these files instead of its own."""
+    """Render a copy of the chart with these alert rules and dashboards in place of its own."""
 
     def render(alerts, dashboards):
         chart = shutil.copytree(CHART, tmp_path_factory.mktemp("chart") / "ragtree")
@@ -62,7 +62,7 @@ groups:
 """
 
 
-def test_rules_and_dashboards_are_taken_as_they_stand(with_files):
+def test_rules_and_dashboards_are_rendered_unchanged(with_files):
     dashboard = json.dumps({"title": "Über {{tier}}", "panels": [{"expr": 'a{b="c"}'}]}, indent=2, ensure_ascii=False)
     release = with_files(ALERTS, {"cache_tiers.json": dashboard})
     rule = release.one("PrometheusRule")
@@ -73,19 +73,19 @@ def test_rules_and_dashboards_are_taken_as_they_stand(with_files):
     assert json.loads(config_map["data"]["cache_tiers.json"]) == json.loads(dashboard)
 
 
-def test_without_files_there_are_none(with_files):
+def test_no_files_render_no_rules_or_dashboards(with_files):
     release = with_files(None, {})
     assert release.all("PrometheusRule") == []
     assert _dashboards(release) == []
 
 
-def test_the_charts_own_rules_are_rendered_where_it_has_any(everything):
+def test_the_charts_own_rules_are_rendered(everything):
     alerts = CHART / "files" / "alerts.yaml"
     rules = [rule["spec"] for rule in everything.all("PrometheusRule")]
     assert rules == ([yaml.safe_load(alerts.read_text())] if alerts.is_file() else [])
 
 
-def test_monitors_select_what_has_the_port_they_name(everything):
+def test_monitors_select_pods_and_services_with_the_named_port(everything):
     service, monitor = everything.one("Service"), everything.one("ServiceMonitor")
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels_of(service).items()
     assert [e["port"] for e in monitor["spec"]["endpoints"]] == [port["name"] for port in service["spec"]["ports"]]
@@ -97,7 +97,7 @@ def test_monitors_select_what_has_the_port_they_name(everything):
         assert labels_of(everything.one(kind))["release"] == "prometheus"
 
 
-def test_nothing_of_prometheus_operator_is_there_unless_asked_for(defaults):
+def test_prometheus_operator_resources_are_off_by_default(defaults):
     assert {manifest["apiVersion"].partition("/")[0] for manifest in defaults.manifests}.isdisjoint(
         {"monitoring.coreos.com"}
     )

@@ -26,14 +26,14 @@ def _policies(release):
 
 
 class TestNetworkPolicy:
-    def test_every_pod_is_denied_what_no_rule_allows(self, everything):
+    def test_policy_denies_all_other_traffic_of_every_pod(self, everything):
         policy = _policies(everything)[""]
         assert policy["policyTypes"] == ["Ingress", "Egress"]
         assert all(_selects(policy["podSelector"], labels_of(pod)) for pod in everything.pods.values())
         for rule in [*policy["ingress"], *policy["egress"]]:
             assert rule.get("from") or rule.get("to") or rule.get("ports")
 
-    def test_each_port_that_a_policy_opens_is_one_that_the_pods_have(self, each):
+    def test_policies_name_only_ports_of_the_pods(self, each):
         for policy in each.all("NetworkPolicy"):
             pods = [pod for pod in each.ray_pods.values() if _selects(policy["spec"]["podSelector"], labels_of(pod))]
             assert pods
@@ -41,7 +41,7 @@ class TestNetworkPolicy:
                 named = [port["port"] for port in rule.get("ports", []) if isinstance(port["port"], str)]
                 assert all(name in _ports(pod) for name in named for pod in pods)
 
-    def test_from_outside_only_the_gateway_metrics_and_the_dashboard_can_be_reached(self, defaults):
+    def test_only_gateway_metrics_and_dashboard_are_reachable_from_outside(self, defaults):
         opened = {}
         for name, policy in _policies(defaults).items():
             for rule in policy["ingress"]:
@@ -50,55 +50,55 @@ class TestNetworkPolicy:
         assert opened == {"": ["metrics"], "-gateway": ["serve"], "-head": ["dashboard"]}
 
     def test_pods_of_the_release_reach_each_other_on_every_port(self, defaults):
-        """Serve's replicas listen on ports chosen by the kernel."""
+        """Serve's replicas listen on ports that the kernel chooses."""
         policy = _policies(defaults)[""]
         assert {"from": [{"podSelector": policy["podSelector"]}]} in policy["ingress"]
         assert {"to": [{"podSelector": policy["podSelector"]}]} in policy["egress"]
 
-    def test_pods_may_only_call_dns_redis_and_configured_targets(self, everything):
+    def test_pods_may_call_only_dns_redis_and_configured_targets(self, everything):
         ports = [[p["port"] for p in rule.get("ports", [])] for rule in _policies(everything)[""]["egress"]]
         assert ports == [[], [53, 53], [6380], [4318]]
 
-    def test_only_the_head_reaches_the_kubernetes_api_and_only_for_its_autoscaler(self, everything, render):
+    def test_only_a_head_with_an_autoscaler_reaches_the_kubernetes_api(self, everything, render):
         assert [p["port"] for p in _policies(everything)["-head"]["egress"][0]["ports"]] == [443, 6443]
         alone = render(settings=("autoscaling.enabled=false",))
         assert _policies(alone)["-head"]["egress"] == []
 
-    def test_nobody_may_call_the_gateway_by_default(self, render):
+    def test_empty_allow_lists_block_every_caller(self, render):
         closed = render(settings=("networkPolicy.allowFrom=[]", "networkPolicy.prometheus=[]"))
         assert _policies(closed)["-gateway"]["ingress"] == []
         assert all(rule["from"] for policy in _policies(closed).values() for rule in policy["ingress"])
 
-    def test_who_may_call_the_gateway_is_a_value(self, everything):
+    def test_allow_from_sets_the_gateways_callers(self, everything):
         (rule,) = _policies(everything)["-gateway"]["ingress"]
         assert {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}} in rule["from"]
         assert {"podSelector": {}} not in rule["from"]
 
 
 class TestPorts:
-    def test_no_two_things_of_a_pod_share_a_port(self, each):
+    def test_pod_ports_are_distinct(self, each):
         for group, pod in each.ray_pods.items():
             params = each.groups[group]["rayStartParams"]
             taken = [*_ports(pod).values(), int(params["dashboard-agent-listen-port"])]
             assert len(taken) == len(set(taken))
-            # Ray's worker ports.
+            # The range of Ray's worker ports.
             assert not [port for port in taken if 10002 <= port <= 19999]
             assert _ports(pod)["metrics"] == int(params["metrics-export-port"])
 
-    def test_the_gateways_port_is_everywhere_the_configured_one(self, render):
+    def test_the_configured_gateway_port_is_used_everywhere(self, render):
         moved = render(settings=("config.server.port=9000",))
         assert all(_ports(pod)["serve"] == 9000 for pod in moved.ray_pods.values())
         assert moved.serve_config["http_options"] == {"host": "0.0.0.0", "port": 9000}
         assert moved.one("Service")["spec"]["ports"] == [{"name": "http", "port": 9000, "targetPort": "serve"}]
         assert {"name": "GATEWAY_URL", "value": "http://ragtree:9000"} in ray_container(moved.one("Pod"))["env"]
 
-    def test_kuberay_finds_the_ports_it_looks_for_by_name(self, each):
+    def test_the_head_has_the_port_names_that_kuberay_expects(self, each):
         assert {"gcs-server": 6379, "dashboard": 8265}.items() <= _ports(each.ray_pods["head"]).items()
 
 
 class TestService:
     @pytest.mark.parametrize(("name", "groups"), [("defaults", ["retriever"]), ("gpu", ["gateway"])])
-    def test_it_leads_to_the_pods_with_a_gateway_alone(self, render, name, groups):
+    def test_it_selects_only_pods_with_a_gateway(self, render, name, groups):
         release = render(name)
         selector = release.one("Service")["spec"]["selector"]
         found = [group for group, pod in release.pods.items() if selector.items() <= labels_of(pod).items()]
@@ -106,7 +106,7 @@ class TestService:
         for group in groups:
             assert "ragtree_gateway" in release.groups[group]["rayStartParams"]["resources"]
 
-    def test_the_ingress_leads_to_it_without_collecting_streams(self, everything):
+    def test_the_ingress_routes_to_it_without_buffering(self, everything):
         ingress = everything.one("Ingress")
         (path,) = ingress["spec"]["rules"][0]["http"]["paths"]
         service = everything.one("Service")
@@ -118,18 +118,18 @@ class TestService:
 
 
 class TestPodDisruptionBudget:
-    def test_each_selects_the_pods_of_one_group_and_counts_what_must_stay(self, defaults):
+    def test_each_selects_one_group_and_sets_min_available(self, defaults):
         kept = {}
         for budget in defaults.all("PodDisruptionBudget"):
             selector = budget["spec"]["selector"]
             (group,) = [name for name, pod in defaults.pods.items() if _selects(selector, labels_of(pod))]
             kept[group] = budget["spec"]["minAvailable"]
-            # For pods owned by a custom resource, Kubernetes supports nothing else.
+            # Kubernetes supports only this for pods that a custom resource owns.
             assert isinstance(kept[group], int)
             assert "maxUnavailable" not in budget["spec"]
         assert kept == {"head": 1, "retriever": 1, "generator": 1}
 
-    def test_with_redis_the_head_may_move_and_of_several_generators_one(self, everything):
+    def test_redis_allows_evicting_the_head_and_one_of_several_generators(self, everything):
         budgets = everything.all("PodDisruptionBudget")
         kept = {labels_of(b)["app.kubernetes.io/component"]: b["spec"]["minAvailable"] for b in budgets}
         assert kept == {"retriever": 1, "generator": 2}
@@ -137,7 +137,7 @@ class TestPodDisruptionBudget:
 
 
 class TestNames:
-    def test_they_are_as_short_as_kuberay_and_dns_want_them(self, render):
+    def test_they_fit_the_limits_of_kuberay_and_dns(self, render):
         for release in ("r" * 53, "r" * 41, "9" + "x" * 52, "ragtree", "a"):
             rendered = render("everything", release=release, settings=('fullnameOverride=""',))
             name = rendered.one("RayService")["metadata"]["name"]

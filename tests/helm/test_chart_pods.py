@@ -1,4 +1,4 @@
-"""Pods: unprivileged users, read-only roots, secrets by reference, probes, drains, and enough room."""
+"""Pods: unprivileged users, read-only roots, secrets by reference, probes, drains, memory and disk."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def _volumes(pod):
 
 
 class TestSecurity:
-    def test_every_container_is_a_plain_user_without_rights(self, each):
+    def test_every_container_runs_unprivileged(self, each):
         contexts = [container["securityContext"] for pod in each.pods.values() for container in _containers(pod)]
         if options := each.cluster.get("autoscalerOptions"):
             contexts.append(options["securityContext"])
@@ -50,7 +50,7 @@ class TestSecurity:
             assert not {"hostNetwork", "hostPID", "hostIPC"} & pod["spec"].keys()
             assert not [v for v in pod["spec"].get("volumes", []) if "hostPath" in v]
 
-    def test_what_must_be_written_to_is_a_volume(self, each):
+    def test_writable_folders_are_volumes(self, each):
         for template in each.ray_pods.values():
             mounts = {mount["mountPath"]: mount for mount in ray_container(template)["volumeMounts"]}
             writable = {path for path, mount in mounts.items() if not mount.get("readOnly")}
@@ -58,8 +58,8 @@ class TestSecurity:
             assert {mount["name"] for mount in mounts.values()} <= _volumes(template).keys()
             assert _volumes(template)["shm"]["emptyDir"]["medium"] == "Memory"
 
-    def test_what_the_image_writes_to_is_mounted(self, each):
-        """Found by its environment variables. Everything else is read-only."""
+    def test_folders_that_the_image_writes_to_are_mounted(self, each):
+        """The image's environment variables name the folders. Everything else is read-only."""
         dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
         places = dict(re.findall(r"^(?:ENV|   ) (\w+)=(/[^:\s]+) ?\\?$", dockerfile, re.MULTILINE))
         assert {"HOME": "/tmp", "RAGTREE_DATA_DIR": "/data", "XDG_CACHE_HOME": "/cache"}.items() <= places.items()
@@ -68,17 +68,17 @@ class TestSecurity:
             assert [place for place in places.values() if f"/{place.split('/')[1]}" not in mounted] == []
 
     def test_the_images_entrypoint_runs_before_ray(self, each):
-        """KubeRay replaces the command by one of its own."""
+        """KubeRay replaces the container's command with its own."""
         for template in each.ray_pods.values():
             (before,) = template["spec"]["initContainers"]
             assert before["image"] == ray_container(template)["image"]
             assert (before.get("command"), before["args"]) == (None, ["true"])
             assert {mount["mountPath"] for mount in before["volumeMounts"]} == {"/tmp", "/data", "/cache"}
 
-    def test_no_variables_of_services_are_mistaken_for_options(self, each):
+    def test_service_variables_are_not_mistaken_for_options(self, each):
         assert all(pod["spec"]["enableServiceLinks"] is False for pod in each.pods.values())
 
-    def test_the_options_are_where_the_environment_says_and_stay_as_they_were(self, each):
+    def test_options_are_mounted_as_one_file_at_the_configured_path(self, each):
         name = each.one("RayService")["metadata"]["name"]
         for template in each.ray_pods.values():
             (mount,) = (m for m in ray_container(template)["volumeMounts"] if m["name"] == "config")
@@ -101,7 +101,7 @@ class TestSecurity:
             sources = _volumes(each.ray_pods["head"])[mounted[token]]["projected"]["sources"]
             assert {next(iter(source)) for source in sources} == {"serviceAccountToken", "configMap", "downwardAPI"}
 
-    def test_the_chart_makes_no_secret_and_spells_none_out(self, each):
+    def test_the_chart_contains_no_secrets(self, each):
         assert each.all("Secret") == []
         names = ("KEY", "TOKEN", "PASSWORD", "REDIS__URL")
         for pod in each.pods.values():
@@ -112,7 +112,7 @@ class TestSecurity:
         if ft := each.cluster.get("gcsFaultToleranceOptions"):
             assert set(ft["redisPassword"]) == set(ft["redisUsername"]) == {"valueFrom"}
 
-    def test_secrets_reach_every_ray_container_under_their_names(self, everything):
+    def test_every_ray_container_gets_the_secrets_by_name(self, everything):
         for template in everything.ray_pods.values():
             found = {
                 name: variable["valueFrom"]["secretKeyRef"]
@@ -127,7 +127,7 @@ class TestSecurity:
             }
         assert everything.cluster["authOptions"] == {"mode": "token", "secretName": "ray-token"}
 
-    def test_releases_that_share_a_redis_keep_apart_in_it(self, render):
+    def test_releases_with_a_shared_redis_use_different_prefixes(self, render):
         def prefix(*settings, release="ragtree"):
             used = render("everything", release=release, settings=('fullnameOverride=""', *settings))
             return _env(ray_container(used.ray_pods["gateway"])).get("RAGTREE_REDIS__PREFIX", {}).get("value")
@@ -138,7 +138,7 @@ class TestSecurity:
 
 
 class TestProbesAndDrains:
-    def test_liveness_asks_the_pods_own_ray_alone_and_readiness_the_stack(self, each):
+    def test_liveness_checks_the_pods_ray_and_readiness_the_stack(self, each):
         for group, template in each.ray_pods.items():
             container = ray_container(template)
             own = {"path": "/api/healthz", "port": 52365}
@@ -152,7 +152,7 @@ class TestProbesAndDrains:
         probe = ray_container(render(name).ray_pods["generator"])["startupProbe"]
         assert probe["periodSeconds"] * probe["failureThreshold"] == seconds
 
-    def test_pods_are_given_longer_than_what_they_run_may_take_to_finish(self, each):
+    def test_the_grace_period_exceeds_the_longest_drain(self, each):
         serving = each.options["serving"]
         runs = {
             "head": [],
@@ -165,11 +165,11 @@ class TestProbesAndDrains:
             assert _env(ray_container(template))["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"]["value"] == str(drain)
             pause = int(ray_container(template)["lifecycle"]["preStop"]["exec"]["command"][1])
             assert template["spec"]["terminationGracePeriodSeconds"] >= drain + pause + 30
-            # The head must be up while the others drain.
+            # The head must stay up while the other pods drain.
             assert pause == (15 if group == "head" else 5)
         assert each.ray_service["rayClusterDeletionDelaySeconds"] == max(part["drain_s"] for part in serving.values())
 
-    def test_the_longest_drain_counts_wherever_it_is_set(self, render):
+    def test_the_longest_configured_drain_sets_the_grace_period(self, render):
         longer = render(settings=("config.serving.generator.drain_s=900.5",))
         assert longer.ray_pods["generator"]["spec"]["terminationGracePeriodSeconds"] == 961
         assert longer.ray_pods["retriever"]["spec"]["terminationGracePeriodSeconds"] == 360
@@ -177,7 +177,7 @@ class TestProbesAndDrains:
 
 
 class TestRoom:
-    def test_shared_memory_holds_the_arena_and_rays_objects_and_is_part_of_the_pods_memory(self, each):
+    def test_shared_memory_fits_the_arena_and_rays_objects_and_counts_as_pod_memory(self, each):
         arena = each.options["generator"]["kv"]["host_gib"] * GIB
         for group, template in each.ray_pods.items():
             objects = int(each.groups[group]["rayStartParams"]["object-store-memory"])
@@ -185,14 +185,14 @@ class TestRoom:
             assert shared >= objects + (arena if group == "generator" else 0)
             assert shared <= 0.5 * _bytes(ray_container(template)["resources"]["limits"]["memory"])
 
-    def test_the_disk_holds_more_than_kv_may_have(self, render):
+    def test_the_disk_is_larger_than_the_kv_limit(self, render):
         node = _volumes(render("defaults").ray_pods["generator"])["data"]["emptyDir"]["sizeLimit"]
         assert _bytes(node) > 8 * GIB
         claim = _volumes(render("everything").ray_pods["generator"])["data"]["ephemeral"]["volumeClaimTemplate"]["spec"]
         assert claim["storageClassName"] == "fast"
         assert _bytes(claim["resources"]["requests"]["storage"]) > 50 * GIB
 
-    def test_documents_lie_in_a_claim_that_outlives_the_release(self, defaults):
+    def test_documents_are_in_a_claim_that_outlives_the_release(self, defaults):
         claim = defaults.one("PersistentVolumeClaim")
         assert claim["spec"]["accessModes"] == ["ReadWriteOncePod"]
         assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
@@ -202,19 +202,19 @@ class TestRoom:
             "retriever"
         ]
 
-    def test_a_claim_that_is_there_already_is_used_instead(self, render):
+    def test_an_existing_claim_is_used(self, render):
         given = render(settings=('retriever.persistence.existingClaim="mine"',))
         assert given.all("PersistentVolumeClaim") == []
         assert _volumes(given.ray_pods["retriever"])["data"]["persistentVolumeClaim"] == {"claimName": "mine"}
 
 
 class TestPresets:
-    def test_cpu(self, render):
+    def test_cpu_preset_uses_the_cpu_image(self, render):
         cpu = render("cpu")
         assert {ray_container(pod)["image"] for pod in cpu.pods.values()} == {"ragtree:0.1.0-cpu"}
         assert "nvidia.com/gpu" not in json.dumps(cpu.ray_service)
 
-    def test_gpu(self, render):
+    def test_gpu_preset_uses_the_gpu_image_and_one_gpu_per_generator(self, render):
         gpu = render("gpu")
         assert {ray_container(pod)["image"] for pod in gpu.pods.values()} == {"ragtree:0.1.0-gpu"}
         limits = {group: ray_container(pod)["resources"]["limits"] for group, pod in gpu.ray_pods.items()}
@@ -226,13 +226,13 @@ class TestPresets:
         }
         assert gpu.groups["generator"]["maxReplicas"] == 4
 
-    def test_a_digest_wins_over_any_tag(self, everything):
+    def test_a_digest_overrides_the_tag(self, everything):
         for pod in everything.pods.values():
             image = ray_container(pod)["image"]
             assert image.startswith("registry.example.com/ml/ragtree@sha256:")
             assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
 
-    def test_where_a_group_may_run_is_its_own(self, everything):
+    def test_each_group_has_its_own_scheduling_settings(self, everything):
         pods = everything.ray_pods
         assert pods["head"]["spec"]["nodeSelector"] == {"pool": "system"}
         assert pods["head"]["metadata"]["annotations"]["example.com/team"] == "search"
@@ -242,7 +242,7 @@ class TestPresets:
         assert _env(ray_container(pods["gateway"]))["RAY_SERVE_THROUGHPUT_OPTIMIZED"]["value"] == "1"
 
 
-def test_a_change_of_the_options_is_a_change_of_every_pod(render):
+def test_changed_options_change_every_pod(render):
     def pods(*settings):
         return render(settings=settings).ray_pods
 
@@ -251,8 +251,8 @@ def test_a_change_of_the_options_is_a_change_of_every_pod(render):
     assert {group: labels_of(pod) for group, pod in before.items()} == {g: labels_of(pod) for g, pod in after.items()}
 
 
-def test_what_does_not_concern_the_pods_leaves_them_alone(render):
-    """KubeRay rebuilds the cluster for any change of the pods, so the chart's version is not among their labels."""
+def test_unrelated_settings_do_not_change_the_pods(render):
+    """KubeRay rebuilds the cluster if a pod changes, so pods have no label with the chart's version."""
     for template in render("defaults").ray_pods.values():
         assert labels_of(template).keys() <= {
             "app.kubernetes.io/name",
@@ -263,5 +263,5 @@ def test_what_does_not_concern_the_pods_leaves_them_alone(render):
     assert render(settings=("metrics.serviceMonitor.enabled=true",)).ray_pods == render("defaults").ray_pods
 
 
-def test_the_files_that_pods_run_are_in_the_chart():
+def test_the_script_of_the_test_pod_compiles():
     compile((CHART / "files" / "ask.py").read_text(), "ask.py", "exec")

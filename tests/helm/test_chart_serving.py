@@ -1,4 +1,4 @@
-"""The Ray Serve applications, and the resources that Ray's pods offer them."""
+"""The Ray Serve applications, and the resources that Ray's pods provide."""
 
 import json
 
@@ -12,37 +12,37 @@ from services.serve.serve_config import serve_config
 
 @pytest.fixture
 def config(each, monkeypatch, tmp_path):
-    """Return the options as a pod reads them."""
+    """Load the options as a pod does."""
     (tmp_path / "ragtree.yaml").write_text(json.dumps(each.options))
     monkeypatch.setenv("RAGTREE_CONFIG", str(tmp_path / "ragtree.yaml"))
     return load_config()
 
 
-def test_the_serve_config_is_what_ragtree_renders_from_the_same_options(each, config):
+def test_the_serve_config_equals_ragtrees_for_the_same_options(each, config):
     assert each.serve_config == serve_config(config)
 
 
-def test_ragtree_takes_the_options(each, config):
+def test_ragtree_accepts_the_options(each, config):
     assert config.server.host == "0.0.0.0"
     assert config.generator.kv.host_gib == each.options["generator"]["kv"]["host_gib"]
 
 
-def test_ray_serve_takes_it(each):
+def test_ray_serve_accepts_the_serve_config(each):
     deployed = ServeDeploySchema.model_validate(each.serve_config)
     assert len(deployed.applications) == 3 + each.options["retriever"]["shards"]["count"]
 
 
-def test_the_shards_are_applications_of_their_own(render):
+def test_each_shard_is_an_application(render):
     names = [application["name"] for application in render("sharded").serve_config["applications"]]
     assert names == ["retriever-0", "retriever-1", "retriever-2", "retriever-3", "controller", "generator", "gateway"]
 
 
-def test_large_numbers_are_numbers_in_the_options(everything):
+def test_large_numbers_are_rendered_without_an_exponent(everything):
     assert everything.options["gateway"]["max_document_bytes"] == 33554432
 
 
 class TestPlacement:
-    """Return what Ray's autoscaler reads in KubeRay's RayCluster."""
+    """Replicas fit the resources that Ray's autoscaler derives from KubeRay's RayCluster."""
 
     @pytest.fixture
     def offered(self, each):
@@ -50,7 +50,7 @@ class TestPlacement:
         types = _derive_autoscaling_config_from_ray_cr(cluster)["available_node_types"]
         return {name: kind["resources"] for name, kind in types.items()}
 
-    def test_each_replica_that_serve_may_want_finds_its_place(self, each, offered):
+    def test_the_largest_groups_have_resources_for_every_replica(self, each, offered):
         groups = each.groups
         for application in each.serve_config["applications"]:
             (deployment,) = application["deployments"]
@@ -61,7 +61,7 @@ class TestPlacement:
                 room = sum(groups[g]["maxReplicas"] * offered[g].get(name, 0) for g in groups if g != "head")
                 assert room >= amount * of_the_kind
 
-    def test_no_part_fits_on_the_head_and_one_generator_on_each_of_its_pods(self, each, offered):
+    def test_no_replica_fits_the_head_and_one_generator_fits_each_pod(self, each, offered):
         head = next(has for name, has in offered.items() if name not in each.groups or name == "head")
         assert head["CPU"] == 0
         assert not [name for name in head if name.startswith("ragtree")]
@@ -69,7 +69,7 @@ class TestPlacement:
             assert application["deployments"][0]["ray_actor_options"]["resources"]
         assert offered["generator"]["ragtree_generator"] == 1
 
-    def test_a_gpu_is_offered_where_one_is_asked_for(self, render):
+    def test_only_generators_of_the_gpu_preset_offer_a_gpu(self, render):
         gpu = render("gpu")
         cluster = {"metadata": {"name": "c", "namespace": "rag"}, "spec": gpu.cluster}
         types = _derive_autoscaling_config_from_ray_cr(cluster)["available_node_types"]
@@ -84,18 +84,18 @@ class TestPlacement:
 
 
 class TestSize:
-    def test_groups_grow_with_serves_replicas(self, everything):
+    def test_group_limits_follow_serves_replicas(self, everything):
         group = everything.groups["generator"]
         assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 3, 6)
         retriever = everything.groups["retriever"]
         assert (retriever["minReplicas"], retriever["maxReplicas"]) == (1, 1)
 
-    def test_without_an_autoscaler_they_are_there_from_the_start(self, render):
+    def test_groups_start_at_full_size_without_an_autoscaler(self, render):
         fixed = render(settings=("autoscaling.enabled=false", "config.serving.generator.max_replicas=3"))
         group = fixed.groups["generator"]
         assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 3, 3)
         assert "autoscalerOptions" not in fixed.cluster
 
-    def test_documents_in_a_volume_have_one_owner_during_upgrades(self, each):
+    def test_upgrades_never_share_the_document_volume(self, each):
         strategy = each.ray_service["upgradeStrategy"]["type"]
         assert strategy == ("None" if each.all("PersistentVolumeClaim") else "NewCluster")

