@@ -1,4 +1,4 @@
-"""Exact match and F1 on examples worked out by hand, and properties that hold for all texts."""
+"""Exact match and F1 on examples computed by hand, and their properties for all texts."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from benchmarks.measuring.answer_scores import exact_match, f1, holds_answer, normalised
 
-# Words that normalising changes, and letters that it does not, so that texts often have words in common.
+# Words that normalising changes, and plain letters, so that texts often share words.
 words = st.lists(st.sampled_from(["a", "An", "THE", "theme", "red", "Red!", "fox", "'", "--", "1972", "ß", "\u00a0"]))
 texts = words.map(" ".join) | st.text(max_size=20)
 
@@ -16,16 +16,16 @@ texts = words.map(" ".join) | st.text(max_size=20)
     [
         ("  The Eiffel  Tower.\n", "eiffel tower"),
         ("An apple a day", "apple day"),
-        # An article is a whole word, and punctuation goes before articles are looked for.
+        # An article is a whole word. Punctuation is removed before articles.
         ("theatre, Anna", "theatre anna"),
         ("'the' U.S.A.", "usa"),
         ("twenty-one", "twentyone"),
-        # Only ASCII's punctuation is.
+        # Only ASCII punctuation is removed.
         ("1939-1945; 1939\u20131945", "19391945 1939\u20131945"),
         ("the", ""),
     ],
 )
-def test_what_is_compared(text, expected):
+def test_normalized_text(text, expected):
     assert normalised(text) == expected
 
 
@@ -33,14 +33,14 @@ def test_what_is_compared(text, expected):
     ("answer", "right", "exact", "expected"),
     [
         ("the Eiffel Tower", ["Eiffel tower."], True, 1.0),
-        # Two words in common of three and two.
+        # Two common words of three and two.
         ("big Eiffel tower", ["the Eiffel Tower"], False, 4 / 5),
-        # One of four and one.
+        # One common word of four and one.
         ("It is in Paris.", ["Paris"], False, 2 / 5),
-        # A word counts as often as both have it: one of three and one.
+        # A repeated word counts as often as both texts have it: one of three and one.
         ("no no no", ["no"], False, 2 / 4),
         ("blue", ["red"], False, 0.0),
-        # The best of the alternatives: one in common of two and two, or one and two.
+        # The best alternative counts: one common word of two and two, or of one and two.
         ("Marie Curie", ["Pierre Curie", "Curie", "Bohr"], False, 2 / 3),
         ("order does not matter", ["matter not does order"], False, 1.0),
         ("", ["something"], False, 0.0),
@@ -69,7 +69,7 @@ def test_f1_is_symmetric(one, other):
 
 
 @given(texts, texts, st.randoms(use_true_random=False))
-def test_f1_is_of_words_however_they_are_ordered(answer, right, random):
+def test_f1_ignores_the_order_of_words(answer, right, random):
     shuffled = normalised(answer).split()
     random.shuffle(shuffled)
     assert f1(" ".join(shuffled), [right]) == f1(normalised(answer), [right])
@@ -81,7 +81,7 @@ def test_the_best_alternative_counts(answer, right):
 
 
 @given(texts)
-def test_normalising_ends_with_nothing_but_words(text):
+def test_normalized_text_has_only_words(text):
     compared = normalised(text)
     assert compared == " ".join(compared.split())
     assert not set(compared.split()) & {"a", "an", "the"}
@@ -93,7 +93,7 @@ def test_normalising_ends_with_nothing_but_words(text):
         (["Wilhelm Conrad Röntgen"], True),
         (["1905", "1901"], True),
         (["a prize in"], True),
-        # Not all words of it, part of a word, and words with others between.
+        # A missing word, a part of a word, and words with others between them.
         (["Wilhelm Röntgen"], False),
         (["Germ"], False),
         (["the"], False),
@@ -101,6 +101,6 @@ def test_normalising_ends_with_nothing_but_words(text):
         ([], False),
     ],
 )
-def test_an_answer_stands_in_a_text_word_by_word(right, holds):
+def test_answer_is_found_in_a_text_by_whole_words(right, holds):
     text = "The prize, in 1901, went to Wilhelm Conrad Röntgen of Germany."
     assert holds_answer(text, right) is holds

@@ -1,4 +1,4 @@
-"""The orders benchmark's arithmetic over scripted systems, and the document order in the engine's prompts."""
+"""The orders benchmark's arithmetic with scripted systems, and the document order in the engine's prompts."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -36,7 +36,7 @@ def found(number: int, *chunks: Chunk, answers=("red fox",)) -> FoundQuestion:
 
 
 class WordLayout:
-    """Keeps a few documents; the question's key is what is asked."""
+    """A layout that keeps a few documents. The question's text is its segment's key."""
 
     def lay_out(self, messages, chunks, max_tokens):
         documents = [Segment(SegmentKind.DOCUMENT, each.content_hash, (1, 2)) for each in chunks[:ROOM]]
@@ -45,7 +45,7 @@ class WordLayout:
 
 
 class ScriptedSystems:
-    """A system for each order, which has its answers by question and how many of 100 tokens were cached."""
+    """A system for each order, with scripted answers per question and cached tokens out of 100."""
 
     def __init__(self, answers: dict[DocumentOrder, list[str]], cached: dict[DocumentOrder, int]) -> None:
         self._answers = answers
@@ -78,7 +78,7 @@ class ScriptedSystems:
 def questions():
     return [
         found(0, chunk("one", "A red fox!"), chunk("two")),
-        # The document that holds the answer does not fit.
+        # The document with the answer does not fit.
         found(1, chunk("two"), chunk("three"), chunk("four"), chunk("five", "red fox")),
         found(2, chunk("six"), chunk("five", "a blue fox"), answers=("no fox", "blue fox")),
     ]
@@ -102,14 +102,14 @@ async def result(systems, questions):
     return await OrdersBenchmark(systems, WordLayout(), settings).run({"tales": questions}, lambda *_: None)
 
 
-async def test_all_orders_are_asked_the_same_in_the_same_sequence(result, systems):
-    # The second one has a document of the first, so it is not asked together with it.
+async def test_all_orders_get_the_same_questions_in_the_same_sequence(result, systems):
+    # The second question shares a document with the first, so they are not asked together.
     asked = [f"question {number}\nBe short." for number in (0, 2, 1)]
     assert systems.asked == dict.fromkeys(DocumentOrder, asked)
     assert systems.max_tokens == {7}
 
 
-async def test_orders_take_turns_with_handfuls_and_wait_until_nothing_goes_on(result, systems):
+async def test_orders_take_turns_by_batch_and_wait_until_the_stack_is_idle(result, systems):
     turns = [(what, order, len(list(times))) for (what, order), times in groupby(systems.log)]
     first = [(RETRIEVAL, 2), (CANONICAL, 2), (CACHED_FIRST, 2)]
     second = [(CANONICAL, 1), (CACHED_FIRST, 1), (RETRIEVAL, 1)]
@@ -117,7 +117,7 @@ async def test_orders_take_turns_with_handfuls_and_wait_until_nothing_goes_on(re
     assert turns == expected
 
 
-async def test_a_row_for_each_order(result):
+async def test_each_order_has_a_row(result):
     rows = {row.order: row for row in result.rows}
     assert list(rows) == list(DocumentOrder)
     assert {(row.set, row.questions, row.mean_ttft_ms) for row in result.rows} == {("tales", 3, 20.0)}
@@ -136,7 +136,7 @@ async def test_a_row_for_each_order(result):
         CANONICAL: pytest.approx(1 / 3),
         CACHED_FIRST: pytest.approx(2 / 3),
     }
-    # "red" of "red fox" and "fox" of "blue fox" are two thirds each, "red fox cub" is four fifths.
+    # "red" for "red fox" and "fox" for "blue fox" score 2/3 each, "red fox cub" scores 4/5.
     assert {order: row.f1 for order, row in rows.items()} == {
         RETRIEVAL: pytest.approx(2 / 3),
         CANONICAL: pytest.approx(5 / 9),
@@ -144,7 +144,7 @@ async def test_a_row_for_each_order(result):
     }
 
 
-async def test_f1_stands_beside_its_difference_question_by_question(result):
+async def test_f1_difference_is_paired_by_question(result):
     retrieval, canonical, cached_first = result.rows
     assert retrieval.f1_over_retrieval is None
     assert canonical.f1_over_retrieval.mean == pytest.approx(-1 / 9)
@@ -152,19 +152,19 @@ async def test_f1_stands_beside_its_difference_question_by_question(result):
     for row in (canonical, cached_first):
         difference = row.f1_over_retrieval
         assert difference.low <= difference.mean <= difference.high
-    # Differences are -1/3, 0 and 0: no draw of them is above 0, and one in 27 has the first alone.
+    # The differences are -1/3, 0 and 0. No resample is above 0, and one in 27 has only the first.
     assert canonical.f1_over_retrieval.low == pytest.approx(-1 / 3)
     assert canonical.f1_over_retrieval.high == 0
 
 
 async def test_answer_in_prompt_counts_only_documents_of_the_prompt(result):
-    # The first question's document, and the third's: an alternative is enough, but a document must fit.
+    # True for the first and the third question: one alternative is enough, but its document must fit.
     assert [row.answer_in_prompt for row in result.rows] == [pytest.approx(2 / 3)] * 3
-    # Of seven documents that fit, only the second came again.
+    # Of the seven documents that fit, one is repeated.
     assert [row.repeated_documents for row in result.rows] == [pytest.approx(1 / 7)] * 3
 
 
-async def test_each_set_begins_with_nothing_cached(systems, questions):
+async def test_each_set_starts_with_an_empty_cache(systems, questions):
     settings = OrdersSettings(at_once=4, max_tokens=7, instruction="", seed=0)
     asked = {"tales": questions, "more": questions}
     result = await OrdersBenchmark(systems, WordLayout(), settings).run(asked, lambda *_: None)
@@ -184,7 +184,7 @@ async def test_questions_asked_together_share_no_document(systems):
     ]
     asked = iter(int(key.split()[1]) for key in systems.asked[RETRIEVAL])
     taken = [[next(asked) for _ in range(count)] for count in handfuls]
-    assert taken[0] == [0, 2, 5, 7], "in the sequence that they come in, but for those that have to wait"
+    assert taken[0] == [0, 2, 5, 7], "in sequence, except for questions that have to wait"
     assert sorted(number for handful in taken for number in handful) == list(range(12))
     for handful in taken:
         assert len(handful) <= 4
@@ -193,7 +193,7 @@ async def test_questions_asked_together_share_no_document(systems):
 
 
 class WatchedEngine:
-    """The fake engine, its plans kept, and how many of its streams were under way at once at most."""
+    """The fake engine. Records its plans and the largest number of concurrent streams."""
 
     def __init__(self, folder, **settings) -> None:
         speeds = FakeEngineSettings(prefill_tokens_per_s=1e6, decode_tokens_per_s=100)
@@ -221,7 +221,7 @@ def prompt_of(*names: str) -> Prompt:
 
 
 @pytest.mark.parametrize("order", list(DocumentOrder))
-async def test_the_engine_is_asked_in_the_order_that_was_asked_for(tmp_path, order):
+async def test_engine_gets_documents_in_the_requested_order(tmp_path, order):
     engine = WatchedEngine(tmp_path)
     await engine.start()
     async with LocalStack.over(engine, ControllerSettings(), tmp_path) as stack:
@@ -232,7 +232,7 @@ async def test_the_engine_is_asked_in_the_order_that_was_asked_for(tmp_path, ord
     assert [segment.key for segment in engine.plans[0].prompt.documents] == expected
 
 
-async def test_answers_are_decoded_together_though_only_one_prompt_is_prefilled_at_a_time(tmp_path):
+async def test_answers_are_decoded_together_but_prefilled_one_at_a_time(tmp_path):
     engine = WatchedEngine(tmp_path, max_model_len=30)
     await engine.start()
     async with LocalStack.over(engine, ControllerSettings(), tmp_path) as stack:

@@ -1,4 +1,4 @@
-"""Recall is measured against exact search, whatever index the retriever has saved."""
+"""Recall is measured against exact search, independent of the saved index."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from retriever.embedding.hashing import HashingEmbedder
 from retriever.settings import HashingSettings, IndexSettings, IngestSettings, RetrieverSettings
 
 EMBEDDER = HashingSettings(dimension=64)
-# One list of a hundred: most neighbours are missed.
+# The search probes one of a hundred lists, so it misses most neighbours.
 POOR = IndexSettings(ivf_threshold=64, probe_share=0.01, min_probes=1)
 SETTINGS = RetrieverSettings(embedder=EMBEDDER, index=POOR, ingest=IngestSettings(retry_first_s=0.01))
 WORDS = [f"word{number}" for number in range(300)]
@@ -22,9 +22,9 @@ WORDS = [f"word{number}" for number in range(300)]
 
 @pytest.fixture(scope="module")
 def tales(tmp_path_factory):
-    """Texts of random words, and questions of three words of a text, which is not always the nearest to them.
+    """Texts of random words, and questions of three words from a text, which is not always the nearest one.
 
-    The words of a text stand there unequally often, so that no two texts are equally near to a question.
+    The words of a text have different frequencies, so no two texts are equally near to a question.
     """
     draws = random.Random(0)
     texts = {
@@ -46,7 +46,7 @@ def recall(dataset, folder, progress=lambda *step: None, sample=10_000):
     return asyncio.run(RecallBenchmark(SETTINGS, folder, progress).run(dataset, sample, seed=0))
 
 
-def test_exact_recall_is_that_of_every_inner_product_though_an_index_is_saved(tales, tmp_path):
+def test_exact_recall_uses_all_inner_products_despite_a_saved_index(tales, tmp_path):
     embedder = HashingEmbedder(EMBEDDER)
     documents, questions = list(tales.documents()), list(tales.questions())
     vectors = embedder.embed_documents([document.text for document in documents])
@@ -63,14 +63,14 @@ def test_exact_recall_is_that_of_every_inner_product_though_an_index_is_saved(ta
         assert list((tmp_path / "indexes").iterdir())
 
 
-def test_a_drawn_sample_is_asked_of_both_and_progress_hears_each_step(tales, tmp_path):
-    heard = {}
-    result = recall(tales, tmp_path, lambda step, done, total: heard.update({step: (done, total)}), sample=20)
+def test_both_searches_get_the_sample_and_progress_reports_each_step(tales, tmp_path):
+    reported = {}
+    result = recall(tales, tmp_path, lambda step, done, total: reported.update({step: (done, total)}), sample=20)
     assert result.questions == 20
-    assert heard == {"ingesting": (800, 800), "searching": (20, 20)}
+    assert reported == {"ingesting": (800, 800), "searching": (20, 20)}
 
 
-def test_a_set_that_names_no_answers_has_no_recall(tales, tmp_path):
+def test_set_without_answers_has_no_recall(tales, tmp_path):
     write_lines(tmp_path / "lone" / "docs.jsonl.gz", [{"doc_id": "1", "text": "Much is told."}])
     write_lines(tmp_path / "lone" / "questions.jsonl.gz", [{"qid": "1", "question": "What is told?"}])
     with pytest.raises(ConfigError, match="names the documents"):

@@ -1,4 +1,4 @@
-"""The reorder benchmark's arithmetic, over stacks with scripted times. No engine runs."""
+"""The reorder benchmark's arithmetic, with scripted times. No engine runs."""
 
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
@@ -57,7 +57,7 @@ async def measured(first_come, reordering):
     return await benchmark.run(list(islice(prompts(), 5)), prompts(), lambda *_: None)
 
 
-async def test_both_orders_get_the_same_prompts_and_their_means_are_compared():
+async def test_both_orders_get_the_same_prompts_and_mean_ttfts_are_compared():
     first_come, reordering = ScriptedStack(90, 0), ScriptedStack(30, 7)
     result = await measured(first_come, reordering)
     assert first_come.asked == reordering.asked
@@ -67,7 +67,7 @@ async def test_both_orders_get_the_same_prompts_and_their_means_are_compared():
     assert [row.reordered.token_hit_rate for row in result.rows] == [0.4, 0.4]
 
 
-async def test_rates_are_multiples_of_what_first_come_first_served_completes():
+async def test_rates_are_multiples_of_the_first_come_first_served_throughput():
     result = await measured(ScriptedStack(90, 0), ScriptedStack(30, 0))
     assert result.sustainable_per_s > 0
     assert [row.load for row in result.rows] == list(LOADS)
@@ -76,6 +76,6 @@ async def test_rates_are_multiples_of_what_first_come_first_served_completes():
         assert row.first_come.requests == row.reordered.requests == REQUESTS
 
 
-async def test_where_everything_can_be_kept_there_is_nothing_to_measure():
+async def test_cache_that_fits_every_document_is_refused():
     with pytest.raises(ConfigError, match="can be kept"):
         await measured(ScriptedStack(90, 0, kept=400), ScriptedStack(30, 0, kept=400))

@@ -1,4 +1,4 @@
-"""The replay benchmark's arithmetic, over systems with scripted times. No engine runs."""
+"""The replay benchmark's arithmetic, with scripted times. No engine runs."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ from protocol.tiers import Tier
 
 REQUESTS, EVERY, DRAWN, BASELINE_WARM_UP = 4, 5, 3, 2
 WARM_UP = EVERY + DRAWN
-# As many again run one after another, twice; then each rate has twice as many as the previous one.
+# Twice REQUESTS run one after another. Then each rate has twice the requests of the previous one.
 UNLOADED = 8
-# Two documents of 80 tokens fill it three times over, and one does not.
+# Two documents of 80 tokens are more than three times this size; one is not.
 CACHE_TOKENS = 30
 COLD = {"vllm": 0, "vllm-prefix": 0, "ragtree": 0}
 RATES = (500.0, 1000.0, 2000.0)
@@ -33,7 +33,7 @@ def prompts(kind: str = "") -> Iterator[Prompt]:
 
 
 class ScriptedSystems:
-    """Systems by name; ``ttft_ms`` has the TTFT of each phase by name: cold, warm-up, unloaded, then each rate."""
+    """Systems by name. ``ttft_ms`` has a system's TTFT for each phase: cold, warm-up, unloaded, then each rate."""
 
     def __init__(self, ttft_ms: dict[str, list[float]], cached: dict[str, int]) -> None:
         self._ttft_ms = ttft_ms
@@ -78,7 +78,7 @@ def systems():
     )
 
 
-async def test_a_system_is_measured_up_to_the_first_rate_that_it_does_not_sustain(systems):
+async def test_system_is_measured_up_to_its_first_unsustained_rate(systems):
     result = await replayed(systems)
     assert [row.mean_ttft_ms for row in result.systems["vllm"].loaded] == [110, 600]
     assert [row.mean_ttft_ms for row in result.systems["vllm-prefix"].loaded] == [70, 90, 400]
@@ -90,20 +90,20 @@ async def test_a_system_is_measured_up_to_the_first_rate_that_it_does_not_sustai
     assert result.throughput_ratio == {"vllm": 4.0, "vllm-prefix": 2.0}
 
 
-async def test_requests_arrive_at_every_rate_for_as_long(systems):
+async def test_every_rate_lasts_equally_long(systems):
     result = await replayed(systems)
     assert [row.requests for row in result.systems["ragtree"].loaded] == [REQUESTS, 2 * REQUESTS, 4 * REQUESTS]
     assert [system.unloaded.requests for system in result.systems.values()] == [UNLOADED] * 3
 
 
-async def test_times_are_compared_where_the_baseline_sustains_the_rate(systems):
+async def test_ttfts_are_compared_at_rates_that_the_baseline_sustains(systems):
     result = await replayed(systems)
     assert result.ttft_ratio_by_rate == {"vllm": [5.5], "vllm-prefix": [3.5, 3.6]}
     assert result.ttft_ratio == {"vllm": 5.5, "vllm-prefix": pytest.approx(160 / 45)}
     assert result.ttft_ratio_unloaded == {"vllm": 5.0, "vllm-prefix": 3.0}
 
 
-async def test_rates_that_ours_does_not_sustain_are_not_compared():
+async def test_ttfts_are_not_compared_at_rates_that_ours_does_not_sustain():
     overrun = ScriptedSystems(
         {
             "vllm": [90, 0, 100, 100, 200, 400],
@@ -123,7 +123,7 @@ async def test_rates_that_ours_does_not_sustain_are_not_compared():
     }
 
 
-async def test_a_system_that_sustains_no_rate_serves_what_it_does_unloaded():
+async def test_throughput_is_at_most_the_lowest_rate_if_none_is_sustained():
     slow = ScriptedSystems(
         {"vllm": [90, 0, 100, 900], "vllm-prefix": [90, 50, 60, 60, 90, 100], "ragtree": [95, 40, 20, 20, 90, 90]}, COLD
     )
@@ -136,12 +136,12 @@ async def test_a_system_that_sustains_no_rate_serves_what_it_does_unloaded():
 
 
 @pytest.mark.parametrize("against", [["vllm", "sglang"], ["ragtree"], ["vllm", "vllm"]])
-def test_what_is_no_baseline_is_refused_before_anything_starts(systems, against):
+def test_invalid_baselines_are_refused_before_the_run(systems, against):
     with pytest.raises(ConfigError):
         ReplayBenchmark(systems, against, ReplaySettings(REQUESTS, DRAWN, 0))
 
 
-async def test_what_was_served_is_counted_from_the_first_arrival(systems):
+async def test_throughput_counts_from_the_first_arrival(systems):
     result = await replayed(systems)
     # Scripted answers are immediate, so throughput is about the arrival rate.
     for system in result.systems.values():
@@ -150,7 +150,7 @@ async def test_what_was_served_is_counted_from_the_first_arrival(systems):
         assert all(row.served_per_s > 0 for row in (system.cold, *warm))
 
 
-async def test_all_get_the_same_prompts_and_only_caches_are_warmed_up(systems):
+async def test_all_systems_get_the_same_prompts_and_only_caches_are_warmed_up(systems):
     await replayed(systems)
     ours, prefix, plain = (systems.asked[name] for name in ("ragtree", "vllm-prefix", "vllm"))
     assert ours[:REQUESTS] == prefix[:REQUESTS] == plain[:REQUESTS]
@@ -160,7 +160,7 @@ async def test_all_get_the_same_prompts_and_only_caches_are_warmed_up(systems):
     assert sorted(ours[REQUESTS : REQUESTS + EVERY]) == [f"the set's document {number}" for number in range(EVERY)]
 
 
-async def test_documents_that_every_engine_keeps_tell_nothing(systems):
+async def test_documents_that_fit_every_engines_cache_are_refused(systems):
     benchmark = ReplayBenchmark(systems, ["vllm"], ReplaySettings(REQUESTS, DRAWN, 0))
     with pytest.raises(ConfigError, match="80 tokens, less than 3 times the 30"):
         await benchmark.run(list(islice(prompts(), 1)), prompts(), lambda *_: None)
@@ -185,7 +185,7 @@ async def test_systems_take_turns_in_alternating_order(systems):
     assert phases[-22:] == [step for turn in turns for step in (turn, f"{turn.split()[0]} settled")]
 
 
-async def test_tokens_are_counted_by_where_they_came_from(systems):
+async def test_tokens_are_counted_by_tier(systems):
     result = await replayed(systems)
     cold, (warm, *_) = result.systems["ragtree"].cold, result.systems["ragtree"].loaded
     assert (cold.rate, cold.token_hit_rate, cold.tokens["computed"]) == (None, 0, 100 * REQUESTS)
@@ -194,9 +194,9 @@ async def test_tokens_are_counted_by_where_they_came_from(systems):
     assert result.document_tokens == 80 * EVERY
 
 
-async def test_rates_follow_what_a_prompt_takes_without_reuse():
-    # None sustains the first of them, so that this takes no longer than that one.
+async def test_default_rates_follow_the_prefill_time_without_reuse():
+    # No system sustains the first rate, so the run ends after it.
     slow = ScriptedSystems({name: [95.0, 95.0, 95.0, 900.0] for name in COLD}, COLD)
     result = await replayed(slow, rates=())
-    # 95 ms for a hundred tokens, none of them cached: 10.5 prompts a second.
+    # 95 ms for a hundred uncached tokens give 10.5 prompts per second.
     assert result.rates[:3] == [7.37, 10.5, 14.7]

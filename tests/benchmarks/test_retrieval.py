@@ -1,4 +1,4 @@
-"""Staged searches are timed against Faiss's own, and return equal results."""
+"""The retrieval benchmark times staged searches against plain Faiss searches. Their results are equal."""
 
 import numpy as np
 import pytest
@@ -11,12 +11,12 @@ SETTINGS = IndexSettings(hnsw=HNSWSettings(links=4, build_beam=40, beam=48))
 
 
 @pytest.fixture(scope="module")
-def heard():
+def reported():
     return {}
 
 
 @pytest.fixture(scope="module")
-def result(heard):
+def result(reported):
     data = SyntheticVectors(4000, 16, seed=0)
     questions = np.stack([data.question(number) for number in range(30)])
     benchmark = RetrievalBenchmark(
@@ -25,12 +25,12 @@ def result(heard):
         5,
         64,
         SETTINGS,
-        lambda step, done, total: heard.update({step: (done, total)}),
+        lambda step, done, total: reported.update({step: (done, total)}),
     )
     return benchmark.run([0.25, 1], [2, 4])
 
 
-def test_every_row_is_equal_to_one_shot(result):
+def test_every_row_equals_a_one_shot_search(result):
     assert [(row.search_ratio, row.stages) for row in result.rows] == [(0.25, 2), (0.25, 4), (1, 2), (1, 4)]
     assert result.unequal_results == 0
     for row in result.rows:
@@ -40,18 +40,18 @@ def test_every_row_is_equal_to_one_shot(result):
         assert row.final_by_stage[-1] == 1
 
 
-def test_the_graph_finds_more_in_its_second_stage(result):
+def test_second_graph_stage_finds_more(result):
     (row,) = result.hnsw
     narrow, full = row.recall_by_stage
     assert narrow <= full
     assert full > 0.8
 
 
-def test_progress_reports_each_step(result, heard):
-    assert heard == {"training lists": (1, 1), "searching lists": (2, 2), "linking the graph": (1, 1)}
+def test_progress_reports_each_step(result, reported):
+    assert reported == {"training lists": (1, 1), "searching lists": (2, 2), "linking the graph": (1, 1)}
 
 
-def test_vectors_come_in_topics_and_questions_stand_near_some():
+def test_vectors_form_topics_and_questions_are_near_one():
     data = SyntheticVectors(9000, 384, seed=1)
     vectors, questions = data.documents(0, 9000), np.stack([data.question(number) for number in range(50)])
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)

@@ -1,4 +1,4 @@
-"""The scheduling benchmark measures a full tree that evicts, and reports the right figures."""
+"""The scheduling benchmark measures a full tree with evictions and reports correct figures."""
 
 import gc
 from random import Random
@@ -25,7 +25,7 @@ DEVICE = DeviceProfile.shipped("a10g-7b")
 
 @pytest.fixture(autouse=True)
 def thresholds():
-    """Start each test with Python's own thresholds, and restore the previous ones after it."""
+    """Set Python's default GC thresholds for a test and restore the previous ones after it."""
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
     yield gc.get_threshold()
@@ -42,7 +42,7 @@ def loaded(policy: str, nodes: int = 120, seed: int = 0) -> _Load:
     return load
 
 
-def test_a_row_has_the_figures_of_a_tree_of_its_size():
+def test_row_has_the_figures_of_its_tree_size():
     result = SchedulingBenchmark("PGDSF", DEVICE, seed=0).run([100, 200], 60, silent)
     assert isinstance(result, SchedulingResult)
     assert result.policy == "PGDSF"
@@ -59,7 +59,7 @@ def test_a_row_has_the_figures_of_a_tree_of_its_size():
     assert 1 <= result.machine_p99_over_p50 < 100
 
 
-def test_the_largest_tree_is_compared_with_the_smallest_in_whatever_order_they_come():
+def test_largest_tree_is_compared_with_the_smallest_in_any_order():
     result = SchedulingBenchmark("LRU", DEVICE, seed=0).run([150, 60, 100], 20, silent)
     largest, smallest = result.by_nodes["150"], result.by_nodes["60"]
     assert (result.p50_us, result.p99_us) == (largest.p50_us, largest.p99_us)
@@ -67,31 +67,31 @@ def test_the_largest_tree_is_compared_with_the_smallest_in_whatever_order_they_c
 
 
 def test_progress_reports_filling_and_measuring():
-    heard: dict[str, list[tuple[int, int]]] = {}
+    reported: dict[str, list[tuple[int, int]]] = {}
     SchedulingBenchmark("LRU", DEVICE, seed=0).run(
-        [60, 100], 45, lambda step, done, total: heard.setdefault(step, []).append((done, total))
+        [60, 100], 45, lambda step, done, total: reported.setdefault(step, []).append((done, total))
     )
-    assert list(heard) == ["filling a tree of 60 nodes", "filling a tree of 100 nodes", "measuring"]
-    for steps in heard.values():
+    assert list(reported) == ["filling a tree of 60 nodes", "filling a tree of 100 nodes", "measuring"]
+    for steps in reported.values():
         assert steps == sorted(steps)
         assert steps[-1][0] == steps[-1][1]
-    assert heard["measuring"][-1] == (45, 45)
+    assert reported["measuring"][-1] == (45, 45)
 
 
 @pytest.mark.parametrize("requests", [1, 7, 45])
-def test_as_many_requests_are_measured_as_were_asked_for(requests):
+def test_requested_number_of_requests_is_measured(requests):
     result = SchedulingBenchmark("LRU", DEVICE, seed=0).run([60], requests, silent)
     assert result.by_nodes["60"].requests == requests
     assert result.p50_ratio == 1
 
 
 @pytest.mark.parametrize("policy", [name for name in policy_names() if name != "NONE"])
-def test_the_tree_is_full_and_stays_so(policy):
+def test_tree_stays_full(policy):
     load = loaded(policy)
     for _ in range(3):
         gpu = load._tree.tiers.gpu("one")
         assert load._tree.tiers.host.used + DOCUMENT_TOKENS > load._tree.tiers.host.capacity
-        # Running requests have reserved room, so the GPU is at least nearly full.
+        # Running requests reserve room, so the GPU is nearly full.
         assert gpu.used + RUNNING * TOP_K * DOCUMENT_TOKENS >= gpu.capacity
         load.measure(40)
         check_integrity(load._tree)
@@ -99,7 +99,7 @@ def test_the_tree_is_full_and_stays_so(policy):
     assert load.row().evictions > 0
 
 
-def test_others_run_and_wait_while_a_request_is_decided_on():
+def test_decisions_are_made_with_running_and_queued_requests():
     load = loaded("PGDSF")
     for _ in range(20):
         load.measure(1)
@@ -107,7 +107,7 @@ def test_others_run_and_wait_while_a_request_is_decided_on():
         assert sorted(load._running) == sorted(load._tree.grants.open)
 
 
-def test_evictions_of_growing_are_not_counted_among_those_measured():
+def test_evictions_before_the_measurement_are_not_counted():
     load = loaded("LRU")
     assert sum(place.evictions for place in load._tree.tiers) > 0
     before = sum(place.evictions for place in load._tree.tiers)
@@ -116,7 +116,7 @@ def test_evictions_of_growing_are_not_counted_among_those_measured():
     assert load.row().evictions == after - before > 0
 
 
-def test_a_seed_decides_on_everything_but_time():
+def test_equal_seeds_give_equal_figures_except_times():
     def decisions(seed: int) -> tuple[int, int, float]:
         load = loaded("FORESIGHT", seed=seed)
         load.measure(100)
@@ -127,12 +127,12 @@ def test_a_seed_decides_on_everything_but_time():
     assert decisions(1) != decisions(2)
 
 
-def test_the_collector_is_set_as_in_the_controllers_process(thresholds):
+def test_garbage_collector_is_tuned_as_in_the_controller(thresholds):
     SchedulingBenchmark("LRU", DEVICE, seed=0).run([60], 1, silent)
     assert gc.get_threshold()[2] > thresholds[2]
 
 
-def test_figures_survive_being_written_down():
+def test_result_round_trips_as_json():
     result = SchedulingBenchmark("LRU", DEVICE, seed=0).run([60], 5, silent)
     assert msgspec.json.decode(msgspec.json.encode(result), type=SchedulingResult) == result
     assert isinstance(result.by_nodes["60"], SchedulingRow)

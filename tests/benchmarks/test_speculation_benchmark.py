@@ -1,4 +1,4 @@
-"""The speculation benchmark on a small corpus with the fake engine: its counts match what happened."""
+"""The speculation benchmark's counts are right, on a small corpus with the fake engine."""
 
 import pytest
 
@@ -37,7 +37,7 @@ async def result(tmp_path, steps):
     )
     engine = factory.engine()
     await engine.start()
-    # A search of so few vectors is too short for several stages.
+    # Searches of so few vectors are too short for several stages.
     benchmark = SpeculationBenchmark(
         SETTINGS, tmp_path / "corpus", tmp_path / "profiles", lambda *step: steps.append(step), stage_ms=1e-6
     )
@@ -46,18 +46,18 @@ async def result(tmp_path, steps):
     await engine.close()
 
 
-async def test_the_same_questions_are_asked_in_both_modes(result, steps):
+async def test_both_modes_get_the_same_questions(result, steps):
     assert (result.engine, result.vectors, result.dimension, result.order) == ("fake", 3000, 48, "retrieval")
     assert [row.search_ratio for row in result.rows] == [0.25, 1.0]
     for row in result.rows:
         assert row.non_overlapped_ms.off == pytest.approx(row.search_ms), "nothing overlaps without speculation"
-        # The slowdown is a quotient: multiplied out again, it may be off by a rounding.
+        # The slowdown is a quotient, so the product may have a rounding error.
         assert 0 < row.non_overlapped_ms.on <= row.search_ms * row.search_slowdown * (1 + 1e-9)
         assert row.non_overlapped_ratio == row.non_overlapped_ms.off / row.non_overlapped_ms.on
         assert row.ttft_ratio == row.ttft_ms.off / row.ttft_ms.on
         assert 0 <= row.confirmed <= 1
         assert row.generations >= row.confirmed
-    assert any(row.confirmed for row in result.rows), "nothing was speculated on"
+    assert any(row.confirmed for row in result.rows), "no speculation was confirmed"
     (swept,) = result.sweep
     assert swept.rate == 50
     assert swept.p99_on_over_off == swept.p99_ttft_ms.on / swept.p99_ttft_ms.off

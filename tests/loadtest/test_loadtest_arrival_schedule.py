@@ -19,9 +19,9 @@ def arrivals(schedule, seed):
 
 
 def distance(values, share):
-    """Kolmogorov's: how far the values' distribution is from one below whose x lies ``share(x)``, in its own unit.
+    """Return the scaled Kolmogorov distance of the values from the distribution function ``share``.
 
-    It is above 1.95 once in a thousand times.
+    Values of that distribution exceed 1.95 once in a thousand samples.
     """
     ordered = sorted(values)
     count = len(ordered)

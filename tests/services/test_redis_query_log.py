@@ -85,7 +85,7 @@ async def test_entries_are_written_when_redis_is_back(redis_server, monkeypatch,
         began = time.monotonic()
         for number in range(8):
             log.note(search(number))
-        assert time.monotonic() - began < QUICK_S, "noting waits for nobody"
+        assert time.monotonic() - began < QUICK_S, "note() does not block"
         assert its.value("ragtree_query_log_dropped_total") == 3
         await until(lambda: its.errors(query_log.STORE) > 0 or not its.link.up)
         if lost != "full":

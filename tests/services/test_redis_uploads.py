@@ -34,14 +34,14 @@ async def recording(
 async def test_key_is_claimed_and_then_bound_to_its_job(redis_server):
     async with recording(redis_server) as (records, _), recording(redis_server) as (others, _):
         assert await records.begin("acme", "k", "h1") is None
-        assert await others.begin("acme", "k", "h1") is None, "the same upload is never kept out"
+        assert await others.begin("acme", "k", "h1") is None, "the same upload is never refused"
         with pytest.raises(Unavailable):
             await others.begin("acme", "k", "h2")
         assert await others.begin("other", "k", "h2") is None, "another tenant's key"
         await records.accepted("acme", "k", "h1", "job-1")
         assert await others.begin("acme", "k", "h1") == "job-1"
-        assert await others.begin("acme", "k", "h2") is None, "the retriever says whose the key is"
-        assert await others.begin("acme", "k", "h1") == "job-1", "and nobody has taken it over"
+        assert await others.begin("acme", "k", "h2") is None, "the retriever decides which upload has the key"
+        assert await others.begin("acme", "k", "h1") == "job-1", "the other upload did not replace it"
 
 
 async def test_refused_upload_releases_only_its_own_key(redis_server):

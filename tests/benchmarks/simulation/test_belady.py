@@ -1,4 +1,4 @@
-"""BELADY is optimal where theory says so, and a sound policy everywhere else."""
+"""BELADY is optimal in the textbook case, and keeps the policy contract in all others."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -26,14 +26,14 @@ DEVICE = DeviceProfile("toy", "made up", 1.0, 1.0, 1, CostGrid([0, 1000], [1, 10
 TEXTBOOK = "70120304230321201701"
 """The reference string of operating systems textbooks."""
 ANOMALY = "123412512345"
-"""The reference string with which Belady, Nelson and Shedler show that FIFO can get worse with more room."""
+"""Reference string of Belady, Nelson and Shedler, for which FIFO has more faults with more room."""
 
 references = st.text("abcdef", min_size=1, max_size=40)
 small = settings(max_examples=60, deadline=None)
 
 
 class Paths(Workload):
-    """Requests for these paths, with documents of one token, each long after the previous one is done."""
+    """Requests for these paths with one-token documents. The default gap lets each request end before the next."""
 
     name = "paths"
 
@@ -60,7 +60,7 @@ def hits(policy: str, trace: str, room: int) -> int:
 
 
 def most_hits(trace: str, room: int) -> int:
-    """Find the most hits that any choice of evictions and refusals can have, by brute force."""
+    """Return the most hits that any choice of evictions and refusals can have, by brute force."""
     best: dict[frozenset[str], int] = {frozenset(): 0}
     for document in trace:
         reached: dict[frozenset[str], int] = {}
@@ -79,50 +79,50 @@ def most_hits(trace: str, room: int) -> int:
 @pytest.mark.parametrize(
     ("trace", "room", "lru", "optimum"),
     [
-        # 20 references: LRU faults 12 times, the optimum that lets everything in 9 times.
+        # 20 references: LRU has 12 faults, the optimum that admits every document has 9.
         (TEXTBOOK, 3, 8, 11),
-        # 12 references: LRU faults 10 times with three caches and 8 times with four, the optimum 7 and 6 times.
+        # 12 references: LRU has 10 faults with three frames and 8 with four, the optimum 7 and 6.
         (ANOMALY, 3, 2, 5),
         (ANOMALY, 4, 4, 6),
-        # A loop over one document too many: LRU finds nothing, the optimum keeps all but one of the loop.
+        # A loop that is one document too long: LRU has no hits, the optimum keeps all documents but one.
         ("abcabcabc", 2, 0, 3),
         ("aba", 1, 0, 1),
     ],
 )
-def test_textbook_sequences_have_their_known_hits(trace, room, lru, optimum):
+def test_textbook_sequences_have_known_hits(trace, room, lru, optimum):
     assert hits("LRU", trace, room) == lru
-    # The textbook's optimum accepts everything. A policy that may refuse newcomers hits no less.
+    # The textbook's optimum admits every document. A policy that may refuse some has at least as many hits.
     assert hits("BELADY", trace, room) == most_hits(trace, room) >= optimum
 
 
 @given(references, st.integers(1, 4))
 @example(TEXTBOOK, 3)
 @small
-def test_with_equal_documents_in_one_tier_nothing_has_more_hits(trace, room):
+def test_hits_are_optimal_for_equal_documents_in_one_tier(trace, room):
     assert hits("BELADY", trace, room) == most_hits(trace, room)
 
 
 @given(references, st.integers(1, 4))
 @settings(max_examples=25, deadline=None)
-def test_with_equal_documents_in_one_tier_no_policy_beats_it(trace, room):
+def test_no_policy_has_more_hits_for_equal_documents_in_one_tier(trace, room):
     best = hits("BELADY", trace, room)
     assert all(hits(policy, trace, room) <= best for policy in simulated_policies())
 
 
 @given(references)
 @small
-def test_with_room_for_all_it_misses_each_document_once(trace):
+def test_each_document_misses_once_if_all_fit(trace):
     assert hits("BELADY", trace, 6) == len(trace) - len(set(trace))
 
 
-def test_a_newcomer_that_is_used_later_than_what_is_there_is_not_let_in():
-    # a is needed before b and c: it stays, and they are evicted.
+def test_document_used_later_than_all_others_is_refused():
+    # a is needed before b and c, so it stays.
     assert hits("BELADY", "abacabc", 1) == 2 + 0
     assert hits("LRU", "abacabc", 1) == 0
 
 
-def test_what_is_used_no_more_makes_room_first():
-    # a is requested once, although most recently before d: it is evicted, and b and c stay.
+def test_unused_document_is_evicted_first():
+    # a is never requested again, so it is evicted, although b and c are less recent.
     assert hits("BELADY", "bcadbcd", 3) == 3
     assert hits("LRU", "bcadbcd", 3) == 1
 
@@ -151,10 +151,10 @@ def priority(tree: KnowledgeTree, path: str) -> float:
     return tree.policy.current(copy)
 
 
-def test_a_priority_is_the_cost_over_the_requests_until_the_next_use():
+def test_priority_is_cost_over_requests_until_the_next_use():
     tree = tree_of(["a", "b", "c", "b", "a"])
     serve(tree, "a")
-    # a is used by the fifth request, and this is the first.
+    # This is the first request, and the fifth uses a.
     assert priority(tree, "a") == pytest.approx(1 / 4)
     serve(tree, "b")
     assert (priority(tree, "a"), priority(tree, "b")) == pytest.approx((1 / 3, 1 / 2))
@@ -162,20 +162,20 @@ def test_a_priority_is_the_cost_over_the_requests_until_the_next_use():
     assert (priority(tree, "a"), priority(tree, "b"), priority(tree, "c")) == pytest.approx((1 / 2, 1, 0))
 
 
-def test_a_document_is_another_one_behind_another():
+def test_equal_documents_after_different_prefixes_are_different():
     tree = tree_of(["ab", "b", "b"])
     serve(tree, "ab", "b")
     assert (priority(tree, "a"), priority(tree, "ab"), priority(tree, "b")) == pytest.approx((0, 0, 1))
 
 
-def test_a_priority_that_falls_with_a_use_is_noticed():
-    # After its last use a is evicted first, although its earlier value was the highest.
+def test_lower_priority_after_a_use_is_noticed():
+    # After its last use, a is evicted first, although its priority was the highest before.
     tree = tree_of(["a", "b", "a", "c", "b", "c"], room=2)
     serve(tree, "a", "b", "a", "c")
     assert {node.content for node in tree.registry.nodes.values()} == {"b", "c"}
 
 
-# Cases in which it is not optimal
+# Cases in which BELADY is not optimal
 
 
 @given(
@@ -186,7 +186,7 @@ def test_a_priority_that_falls_with_a_use_is_noticed():
     st.sampled_from([0.5, 4.0]),
 )
 @small
-def test_sizes_tiers_instances_and_an_overtaking_queue_lose_no_use(paths, room, order, instances, gap_s):
+def test_every_use_is_served_with_any_sizes_tiers_instances_and_reordering(paths, room, order, instances, gap_s):
     workload = Paths(paths, gap_s, "_abcd".index)
     strategy = order_by_name(order)
     future = [

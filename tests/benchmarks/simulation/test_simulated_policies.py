@@ -1,4 +1,4 @@
-"""The policies for simulations only: they keep the contract, and their formulas decide as worked out by hand."""
+"""The simulation-only policies keep the contract, and their decisions match results computed by hand."""
 
 import pytest
 from policy_cases import ask, evicted_by, priority, tree_of, wait
@@ -13,45 +13,45 @@ class TestSimulatedPolicies(PolicyContract):
         return lambda lookahead, _: create_simulated_policy(request.param, lookahead)
 
 
-def test_lfu_evicts_the_least_frequent_and_of_equals_the_least_recent():
+def test_lfu_evicts_the_least_frequent_then_the_least_recent():
     #  request   a  a  a  b  c  c  b        frequency: a 3, b 2, c 2; c used in 6, b in 7
     tree = tree_of("LFU", 3)
     for path in "aaabccb":
         ask(tree, path)
-    # d, e and f come with frequency 1 and are the least frequent from then on: a stays for ever.
+    # d, e and f have frequency 1 and stay the least frequent, so a is never evicted.
     assert [evicted_by(tree, path) for path in "def"] == ["c", "d", "e"]
-    # f is asked for twice more: f 3, b 2. Now b goes, and then the newcomer again.
+    # f is requested twice more: f 3, b 2. Now b is evicted, then the newest document.
     assert [evicted_by(tree, path) for path in "ffgh"] == ["", "", "b", "g"]
 
 
 def test_hybrid_weighs_frequency_by_0_6_and_recency_by_0_4():
-    # GPU of 3: each insertion is a third of a turnover, and 0.4/3 = 0.1333. Turnovers count what was there before.
+    # GPU of 3: each insertion is a third of a turnover, and 0.4/3 = 0.1333. Turnovers count earlier insertions.
     #   a   0.6 + 0      a   1.2 + 0.1333      b   0.6 + 0.1333      c   0.6 + 0.2667
     tree = tree_of("HYBRID", 3)
     for path in "aabc":
         ask(tree, path)
     assert [priority(tree, path) for path in "abc"] == pytest.approx([4 / 3, 11 / 15, 13 / 15])
-    # a's second use is worth 0.6 / 0.1333 = 4.5 insertions. Newcomers are worth, after 3, 4, 5 ... insertions:
-    #   d 1.0   e 1.1333   f 1.2667   g 1.4   h 1.5333       so a (1.3333) outlives f and goes before g.
+    # a's second use is worth 0.6 / 0.1333 = 4.5 insertions. New documents score, after 3, 4, 5 ... insertions:
+    #   d 1.0   e 1.1333   f 1.2667   g 1.4   h 1.5333       so a (1.3333) is evicted after f and before g.
     assert [evicted_by(tree, path) for path in "defghi"] == ["b", "c", "d", "e", "f", "a"]
 
 
 def test_lacr_keeps_what_a_waiting_request_needs():
-    # a 0.2 and waited for: + 0.8.  b 0.2 · 2 = 0.4.  LRU, LFU and every other policy here would let a go.
+    # A request waits for a: 0.2 + 0.8.  b 0.2 · 2 = 0.4.  LRU, LFU and all other policies here would evict a.
     tree = tree_of("LACR", 2)
     for path in "abb":
         ask(tree, path)
     wait(tree, "a")
     assert priority(tree, "a") == pytest.approx(1.0)
     assert evicted_by(tree, "c") == "b"
-    # No request waits for it any more: a 0.2, c 0.2, a is older.
+    # No request waits for a any more: a 0.2, c 0.2, and a is older.
     tree.reconsider(tree.policy.lookahead.leave("waits for a"))
     assert evicted_by(tree, "d") == "a"
 
 
 @pytest.mark.parametrize(("waiting", "victim"), [("ab", "b"), ("ba", "a")])
 def test_lacr_weighs_nearer_requests_more(waiting, victim):
-    # The first in line adds 0.8 · 1/1, the second 0.8 · 1/2.
+    # The first queued request adds 0.8 · 1/1, the second 0.8 · 1/2.
     tree = tree_of("LACR", 2)
     for path in "ab":
         ask(tree, path)
@@ -68,7 +68,7 @@ def test_lacr_weighs_nearer_requests_more(waiting, victim):
         (["b", "ax", "ay", "az"], "b"),  # a 0.2 + 0.8 · (1/2 + 1/3 + 1/4) = 1.0667
     ],
 )
-def test_lacr_adds_up_all_that_wait_for_a_document(waiting, victim):
+def test_lacr_sums_all_requests_that_wait_for_a_document(waiting, victim):
     tree = tree_of("LACR", 2)
     for path in "ab":
         ask(tree, path)
@@ -78,7 +78,7 @@ def test_lacr_adds_up_all_that_wait_for_a_document(waiting, victim):
 
 @pytest.mark.parametrize(("uses", "victim"), [(4, "a"), (6, "b")])
 def test_lacr_weighs_past_use_by_0_2(uses, victim):
-    # b is used once and waited for: 0.2 + 0.8 = 1.0. a is not waited for: 0.2 · 4 = 0.8, or 0.2 · 6 = 1.2.
+    # b is used once, and a request waits for it: 0.2 + 0.8 = 1.0. None waits for a: 0.2 · 4 = 0.8, or 0.2 · 6 = 1.2.
     tree = tree_of("LACR", 2)
     for path in "a" * uses + "b":
         ask(tree, path)

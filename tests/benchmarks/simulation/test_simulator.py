@@ -1,4 +1,4 @@
-"""The simulator's times match those worked out by hand, no request is lost, and all policies get the same arrivals."""
+"""The simulator's times match those computed by hand. No request is lost. All policies get the same arrivals."""
 
 from collections.abc import Iterable
 from itertools import permutations
@@ -24,7 +24,7 @@ from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.errors import ConfigError, UnknownPolicy
 from protocol.plans import DocumentOrder
 
-# A new token takes 1 s and one that it stands behind 0.1 s; loading one takes 0.5 s from host and 0.75 s from disk.
+# A computed token takes 1 s, a cached one 0.1 s. Loading one takes 0.5 s from host and 0.75 s from disk.
 DEVICE = DeviceProfile(
     name="toy",
     source="made up",
@@ -61,7 +61,7 @@ class Unread(Requests):
 
 
 class Times(TimeHistogram):
-    """A histogram that also remembers each time, in the order in which prefills end."""
+    """A histogram that also records each time, in the order of the ends of prefills."""
 
     def __init__(self):
         super().__init__()
@@ -73,12 +73,12 @@ class Times(TimeHistogram):
 
 
 def ask(arrival_s: float, documents: Iterable[str], question: int = 2, **fields) -> TraceRequest:
-    """A request for documents of ``TOKENS`` tokens each."""
+    """Create a request for documents of ``TOKENS`` tokens each."""
     return TraceRequest(arrival_s, tuple(TraceDocument(id_, TOKENS) for id_ in documents), question, **fields)
 
 
 class Run:
-    """A workload that was simulated: ``result``, each ``ttft`` in the order of first tokens, and what it ran on."""
+    """A simulated workload: its ``result``, each ``ttft`` in the order of first tokens, and the simulator's parts."""
 
     def __init__(self, workload: Workload, policy: str = "LRU", room: Capacities = ROOM, **service):
         bounds = SimulatedService(**service)
@@ -108,7 +108,7 @@ def simulate(workload: Workload, policy: str, room: Capacities = ROOM, **service
 
 
 def busy(requests: int = 300, **fields) -> Workload:
-    """More work than can run at once: requests queue, evict and overtake."""
+    """Create more work than can run at once, so that requests queue, evict and overtake."""
     made = SyntheticSettings(requests=requests, documents=60, top_k=3, rate=0.01, mean_tokens=20, question_tokens=4)
     return SyntheticWorkload("zipf", msgspec.structs.replace(made, **fields), seed=1)
 
@@ -116,8 +116,8 @@ def busy(requests: int = 300, **fields) -> Workload:
 # Times
 
 
-def test_a_request_waits_for_the_prefill_in_front_of_it():
-    # Each computes 10 + 2 tokens. The second comes after 1 s, begins when the first ends, at 12 s, and ends at 24.
+def test_request_waits_for_the_previous_prefill():
+    # Each computes 10 + 2 tokens. The second arrives at 1 s, starts when the first ends, at 12 s, and ends at 24 s.
     served = run(ask(0, "a"), ask(1, "b"), ask(30, "c"), policy="NONE")
     assert served.ttft == pytest.approx([12, 23, 12])
     assert served.result.mean_ttft_s == pytest.approx(47 / 3)
@@ -125,15 +125,15 @@ def test_a_request_waits_for_the_prefill_in_front_of_it():
     assert served.result.simulated_s == pytest.approx(42)
 
 
-def test_what_is_in_the_gpu_costs_what_it_is_attended_to():
-    # The second time 10 tokens are found, at 0.1 s, and 2 computed.
+def test_gpu_hits_cost_only_their_attention():
+    # The second request finds 10 tokens, at 0.1 s each, and computes 2.
     served = run(ask(0, "a"), ask(100, "a"))
     assert served.ttft == pytest.approx([12, 1 + 2])
     assert served.result.hit_tokens_by_tier == {"gpu": 10, "host": 0, "disk": 0}
 
 
-def test_only_the_prefix_that_is_found_is_saved():
-    # ab, then ac: a is found, c is not, 10 at 0.1 s and 12 at 1 s. Then ba: nothing of it stands behind that prefix.
+def test_only_the_found_prefix_saves_time():
+    # ab, then ac: a is found, c is not: 10 tokens at 0.1 s and 12 at 1 s. Then ba: no cached prefix matches.
     served = run(ask(0, "ab"), ask(100, "ac"), ask(200, "ba"))
     assert served.ttft == pytest.approx([22, 1 + 12, 22])
     assert (served.result.documents, served.result.doc_hit_rate) == (6, pytest.approx(1 / 6))
@@ -143,38 +143,38 @@ def test_only_the_prefix_that_is_found_is_saved():
     ("room", "tier", "load_s"),
     [(Capacities(10, 10), "host", 5.0), (Capacities(10, 0, 10), "disk", 7.5), (Capacities(10, 10, 10), "host", 5.0)],
 )
-def test_what_lies_in_a_slower_tier_is_loaded_before_the_prefill(room, tier, load_s):
-    # b drives a out of the GPU; a comes back in the time of its transfer.
+def test_documents_in_a_slower_tier_are_loaded_before_the_prefill(room, tier, load_s):
+    # b evicts a from the GPU. Loading a takes its transfer time.
     served = run(ask(0, "a"), ask(100, "b"), ask(200, "a"), room=room)
     assert served.ttft == pytest.approx([12, 12, load_s + 1 + 2])
     assert served.result.hit_tokens_by_tier == {"gpu": 0, "host": 0, "disk": 0} | {tier: 10}
 
 
-def test_a_load_holds_up_the_next_prefill():
-    # a is loaded in 5 s and prefilled in 3, from 200 to 208; c follows it.
+def test_load_delays_the_next_prefill():
+    # a loads in 5 s and prefills in 3 s, from 200 to 208. c follows.
     served = run(ask(0, "a"), ask(100, "b"), ask(200, "a"), ask(200, "c"), room=Capacities(10, 20))
     assert served.ttft == pytest.approx([12, 12, 8, 8 + 12])
 
 
-def test_the_last_token_is_computed_though_all_is_found():
+def test_last_token_is_computed_even_if_all_are_cached():
     served = run(ask(0, "a", question=0), ask(100, "a", question=0))
     assert served.ttft == pytest.approx([10, 0.9 + 1])
     assert served.result.hit_tokens_by_tier["gpu"] == 10
 
 
-def test_a_request_that_comes_during_the_prefill_of_its_documents_finds_nothing_yet():
+def test_request_finds_nothing_during_the_prefill_of_its_documents():
     served = run(ask(0, "a"), ask(1, "a"))
     assert served.ttft == pytest.approx([12, 23])
     assert served.result.doc_hit_rate == 0
 
 
-def test_a_request_that_waited_for_its_turn_finds_what_was_computed_meanwhile():
+def test_queued_request_finds_documents_computed_while_it_waited():
     served = run(ask(0, "a"), ask(1, "a"), max_running=1)
     assert served.ttft == pytest.approx([12, 11 + 3])
 
 
-def test_an_answer_occupies_its_place_until_its_last_token():
-    # Prefilled at 12, answered at 22: only then may the next one begin, though the engine was free.
+def test_answer_occupies_its_slot_until_its_last_token():
+    # Prefilled at 12, answered at 22. The next one starts only then, although the engine is idle before.
     requests = [ask(0, "a", output_tokens=5), ask(1, "b", output_tokens=5)]
     served = run(*requests, max_running=1, decode_s=2.0)
     assert served.ttft == pytest.approx([12, 33])
@@ -183,27 +183,27 @@ def test_an_answer_occupies_its_place_until_its_last_token():
     assert run(*requests, max_running=1, decode_s=0.0).ttft == pytest.approx([12, 23])
 
 
-def test_what_was_prefilled_serves_others_while_its_answer_is_written():
+def test_prefilled_documents_are_reused_during_the_answer():
     served = run(ask(0, "a", output_tokens=50), ask(15, "a"), decode_s=2.0)
     assert served.ttft == pytest.approx([12, 3])
 
 
-def test_at_most_so_many_requests_have_their_hits_counted_at_once():
-    # Of three requests for a, two are taken on before anything is cached; the third gets its turn when the first ends.
+def test_at_most_max_running_requests_have_their_hits_counted():
+    # Of three requests for a, two start before a is cached. The third starts when the first ends.
     requests = [ask(0, "a"), ask(0, "a"), ask(0, "a")]
     assert run(*requests, max_running=2).ttft == pytest.approx([12, 24, 24 + 3])
     assert run(*requests, max_running=3).ttft == pytest.approx([12, 24, 36])
 
 
-def test_requests_beyond_a_full_queue_wait_outside_and_their_time_counts():
+def test_requests_outside_a_full_queue_wait_and_their_wait_counts():
     requests = [ask(0, document) for document in "abcd"]
     for max_queued in (0, 1, 9):
         served = run(*requests, policy="NONE", max_running=1, max_queued=max_queued)
         assert served.ttft == pytest.approx([12, 24, 36, 48])
 
 
-def test_what_is_cached_goes_first_in_the_queue_but_not_from_outside():
-    # The fourth finds a in the cache. In the queue it overtakes two, 3 s of work; outside it is served last.
+def test_cached_requests_overtake_only_inside_the_queue():
+    # The fourth request finds a cached, so it takes 3 s. In the queue it overtakes two; outside it is served last.
     requests = [ask(0, document) for document in "abca"]
     inside = run(*requests, max_running=1)
     assert inside.ttft == pytest.approx([12, 15, 27, 39])
@@ -213,23 +213,23 @@ def test_what_is_cached_goes_first_in_the_queue_but_not_from_outside():
     assert outside.result.largest_overtake == 0
 
 
-def test_a_window_of_none_serves_in_order_of_arrival():
+def test_reorder_window_of_0_serves_in_order_of_arrival():
     requests = [ask(0, document) for document in "abca"]
     assert run(*requests, max_running=1, reorder_window=0).ttft == pytest.approx([12, 24, 36, 39])
 
 
-def test_instances_prefill_at_the_same_time():
+def test_instances_prefill_in_parallel():
     served = run(ask(0, "a"), ask(0, "b"), ask(0, "c"), policy="NONE", instances=2)
     assert served.ttft == pytest.approx([12, 12, 24])
 
 
-def test_a_request_goes_to_the_instance_that_has_its_documents():
+def test_request_goes_to_the_instance_with_its_documents():
     served = run(ask(0, "a"), ask(0, "b"), ask(100, "a"), ask(200, "b"), ask(300, "b"), instances=2)
     assert served.ttft == pytest.approx([12, 12, 3, 3, 3])
 
 
 def test_instances_share_host_memory_but_not_their_gpus():
-    # Each GPU has room for one document. b and c drive a and b' into host, where the other instance finds them.
+    # Each GPU has room for one document. c and d evict a and b to host, where any instance finds them.
     room = Capacities(10, 100)
     requests = [ask(0, "a"), ask(0, "b"), ask(100, "c"), ask(100, "d"), ask(200, "a"), ask(200, "b")]
     served = run(*requests, room=room, instances=2)
@@ -240,7 +240,7 @@ def test_instances_share_host_memory_but_not_their_gpus():
 # Counters
 
 
-def test_every_request_is_served_and_heard_of():
+def test_every_request_is_served_and_reported():
     served = Run(busy(), "PGDSF", Capacities(200, 300), instances=2, max_running=2, max_queued=3, decode_s=0.1)
     assert len(served.ttft) == sum(served.arrivals) == served.result.requests == 300
     assert served.result.documents == 900
@@ -255,7 +255,7 @@ def test_every_request_is_served_and_heard_of():
     check_integrity(served.tree)
 
 
-def test_hit_rates_are_shares_of_documents_and_of_their_tokens():
+def test_hit_rates_are_shares_of_documents_and_tokens():
     long, short = TraceDocument("long", 30), TraceDocument("short", 10)
     served = run(TraceRequest(0, (long, short), 2), TraceRequest(100, (long,), 2), TraceRequest(200, (short,), 2))
     assert (served.result.documents, served.result.doc_hit_rate) == (4, 1 / 4)
@@ -263,13 +263,13 @@ def test_hit_rates_are_shares_of_documents_and_of_their_tokens():
 
 
 def test_evictions_are_counted_by_tier():
-    # Into one cache of the GPU and one of host: b drives a down, c drives b down and a out.
+    # GPU and host have room for one document each: b moves a to host, c moves b to host and evicts a.
     served = run(ask(0, "a"), ask(100, "b"), ask(200, "c"), room=Capacities(10, 10))
     assert served.result.evictions_by_tier == {"gpu": 2, "host": 1, "disk": 0}
     assert served.result.evictions == 3
 
 
-def test_a_workload_without_requests_has_no_rates():
+def test_workload_without_requests_has_rates_of_0():
     result = run().result
     assert (result.requests, result.doc_hit_rate, result.token_hit_rate, result.mean_ttft_s) == (0, 0, 0, 0)
 
@@ -280,12 +280,12 @@ def test_requests_without_documents_are_served():
     assert (served.result.requests, served.result.documents) == (2, 0)
 
 
-def test_a_request_of_no_tokens_at_all_is_served():
+def test_request_without_tokens_is_served():
     # The plain format allows it: {"t": 0, "docs": [], "question_tokens": 0}.
     assert run(ask(0, "", question=0)).result.requests == 1
 
 
-def test_a_document_may_stand_in_a_request_twice():
+def test_request_may_repeat_a_document():
     served = run(ask(0, "aab"), ask(100, "aab"), ask(200, "ab"))
     assert served.ttft == pytest.approx([32, 3 + 2, 1 + 12])
     assert served.result.doc_hit_rate == pytest.approx(4 / 8)
@@ -294,13 +294,13 @@ def test_a_document_may_stand_in_a_request_twice():
 
 @pytest.mark.parametrize("policy", simulated_policies())
 @pytest.mark.parametrize("order", [DocumentOrder.RETRIEVAL, DocumentOrder.CANONICAL])
-def test_every_policy_bears_repeated_documents(policy, order):
+def test_every_policy_supports_repeated_documents(policy, order):
     workload = Requests(*[ask(number, documents) for number, documents in enumerate(["aab", "aba", "baa", "aaa"] * 5)])
     result = simulate(workload, policy, Capacities(30, 20), order=order)
     assert (result.requests, result.documents) == (20, 60)
 
 
-def test_a_policy_that_keeps_nothing_has_no_hits():
+def test_none_policy_has_no_hits():
     result = simulate(busy(), "NONE", Capacities(10_000, 10_000, 10_000))
     assert (result.doc_hit_rate, result.token_hit_rate, result.evictions) == (0, 0, 0)
     assert set(result.hit_tokens_by_tier.values()) == {0}
@@ -310,17 +310,17 @@ def test_a_policy_that_keeps_nothing_has_no_hits():
 # The system prompt
 
 
-def test_a_system_prompt_is_found_but_is_no_document():
+def test_system_prompt_is_cached_but_is_not_a_document():
     fields = {"system_tokens": 10, "system_id": "s"}
     served = run(ask(0, "a", **fields), ask(100, "b", **fields))
-    # The second finds the prompt's 10 tokens, and computes 12.
+    # The second request finds the prompt's 10 tokens and computes 12.
     assert served.ttft == pytest.approx([22, 1 + 12])
     assert (served.result.documents, served.result.doc_hit_rate) == (2, 0)
     assert sum(served.result.hit_tokens_by_tier.values()) == 0
 
 
-def test_a_system_prompt_is_pinned():
-    # Documents of another prompt flow through a GPU of 40 tokens; what was pinned is still there.
+def test_system_prompt_is_pinned():
+    # Documents of another prompt pass through a GPU of 40 tokens. The pinned prompt stays.
     fields = {"system_tokens": 10, "system_id": "s"}
     passing = [ask(100 * number, f"{number}") for number in range(1, 9)]
     served = run(ask(0, "a", **fields), *passing, ask(1000, "a", **fields), room=Capacities(40))
@@ -328,7 +328,7 @@ def test_a_system_prompt_is_pinned():
     assert served.tree.tiers.gpu("instance-0").pinned_tokens == 10
 
 
-def test_documents_behind_different_system_prompts_are_different():
+def test_documents_after_different_system_prompts_are_different():
     served = run(
         ask(0, "a", system_tokens=10, system_id="s"),
         ask(100, "a", system_tokens=10, system_id="t"),
@@ -341,12 +341,12 @@ def test_documents_behind_different_system_prompts_are_different():
 # The order of documents
 
 
-# Of six permutations in retrieval order, three begin with what another began with, and none goes on like it.
+# Of six permutations in retrieval order, three start with a document already seen first, and no longer prefix matches.
 @pytest.mark.parametrize("system", [{}, {"system_tokens": 10, "system_id": "s"}])
 @pytest.mark.parametrize(
     ("order", "hits"), [(DocumentOrder.RETRIEVAL, 3), (DocumentOrder.CANONICAL, 15), (DocumentOrder.CACHED_FIRST, 15)]
 )
-def test_an_order_decides_whether_a_permuted_set_is_found(order, hits, system):
+def test_order_decides_the_hits_of_permuted_documents(order, hits, system):
     served = run(
         *[ask(100 * number, documents, **system) for number, documents in enumerate(permutations("abc"))], order=order
     )
@@ -354,7 +354,7 @@ def test_an_order_decides_whether_a_permuted_set_is_found(order, hits, system):
     assert served.result.doc_hit_rate == pytest.approx(hits / 18)
 
 
-def test_cached_first_finds_subsets_that_the_canonical_order_does_not():
+def test_cached_first_order_reuses_subsets_that_canonical_order_does_not():
     requests = [ask(0, "bc"), ask(100, "abc")]
     assert run(*requests, order=DocumentOrder.CANONICAL).result.doc_hit_rate == 0
     assert run(*requests, order=DocumentOrder.CACHED_FIRST).result.doc_hit_rate == pytest.approx(2 / 5)
@@ -364,7 +364,7 @@ def test_cached_first_finds_subsets_that_the_canonical_order_does_not():
 
 
 @pytest.mark.parametrize("policy", simulated_policies())
-def test_the_same_arrivals_give_the_same_result(policy):
+def test_equal_arrivals_give_equal_results(policy):
     room, service = Capacities(150, 200, 100), {"instances": 2, "max_running": 2, "decode_s": 0.1}
     first, second = (simulate(busy(200), policy, room, **service) for _ in range(2))
     assert first == second
@@ -378,7 +378,7 @@ WAITING = 4
 
 
 class EverNew(Workload):
-    """Requests with documents that never repeat, faster than they are served; ``look`` is called now and then."""
+    """Requests for documents that never repeat, at more than the served rate. Calls ``look`` every 500 requests."""
 
     name = "ever new"
 
@@ -400,7 +400,7 @@ class EverNew(Workload):
 @pytest.mark.parametrize(
     ("policy", "room", "requests"), [("PGDSF", Capacities(400, 600), 5000), ("FORESIGHT", Capacities(1000), 20_000)]
 )
-def test_memory_goes_with_the_tree_and_the_queues_and_not_with_the_requests(policy, room, requests):
+def test_memory_depends_on_the_tree_and_queues_and_not_on_the_requests(policy, room, requests):
     looked = []
 
     def look() -> None:
@@ -414,10 +414,10 @@ def test_memory_goes_with_the_tree_and_the_queues_and_not_with_the_requests(poli
         assert len(simulator._running) <= 4 + WAITING
         assert len(simulator._events) <= 4
         assert len(served.scheduler._lookahead._needed) <= 2 * WAITING
-        # From a microsecond to ten days by one percent each.
+        # Steps of one percent from a microsecond to ten days.
         assert len(simulator._ttft._counts) <= 2800
         for cache in tree.tiers:
-            # Entries of copies that are gone are swept.
+            # The order removes entries of evicted copies.
             assert len(getattr(cache._order, "_entries", ())) <= 64 + 2 * nodes
         if policy == "FORESIGHT":
             histories = tree.policy._histories
@@ -439,7 +439,7 @@ def test_memory_goes_with_the_tree_and_the_queues_and_not_with_the_requests(poli
 # All policies
 
 
-def test_each_policy_has_its_figures_beside_what_it_ran_on():
+def test_result_has_the_setup_and_figures_of_each_policy():
     heard = []
     service = SimulatedService(order=DocumentOrder.CANONICAL)
     result = PolicyBenchmark(DEVICE, Capacities(100, 200, 300), service).run(
@@ -460,12 +460,12 @@ def test_each_policy_has_its_figures_beside_what_it_ran_on():
     assert result.policies["PGDSF"].token_hit_rate > result.policies["NONE"].token_hit_rate == 0
 
 
-def test_figures_survive_being_written_down():
+def test_result_round_trips_as_json():
     result = PolicyBenchmark(DEVICE, ROOM, SimulatedService()).run(busy(20), ["LRU"], lambda *_: None)
     assert msgspec.json.decode(msgspec.json.encode(result), type=PoliciesResult) == result
 
 
-def test_every_shipped_policy_and_the_clairvoyant_can_be_simulated():
+def test_every_shipped_policy_and_belady_can_be_simulated():
     assert simulated_policies() == [*policy_names(), "LFU", "HYBRID", "LACR", Belady.name]
     result = PolicyBenchmark(DEVICE, Capacities(100, 100), SimulatedService()).run(
         busy(40), simulated_policies(), lambda *_: None
@@ -473,18 +473,18 @@ def test_every_shipped_policy_and_the_clairvoyant_can_be_simulated():
     assert list(result.policies) == simulated_policies()
 
 
-def test_an_unknown_policy_is_refused_before_anything_runs():
+def test_unknown_policy_is_refused_before_the_run():
     with pytest.raises(UnknownPolicy, match="'NOPE'"):
         PolicyBenchmark(DEVICE, ROOM, SimulatedService()).run(Unread(), ["LRU", "BELADY", "NOPE"], lambda *_: None)
 
 
-def test_the_clairvoyant_does_without_the_order_that_only_the_tree_decides():
+def test_belady_refuses_the_cached_first_order():
     service = SimulatedService(order=DocumentOrder.CACHED_FIRST)
     with pytest.raises(ConfigError, match="cached-first"):
         PolicyBenchmark(DEVICE, ROOM, service).run(Unread(), ["BELADY"], lambda *_: None)
 
 
-def test_an_order_that_a_policy_cannot_do_with_is_refused_before_anything_runs():
+def test_order_that_a_policy_does_not_support_is_refused_before_the_run():
     service = SimulatedService(order=DocumentOrder.CACHED_FIRST)
     with pytest.raises(ConfigError, match="cached-first"):
         PolicyBenchmark(DEVICE, ROOM, service).run(Unread(), ["LRU", "BELADY"], lambda *_: None)

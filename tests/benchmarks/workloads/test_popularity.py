@@ -1,4 +1,4 @@
-"""Configured skews: the first documents get exactly the given share."""
+"""With a configured skew, the first documents get exactly the given share of requests."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from protocol.errors import ConfigError
 
 
 @given(st.integers(20, 5000), st.floats(0.01, 0.3), st.floats(0.4, 0.95))
-def test_the_first_documents_take_their_share(count, top_share, requests_share):
+def test_first_documents_get_their_share(count, top_share, requests_share):
     weights = zipf_weights(count, top_share, requests_share)
     top = max(1, round(count * top_share))
     assert sum(weights) == pytest.approx(1)

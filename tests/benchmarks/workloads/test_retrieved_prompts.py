@@ -1,4 +1,4 @@
-"""Prompts of retrieved documents: new pairs are new, and tokens are counted as a cache would keep them."""
+"""Prompts of retrieved documents. Novel pairs do not repeat, and token counts match those that a cache keeps."""
 
 from itertools import islice
 
@@ -34,7 +34,7 @@ class ScriptedSet:
 
 
 class ScriptedRetrieval:
-    """Finds, for each question, the part with its number and the next part."""
+    """Finds the part with the question's number and the next one."""
 
     def find(self, _questions, asked, _count):
         class Found:
@@ -55,38 +55,38 @@ def keys(prompt: Prompt) -> tuple[str, ...]:
     return tuple(segment.key for segment in prompt.documents)
 
 
-def test_a_question_stands_behind_the_documents_that_retrieval_brought(drawn):
+def test_question_follows_its_retrieved_documents(drawn):
     for prompt in drawn.all():
         number = int(prompt.segments[-1].key.split()[-1])
         assert keys(prompt) == (f"part-{number}", f"part-{number + 1}")
 
 
-def test_drawing_again_draws_the_same(drawn):
+def test_equal_seeds_draw_equal_prompts(drawn):
     first, again = (list(islice(drawn.draw(Popularity.PAPER, 3), 50)) for _ in range(2))
     assert first == again
     assert first != list(islice(drawn.draw(Popularity.PAPER, 4), 50))
 
 
-def test_novel_pairs_are_all_new_though_their_first_documents_come_back(drawn):
+def test_novel_pairs_are_distinct_but_repeat_first_documents(drawn):
     pairs = [keys(prompt) for prompt in drawn.draw_novel_pairs(29, 0)]
     assert len(set(pairs)) == 29
     assert all(first != second for first, second in pairs)
     assert len({first for first, _ in pairs}) < 15
 
 
-def test_more_pairs_than_there_can_be_are_refused(drawn):
+def test_more_pairs_than_possible_are_refused(drawn):
     with pytest.raises(ConfigError, match="30 documents are too few"):
         next(drawn.draw_novel_pairs(30, 0))
 
 
-def test_equal_prefixes_are_counted_once_and_equal_documents_behind_others_again():
+def test_tokens_are_counted_once_per_distinct_prefix():
     one, other, asked = (Segment(SegmentKind.DOCUMENT, key, (1,) * 10) for key in ("one", "other", "asked"))
     question = Segment(SegmentKind.QUESTION, "?", (1, 2))
     prompts = [Prompt((one, other, question)), Prompt((one, asked, question)), Prompt((other, question))]
     assert document_tokens(prompts) == 40
 
 
-def test_arrivals_are_in_order_and_at_about_the_rate():
+def test_arrivals_are_sorted_and_have_the_requested_rate():
     question = Segment(SegmentKind.QUESTION, "?", (1, 2))
     arrivals = poisson(iter([Prompt((question,))] * 2000), 50, 2000, 0)
     assert arrivals == sorted(arrivals, key=lambda arrival: arrival.at_s)

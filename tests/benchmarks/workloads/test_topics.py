@@ -1,4 +1,4 @@
-"""Questions in topics: repeatable, once each, with documents that repeat."""
+"""Questions are drawn in topics. Draws repeat by seed, each question comes once, and documents recur."""
 
 from itertools import product
 
@@ -50,7 +50,7 @@ def ids(found):
     return [each.question.qid for each in found]
 
 
-async def test_each_question_comes_once_with_what_is_found_for_it(drawn):
+async def test_each_question_comes_once_with_its_retrieved_documents(drawn):
     found = await drawn()
     assert len(set(ids(found))) == len(found) == 8
     for each in found:
@@ -59,20 +59,20 @@ async def test_each_question_comes_once_with_what_is_found_for_it(drawn):
         assert each.chunks[0].text == f"Much is told about {each.question.qid}."
 
 
-async def test_equal_seeds_draw_the_same_and_others_do_not(drawn):
+async def test_equal_seeds_draw_equal_questions(drawn):
     assert await drawn(seed=1) == await drawn(seed=1)
     assert ids(await drawn(seed=1)) != ids(await drawn(seed=2))
 
 
-async def test_a_topic_is_what_documents_that_were_found_answer(drawn):
+async def test_topic_has_questions_that_retrieved_documents_answer(drawn):
     found = await drawn(count=4, topic=4)
     mentioned = [chunk.document_id for each in found for chunk in each.chunks]
-    # All but the one that it began with were found for another one.
+    # The documents of all but the first question were retrieved for another question.
     assert sum(mentioned.count(qid) >= 2 for qid in ids(found)) >= 3
     assert len(set(mentioned)) < len(mentioned)
 
 
-async def test_longer_topics_bring_more_documents_back(drawn):
+async def test_longer_topics_repeat_more_documents(drawn):
     async def repeated(topic):
         keys = [chunk.document_id for each in await drawn(count=12, topic=topic) for chunk in each.chunks]
         return len(keys) - len(set(keys))
@@ -80,14 +80,14 @@ async def test_longer_topics_bring_more_documents_back(drawn):
     assert await repeated(12) > await repeated(1)
 
 
-async def test_there_are_no_more_than_the_set_has(drawn):
+async def test_draws_stop_at_the_size_of_the_set(drawn):
     assert sorted(ids(await drawn(count=1000))) == sorted(TITLES)
 
 
-async def test_questions_without_known_documents_are_topics_of_their_own(drawn):
+async def test_questions_without_gold_documents_are_separate_topics(drawn):
     assert len(set(ids(await drawn("without-gold", topic=20)))) == 8
 
 
-async def test_a_set_without_answers_is_refused(drawn):
+async def test_set_without_answers_is_refused(drawn):
     with pytest.raises(ConfigError, match="no question of 'unanswered' has an answer"):
         await drawn("unanswered")

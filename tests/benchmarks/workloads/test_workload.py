@@ -1,4 +1,4 @@
-"""Workloads are opened by name or path, and cut, reordered and rescaled without being loaded into memory."""
+"""Workloads are opened by name or path. Limits, orders and rates apply without loading them into memory."""
 
 import math
 from collections import Counter
@@ -43,54 +43,54 @@ def test_workload_can_be_read_again(trace):
     assert list(trace.requests()) == list(trace.requests())
 
 
-def test_two_readings_do_not_disturb_each_other(trace):
+def test_concurrent_readings_are_independent(trace):
     one, other = trace.requests(), trace.requests()
     assert next(one) == next(other)
     assert next(one) == next(other)
 
 
-def test_only_the_first_documents_are_left(trace):
+def test_top_k_keeps_the_first_documents(trace):
     assert ids(trace.top_k(2)) == [["c", "a"], ["b"], [], ["a", "c"]]
 
 
-def test_documents_in_canonical_order_are_in_the_order_of_their_ids(trace):
+def test_canonical_order_sorts_documents_by_id(trace):
     assert ids(trace.in_canonical_order()) == [["a", "b", "c"], ["b"], [], ["a", "c"]]
 
 
-def test_a_limit_takes_the_first_requests_and_reads_no_further():
+def test_limit_reads_only_the_first_requests():
     endless = Endless()
     assert len(list(endless.limit(3).requests())) == 3
     assert endless.made == 3
 
 
-def test_length_is_that_of_what_is_left(trace):
+def test_length_follows_the_limit(trace):
     assert trace.length == 4
     assert trace.limit(3).length == 3
     assert trace.limit(9).top_k(1).length == 4
     assert Endless().limit(3).length is None
 
 
-def test_another_rate_scales_every_gap_alike(trace):
+def test_new_rate_scales_every_gap_equally(trace):
     assert times(trace.at_rate(1.0)) == pytest.approx([0.0, 0.5, 2.5, 3.0])
     assert times(trace.at_rate(1.0)) == times(trace.at_rate(1.0))
 
 
-def test_a_limited_workload_gets_the_rate_of_what_is_left(trace):
+def test_rate_applies_to_the_limited_workload(trace):
     assert times(trace.limit(2).at_rate(4.0)) == pytest.approx([0.0, 0.25])
 
 
-def test_a_single_request_arrives_at_once_at_any_rate(trace):
+def test_single_request_arrives_at_time_0_at_any_rate(trace):
     assert times(trace.limit(1).at_rate(2.0)) == [0.0]
 
 
-def test_what_arrives_at_once_cannot_be_given_a_rate(tmp_path):
+def test_simultaneous_arrivals_cannot_have_a_rate(tmp_path):
     trace = PlainTrace("mine", write_lines(tmp_path / "mine.jsonl", [plain(1.0, "a")] * 3))
     with pytest.raises(ConfigError, match="arrive at once"):
         list(trace.at_rate(1.0).requests())
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.inf, math.nan])
-def test_a_rate_is_a_positive_number(trace, rate):
+def test_rate_must_be_a_positive_number(trace, rate):
     with pytest.raises(ConfigError, match="rate"):
         trace.at_rate(rate)
 
@@ -102,11 +102,11 @@ def test_requests_and_top_k_must_be_positive(trace):
         trace.limit(0)
 
 
-def test_a_derived_workload_keeps_its_name(trace):
+def test_derived_workload_keeps_its_name(trace):
     assert trace.top_k(1).at_rate(1.0).limit(1).in_canonical_order().name == "mine"
 
 
-def test_a_path_is_opened_as_a_trace_cut_and_rescaled(tmp_path):
+def test_path_is_opened_as_a_trace_and_options_apply(tmp_path):
     file = write_lines(tmp_path / "mine.jsonl.gz", [plain(10.0 * n, "b", "a") for n in range(5)])
     workload = open_workload(str(file), tmp_path, 0, requests=3, top_k=1, rate=2.0)
     assert workload.name == "mine.jsonl.gz"
@@ -114,13 +114,13 @@ def test_a_path_is_opened_as_a_trace_cut_and_rescaled(tmp_path):
     assert times(workload) == pytest.approx([0.0, 0.5, 1.0])
 
 
-def test_named_traces_lie_below_the_data_folder(tmp_path):
+def test_named_traces_are_below_the_data_folder(tmp_path):
     line = {"t": 0, "input_len": 600, "output_len": 1, "hash_ids": [0, 1]}
     write_lines(tmp_path / "trace_mooncake_synthetic" / "requests.jsonl.gz", [line])
     assert len(list(open_workload("mooncake", tmp_path, 0).requests())) == 1
 
 
-def test_generated_workloads_are_sized_as_asked(tmp_path):
+def test_generated_workloads_have_the_requested_size(tmp_path):
     workload = open_workload("zipf", tmp_path, 0, requests=50, rate=10.0, top_k=2, documents=30, mean_tokens=100.0)
     requests = list(workload.requests())
     assert len(requests) == workload.length == 50

@@ -1,4 +1,4 @@
-"""The published traces match their descriptions, and a set without a corpus uses another one's."""
+"""The published traces match their descriptions. A set without a corpus uses that of another set."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ pytestmark = [
 
 
 def repeated_prefix(requests):
-    """Return the share of document tokens in prefixes seen before."""
+    """Return the share of document tokens in prefixes that an earlier request had."""
     seen = set()
     all_tokens = repeated = 0
     for request in requests:
@@ -30,7 +30,7 @@ def repeated_prefix(requests):
     return repeated / all_tokens
 
 
-def test_ragpulse_is_as_described():
+def test_ragpulse_matches_its_description():
     workload = open_workload("ragpulse", DATA, 0)
     requests = list(workload.requests())
     with_passages = [request for request in requests if request.documents]
@@ -42,7 +42,7 @@ def test_ragpulse_is_as_described():
     assert requests[-1].arrival_s == pytest.approx(419_562, abs=1)
 
 
-def test_mooncake_is_as_described():
+def test_mooncake_matches_its_description():
     workload = open_workload("mooncake", DATA, 0)
     requests = list(workload.requests())
     tokens = sum(document.tokens for request in requests for document in request.documents)
@@ -51,12 +51,12 @@ def test_mooncake_is_as_described():
     assert repeated_prefix(requests) == pytest.approx(0.651, abs=0.001)
 
 
-def test_mooncake_blocks_stand_in_canonical_order():
+def test_mooncake_blocks_are_in_canonical_order():
     workload = open_workload("mooncake", DATA, 0)
     assert list(workload.in_canonical_order().requests()) == list(workload.requests())
 
 
-def test_every_question_set_has_a_name_that_opens(tmp_path):
+def test_every_question_set_opens_by_its_name(tmp_path):
     names = QuestionSet.names(DATA)
     assert {"squad", "nq_gold", "dragonball", "musique", "mmlu@CORPUS"} <= set(names)
     for name in names:

@@ -22,14 +22,14 @@ def first_documents(requests):
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_equal_seeds_make_equal_requests_and_others_do_not(pattern):
+def test_equal_seeds_give_equal_requests(pattern):
     one = list(workload(pattern, 1, requests=9000).requests())
     assert one == list(workload(pattern, 1, requests=9000).requests())
     assert one != list(workload(pattern, 2, requests=9000).requests())
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_shorter_workload_is_the_beginning_of_a_longer_one(pattern):
+def test_shorter_workload_is_a_prefix_of_a_longer_one(pattern):
     longer = workload(pattern, requests=9000)
     assert list(workload(pattern, requests=5000).requests()) == list(islice(longer.requests(), 5000))
 
@@ -43,7 +43,7 @@ def test_zipf_popularity_falls_with_its_exponent(alpha):
         assert by_rank[rank - 1] / 100_000 == pytest.approx(expected[rank - 1] / sum(expected), rel=0.1)
 
 
-def test_uniform_documents_are_as_popular_as_each_other():
+def test_uniform_documents_are_equally_popular():
     counts = first_documents(workload("uniform", requests=100_000).requests())
     assert len(counts) == 500
     chi_squared = sum((count - 200) ** 2 / 200 for count in counts.values())
@@ -56,11 +56,11 @@ def test_temporal_popularity_drifts():
     early, late = first_documents(requests[:2000]), first_documents(requests[-2000:])
     popular_early = {id_ for id_, _ in early.most_common(20)}
     assert popular_early.isdisjoint(id_ for id_, _ in late.most_common(20))
-    # Not by being uniform: at any one time a few documents have most of the requests.
+    # The distribution stays skewed: at any time, a few documents have most of the requests.
     assert sum(count for _, count in late.most_common(60)) > 0.5 * 2000
 
 
-def test_temporal_popularity_begins_at_once_and_wanes():
+def test_temporal_popularity_starts_at_its_peak_and_decays():
     requests = list(workload("temporal", drift=0.01, alpha=1.2).requests())
     newest = first_documents(requests[10_000:10_100]).most_common(1)[0][0]
     counts = [first_documents(requests[at : at + 1000])[newest] for at in (9000, 10_000, 11_000, 15_000)]
@@ -72,7 +72,7 @@ def test_temporal_without_drift_is_zipf():
     assert chosen[0] == chosen[1]
 
 
-def test_a_document_brings_the_same_companions_nearly_always():
+def test_document_usually_has_the_same_companions():
     seen = {}
     for request in workload(other_neighbours=0.1).requests():
         first, *companions = request.documents
@@ -84,12 +84,12 @@ def test_a_document_brings_the_same_companions_nearly_always():
 
 
 @pytest.mark.parametrize(("documents", "top_k"), [(1, 1), (9, 1), (2, 2), (3, 2), (5, 5), (6, 5)])
-def test_few_documents_make_a_workload_too(documents, top_k):
+def test_few_documents_make_a_workload(documents, top_k):
     for request in workload(documents=documents, top_k=top_k, requests=500).requests():
         assert len(set(request.documents)) == top_k
 
 
-def test_a_document_has_one_length():
+def test_document_has_one_length():
     lengths = {}
     for request in workload(requests=5000).requests():
         for document in request.documents:
@@ -97,7 +97,7 @@ def test_a_document_has_one_length():
 
 
 @pytest.mark.parametrize("asked", [50.0, 3718.0])
-def test_the_mean_length_is_near_the_asked_one(asked):
+def test_mean_length_is_near_the_requested_one(asked):
     lengths = DocumentLengths(asked, seed=3)
     drawn = [lengths.of(f"document {number}") for number in range(50_000)]
     assert mean(drawn) == pytest.approx(asked, rel=0.02)
@@ -105,20 +105,20 @@ def test_the_mean_length_is_near_the_asked_one(asked):
     assert 5 * asked < max(drawn) < 9 * asked
 
 
-def test_another_seed_draws_other_lengths():
+def test_different_seeds_give_different_lengths():
     assert DocumentLengths(1000, 1).of("a") != DocumentLengths(1000, 2).of("a")
 
 
-def test_the_shortest_document_has_a_token():
+def test_shortest_document_has_one_token():
     assert min(DocumentLengths(1, 0).of(str(number)) for number in range(100)) == 1
 
 
-def test_arrivals_are_poisson_at_the_asked_rate():
+def test_arrivals_are_poisson_at_the_requested_rate():
     times = [request.arrival_s for request in workload(rate=4.0).requests()]
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert min(gaps) >= 0
     assert mean(gaps) == pytest.approx(0.25, rel=0.03)
-    # Of exponential gaps, one in e is longer than the mean.
+    # A share of 1/e of exponential gaps is longer than the mean.
     assert mean(gap > 0.25 for gap in gaps) == pytest.approx(1 / math.e, abs=0.02)
 
 
@@ -128,7 +128,7 @@ def test_questions_are_short_and_never_empty():
     assert mean(tokens) == pytest.approx(2.0, abs=0.2)
 
 
-def test_ten_of_a_million_requests_take_no_time_and_no_list():
+def test_requests_are_generated_lazily():
     tracemalloc.start()
     try:
         began = time.perf_counter()
@@ -157,7 +157,7 @@ def test_ten_of_a_million_requests_take_no_time_and_no_list():
         {"other_neighbours": 1.1},
     ],
 )
-def test_what_makes_no_workload_is_refused_by_its_name(changes):
+def test_invalid_setting_is_refused_by_name(changes):
     with pytest.raises(ConfigError) as caught:
         SyntheticSettings(**changes)
     assert caught.value.param == next(iter(changes))

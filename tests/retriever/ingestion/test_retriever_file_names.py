@@ -76,7 +76,7 @@ async def test_user_supplied_names_never_become_file_names(tmp_path, old_umask):
 async def test_files_are_private_to_their_owner(tmp_path, old_umask):
     data = tmp_path / "data"
     async with running(data) as retriever:
-        await put(retriever, "secret", "nobody else is to read this")
+        await put(retriever, "secret", "the owner alone may read this")
         assert {".sqlite3", ".sqlite3-wal"} <= {path.suffix for path in data.iterdir()}
         assert [path for path in data.iterdir() if path.name != "retriever.lock" and others_may(path)] == []
     assert not others_may(data)
