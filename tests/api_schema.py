@@ -34,9 +34,9 @@ def json_lines(ctx, value):
 
 
 def check_api(url: str, mode: schemathesis.GenerationMode, keys: dict[str, str], examples: int = 10) -> set[str]:
-    """Ask so many examples of every operation, with the key that ``keys`` has for it; the operations that were asked.
+    """Call every operation with ``examples`` generated requests and return the operations' labels.
 
-    A key is named by the beginning of the paths it is for; the longest that fits is sent.
+    ``keys`` maps path prefixes to API keys. An operation gets the key of the longest matching prefix.
     """
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     operations = [operation.ok() for operation in schema.get_all_operations()]

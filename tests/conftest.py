@@ -35,7 +35,7 @@ def pytest_sessionstart() -> None:
 
 @pytest.fixture
 def redis_server() -> Iterator[RedisServer]:
-    """A running, empty Redis of the test's own. The test may kill, stop, fill and restart it."""
+    """A running, empty Redis for one test. The test may kill, stop, fill and restart it."""
     server = RedisServer().start()
     yield server
     server.stop()

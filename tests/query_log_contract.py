@@ -17,7 +17,7 @@ def as_search(query: WarmQuery) -> SearchRequest:
 
 
 class QueryLogContract:
-    async def test_what_is_read_back_is_what_was_asked(self, noting):
+    async def test_reading_returns_the_logged_searches(self, noting):
         filters = Compound("or", (Comparison("lang", "in", ("en", 1.0, True)), Comparison("year", "gte", 2000.0)))
         asked = [search(1), search(2, filters=filters), search(1), search(3, query="naïve\n\u2028 \U0001f333")]
         async with noting() as log:
@@ -26,7 +26,7 @@ class QueryLogContract:
         async with noting() as log:
             assert await log.counted(as_search) == {asked[0]: 2, asked[1]: 1, asked[3]: 1}
 
-    async def test_an_empty_log_counts_nothing(self, noting):
+    async def test_empty_log_counts_nothing(self, noting):
         async with noting() as log:
             assert await log.counted(as_search) == {}
 
@@ -38,7 +38,7 @@ class QueryLogContract:
         async with noting() as log:
             assert await log.counted(as_search) == {search(1): 1}
 
-    async def test_a_reopened_log_appends(self, noting):
+    async def test_reopened_log_appends(self, noting):
         for number in range(3):
             async with noting() as log:
                 log.note(search(number))

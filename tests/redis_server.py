@@ -46,14 +46,14 @@ class RedisServer:
         return redis.Redis.from_url(self.url)
 
     def kill(self) -> None:
-        """Kill it, like a crash."""
+        """Kill the server, as a crash would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def hang(self) -> None:
-        """Make it hang: it keeps its connections and answers nothing."""
+        """Stop the server from answering. It keeps its connections."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)
 
@@ -62,7 +62,7 @@ class RedisServer:
         os.kill(self._process.pid, signal.SIGCONT)
 
     def fill(self) -> None:
-        """Make it full."""
+        """Make the server refuse writes, as if its memory were full."""
         with self.client() as client:
             client.config_set("maxmemory-policy", "noeviction")
             client.config_set("maxmemory", 1)

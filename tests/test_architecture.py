@@ -1,4 +1,4 @@
-"""docs/architecture.md names every package, and every path that it and the pages behind it name exists."""
+"""docs/architecture.md names every package. Every path that it and its detail pages name exists."""
 
 import re
 import tomllib
@@ -47,23 +47,23 @@ def test_the_import_rules_cover_every_top_level_package():
 
 
 @pytest.mark.parametrize("folder", _folders())
-def test_every_package_and_module_folder_has_its_line(folder):
+def test_every_package_and_folder_is_named(folder):
     assert f"`{folder}`" in PAGE
 
 
 @pytest.mark.parametrize("path", sorted(NAMED_PATHS))
-def test_every_path_it_names_exists(path):
+def test_every_named_path_exists(path):
     assert _exists(path)
 
 
 @pytest.mark.parametrize("page", DETAIL_PAGES)
-def test_every_path_that_a_page_behind_it_names_exists(page):
+def test_every_path_named_by_a_detail_page_exists(page):
     named = _paths_in((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
     assert [path for path in sorted(named) if not _exists(path)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
-def test_every_link_of_a_page_leads_somewhere(page):
+def test_every_link_has_a_target(page):
     for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text(encoding="utf-8")):
         target, _, anchor = link.partition("#")
         if link.startswith("http"):
@@ -73,17 +73,17 @@ def test_every_link_of_a_page_leads_somewhere(page):
         assert not anchor or anchor in _anchors(found), link
 
 
-def test_the_table_of_changes_covers_the_likeliest_ones():
+def test_table_of_changes_covers_common_changes():
     assert len(_changes()) >= 15
 
 
 @pytest.mark.parametrize(("change", "paths"), _changes().items())
-def test_a_change_names_files_that_exist(change, paths):
+def test_each_change_names_existing_files(change, paths):
     assert paths, change
     assert [path for path in sorted(paths) if not _exists(path)] == []
 
 
-def test_it_begins_with_the_life_of_a_query():
+def test_page_starts_with_the_life_of_a_query():
     headings = re.findall(r"^## (.+)$", PAGE, re.MULTILINE)
     assert headings[0] == "The life of a query"
     calls = [

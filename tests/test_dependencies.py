@@ -23,7 +23,7 @@ ROWS = {row[1]: row for row in re.findall(r"^(\| `([^`]+)`.*\|)$", PAGE, re.MULT
 
 
 @pytest.mark.parametrize("name", DECLARED)
-def test_every_dependency_says_its_licence_its_use_and_why_it_was_chosen(name):
+def test_every_dependency_row_is_complete(name):
     cells = [cell.strip() for cell in ROWS[name][0].strip("|").split("|")]
     assert len(cells) == 4
     assert all(cells)
@@ -33,7 +33,7 @@ def test_every_row_has_a_dependency():
     assert sorted(ROWS) == DECLARED
 
 
-def test_what_is_held_out_of_the_environment_is_explained():
+def test_overridden_packages_are_explained():
     overrides = (ROOT / "requirements" / "overrides.txt").read_text().splitlines()
     names = [_name(line) for line in overrides if line and not line.startswith("#")]
     assert names

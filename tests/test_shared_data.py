@@ -24,13 +24,13 @@ def documents(squad):
     return list(squad.documents())
 
 
-def test_documents_are_whole_and_each_stands_there_once(documents):
+def test_documents_are_complete_and_unique(documents):
     assert len(documents) > 10_000
     assert len({document.doc_id for document in documents}) == len(documents)
     assert all(document.text.strip() and document.title for document in documents)
 
 
-def test_every_question_names_documents_that_are_there(squad, documents):
+def test_every_question_names_existing_documents(squad, documents):
     known = {document.doc_id for document in documents}
     questions = list(squad.questions())
     assert len(questions) > 10_000
