@@ -32,12 +32,12 @@ class InstanceLifecycle:
         self._dispatcher = dispatcher
 
     def add(self, instance: str, isolated: bool = False) -> None:
-        """Give requests to a new instance; an ``isolated`` one reaches no shared tier. A known one goes on."""
+        """Add an instance that takes requests; an ``isolated`` one reaches no shared tier. A known one is unchanged."""
         self._tree.add_instance(instance, isolated)
         self._instances.add(instance)
 
     def retire(self, instance: str) -> None:
-        """Give an instance no more requests. What runs there goes on. Raises UnknownInstance."""
+        """Give an instance no more requests. Its running requests continue. Raises UnknownInstance."""
         self._tree.tiers.gpu(instance)
         self._tree.tiers.retired.add(instance)
 

@@ -1,4 +1,4 @@
-"""The state of one instance: what it works on, and what waits for it."""
+"""The state of one instance: its running requests, its queue and its speculations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler: whose turn it is, where, and what it gets of the knowledge tree.
+"""The scheduler: admits requests to instances and to the knowledge tree, in cache-aware order.
 
     admit ─► route to an instance ─► wait in its cache-aware queue ─► Grant ─► prefilled ─► complete
 

@@ -52,14 +52,14 @@ class SpeculativeSlots:
         return self._dispatcher.start(guess, now)
 
     def runs(self, query_id: str) -> bool:
-        """Whether a speculation goes on: neither confirmed nor withdrawn, ended nor given way."""
+        """Whether a speculation still runs: it is not confirmed, withdrawn, complete, or ended by a request."""
         guess = self._book.requests.get(query_id)
         if guess is None or guess.is_prefetch:
             return False
         return query_id in self._instances.states[guess.instance].speculations
 
     def confirm(self, query_id: str) -> None:
-        """Turn a speculation into a request. Raises UnknownPlan unless it goes on."""
+        """Turn a speculation into a request. Raises UnknownPlan unless it still runs."""
         guess = self._running(query_id)
         state = self._instances.states[guess.instance]
         del state.speculations[query_id]
@@ -69,7 +69,7 @@ class SpeculativeSlots:
         state.backlog_s += guess.seconds
 
     def withdraw(self, query_id: str) -> None:
-        """Give a speculation up; its grant stays until it is complete. Raises UnknownPlan unless it goes on."""
+        """End a speculation; its grant stays until it is complete. Raises UnknownPlan unless it still runs."""
         guess = self._running(query_id)
         self._instances.states[guess.instance].end_speculation(guess)
 
@@ -113,5 +113,5 @@ class SpeculativeSlots:
 
     def _running(self, query_id: str) -> ScheduledRequest:
         if not self.runs(query_id):
-            raise UnknownPlan(f"query {query_id!r} has no speculation that goes on")
+            raise UnknownPlan(f"query {query_id!r} has no running speculation")
         return self._book.requests[query_id]

@@ -1,4 +1,4 @@
-"""Eviction: room for a newcomer, by swapping out what is worth less."""
+"""Eviction: makes room for a node by swapping out copies of lower priority."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Eviction:
         self._forget = forget
 
     def make_room(self, node: Node, cache: TierCache, reserved: Sequence[Copy], moves: list[Move]) -> bool:
-        """Make room for a node in a cache; False if it may not lie there or is worth less than what is there.
+        """Make room for a node in a cache; False if it is not supported there, or if its priority is too low.
 
         ``reserved`` are copies of the same plan, which support the node. ``moves`` receives the evictions.
         """

@@ -1,4 +1,4 @@
-"""Pending moves: what waits for an instance's next plan, or for a delivery of its own."""
+"""Pending moves: moves that wait for an instance's next plan, or for a delivery outside of plans."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ class GrantBook:
             cache = cache.slower
 
     def _unlock(self, node: Node, grant: Grant) -> None:
-        """Evict condemned copies that this grant used last, and make the others evictable."""
+        """Remove condemned copies that no other grant uses, and make the other copies evictable."""
         for copy in list(node.copies.values()):
             if copy.condemned and grant.tick <= copy.condemned:
                 copy.users -= 1

@@ -124,7 +124,7 @@ class KnowledgeTree:
             for cache in (self.tiers.host, self.tiers.disk):
                 copy = node.copies.get(cache)
                 if copy is not None:
-                    # Plans that use it do so in the memory that was lost.
+                    # Plans that use it read the memory that was lost, so its room is free now.
                     self.tiers.removal.discard(copy, self.grants.tick, unused=True, gone=True)
         self.tiers.pending_moves.lose_shared()
         for gpu in self.tiers.gpus.values():
@@ -210,7 +210,7 @@ class KnowledgeTree:
             self.registry.keep_root(root)
 
     def refuse(self, held: HeldNode, tier: Tier, instance: str | None) -> None:
-        """Have a copy dropped that a tier reports and the tree does not register."""
+        """Order a copy to be dropped that a tier reports and the tree cannot register."""
         key, cache = path_keys(held.namespace, held.path)[-1], self.tiers.cache(tier, instance)
         node = self.registry.nodes.get(key)
         pages = held.pages if cache.allocator is not None else None
