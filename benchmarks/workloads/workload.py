@@ -62,10 +62,6 @@ class Workload(ABC):
         """Return the same requests at another mean rate, with bursts and lulls in proportion."""
         return AtRate(self, requests_per_s)
 
-    def in_canonical_order(self) -> "Workload":
-        """Return the same requests with documents ordered by id, so that equal sets share a prefix."""
-        return CanonicalOrder(self)
-
 
 class DerivedWorkload(Workload):
     """A workload made from another one's requests, under its name."""
@@ -113,15 +109,6 @@ class FirstRequests(DerivedWorkload):
     def requests(self) -> Iterator[TraceRequest]:
         """Iterate over the requests up to the limit."""
         return islice(self._source.requests(), self._count)
-
-
-class CanonicalOrder(DerivedWorkload):
-    """Orders each request's documents by id."""
-
-    def requests(self) -> Iterator[TraceRequest]:
-        """Iterate over the reordered requests."""
-        for request in self._source.requests():
-            yield request._replace(documents=tuple(sorted(request.documents)))
 
 
 class AtRate(DerivedWorkload):

@@ -61,11 +61,6 @@ class HostArena:
         with self._file.locks() as locks, locks.waiting(_HEADERS):
             self._recover(locks)
 
-    @property
-    def highest_stamp(self) -> int:
-        """The highest stamp of any page ever written, or 0. A new controller continues above it."""
-        return int(self._stamps.max(initial=0))
-
     def has(self, key: str, pages: Pages | None) -> bool:
         """Whether all these pages hold the node, under this stamp."""
         return pages is not None and self._node_in(pages, key) is not None

@@ -53,10 +53,6 @@ def test_top_k_keeps_the_first_documents(trace):
     assert ids(trace.top_k(2)) == [["c", "a"], ["b"], [], ["a", "c"]]
 
 
-def test_canonical_order_sorts_documents_by_id(trace):
-    assert ids(trace.in_canonical_order()) == [["a", "b", "c"], ["b"], [], ["a", "c"]]
-
-
 def test_limit_reads_only_the_first_requests():
     endless = Endless()
     assert len(list(endless.limit(3).requests())) == 3
@@ -103,7 +99,7 @@ def test_requests_and_top_k_must_be_positive(trace):
 
 
 def test_derived_workload_keeps_its_name(trace):
-    assert trace.top_k(1).at_rate(1.0).limit(1).in_canonical_order().name == "mine"
+    assert trace.top_k(1).at_rate(1.0).limit(1).name == "mine"
 
 
 def test_path_is_opened_as_a_trace_and_options_apply(tmp_path):

@@ -51,11 +51,6 @@ def test_mooncake_matches_its_description():
     assert repeated_prefix(requests) == pytest.approx(0.651, abs=0.001)
 
 
-def test_mooncake_blocks_are_in_canonical_order():
-    workload = open_workload("mooncake", DATA, 0)
-    assert list(workload.in_canonical_order().requests()) == list(workload.requests())
-
-
 def test_every_question_set_opens_by_its_name(tmp_path):
     names = QuestionSet.names(DATA)
     assert {"squad", "nq_gold", "dragonball", "musique", "mmlu@CORPUS"} <= set(names)

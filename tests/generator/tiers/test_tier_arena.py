@@ -143,16 +143,6 @@ def test_writing_a_node_whose_path_exceeds_the_header_raises(arena):
         write(arena, deep)
 
 
-def test_the_highest_stamp_outlives_copies_and_processes(opened):
-    arena = opened()
-    assert arena.highest_stamp == 0
-    write(arena, NODE, hand_out(NODE, 7))
-    write(arena, make_node(1), hand_out(make_node(1), 3))
-    arena.drop(NODE.key, hand_out(NODE, 7))
-    arena.close()
-    assert opened().highest_stamp == 7
-
-
 @pytest.mark.parametrize("change", [{"fingerprint": "weights-2"}, {"page_bytes": 5001}, {"page_count": 40}])
 def test_an_arena_of_another_geometry_is_replaced_and_stays_with_its_users(opened, tmp_path, change):
     old = opened()
@@ -274,7 +264,6 @@ def test_attaching_frees_the_pages_of_a_killed_writer(opened, tmp_path):
     arena = opened()
     arena.check_integrity()
     assert arena.nodes() == []
-    assert arena.highest_stamp == 4
 
 
 def test_pages_of_a_killed_writer_can_be_written_without_attaching_again(arena, tmp_path):
