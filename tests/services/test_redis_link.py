@@ -63,13 +63,13 @@ async def test_hanging_server_costs_one_timeout(redis_server):
         began = time.monotonic()
         waited = await asyncio.gather(*(ping(its.link) for _ in range(1000)), return_exceptions=True)
         assert {type(error) for error in waited} == {RedisAway}
-        # Many more concurrent calls than the pool has connections: still one timeout.
-        assert time.monotonic() - began < QUICK_S + 2
+        # 1000 calls on 16 connections: still one timeout each, not one after another (16 s).
+        assert time.monotonic() - began < QUICK_S + 8
         began = time.monotonic()
         for _ in range(1000):
             with pytest.raises(RedisAway):
                 await ping(its.link)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 8, "calls wait although the server is known to be down"
         redis_server.go_on()
         async with asyncio.timeout(PROBE_S + 10):
             await its.link.returned()
