@@ -5,7 +5,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-WORKERS ?= auto
+# One worker more than cores for tests that often wait; two for engines, which compute on every core they get.
+WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
+ENGINE_WORKERS ?= 2
 
 URL ?= http://127.0.0.1:8080
 RATE ?= 2
@@ -26,14 +28,14 @@ demo: setup ## start the stack, ingest the standard library, ask a question (ONE
 	@scripts/demo "$(BIN)" "$(ONESHOT)"
 
 test: setup test-tools lint ## lint, then run every test, including those with real vLLM, Ray, Redis and Chromium
-	@$(PYTEST) -n $(WORKERS) --dist loadfile -m "not ray and not vllm"
-	@$(PYTEST) -m "ray or vllm"
+	@$(PYTEST) -n $(WORKERS) -m "not ray and not vllm"
+	@$(PYTEST) -n $(ENGINE_WORKERS) -m "ray or vllm"
 
 test-tools:
 	@scripts/test-tools
 
 unit: setup ## run the tests that need neither Ray nor vLLM
-	@$(PYTEST) -n $(WORKERS) --dist loadfile -m "not ray and not vllm"
+	@$(PYTEST) -n $(WORKERS) -m "not ray and not vllm"
 
 lint: setup ## check style, types, import rules (docs/architecture.md), the Dockerfile, and run bandit
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/hadolint docker/Dockerfile && scripts/audit "$(BIN)" code

@@ -20,7 +20,6 @@ def small_engine(folder: Path, kv_enabled: bool = True) -> GeneratorSettings:
         max_model_len=1024,
         max_num_seqs=SLOTS,
         dtype="float32",
-        cpu_threads=2,
         kv=kv,
         engine_args={"num_gpu_blocks_override": BLOCKS},
     )

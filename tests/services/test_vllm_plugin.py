@@ -45,7 +45,7 @@ class Server:
         command += ["--dtype", "float32", "--block-size", "32", "--enforce-eager", "--max-num-batched-tokens", "1024"]
         command += ["--no-enable-prefix-caching", "--enable-prompt-tokens-details"]
         command += ["--kv-transfer-config", json.dumps({**CONFIG, "kv_connector_extra_config": extra_config})]
-        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "2"}
+        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
         self.log = (folder / "server.log").open("w")
         self.process = subprocess.Popen(
             command,

@@ -65,7 +65,7 @@ def test_dashboards_use_metrics_that_vllm_exposes(vllm_stack):
     with vllm_stack.client() as client:
         text = client.get("/metrics").text
     exposed = set(re.findall(r"^(vllm:\w+)\{[^}]*generator=\"[^\"]+\"", text, re.MULTILINE))
-    boards = (Path(__file__).parents[2] / "helm/ragtree/dashboards").glob("*.json")
+    boards = (Path(__file__).parents[3] / "helm/ragtree/dashboards").glob("*.json")
     asked = {name for board in boards for name in re.findall(r"vllm:\w+", board.read_text(encoding="utf-8"))}
     assert asked
     assert asked <= exposed

@@ -11,7 +11,7 @@ from stacks import FAKE, processes_on
 
 pytestmark = pytest.mark.ray
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "demo"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "demo"
 
 
 def demo(data_dir):

@@ -1,0 +1,28 @@
+"""One stack with a real vLLM, embedder and Redis for all tests of this folder."""
+
+import pytest
+from redis_server import RedisServer
+from stacks import FREEDONIA, SYLVANIA
+
+VLLM = {
+    "RAGTREE_GENERATOR__MAX_MODEL_LEN": "2048",
+    # A search of so few documents is too short for several stages, and without stages there is no speculation.
+    "RAGTREE_RETRIEVER__INDEX__STAGE_MS": "0.000001",
+    # Two running answers are enough to make a third query wait.
+    "RAGTREE_CONTROLLER__MAX_RUNNING": "2",
+    "RAGTREE_CONTROLLER__STATE_INTERVAL_S": "0.5",
+}
+
+
+@pytest.fixture(scope="session")
+def shared_redis():
+    server = RedisServer().start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def vllm_stack(start_shared_stack, shared_redis):
+    stack = start_shared_stack({**VLLM, "RAGTREE_REDIS__URL": shared_redis.url}, "vllm")
+    stack.ingest("countries", {"freedonia": FREEDONIA, "sylvania": SYLVANIA})
+    return stack
