@@ -57,6 +57,8 @@ def chaos(
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
     write_report(happened, settings, folder)
+    for problem in happened.problems:
+        typer.echo(problem, err=True)
     typer.echo(f"{'FAILED' if happened.problems else 'passed'}: {folder / 'report.md'}")
     raise typer.Exit(1 if happened.problems else 0)
 

@@ -9,6 +9,7 @@ import msgspec
 from matplotlib.figure import Figure
 
 from loadtest.chaos.chaos_run import ChaosResult
+from loadtest.chaos.recovery import STEADY_CHECKS
 from loadtest.chaos.request_verdicts import Fate, KillReport
 from loadtest.chaos.settings import ChaosSettings, Engine
 from loadtest.reporting.markdown_table import table
@@ -76,15 +77,15 @@ def _render(report: ChaosReport) -> str:
         f"After the end of the load, the controller had no queries left {drained}.",
         table(["requests", "count"], [[fate, str(report.fates[fate])] for fate in Fate if fate in report.fates]),
         "## Kills",
-        "Times in seconds. Each row counts the requests that overlapped the recovery. Cut requests lost their "
-        "connection with the killed process, or found none until it was back.",
+        "Times in seconds. Each row counts the requests that overlapped the recovery and its checks. Cut requests lost "
+        "their connection with the killed process, or found none until it was back.",
         table(
             ["at", "killed", "pid", "signal", "recovered after", *(fate for fate in Fate), "reasons"],
             [_row(kill) for kill in report.kills],
         ),
         "## Recovery times",
         "Until a successor ran, `/readyz` returned 200 with nothing degraded, all instances accepted requests, and a "
-        "query sent after the kill was answered, three times in a row.",
+        f"query sent after the kill was answered: the first of {STEADY_CHECKS} checks in a row.",
         table(
             ["killed", "count", "p50", "max", "mean"],
             [

@@ -141,7 +141,8 @@ class ChaosRun:
 
 def _since(begin: float, kill: Kill) -> Kill:
     recovered = None if kill.recovered is None else kill.recovered - begin
-    return msgspec.structs.replace(kill, at=kill.at - begin, recovered=recovered)
+    confirmed = None if kill.confirmed is None else kill.confirmed - begin
+    return msgspec.structs.replace(kill, at=kill.at - begin, recovered=recovered, confirmed=confirmed)
 
 
 def _written(file: Path, lines: Iterable[object]) -> str:

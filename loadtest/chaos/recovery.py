@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from loadtest.chaos.stack_monitor import StackStatus
 from loadtest.chaos.victims import Kill, Victim
 
-STEADY_CHECKS = 3
-"""This many checks in a row must succeed, because each may reach another gateway behind the proxy."""
+STEADY_CHECKS = 8
+"""This many checks in a row must succeed, because the proxy chooses a gateway for each at random."""
 
 
 class Recovery:
@@ -24,12 +24,12 @@ class Recovery:
         self._steady: list[StackStatus] = []
 
     def update(self, status: StackStatus) -> bool:
-        """Return whether the stack has recovered. If so, store the time of the first good check in the kill."""
+        """Return whether the stack has recovered. If so, store when in the kill."""
         well = status.begun > self.kill.at and status.answered and self._replaced(status)
         self._steady = [*self._steady, status] if well else []
         if len(self._steady) < STEADY_CHECKS:
             return False
-        self.kill.recovered = self._steady[0].ended
+        self.kill.recovered, self.kill.confirmed = self._steady[0].ended, self._steady[-1].ended
         return True
 
     def _replaced(self, status: StackStatus) -> bool:

@@ -120,7 +120,7 @@ def request_problems(judged: Sequence[Judged], kills: Sequence[Kill]) -> list[st
         elif _DEFECT in each.reason:
             found[f"a defect of the stack: {each.reason}"] += 1
     problems = [f"{count} requests {text}" for text, count in found.most_common()]
-    last = max((kill.recovered or 0.0 for kill in kills), default=0.0)
+    last = max((kill.confirmed or 0.0 for kill in kills), default=0.0)
     if not any((each.record.sent or 0.0) > last for each in judged):
         problems.append("no request was sent after the last recovery")
     return problems
@@ -136,7 +136,7 @@ def kill_problems(kills: Sequence[Kill], victims: Sequence[Victim]) -> list[str]
 def _overlaps(record: QueryRecord, kill: Kill) -> bool:
     sent = record.at if record.sent is None else record.sent
     ended = sent if record.ended is None else record.ended
-    return ended >= kill.at and (kill.recovered is None or sent <= kill.recovered)
+    return ended >= kill.at and (kill.confirmed is None or sent <= kill.confirmed)
 
 
 def _lost_connection(record: QueryRecord) -> bool:

@@ -44,13 +44,18 @@ HOLDING_CONNECTIONS = frozenset({Victim.GATEWAY, Victim.PROXY})
 
 
 class Kill(msgspec.Struct, kw_only=True):
-    """A process that was killed ``at`` a time, and when the stack had recovered; None if it never did."""
+    """A process that was killed ``at`` a time.
+
+    ``recovered`` is when the first of the good checks in a row ended, and ``confirmed`` is when the last one did. Until
+    then another gateway may still have been affected. Both are None if the stack never recovered.
+    """
 
     victim: Victim
     pid: int
     signal: str
     at: float
     recovered: float | None = None
+    confirmed: float | None = None
 
 
 class Victims:

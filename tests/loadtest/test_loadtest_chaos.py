@@ -22,7 +22,7 @@ def planned(seed, count):
 
 
 def kill(victim, at, recovered, pid=7):
-    return Kill(victim=victim, pid=pid, signal="SIGKILL", at=at, recovered=recovered)
+    return Kill(victim=victim, pid=pid, signal="SIGKILL", at=at, recovered=recovered, confirmed=recovered)
 
 
 def query(sent=1.0, ended=2.0, outcome=Outcome.ANSWERED, **known):
@@ -157,9 +157,19 @@ def recovery(victim, count, alive):
 
 def test_recovery_needs_several_good_checks_in_a_row():
     waiting = recovery(Victim.PROXY, 1, [8])
-    seen = [check(2.0), check(3.0, answered=False), check(4.0), check(5.0), check(6.0)]
-    assert [waiting.update(each) for each in seen] == [False] * 4 + [True]
-    assert waiting.kill.recovered == 4.5
+    seen = [check(2.0), check(3.0, answered=False), *(check(4.0 + number) for number in range(STEADY_CHECKS))]
+    assert [waiting.update(each) for each in seen] == [False] * (STEADY_CHECKS + 1) + [True]
+    assert (waiting.kill.recovered, waiting.kill.confirmed) == (4.5, 3.5 + STEADY_CHECKS)
+
+
+def test_refusals_are_allowed_until_the_recovery_is_confirmed():
+    waiting = recovery(Victim.PROXY, 1, [8])
+    for number in range(STEADY_CHECKS):
+        waiting.update(check(4.0 + number))
+    refused = {"outcome": Outcome.REFUSED, "status": 503, "reason": "unavailable", "terminals": 0}
+    between, after = query(5.0, 5.1, **refused), query(30.0, 30.1, **refused)
+    assert judged(between, waiting.kill).kill == 0
+    assert judged(after, waiting.kill).kill is None
 
 
 @pytest.mark.parametrize(
@@ -181,4 +191,6 @@ def test_recovery_needs_a_successor_known_to_the_controller(victim, count, alive
 
 def test_checks_from_before_the_kill_are_ignored():
     waiting = recovery(Victim.PROXY, 1, [8])
-    assert [waiting.update(check(at)) for at in (0.7, 0.8, 0.9, 1.1)] == [False] * 4
+    assert [waiting.update(check(at)) for at in (0.7, 0.8, 0.9, *(1.1 + n for n in range(STEADY_CHECKS - 1)))] == [
+        False
+    ] * (STEADY_CHECKS + 2)
