@@ -48,10 +48,6 @@ class Lookahead:
         oldest, _ = next(iter(self._waiting.values()))
         return next(iter(waiting.values())) - oldest
 
-    def uses(self, key: bytes) -> int:
-        """The number of waiting requests that need this node."""
-        return len(self._needed.get(key, ()))
-
     def distances(self, key: bytes) -> list[int]:
         """The distance of every waiting request that needs this node, counted as in ``next_use``."""
         waiting = self._needed.get(key)
