@@ -8,6 +8,9 @@ PYTEST := $(BIN)/python -m pytest
 # One worker more than cores for tests that often wait; two for engines, which compute on every core they get.
 WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 ENGINE_WORKERS ?= 2
+# Tests with engines run in order of their names. pytest-xdist would start the largest files first, and would end with
+# the slowest tests, which have files of their own, on one worker.
+ENGINE_ORDER := --no-loadscope-reorder
 
 URL ?= http://127.0.0.1:8080
 RATE ?= 2
@@ -29,7 +32,7 @@ demo: setup ## start the stack, ingest the standard library, ask a question (ONE
 
 test: setup test-tools lint ## lint, then run every test, including those with real vLLM, Ray, Redis and Chromium
 	@$(PYTEST) -n $(WORKERS) -m "not ray and not vllm"
-	@$(PYTEST) -n $(ENGINE_WORKERS) -m "ray or vllm"
+	@$(PYTEST) -n $(ENGINE_WORKERS) $(ENGINE_ORDER) -m "ray or vllm"
 
 test-tools:
 	@scripts/test-tools
