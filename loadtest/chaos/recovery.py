@@ -24,7 +24,7 @@ class Recovery:
         self._steady: list[StackStatus] = []
 
     def update(self, status: StackStatus) -> bool:
-        """Return whether the stack has recovered. If so, store when in the kill."""
+        """Return whether the stack has recovered. If so, the kill has the times of its first and last good check."""
         well = status.begun > self.kill.at and status.answered and self._replaced(status)
         self._steady = [*self._steady, status] if well else []
         if len(self._steady) < STEADY_CHECKS:

@@ -191,6 +191,5 @@ def test_recovery_needs_a_successor_known_to_the_controller(victim, count, alive
 
 def test_checks_from_before_the_kill_are_ignored():
     waiting = recovery(Victim.PROXY, 1, [8])
-    assert [waiting.update(check(at)) for at in (0.7, 0.8, 0.9, *(1.1 + n for n in range(STEADY_CHECKS - 1)))] == [
-        False
-    ] * (STEADY_CHECKS + 2)
+    times = [0.7, 0.8, 0.9, *(1.1 + number for number in range(STEADY_CHECKS - 1))]
+    assert [waiting.update(check(at)) for at in times] == [False] * len(times)
