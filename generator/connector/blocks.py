@@ -4,7 +4,6 @@ A page is one block's bytes in all layers, one layer after the other, in the att
 move at the speed of memory on any backend. Where a single token lies within a block is learnt from the backend itself.
 """
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from generator.connector.step_jobs import BlockCopy
 from generator.tiers.base import Page
 from protocol.errors import ConfigError
 
@@ -50,7 +50,6 @@ class PagedBlocks:
         self._flat = (
             [_in_numbers(row, torch.uint8).numpy() for row in self._rows] if self._device.type == "cpu" else None
         )
-        self._streams = threading.local()
         self._token_of = np.concatenate(
             [
                 _token_map(name, cache, row, page_tokens, write_tokens)
@@ -104,37 +103,34 @@ class PagedBlocks:
         """A block's own memory, one slab a layer. Empty if it is not CPU memory."""
         return [flat[block] for flat in self._flat] if self._flat is not None else []
 
+    def enter_thread(self) -> None:
+        """Prepare a thread other than the engine's own. On CUDA, it copies on a stream of its own from then on."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+            torch.cuda.set_stream(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
+
     def fence(self) -> "Callable[[], None]":
         """A function that waits until all work submitted to the engine so far is in its blocks.
 
-        Another thread calls it. On CUDA, that thread copies on a stream of its own from then on.
+        Another thread calls it, one that has entered.
         """
         if self._device.type != "cuda":
             return _nothing
         computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         computed.record()
-
-        def wait() -> None:
-            torch.cuda.set_stream(self._own_stream())
-            torch.cuda.current_stream().wait_event(computed)
-
-        return wait
+        return lambda: torch.cuda.current_stream().wait_event(computed)
 
     def finish(self) -> None:
         """Wait until all copies of the calling thread are done."""
         if self._device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
-    def _own_stream(self) -> torch.cuda.Stream:
-        if not hasattr(self._streams, "stream"):
-            self._streams.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream: torch.cuda.Stream = self._streams.stream
-        return stream
-
-    def copy(self, source: int, target: int) -> None:
-        """Copy one block onto another."""
-        for row in self._rows:
-            row[target] = row[source]
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks onto other ones. No block is both a source and a target."""
+        sources = torch.tensor([copy.source for copy in copies], device=self._device)
+        targets = torch.tensor([copy.target for copy in copies], device=self._device)
+        for lanes in self._lanes:
+            lanes.index_copy_(0, targets, lanes.index_select(0, sources))
 
 
 def _nothing() -> None:

@@ -44,7 +44,11 @@ class RagtreeConnector(WorkerConnector):
         self.controller_settings: dict[str, Any] = dict(extra.get("controller", {}))
         scheduling = vllm_config.scheduler_config
         self._scheduler_side = SchedulerSide(
-            self._page_tokens, self.instance, scheduling.max_num_seqs, scheduling.max_num_batched_tokens
+            self._page_tokens,
+            self.instance,
+            scheduling.max_num_seqs,
+            scheduling.max_num_batched_tokens,
+            vllm_config.parallel_config.tensor_parallel_size,
         )
 
     @property
@@ -75,8 +79,9 @@ class RagtreeConnector(WorkerConnector):
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Take the worker side's results of a step."""
         results = connector_output.kv_connector_worker_meta
-        assert results is None or isinstance(results, StepResults)
-        self._scheduler_side.update(results, connector_output.invalid_block_ids)
+        if results is not None:
+            assert isinstance(results, StepResults)
+            self._scheduler_side.update(results)
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Record the end of a request. Its blocks are free at once, because transfers retain what they save."""
@@ -88,9 +93,10 @@ class RagtreeConnector(WorkerConnector):
         return self._scheduler_side.busy
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        """The scheduler side's report. The worker side has none."""
+        """The scheduler side's report, once vLLM has processed a step. The worker side has none."""
         if self.role is not KVConnectorRole.SCHEDULER:
             return None
+        self._scheduler_side.end_step()
         report = self._scheduler_side.report()
         return self._publish(report) if report is not None else None
 

@@ -4,7 +4,7 @@ from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from generator.connector.messages import Prefilled, RequestMessage
-from generator.connector.step_jobs import Piece
+from generator.connector.step_jobs import BlockCopy, Load, Piece
 from protocol.kv import KvNode, pages_spanned
 from protocol.plans import PlannedNode
 from protocol.tiers import Tier
@@ -57,8 +57,8 @@ class RequestState:
 
     @property
     def loads_in_background(self) -> bool:
-        """Whether the offer has nodes on disk, which load slowly, so that other requests should run meanwhile."""
-        return any(self.planned(index).source is Tier.DISK for index in self.offer.nodes)
+        """Whether the offer has nodes in a tier below the GPU, whose copies may be slow to load, or missing."""
+        return any(self.planned(index).source is not Tier.GPU for index in self.offer.nodes)
 
     @property
     def keys(self) -> set[str]:
@@ -100,14 +100,15 @@ class RequestState:
             found.append(index)
         return found
 
-    def pieces(self, held: Mapping[str, tuple[int, ...]]) -> list[Piece]:
-        """The copies that carry out the offer; ``held`` are the blocks of the nodes in the GPU tier.
+    def load_of(self, held: Mapping[str, tuple[int, ...]]) -> Load:
+        """The load that carries out the offer; ``held`` are the blocks of the nodes in the GPU tier.
 
         If several offered nodes reach into one block, it is copied from the last of them, whose page also has the
         tokens in front.
         """
         local, end, nodes = self.offer
         pieces: list[Piece] = []
+        copies: list[BlockCopy] = []
         for index in nodes:
             node, planned = self.nodes[index], self.planned(index)
             assert planned.source is not None
@@ -117,12 +118,15 @@ class RequestState:
             last = reach == end or index == nodes[-1]
             stop = -(-reach // self._page_tokens) if last else reach // self._page_tokens
             if start < stop:
-                own = held[node.key][start - span.start : stop - span.start] if planned.source is Tier.GPU else ()
-                blocks = tuple(self.blocks[start:stop])
-                pieces.append(Piece(node.key, planned.source, start - span.start, blocks, planned.pages, own))
+                first, blocks = start - span.start, tuple(self.blocks[start:stop])
+                if planned.source is Tier.GPU:
+                    own = held[node.key][first : first + len(blocks)]
+                    copies += [BlockCopy(*pair) for pair in zip(own, blocks, strict=True)]
+                else:
+                    pieces.append(Piece(node.key, planned.source, first, blocks, planned.pages))
             if last:
                 break
-        return pieces
+        return Load(self.request.request_id, tuple(pieces), tuple(copies))
 
     def node_blocks(self, index: int) -> tuple[int, ...]:
         """The blocks that hold a node. Valid once the engine has allocated them."""

@@ -4,16 +4,18 @@ vLLM's scheduler-side calls end up here, on the engine's own thread. The plan de
 This side takes one decision of its own: it releases held nodes early if requests would starve (``block_relief``).
 """
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from generator.connector.block_owners import BlockOwners
 from generator.connector.block_relief import BlockRelief
 from generator.connector.gpu_tier import GpuTier
 from generator.connector.lost_copies import LostCopies
 from generator.connector.messages import EngineReport, RequestMessage
+from generator.connector.rank_results import RankResults
 from generator.connector.request_state import RequestState
-from generator.connector.step_jobs import Load, StepJobs, StepResults
+from generator.connector.step_jobs import BlockCopy, Load, LoadResult, StepJobs, StepResults
 from generator.connector.transfer_queue import TransferQueue
 from protocol.kv import KvMemory, ResidencyReport
 from protocol.tiers import Tier
@@ -24,18 +26,28 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+class _Step(NamedTuple):
+    """A step under way: whether it computes tokens, and the blocks that it copies from."""
+
+    computes: bool
+    copied_from: list[int]
+
+
 class SchedulerSide:
     """Executes the plans that requests carry to an ``instance``, over blocks of ``page_tokens`` tokens.
 
-    The engine takes at most ``most_requests`` requests and ``most_tokens`` tokens in one step.
+    The engine takes at most ``most_requests`` requests and ``most_tokens`` tokens in one step, and has ``ranks``
+    tensor-parallel workers.
     """
 
-    def __init__(self, page_tokens: int, instance: str, most_requests: int, most_tokens: int) -> None:
+    def __init__(self, page_tokens: int, instance: str, most_requests: int, most_tokens: int, ranks: int = 1) -> None:
         self._instance = instance
         self._page_tokens = page_tokens
         self._gpu = GpuTier(page_tokens)
         self._lost = LostCopies()
         self._transfers = TransferQueue(self._gpu, self._lost)
+        self._ranks = ranks
+        self._rank_results = RankResults(ranks)
         self._owners = BlockOwners(self._gpu, page_tokens)
         self._relief = BlockRelief(self._gpu, page_tokens, most_requests, most_tokens)
         self._requests: dict[str, Request] = {}
@@ -43,8 +55,11 @@ class SchedulerSide:
         # Requests that ended before their prefill was reported.
         self._ended: dict[str, RequestState] = {}
         self._loads: list[Load] = []
-        # Background loads under way, by request. A load may outlive its request.
-        self._loading: set[str] = set()
+        self._copies: list[BlockCopy] = []
+        # Loads under way, by request. A load may outlive its request.
+        self._loading: dict[str, Load] = {}
+        # Steps under way, the oldest first.
+        self._steps: deque[_Step] = deque()
         self._inquiries: list[str] = []
         self._unanswered: set[str] = set()
         self._held: dict[str, tuple[ResidencyReport, ...]] = {}
@@ -99,7 +114,9 @@ class SchedulerSide:
             return
         state.blocks = list(blocks)
         if request.num_computed_tokens:
-            # This is the second call for a background load, which is done.
+            # This is the second call for a load. vLLM has counted the tokens in front of the first block that failed.
+            if not request.num_preemptions:
+                state.limit_cached(request.num_computed_tokens)
             return
         offer = state.offer
         if not request.num_preemptions:
@@ -109,10 +126,15 @@ class SchedulerSide:
             return
         assert offer.local + external == offer.end, "blocks were allocated for another load than was offered"
         held = {node.key: self._gpu.blocks(node.key) for node in state.nodes if node.key in self._gpu}
-        load = Load(request.request_id, tuple(state.pieces(held)), state.loads_in_background)
-        self._loads.append(load)
-        if load.background:
-            self._loading.add(load.request_id)
+        load = state.load_of(held)
+        # Until they are copied, held blocks must not be written to, also if their nodes are released.
+        self._gpu.retain(copy.source for copy in load.copies)
+        if state.loads_in_background:
+            self._loads.append(load)
+            self._loading[load.request_id] = load
+        else:
+            # Copies between the engine's own blocks are fast and do not fail: the request computes in this very step.
+            self._copies += load.copies
 
     def complete(self, request: "Request", blocks: Sequence[int]) -> None:
         """Record the end of a request, finished or aborted. Its blocks return to the pool after this call."""
@@ -155,34 +177,34 @@ class SchedulerSide:
         for key in self._relief.relieve(output.num_scheduled_tokens, self._requests, self._states):
             self._lost.add(key, Tier.GPU)
         # Without pending work there is nothing to pause for, and the next request would wait for the end of the pause.
-        idle = not output.total_num_scheduled_tokens and bool(self._requests or self._loading or self.busy)
+        # With asynchronous scheduling, a pause would also delay the step that is being computed.
+        self._steps.append(_Step(bool(output.total_num_scheduled_tokens), [copy.source for copy in self._copies]))
+        computing = any(step.computes for step in self._steps)
+        idle = not computing and bool(self._requests or self._loading or self.busy)
         transfers, purges = self._transfers.take_queued()
-        jobs = StepJobs(self._loads, transfers, purges, self._inquiries, idle)
-        self._loads, self._inquiries = [], []
+        jobs = StepJobs(self._loads, self._copies, transfers, purges, self._inquiries, idle)
+        self._loads, self._copies, self._inquiries = [], [], []
         return jobs
 
-    def update(self, results: StepResults | None, invalid: Collection[int]) -> None:
-        """Take the worker side's results, and the blocks that could not be loaded."""
-        if results is not None:
-            self._memory = results.memory or self._memory
-            for name, reports in results.held.items():
-                own = ResidencyReport(Tier.GPU, self._gpu.nodes(), self._instance)
-                self._held[name] = (own, *reports)
-                self._unanswered.discard(name)
-            self._loading -= results.loads.keys()
-            for request_id, load in results.loads.items():
-                self._lost.add_all(load.lost)
-                # A request may end in the very step that it loaded for.
-                state = self._states.get(request_id) or self._ended.get(request_id)
-                if state is not None:
-                    state.load_seconds += load.seconds
-                    state.missing.update(load.lost)
-            for number, done in results.transfers.items():
-                self._transfers.transferred(number, done)
-            for number, left in results.purged.items():
-                self._transfers.purged(number, left)
-        if invalid:
-            self._invalidate(set(invalid))
+    def update(self, results: StepResults) -> None:
+        """Take results of the worker side."""
+        joined = self._rank_results.join(results)
+        self._memory = joined.memory or self._memory
+        for name, held in joined.held.items():
+            own = ResidencyReport(Tier.GPU, self._gpu.nodes(), self._instance)
+            below = (ResidencyReport(tier, tuple(stored.held for stored in nodes)) for tier, nodes in held.items())
+            self._held[name] = (own, *below)
+            self._unanswered.discard(name)
+        for request_id, result in joined.loads.items():
+            self._loaded(self._loading.pop(request_id), result)
+        for number, done in joined.transfers.items():
+            self._transfers.transferred(number, done)
+        for number, left in joined.purged.items():
+            self._transfers.purged(number, left)
+
+    def end_step(self) -> None:
+        """Record the end of the oldest step under way. Its results, if any, are taken before."""
+        self._gpu.give_back(self._steps.popleft().copied_from)
 
     # Reports
 
@@ -248,15 +270,15 @@ class SchedulerSide:
         if Tier.GPU in (planned.source, planned.kept) and node.key not in self._gpu:
             self._lost.add(node.key, Tier.GPU)
 
-    def _invalidate(self, invalid: set[int]) -> None:
-        """Withdraw what was assumed about blocks that could not be loaded."""
-        for state in self._states.values():
-            hit = next((index for index, block in enumerate(state.blocks) if block in invalid), None)
-            if hit is None:
-                continue
-            state.limit_cached(hit * self._page_tokens)
-            # Until these blocks are computed, other requests must not find them by their hashes.
-            self._gpu.evict_hashes(state.blocks[hit:])
+    def _loaded(self, load: Load, result: LoadResult) -> None:
+        """Record the end of a load."""
+        self._gpu.give_back([copy.source for copy in load.copies])
+        self._lost.add_all(result.lost)
+        # The request may have been aborted meanwhile.
+        state = self._states.get(load.request_id) or self._ended.get(load.request_id)
+        if state is not None:
+            state.load_seconds += result.seconds
+            state.missing.update(result.lost)
 
 
 def _by_namespace(forget: Sequence[tuple[str, str]]) -> dict[str, frozenset[str]]:

@@ -9,16 +9,24 @@ from itertools import pairwise
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
-from protocol.kv import KvMemory, KvNode, Pages, ResidencyReport
+from generator.tiers.base import StoredNode
+from protocol.kv import KvMemory, KvNode, Pages
 from protocol.tiers import Tier
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Consecutive pages of one node, to copy into an engine's blocks.
+class BlockCopy:
+    """A copy of one of the engine's blocks onto another."""
 
-    The node's pages ``first``, ``first`` + 1, ... go into ``blocks``. From the GPU tier they are copied out of
-    ``held``, which are blocks of the same engine. ``pages`` locate the node in host memory.
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive pages of one node in a tier below the GPU, to copy into an engine's blocks.
+
+    The node's pages ``first``, ``first`` + 1, ... go into ``blocks``. ``pages`` locate the node in host memory.
     """
 
     key: str
@@ -26,35 +34,33 @@ class Piece:
     first: int
     blocks: tuple[int, ...]
     pages: Pages | None = None
-    held: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Load:
-    """What one request loads. A ``background`` load may take several steps, in which other requests go on."""
+    """What one request loads in the background. It may take several steps, in which other requests go on.
+
+    ``copies`` are made out of held blocks of the same engine.
+    """
 
     request_id: str
     pieces: tuple[Piece, ...]
-    background: bool
+    copies: tuple[BlockCopy, ...] = ()
 
     def split(self, count: int) -> "list[Load]":
-        """Up to ``count`` loads of about equally many pages, for as many threads. An empty load stays one load."""
+        """Up to ``count`` loads of about equally many pages, for as many threads. The first one has the copies."""
         pages = sum(len(piece.blocks) for piece in self.pieces)
         ends = [pages * number // count for number in range(1, count + 1)]
         parts = [tuple(self._between(begin, end)) for begin, end in pairwise([0, *ends])]
-        return [replace(self, pieces=pieces) for pieces in parts if pieces] or [self]
+        first, *others = [pieces for pieces in parts if pieces] or [()]
+        return [replace(self, pieces=first), *(replace(self, pieces=pieces, copies=()) for pieces in others)]
 
     def _between(self, begin: int, end: int) -> Iterator[Piece]:
         at = 0
         for piece in self.pieces:
             start, stop = max(begin - at, 0), min(end - at, len(piece.blocks))
             if start < stop:
-                yield replace(
-                    piece,
-                    first=piece.first + start,
-                    blocks=piece.blocks[start:stop],
-                    held=piece.held[start:stop],
-                )
+                yield replace(piece, first=piece.first + start, blocks=piece.blocks[start:stop])
             at += len(piece.blocks)
 
 
@@ -94,13 +100,15 @@ class Purge:
 
 @dataclass
 class StepJobs(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is untyped here
-    """Jobs of one step: ``loads`` before its forward pass; ``transfers`` after it, in this order; then ``purges``.
+    """Jobs of one step.
 
-    ``inquiries`` are names under which to report what the tiers hold. An ``idle`` step computes nothing, because all
-    pending work waits for the worker side.
+    ``loads`` run in the background. ``copies`` are made before the step's forward pass, which needs them. The
+    ``transfers`` start after it, in this order, then the ``purges``. ``inquiries`` are names under which to report what
+    the tiers hold. An ``idle`` step computes nothing, because all pending work waits for the worker side.
     """
 
     loads: list[Load] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     purges: list[Purge] = field(default_factory=list)
     inquiries: list[str] = field(default_factory=list)
@@ -116,32 +124,27 @@ class LoadResult:
 
 
 @dataclass
-class StepResults(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """What the worker side has finished since the last step.
+class JobResults:
+    """Results of jobs that have ended.
 
     ``loads`` is keyed by request, ``transfers`` and ``purged`` by number. A transfer's value is False if it failed.
-    ``purged`` counts the nodes that could not be deleted. ``held`` answers inquiries, by name.
+    ``purged`` counts the nodes that could not be deleted. ``held`` answers inquiries, by name and tier.
     """
 
     loads: dict[str, LoadResult] = field(default_factory=dict)
     transfers: dict[int, bool] = field(default_factory=dict)
     purged: dict[int, int] = field(default_factory=dict)
-    held: dict[str, tuple[ResidencyReport, ...]] = field(default_factory=dict)
+    held: dict[str, dict[Tier, tuple[StoredNode, ...]]] = field(default_factory=dict)
     memory: KvMemory | None = None
 
+
+@dataclass
+class StepResults(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What each tensor-parallel rank has finished since the last step. A rank without results is left out."""
+
+    by_rank: dict[int, JobResults]
+
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepResults":
-        """The results of two workers as one: a job that failed on either has failed."""
+        """The results of two groups of ranks side by side; ``RankResults`` joins them job by job."""
         assert isinstance(other, StepResults)
-        loads = dict(self.loads)
-        for request_id, result in other.loads.items():
-            mine = loads.get(request_id, LoadResult(0.0))
-            loads[request_id] = LoadResult(max(mine.seconds, result.seconds), (*mine.lost, *result.lost))
-        transfers = {
-            number: self.transfers.get(number, True) and other.transfers.get(number, True)
-            for number in self.transfers.keys() | other.transfers.keys()
-        }
-        purged = {
-            number: self.purged.get(number, 0) + other.purged.get(number, 0)
-            for number in self.purged.keys() | other.purged.keys()
-        }
-        return StepResults(loads, transfers, purged, self.held | other.held, self.memory or other.memory)
+        return StepResults(self.by_rank | other.by_rank)

@@ -1,14 +1,18 @@
 """The worker-side calls of vLLM's connector contract, passed to the worker side.
 
-They are register_kv_caches, start_load_kv, wait_for_save, get_finished, get_block_ids_with_load_errors and
-build_connector_worker_meta.
+They are register_kv_caches, bind_connector_metadata, start_load_kv, wait_for_save, get_finished,
+get_block_ids_with_load_errors and build_connector_worker_meta.
 """
 
 from typing import TYPE_CHECKING, Any
 
 import structlog
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
 
 from generator.connector.blocks import PagedBlocks, marks
 from generator.connector.fingerprint import fingerprint
@@ -43,6 +47,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         self._settings = KvSettings.model_validate(
             {name: value for name, value in extra.items() if name not in _NOT_KV_SETTINGS}
         )
+        self._rank: int = vllm_config.parallel_config.rank
         self._page_tokens: int = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
         # vLLM makes one connector for each role, and calls ``register_kv_caches`` on the worker's only.
         self._opened_worker_side: WorkerSide | None = None
@@ -61,12 +66,20 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         memory = measure_memory(self._settings, kv_fingerprint, blocks, num_blocks, tiers)
         self._opened_worker_side = WorkerSide(blocks, tiers, memory, self._settings.loader_threads)
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
-        """Carry out the step's loads, before its forward pass."""
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Take the step's jobs, and start its loads, which run beside the step's forward pass.
+
+        vLLM calls ``start_load_kv`` too late for them: behind the forward pass, which a CPU computes at once.
+        """
+        super().bind_connector_metadata(connector_metadata)
         self._worker_side.load(self._jobs)
 
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
+        """Make the copies that the step's forward pass needs."""
+        self._worker_side.copy(self._jobs)
+
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: loads are done before the forward pass, or belong to requests outside of it."""
+        """Do nothing: loads belong to requests outside of the forward pass."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Do nothing: whole nodes are saved out of the blocks, after the forward pass."""
@@ -77,7 +90,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         self._worker_side.pause(self._jobs)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:  # noqa: ARG002
-        """The requests whose background load has ended."""
+        """The requests whose load has ended."""
         return None, self._worker_side.take_loaded() or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -86,7 +99,8 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
 
     def build_connector_worker_meta(self) -> StepResults | None:
         """The worker side's other results."""
-        return self._worker_side.take_results()
+        results = self._worker_side.take_results()
+        return StepResults({self._rank: results}) if results is not None else None
 
     @property
     def _worker_side(self) -> WorkerSide:

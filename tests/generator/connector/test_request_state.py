@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 
 from generator.connector.messages import Prefilled, RequestMessage
 from generator.connector.request_state import Offer, RequestState
-from generator.connector.step_jobs import Load, Piece
+from generator.connector.step_jobs import BlockCopy, Load, Piece
 from protocol.kv import pages_spanned
 from protocol.plans import PlannedNode
 from protocol.tiers import Tier
@@ -28,7 +28,7 @@ def state_of(lengths, sources) -> RequestState:
     )
     path = tuple(f"c{index}" for index in range(len(lengths)))
     total = sum(lengths) + 3
-    request = SimpleNamespace(num_tokens=total)
+    request = SimpleNamespace(request_id="q", num_tokens=total)
     state = RequestState(request, RequestMessage("q", True, "n", path, nodes), PAGE)
     state.blocks = [100 + block for block in range(-(-total // PAGE))]
     return state
@@ -42,20 +42,24 @@ def test_every_loaded_token_comes_from_a_page_that_holds_it(lengths, data):
     end = sum(lengths[:cached]) - data.draw(st.integers(0, 1))
     local = data.draw(st.integers(0, max(0, end - 1) // PAGE)) * PAGE
     held = {
-        node.key: tuple(1000 + page for page in pages_spanned(node.prefix_tokens, node.tokens, PAGE))
-        for node in state.nodes
+        node.key: tuple(1000 * number + page for page in pages_spanned(node.prefix_tokens, node.tokens, PAGE))
+        for number, node in enumerate(state.nodes, start=1)
     }
     state.offer = Offer(local, end, state.loadable(local, held))
+    load = state.load_of(held)
     comes_from = {}
-    for piece in state.pieces(held):
+    for piece in load.pieces:
         node = next(node for node in state.nodes if node.key == piece.key)
         for offset, block in enumerate(piece.blocks):
             page = pages_spanned(node.prefix_tokens, node.tokens, PAGE).start + piece.first + offset
             assert block not in comes_from, "a block is filled twice"
             assert state.blocks[page] == block, "a page belongs into the block of its own tokens"
             comes_from[block] = node
-            if piece.tier is Tier.GPU:
-                assert piece.held[offset] == 1000 + page
+    for copy in load.copies:
+        assert copy.target not in comes_from, "a block is filled twice"
+        number, page = divmod(copy.source, 1000)
+        assert state.blocks[page] == copy.target, "a block is copied onto the block of the same tokens"
+        comes_from[copy.target] = state.nodes[number - 1]
     for token in range(local, end):
         node = comes_from[state.blocks[token // PAGE]]
         assert token < node.prefix_tokens + node.tokens, "the page ends before this token"
@@ -113,7 +117,7 @@ def test_split_loads_have_every_page_once(lengths, count, data):
         Piece(f"k{index}", source, data.draw(st.integers(0, 3)), tuple(range(100 * index, 100 * index + length)))
         for index, (length, source) in enumerate(zip(lengths, sources, strict=True))
     )
-    load = Load("r", pieces, True)
+    load = Load("r", pieces, (BlockCopy(1, 2),))
     shares = load.split(count)
 
     def pages(load):
@@ -124,11 +128,12 @@ def test_split_loads_have_every_page_once(lengths, count, data):
         ]
 
     assert [page for share in shares for page in pages(share)] == pages(load)
+    assert [copy for share in shares for copy in share.copies] == [BlockCopy(1, 2)]
     sizes = [len(pages(share)) for share in shares]
     assert len(shares) == min(count, sum(lengths))
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_an_empty_load_is_split_into_one_share():
-    load = Load("r", (), True)
+    load = Load("r", (), (BlockCopy(1, 2),))
     assert load.split(3) == [load]

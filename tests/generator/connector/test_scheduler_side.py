@@ -10,8 +10,9 @@ from small_pool import BLOCKS, PAGE, small_pool
 
 from generator.connector.messages import Prefilled, RequestMessage
 from generator.connector.scheduler_side import SchedulerSide
-from generator.connector.step_jobs import LoadResult, StepResults
-from protocol.kv import HeldNode, LostCopy, Move, ResidencyReport
+from generator.connector.step_jobs import BlockCopy, JobResults, LoadResult, StepResults
+from generator.tiers.base import StoredNode
+from protocol.kv import HeldNode, KvNode, LostCopy, Move, ResidencyReport
 from protocol.plans import PlannedNode
 from protocol.tiers import Tier
 
@@ -21,11 +22,11 @@ CONTENTS = ("c0", "c1")
 class Engine:
     """A scheduler side, and the blocks and steps of its engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = 1) -> None:
         # Without the prefix cache, every node can be found.
         self.pool = small_pool()
         self.pool.enable_caching = False
-        self.side = SchedulerSide(PAGE, "one", 4, 64)
+        self.side = SchedulerSide(PAGE, "one", 4, 64, ranks)
         self.side.bind(self.pool)
 
     def admit(
@@ -58,6 +59,11 @@ class Engine:
             total_num_scheduled_tokens=sum(scheduled.values()),
         )
         return self.side.step_jobs(output)
+
+    def results(self, **results: object) -> None:
+        """The results of the engine's only rank, at the end of a step."""
+        self.side.update(StepResults({0: JobResults(**results)}))
+        self.side.end_step()
 
     def end(self, request: SimpleNamespace, blocks: list[int]) -> None:
         self.side.complete(request, blocks)
@@ -95,35 +101,79 @@ def test_held_nodes_are_loaded_from_the_gpu(engine):
     request = engine.admit("second", Tier.GPU, Tier.GPU)
     assert engine.side.match(request, 0) == (16, False)
     blocks = engine.allocate(request, external=16)
-    (load,) = engine.step(second=2).loads
-    assert [piece.held for piece in load.pieces] == [tuple(held[:2]), tuple(held[2:4])]
-    assert [piece.blocks for piece in load.pieces] == [tuple(blocks[:2]), tuple(blocks[2:4])]
-    engine.side.update(StepResults(loads={"second": LoadResult(0.5)}), set())
+    jobs = engine.step(second=2)
+    assert jobs.loads == []
+    assert jobs.copies == [BlockCopy(*pair) for pair in zip(held[:4], blocks[:4], strict=True)]
     request.num_output_tokens = 1
-    assert engine.side.report().prefilled == {"second": Prefilled({Tier.GPU: 16}, 500.0)}
+    assert engine.side.report().prefilled == {"second": Prefilled({Tier.GPU: 16}, 0.0)}
 
 
-def test_loads_from_disk_run_in_the_background(engine):
-    request = engine.admit("q", Tier.DISK, None)
+def test_blocks_are_not_reused_before_they_are_copied(engine):
+    engine.prefill("first", Tier.GPU)
+    engine.side.end_step()
+    request = engine.admit("second", Tier.GPU, None)
+    engine.side.match(request, 0)
+    engine.allocate(request, external=16)
+    engine.admit("third", None, None, moves=(Move("k0", 8, Tier.GPU, None), Move("k1", 8, Tier.GPU, None)))
+    engine.step(second=2)
+    assert engine.pool.get_num_free_blocks() == BLOCKS - 1 - 5 - 4
+    engine.side.end_step()
+    assert engine.pool.get_num_free_blocks() == BLOCKS - 1 - 5
+
+
+@pytest.mark.parametrize("tier", [Tier.HOST, Tier.DISK])
+def test_loads_from_below_the_gpu_run_in_the_background(engine, tier):
+    request = engine.admit("q", tier, None)
     assert engine.side.match(request, 0) == (16, True)
     engine.allocate(request, external=16)
     jobs = engine.step()
-    assert [load.background for load in jobs.loads] == [True]
+    assert [load.request_id for load in jobs.loads] == ["q"]
     assert jobs.idle
+    engine.results(loads={"q": LoadResult(0.5)})
+    request.num_output_tokens = 1
+    assert engine.side.report().prefilled == {"q": Prefilled({tier: 16}, 500.0)}
+
+
+def test_a_step_is_not_idle_while_an_earlier_one_computes(engine):
+    """As with asynchronous scheduling: a step is scheduled before the results of the last one are known."""
+    request = engine.admit("q", Tier.HOST, None)
+    engine.side.match(request, 0)
+    engine.allocate(request, external=16)
+    engine.step(other=1)
+    assert not engine.step().idle
+    engine.side.end_step()
+    assert engine.step().idle
+
+
+def test_a_load_ends_when_every_rank_has_ended_it():
+    engine = Engine(ranks=2)
+    request = engine.admit("q", Tier.HOST, None)
+    engine.side.match(request, 0)
+    engine.allocate(request, external=16)
+    engine.step()
+    engine.side.update(StepResults({1: JobResults(loads={"q": LoadResult(0.5)})}))
+    request.num_output_tokens = 1
+    assert engine.step().idle
+    engine.side.update(StepResults({0: JobResults(loads={"q": LoadResult(0.75)})}))
+    assert engine.side.report().prefilled == {"q": Prefilled({Tier.HOST: 16}, 750.0)}
 
 
 def test_a_failed_load_is_lost_and_limits_the_cached_tokens(engine):
     request = engine.admit("q", Tier.HOST, None)
-    assert engine.side.match(request, 0) == (16, False)
+    assert engine.side.match(request, 0) == (16, True)
     blocks = engine.allocate(request, external=16)
-    engine.step(q=2)
-    engine.side.update(StepResults(loads={"q": LoadResult(0.0, (("k1", Tier.HOST),))}), {blocks[2]})
-    request.num_output_tokens = 1
+    engine.step()
+    engine.results(loads={"q": LoadResult(0.0, (("k1", Tier.HOST),))})
+    # vLLM has found the first failed block.
+    request.num_computed_tokens = 8
+    engine.side.allocated(request, blocks, 0)
+    engine.step(q=10)
+    request.num_computed_tokens, request.num_output_tokens = 18, 1
     report = engine.side.report()
     assert report.prefilled["q"].loaded == {Tier.HOST: 8}
     assert report.lost == (LostCopy("k1", Tier.HOST),)
     # The next match offers the nodes in front of the missing copy.
-    assert engine.side.match(request, 0) == (8, False)
+    assert engine.side.match(request, 0) == (8, True)
 
 
 def test_a_copy_that_is_being_written_is_waited_for(engine):
@@ -132,8 +182,8 @@ def test_a_copy_that_is_being_written_is_waited_for(engine):
     assert engine.side.match(request, 0) == (None, False)
     jobs = engine.step()
     assert [(transfer.key, transfer.target) for transfer in jobs.transfers] == [("k0", Tier.HOST), ("k1", Tier.HOST)]
-    engine.side.update(StepResults(transfers={transfer.number: True for transfer in jobs.transfers}), set())
-    assert engine.side.match(request, 0) == (16, False)
+    engine.results(transfers={transfer.number: True for transfer in jobs.transfers})
+    assert engine.side.match(request, 0) == (16, True)
 
 
 def test_a_speculative_request_keeps_complete_nodes_only(engine):
@@ -172,7 +222,7 @@ def test_a_deleted_document_is_released_and_purged(engine):
     (purge,) = engine.step().purges
     assert engine.pool.get_num_free_blocks() == BLOCKS - 1 - 2
     assert engine.side.report() is None
-    engine.side.update(StepResults(purged={purge.number: 0}), set())
+    engine.results(purged={purge.number: 0})
     assert engine.side.report().carried_out == {"deletion": ()}
 
 
@@ -182,10 +232,12 @@ def test_an_inquiry_answers_with_the_gpu_tier_and_the_others(engine):
     engine.side.inquire("question")
     assert engine.side.busy
     assert engine.step().inquiries == ["question"]
-    disk = ResidencyReport(Tier.DISK, ())
-    engine.side.update(StepResults(held={"question": (disk,)}), set())
+    stored = KvNode("k0", "n", ("c0",), 0, 8)
+    engine.results(held={"question": {Tier.DISK: (StoredNode(stored),)}})
     nodes = (HeldNode("n", ("c0",), 8), HeldNode("n", CONTENTS, 8))
-    assert engine.side.report().held == {"question": (ResidencyReport(Tier.GPU, nodes, "one"), disk)}
+    assert engine.side.report().held == {
+        "question": (ResidencyReport(Tier.GPU, nodes, "one"), ResidencyReport(Tier.DISK, nodes[:1]))
+    }
     assert not engine.side.busy
 
 

@@ -46,7 +46,7 @@ class Loading:
 
     def load(self, *pieces: Piece) -> None:
         """Load in the background, and wait until the load has ended."""
-        self.worker.load(StepJobs(loads=[Load("request", pieces, True)]))
+        self.worker.load(StepJobs(loads=[Load("request", pieces)]))
         until = time.monotonic() + PATIENCE_S
         while "request" not in self.worker.take_loaded():
             assert time.monotonic() < until, "the load has not ended"

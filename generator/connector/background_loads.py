@@ -1,0 +1,92 @@
+"""Loads from the tiers below the GPU into an engine's blocks, beside the engine's own steps."""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from generator.connector.blocks import PagedBlocks
+from generator.connector.kv_failures import warn
+from generator.connector.step_jobs import Load, LoadResult, Piece
+from generator.tiers.base import KvTier
+from protocol.tiers import Tier
+
+Ended = Callable[[str, LoadResult, set[int]], None]
+"""Takes the request, the result and the failed blocks of a load that has ended."""
+
+
+@dataclass
+class _Progress:
+    """Progress of a load that several threads share."""
+
+    open_shares: int
+    began: float = math.inf
+    lost: dict[tuple[str, Tier], None] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+
+
+class BackgroundLoads:
+    """Runs loads on ``threads`` threads, all of which share each load: one alone does not saturate the memory.
+
+    Each load is reported to ``ended`` once, on one of these threads, when none of them touches its blocks any more.
+    """
+
+    def __init__(self, blocks: PagedBlocks, tiers: dict[Tier, KvTier], threads: int, ended: Ended) -> None:
+        self._blocks = blocks
+        self._tiers = tiers
+        self._threads = threads
+        self._ended = ended
+        self._loaders = ThreadPoolExecutor(threads, "kv-load", initializer=blocks.enter_thread)
+        # Guards the progress of loads.
+        self._lock = threading.Lock()
+
+    def start(self, load: Load) -> None:
+        """Start a load."""
+        shares = load.split(self._threads)
+        progress = _Progress(len(shares))
+        # Held blocks may have been computed by the step before.
+        fence = self._blocks.fence()
+        for share in shares:
+            self._loaders.submit(self._run, share, progress, fence)
+
+    def close(self) -> None:
+        """Finish what the threads have begun."""
+        self._loaders.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, share: Load, progress: _Progress, fence: Callable[[], None]) -> None:
+        began = time.perf_counter()
+        lost: list[tuple[str, Tier]] = []
+        failed: set[int] = set()
+        for piece in share.pieces:
+            try:
+                self._fill(piece)
+            except Exception as error:
+                # Whatever the error is, the request goes on and computes what is missing.
+                warn("kv_not_loaded", error, node=piece.key, tier=piece.tier)
+                lost.append((piece.key, piece.tier))
+                failed.update(piece.blocks)
+        try:
+            if share.copies:
+                fence()
+                self._blocks.copy(share.copies)
+                self._blocks.finish()
+        except Exception as error:
+            warn("kv_not_copied", error, request=share.request_id)
+            failed.update(copy.target for copy in share.copies)
+        with self._lock:
+            progress.open_shares -= 1
+            progress.began = min(progress.began, began)
+            progress.lost.update(dict.fromkeys(lost))
+            progress.failed |= failed
+            ended = not progress.open_shares
+        if ended:
+            result = LoadResult(time.perf_counter() - progress.began, tuple(progress.lost))
+            self._ended(share.request_id, result, progress.failed)
+
+    def _fill(self, piece: Piece) -> None:
+        with self._tiers[piece.tier].reading(piece.key, piece.pages) as reader:
+            reader.load(piece.first, piece.blocks, self._blocks)
+            # The tier checks on exit that the copy has not changed, so the bytes must have arrived by then.
+            self._blocks.finish()

@@ -1,0 +1,86 @@
+"""Joins the results of an engine's tensor-parallel ranks."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from generator.connector.step_jobs import JobResults, LoadResult, StepResults
+from generator.tiers.base import StoredNode
+from protocol.kv import KvMemory
+from protocol.tiers import Tier
+
+Job = TypeVar("Job", bound=Hashable)
+Result = TypeVar("Result")
+
+
+class RankResults:
+    """Collects results until all ``ranks`` have answered a job.
+
+    Every rank does every job on its own shard of the KV. A node is in a tier if it is there on all ranks, and a job
+    that failed on one rank has failed.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._loads: dict[str, dict[int, LoadResult]] = {}
+        self._transfers: dict[int, dict[int, bool]] = {}
+        self._purged: dict[int, dict[int, int]] = {}
+        self._held: dict[str, dict[int, dict[Tier, tuple[StoredNode, ...]]]] = {}
+        self._memory: dict[int, KvMemory] = {}
+
+    def join(self, results: StepResults) -> JobResults:
+        """The jobs that all ranks have now answered."""
+        for rank, answered in results.by_rank.items():
+            _add(self._loads, rank, answered.loads)
+            _add(self._transfers, rank, answered.transfers)
+            _add(self._purged, rank, answered.purged)
+            _add(self._held, rank, answered.held)
+            if answered.memory is not None:
+                self._memory[rank] = answered.memory
+        joined = JobResults(
+            loads={request_id: _slowest(loads) for request_id, loads in self._take(self._loads)},
+            transfers={number: all(done) for number, done in self._take(self._transfers)},
+            purged={number: sum(left) for number, left in self._take(self._purged)},
+            held={name: _on_all(held) for name, held in self._take(self._held)},
+        )
+        if len(self._memory) == self._ranks:
+            joined.memory = _least([memory for _, memory in sorted(self._memory.items())])
+            self._memory.clear()
+        return joined
+
+    def _take(self, answers: dict[Job, dict[int, Result]]) -> list[tuple[Job, list[Result]]]:
+        complete = [job for job, by_rank in answers.items() if len(by_rank) == self._ranks]
+        return [(job, list(answers.pop(job).values())) for job in complete]
+
+
+def _add(answers: dict[Job, dict[int, Result]], rank: int, answered: Mapping[Job, Result]) -> None:
+    for job, result in answered.items():
+        answers.setdefault(job, {})[rank] = result
+
+
+def _slowest(loads: Sequence[LoadResult]) -> LoadResult:
+    lost = dict.fromkeys(copy for load in loads for copy in load.lost)
+    return LoadResult(max(load.seconds for load in loads), tuple(lost))
+
+
+def _on_all(held: Sequence[Mapping[Tier, tuple[StoredNode, ...]]]) -> dict[Tier, tuple[StoredNode, ...]]:
+    """The nodes that every rank holds, in the first rank's order."""
+    first, *others = held
+    common = {tier: [set(other.get(tier, ())) for other in others] for tier in first}
+    return {
+        tier: tuple(node for node in nodes if all(node in there for there in common[tier]))
+        for tier, nodes in first.items()
+    }
+
+
+def _least(memories: Sequence[KvMemory]) -> KvMemory:
+    """What all ranks have room for, at the speed of the slowest one. The first rank names it."""
+    return msgspec.structs.replace(
+        memories[0],
+        gpu_pages=min(memory.gpu_pages for memory in memories),
+        host_pages=min(memory.host_pages for memory in memories),
+        disk_pages=min(memory.disk_pages for memory in memories),
+        host_bytes_per_s=min(memory.host_bytes_per_s for memory in memories),
+        disk_bytes_per_s=min(memory.disk_bytes_per_s for memory in memories),
+    )

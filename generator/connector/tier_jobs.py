@@ -1,0 +1,69 @@
+"""What leaves an engine's blocks, moves between the tiers below the GPU, or is deleted from them."""
+
+from collections.abc import Sequence
+
+from generator.connector.blocks import PagedBlocks
+from generator.connector.step_jobs import Purge, Transfer
+from generator.tiers.base import KvTier, StoredNode, TierError
+from protocol.kv import KvNode, pages_spanned
+from protocol.tiers import Tier
+
+
+class TierJobs:
+    """Carries out transfers and purges over an engine's ``blocks`` and the ``tiers`` below the GPU.
+
+    Every method raises what the tiers raise.
+    """
+
+    def __init__(self, blocks: PagedBlocks, tiers: dict[Tier, KvTier]) -> None:
+        self._blocks = blocks
+        self._tiers = tiers
+
+    def transfer(self, transfer: Transfer) -> None:
+        """Copy a node, delete it, or both. Raises TierError if the engine no longer holds what is to be copied."""
+        source = self._tiers.get(transfer.source)
+        if transfer.target is not None:
+            target = self._tiers[transfer.target]
+            if not target.has(transfer.key, transfer.pages):
+                if source is not None:
+                    self._copy(source, target, transfer)
+                elif transfer.node is not None:
+                    self._save(transfer.node, transfer.blocks, target, transfer)
+                else:
+                    raise TierError("the engine no longer holds the node")
+        if source is not None and transfer.evict:
+            source.drop(transfer.key, transfer.pages)
+
+    def purge(self, purge: Purge) -> int:
+        """Delete what the tiers themselves list, which includes nodes that the knowledge tree does not know.
+
+        Returns the number of nodes that could not be deleted.
+        """
+        left = 0
+        for tier in self._tiers.values():
+            covered = [stored for stored in tier.nodes() if purge.covers(stored.node.namespace, stored.node.path)]
+            for node, pages in covered:
+                tier.drop(node.key, pages)
+            left += sum(tier.has(node.key, pages) for node, pages in covered)
+        return left
+
+    def held(self) -> dict[Tier, tuple[StoredNode, ...]]:
+        """What the tiers hold."""
+        return {tier: tuple(kept.nodes()) for tier, kept in self._tiers.items()}
+
+    def _save(self, node: KvNode, blocks: Sequence[int], target: KvTier, transfer: Transfer) -> None:
+        page_tokens = self._blocks.page_tokens
+        end = node.prefix_tokens + node.tokens
+        first = node.prefix_tokens // page_tokens
+        with target.writing(node, transfer.pages) as writer:
+            for index, block in enumerate(blocks):
+                self._blocks.read(block, writer.page(index), min(page_tokens, end - (first + index) * page_tokens))
+
+    def _copy(self, source: KvTier, target: KvTier, transfer: Transfer) -> None:
+        with (
+            source.reading(transfer.key, transfer.pages) as reader,
+            target.writing(reader.node, transfer.pages) as writer,
+        ):
+            node = reader.node
+            for index in range(len(pages_spanned(node.prefix_tokens, node.tokens, self._blocks.page_tokens))):
+                writer.page(index)[:] = reader.page(index)

@@ -1,0 +1,62 @@
+"""A job has ended when every rank has answered it, and it has failed if it failed on one."""
+
+import pytest
+
+pytest.importorskip("vllm")
+
+import msgspec
+
+from generator.connector.rank_results import RankResults
+from generator.connector.step_jobs import JobResults, LoadResult, StepResults
+from generator.tiers.base import StoredNode
+from protocol.kv import KvMemory, KvNode, Pages
+from protocol.tiers import Tier
+
+MEMORY = KvMemory("weights", "boot", 4, 64, 10, 20, 30, 4e9, 2e9, "cpu", "here")
+ONE, TWO = (StoredNode(KvNode(key, "n", (key,), 0, 8), Pages((number,), number)) for number, key in enumerate("ab"))
+
+
+def join(ranks: RankResults, rank: int, **results: object) -> JobResults:
+    return ranks.join(StepResults({rank: JobResults(**results)}))
+
+
+def test_a_silent_rank_has_finished_nothing():
+    ranks = RankResults(2)
+    answered = {"loads": {"r": LoadResult(1.0)}, "transfers": {1: True}, "purged": {2: 0}, "held": {"q": {}}}
+    assert join(ranks, 0, **answered, memory=MEMORY) == JobResults()
+    # Other jobs of the other rank change nothing.
+    assert join(ranks, 1, transfers={9: True}) == JobResults()
+    joined = join(ranks, 1, **answered, memory=MEMORY)
+    assert joined == JobResults(**answered, memory=MEMORY)
+    assert join(ranks, 0, transfers={9: True}).transfers == {9: True}
+
+
+def test_ranks_may_answer_in_one_step():
+    both = StepResults({0: JobResults(transfers={1: True})}).aggregate(
+        StepResults({1: JobResults(transfers={1: True})})
+    )
+    assert RankResults(2).join(both).transfers == {1: True}
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_job_that_fails_on_one_rank_fails(failing):
+    ranks = RankResults(2)
+    lost = (("k", Tier.DISK),)
+    join(ranks, 1 - failing, transfers={1: True}, purged={2: 0}, loads={"r": LoadResult(3.0)})
+    joined = join(ranks, failing, transfers={1: False}, purged={2: 4}, loads={"r": LoadResult(1.0, lost)})
+    assert joined == JobResults(loads={"r": LoadResult(3.0, lost)}, transfers={1: False}, purged={2: 4})
+
+
+def test_a_node_is_in_a_tier_if_it_is_there_on_every_rank():
+    ranks = RankResults(2)
+    join(ranks, 0, held={"q": {Tier.HOST: (ONE, TWO), Tier.DISK: (ONE,)}})
+    joined = join(ranks, 1, held={"q": {Tier.HOST: (TWO,), Tier.DISK: ()}})
+    assert joined.held == {"q": {Tier.HOST: (TWO,), Tier.DISK: ()}}
+
+
+def test_the_memory_is_what_every_rank_has():
+    ranks = RankResults(2)
+    slower = msgspec.structs.replace(MEMORY, boot="other", host_pages=15, disk_bytes_per_s=1e9)
+    join(ranks, 1, memory=slower)
+    joined = join(ranks, 0, memory=MEMORY)
+    assert joined.memory == msgspec.structs.replace(MEMORY, host_pages=15, disk_bytes_per_s=1e9)
