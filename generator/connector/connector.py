@@ -14,7 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 
 from generator.connector.messages import EngineReport, RequestMessage
 from generator.connector.report_stats import ReportStats
-from generator.connector.scheduler_side import SchedulerSide
+from generator.connector.scheduler.scheduler_side import SchedulerSide
 from generator.connector.step_jobs import StepJobs, StepResults
 from generator.connector.worker_connector import WorkerConnector
 

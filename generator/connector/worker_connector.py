@@ -14,11 +14,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 
-from generator.connector.blocks import PagedBlocks, marks
-from generator.connector.fingerprint import fingerprint
-from generator.connector.open_tiers import measure_memory, open_tiers
 from generator.connector.step_jobs import StepJobs, StepResults
-from generator.connector.worker_side import WorkerSide
+from generator.connector.worker.blocks import PagedBlocks, marks
+from generator.connector.worker.fingerprint import fingerprint
+from generator.connector.worker.open_tiers import measure_memory, open_tiers
+from generator.connector.worker.worker_side import WorkerSide
 from generator.settings import KvSettings
 from protocol.errors import ConfigError
 from protocol.logs import configure_logging

@@ -2,7 +2,7 @@
 
 import torch
 
-from generator.connector.blocks import PagedBlocks
+from generator.connector.worker.blocks import PagedBlocks
 
 
 def small_cache(blocks: int, tokens: int, heads: int, dim: int, dtype: torch.dtype) -> PagedBlocks:

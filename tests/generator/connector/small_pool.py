@@ -2,7 +2,7 @@
 
 from vllm.v1.core.block_pool import BlockPool
 
-from generator.connector.gpu_tier import GpuTier
+from generator.connector.scheduler.gpu_tier import GpuTier
 from protocol.kv import KvNode
 
 PAGE = 4

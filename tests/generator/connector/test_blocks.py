@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 import torch
 from small_cache import small_cache
 
-from generator.connector.blocks import PagedBlocks
+from generator.connector.worker.blocks import PagedBlocks
 
 BLOCKS, TOKENS = 12, 4
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from generator.connector.fingerprint import fingerprint
+from generator.connector.worker.fingerprint import fingerprint
 
 LAYOUT = "30 layers of 32 tokens"
 

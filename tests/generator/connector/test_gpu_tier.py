@@ -7,7 +7,7 @@ pytest.importorskip("vllm")
 from small_pool import BLOCKS, PAGE, Chain, small_pool
 from vllm.v1.core.block_pool import BlockPool
 
-from generator.connector.gpu_tier import GpuTier
+from generator.connector.scheduler.gpu_tier import GpuTier
 
 
 @pytest.fixture

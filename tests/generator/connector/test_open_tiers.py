@@ -7,7 +7,7 @@ pytest.importorskip("vllm")
 import torch
 from small_cache import small_cache
 
-from generator.connector.open_tiers import _disk_rate
+from generator.connector.worker.open_tiers import _disk_rate
 from generator.tiers.disk import DiskTier
 from protocol.kv import KvNode
 

@@ -6,7 +6,7 @@ pytest.importorskip("vllm")
 
 import msgspec
 
-from generator.connector.rank_results import RankResults
+from generator.connector.scheduler.rank_results import RankResults
 from generator.connector.step_jobs import JobResults, LoadResult, StepResults
 from generator.tiers.base import StoredNode
 from protocol.kv import KvMemory, KvNode, Pages

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 pytest.importorskip("vllm")
 
 from generator.connector.messages import Prefilled, RequestMessage
-from generator.connector.request_state import Offer, RequestState
+from generator.connector.scheduler.request_state import Offer, RequestState
 from generator.connector.step_jobs import BlockCopy, Load, Piece
 from protocol.kv import pages_spanned
 from protocol.plans import PlannedNode

@@ -9,7 +9,7 @@ pytest.importorskip("vllm")
 from small_pool import BLOCKS, PAGE, small_pool
 
 from generator.connector.messages import Prefilled, RequestMessage
-from generator.connector.scheduler_side import SchedulerSide
+from generator.connector.scheduler.scheduler_side import SchedulerSide
 from generator.connector.step_jobs import BlockCopy, JobResults, LoadResult, StepResults
 from generator.tiers.base import StoredNode
 from protocol.kv import HeldNode, KvNode, LostCopy, Move, ResidencyReport

@@ -11,7 +11,7 @@ import torch
 from small_cache import small_cache
 
 from generator.connector.step_jobs import Load, Piece, StepJobs
-from generator.connector.worker_side import WorkerSide
+from generator.connector.worker.worker_side import WorkerSide
 from generator.tiers.disk import DiskTier
 from generator.tiers.null import NullTier
 from protocol.kv import KvMemory, KvNode

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from itertools import count
 
-from generator.connector.gpu_tier import GpuTier
-from generator.connector.lost_copies import LostCopies
+from generator.connector.scheduler.gpu_tier import GpuTier
+from generator.connector.scheduler.lost_copies import LostCopies
 from generator.connector.step_jobs import Purge, Transfer
 from protocol.kv import KvNode, LostCopy, Move, Pages
 from protocol.tiers import Tier

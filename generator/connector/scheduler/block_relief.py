@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from generator.connector.gpu_tier import GpuTier
-from generator.connector.request_state import RequestState
+from generator.connector.scheduler.gpu_tier import GpuTier
+from generator.connector.scheduler.request_state import RequestState
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
-from generator.connector.gpu_tier import GpuTier
-from generator.connector.request_state import RequestState
+from generator.connector.scheduler.gpu_tier import GpuTier
+from generator.connector.scheduler.request_state import RequestState
 from generator.connector.step_jobs import Purge
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from generator.connector.blocks import PagedBlocks
-from generator.connector.kv_failures import warn
 from generator.connector.step_jobs import Load, LoadResult, Piece
+from generator.connector.worker.blocks import PagedBlocks
+from generator.connector.worker.kv_failures import warn
 from generator.tiers.base import KvTier
 from protocol.tiers import Tier
 

@@ -6,12 +6,12 @@ vLLM's worker-side calls end up here. Loads, and everything that leaves the bloc
 import threading
 from collections.abc import Callable
 
-from generator.connector.background_loads import BackgroundLoads
-from generator.connector.blocks import PagedBlocks
-from generator.connector.kv_failures import warn
-from generator.connector.movers import Movers
 from generator.connector.step_jobs import JobResults, LoadResult, Purge, StepJobs, Transfer
-from generator.connector.tier_jobs import TierJobs
+from generator.connector.worker.background_loads import BackgroundLoads
+from generator.connector.worker.blocks import PagedBlocks
+from generator.connector.worker.kv_failures import warn
+from generator.connector.worker.movers import Movers
+from generator.connector.worker.tier_jobs import TierJobs
 from generator.tiers.base import KvTier
 from protocol.kv import KvMemory
 from protocol.tiers import Tier

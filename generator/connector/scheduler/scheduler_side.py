@@ -8,15 +8,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from generator.connector.block_owners import BlockOwners
-from generator.connector.block_relief import BlockRelief
-from generator.connector.gpu_tier import GpuTier
-from generator.connector.lost_copies import LostCopies
 from generator.connector.messages import EngineReport, RequestMessage
-from generator.connector.rank_results import RankResults
-from generator.connector.request_state import RequestState
+from generator.connector.scheduler.block_owners import BlockOwners
+from generator.connector.scheduler.block_relief import BlockRelief
+from generator.connector.scheduler.gpu_tier import GpuTier
+from generator.connector.scheduler.lost_copies import LostCopies
+from generator.connector.scheduler.rank_results import RankResults
+from generator.connector.scheduler.request_state import RequestState
+from generator.connector.scheduler.transfer_queue import TransferQueue
 from generator.connector.step_jobs import BlockCopy, Load, LoadResult, StepJobs, StepResults
-from generator.connector.transfer_queue import TransferQueue
 from protocol.kv import KvMemory, ResidencyReport
 from protocol.tiers import Tier
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from generator.connector.blocks import PagedBlocks
 from generator.connector.step_jobs import Purge, Transfer
+from generator.connector.worker.blocks import PagedBlocks
 from generator.tiers.base import KvTier, StoredNode, TierError
 from protocol.kv import KvNode, pages_spanned
 from protocol.tiers import Tier

@@ -9,7 +9,7 @@ import numpy as np
 import structlog
 from blake3 import blake3
 
-from generator.connector.blocks import PagedBlocks
+from generator.connector.worker.blocks import PagedBlocks
 from generator.settings import KvSettings
 from generator.tiers.arena import HostArena
 from generator.tiers.base import KvTier, TierError
