@@ -35,7 +35,9 @@ class KvSettings(BaseModel):
     )
     disk_gib: float = Field(8.0, ge=0, description="Disk space for KV in GiB; survives restarts.")
     disk_dir: Path | None = Field(None, description="Folder for KV on disk; by default `kv` in the data folder.")
-    loader_threads: int = Field(2, gt=0, description="Threads that load from disk; all of them share each load.")
+    loader_threads: int = Field(
+        2, gt=0, description="Threads that load from host memory and disk; all of them share each load."
+    )
 
     @property
     def host_file(self) -> Path:

@@ -1,7 +1,6 @@
 """The systems to compare: RAGTree, and plain vLLM with equal flags and an equal KV cache.
 
-RAGTree also has host memory and disk below that cache, which is the difference to measure. On CUDA, RAGTree's engine
-runs without vLLM's async scheduling, because its connector needs that; the others run with it.
+RAGTree also has host memory and disk below that cache, which is the difference to measure.
 """
 
 import tempfile

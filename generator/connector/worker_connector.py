@@ -34,7 +34,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
     """Opens the worker side over the engine's KV cache, and passes it vLLM's worker-side calls.
 
     ``kv_connector_extra_config`` has the fields of ``KvSettings``. Raises ConfigError if the model's or the
-    parallelism's KV cannot be paged, or if async scheduling is on.
+    parallelism's KV cannot be paged.
     """
 
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
@@ -125,8 +125,5 @@ def _check(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
     parallel = vllm_config.parallel_config
     if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
         raise ConfigError("RAGTree's connector supports one worker only: set tensor and pipeline parallelism to 1")
-    if vllm_config.scheduler_config.async_scheduling:
-        # With it, a failed load is known one step late, and vLLM emits a token that was computed on bad KV.
-        raise ConfigError("RAGTree's connector does not support async scheduling: set --no-async-scheduling")
     if len(kv_cache_config.kv_cache_groups) != 1:
         raise ConfigError("RAGTree's connector does not support hybrid models, whose layers keep different kinds of KV")

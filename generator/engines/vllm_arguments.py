@@ -61,7 +61,6 @@ def step_budget(scheduler: "SchedulerConfig") -> StepBudget:
 def _connector_arguments(settings: GeneratorSettings, instance: str) -> dict[str, Any]:
     kv = settings.kv.model_dump(mode="json", exclude={"enabled"})
     return {
-        "async_scheduling": False,
         "kv_transfer_config": {
             "kv_connector": "RagtreeConnector",
             "kv_connector_module_path": _CONNECTOR,

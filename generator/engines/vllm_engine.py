@@ -130,8 +130,13 @@ class VllmEngine:
 
         loggers = [router.logger] if router is not None else []
         try:
+            engine_args = AsyncEngineArgs(**arguments)
+            config = engine_args.create_engine_config()
+            if engine_args.async_scheduling:
+                # vLLM turns it off on a CPU, where it gains nothing. An explicit setting wins.
+                config.scheduler_config.async_scheduling = True
             # On the event loop and not in a thread, because vLLM binds its sockets to the loop that creates it.
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=loggers)
+            return AsyncLLM.from_vllm_config(config, stat_loggers=loggers)
         except (ValueError, TypeError, RuntimeError) as error:
             raise ConfigError(f"vLLM cannot run {self._settings.model!r}: {error}", param="generator") from error
 

@@ -1,7 +1,8 @@
 """Carries out orders that come outside of any plan."""
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+import contextlib
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from generator.connector.messages import RequestMessage
@@ -45,16 +46,30 @@ class VllmOrders:
         return await self._send(RequestMessage.of_orders(name, Orders(), inquire=True), self._router.held(name))
 
     async def _send(self, message: RequestMessage, answer: "asyncio.Future[T]") -> T:
-        """Send a message with a one-token request, the only way into vLLM's scheduler, and wait for its answer."""
-        parameters = sampling_params(Sampling(max_tokens=1))
-        parameters.extra_args = {"kv_transfer_params": message.as_parameters()}
+        """Send a message with a one-token request, the only way into vLLM's scheduler, and wait for its answer.
+
+        The connector takes the message when the request arrives, so orders pass the queue. The request itself may still
+        be waiting in it when the answer comes. It is aborted then.
+        """
+        carrier = asyncio.create_task(self._carry(message))
         try:
-            async for _ in self._requests.generate(message.name, [0], message.name, parameters):
-                pass
+            either: list[asyncio.Future[Any]] = [carrier, answer]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                await carrier
             await self._requests.wait_alive(answer)
             return answer.result()
         finally:
             answer.cancel()
+            carrier.cancel()
+            await asyncio.gather(carrier, return_exceptions=True)
+
+    async def _carry(self, message: RequestMessage) -> None:
+        parameters = sampling_params(Sampling(max_tokens=1))
+        parameters.extra_args = {"kv_transfer_params": message.as_parameters()}
+        async with contextlib.aclosing(self._requests.generate(message.name, [0], message.name, parameters)) as outputs:
+            async for _ in outputs:
+                pass
 
     async def _empty_prefix_cache(self) -> None:
         try:

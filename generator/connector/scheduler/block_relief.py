@@ -36,25 +36,44 @@ class BlockRelief:
         scheduled: Mapping[str, int],
         requests: "Mapping[str, Request]",
         states: Mapping[str, RequestState],
+        loading: Mapping[str, object],
     ) -> list[str]:
         """Release as many nodes as needed for the next step. Returns their keys.
 
-        ``scheduled`` are the tokens of this step by request, ``requests`` all requests that have not ended.
+        ``scheduled`` are the tokens of this step by request, ``requests`` all requests that have not ended, in the
+        order of their arrival, and ``loading`` those of them whose blocks are being loaded.
         """
         wanted = len(scheduled) + 1
         if len(scheduled) < self._most_requests and sum(scheduled.values()) < self._most_tokens:
-            # The step had room left, so a request that was not scheduled waits for blocks or for a load.
-            waiting = requests.keys() - scheduled.keys()
-            wanted += max((self._needs(requests[name], states.get(name)) for name in waiting), default=0)
+            # The step had room left, so a request that was not scheduled waits for blocks. It is the first of those
+            # that wait: the engine serves them in the order of their arrival.
+            waiting = next((name for name in requests if name not in scheduled and name not in loading), None)
+            if waiting is not None:
+                # A load in the background also waits for the blocks that prompts under way still have to get.
+                wanted += self._missing(requests[waiting], states.get(waiting))
+                wanted += sum(
+                    self._missing(requests[name], states.get(name))
+                    for name in (*scheduled, *loading)
+                    if name in requests and not requests[name].num_output_tokens
+                )
         if self._gpu.pool.get_num_free_blocks() >= wanted:
             return []
         in_use = {key for state in states.values() if not state.reported for key in state.keys}
         return self._gpu.relieve(wanted, self._spare, in_use)
 
-    def _needs(self, request: "Request", state: RequestState | None) -> int:
-        """The number of blocks a request still has to get: all of its own, less those held for it."""
+    def _missing(self, request: "Request", state: RequestState | None) -> int:
+        """The number of blocks a request still has to get: all of its own, less those it has or that are held."""
         total: int = -(-request.num_tokens // self._page_tokens)
         if state is None:
-            return total
-        there = {block for node in state.nodes if node.key in self._gpu for block in self._gpu.blocks(node.key)}
-        return max(0, total - len(there | set(state.blocks)))
+            computed: int = request.num_computed_tokens
+            return max(0, total - computed // self._page_tokens)
+        return max(0, total - max(len(state.blocks), self._held_blocks(state)))
+
+    def _held_blocks(self, state: RequestState) -> int:
+        """The whole blocks in front of the first node of a plan that is not held."""
+        tokens = 0
+        for node in state.nodes:
+            if node.key not in self._gpu:
+                break
+            tokens = node.prefix_tokens + node.tokens
+        return tokens // self._page_tokens

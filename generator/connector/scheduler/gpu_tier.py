@@ -1,6 +1,7 @@
 """The GPU tier: nodes whose KV stays in the engine's own blocks, held there by reference."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from protocol.kv import HeldNode, KvNode, pages_spanned
@@ -32,6 +33,8 @@ class GpuTier:
     def __init__(self, page_tokens: int) -> None:
         self._page_tokens = page_tokens
         self._held: dict[str, _Held] = {}
+        # The held nodes without a held node behind them, the next one to release first.
+        self._leaves: OrderedDict[str, None] = OrderedDict()
         self._pool: BlockPool | None = None
 
     def bind(self, pool: "BlockPool") -> None:
@@ -67,8 +70,10 @@ class GpuTier:
         blocks = tuple(prompt_blocks[span.start : span.stop])
         self.retain(blocks)
         self._held[node.key] = _Held(node, parent, blocks)
+        self._leaves[node.key] = None
         if parent in self._held:
             self._held[parent].children.add(node.key)
+            self._leaves.pop(parent, None)
 
     def can_be_found(self, node: KvNode, blocks: Sequence[int]) -> bool:
         """Whether the engine's prefix cache finds the full blocks of a node. True if the engine has no such cache.
@@ -86,10 +91,16 @@ class GpuTier:
         held = self._held.pop(key, None)
         if held is None:
             return released
+        self._leaves.pop(key, None)
         for child in tuple(held.children):
             released += self.release(child)
         if held.parent in self._held:
-            self._held[held.parent].children.discard(key)
+            siblings = self._held[held.parent].children
+            siblings.discard(key)
+            if not siblings:
+                # The parent is at least as old as what stood behind it.
+                self._leaves[held.parent] = None
+                self._leaves.move_to_end(held.parent, last=False)
         self.give_back(held.blocks)
         return [*released, key]
 
@@ -107,22 +118,31 @@ class GpuTier:
         ``spare`` nodes go first, in this order; then the oldest leaves; nodes ``in_use`` go last.
         """
         released: list[str] = []
-        while self.pool.get_num_free_blocks() < wanted:
-            key = next(self._expendable(spare, in_use), None)
-            if key is None:
-                break
-            released += self.release(key)
+        for key in spare:
+            if self.pool.get_num_free_blocks() < wanted and key not in in_use and self._frees(key):
+                released += self.release(key)
+        for kept in (in_use, ()):
+            released += self._release_leaves(wanted, kept)
         return released
 
-    def _expendable(self, spare: Iterable[str], in_use: Collection[str]) -> Iterator[str]:
-        yield from (key for key in spare if key in self._held and key not in in_use and self._frees(self._held[key]))
-        leaves = [key for key, held in self._held.items() if not held.children and self._frees(held)]
-        yield from (key for key in leaves if key not in in_use)
-        yield from leaves
+    def _release_leaves(self, wanted: int, kept: Collection[str]) -> list[str]:
+        released: list[str] = []
+        # Leaves that stay. They are few: nodes in use, and nodes whose blocks others hold too.
+        passed: set[str] = set()
+        while self.pool.get_num_free_blocks() < wanted:
+            key = next((leaf for leaf in self._leaves if leaf not in passed), None)
+            if key is None:
+                break
+            if key in kept or not self._frees(key):
+                passed.add(key)
+            else:
+                released += self.release(key)
+        return released
 
-    def _frees(self, held: _Held) -> bool:
+    def _frees(self, key: str) -> bool:
         """Whether releasing a node frees a block: requests, neighbouring nodes and transfers may hold blocks too."""
-        return any(self.pool.blocks[block].ref_cnt == 1 for block in held.blocks)
+        held = self._held.get(key)
+        return held is not None and any(self.pool.blocks[block].ref_cnt == 1 for block in held.blocks)
 
     def matching(self, condition: Callable[[str, tuple[str, ...]], bool]) -> list[str]:
         """The keys of the held nodes whose namespace and path meet a condition."""

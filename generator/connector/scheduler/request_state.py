@@ -134,6 +134,11 @@ class RequestState:
         span = pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens)
         return tuple(self.blocks[span.start : span.stop])
 
+    def has_blocks(self, index: int) -> bool:
+        """Whether the engine has allocated all blocks of a node."""
+        node = self.nodes[index]
+        return len(self.blocks) >= pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens).stop
+
     def limit_cached(self, tokens: int) -> None:
         """Count at most the first ``tokens`` tokens as cached: the engine computes what stands behind them."""
         self.cached = min(self.cached, tokens)

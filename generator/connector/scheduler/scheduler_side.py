@@ -174,7 +174,7 @@ class SchedulerSide:
         for request_id in output.preempted_req_ids or ():
             if request_id in self._states:
                 self._states[request_id].blocks = []
-        for key in self._relief.relieve(output.num_scheduled_tokens, self._requests, self._states):
+        for key in self._relief.relieve(output.num_scheduled_tokens, self._requests, self._states, self._loading):
             self._lost.add(key, Tier.GPU)
         # Without pending work there is nothing to pause for, and the next request would wait for the end of the pause.
         # With asynchronous scheduling, a pause would also delay the step that is being computed.
@@ -262,11 +262,16 @@ class SchedulerSide:
                 self._lost.add(node.key, planned.kept)
             return
         blocks = state.node_blocks(index)
-        if planned.kept is Tier.GPU and self._gpu.can_be_found(node, blocks):
+        # A request that was preempted behind its first token has no blocks any more.
+        there = state.has_blocks(index)
+        if planned.kept is Tier.GPU and there and self._gpu.can_be_found(node, blocks):
             self._gpu.hold(node, state.parent(index), state.blocks)
             self._lost.discard(node.key, Tier.GPU)
         elif planned.kept in (Tier.HOST, Tier.DISK) and planned.source is None:
-            self._transfers.save(node, blocks, planned.kept, planned.pages)
+            if there:
+                self._transfers.save(node, blocks, planned.kept, planned.pages)
+            else:
+                self._lost.add(node.key, planned.kept)
         if Tier.GPU in (planned.source, planned.kept) and node.key not in self._gpu:
             self._lost.add(node.key, Tier.GPU)
 

@@ -1,9 +1,11 @@
 """The connector inside a real vLLM: the tier that a document's KV comes from never changes an answer."""
 
 import asyncio
+import contextlib
 
 import msgspec
 import pytest
+from engine_settings import SLOTS
 from kv_plans import (
     DISK,
     FIRST,
@@ -81,6 +83,29 @@ class TestTiers:
         await put(engine, path, GPU)
         assert await engine.carry_out(Orders(path.moves(GPU, HOST, evict=False))) == ()
         assert await held(engine, GPU) == await held(engine, HOST) != set()
+
+
+class TestOrders:
+    async def test_orders_pass_the_queue(self, engine, path):
+        """All slots are taken for long, and other requests wait for them. A deletion does not wait."""
+        await put(engine, path, HOST)
+        begun = asyncio.Semaphore(0)
+
+        async def run(number: int) -> None:
+            plan = kv_path((segment(f"short {number}", 20),)).plan("long answer", None, None)
+            async with contextlib.aclosing(engine.stream(plan, Sampling(max_tokens=800))) as steps:
+                async for _ in steps:
+                    begun.release()
+
+        running = [asyncio.create_task(run(number)) for number in range(SLOTS + 2)]
+        for _ in range(SLOTS):
+            await begun.acquire()
+        assert await engine.carry_out(Orders(forget=((path.namespace, "first"),))) == ()
+        assert await held(engine, HOST) == {(path.namespace, ("system",))}
+        assert not any(task.done() for task in running)
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
 
 
 class TestTenants:

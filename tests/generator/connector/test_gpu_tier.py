@@ -71,6 +71,13 @@ def test_relief_releases_leaves_first(tier, pool):
     assert tier.relieve(pool.get_num_free_blocks() + 1, (), ()) == [chain.keys[1]]
 
 
+def test_a_node_becomes_a_leaf_when_the_nodes_behind_it_are_released(tier, pool):
+    chain, younger = Chain(tier, pool, 8, 8), Chain(tier, pool, 8, name="younger")
+    free = pool.get_num_free_blocks()
+    assert tier.relieve(free + 4, (), ()) == [*chain.keys[::-1]]
+    assert younger.keys[0] in tier
+
+
 def test_relief_keeps_nodes_whose_release_frees_no_block(tier, pool):
     chain = Chain(tier, pool, 8)
     tier.retain(tier.blocks(chain.keys[0]))

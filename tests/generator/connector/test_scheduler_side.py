@@ -50,11 +50,11 @@ class Engine:
         self.side.allocated(request, blocks, external)
         return blocks
 
-    def step(self, **scheduled: int):
+    def step(self, preempted: tuple[str, ...] = (), **scheduled: int):
         output = SimpleNamespace(
             scheduled_new_reqs=[],
             scheduled_cached_reqs=SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set()),
-            preempted_req_ids=(),
+            preempted_req_ids=preempted,
             num_scheduled_tokens=scheduled,
             total_num_scheduled_tokens=sum(scheduled.values()),
         )
@@ -218,7 +218,7 @@ def test_a_deleted_document_is_released_and_purged(engine):
     engine.prefill("first", Tier.GPU)
     engine.side.report()
     message = RequestMessage("deletion", plan=False, forget=(("n", "c1"),))
-    engine.side.admit(SimpleNamespace(request_id="deletion", num_tokens=1), message)
+    engine.side.admit(SimpleNamespace(request_id="deletion", num_tokens=1, num_computed_tokens=0), message)
     (purge,) = engine.step().purges
     assert engine.pool.get_num_free_blocks() == BLOCKS - 1 - 2
     assert engine.side.report() is None
@@ -246,3 +246,16 @@ def test_a_plans_moves_start_when_it_is_admitted(engine):
     moves = (Move("k1", 8, Tier.GPU, Tier.DISK),)
     engine.admit("second", None, None, moves=moves)
     assert [transfer.key for transfer in engine.step().transfers] == ["k1"]
+
+
+def test_a_node_of_a_preempted_request_is_not_held_without_its_blocks(engine):
+    """As when vLLM's prefix cache is reset: the request is preempted behind its first token, before it is reported."""
+    request = engine.admit("q", None, Tier.GPU)
+    engine.side.match(request, 0)
+    engine.allocate(request)
+    engine.step(q=18)
+    engine.step(preempted=("q",))
+    request.num_output_tokens = 1
+    report = engine.side.report()
+    assert set(report.lost) == {LostCopy("k0", Tier.GPU), LostCopy("k1", Tier.GPU)}
+    assert engine.side.match(engine.admit("again", Tier.GPU, None), 0) == (0, False)
