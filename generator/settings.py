@@ -1,7 +1,7 @@
 """The generator's section of the configuration."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,6 +17,15 @@ class FakeEngineSettings(BaseModel):
     )
     step_tokens: int = Field(256, gt=0, description="Prompt tokens of one step. A prefill can be ended between steps.")
     decode_tokens_per_s: float = Field(30.0, gt=0, description="Answer tokens per second of each stream.")
+
+
+class KvPlaces(NamedTuple):
+    """Where one worker keeps documents' KV, and how many bytes of it. ``disk_dir`` is None without a disk tier."""
+
+    host_file: Path
+    host_bytes: int
+    disk_dir: Path | None
+    disk_bytes: int
 
 
 class KvSettings(BaseModel):
@@ -45,9 +54,18 @@ class KvSettings(BaseModel):
         folder = str(self.disk_dir.resolve()) if self.disk_dir else "none"
         return self.host_dir / f"ragtree-{blake3(folder.encode()).hexdigest(6)}.kv"
 
+    def places(self, rank: int = 0, ranks: int = 1) -> KvPlaces:
+        """The places of one of ``ranks`` tensor-parallel workers. They share the memory evenly."""
+        host_bytes, disk_bytes = (int(gib * (1 << 30)) // ranks for gib in (self.host_gib, self.disk_gib))
+        if ranks == 1:
+            return KvPlaces(self.host_file, host_bytes, self.disk_dir, disk_bytes)
+        name = f"rank-{rank}-of-{ranks}"
+        disk_dir = self.disk_dir / name if self.disk_dir is not None else None
+        return KvPlaces(self.host_file.with_suffix(f".{name}.kv"), host_bytes, disk_dir, disk_bytes)
+
     def discard_host_memory(self) -> None:
-        """Delete ``host_file`` and so free its memory. Call it when no engine uses it any more."""
-        for file in (self.host_file, self.host_file.with_name(f"{self.host_file.name}.lock")):
+        """Delete the files that hold host memory, and so free it. Call it when no engine uses it any more."""
+        for file in self.host_dir.glob(f"{self.host_file.stem}.*"):
             file.unlink(missing_ok=True)
 
 

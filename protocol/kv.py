@@ -86,7 +86,8 @@ class ResidencyReport(msgspec.Struct, frozen=True):
 class KvMemory(msgspec.Struct, frozen=True):
     """Where an instance can keep KV: in pages of ``page_tokens`` tokens and ``page_bytes`` bytes.
 
-    0 pages disable a tier.
+    0 pages disable a tier. With tensor parallelism, each rank has a part of every page; all figures are for the ranks
+    together.
 
     - ``fingerprint`` covers weights, dtype, RoPE, tokenizer and layout. KV is valid only for engines with the same one.
     - ``boot`` names this run of the engine. KV in its GPU is lost with it.

@@ -62,8 +62,10 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         num_blocks = self._kv_cache_config.num_blocks
         blocks = PagedBlocks(kv_caches, num_blocks, self._page_tokens, self._write_tokens)
         kv_fingerprint = fingerprint(self._vllm_config, blocks.layout)
-        tiers = open_tiers(self._settings, kv_fingerprint, self._page_tokens, blocks.page_bytes)
-        memory = measure_memory(self._settings, kv_fingerprint, blocks, num_blocks, tiers)
+        places = self._settings.places(self._rank, self._vllm_config.parallel_config.tensor_parallel_size)
+        tiers = open_tiers(places, kv_fingerprint, self._page_tokens, blocks.page_bytes)
+        gpu_pages = int(num_blocks * self._settings.gpu_share)
+        memory = measure_memory(places, kv_fingerprint, blocks, gpu_pages, num_blocks, tiers)
         self._opened_worker_side = WorkerSide(blocks, tiers, memory, self._settings.loader_threads)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
@@ -123,7 +125,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
 
 def _check(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
     parallel = vllm_config.parallel_config
-    if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
-        raise ConfigError("RAGTree's connector supports one worker only: set tensor and pipeline parallelism to 1")
+    if parallel.pipeline_parallel_size > 1:
+        raise ConfigError("RAGTree's connector does not support pipeline parallelism: use tensor parallelism instead")
     if len(kv_cache_config.kv_cache_groups) != 1:
         raise ConfigError("RAGTree's connector does not support hybrid models, whose layers keep different kinds of KV")

@@ -39,7 +39,8 @@ def engine_arguments(settings: GeneratorSettings, folder: Path, instance: str) -
         "max_num_seqs": settings.max_num_seqs,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "enable_prefix_caching": True,
-        "distributed_executor_backend": "uni",
+        # One worker needs no process of its own.
+        "distributed_executor_backend": "uni" if settings.engine_args.get("tensor_parallel_size", 1) == 1 else "mp",
         "enable_log_requests": False,
         **_device_arguments(settings.engine_args.get("max_model_len", settings.max_model_len)),
         **(_connector_arguments(settings, instance) if settings.kv.enabled else {}),

@@ -1,6 +1,7 @@
 """Joins the results of an engine's tensor-parallel ranks."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import chain
 from typing import TypeVar
 
 import msgspec
@@ -28,6 +29,7 @@ class RankResults:
         self._purged: dict[int, dict[int, int]] = {}
         self._held: dict[str, dict[int, dict[Tier, tuple[StoredNode, ...]]]] = {}
         self._memory: dict[int, KvMemory] = {}
+        self._partial: dict[tuple[str, Tier], StoredNode] = {}
 
     def join(self, results: StepResults) -> JobResults:
         """The jobs that all ranks have now answered."""
@@ -42,12 +44,27 @@ class RankResults:
             loads={request_id: _slowest(loads) for request_id, loads in self._take(self._loads)},
             transfers={number: all(done) for number, done in self._take(self._transfers)},
             purged={number: sum(left) for number, left in self._take(self._purged)},
-            held={name: _on_all(held) for name, held in self._take(self._held)},
+            held={name: self._on_all(held) for name, held in self._take(self._held)},
         )
         if len(self._memory) == self._ranks:
-            joined.memory = _least([memory for _, memory in sorted(self._memory.items())])
+            joined.memory = _together([memory for _, memory in sorted(self._memory.items())])
             self._memory.clear()
         return joined
+
+    def take_partial(self) -> list[tuple[Tier, StoredNode]]:
+        """Nodes found on some ranks only since the last call, as after a crash between two ranks' writes."""
+        partial, self._partial = self._partial, {}
+        return [(tier, stored) for (_, tier), stored in partial.items()]
+
+    def _on_all(self, held: Sequence[Mapping[Tier, tuple[StoredNode, ...]]]) -> dict[Tier, tuple[StoredNode, ...]]:
+        """The nodes that every rank holds, in the first rank's order. Records the others."""
+        whole: dict[Tier, tuple[StoredNode, ...]] = {}
+        for tier in held[0]:
+            by_rank = [answer.get(tier, ()) for answer in held]
+            common = set(by_rank[0]).intersection(*by_rank[1:])
+            whole[tier] = tuple(stored for stored in by_rank[0] if stored in common)
+            self._partial |= {(stored.node.key, tier): stored for stored in chain(*by_rank) if stored not in common}
+        return whole
 
     def _take(self, answers: dict[Job, dict[int, Result]]) -> list[tuple[Job, list[Result]]]:
         complete = [job for job, by_rank in answers.items() if len(by_rank) == self._ranks]
@@ -64,23 +81,15 @@ def _slowest(loads: Sequence[LoadResult]) -> LoadResult:
     return LoadResult(max(load.seconds for load in loads), tuple(lost))
 
 
-def _on_all(held: Sequence[Mapping[Tier, tuple[StoredNode, ...]]]) -> dict[Tier, tuple[StoredNode, ...]]:
-    """The nodes that every rank holds, in the first rank's order."""
-    first, *others = held
-    common = {tier: [set(other.get(tier, ())) for other in others] for tier in first}
-    return {
-        tier: tuple(node for node in nodes if all(node in there for there in common[tier]))
-        for tier, nodes in first.items()
-    }
-
-
-def _least(memories: Sequence[KvMemory]) -> KvMemory:
-    """What all ranks have room for, at the speed of the slowest one. The first rank names it."""
+def _together(memories: Sequence[KvMemory]) -> KvMemory:
+    """The memory of all ranks as one: each page lies on all of them, and all load at the speed of the slowest one."""
+    ranks = len(memories)
     return msgspec.structs.replace(
         memories[0],
+        page_bytes=sum(memory.page_bytes for memory in memories),
         gpu_pages=min(memory.gpu_pages for memory in memories),
         host_pages=min(memory.host_pages for memory in memories),
         disk_pages=min(memory.disk_pages for memory in memories),
-        host_bytes_per_s=min(memory.host_bytes_per_s for memory in memories),
-        disk_bytes_per_s=min(memory.disk_bytes_per_s for memory in memories),
+        host_bytes_per_s=ranks * min(memory.host_bytes_per_s for memory in memories),
+        disk_bytes_per_s=ranks * min(memory.disk_bytes_per_s for memory in memories),
     )

@@ -45,7 +45,7 @@ class SchedulerSide:
         self._page_tokens = page_tokens
         self._gpu = GpuTier(page_tokens)
         self._lost = LostCopies()
-        self._transfers = TransferQueue(self._gpu, self._lost)
+        self._transfers = TransferQueue(self._gpu, self._lost, ranks)
         self._ranks = ranks
         self._rank_results = RankResults(ranks)
         self._owners = BlockOwners(self._gpu, page_tokens)
@@ -195,6 +195,8 @@ class SchedulerSide:
             below = (ResidencyReport(tier, tuple(stored.held for stored in nodes)) for tier, nodes in held.items())
             self._held[name] = (own, *below)
             self._unanswered.discard(name)
+        for tier, (node, pages) in self._rank_results.take_partial():
+            self._transfers.drop(node.key, tier, pages)
         for request_id, result in joined.loads.items():
             self._loaded(self._loading.pop(request_id), result)
         for number, done in joined.transfers.items():
@@ -279,6 +281,11 @@ class SchedulerSide:
         """Record the end of a load."""
         self._gpu.give_back([copy.source for copy in load.copies])
         self._lost.add_all(result.lost)
+        if self._ranks > 1:
+            # Other ranks may still have their part of the copy.
+            pages = {piece.key: piece.pages for piece in load.pieces}
+            for key, tier in result.lost:
+                self._transfers.drop(key, tier, pages[key])
         # The request may have been aborted meanwhile.
         state = self._states.get(load.request_id) or self._ended.get(load.request_id)
         if state is not None:

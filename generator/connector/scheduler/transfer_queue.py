@@ -1,13 +1,26 @@
 """Transfers and purges from the moment a message asks for them until the worker side has finished them."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from typing import NamedTuple
 
 from generator.connector.scheduler.gpu_tier import GpuTier
 from generator.connector.scheduler.lost_copies import LostCopies
 from generator.connector.step_jobs import Purge, Transfer
 from protocol.kv import KvNode, LostCopy, Move, Pages
 from protocol.tiers import Tier
+
+_LONGEST_WRITE_S = 10.0
+"""Requests wait this long for a copy that is being written. A worker that hangs must not hang them too."""
+
+
+class _UnderWay(NamedTuple):
+    """A transfer that has not ended, and when it was ordered, in seconds."""
+
+    transfer: Transfer
+    began: float
 
 
 @dataclass
@@ -21,16 +34,21 @@ class _OpenMessage:
 class TransferQueue:
     """Queues transfers and purges for the next step, and knows which messages wait for those under way.
 
-    The blocks of a transfer out of the GPU tier are retained until the transfer ends.
+    The blocks of a transfer out of the GPU tier are retained until the transfer ends. The engine has ``ranks``
+    tensor-parallel workers. ``clock`` returns seconds and never goes back.
     """
 
-    def __init__(self, gpu: GpuTier, lost: LostCopies) -> None:
+    def __init__(
+        self, gpu: GpuTier, lost: LostCopies, ranks: int = 1, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._gpu = gpu
         self._lost = lost
+        self._ranks = ranks
+        self._clock = clock
         self._numbers = count(1)
         self._queued: list[Transfer] = []
         self._purges: list[Purge] = []
-        self._under_way: dict[int, Transfer] = {}
+        self._under_way: dict[int, _UnderWay] = {}
         self._open: dict[str, _OpenMessage] = {}
         self._refused: set[str] = set()
 
@@ -79,8 +97,15 @@ class TransferQueue:
         self._open[name] = _OpenMessage(numbers)
 
     def writes_any(self, copies: set[tuple[str, Tier | None]]) -> bool:
-        """Whether one of these copies, given as key and tier, is being written."""
-        return any((transfer.key, transfer.target) in copies for transfer in self._under_way.values())
+        """Whether one of these copies, given as key and tier, is being written. If that takes too long, it is not."""
+        since = self._clock() - _LONGEST_WRITE_S
+        return any(
+            (transfer.key, transfer.target) in copies and began > since for transfer, began in self._under_way.values()
+        )
+
+    def drop(self, key: str, tier: Tier, pages: Pages | None) -> None:
+        """Start to delete a copy."""
+        self._start(Transfer(next(self._numbers), key, tier, None, pages=pages))
 
     def take_queued(self) -> tuple[list[Transfer], list[Purge]]:
         """The transfers and purges queued since the last call."""
@@ -90,7 +115,7 @@ class TransferQueue:
 
     def transferred(self, number: int, done: bool) -> None:
         """Record the end of a transfer. If it failed, its copy is lost."""
-        transfer = self._under_way.pop(number)
+        transfer, _ = self._under_way.pop(number)
         self._gpu.give_back(transfer.blocks)
         waiting = next((message for message in self._open.values() if number in message.numbers), None)
         if waiting is not None:
@@ -101,6 +126,9 @@ class TransferQueue:
             waiting.lost.append(LostCopy(transfer.key, transfer.target))
         else:
             self._lost.add(transfer.key, transfer.target)
+        if self._ranks > 1:
+            # Other ranks may have made their part of the copy.
+            self.drop(transfer.key, transfer.target, transfer.pages)
 
     def purged(self, number: int, left: int) -> None:
         """Record the end of a purge that could not delete ``left`` nodes. If any is left, its message is refused."""
@@ -120,7 +148,7 @@ class TransferQueue:
 
     def _start(self, transfer: Transfer) -> None:
         self._gpu.retain(transfer.blocks)
-        self._under_way[transfer.number] = transfer
+        self._under_way[transfer.number] = _UnderWay(transfer, self._clock())
         self._queued.append(transfer)
 
     def _release(self, key: str) -> None:

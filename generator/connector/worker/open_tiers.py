@@ -1,4 +1,4 @@
-"""Opens an instance's tiers as configured, and measures how fast they load."""
+"""Opens a worker's tiers as configured, and measures how fast they load."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import structlog
 from blake3 import blake3
 
 from generator.connector.worker.blocks import PagedBlocks
-from generator.settings import KvSettings
+from generator.settings import KvPlaces
 from generator.tiers.arena import HostArena
 from generator.tiers.base import KvTier, TierError
 from generator.tiers.disk import DiskTier
@@ -25,25 +25,25 @@ _PROBE_BYTES = 32 << 20
 _FILE_BYTES = 16 << 10
 
 
-def open_tiers(settings: KvSettings, fingerprint: str, page_tokens: int, page_bytes: int) -> dict[Tier, KvTier]:
-    """The tiers below the GPU. Raises ConfigError if one cannot be opened as configured."""
-    host_pages = _whole_pages(settings.host_gib, page_bytes)
+def open_tiers(places: KvPlaces, fingerprint: str, page_tokens: int, page_bytes: int) -> dict[Tier, KvTier]:
+    """A worker's tiers below the GPU. Raises ConfigError if one cannot be opened as configured."""
+    host_pages = places.host_bytes // page_bytes
     host: KvTier = NullTier(Tier.HOST)
     if host_pages:
-        host = HostArena(settings.host_file, fingerprint, page_tokens, page_bytes, host_pages)
+        host = HostArena(places.host_file, fingerprint, page_tokens, page_bytes, host_pages)
     disk: KvTier = NullTier(Tier.DISK)
-    if _whole_pages(settings.disk_gib, page_bytes) and settings.disk_dir is not None:
-        disk = DiskTier(settings.disk_dir, fingerprint, page_tokens, page_bytes, int(settings.disk_gib * (1 << 30)))
+    if places.disk_bytes >= page_bytes and places.disk_dir is not None:
+        disk = DiskTier(places.disk_dir, fingerprint, page_tokens, page_bytes, places.disk_bytes)
     return {Tier.HOST: host, Tier.DISK: disk}
 
 
 def measure_memory(
-    settings: KvSettings, fingerprint: str, blocks: PagedBlocks, num_blocks: int, tiers: dict[Tier, KvTier]
+    places: KvPlaces, fingerprint: str, blocks: PagedBlocks, gpu_pages: int, num_blocks: int, tiers: dict[Tier, KvTier]
 ) -> KvMemory:
-    """An instance's memory for KV. The rates are measured now, so no request may use the blocks meanwhile."""
+    """A worker's memory for KV. The rates are measured now, so no request may use the blocks meanwhile."""
     size = blocks.page_bytes
-    host = _whole_pages(settings.host_gib, size)
-    disk = _whole_pages(settings.disk_gib, size + _FILE_BYTES) if settings.disk_dir is not None else 0
+    host = places.host_bytes // size
+    disk = places.disk_bytes // (size + _FILE_BYTES) if places.disk_dir is not None else 0
     count = max(1, min(_PROBE_BYTES // size, num_blocks - 1))
     disk_rate = _disk_rate(tiers[Tier.DISK], blocks, count)
     # After the disk's probe, because this one overwrites the probe's bytes in the blocks with zeros.
@@ -53,28 +53,24 @@ def measure_memory(
         boot=uuid4().hex,
         page_tokens=blocks.page_tokens,
         page_bytes=size,
-        gpu_pages=int(num_blocks * settings.gpu_share),
+        gpu_pages=gpu_pages,
         host_pages=host,
         disk_pages=disk,
         host_bytes_per_s=host_rate,
         disk_bytes_per_s=disk_rate or host_rate,
         device=blocks.device_name,
-        shared=_shared_tiers(settings),
+        shared=_shared_tiers(places),
     )
 
 
-def _shared_tiers(settings: KvSettings) -> str:
+def _shared_tiers(places: KvPlaces) -> str:
     """A digest that is equal for instances which open the same files on the same machine.
 
     A file system mounted by several machines counts as a different one on each.
     """
     machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    opened = [path.stat() for path in (settings.host_file, settings.disk_dir) if path is not None and path.exists()]
+    opened = [path.stat() for path in (places.host_file, places.disk_dir) if path is not None and path.exists()]
     return blake3("/".join([machine, *(f"{file.st_dev}:{file.st_ino}" for file in opened)]).encode()).hexdigest(16)
-
-
-def _whole_pages(gib: float, page_bytes: int) -> int:
-    return int(gib * (1 << 30)) // page_bytes
 
 
 def _host_rate(blocks: PagedBlocks, count: int) -> float:

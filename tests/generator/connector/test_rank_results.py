@@ -23,11 +23,10 @@ def join(ranks: RankResults, rank: int, **results: object) -> JobResults:
 def test_a_silent_rank_has_finished_nothing():
     ranks = RankResults(2)
     answered = {"loads": {"r": LoadResult(1.0)}, "transfers": {1: True}, "purged": {2: 0}, "held": {"q": {}}}
-    assert join(ranks, 0, **answered, memory=MEMORY) == JobResults()
+    assert join(ranks, 0, **answered) == JobResults()
     # Other jobs of the other rank change nothing.
     assert join(ranks, 1, transfers={9: True}) == JobResults()
-    joined = join(ranks, 1, **answered, memory=MEMORY)
-    assert joined == JobResults(**answered, memory=MEMORY)
+    assert join(ranks, 1, **answered) == JobResults(**answered)
     assert join(ranks, 0, transfers={9: True}).transfers == {9: True}
 
 
@@ -52,6 +51,8 @@ def test_a_node_is_in_a_tier_if_it_is_there_on_every_rank():
     join(ranks, 0, held={"q": {Tier.HOST: (ONE, TWO), Tier.DISK: (ONE,)}})
     joined = join(ranks, 1, held={"q": {Tier.HOST: (TWO,), Tier.DISK: ()}})
     assert joined.held == {"q": {Tier.HOST: (TWO,), Tier.DISK: ()}}
+    assert ranks.take_partial() == [(Tier.HOST, ONE), (Tier.DISK, ONE)]
+    assert ranks.take_partial() == []
 
 
 def test_the_memory_is_what_every_rank_has():
@@ -59,4 +60,6 @@ def test_the_memory_is_what_every_rank_has():
     slower = msgspec.structs.replace(MEMORY, boot="other", host_pages=15, disk_bytes_per_s=1e9)
     join(ranks, 1, memory=slower)
     joined = join(ranks, 0, memory=MEMORY)
-    assert joined.memory == msgspec.structs.replace(MEMORY, host_pages=15, disk_bytes_per_s=1e9)
+    assert joined.memory == msgspec.structs.replace(
+        MEMORY, page_bytes=128, host_pages=15, host_bytes_per_s=8e9, disk_bytes_per_s=2e9
+    )

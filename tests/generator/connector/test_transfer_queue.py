@@ -99,3 +99,27 @@ def test_a_message_is_refused_if_its_purge_leaves_nodes(queue, left, refused):
     queue.purged(purge.number, left)
     assert queue.take_carried_out() == ({"m": ()}, refused)
     assert not queue.busy
+
+
+def test_a_write_that_never_ends_is_not_waited_for(gpu, lost, pool):
+    now = 100.0
+    queue = TransferQueue(gpu, lost, clock=lambda: now)
+    (key,) = Chain(gpu, pool, 8).keys
+    queue.move(move(key, Tier.GPU, Tier.HOST))
+    now += 9.0
+    assert queue.writes_any({(key, Tier.HOST)})
+    now += 2.0
+    assert not queue.writes_any({(key, Tier.HOST)})
+    # The blocks are retained all the same: the worker may still read them.
+    assert pool.get_num_free_blocks() == FREE - 2
+
+
+def test_what_one_rank_could_not_write_is_deleted_on_the_others(gpu, lost, pool):
+    queue = TransferQueue(gpu, lost, ranks=2)
+    (key,) = Chain(gpu, pool, 8).keys
+    number = queue.move(move(key, Tier.GPU, Tier.DISK))
+    queue.take_queued()
+    queue.transferred(number, done=False)
+    ((drop,), _) = queue.take_queued()
+    assert (drop.key, drop.source, drop.target) == (key, Tier.DISK, None)
+    assert lost.take() == (LostCopy(key, Tier.DISK),)

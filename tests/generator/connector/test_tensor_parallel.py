@@ -1,0 +1,118 @@
+"""Two tensor-parallel ranks, each of which keeps its own part of every page."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from engine_settings import small_engine
+from kv_plans import DISK, GPU, HOST, SYSTEM, THIRD, forget_blocks, held, kv_path, put, segment
+from tiny_models import tiny_llama
+
+from benchmarks.measuring.engines import generate
+from generator.engines.vllm_engine import VllmEngine
+from protocol.kv import LostCopy, Orders
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(150)]
+
+LONG, BEHIND = segment("long", 520), segment("behind", 150)
+TIERS = (GPU, HOST, DISK)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("two-ranks")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(folder):
+    """A started vLLM with two ranks and a tiny model."""
+    settings = small_engine(folder)
+    settings.engine_args |= {"tensor_parallel_size": 2, "async_scheduling": True}
+    engine = VllmEngine(settings, tiny_llama(folder / "model"))
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+async def answer(engine, plan):
+    """The prefill of a plan, and the tokens of its greedy answer with their logprobs."""
+    generation = await generate(engine, plan, 8, logprobs=True)
+    return generation.prefill, [
+        (token.token_id, pytest.approx(token.logprob, abs=1e-4)) for token in generation.logprobs
+    ]
+
+
+async def uncached(engine, path, question: str = "why?"):
+    return (await answer(engine, kv_path(path.segments).plan(question, None, None)))[1]
+
+
+def files(folder: Path, rank: int, key: str) -> list[Path]:
+    return list((folder / "kv" / f"rank-{rank}-of-2").rglob(f"{key}.*"))
+
+
+async def test_answers_are_the_same_from_every_tier(engine, folder):
+    for tier in TIERS:
+        path = kv_path((SYSTEM, LONG, BEHIND))
+        await put(engine, path, tier)
+        prefill, tokens = await answer(engine, path.plan("why?", tier, GPU))
+        assert prefill.loaded == {tier: path.tokens}
+        assert prefill.lost == ()
+        assert tokens == await uncached(engine, path)
+        assert tokens != await uncached(engine, kv_path((SYSTEM, segment("another", 520), BEHIND)))
+        if tier is DISK:
+            parts = [file for rank in range(2) for file in files(folder, rank, path.keys[1])]
+            assert len(parts) == 2
+            assert parts[0].read_bytes() != parts[1].read_bytes()
+        await engine.carry_out(Orders(everything=True))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_node_that_one_rank_has_lost_is_lost_on_all(engine, folder, rank):
+    path = kv_path((SYSTEM, LONG, BEHIND))
+    await put(engine, path, DISK)
+    (file,) = files(folder, rank, path.keys[1])
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+    answers = await asyncio.gather(*(answer(engine, path.plan("why?", DISK, None)) for _ in range(2)))
+    expected = await uncached(engine, path)
+    for prefill, tokens in answers:
+        assert tokens == expected
+        assert LostCopy(path.keys[1], DISK) in prefill.lost or prefill.loaded.get(DISK, 0) <= 27
+    assert await held(engine, DISK) == {(path.namespace, ("system",)), (path.namespace, ("system", "long", "behind"))}
+    assert files(folder, 1 - rank, path.keys[1]) == []
+    await engine.carry_out(Orders(everything=True))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_node_that_one_rank_cannot_write_is_lost_on_all(engine, folder, rank):
+    path = kv_path((SYSTEM, THIRD))
+    await put(engine, path, HOST)
+    # Where the rank would create the file's folder, there is a file.
+    (fingerprint,) = (folder / "kv" / f"rank-{rank}-of-2").iterdir()
+    obstacle = fingerprint / path.keys[1][:2]
+    obstacle.write_text("in the way")
+    try:
+        assert await engine.carry_out(Orders(path.moves(HOST, DISK, evict=False))) == (LostCopy(path.keys[1], DISK),)
+    finally:
+        obstacle.unlink()
+    assert await held(engine, DISK) == {(path.namespace, ("system",))}
+    assert files(folder, 1 - rank, path.keys[1]) == []
+    await forget_blocks(engine, path)
+    prefill, tokens = await answer(engine, path.plan("why?", HOST, None))
+    assert prefill.loaded == {HOST: path.tokens}
+    assert tokens == await uncached(engine, path)
+    await engine.carry_out(Orders(everything=True))
+
+
+async def test_a_node_that_only_one_rank_holds_is_deleted_when_the_tiers_are_listed(engine, folder):
+    """As after a crash between the writes of two ranks."""
+    path = kv_path((SYSTEM, THIRD))
+    await put(engine, path, DISK)
+    (file,) = files(folder, 1, path.keys[1])
+    file.unlink()
+    assert await held(engine, DISK) == {(path.namespace, ("system",))}
+    assert await held(engine, DISK) == {(path.namespace, ("system",))}
+    assert files(folder, 0, path.keys[1]) == []
+    await engine.carry_out(Orders(everything=True))
