@@ -1,0 +1,205 @@
+"""Random sequences over two instances that share host memory and disk.
+
+Loads, failures, aborts, preemptions, evictions, deletions and restarts come in any order. No token is ever wrong. At
+the end, every file and page has an owner, and every block is free. vLLM's scheduler, the connector and the tiers are
+real; a toy model computes, and a random controller plans (``toy_engine``, ``toy_controller``).
+
+``RAGTREE_SEQUENCES`` sets the number of sequences, for a longer run than CI's.
+"""
+
+import gc
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+pytest.importorskip("vllm")
+
+from toy_controller import ToyController
+from toy_engine import ToyEngine, answer_to
+
+from generator.connector.messages import RequestMessage
+from protocol.kv import Orders
+from protocol.tiers import Tier
+
+pytestmark = pytest.mark.timeout(7200)
+
+SEQUENCES = int(os.environ.get("RAGTREE_SEQUENCES", "150"))
+INSTANCES = st.integers(0, 1)
+SEEDS = st.integers(0, 2**32)
+BLOCKS = 34
+"""Room for two or three prompts, so that requests are preempted and held nodes are released."""
+HOST_PAGES = 14
+PAGE_BYTES = 32
+DISK_BYTES = 40_000
+"""Room for about nine files."""
+
+
+class DataPlane(RuleBasedStateMachine):
+    @initialize(seed=SEEDS, asynchronous=st.booleans())
+    def start(self, seed: int, asynchronous: bool) -> None:
+        random = Random(seed)
+        self.asynchronous = asynchronous
+        self.folder = Path(tempfile.mkdtemp(dir=FOLDER)) / "kv"
+        self.folder.mkdir()
+        documents = [[random.randrange(90) for _ in range(random.randint(1, 26))] for _ in range(5)]
+        self.controller = ToyController([self.engine(), self.engine()], documents, HOST_PAGES)
+
+    def engine(self) -> ToyEngine:
+        host_gib, disk_gib = HOST_PAGES * PAGE_BYTES / (1 << 30), DISK_BYTES / (1 << 30)
+        return ToyEngine(self.folder, BLOCKS, self.asynchronous, FOLDER / "model", host_gib=host_gib, disk_gib=disk_gib)
+
+    @rule(instance=INSTANCES, seed=SEEDS, tokens=st.integers(1, 12), speculative=st.booleans())
+    def ask(self, instance: int, seed: int, tokens: int, speculative: bool) -> None:
+        random = Random(seed)
+        chosen = random.sample(range(5), random.randint(1, 3))
+        self.controller.ask(instance, chosen, random, tokens, speculative)
+
+    @rule(instance=INSTANCES, seed=SEEDS, count=st.integers(2, 3))
+    def ask_the_same_at_once(self, instance: int, seed: int, count: int) -> None:
+        for number in range(count):
+            random = Random(seed)
+            chosen = random.sample(range(5), random.randint(1, 3))
+            self.controller.ask(instance, chosen, Random(seed + number), 4, False)
+
+    @rule(instance=INSTANCES, steps=st.integers(1, 12))
+    def step(self, instance: int, steps: int) -> None:
+        for _ in range(steps):
+            self.controller.engines[instance].step()
+            self.controller.collect(instance)
+
+    @rule(instance=INSTANCES)
+    def finish(self, instance: int) -> None:
+        self.run_to_the_end(instance)
+
+    @rule(seed=SEEDS)
+    def abort(self, seed: int) -> None:
+        if self.controller.plans:
+            self.controller.abort(Random(seed).choice(sorted(self.controller.plans)))
+
+    @rule(instance=INSTANCES, seed=SEEDS)
+    def move(self, instance: int, seed: int) -> None:
+        self.controller.move(instance, Random(seed))
+
+    @rule(instance=INSTANCES)
+    def check(self, instance: int) -> None:
+        self.controller.check(instance)
+
+    @rule(document=st.integers(0, 4))
+    def delete(self, document: int) -> None:
+        self.controller.forget(f"d{document}")
+
+    @rule(instance=INSTANCES, seed=SEEDS)
+    def take_pages_away(self, instance: int, seed: int) -> None:
+        """Pages of host memory are freed behind the controller's back."""
+        host = self.controller.engines[instance].worker_side._tiers[Tier.HOST]
+        nodes = host.nodes()
+        if nodes:
+            stored = Random(seed).choice(nodes)
+            host.drop(stored.node.key, stored.pages)
+
+    @rule(seed=SEEDS, fault=st.sampled_from(["flip", "truncate", "delete", "swap"]))
+    def damage_a_file(self, seed: int, fault: str) -> None:
+        random = Random(seed)
+        files = sorted(file for file in self.files() if file.stat().st_size)
+        if not files:
+            return
+        file = random.choice(files)
+        content = bytearray(file.read_bytes())
+        if fault == "flip":
+            content[random.randrange(len(content))] ^= 1 << random.randrange(8)
+            file.write_bytes(content)
+        elif fault == "truncate":
+            os.truncate(file, random.randrange(len(content)))
+        elif fault == "delete":
+            file.unlink()
+        else:
+            file.write_bytes(random.choice(files).read_bytes())
+
+    @rule(instance=INSTANCES)
+    def restart(self, instance: int) -> None:
+        self.controller.engines[instance].close()
+        self.controller.restart(instance, self.engine())
+
+    @invariant()
+    def no_token_is_wrong(self) -> None:
+        if not hasattr(self, "controller"):
+            return
+        for plan_by_name in (self.controller.plans, self.controller.ended):
+            for name, plan in plan_by_name.items():
+                answer = self.controller.engines[plan.instance].answers.get(name, [])
+                assert answer == answer_to(plan.prompt, plan.max_tokens)[: len(answer)], name
+        self.controller.ended.clear()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "controller"):
+            return
+        try:
+            self.check_the_end()
+        finally:
+            for engine in self.controller.engines:
+                engine.close()
+            shutil.rmtree(self.folder.parent)
+
+    def check_the_end(self) -> None:
+        controller = self.controller
+        for _ in range(20):
+            for instance in (0, 1):
+                self.run_to_the_end(instance)
+                controller.check(instance)
+            if controller.settled:
+                break
+        assert controller.settled, "some copies are never confirmed"
+        for name, plan in controller.ended.items():
+            answer = controller.engines[plan.instance].answers.get(name, [])
+            assert answer == answer_to(plan.prompt, plan.max_tokens)[: len(answer)], name
+        owned = {key for key, tier in controller.shared if tier is Tier.DISK}
+        assert {file.stem for file in self.files()} <= owned, "a file has no owner"
+        pages = {copy.pages for (_, tier), copy in controller.shared.items() if tier is Tier.HOST}
+        for engine in controller.engines:
+            host = engine.worker_side._tiers[Tier.HOST]
+            assert {stored.pages for stored in host.nodes()} <= pages, "pages have no owner"
+            engine.send(RequestMessage.of_orders("everything", Orders(everything=True)), [1], 1)
+            engine.run_until(lambda engine=engine: engine.idle)
+            side = engine.connector._scheduler_side
+            assert engine.free_blocks == BLOCKS - 1, "blocks are held"
+            for kept in (side._states, side._requests, side._loading, side._ended, side._steps):
+                assert not kept
+            assert not side._transfers.busy
+            host.check_integrity()
+            assert host.nodes() == []
+        assert self.files() == []
+        assert not list(self.folder.rglob("*.tmp"))
+
+    def run_to_the_end(self, instance: int) -> None:
+        engine = self.controller.engines[instance]
+        engine.run_until(lambda: engine.idle)
+        self.controller.collect(instance)
+
+    def files(self) -> list[Path]:
+        return list((self.folder / "kv").rglob("*.safetensors"))
+
+
+FOLDER = Path(tempfile.mkdtemp(prefix="ragtree-sequences-"))
+
+
+def teardown_module() -> None:
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    gc.collect()
+
+
+TestDataPlane = DataPlane.TestCase
+TestDataPlane.settings = settings(
+    max_examples=SEQUENCES,
+    stateful_step_count=40,
+    deadline=None,
+    # Shrinking takes longer than reading a sequence.
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
