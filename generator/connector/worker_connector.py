@@ -14,27 +14,27 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 
+from generator.connector import supported
 from generator.connector.step_jobs import StepJobs, StepResults
 from generator.connector.worker.blocks import PagedBlocks, marks
 from generator.connector.worker.fingerprint import fingerprint
 from generator.connector.worker.open_tiers import measure_memory, open_tiers
 from generator.connector.worker.worker_side import WorkerSide
+from generator.refusal_file import REFUSAL_FILE, refusal_passed_on
 from generator.settings import KvSettings
-from protocol.errors import ConfigError
 from protocol.logs import configure_logging
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-_NOT_KV_SETTINGS = ("instance", "controller")
+_NOT_KV_SETTINGS = ("instance", "controller", REFUSAL_FILE)
 
 
 class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is untyped here
     """Opens the worker side over the engine's KV cache, and passes it vLLM's worker-side calls.
 
-    ``kv_connector_extra_config`` has the fields of ``KvSettings``. Raises ConfigError if the model's or the
-    parallelism's KV cannot be paged.
+    ``kv_connector_extra_config`` has the fields of ``KvSettings``. Raises ConfigError for what is not ``supported``.
     """
 
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
@@ -42,7 +42,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         if not structlog.is_configured():
             # The engine runs in its own process, whose standard output may carry the results of a command.
             configure_logging()
-        _check(vllm_config, kv_cache_config)
+        supported.check(vllm_config, kv_cache_config)
         extra = self._kv_transfer_config.kv_connector_extra_config
         self._settings = KvSettings.model_validate(
             {name: value for name, value in extra.items() if name not in _NOT_KV_SETTINGS}
@@ -59,14 +59,8 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Learn the layout of the engine's KV cache, and open the tiers."""
-        num_blocks = self._kv_cache_config.num_blocks
-        blocks = PagedBlocks(kv_caches, num_blocks, self._page_tokens, self._write_tokens)
-        kv_fingerprint = fingerprint(self._vllm_config, blocks.layout)
-        places = self._settings.places(self._rank, self._vllm_config.parallel_config.tensor_parallel_size)
-        tiers = open_tiers(places, kv_fingerprint, self._page_tokens, blocks.page_bytes)
-        gpu_pages = int(num_blocks * self._settings.gpu_share)
-        memory = measure_memory(places, kv_fingerprint, blocks, gpu_pages, num_blocks, tiers)
-        self._opened_worker_side = WorkerSide(blocks, tiers, memory, self._settings.loader_threads)
+        with refusal_passed_on(self._vllm_config):
+            self._opened_worker_side = self._open_worker_side(kv_caches)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Take the step's jobs, and start its loads, which run beside the step's forward pass.
@@ -104,6 +98,16 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         results = self._worker_side.take_results()
         return StepResults({self._rank: results}) if results is not None else None
 
+    def _open_worker_side(self, kv_caches: dict[str, torch.Tensor]) -> WorkerSide:
+        num_blocks = self._kv_cache_config.num_blocks
+        blocks = PagedBlocks(kv_caches, num_blocks, self._page_tokens, self._write_tokens)
+        kv_fingerprint = fingerprint(self._vllm_config, blocks.layout)
+        places = self._settings.places(self._rank, self._vllm_config.parallel_config.tensor_parallel_size)
+        tiers = open_tiers(places, kv_fingerprint, self._page_tokens, blocks.page_bytes)
+        gpu_pages = int(num_blocks * self._settings.gpu_share)
+        memory = measure_memory(places, kv_fingerprint, blocks, gpu_pages, num_blocks, tiers)
+        return WorkerSide(blocks, tiers, memory, self._settings.loader_threads)
+
     @property
     def _worker_side(self) -> WorkerSide:
         assert self._opened_worker_side is not None, "the engine has not registered its KV cache"
@@ -121,11 +125,3 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         keys = marks(tokens, layer.num_kv_heads, layer.head_size, cache)
         slots = torch.arange(tokens, dtype=torch.int64, device=cache.device)
         layer.impl.do_kv_cache_update(layer, keys, keys.clone(), cache, slots)
-
-
-def _check(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
-    parallel = vllm_config.parallel_config
-    if parallel.pipeline_parallel_size > 1:
-        raise ConfigError("RAGTree's connector does not support pipeline parallelism: use tensor parallelism instead")
-    if len(kv_cache_config.kv_cache_groups) != 1:
-        raise ConfigError("RAGTree's connector does not support hybrid models, whose layers keep different kinds of KV")

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ from generator.engines.vllm_arguments import engine_arguments, prepare_environme
 from generator.engines.vllm_orders import VllmOrders
 from generator.engines.vllm_plans import PlanStreams
 from generator.engines.vllm_requests import VllmRequests
+from generator.refusal_file import name_refusal_file
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError, EngineNotReady
 from protocol.generation import EngineInfo, GenerationStep, PrefillCost, Sampling
@@ -128,17 +130,31 @@ class VllmEngine:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        loggers = [router.logger] if router is not None else []
-        try:
-            engine_args = AsyncEngineArgs(**arguments)
-            config = engine_args.create_engine_config()
-            if engine_args.async_scheduling:
-                # vLLM turns it off on a CPU, where it gains nothing. An explicit setting wins.
-                config.scheduler_config.async_scheduling = True
-            # On the event loop and not in a thread, because vLLM binds its sockets to the loop that creates it.
-            return AsyncLLM.from_vllm_config(config, stat_loggers=loggers)
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise ConfigError(f"vLLM cannot run {self._settings.model!r}: {error}", param="generator") from error
+        from generator.connector.supported import check_config
+
+        with TemporaryDirectory(prefix="ragtree-start-") as folder:
+            refusal = Path(folder) / "refusal"
+            try:
+                given = AsyncEngineArgs(**arguments)
+                config = given.create_engine_config()
+                if given.async_scheduling:
+                    # vLLM turns it off on a CPU, where it gains nothing. An explicit setting wins.
+                    config.scheduler_config.async_scheduling = True
+                if router is not None:
+                    check_config(config)
+                    name_refusal_file(config, refusal)
+                # On the event loop and not in a thread, because vLLM binds its sockets to the loop that creates it.
+                return AsyncLLM.from_vllm_config(
+                    config,
+                    stat_loggers=[router.logger] if router is not None else [],
+                    enable_log_requests=given.enable_log_requests,
+                    disable_log_stats=given.disable_log_stats,
+                )
+            # vLLM raises AttributeError for a connector that is not in the named module.
+            except (ValueError, TypeError, RuntimeError, AttributeError) as error:
+                if refusal.exists():
+                    raise ConfigError(refusal.read_text(encoding="utf-8"), param="generator") from error
+                raise ConfigError(f"vLLM cannot run {self._settings.model!r}: {error}", param="generator") from error
 
 
 def _report_router() -> "ReportRouter":

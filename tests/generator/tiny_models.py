@@ -1,31 +1,109 @@
-"""Tiny models with random weights, whose answers depend on all tokens of a prompt."""
+"""Models of a few small layers with random weights, of the kinds that a KV connector has to tell apart."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from model_folders import make_model_folder
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    Gemma4TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+)
 
-VOCABULARY = 1024
+WINDOW = 64
+"""Tokens of the sliding windows."""
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+_SIZES = {
+    # Every token id that the tests draw is below.
+    "vocab_size": 1024,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    # Tied embeddings would make a random model repeat its last token.
+    "tie_word_embeddings": False,
+}
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 
-def tiny_llama(folder: Path) -> Path:
-    """A Llama of two layers, whose heads can be split among two ranks."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+class Continuation(NamedTuple):
+    """A greedy continuation: its tokens, and the natural logarithms of their probabilities."""
 
-    make_model_folder(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=1024,
-        # Larger than usual: attention is nearly uniform otherwise, and wrong KV changes no token.
-        initializer_range=0.3,
-        tie_word_embeddings=False,
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+def llama() -> LlamaConfig:
+    """Full attention in all layers, with heads that two ranks can share."""
+    return LlamaConfig(**_SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2}, num_hidden_layers=2)
+
+
+def mistral(window: int = WINDOW) -> MistralConfig:
+    """A sliding window in all layers, like Mistral-7B-v0.1."""
+    return MistralConfig(**_SIZES, num_hidden_layers=2, sliding_window=window)
+
+
+def gemma4() -> Gemma4TextConfig:
+    """Sliding windows in half of the layers. The other layers have larger heads."""
+    return Gemma4TextConfig(
+        **_SIZES,
+        num_hidden_layers=4,
+        layer_types=[SLIDING, FULL, SLIDING, FULL],
+        sliding_window=WINDOW,
+        global_head_dim=64,
+        hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=_SIZES["vocab_size"],
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def gpt_oss() -> GptOssConfig:
+    """Sliding windows in half of the layers, attention sinks, and experts."""
+    return GptOssConfig(**_SIZES, **_EXPERTS, num_hidden_layers=2, layer_types=[SLIDING, FULL], sliding_window=WINDOW)
+
+
+def hidden_window() -> GptOssConfig:
+    """One layer, to which vLLM gives a sliding window, although the configuration says nothing of it."""
+    return GptOssConfig(**_SIZES, **_EXPERTS, num_hidden_layers=1, layer_types=[FULL], sliding_window=WINDOW)
+
+
+def make_config_folder(folder: Path, config: PretrainedConfig) -> Path:
+    """A folder with a model's configuration and a tokenizer, but no weights."""
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+    config.save_pretrained(make_model_folder(folder))
     return folder
+
+
+def make_tiny_model(folder: Path, config: PretrainedConfig) -> Path:
+    """A folder with a whole model. Its weights are large enough that its answers depend on all of a prompt."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for weights in model.parameters():
+            if weights.dim() > 1:
+                weights.normal_(0, 0.15)
+    model.save_pretrained(make_model_folder(folder))
+    return folder
+
+
+def continuation(folder: Path, prompt: list[int], tokens: int) -> Continuation:
+    """What the model answers in float32, computed from the whole prompt for each token, and without vLLM."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    token_ids: list[int] = []
+    logprobs: list[float] = []
+    with torch.no_grad():
+        for _ in range(tokens):
+            logits = model(torch.tensor([[*prompt, *token_ids]]), use_cache=False).logits[0, -1]
+            token_ids.append(int(logits.argmax()))
+            logprobs.append(float(logits.log_softmax(-1)[token_ids[-1]]))
+    return Continuation(tuple(token_ids), tuple(logprobs))

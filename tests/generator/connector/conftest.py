@@ -1,12 +1,22 @@
-"""Fixtures for tests of the connector inside a real vLLM."""
+"""Fixtures for tests of the connector: a path inside a real vLLM, and vLLM's configuration without an engine."""
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
+import pytest
 import pytest_asyncio
+from engine_settings import small_engine
 from kv_plans import DISK, FIRST, GPU, HOST, SECOND, SYSTEM, held, kv_path
 
 from benchmarks.measuring.kv_paths import KvPath
+from generator.engines.vllm_arguments import engine_arguments, prepare_environment
 from protocol.kv import Orders
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -17,3 +27,30 @@ async def path(engine) -> AsyncIterator[KvPath]:
     assert await engine.carry_out(Orders(forget=((made.namespace, "system"),))) == ()
     for tier in (GPU, HOST, DISK):
         assert made.namespace not in {namespace for namespace, _ in await held(engine, tier)}
+
+
+@pytest.fixture(scope="session")
+def config_folders(tmp_path_factory) -> dict[str, Path]:
+    """Model folders without weights, by kind."""
+    from tiny_models import gemma4, gpt_oss, llama, make_config_folder, mistral
+
+    folder = tmp_path_factory.mktemp("models")
+    kinds = {"llama": llama(), "gemma4": gemma4(), "gpt-oss": gpt_oss(), "mistral": mistral(), "long": mistral(1024)}
+    return {name: make_config_folder(folder / name, config) for name, config in kinds.items()}
+
+
+@pytest.fixture
+def configured(config_folders, tmp_path) -> "Iterator[Callable[..., VllmConfig]]":
+    """Makes vLLM's configuration of a model with the connector, from further engine arguments."""
+
+    def make(model: str = "llama", **given: Any) -> "VllmConfig":
+        from vllm.engine.arg_utils import AsyncEngineArgs
+
+        arguments = engine_arguments(small_engine(tmp_path), config_folders[model], "engine")
+        transfer = arguments["kv_transfer_config"] | given.pop("kv_transfer_config", {})
+        return AsyncEngineArgs(**(arguments | {"kv_transfer_config": transfer} | given)).create_engine_config()
+
+    # vLLM changes variables of the environment when it makes a configuration.
+    with mock.patch.dict(os.environ):
+        prepare_environment(small_engine(tmp_path))
+        yield make

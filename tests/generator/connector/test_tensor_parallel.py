@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 from engine_settings import small_engine
 from kv_plans import DISK, GPU, HOST, SYSTEM, THIRD, forget_blocks, held, kv_path, put, segment
-from tiny_models import tiny_llama
+from tiny_models import llama, make_tiny_model
 
 from benchmarks.measuring.engines import generate
 from generator.engines.vllm_engine import VllmEngine
@@ -29,7 +29,7 @@ async def engine(folder):
     """A started vLLM with two ranks and a tiny model."""
     settings = small_engine(folder)
     settings.engine_args |= {"tensor_parallel_size": 2, "async_scheduling": True}
-    engine = VllmEngine(settings, tiny_llama(folder / "model"))
+    engine = VllmEngine(settings, make_tiny_model(folder / "model", llama()))
     await engine.start()
     yield engine
     await engine.close()

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tiny_models import tiny_llama
+from tiny_models import llama, make_config_folder
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -245,7 +245,7 @@ def _hasher() -> Callable[[Request], list[Any]]:
 @cache
 def _vllm_config(model: Path) -> VllmConfig:
     return EngineArgs(
-        model=str(tiny_llama(model)),
+        model=str(make_config_folder(model, llama())),
         dtype="float32",
         max_model_len=256,
         max_num_seqs=SLOTS,

@@ -1,0 +1,249 @@
+"""The allow-list over vLLM's own configuration objects, made from the arguments that a user gives."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+from engine_settings import small_engine
+from vllm.config.diffusion import DiffusionConfig
+from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
+    EncoderOnlyAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    KVQuantMode,
+    MambaSpec,
+    MLAAttentionSpec,
+    RSWASpec,
+    SinkFullAttentionSpec,
+    SlidingWindowSpec,
+)
+
+from generator.connector.supported import check, check_config, check_kv_cache
+from generator.engines.vllm_engine import VllmEngine
+from generator.refusal_file import name_refusal_file
+from protocol.errors import ConfigError
+
+HEADS = {"block_size": 32, "num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
+FULL = FullAttentionSpec(**HEADS)
+WINDOW = SlidingWindowSpec(**HEADS, sliding_window=64)
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+
+
+def kv_cache(*groups: KVCacheSpec) -> KVCacheConfig:
+    """The KV cache of a model with one layer in each of these groups."""
+    made = [KVCacheGroupSpec([f"layer {number}"], spec) for number, spec in enumerate(groups)]
+    return KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=made)
+
+
+def refusal(check_it: Callable[..., None], *given: object) -> str:
+    with pytest.raises(ConfigError) as refused:
+        check_it(*given)
+    sentence = str(refused.value)
+    assert sentence.startswith("RAGTree's connector does not support ")
+    assert "\n" not in sentence
+    return sentence
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {},
+            {"dtype": "bfloat16"},
+            {"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"},
+            {"dtype": "float16", "kv_cache_dtype": "float16"},
+            {"enable_prefix_caching": False},
+            {"enable_lora": True},
+            {"enable_prompt_embeds": True},
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 1024, "long_prefill_token_threshold": 0},
+            {"scheduling_policy": "priority"},
+            {"distributed_executor_backend": "mp"},
+            {"distributed_executor_backend": "mp", "tensor_parallel_size": 2},
+            {"disable_hybrid_kv_cache_manager": True},
+            {"model": "gemma4"},
+            {"model": "gpt-oss"},
+            {"model": "long", "disable_sliding_window": True},
+        ],
+        ids=str,
+    )
+    def test_supported(self, configured, given):
+        check_config(configured(**given))
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            (
+                {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"},
+                "vLLM's pipeline_parallel_size=2: set it to 1",
+            ),
+            ({"data_parallel_size": 2}, "vLLM's data_parallel_size=2: set it to 1 and start one instance for each"),
+            ({"scheduler_cls": "a.Scheduler"}, "vLLM's scheduler_cls=a.Scheduler: leave it out"),
+            ({"disable_hybrid_kv_cache_manager": False}, "vLLM's disable_hybrid_kv_cache_manager=False: leave it out"),
+            ({"speculative_config": NGRAM}, "vLLM's speculative_config: leave it out"),
+            ({"weight_transfer_config": {"backend": "nccl"}}, "vLLM's weight_transfer_config: leave it out"),
+            ({"runner": "pooling"}, "vLLM's runner_type=pooling: set runner to generate"),
+            ({"kv_cache_dtype": "fp8"}, "vLLM's kv_cache_dtype=fp8: set kv_cache_dtype to the model's own dtype"),
+            ({"kv_cache_dtype": "float16"}, "vLLM's kv_cache_dtype=float16: set kv_cache_dtype to the model's own"),
+            ({"kv_transfer_config": {"kv_role": "kv_consumer"}}, "vLLM's kv_role=kv_consumer: set it to kv_both"),
+            (
+                {"kv_transfer_config": {"kv_load_failure_policy": "fail"}},
+                "vLLM's kv_load_failure_policy=fail: set it to recompute",
+            ),
+            (
+                {"model": "mistral"},
+                "models whose layers all have a sliding window (here 64 tokens): "
+                "set disable_sliding_window to true and max_model_len to at most 64",
+            ),
+        ],
+        ids=str,
+    )
+    def test_refused(self, configured, given, words):
+        assert words in refusal(check_config, configured(**given))
+
+    @pytest.mark.parametrize(
+        ("place", "value"),
+        [
+            ("parallel_config.prefill_context_parallel_size", 2),
+            ("parallel_config.decode_context_parallel_size", 2),
+            ("parallel_config.enable_elastic_ep", True),
+            ("parallel_config.enable_dbo", True),
+            ("parallel_config.ubatch_size", 2),
+            ("model_config.enable_sleep_mode", True),
+        ],
+    )
+    def test_refused_where_vllm_has_it_on_gpus_only(self, configured, place, value):
+        config = configured()
+        part, name = place.split(".")
+        assert name in vars(getattr(config, part))
+        setattr(getattr(config, part), name, value)
+        assert f"vLLM's {name}={value}: " in refusal(check_config, config)
+
+    def test_diffusion_is_refused(self, configured):
+        config = configured()
+        config.diffusion_config = DiffusionConfig(canvas_length=32)
+        assert "vLLM's diffusion_config: leave it out" in refusal(check_config, config)
+
+
+class TestModels:
+    @pytest.mark.parametrize(
+        ("overrides", "words"),
+        [
+            ({"is_encoder_decoder": True}, "models with an encoder and a decoder: run them without it"),
+            (
+                {"model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64},
+                "models with multi-head latent attention (MLA): run them without it",
+            ),
+            ({"attention_chunk_size": 8192}, "models with chunked local attention: run them without it"),
+            ({"num_kv_shared_layers": 1}, "models with layers that share other layers' KV: run them without it"),
+        ],
+        ids=str,
+    )
+    def test_refused_by_the_models_own_configuration(self, configured, overrides, words):
+        config = configured(hf_overrides=overrides, max_num_batched_tokens=1024)
+        assert words in refusal(check_config, config)
+
+    @pytest.mark.parametrize(
+        ("trait", "words"),
+        [
+            ("is_attention_free", "models with no attention: run them without it"),
+            ("is_hybrid", "models with state layers such as Mamba's: run them without it"),
+        ],
+    )
+    def test_refused_by_what_vllm_knows_of_its_class(self, configured, trait, words):
+        model = (config := configured()).model_config
+        model._model_info = replace(model._model_info, **{trait: True})
+        assert words in refusal(check_config, config)
+
+
+class TestLayers:
+    """What vLLM keeps for each layer, by its own grouping of layers."""
+
+    @pytest.mark.parametrize(
+        "layers",
+        [
+            [FULL, FULL],
+            [replace(FULL, dtype=torch.bfloat16)],
+            [FULL, WINDOW, WINDOW],
+            [replace(FULL, head_size=64, head_size_v=64), WINDOW],
+        ],
+        ids=["full", "bfloat16", "with a window", "with a window and other heads"],
+    )
+    def test_supported(self, configured, layers):
+        config = configured()
+        groups = get_kv_cache_groups(config, {f"layer {number}": spec for number, spec in enumerate(layers)})
+        check_kv_cache(KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups))
+
+    def test_windows_only_are_refused(self, configured):
+        groups = get_kv_cache_groups(configured(), {"layer 0": WINDOW, "layer 1": WINDOW})
+        cache = KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups)
+        assert "models whose layers all have a sliding window (here 64 tokens)" in refusal(check_kv_cache, cache)
+
+    def test_layers_with_different_dtypes_are_refused(self, configured):
+        layers = {"layer 0": FULL, "layer 1": replace(FULL, dtype=torch.bfloat16)}
+        (group,) = get_kv_cache_groups(configured(), layers)
+        cache = KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=[group])
+        assert "layers with KV in different dtypes" in refusal(check_kv_cache, cache)
+
+    @pytest.mark.parametrize("groups", [(), (FULL, WINDOW)], ids=["no group", "two groups"])
+    def test_other_than_one_group_is_refused(self, groups):
+        assert "models whose layers keep different kinds of KV" in refusal(check_kv_cache, kv_cache(*groups))
+
+    @pytest.mark.parametrize(
+        ("spec", "words"),
+        [
+            (MLAAttentionSpec(**HEADS), "MLAAttentionSpec"),
+            (RSWASpec(**HEADS, rswa_window=64), "RSWASpec"),
+            (SinkFullAttentionSpec(**HEADS, sink_len=4), "SinkFullAttentionSpec"),
+            (CrossAttentionSpec(**HEADS), "CrossAttentionSpec"),
+            (EncoderOnlyAttentionSpec(**HEADS), "EncoderOnlyAttentionSpec"),
+            (ChunkedLocalAttentionSpec(**HEADS, attention_chunk_size=64), "ChunkedLocalAttentionSpec"),
+            (MambaSpec(block_size=32, shapes=((4,),), dtypes=(torch.float32,)), "MambaSpec"),
+            (replace(FULL, attention_chunk_size=64), "models with chunked local attention"),
+            (replace(FULL, non_causal=True), "models with non-causal attention"),
+            (replace(FULL, tokens_per_state=4), "models with KV states of several tokens"),
+            (
+                replace(FULL, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR),
+                "quantised KV: set kv_cache_dtype to the model's",
+            ),
+            (replace(FULL, dtype=torch.uint8), "quantised KV: set kv_cache_dtype to the model's"),
+        ],
+        ids=str,
+    )
+    def test_refused(self, spec, words):
+        assert words in refusal(check_kv_cache, kv_cache(spec))
+
+
+class TestSentence:
+    def test_the_engines_process_leaves_the_sentence_in_a_file(self, configured, tmp_path):
+        config = configured()
+        name_refusal_file(config, tmp_path / "refusal")
+        check(config, kv_cache(FULL))
+        assert not (tmp_path / "refusal").exists()
+        sentence = refusal(check, config, kv_cache(WINDOW))
+        assert (tmp_path / "refusal").read_text(encoding="utf-8") == sentence
+
+    def test_without_a_file_the_sentence_is_the_error_only(self, configured):
+        assert "sliding window" in refusal(check, configured(), kv_cache(WINDOW))
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            ({"kv_cache_dtype": "fp8"}, "^RAGTree's connector does not support vLLM's kv_cache_dtype=fp8"),
+            ({"kv_offloading_size": 1}, "^vLLM cannot run .*OffloadingConnector"),
+        ],
+        ids=str,
+    )
+    async def test_an_engine_that_is_refused_starts_no_process(self, config_folders, tmp_path, given, words):
+        """The folder has no weights, so an engine that starts would fail in other words."""
+        settings = small_engine(tmp_path)
+        settings.engine_args |= given
+        with mock.patch.dict(os.environ), pytest.raises(ConfigError, match=words):
+            await VllmEngine(settings, config_folders["llama"]).start()
