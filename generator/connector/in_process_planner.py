@@ -113,8 +113,8 @@ def _prompt(request: "Request") -> Prompt | None:
     carried = (request.kv_transfer_params or {}).get(PARAMETER)
     if carried is None or request.prompt_token_ids is None:
         return None
-    if request.lora_request is not None or request.mm_features:
-        # Their KV depends on more than the tokens.
+    if request.lora_request is not None or request.mm_features or request.prompt_embeds is not None:
+        # Their KV depends on more than the tokens. For embeddings, the tokens are only placeholders.
         return None
     segments: list[Segment] = []
     position = 0
