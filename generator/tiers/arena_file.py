@@ -10,6 +10,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +18,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from filelock import FileLock
 from numpy.typing import NDArray
 
 from generator.tiers.base import Page
@@ -25,6 +25,8 @@ from protocol.errors import ConfigError
 
 _BLOCK = 4096
 _MAGIC = b"RAGTREE1"
+_DOOR = 1 << 40
+"""The byte, behind the end of any file, that is locked while the file is made, attached or deleted."""
 
 PAGE_HEADER = np.dtype(
     [
@@ -106,25 +108,17 @@ class ArenaFile:
     """The mapped file at ``path``, attached until ``close``.
 
     The file is created if it does not exist, and replaced if it has another geometry; processes that have the old file
-    mapped keep it. Raises ConfigError if the file cannot be created or mapped.
+    mapped keep it. Raises ConfigError if the file cannot be created or mapped, and leaves none behind that it made.
     """
 
     def __init__(self, path: Path, geometry: Geometry) -> None:
         self._path = path
         self._geometry = geometry
-        # Held while the file is created, attached or removed. The lock's own file stays: others may wait on it.
-        self._door = FileLock(f"{path}.lock")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with self._door:
-                self._descriptor = self._attach()
-            memory = mmap.mmap(self._descriptor, geometry.file_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            self._descriptor, memory = self._attach()
         except OSError as error:
-            raise ConfigError(
-                f"cannot reserve {geometry.file_bytes} bytes of host memory in {path.parent}: {error.strerror}. "
-                "Lower generator.host_gib, or enlarge that file system (in a container, with docker run --shm-size)",
-                param="generator.host_gib",
-            ) from error
+            raise self._refusal(error) from error
         count, headers_end = geometry.page_count, _BLOCK * (1 + geometry.page_count)
         self.headers: NDArray[np.void] = np.ndarray(count, PAGE_HEADER, memory, _BLOCK)
         self.pages: Page = np.ndarray((count, geometry.page_bytes), np.uint8, memory, headers_end, (geometry.stride, 1))
@@ -132,11 +126,8 @@ class ArenaFile:
     @contextmanager
     def locks(self) -> Iterator[ByteLocks]:
         """Locks on the file's bytes, released at the end of the block."""
-        locks = ByteLocks(self._descriptor)
-        try:
+        with _locks_on(self._descriptor) as locks:
             yield locks
-        finally:
-            locks.close()
 
     def close(self) -> None:
         """Detach. The memory is unmapped when the last view of a page is gone. Idempotent."""
@@ -147,48 +138,91 @@ class ArenaFile:
 
     def remove(self) -> None:
         """Detach, and delete the file if no other process is attached."""
-        with self._door:
-            with suppress(OSError):
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(self._descriptor), self._path.stat()):
-                    self._path.unlink()
-            self.close()
-
-    def _attach(self) -> int:
-        """Open the file with the right geometry, under a shared lock that marks it as in use."""
-        descriptor = self._open()
-        try:
-            if not self._fits(descriptor):
+        with suppress(OSError), self.locks() as locks, locks.waiting(_DOOR):
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._is_current(self._descriptor):
                 self._path.unlink()
+        self.close()
+
+    def _attach(self) -> tuple[int, mmap.mmap]:
+        """Open and map the file with the right geometry, under a shared lock that marks it as in use."""
+        while True:
+            descriptor = self._open()
+            try:
+                with _locks_on(descriptor) as locks, locks.waiting(_DOOR):
+                    # While this process waited, another one may have deleted the file.
+                    if self._is_current(descriptor) and self._has_geometry(descriptor):
+                        return descriptor, self._map(descriptor)
+            except BaseException:
                 os.close(descriptor)
-                descriptor = self._open()
-                self._make(descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-        except OSError:
+                raise
             os.close(descriptor)
-            raise
-        return descriptor
 
     def _open(self) -> int:
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        if os.fstat(descriptor).st_uid != os.geteuid():
-            # Another user could create the file first, to read tenants' KV or to forge it.
-            os.close(descriptor)
-            raise PermissionError(errno.EACCES, "the file belongs to another user", str(self._path))
-        return descriptor
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise OSError(errno.ELOOP, "it is a symbolic link") from error
+            raise
+        status = os.fstat(descriptor)
+        if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
+            return descriptor
+        os.close(descriptor)
+        # Another user could create the file first, to read tenants' KV or to forge it.
+        foreign = status.st_uid != os.geteuid()
+        raise PermissionError(errno.EACCES, "it belongs to another user" if foreign else "it is not a regular file")
 
-    def _fits(self, descriptor: int) -> bool:
+    def _is_current(self, descriptor: int) -> bool:
+        """Whether the path still leads to this open file."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), self._path.lstat())
+        except FileNotFoundError:
+            return False
+
+    def _has_geometry(self, descriptor: int) -> bool:
+        """Whether the file is new, or has the right geometry. Deletes it if not, a half-made one included."""
         encoded = self._geometry.encode()
-        return (
-            os.fstat(descriptor).st_size == self._geometry.file_bytes
-            and os.pread(descriptor, len(encoded), 0) == encoded
+        size = os.fstat(descriptor).st_size
+        if not size or (size == self._geometry.file_bytes and os.pread(descriptor, len(encoded), 0) == encoded):
+            return True
+        self._path.unlink()
+        return False
+
+    def _map(self, descriptor: int) -> mmap.mmap:
+        """Map the file. Reserves its memory first if it is new, and deletes it if that fails."""
+        new = not os.fstat(descriptor).st_size
+        try:
+            if new:
+                # The geometry comes last, so that a half-made file has none.
+                os.posix_fallocate(descriptor, 0, self._geometry.file_bytes)
+                os.pwrite(descriptor, self._geometry.encode(), 0)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            return mmap.mmap(descriptor, self._geometry.file_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except BaseException:
+            if new:
+                self._path.unlink(missing_ok=True)
+            raise
+
+    def _refusal(self, error: OSError) -> ConfigError:
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT):
+            return ConfigError(
+                f"cannot reserve {self._geometry.file_bytes} bytes of host memory in {self._path.parent}: "
+                f"{error.strerror}. Lower generator.kv.host_gib, or enlarge that file system (in a container, with "
+                "docker run --shm-size)",
+                param="generator.kv.host_gib",
+            )
+        return ConfigError(
+            f"cannot use {self._path} as host memory: {error.strerror}. Set generator.kv.host_dir to a tmpfs that this "
+            "user may write to",
+            param="generator.kv.host_dir",
         )
 
-    def _make(self, descriptor: int) -> None:
-        """Reserve the memory, then write the geometry: a half-created file fits no geometry."""
-        try:
-            os.posix_fallocate(descriptor, 0, self._geometry.file_bytes)
-            os.pwrite(descriptor, self._geometry.encode(), 0)
-        except OSError:
-            self._path.unlink()
-            raise
+
+@contextmanager
+def _locks_on(descriptor: int) -> Iterator[ByteLocks]:
+    locks = ByteLocks(descriptor)
+    try:
+        yield locks
+    finally:
+        locks.close()

@@ -22,3 +22,15 @@ def largest_file(size: int) -> Iterator[None]:
         for process, before in limits:
             with suppress(psutil.NoSuchProcess):
                 process.rlimit(psutil.RLIMIT_FSIZE, before)
+
+
+@contextmanager
+def address_space_left(size: int) -> Iterator[None]:
+    """Limit this process's address space to ``size`` bytes more than it has now. A larger mapping is refused."""
+    this = psutil.Process()
+    before = this.rlimit(psutil.RLIMIT_AS)
+    this.rlimit(psutil.RLIMIT_AS, (this.memory_info().vms + size, before[1]))
+    try:
+        yield
+    finally:
+        this.rlimit(psutil.RLIMIT_AS, before)

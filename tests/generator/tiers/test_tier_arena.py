@@ -1,15 +1,7 @@
-import os
-import struct
-from contextlib import ExitStack
-from pathlib import Path
-
 import msgspec
 import numpy as np
 import pytest
 from tier_contract import (
-    FINGERPRINT,
-    PAGE_BYTES,
-    PAGE_TOKENS,
     KeepingTierContract,
     content_of,
     hand_out,
@@ -20,38 +12,16 @@ from tier_contract import (
 )
 from tiers_under_test import open_arena, writing_process
 
-from generator.tiers.arena import HostArena, State
+from generator.tiers.arena import State
 from generator.tiers.base import KvBroken, KvMissing, PagesTaken, TierFull
-from protocol.errors import ConfigError
 from protocol.kv import Pages
 
 NODE = make_node(0)
-SHARED_MEMORY = Path("/dev/shm")
 
 
 class TestHostArena(KeepingTierContract):
     def open_tier(self, folder):
         return open_arena(folder)
-
-
-@pytest.fixture
-def opened(tmp_path):
-    """Opens arenas on one file, and closes them at the end."""
-    with ExitStack() as stack:
-
-        def open_one(**changes) -> HostArena:
-            arena = open_arena(tmp_path, **changes)
-            stack.callback(arena.close)
-            return arena
-
-        yield open_one
-
-
-@pytest.fixture
-def arena(opened):
-    arena = opened()
-    yield arena
-    arena.check_integrity()
 
 
 def test_a_copy_under_another_stamp_is_another_copy(arena):
@@ -143,30 +113,6 @@ def test_writing_a_node_whose_path_exceeds_the_header_raises(arena):
         write(arena, deep)
 
 
-@pytest.mark.parametrize("change", [{"fingerprint": "weights-2"}, {"page_bytes": 5001}, {"page_count": 40}])
-def test_an_arena_of_another_geometry_is_replaced_and_stays_with_its_users(opened, tmp_path, change):
-    old = opened()
-    write(old, NODE)
-    new = opened(**change)
-    assert new.nodes() == []
-    assert (read(old, NODE) == content_of(NODE)).all()
-    write(old, make_node(1))
-    assert new.nodes() == []
-    old.remove()
-    assert (tmp_path / "kv.arena").exists()
-
-
-@pytest.mark.parametrize(
-    "spoil", [lambda file: os.truncate(file, 9000), lambda file: file.open("r+b").write(bytes(99))]
-)
-def test_an_incomplete_arena_is_replaced(opened, tmp_path, spoil):
-    opened().close()
-    spoil(tmp_path / "kv.arena")
-    arena = opened()
-    write(arena, NODE)
-    assert (read(arena, NODE) == content_of(NODE)).all()
-
-
 def test_a_node_with_an_unreadable_header_is_missing(opened, tmp_path):
     arena = opened()
     write(arena, NODE)
@@ -177,55 +123,6 @@ def test_a_node_with_an_unreadable_header_is_missing(opened, tmp_path):
     assert not arena.has(NODE.key, hand_out(NODE))
     assert arena.nodes() == []
     opened().check_integrity()
-
-
-def test_pages_lie_at_the_offsets_of_the_layout(opened, tmp_path):
-    """A header of 4 KiB, another for each page, and pages at multiples of 4 KiB."""
-    write(opened(), NODE, hand_out(NODE, 5))
-    data = (tmp_path / "kv.arena").read_bytes()
-    for index, number in enumerate(hand_out(NODE).numbers):
-        header = struct.unpack_from("<QQII", data, 4096 * (1 + number))
-        assert header == (2, 5, index, 3)
-        at = 4096 * (1 + 48) + 8192 * number
-        assert data[at : at + PAGE_BYTES] == content_of(NODE)[index].tobytes()
-    assert len(data) == 4096 * (1 + 48) + 8192 * 48
-
-
-@pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="there is no /dev/shm")
-def test_too_little_memory_is_an_error_at_the_start(tmp_path):
-    """Asks the real /dev/shm for twice its size, which it refuses before it reserves any."""
-    whole = os.statvfs(SHARED_MEMORY)
-    pages = 2 * whole.f_blocks * whole.f_frsize // 4096
-    path = SHARED_MEMORY / f"ragtree-test-{os.getpid()}.arena"
-    try:
-        with pytest.raises(ConfigError, match="--shm-size") as refused:
-            HostArena(path, FINGERPRINT, PAGE_TOKENS, 4096, pages)
-        assert refused.value.param == "generator.host_gib"
-        assert not path.exists()
-    finally:
-        Path(f"{path}.lock").unlink(missing_ok=True)
-
-
-def test_a_path_that_cannot_hold_a_file_is_a_config_error(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError):
-        open_arena(tmp_path / "file")
-
-
-def test_remove_keeps_a_file_that_others_use(opened, tmp_path):
-    first, second = opened(), opened()
-    write(first, NODE)
-    first.remove()
-    assert (read(second, NODE) == content_of(NODE)).all()
-    assert held(opened()) == {NODE.key}
-
-
-def test_the_last_user_removes_the_file(arena, opened, tmp_path):
-    opened().remove()
-    assert (tmp_path / "kv.arena").exists()
-    alone = open_arena(tmp_path / "alone")
-    alone.remove()
-    assert not (tmp_path / "alone" / "kv.arena").exists()
 
 
 def test_a_page_in_use_outlives_the_arena(opened):
@@ -282,20 +179,3 @@ def test_copies_that_a_killed_process_published_stay(opened, tmp_path):
     (stored,) = arena.nodes()
     assert stored == (NODE, hand_out(NODE, 4))
     assert (read(arena, NODE, stored.pages) == content_of(NODE)).all()
-
-
-def test_another_users_file_is_refused(tmp_path, monkeypatch):
-    """Any user can create a file in shared memory, and could read and forge tenants' KV through it."""
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(ConfigError, match="belongs to another user"):
-        open_arena(tmp_path)
-
-
-def test_a_symbolic_link_is_refused(tmp_path):
-    open_arena(tmp_path).close()
-    (file,) = (path for path in tmp_path.iterdir() if path.suffix != ".lock")
-    elsewhere = tmp_path / "elsewhere"
-    file.rename(elsewhere)
-    file.symlink_to(elsewhere)
-    with pytest.raises(ConfigError):
-        open_arena(tmp_path)
