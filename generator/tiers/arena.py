@@ -1,11 +1,10 @@
 """The host memory tier: an arena of pages that all instances of a machine share."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,11 +21,13 @@ from generator.tiers.base import (
     StoredNode,
     TierFull,
 )
+from generator.tiers.node_record import decode_node, encode_node
 from generator.tiers.writers import DiscardingWriter, OrderedWriter
 from protocol.kv import KvNode, Pages, pages_spanned
 from protocol.tiers import Tier
 
-_NODE_BYTES = PAGE_HEADER["node"].itemsize
+_HEADER_ROOM = PAGE_HEADER["node"].itemsize
+"""Bytes of a node's record that one page's header takes."""
 _HEADERS = 0
 """The byte that is locked while page headers change. Byte n + 1 is locked while page n is written."""
 
@@ -154,31 +155,43 @@ class HostArena:
 
     def _node_in(self, pages: Pages, key: str | None) -> KvNode | None:
         """The node published in exactly these pages. None if there is none, or if it has another key."""
-        if not pages.numbers or not self._exist(pages):
+        if not pages.numbers or not self._exist(pages) or not self._all_ready(pages):
             return None
+        node = decode_node(self._record(pages.numbers))
+        # The record may have changed while it was read, but not without the pages' state or stamp.
+        return node if node is not None and key in (None, node.key) and self._all_ready(pages) else None
+
+    def _all_ready(self, pages: Pages) -> bool:
+        """Whether these are all the pages of one published node, in order, under this stamp."""
         headers, numbers, count = self._file.headers, list(pages.numbers), len(pages.numbers)
-        if (
-            (self._states[numbers] != State.READY).any()
-            or (self._stamps[numbers] != pages.stamp).any()
-            or (headers["index"][numbers] != np.arange(count)).any()
-            or (headers["count"][numbers] != count).any()
-        ):
-            return None
-        first = headers[numbers[0]]
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):
-            node = msgspec.json.decode(first["node"][: int(first["node_bytes"])].tobytes(), type=KvNode)
-            return node if key in (None, node.key) else None
-        return None
+        return bool(
+            (self._states[numbers] == State.READY).all()
+            and (self._stamps[numbers] == pages.stamp).all()
+            and (headers["index"][numbers] == np.arange(count)).all()
+            and (headers["count"][numbers] == count).all()
+        )
+
+    def _record(self, numbers: Sequence[int]) -> bytes:
+        """The record in the headers of a node's pages."""
+        headers = self._file.headers
+        size = int(headers["node_bytes"][numbers[0]])
+        part: bytes = headers["node"][list(numbers[: -(-size // _HEADER_ROOM)])].tobytes()
+        return part[:size]
 
     def _claim(self, node: KvNode, pages: Pages, locks: ByteLocks) -> bool:
         """Lock the pages and mark them as being written. Returns False if they already hold the node.
 
         Raises PagesTaken or TierFull.
         """
-        encoded = np.frombuffer(msgspec.json.encode(node), np.uint8)
-        if encoded.size > _NODE_BYTES:
-            raise TierFull(f"the path of {node.key} has {len(node.path)} segments, too long for a page's header")
         headers, numbers = self._file.headers, list(pages.numbers)
+        record, room = encode_node(node), len(numbers) * _HEADER_ROOM
+        if len(record) > room:
+            raise TierFull(
+                f"the path of {node.key} has {len(node.path)} segments, whose record takes {len(record)} bytes: the "
+                f"headers of its pages hold {room} bytes"
+            )
+        used = -(-len(record) // _HEADER_ROOM)
+        parts = np.frombuffer(record.ljust(used * _HEADER_ROOM, b"\0"), np.uint8).reshape(used, _HEADER_ROOM)
         with locks.waiting(_HEADERS):
             if (self._stamps[numbers] > pages.stamp).any():
                 raise PagesTaken(f"the pages for {node.key} were handed out again after stamp {pages.stamp}")
@@ -190,8 +203,8 @@ class HostArena:
             self._stamps[numbers] = pages.stamp
             headers["index"][numbers] = np.arange(len(numbers))
             headers["count"][numbers] = len(numbers)
-            headers["node_bytes"][numbers[0]] = encoded.size
-            headers["node"][numbers[0], : encoded.size] = encoded
+            headers["node_bytes"][numbers[0]] = len(record)
+            headers["node"][numbers[:used]] = parts
         return True
 
     def _set(self, numbers: Sequence[int], state: State, locks: ByteLocks) -> None:

@@ -24,7 +24,7 @@ from generator.tiers.base import Page
 from protocol.errors import ConfigError
 
 _BLOCK = 4096
-_MAGIC = b"RAGTREE1"
+_MAGIC = b"RAGTREE2"
 _DOOR = 1 << 40
 """The byte, behind the end of any file, that is locked while the file is made, attached or deleted."""
 
@@ -38,7 +38,11 @@ PAGE_HEADER = np.dtype(
         ("node", "u1", (_BLOCK - 32,)),
     ]
 )
-"""A page's state and stamp, its ``index`` among the ``count`` pages of its node and, on the first, the node as JSON."""
+"""A page's state and stamp, and its ``index`` among the ``count`` pages of its node.
+
+``node`` is the page's part of the node's record, which fills the headers of the node's pages from the first on. The
+first page has the record's length, ``node_bytes``.
+"""
 
 
 class Geometry(msgspec.Struct, frozen=True):

@@ -85,7 +85,7 @@ def _write(content: bytes):
         pytest.param(lambda file: os.truncate(file, 9000), id="truncated"),
         pytest.param(_write(bytes(4096)), id="killed before writing the geometry"),
         pytest.param(_write(GEOMETRY.encode()[:20].ljust(4096, b"\0")), id="killed while writing the geometry"),
-        pytest.param(_write(b"RAGTREE0"), id="of an earlier format"),
+        pytest.param(_write(b"RAGTREE1"), id="of an earlier format"),
         pytest.param(lambda file: file.write_bytes(b"notes"), id="foreign"),
     ],
 )

@@ -2,6 +2,7 @@ import msgspec
 import numpy as np
 import pytest
 from tier_contract import (
+    PAGE_TOKENS,
     KeepingTierContract,
     content_of,
     hand_out,
@@ -13,8 +14,9 @@ from tier_contract import (
 from tiers_under_test import open_arena, writing_process
 
 from generator.tiers.arena import State
-from generator.tiers.base import KvBroken, KvMissing, PagesTaken, TierFull
-from protocol.kv import Pages
+from generator.tiers.base import KvBroken, KvMissing, PagesTaken, StoredNode, TierFull
+from generator.tiers.node_record import decode_node
+from protocol.kv import Pages, pages_spanned
 
 NODE = make_node(0)
 
@@ -107,10 +109,45 @@ def test_writing_a_node_without_valid_pages_raises(arena, pages):
     arena.drop(NODE.key, pages)
 
 
-def test_writing_a_node_whose_path_exceeds_the_header_raises(arena):
-    deep = msgspec.structs.replace(NODE, path=("f" * 64,) * 100)
-    with pytest.raises(TierFull, match="100 segments"):
+def hexadecimal(number: int) -> str:
+    return f"{number:064x}"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "segments", "namespace"), [(1, 101, "0f" * 16), (40, 300, "n" * 1024), (8000, 8000, "n" * 1024)]
+)
+def test_a_node_may_have_a_path_as_long_as_its_prompt_allows(opened, tokens, segments, namespace):
+    """The longest path of a query of the stack fits the header of one page."""
+    arena = opened(page_count=520)
+    deep = msgspec.structs.replace(
+        NODE, path=tuple(map(hexadecimal, range(segments))), namespace=namespace, tokens=tokens
+    )
+    numbers = range(len(pages_spanned(deep.prefix_tokens, tokens, PAGE_TOKENS)))
+    write(arena, deep, Pages(tuple(numbers), 1))
+    for each in (arena, opened(page_count=520)):
+        assert each.nodes() == [StoredNode(deep, Pages(tuple(numbers), 1))]
+        assert (read(each, deep, Pages(tuple(numbers), 1)) == content_of(deep)).all()
+
+
+def test_a_path_that_exceeds_the_headers_of_all_pages_is_refused(arena):
+    deep = msgspec.structs.replace(NODE, path=("f" * 64,) * 400)
+    with pytest.raises(TierFull, match=r"400 segments, whose record takes 14.* bytes: .* hold 12192 bytes"):
         write(arena, deep)
+
+
+def test_a_node_that_is_overwritten_while_it_is_listed_is_not_listed(arena, opened, monkeypatch):
+    """Otherwise a mixture of two records could be read as a node."""
+    write(arena, NODE, hand_out(NODE, 1))
+    other, successor = opened(), Pages(hand_out(NODE).numbers, 2)
+
+    def overwrite_meanwhile(record):
+        monkeypatch.undo()
+        write(other, make_node(1), successor)
+        return decode_node(record)
+
+    monkeypatch.setattr("generator.tiers.arena.decode_node", overwrite_meanwhile)
+    assert arena.nodes() == []
+    assert arena.nodes() == [StoredNode(make_node(1), successor)]
 
 
 def test_a_node_with_an_unreadable_header_is_missing(opened, tmp_path):
