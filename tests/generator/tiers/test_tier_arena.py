@@ -1,7 +1,11 @@
+import threading
+from contextlib import suppress
+
 import msgspec
 import numpy as np
 import pytest
 from tier_contract import (
+    PAGE_BYTES,
     PAGE_TOKENS,
     KeepingTierContract,
     content_of,
@@ -13,7 +17,7 @@ from tier_contract import (
 )
 from tiers_under_test import open_arena, writing_process
 
-from generator.tiers.arena import State
+from generator.tiers.arena import HostArena, State
 from generator.tiers.base import KvBroken, KvMissing, PagesTaken, StoredNode, TierFull
 from generator.tiers.node_record import decode_node
 from protocol.kv import Pages, pages_spanned
@@ -216,3 +220,113 @@ def test_copies_that_a_killed_process_published_stay(opened, tmp_path):
     (stored,) = arena.nodes()
     assert stored == (NODE, hand_out(NODE, 4))
     assert (read(arena, NODE, stored.pages) == content_of(NODE)).all()
+
+
+def test_a_third_instance_frees_the_pages_of_a_killed_one_and_no_others(opened, tmp_path):
+    with (
+        writing_process("arena", tmp_path, number=0, stamp=4) as killed,
+        writing_process("arena", tmp_path, number=1, stamp=5) as alive,
+    ):
+        killed.kill()
+        third = opened()
+        assert states(tmp_path, hand_out(NODE)) == [State.FREE] * 3
+        assert states(tmp_path, hand_out(make_node(1))) == [State.WRITING] * 3
+        alive.publish()
+        assert held(third) == {make_node(1).key}
+    assert (read(third, make_node(1), hand_out(make_node(1), 5)) == content_of(make_node(1))).all()
+    third.check_integrity()
+
+
+def test_a_third_instance_leaves_a_page_alone_that_a_live_writer_took_from_a_killed_one(arena, opened, tmp_path):
+    with writing_process("arena", tmp_path, stamp=4) as killed:
+        killed.kill()
+    taken = Pages((20, hand_out(NODE).numbers[1], 21), 5)
+    with arena.writing(make_node(1), taken) as writer:
+        writer.page(0)[:] = content_of(make_node(1))[0]
+        third = opened()
+        assert states(tmp_path, hand_out(NODE)) == [State.FREE, State.WRITING, State.FREE]
+        assert states(tmp_path, taken) == [State.WRITING] * 3
+        for index in (1, 2):
+            writer.page(index)[:] = content_of(make_node(1))[index]
+    assert third.nodes() == [StoredNode(make_node(1), taken)]
+    assert (read(third, make_node(1), taken) == content_of(make_node(1))).all()
+
+
+def test_a_refused_writer_keeps_no_page(arena, opened, tmp_path):
+    """Neither those that were free, nor, once the first writer is done, those that it was refused for."""
+    other = opened()
+    first = hand_out(NODE, 1)
+    refused = Pages((20, 21, first.numbers[0]), 3)
+    with arena.writing(NODE, first) as writer:
+        for index, page in enumerate(content_of(NODE)):
+            writer.page(index)[:] = page
+        with pytest.raises(PagesTaken):
+            write(other, make_node(1), refused)
+        assert states(tmp_path, refused) == [State.FREE, State.FREE, State.WRITING]
+        write(other, make_node(2), Pages((20, 21, 22), 2))
+    assert held(other) == {NODE.key, make_node(2).key}
+    for stored in other.nodes():
+        other.drop(stored.node.key, stored.pages)
+    write(other, make_node(1), refused)
+    assert arena.nodes() == [StoredNode(make_node(1), refused)]
+
+
+def test_a_copy_that_a_refused_writer_gave_up_is_replaced_under_the_next_stamp(arena, opened):
+    """The first writer publishes a node whose pages the controller has handed out again: nobody will drop it."""
+    other = opened()
+    with arena.writing(NODE, hand_out(NODE, 1)) as writer:
+        with pytest.raises(PagesTaken):
+            write(other, make_node(1), Pages(hand_out(NODE).numbers, 2))
+        for index, page in enumerate(content_of(NODE)):
+            writer.page(index)[:] = page
+    again = Pages(hand_out(NODE).numbers, 3)
+    write(other, make_node(1), again)
+    assert arena.nodes() == [StoredNode(make_node(1), again)]
+    assert (read(arena, make_node(1), again) == content_of(make_node(1))).all()
+
+
+def test_two_instances_race_for_the_same_pages(arena, opened):
+    """Whatever is read holds what was written under its stamp, and at the end every page is free or whole."""
+    stamps = iter(range(1, 400))
+    handed_out: list[Pages] = []
+    allocator, stop, wrong = threading.Lock(), threading.Event(), []
+
+    def keep_writing(tier: HostArena) -> None:
+        while True:
+            with allocator:
+                stamp = next(stamps, None)
+                if stamp is None:
+                    return
+                pages = Pages(tuple((stamp + step) % 5 for step in range(3)), stamp)
+                handed_out.append(pages)
+            with suppress(PagesTaken):
+                write(tier, make_node(stamp % 7), pages, np.full((3, PAGE_BYTES), stamp % 251, np.uint8))
+
+    def keep_reading(tier: HostArena) -> None:
+        while not stop.is_set():
+            for pages in handed_out[-4:]:
+                with suppress(KvMissing, KvBroken):
+                    if (read(tier, make_node(pages.stamp % 7), pages) != pages.stamp % 251).any():
+                        wrong.append(pages)
+
+    other = opened()
+    writers = [threading.Thread(target=keep_writing, args=(tier,)) for tier in (arena, other, other)]
+    readers = [threading.Thread(target=keep_reading, args=(tier,)) for tier in (arena, other)]
+    for thread in (*writers, *readers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    stop.set()
+    for thread in readers:
+        thread.join()
+    assert wrong == []
+    for tier in (arena, other):
+        for stored in tier.nodes():
+            assert (read(tier, stored.node, stored.pages) == stored.pages.stamp % 251).all()
+    opened().check_integrity()
+
+
+def states(folder, pages: Pages) -> list[int]:
+    """The states of these pages, out of the arena's file."""
+    data = (folder / "kv.arena").read_bytes()
+    return [data[4096 * (1 + number)] for number in pages.numbers]

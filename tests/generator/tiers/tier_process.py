@@ -1,4 +1,4 @@
-"""A process that shares a tier with a test and writes node 0: ``tier_process.py arena|disk FOLDER STAMP``.
+"""A process that shares a tier with a test and writes a node: ``tier_process.py arena|disk FOLDER NUMBER STAMP``.
 
 It prints "begun" when two pages are written, waits for a line, prints "published", and waits to be killed.
 """
@@ -10,8 +10,8 @@ from tier_contract import content_of, hand_out, make_node
 from tiers_under_test import open_arena, open_disk
 
 
-def main(kind: str, folder: str, stamp: str) -> None:
-    node = make_node(0)
+def main(kind: str, folder: str, number: str, stamp: str) -> None:
+    node = make_node(int(number))
     tier = {"arena": open_arena, "disk": open_disk}[kind](Path(folder))
     with tier.writing(node, hand_out(node, int(stamp))) as writer:
         for index, page in enumerate(content_of(node)):

@@ -23,11 +23,11 @@ def open_disk(folder: Path, fingerprint=FINGERPRINT, max_bytes=10**7) -> DiskTie
 
 
 class WritingProcess:
-    """Another process that is writing node 0."""
+    """Another process that is writing a node."""
 
-    def __init__(self, kind: str, folder: Path, stamp: int) -> None:
+    def __init__(self, kind: str, folder: Path, number: int, stamp: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("tier_process.py"), kind, folder, str(stamp)],
+            [sys.executable, Path(__file__).with_name("tier_process.py"), kind, folder, str(number), str(stamp)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -53,8 +53,8 @@ class WritingProcess:
 
 
 @contextmanager
-def writing_process(kind: str, folder: Path, stamp: int = 1) -> Iterator[WritingProcess]:
-    process = WritingProcess(kind, folder, stamp)
+def writing_process(kind: str, folder: Path, number: int = 0, stamp: int = 1) -> Iterator[WritingProcess]:
+    process = WritingProcess(kind, folder, number, stamp)
     try:
         yield process
     finally:
