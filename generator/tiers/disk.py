@@ -96,6 +96,8 @@ class DiskTier:
                 try:
                     self._folder.publish(temporary, node.key)
                 except OSError as error:
+                    # Another writer of the same node may have published it before, and its file is gone too.
+                    self._forget_if_gone(node.key)
                     raise TierFull(f"{node.key} cannot be published: {error.strerror}") from error
                 self._index[node.key] = _Entry(node, size)
 
@@ -151,16 +153,19 @@ class DiskTier:
                     os.close(descriptor)
         with self._lock:
             for key in self._index.keys() - there:
-                if not self._folder.has(key):
-                    del self._index[key]
+                self._forget_if_gone(key)
+
+    def _forget_if_gone(self, key: str) -> None:
+        """Take a node without a file out of the index. Call it with the lock held."""
+        if not self._folder.has(key):
+            self._index.pop(key, None)
 
     def _open(self, key: str) -> int:
         try:
             return os.open(self._folder.file(key), os.O_RDONLY)
         except OSError as error:
             with self._lock:
-                if not self._folder.has(key):
-                    self._index.pop(key, None)
+                self._forget_if_gone(key)
             raise KvMissing(f"{key} cannot be opened: {error.strerror}") from error
 
     def _header(self, key: str, descriptor: int) -> NodeHeader:
@@ -202,7 +207,9 @@ class DiskTier:
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            os.close(descriptor)
+            # The file is synced or deleted by now, so an error means nothing, and must not deny that it is published.
+            with suppress(OSError):
+                os.close(descriptor)
 
     @contextmanager
     def _room(self, size: int) -> Iterator[None]:

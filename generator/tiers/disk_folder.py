@@ -61,14 +61,18 @@ class FingerprintFolder:
         return descriptor, Path(name)
 
     def publish(self, temporary: Path, key: str) -> None:
-        """Rename a temporary file to the node's, atomically and durably. Raises OSError."""
+        """Rename a temporary file to the node's, atomically and durably.
+
+        Raises OSError, after deleting the file. A file that can neither be synced nor be deleted counts as published.
+        """
         target = self.file(key)
         temporary.rename(target)
-        descriptor = os.open(target.parent, os.O_RDONLY)
         try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            _sync(target.parent)
+        except OSError:
+            # Everybody finds the file, but nobody would ever delete one whose writer reports a failure.
+            if _delete(target):
+                raise
 
     def sweep(self) -> None:
         """Delete the temporary files of dead processes."""
@@ -119,6 +123,23 @@ def folders_beside(folder: Path, fingerprint: str) -> list[Usage]:
     """The folders of other fingerprints that have any files, the most recently written first."""
     others = [FingerprintFolder(path).usage() for path in _children(folder) if path.name != fingerprint]
     return sorted((usage for usage in others if usage.bytes), key=lambda usage: usage.newest, reverse=True)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _delete(file: Path) -> bool:
+    """Delete a file. Returns False if that fails."""
+    try:
+        file.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
 
 
 def _children(folder: Path) -> list[Path]:

@@ -3,8 +3,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -264,6 +267,91 @@ def test_a_write_that_the_kernel_refuses_leaves_no_file(disk, tmp_path, size):
     assert files_under(tmp_path) == set()
     write(disk, NODE)
     assert (read(disk, NODE) == content_of(NODE)).all()
+
+
+@contextmanager
+def failing_for_folders(name: str, code: int) -> Iterator[None]:
+    """Makes a system call fail for folders only, as on a broken disk or without a free descriptor."""
+    call = getattr(os, name)
+
+    def fail_for_folders(target, *arguments, **keywords):
+        if Path(f"/proc/self/fd/{target}" if isinstance(target, int) else target).is_dir():
+            raise OSError(code, os.strerror(code))
+        return call(target, *arguments, **keywords)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, name, fail_for_folders)
+        yield
+
+
+@pytest.mark.parametrize(("call", "code"), [("fsync", errno.EIO), ("open", errno.EMFILE)])
+def test_a_node_whose_folder_cannot_be_synced_is_not_published(disk, tmp_path, call, code):
+    """The caller is told that there is no copy. So nobody would ever delete a file that stayed."""
+    with failing_for_folders(call, code), pytest.raises(TierFull, match=os.strerror(code)):
+        write(disk, NODE)
+    assert files_under(tmp_path) == set()
+    assert not disk.has(NODE.key, None)
+    assert disk.used_bytes == 0
+    disk.check_integrity()
+
+
+def test_a_writer_that_fails_after_replacing_anothers_file_leaves_no_entry_of_it(disk, tmp_path):
+    def write_while_another_does():
+        with disk.writing(NODE, None) as writer:
+            for index, page in enumerate(content_of(NODE)):
+                writer.page(index)[:] = page
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(os, "fsync", lambda descriptor: None)
+                write(disk, NODE)
+            assert held(disk) == {NODE.key}
+
+    with failing_for_folders("fsync", errno.EIO), pytest.raises(TierFull):
+        write_while_another_does()
+    assert files_under(tmp_path) == set()
+    assert disk.used_bytes == 0
+    disk.check_integrity()
+
+
+def test_a_node_that_can_neither_be_synced_nor_deleted_is_published(disk, tmp_path, monkeypatch):
+    """The file system became read-only after an error: the file is there, and somebody has to know it."""
+    unlink = Path.unlink
+
+    def refuse(path, missing_ok=False):
+        if path == file_of(tmp_path):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with failing_for_folders("fsync", errno.EIO):
+        write(disk, NODE)
+    assert held(disk) == {NODE.key}
+    assert disk.used_bytes == FILE_BYTES
+    assert (read(disk, NODE) == content_of(NODE)).all()
+
+
+def test_an_error_on_closing_the_file_does_not_deny_that_it_is_published(disk, tmp_path, monkeypatch):
+    close = os.close
+
+    def close_and_fail(descriptor):
+        written = Path(f"/proc/self/fd/{descriptor}").readlink() == file_of(tmp_path)
+        close(descriptor)
+        if written:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", close_and_fail)
+        write(disk, NODE)
+    assert held(disk) == {NODE.key}
+    assert files_under(tmp_path) == {file_of(tmp_path).relative_to(tmp_path).as_posix()}
+
+
+def test_the_header_grows_with_the_nodes_path(disk, tmp_path):
+    path = tuple(f"{number:064x}" for number in range(2000))
+    deep = msgspec.structs.replace(NODE, path=path, namespace="n" * 1024)
+    write(disk, deep)
+    assert file_of(tmp_path).stat().st_size == disk.used_bytes > 2000 * 64
+    assert [stored.node for stored in open_disk(tmp_path).nodes()] == [deep]
+    assert (read(disk, deep) == content_of(NODE)).all()
 
 
 IN_A_SMALL_DISK = """
