@@ -49,3 +49,22 @@ def control_ids(folder: Path) -> set[int]:
     ids = {tokenizer.token_to_id(token) for token in CONTROL_TOKENS}
     assert None not in ids
     return ids
+
+
+def make_weights(file: Path, tensors: dict[str, int]) -> dict[str, int]:
+    """A safetensors file with tensors of so many bytes, all zeros, which take no room on disk.
+
+    Returns where each tensor begins.
+    """
+    offsets, end = {}, 0
+    for name, size in tensors.items():
+        offsets[name], end = end, end + size
+    header = {
+        name: {"dtype": "U8", "shape": [size], "data_offsets": [offsets[name], offsets[name] + size]}
+        for name, size in tensors.items()
+    }
+    encoded = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    with file.open("wb") as content:
+        content.write(len(encoded).to_bytes(8, "little") + encoded)
+        content.truncate(8 + len(encoded) + end)
+    return {name: 8 + len(encoded) + offset for name, offset in offsets.items()}

@@ -2,49 +2,52 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
+from generator.model_files import digest_of_model
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-_SAMPLES = 64
-_SAMPLE_BYTES = 1 << 18
 
 
 def fingerprint(config: "VllmConfig", layout: str) -> str:
     """A digest of weights, dtype, RoPE, tokenizer and ``layout``, 32 hexadecimal digits.
 
-    Weights enter as file names, sizes, and samples spread over each file: hashing a large model in full would take
-    longer than loading it. RoPE and the model's dimensions enter with the model's own configuration.
+    Weights and tokenizer enter as ``digest_of_model`` reads them, which says what it does not notice. RoPE and the
+    model's dimensions enter with the model's own configuration.
     """
-    digest = blake3()
     model = config.model_config
-    folder = _folder(model.model, model.revision)
+    files = _files(model.model, model.revision)
     facts = {
         "layout": layout,
         "dtype": str(model.dtype),
         "cache_dtype": str(config.cache_config.cache_dtype),
         "quantization": str(model.quantization),
-        "config": model.hf_config.to_dict(),
+        "config": _without_location(model.hf_config.to_dict()),
         "ranks": [config.parallel_config.tensor_parallel_size, config.parallel_config.pipeline_parallel_size],
         "load_format": str(config.load_config.load_format),
         "seed": model.seed if str(config.load_config.load_format) == "dummy" else 0,
-        "name": "" if folder is not None else model.model,
+        "name": "" if files is not None else model.model,
         "revision": str(model.revision),
+        "files": digest_of_model(files) if files is not None else "",
     }
-    digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
-    if folder is not None:
-        for file in sorted(folder.iterdir()):
-            if file.suffix in (".safetensors", ".bin", ".gguf", ".json", ".model", ".txt"):
-                _add(digest, file)
-    return digest.hexdigest(16)
+    return blake3(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest(16)
 
 
-def _folder(model: str, revision: str | None) -> Path | None:
-    """The model's folder: the given one, or the one the Hugging Face client has downloaded. None without either."""
-    if Path(model).is_dir():
+def _without_location(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without the path that transformers notes in it, so that copies of a model are equal."""
+    return {
+        name: _without_location(value) if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name != "_name_or_path"
+    }
+
+
+def _files(model: str, revision: str | None) -> Path | None:
+    """The model's folder or file: the given one, or the one that the Hugging Face client has downloaded, if any."""
+    if Path(model).exists():
         return Path(model)
     from huggingface_hub import snapshot_download
 
@@ -52,13 +55,3 @@ def _folder(model: str, revision: str | None) -> Path | None:
         return Path(snapshot_download(model, revision=revision, local_files_only=True))
     except (OSError, ValueError):
         return None
-
-
-def _add(digest: blake3, file: Path) -> None:
-    size = file.stat().st_size
-    digest.update(f"{file.name}:{size}:".encode())
-    with file.open("rb") as content:
-        # Small files are read as a whole.
-        for begin in sorted({size * number // _SAMPLES for number in range(_SAMPLES)}):
-            content.seek(begin)
-            digest.update(content.read(_SAMPLE_BYTES))

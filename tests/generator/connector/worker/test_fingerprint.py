@@ -4,6 +4,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from model_folders import make_weights
 
 from generator.connector.worker.fingerprint import fingerprint
 
@@ -11,10 +12,10 @@ LAYOUT = "30 layers of 32 tokens"
 
 
 class ModelConfig(SimpleNamespace):
-    """The part of a Hugging Face configuration that the fingerprint reads."""
+    """The part of a Hugging Face configuration that the fingerprint reads. Like that, it notes where it was read."""
 
     def to_dict(self):
-        return dict(vars(self))
+        return {**vars(self), "text_config": {"_name_or_path": self._name_or_path, "heads": 9}}
 
 
 def config(folder, dtype="float32", cache_dtype="auto", rope_theta=10000.0, ranks=1):
@@ -24,7 +25,7 @@ def config(folder, dtype="float32", cache_dtype="auto", rope_theta=10000.0, rank
             revision=None,
             dtype=dtype,
             quantization=None,
-            hf_config=ModelConfig(hidden_size=576, rope_theta=rope_theta),
+            hf_config=ModelConfig(hidden_size=576, rope_theta=rope_theta, _name_or_path=str(folder)),
             seed=0,
         ),
         cache_config=SimpleNamespace(cache_dtype=cache_dtype),
@@ -67,3 +68,23 @@ def test_weights_and_tokenizer_change_the_fingerprint(folder, file):
     content[len(content) // 2] ^= 1
     (folder / file).write_bytes(content)
     assert fingerprint(config(folder), LAYOUT) != before
+
+
+@pytest.mark.parametrize("at", [0.1, 0.35, 0.99])
+def test_32_mb_of_new_weights_in_a_shard_of_5_gb_change_the_fingerprint(folder, at):
+    shard = folder / "model.safetensors"
+    make_weights(shard, {f"layer{number}": 50 << 20 for number in range(100)})
+    before = fingerprint(config(folder), LAYOUT)
+    with shard.open("r+b") as file:
+        # Behind the sample that the 64th parts of the file begin with.
+        file.seek(shard.stat().st_size * int(64 * at) // 64 + (300 << 10))
+        file.write(bytes([7]) * (32 << 20))
+    assert fingerprint(config(folder), LAYOUT) != before
+
+
+def test_a_model_in_one_file_enters_with_its_content(tmp_path):
+    model = tmp_path / "model.gguf"
+    model.write_bytes(bytes(5000))
+    before = fingerprint(config(model), LAYOUT)
+    model.write_bytes(bytes(4999) + b"\1")
+    assert fingerprint(config(model), LAYOUT) != before
