@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-_NOT_KV_SETTINGS = ("instance", "controller", REFUSAL_FILE)
+_NOT_KV_SETTINGS = ("instance", "controller", "prompt_layout", REFUSAL_FILE)
 
 
 class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is untyped here

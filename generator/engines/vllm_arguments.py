@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from generator.prompts.layout import SegmentLayout
+from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import GeneratorSettings
 from protocol.generation import StepBudget
 
@@ -30,8 +32,11 @@ def prepare_environment(settings: GeneratorSettings) -> None:
 
 
 def engine_arguments(settings: GeneratorSettings, folder: Path, instance: str) -> dict[str, Any]:
-    """The arguments of ``AsyncEngineArgs`` for the model in ``folder``. The configured ``engine_args`` win."""
-    return {
+    """The arguments of ``AsyncEngineArgs`` for the model in ``folder``. The configured ``engine_args`` win.
+
+    Raises ConfigError if the folder has no readable tokenizer.
+    """
+    arguments = {
         "model": str(folder),
         "served_model_name": settings.model,
         "dtype": _dtype(settings.dtype),
@@ -46,6 +51,7 @@ def engine_arguments(settings: GeneratorSettings, folder: Path, instance: str) -
         **(_connector_arguments(settings, instance) if settings.kv.enabled else {}),
         **settings.engine_args,
     }
+    return _with_prompt_layout(arguments, settings, folder) if uses_connector(arguments) else arguments
 
 
 def uses_connector(arguments: dict[str, Any]) -> bool:
@@ -70,6 +76,14 @@ def _connector_arguments(settings: GeneratorSettings, instance: str) -> dict[str
             "kv_connector_extra_config": {"instance": instance, **kv},
         },
     }
+
+
+def _with_prompt_layout(arguments: dict[str, Any], settings: GeneratorSettings, folder: Path) -> dict[str, Any]:
+    """The arguments with the digest of the prompt layout, also for a connector that the user has configured."""
+    layout = SegmentLayout(ModelTokenizer(folder), settings.system_prompt, settings.max_model_len)
+    transfer = arguments["kv_transfer_config"]
+    extra = {**transfer.get("kv_connector_extra_config", {}), "prompt_layout": layout.digest}
+    return {**arguments, "kv_transfer_config": {**transfer, "kv_connector_extra_config": extra}}
 
 
 def _dtype(configured: str) -> str:

@@ -14,6 +14,18 @@ from protocol.errors import QuestionTooLong
 from protocol.prompts import ChatMessage, Prompt, Segment, SegmentKind
 from protocol.retrieval import Chunk
 
+_PROBES = (
+    "",
+    "The quick brown fox doesn't jump: 3.14 < 2718 (HTTP/1.1, x_1, #42)?",
+    "  def f(x):\n\treturn {'a': x[0]}\n\n\n# ends with blanks and lines  \r\n\n",
+    "Gr\u00f6\u00dfe, e\u0301, \u1e9b\u0323, \ufb01, \u00bd, \u2167, \u212a, \u0130",
+    "\u4e2d\u6587\uff0c\u65e5\u672c\u8a9e \ud55c\uad6d\uc5b4 \u0627\u0644\u0639\u0631 \u0939\u093f\u0928",
+    "\U0001f469\u200d\U0001f52c",
+    "\x00\x02documents\x03\x7f\u00a0\u200b\ufeff\ufffd",
+    "word " * 9_000,
+)
+"""Texts that tokenizers differ in: punctuation, numbers, spaces, lines, normal forms, scripts, signs, and length."""
+
 
 class SegmentLayout:
     """Lays out prompts for one model. Implements ``protocol.parts.PromptLayout``.
@@ -46,13 +58,30 @@ class SegmentLayout:
         kept = list(self._fitting(documents, room))
         return Prompt(segments=(system, *kept, question), dropped_documents=len(documents) - len(kept))
 
+    @property
+    def digest(self) -> str:
+        """A digest of how texts become token ids. KV is valid only for layouts with the same one.
+
+        Keys of segments are hashes of texts. So KV of the same key belongs to other tokens once the text around a
+        document or the tokenizer changes. The chat template and the system prompt are part of a segment's text.
+        """
+        digest = blake3()
+        for text in (*_PROBES, "\n".join(self._tokenizer.control_tokens)):
+            around = self._segment(SegmentKind.SYSTEM, [TextPart(text, foreign=False), TextPart(text, foreign=True)])
+            for token_ids in (self._document_ids(text), around.token_ids):
+                digest.update(b"".join(number.to_bytes(4, "big") for number in (len(token_ids), *token_ids)))
+        return digest.hexdigest(16)
+
     def _fitting(self, documents: Sequence[Chunk], room: int) -> Iterator[Segment]:
         for document in documents:
-            token_ids = self._tokenizer.encode(self._template.document(document.text))
+            token_ids = self._document_ids(document.text)
             room -= len(token_ids)
             if room < 0:
                 return
             yield Segment(SegmentKind.DOCUMENT, document.content_hash, token_ids)
+
+    def _document_ids(self, text: str) -> tuple[int, ...]:
+        return self._tokenizer.encode(self._template.document(text))
 
     def _segment(self, kind: SegmentKind, parts: Sequence[TextPart]) -> Segment:
         token_ids: list[int] = []

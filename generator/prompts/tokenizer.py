@@ -41,6 +41,11 @@ class ModelTokenizer:
         """Token ids of a chat template's own text, including control tokens."""
         return tuple(self._template_tokenizer.encode(text, add_special_tokens=False).ids)
 
+    @property
+    def control_tokens(self) -> list[str]:
+        """The texts of the control tokens, and of all others added to the vocabulary, in the order of their ids."""
+        return [token.content for _, token in sorted(self._template_tokenizer.get_added_tokens_decoder().items())]
+
     def decode_stream(self) -> "TextStream":
         """A decoder for one answer, token by token."""
         return TextStream(self._plain_tokenizer)

@@ -13,15 +13,18 @@ if TYPE_CHECKING:
 
 
 def fingerprint(config: "VllmConfig", layout: str) -> str:
-    """A digest of weights, dtype, RoPE, tokenizer and ``layout``, 32 hexadecimal digits.
+    """A digest of weights, dtype, RoPE, tokenizer, prompt layout and ``layout``, 32 hexadecimal digits.
 
     Weights and tokenizer enter as ``digest_of_model`` reads them, which says what it does not notice. RoPE and the
-    model's dimensions enter with the model's own configuration.
+    model's dimensions enter with the model's own configuration. ``prompt_layout`` of the ``kv_connector_extra_config``
+    binds the keys of documents, which are hashes of their texts, to token ids. A planner whose keys are hashes of token
+    ids needs none.
     """
     model = config.model_config
     files = _files(model.model, model.revision)
     facts = {
         "layout": layout,
+        "prompt_layout": config.kv_transfer_config.kv_connector_extra_config.get("prompt_layout", ""),
         "dtype": str(model.dtype),
         "cache_dtype": str(config.cache_config.cache_dtype),
         "quantization": str(model.quantization),

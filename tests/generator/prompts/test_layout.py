@@ -1,6 +1,7 @@
 """A document's token ids depend on its text alone; control tokens come only from the chat template."""
 
 import importlib.util
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from prompt_inputs import document, user
 from tokenizers import Tokenizer
 
 from generator.prompts.layout import SegmentLayout
+from generator.prompts.prompt_template import PromptTemplate
 from generator.prompts.tokenizer import ModelTokenizer
 from protocol.errors import InvalidRequest, QuestionTooLong
 from protocol.prompts import ChatMessage, Prompt, SegmentKind
@@ -249,3 +251,49 @@ def test_a_text_that_spells_the_chat_template_has_its_own_key(layout, seam):
 def test_documents_do_not_change_the_keys_around_them(layout):
     without, with_one = layout.lay_out([user("Why?")], [], 1), layout.lay_out([user("Why?")], [document("Doc.")], 1)
     assert (system_of(without), question_of(without)) == (system_of(with_one), question_of(with_one))
+
+
+def digest_of(folder: Path) -> str:
+    return SegmentLayout(ModelTokenizer(folder), SYSTEM, 1000).digest
+
+
+def test_a_digest_depends_on_the_tokenizer_and_the_wording_alone(folder, layout, tmp_path):
+    """The system prompt and the chat template are in the keys of segments, and some chat templates print the date."""
+    assert SegmentLayout(ModelTokenizer(folder), "Another system prompt.", 10).digest == layout.digest
+    assert digest_of(make_model_folder(tmp_path, NO_SYSTEM)) == layout.digest
+
+
+@pytest.mark.parametrize("wording", ["{}", "{}\n", "{}\n\n\n", "\n\n{}", "<doc>{}</doc>\n\n", "{}\n\n "], ids=repr)
+def test_another_wording_of_documents_changes_the_digest(layout, monkeypatch, wording):
+    before = layout.digest
+    monkeypatch.setattr(PromptTemplate, "document", lambda template, text: wording.format(text))
+    assert layout.digest != before
+
+
+@pytest.mark.parametrize("change", [str.lower, str.strip, lambda text: unicodedata.normalize("NFKC", text)])
+@pytest.mark.parametrize("method", ["encode", "encode_template"])
+def test_another_tokenisation_changes_the_digest(layout, monkeypatch, method, change):
+    before, encode = layout.digest, getattr(ModelTokenizer, method)
+    monkeypatch.setattr(ModelTokenizer, method, lambda tokenizer, text: encode(tokenizer, change(text)))
+    assert layout.digest != before
+
+
+def test_control_tokens_read_in_documents_or_plain_in_templates_change_the_digest(layout, monkeypatch):
+    encode, encode_template = ModelTokenizer.encode, ModelTokenizer.encode_template
+    digests = {layout.digest}
+    monkeypatch.setattr(ModelTokenizer, "encode", encode_template)
+    digests.add(layout.digest)
+    monkeypatch.setattr(ModelTokenizer, "encode_template", encode)
+    digests.add(layout.digest)
+    monkeypatch.setattr(ModelTokenizer, "encode", encode)
+    assert len(digests | {layout.digest}) == 4
+
+
+def test_documents_cut_off_at_some_length_change_the_digest(shipped_layout, monkeypatch):
+    before, encode = shipped_layout.digest, ModelTokenizer.encode
+    monkeypatch.setattr(ModelTokenizer, "encode", lambda tokenizer, text: encode(tokenizer, text)[:8_192])
+    assert shipped_layout.digest != before
+
+
+def test_another_models_layout_has_another_digest(layout, shipped_layout):
+    assert shipped_layout.digest != layout.digest

@@ -18,7 +18,7 @@ class ModelConfig(SimpleNamespace):
         return {**vars(self), "text_config": {"_name_or_path": self._name_or_path, "heads": 9}}
 
 
-def config(folder, dtype="float32", cache_dtype="auto", rope_theta=10000.0, ranks=1):
+def config(folder, dtype="float32", cache_dtype="auto", rope_theta=10000.0, ranks=1, **extra):
     return SimpleNamespace(
         model_config=SimpleNamespace(
             model=str(folder),
@@ -31,6 +31,7 @@ def config(folder, dtype="float32", cache_dtype="auto", rope_theta=10000.0, rank
         cache_config=SimpleNamespace(cache_dtype=cache_dtype),
         parallel_config=SimpleNamespace(tensor_parallel_size=ranks, pipeline_parallel_size=1),
         load_config=SimpleNamespace(load_format="auto"),
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config={"host_gib": 1, **extra}),
     )
 
 
@@ -59,6 +60,13 @@ def test_dtype_rope_and_ranks_change_the_fingerprint(folder, change):
 
 def test_the_layout_changes_the_fingerprint(folder):
     assert fingerprint(config(folder), "30 layers of 16 tokens") != fingerprint(config(folder), LAYOUT)
+
+
+def test_the_prompt_layout_changes_the_fingerprint(folder):
+    """Keys of documents are hashes of their texts. Another layout makes other tokens of the same texts."""
+    fingerprints = {fingerprint(config(folder, **extra), LAYOUT) for extra in ({}, {"prompt_layout": "0f"})}
+    fingerprints.add(fingerprint(config(folder, prompt_layout="1e"), LAYOUT))
+    assert len(fingerprints) == 3
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])

@@ -1,0 +1,56 @@
+"""The engine arguments bind KV to what turns texts into tokens."""
+
+import pytest
+from model_folders import make_model_folder
+
+pytest.importorskip("torch")
+
+from generator.engines.vllm_arguments import engine_arguments
+from generator.prompts.layout import SegmentLayout
+from generator.prompts.prompt_template import PromptTemplate
+from generator.prompts.tokenizer import ModelTokenizer
+from generator.settings import GeneratorSettings, KvSettings
+from protocol.errors import ConfigError
+
+OWN_CONNECTOR = {
+    "kv_transfer_config": {
+        "kv_connector": "RagtreeConnector",
+        "kv_connector_module_path": "generator.connector.connector",
+        "kv_role": "kv_both",
+    }
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_model_folder(tmp_path)
+
+
+def extra_config(folder, **settings) -> dict:
+    arguments = engine_arguments(GeneratorSettings(**settings), folder, "generator-0")
+    return arguments["kv_transfer_config"]["kv_connector_extra_config"]
+
+
+@pytest.mark.parametrize("engine_args", [{}, OWN_CONNECTOR], ids=["shipped", "configured"])
+def test_the_connector_gets_the_digest_of_the_prompt_layout(folder, monkeypatch, engine_args):
+    before = extra_config(folder, engine_args=engine_args)["prompt_layout"]
+    assert before == SegmentLayout(ModelTokenizer(folder), "Answer.", 1000).digest
+    monkeypatch.setattr(PromptTemplate, "document", lambda template, text: f"{text}\n---\n")
+    assert extra_config(folder, engine_args=engine_args)["prompt_layout"] != before
+    assert OWN_CONNECTOR["kv_transfer_config"].keys() == {"kv_connector", "kv_connector_module_path", "kv_role"}
+
+
+def test_the_connector_gets_its_instance_and_the_options_of_kv(folder):
+    assert extra_config(folder, kv=KvSettings(host_gib=3))["host_gib"] == 3
+    assert extra_config(folder)["instance"] == "generator-0"
+
+
+@pytest.mark.parametrize("settings", [{"kv": {"enabled": False}}, {"engine_args": {"kv_transfer_config": None}}])
+def test_an_engine_without_the_connector_needs_no_tokenizer(tmp_path, settings):
+    arguments = engine_arguments(GeneratorSettings(**settings), tmp_path, "generator-0")
+    assert not arguments.get("kv_transfer_config")
+
+
+def test_a_folder_without_a_tokenizer_is_a_config_error(tmp_path):
+    with pytest.raises(ConfigError, match="has no tokenizer"):
+        engine_arguments(GeneratorSettings(), tmp_path, "generator-0")
