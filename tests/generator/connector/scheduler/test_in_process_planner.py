@@ -15,7 +15,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from generator.connector.in_process_planner import PlanningConnector
-from generator.connector.step_jobs import StepResults
+from generator.connector.step_jobs import JobResults, StepResults
 from protocol.kv import KvMemory, LostCopy, ResidencyReport
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
@@ -55,7 +55,7 @@ def connector(configured) -> RecordingConnector:
     connector.bind_gpu_block_pool(small_pool())
     asked = connector.build_connector_meta(SchedulerOutput.make_empty()).inquiries
     memory = KvMemory("fingerprint", "boot", 32, 1024, 17, 0, 0, 1e9, 1e9)
-    results = StepResults(held=dict.fromkeys(asked, ()), memory=memory)
+    results = StepResults({0: JobResults(held={name: {} for name in asked}, memory=memory)})
     connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=results))
     connector.get_kv_connector_stats()
     return connector
