@@ -21,9 +21,9 @@ FIRST, SECOND, THIRD = segment("first", 170), segment("second", 113), segment("t
 
 
 class Answer(NamedTuple):
-    """An answer's text, and the result of its prefill."""
+    """An answer's tokens, and the result of its prefill."""
 
-    text: str
+    tokens: tuple[int, ...]
     prefill: PrefillResult
 
 
@@ -34,13 +34,13 @@ def kv_path(segments: Sequence[Segment], namespace: str | None = None, first_pag
 
 async def ask(engine: VllmEngine, plan: PrefillPlan, max_tokens: int = 6) -> Answer:
     """The greedy answer to a plan."""
-    generation = await generate(engine, plan, max_tokens)
-    return Answer(generation.text, generation.prefill)
+    generation = await generate(engine, plan, max_tokens, logprobs=True)
+    return Answer(tuple(token.token_id for token in generation.logprobs), generation.prefill)
 
 
-async def uncached_text(engine: VllmEngine, path: KvPath, question: str) -> str:
+async def uncached_tokens(engine: VllmEngine, path: KvPath, question: str) -> tuple[int, ...]:
     """The answer without any cache: under a new namespace, in which nothing is cached."""
-    return (await ask(engine, kv_path(path.segments).plan(question, None, None))).text
+    return (await ask(engine, kv_path(path.segments).plan(question, None, None))).tokens
 
 
 async def held(engine: VllmEngine, tier: Tier) -> set[tuple[str, tuple[str, ...]]]:

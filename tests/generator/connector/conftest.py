@@ -13,10 +13,44 @@ from kv_plans import DISK, FIRST, GPU, HOST, SECOND, SYSTEM, held, kv_path
 
 from benchmarks.measuring.kv_paths import KvPath
 from generator.engines.vllm_arguments import engine_arguments, prepare_environment
+from generator.engines.vllm_engine import VllmEngine
 from protocol.kv import Orders
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+
+@pytest.fixture(scope="session", params=[False, True], ids=["steps in turn", "asynchronous steps"])
+def asynchronous(request) -> bool:
+    """Whether the engine schedules a step before the last one is done, which is vLLM's default on CUDA."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def kv_folder(tmp_path_factory, asynchronous) -> Path:
+    """The folder for the engine's KV."""
+    return tmp_path_factory.mktemp("connector")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> Path:
+    """The folder of a tiny model."""
+    from tiny_models import llama, make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("tiny-model"), llama())
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def engine(tiny_model, kv_folder, asynchronous) -> AsyncIterator[VllmEngine]:
+    """A started vLLM with the connector and a tiny model. Tests use namespaces of their own, and clean up."""
+    settings = small_engine(kv_folder)
+    settings.engine_args["async_scheduling"] = asynchronous
+    # So small that a few files fill it.
+    settings.kv.disk_gib = 0.0015
+    engine = VllmEngine(settings, tiny_model)
+    await engine.start()
+    yield engine
+    await engine.close()
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -21,7 +21,7 @@ from kv_plans import (
     kv_path,
     put,
     segment,
-    uncached_text,
+    uncached_tokens,
 )
 from safetensors.numpy import load_file
 
@@ -62,14 +62,14 @@ class TestFaults:
         longer.pages = [*path.pages, longer.pages[-1]]
         await engine.carry_out(Orders((path.moves(HOST, None)[1],)))
         answer = await ask(engine, longer.plan("why?", [HOST, HOST, HOST, None], [None, None, None, HOST]))
-        assert answer.text == await uncached_text(engine, longer, "why?")
+        assert answer.tokens == await uncached_tokens(engine, longer, "why?")
         # Ask again with the saved copy, to check what was saved.
         await forget_blocks(engine, longer)
         await ask(engine, longer.plan("to compute it", None, [GPU, GPU, GPU, None]), max_tokens=1)
         await engine.carry_out(Orders(forget=((longer.namespace, "third"),), blocks_only=True))
         again = await ask(engine, longer.plan("why?", [GPU, GPU, GPU, HOST], None))
         assert again.prefill.loaded == {GPU: path.tokens, HOST: 70}
-        assert again.text == answer.text
+        assert again.tokens == answer.tokens
 
     @pytest.mark.parametrize(
         "fault", ["bit flip", "truncated", "deleted", "another node's", "another model's", "another format"]
@@ -95,7 +95,7 @@ class TestFaults:
         assert LostCopy(path.keys[1], DISK) in answer.prefill.lost
         # The node in front was loaded. The node behind could not be used, and its file is still there.
         assert answer.prefill.loaded.get(DISK, 0) <= 27
-        assert answer.text == await uncached_text(engine, path, "why?")
+        assert answer.tokens == await uncached_tokens(engine, path, "why?")
         assert not list(disk_dir.rglob(f"{path.keys[1]}*"))
         assert file_of(disk_dir, path.keys[2])
         again = await ask(engine, path.plan("and?", GPU, GPU))
@@ -108,13 +108,13 @@ class TestFaults:
         await ask(engine, usurper.plan("to compute it", None, HOST), max_tokens=1)
         answer = await ask(engine, path.plan("why?", HOST, None))
         assert LostCopy(path.keys[1], HOST) in answer.prefill.lost
-        assert answer.text == await uncached_text(engine, path, "why?")
+        assert answer.tokens == await uncached_tokens(engine, path, "why?")
         # A late order with the old stamp must not delete the new content.
         await engine.carry_out(Orders(path.moves(HOST, None)))
         await forget_blocks(engine, usurper)
         other = await ask(engine, usurper.plan("why?", HOST, None))
         assert other.prefill.loaded == {HOST: usurper.tokens}
-        assert other.text == await uncached_text(engine, usurper, "why?")
+        assert other.tokens == await uncached_tokens(engine, usurper, "why?")
         await engine.carry_out(Orders(usurper.moves(HOST, None)))
 
     async def test_the_copy_in_host_memory_stays_if_the_disk_is_full(self, engine, path):
@@ -129,7 +129,9 @@ class TestFaults:
             assert refused
             assert {copy.tier for copy in refused} == {DISK}
             assert big.namespace in {namespace for namespace, _ in await held(engine, HOST)}
-            assert (await ask(engine, big.plan("why?", HOST, None))).text == await uncached_text(engine, big, "why?")
+            assert (await ask(engine, big.plan("why?", HOST, None))).tokens == await uncached_tokens(
+                engine, big, "why?"
+            )
         finally:
             for one in (*fill, big):
                 for tier in (GPU, HOST, DISK):
@@ -143,7 +145,7 @@ class TestFaults:
         assert not [file for key in path.keys for file in disk_dir.rglob(f"*{key}*")]
         answer = await ask(engine, path.plan("why?", HOST, GPU))
         assert answer.prefill.loaded == {HOST: path.tokens}
-        assert answer.text == await uncached_text(engine, path, "why?")
+        assert answer.tokens == await uncached_tokens(engine, path, "why?")
         # The next write succeeds.
         assert await engine.carry_out(Orders(path.moves(HOST, DISK))) == ()
 
@@ -157,10 +159,10 @@ class TestFaults:
             await asyncio.wait({step})
             await stream.aclose()
         answer = await ask(engine, path.plan("why?", DISK, GPU))
-        assert answer.text == await uncached_text(engine, path, "why?")
+        assert answer.tokens == await uncached_tokens(engine, path, "why?")
         # All blocks are free: a prompt that needs nearly all of them runs.
         whole = kv_path([segment(f"part {number}", 240) for number in range(4)])
-        assert (await ask(engine, whole.plan("fits?", None, None), max_tokens=2)).text
+        assert (await ask(engine, whole.plan("fits?", None, None), max_tokens=2)).tokens
 
     async def test_held_blocks_are_released_before_a_request_starves(self, engine, preemptions):
         """Five paths are held and four long prompts arrive. All run, and released nodes are reported as lost."""
@@ -180,16 +182,16 @@ class TestFaults:
         assert all(copy.tier is GPU for copy in lost)
         for one, answer in list(zip(rush, answers, strict=True))[:2]:
             alone = await ask(engine, kv_path(one.segments).plan("now", None, None), max_tokens=24)
-            assert answer.text == alone.text
-        assert last.text == await uncached_text(engine, held_paths[0], "why?")
+            assert answer.tokens == alone.tokens
+        assert last.tokens == await uncached_tokens(engine, held_paths[0], "why?")
         for one in held_paths:
             await engine.carry_out(Orders(one.moves(GPU, None)))
 
 
-async def test_an_unwritable_folder_disables_the_disk_tier_only(model, tmp_path):
+async def test_an_unwritable_folder_disables_the_disk_tier_only(tiny_model, tmp_path):
     settings = small_engine(tmp_path)
     settings.kv.disk_dir.write_text("a file in the place of the folder")
-    engine = VllmEngine(settings, model)
+    engine = VllmEngine(settings, tiny_model)
     await engine.start()
     try:
         path = kv_path((SYSTEM, THIRD), namespace=uuid4().hex)
@@ -198,6 +200,6 @@ async def test_an_unwritable_folder_disables_the_disk_tier_only(model, tmp_path)
         assert {copy.tier for copy in refused} == {DISK}
         answer = await ask(engine, path.plan("why?", HOST, GPU))
         assert answer.prefill.loaded == {HOST: path.tokens}
-        assert answer.text == await uncached_text(engine, path, "why?")
+        assert answer.tokens == await uncached_tokens(engine, path, "why?")
     finally:
         await engine.close()

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from kv_plans import DISK, GPU, HOST, SYSTEM, THIRD, ask, forget_blocks, held, kv_path, put, segment, uncached_text
+from kv_plans import DISK, GPU, HOST, SYSTEM, THIRD, ask, forget_blocks, held, kv_path, put, segment, uncached_tokens
 
 from protocol.kv import LostCopy, Orders
 
@@ -25,18 +25,18 @@ async def test_requests_that_share_a_failing_load_are_answered_rightly(engine, t
         ask(engine, longer.plan("why?", [tier, tier, tier, None], [None, None, None, HOST])),
     )
     assert LostCopy(path.keys[1], tier) in (*one.prefill.lost, *other.prefill.lost)
-    assert one.text == await uncached_text(engine, path, "why?")
-    assert other.text == await uncached_text(engine, longer, "why?")
+    assert one.tokens == await uncached_tokens(engine, path, "why?")
+    assert other.tokens == await uncached_tokens(engine, longer, "why?")
     # What vLLM's own cache finds now is right.
     again = await ask(engine, longer.plan("and?", None, None))
     assert again.prefill.cached_tokens
-    assert again.text == await uncached_text(engine, longer, "and?")
+    assert again.tokens == await uncached_tokens(engine, longer, "and?")
     # What the second request saved is right.
     await forget_blocks(engine, longer)
     await ask(engine, longer.plan("to compute it", None, [GPU, GPU, GPU, None]), max_tokens=1)
     await engine.carry_out(Orders(forget=((longer.namespace, "third"),), blocks_only=True))
     saved = await ask(engine, longer.plan("why?", [GPU, GPU, GPU, HOST], None))
     assert saved.prefill.loaded.get(HOST) == 70
-    assert saved.text == other.text
+    assert saved.tokens == other.tokens
     await engine.carry_out(Orders(forget=((path.namespace, "system"),)))
     assert path.namespace not in {namespace for namespace, _ in await held(engine, tier)}

@@ -7,7 +7,6 @@ import pytest
 import pytest_asyncio
 from engine_settings import small_engine
 from kv_plans import DISK, GPU, HOST, SYSTEM, THIRD, forget_blocks, held, kv_path, put, segment
-from tiny_models import llama, make_tiny_model
 
 from benchmarks.measuring.engines import generate
 from generator.engines.vllm_engine import VllmEngine
@@ -25,11 +24,11 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(folder):
+async def engine(folder, tiny_model):
     """A started vLLM with two ranks and a tiny model."""
     settings = small_engine(folder)
     settings.engine_args |= {"tensor_parallel_size": 2, "async_scheduling": True}
-    engine = VllmEngine(settings, make_tiny_model(folder / "model", llama()))
+    engine = VllmEngine(settings, tiny_model)
     await engine.start()
     yield engine
     await engine.close()
@@ -87,12 +86,12 @@ async def test_a_node_that_one_rank_has_lost_is_lost_on_all(engine, folder, rank
 
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_a_node_that_one_rank_cannot_write_is_lost_on_all(engine, folder, rank):
-    path = kv_path((SYSTEM, THIRD))
-    await put(engine, path, HOST)
     # Where the rank would create the file's folder, there is a file.
     (fingerprint,) = (folder / "kv" / f"rank-{rank}-of-2").iterdir()
-    obstacle = fingerprint / path.keys[1][:2]
+    while (obstacle := fingerprint / (path := kv_path((SYSTEM, THIRD))).keys[1][:2]).exists():
+        pass
     obstacle.write_text("in the way")
+    await put(engine, path, HOST)
     try:
         assert await engine.carry_out(Orders(path.moves(HOST, DISK, evict=False))) == (LostCopy(path.keys[1], DISK),)
     finally:

@@ -25,7 +25,7 @@ from kv_plans import (
     held,
     kv_path,
     put,
-    uncached_text,
+    uncached_tokens,
 )
 from processes import engines_under
 
@@ -119,13 +119,13 @@ async def test_the_next_engine_finds_whole_nodes_only(killed, successor):
     for tier in (HOST, DISK):
         answer = await ask(successor, saved.plan(f"from {tier}?", tier, None))
         assert answer.prefill.loaded == {tier: saved.tokens}
-        assert answer.text == await uncached_text(successor, saved, f"from {tier}?")
+        assert answer.tokens == await uncached_tokens(successor, saved, f"from {tier}?")
         await forget_blocks(successor, saved)
     whole = {path for namespace, path in await held(successor, DISK) if namespace == "lost"}
     answer = await ask(successor, lost.plan("why?", DISK, None))
     depth = next((n for n in range(3) if tuple(s.key for s in lost.segments[: n + 1]) not in whole), 3)
     assert answer.prefill.cached_tokens == sum(len(s.token_ids) for s in lost.segments[:depth])
-    assert answer.text == await uncached_text(successor, lost, "why?")
+    assert answer.tokens == await uncached_tokens(successor, lost, "why?")
     assert not unpublished(folder)
 
 
