@@ -1,7 +1,7 @@
 """The worker-side calls of vLLM's connector contract, passed to the worker side.
 
-They are register_kv_caches, bind_connector_metadata, start_load_kv, wait_for_save, get_finished,
-get_block_ids_with_load_errors and build_connector_worker_meta.
+They are get_required_kvcache_layout, register_kv_caches, bind_connector_metadata, start_load_kv, wait_for_save,
+get_finished, get_block_ids_with_load_errors and build_connector_worker_meta.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from generator.connector import supported
+from generator.connector.contiguous_blocks import layers_of, prefers_contiguous_blocks, required_layout
 from generator.connector.step_jobs import StepJobs, StepResults
-from generator.connector.worker.blocks import PagedBlocks, marks
+from generator.connector.worker.blocks import marks
 from generator.connector.worker.fingerprint import fingerprint
+from generator.connector.worker.open_blocks import open_blocks
 from generator.connector.worker.open_tiers import measure_memory, open_tiers
 from generator.connector.worker.worker_side import WorkerSide
 from generator.refusal_file import REFUSAL_FILE, refusal_passed_on
@@ -26,6 +28,7 @@ from protocol.logs import configure_logging
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.attention.backend import AttentionBackend
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 _NOT_KV_SETTINGS = ("instance", "controller", "prompt_layout", REFUSAL_FILE)
@@ -56,6 +59,20 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         """Close the worker side."""
         if self._opened_worker_side is not None:
             self._opened_worker_side.close()
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str | None:  # noqa: ARG003
+        """The layout of the KV cache to ask for, if any."""
+        return required_layout()
+
+    @property
+    def prefer_cross_layer_blocks(self) -> bool:
+        """Whether to ask for one tensor for all layers, as vLLM 0.26 makes it."""
+        return prefers_contiguous_blocks()
+
+    def register_cross_layers_kv_cache(self, kv_cache: torch.Tensor, attn_backend: "type[AttentionBackend]") -> None:
+        """Do as ``register_kv_caches``, with one tensor for all layers."""
+        self.register_kv_caches(layers_of(kv_cache, attn_backend, self._kv_cache_config))
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Learn the layout of the engine's KV cache, and open the tiers."""
@@ -100,10 +117,10 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
 
     def _open_worker_side(self, kv_caches: dict[str, torch.Tensor]) -> WorkerSide:
         num_blocks = self._kv_cache_config.num_blocks
-        blocks = PagedBlocks(kv_caches, num_blocks, self._page_tokens, self._write_tokens)
+        blocks = open_blocks(kv_caches, num_blocks, self._page_tokens, self._write_tokens)
         kv_fingerprint = fingerprint(self._vllm_config, blocks.layout)
         places = self._settings.places(self._rank, self._vllm_config.parallel_config.tensor_parallel_size)
-        tiers = open_tiers(places, kv_fingerprint, self._page_tokens, blocks.page_bytes)
+        tiers = open_tiers(places, kv_fingerprint, blocks)
         gpu_pages = int(num_blocks * self._settings.gpu_share)
         memory = measure_memory(places, kv_fingerprint, blocks, gpu_pages, num_blocks, tiers)
         return WorkerSide(blocks, tiers, memory, self._settings.loader_threads)

@@ -46,7 +46,8 @@ class BackgroundLoads:
         """Start a load."""
         shares = load.split(self._threads)
         progress = _Progress(len(shares))
-        # Held blocks may have been computed by the step before.
+        # Held blocks may have been computed by the step before, which may also still write to the blocks to be filled:
+        # with asynchronous scheduling, it may compute one more token of the request that has just left them.
         fence = self._blocks.fence()
         for share in shares:
             self._loaders.submit(self._run, share, progress, fence)
@@ -61,6 +62,7 @@ class BackgroundLoads:
         failed: set[int] = set()
         for piece in share.pieces:
             try:
+                fence()
                 self._fill(piece)
             except Exception as error:
                 # Whatever the error is, the request goes on and computes what is missing.
@@ -70,8 +72,10 @@ class BackgroundLoads:
         try:
             if share.copies:
                 fence()
-                self._blocks.copy(share.copies)
-                self._blocks.finish()
+                try:
+                    self._blocks.copy(share.copies)
+                finally:
+                    self._blocks.finish()
         except Exception as error:
             warn("kv_not_copied", error, request=share.request_id)
             failed.update(copy.target for copy in share.copies)
@@ -87,6 +91,9 @@ class BackgroundLoads:
 
     def _fill(self, piece: Piece) -> None:
         with self._tiers[piece.tier].reading(piece.key, piece.pages) as reader:
-            reader.load(piece.first, piece.blocks, self._blocks)
-            # The tier checks on exit that the copy has not changed, so the bytes must have arrived by then.
-            self._blocks.finish()
+            try:
+                reader.load(piece.first, piece.blocks, self._blocks)
+            finally:
+                # The tier checks on exit that the copy has not changed, so the bytes must have arrived by then. After
+                # an error, too: others may take the blocks as soon as the load has ended.
+                self._blocks.finish()

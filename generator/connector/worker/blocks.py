@@ -1,31 +1,35 @@
 """An engine's paged KV cache, read and written as pages of bytes.
 
-A page is one block's bytes in all layers, one layer after the other, in the attention backend's own layout. So pages
-move at the speed of memory on any backend. Where a single token lies within a block is learnt from the backend itself.
+A page is one block's bytes in all layers, in the attention backend's own layout. So pages move at the speed of memory
+on any backend. Where a single token lies within a block is learnt from the backend itself.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from generator.connector.step_jobs import BlockCopy
+from generator.connector.worker.slabs import slabs_of
 from generator.tiers.base import Page
 from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from generator.connector.step_jobs import BlockCopy
 
 WriteTokens = Callable[[str, torch.Tensor, int], None]
 """Writes a block of marked tokens (see ``marks``) into a layer's cache, from slot 0 on."""
 
 
-class PagedBlocks:
+class PagedBlocks(ABC):
     """The blocks of an engine's KV cache, read and written as pages of ``page_bytes`` bytes.
 
-    ``kv_caches`` are the layers' tensors by name, each with one dimension of ``num_blocks``. ``write_tokens`` is the
-    backend's own way to write tokens into one. Raises ConfigError if the cache's layout is not supported.
+    A page is the block's memory in all ``_slabs``, one after the other. Copies of one thread are made in order, and may
+    still be under way when a call returns: ``finish`` waits for them. A thread other than the engine's own calls
+    ``enter_thread`` first.
     """
 
     def __init__(
@@ -35,115 +39,99 @@ class PagedBlocks:
         page_tokens: int,
         write_tokens: WriteTokens,
     ) -> None:
+        """``kv_caches`` are the layers' tensors by name, each with one dimension of ``num_blocks``.
+
+        ``write_tokens`` is the backend's own way to write tokens into one. Raises ConfigError if the layout of the
+        cache is not supported.
+        """
         self.page_tokens = page_tokens
-        self._rows = [_by_block(name, cache, num_blocks) for name, cache in kv_caches.items()]
-        self._dtype = self._rows[0].dtype
-        if any(row.dtype != self._dtype for row in self._rows):
+        rows = [_by_block(name, cache, num_blocks) for name, cache in kv_caches.items()]
+        self._shapes = [tuple(row.shape[1:]) for row in rows]
+        self._dtype = rows[0].dtype
+        if any(row.dtype != self._dtype for row in rows):
             raise ConfigError("the layers keep their KV in different dtypes, which RAGTree cannot page")
-        sizes = [row[0].numel() * row.element_size() for row in self._rows]
-        ends = np.cumsum(sizes).tolist()
-        self._spans = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        slabs = slabs_of(rows)
+        self._slabs = [slab.memory for slab in slabs]
+        ends = np.cumsum([slab.shape[1] for slab in self._slabs]).tolist()
+        self._spans = [slice(end - slab.shape[1], end) for end, slab in zip(ends, self._slabs, strict=True)]
         self.page_bytes: int = ends[-1]
-        self._device = self._rows[0].device
-        self._lanes = _by_lanes(self._rows)
-        # On a CPU, numpy copies a slab in a fraction of the time of a torch call.
-        self._flat = (
-            [_in_numbers(row, torch.uint8).numpy() for row in self._rows] if self._device.type == "cpu" else None
-        )
-        self._token_of = np.concatenate(
+        self._lanes = _lanes_of(self._slabs)
+        self._elements = np.concatenate([slab.elements for slab in slabs])
+        tokens = np.concatenate(
             [
                 _token_map(name, cache, row, page_tokens, write_tokens)
-                for (name, cache), row in zip(kv_caches.items(), self._rows, strict=True)
+                for (name, cache), row in zip(kv_caches.items(), rows, strict=True)
             ]
         )
+        self._token_of = tokens[self._elements]
 
     @property
     def layout(self) -> str:
         """A description that is equal for engines whose pages have the same bytes."""
-        shapes = [tuple(row.shape[1:]) for row in self._rows]
-        return f"{self._dtype} {self.page_tokens} {shapes} {hash_of(self._token_of)}"
+        return f"{self._dtype} {self.page_tokens} {self._shapes} {hash_of(self._token_of)} {hash_of(self._elements)}"
 
     @property
+    @abstractmethod
     def device_name(self) -> str:
         """The device's model name; for a CPU, its type and number of threads."""
-        if self._device.type == "cuda":
-            return str(torch.cuda.get_device_name(self._device))
-        return f"{self._device.type}-{torch.get_num_threads()}"
 
+    @abstractmethod
     def read(self, block: int, page: Page, tokens: int) -> None:
-        """Copy a block into ``page``, with zeros behind its first ``tokens`` tokens."""
-        if self._flat is not None:
-            for flat, span in zip(self._flat, self._spans, strict=True):
-                page[span] = flat[block]
-        else:
-            for row, span in zip(self._rows, self._spans, strict=True):
-                _shaped(page[span], row).copy_(row[block])
-        if tokens < self.page_tokens:
-            element = self._rows[0].element_size()
-            page.view(f"u{element}")[self._token_of >= tokens] = 0
+        """Copy a block into ``page``, with zeros behind its first ``tokens`` tokens.
 
-    def write(self, pages: Page, rows: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy rows of ``pages``, shape [any, page_bytes], into as many blocks, layer by layer."""
-        source = torch.from_numpy(pages)
-        runs = [(source[run.start : run.stop], targets) for run, targets in self._runs(rows, blocks)]
-        for lanes, span in zip(self._lanes, self._spans, strict=True):
-            for run, targets in runs:
-                slabs = run[:, span].view(lanes.dtype).to(self._device)
-                lanes.index_copy_(0, targets, slabs.view(-1, *lanes.shape[1:]))
-
-    def _runs(self, rows: Sequence[int], blocks: Sequence[int]) -> list[tuple[range, torch.Tensor]]:
-        """Ranges of consecutive rows, each with the blocks to copy them into."""
-        cuts = [at for at in range(1, len(rows)) if rows[at] != rows[at - 1] + 1]
-        return [
-            (range(rows[begin], rows[end - 1] + 1), torch.tensor(blocks[begin:end], device=self._device))
-            for begin, end in pairwise([0, *cuts, len(rows)])
-        ]
-
-    def in_place(self, block: int) -> list[Page]:
-        """A block's own memory, one slab a layer. Empty if it is not CPU memory."""
-        return [flat[block] for flat in self._flat] if self._flat is not None else []
-
-    def enter_thread(self) -> None:
-        """Prepare a thread other than the engine's own. On CUDA, it copies on a stream of its own from then on."""
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
-            torch.cuda.set_stream(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
-
-    def fence(self) -> "Callable[[], None]":
-        """A function that waits until all work submitted to the engine so far is in its blocks.
-
-        Another thread calls it, one that has entered.
+        Pinned memory is filled once ``finish`` has returned; any other memory is filled when the call returns.
         """
-        if self._device.type != "cuda":
-            return _nothing
-        computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        computed.record()
-        return lambda: torch.cuda.current_stream().wait_event(computed)
 
+    @abstractmethod
+    def write(self, pages: Page, rows: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy rows of ``pages``, shape [any, page_bytes], into as many blocks.
+
+        Pinned memory must stay as it is until ``finish`` has returned; any other memory is free when the call returns.
+        """
+
+    @abstractmethod
+    def in_place(self, block: int) -> list[Page]:
+        """A block's own memory, one part a slab. Empty if it is not CPU memory."""
+
+    @abstractmethod
+    def pin(self, memory: Page) -> Callable[[], None]:
+        """Pin host memory, so that it is copied without a detour. Returns the function that unpins it.
+
+        Memory that cannot be pinned stays as it is, with a warning.
+        """
+
+    @abstractmethod
+    def enter_thread(self) -> None:
+        """Prepare a thread other than the engine's own."""
+
+    @abstractmethod
+    def fence(self) -> Callable[[], None]:
+        """A function that holds back the calling thread's later copies until the engine's work so far is done.
+
+        The engine's thread calls ``fence``, and the function runs on any thread.
+        """
+
+    @abstractmethod
     def finish(self) -> None:
         """Wait until all copies of the calling thread are done."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
 
-    def copy(self, copies: Sequence[BlockCopy]) -> None:
+    def copy(self, copies: "Sequence[BlockCopy]") -> None:
         """Copy blocks onto other ones. No block is both a source and a target."""
-        sources = torch.tensor([copy.source for copy in copies], device=self._device)
-        targets = torch.tensor([copy.target for copy in copies], device=self._device)
+        device = self._lanes[0].device
+        sources = torch.tensor([copy.source for copy in copies], device=device)
+        targets = torch.tensor([copy.target for copy in copies], device=device)
         for lanes in self._lanes:
             lanes.index_copy_(0, targets, lanes.index_select(0, sources))
 
-
-def _nothing() -> None:
-    """Return at once: on a CPU, the engine computes synchronously."""
+    def _clear_behind(self, tokens: int, page: Page) -> None:
+        """Fill ``page`` with zeros behind its first ``tokens`` tokens."""
+        if tokens < self.page_tokens:
+            page.view(f"u{self._dtype.itemsize}")[self._token_of >= tokens] = 0
 
 
 def hash_of(array: NDArray[Any]) -> str:
     """A short digest of an array's bytes."""
     return blake3(np.ascontiguousarray(array).tobytes()).hexdigest(8)
-
-
-def _shaped(part: Page, row: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(part).view(row.dtype).view(row.shape[1:])
 
 
 def _by_block(name: str, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
@@ -157,27 +145,12 @@ def _by_block(name: str, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
     return cache.movedim(dims[0], 0)
 
 
-def _by_lanes(rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _lanes_of(slabs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The same memory as 64-bit integers of shape [blocks, lanes] if possible: torch copies those fastest."""
     width = torch.int64.itemsize
-    if all(row[0].is_contiguous() and not any(count % width for count in _extent(row)) for row in rows):
-        return [_in_numbers(row, torch.int64) for row in rows]
-    return list(rows)
-
-
-def _in_numbers(row: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The same memory as another dtype, shape [blocks, numbers of a block]. Raises ConfigError for scattered blocks."""
-    if not row[0].is_contiguous():
-        raise ConfigError(f"the blocks of a KV cache of shape {tuple(row.shape)} are not contiguous in memory")
-    size, stride, offset = (count // dtype.itemsize for count in _extent(row))
-    numbers = torch.empty(0, dtype=dtype, device=row.device)
-    return numbers.set_(row.untyped_storage(), offset, (row.shape[0], size), (stride, 1))
-
-
-def _extent(row: torch.Tensor) -> tuple[int, int, int]:
-    """A block's size, the distance from one block to the next, and the offset of the first, all in bytes."""
-    size = row.element_size()
-    return row[0].numel() * size, row.stride(0) * size, int(row.storage_offset()) * size
+    if any(count % width for slab in slabs for count in (slab.shape[1], slab.stride(0), slab.storage_offset())):
+        return list(slabs)
+    return [slab.view(torch.int64) for slab in slabs]
 
 
 def _token_map(

@@ -10,8 +10,8 @@ import structlog
 from blake3 import blake3
 
 from generator.connector.worker.blocks import PagedBlocks
+from generator.connector.worker.pinned_arena import PinnedArena
 from generator.settings import KvPlaces
-from generator.tiers.arena import HostArena
 from generator.tiers.base import KvTier, TierError
 from generator.tiers.disk import DiskTier
 from generator.tiers.null import NullTier
@@ -25,12 +25,13 @@ _PROBE_BYTES = 32 << 20
 _FILE_BYTES = 16 << 10
 
 
-def open_tiers(places: KvPlaces, fingerprint: str, page_tokens: int, page_bytes: int) -> dict[Tier, KvTier]:
-    """A worker's tiers below the GPU. Raises ConfigError if one cannot be opened as configured."""
+def open_tiers(places: KvPlaces, fingerprint: str, blocks: PagedBlocks) -> dict[Tier, KvTier]:
+    """The tiers below the GPU of a worker with these blocks. Raises ConfigError if one cannot be opened."""
+    page_tokens, page_bytes = blocks.page_tokens, blocks.page_bytes
     host_pages = places.host_bytes // page_bytes
     host: KvTier = NullTier(Tier.HOST)
     if host_pages:
-        host = HostArena(places.host_file, fingerprint, page_tokens, page_bytes, host_pages)
+        host = PinnedArena(places.host_file, fingerprint, page_tokens, page_bytes, host_pages, blocks.pin)
     disk: KvTier = NullTier(Tier.DISK)
     if places.disk_bytes >= page_bytes and places.disk_dir is not None:
         disk = DiskTier(places.disk_dir, fingerprint, page_tokens, page_bytes, places.disk_bytes)
@@ -45,6 +46,8 @@ def measure_memory(
     host = places.host_bytes // size
     disk = places.disk_bytes // (size + _FILE_BYTES) if places.disk_dir is not None else 0
     count = max(1, min(_PROBE_BYTES // size, num_blocks - 1))
+    # The engine may still be filling its blocks with zeros.
+    blocks.fence()()
     disk_rate = _disk_rate(tiers[Tier.DISK], blocks, count)
     # After the disk's probe, because this one overwrites the probe's bytes in the blocks with zeros.
     host_rate = _host_rate(blocks, count)
@@ -74,15 +77,19 @@ def _shared_tiers(places: KvPlaces) -> str:
 
 
 def _host_rate(blocks: PagedBlocks, count: int) -> float:
-    """Bytes a second from host memory into the engine's blocks."""
+    """Bytes a second from memory like the arena's into the engine's blocks."""
     # Not np.zeros, whose memory would all be the kernel's one page of zeros.
     pages = np.full((count, blocks.page_bytes), 0, np.uint8)
+    unpin = blocks.pin(pages)
 
     def load() -> None:
         blocks.write(pages, range(count), range(1, count + 1))
         blocks.finish()
 
-    return pages.nbytes / _second_time_s(load)
+    try:
+        return pages.nbytes / _second_time_s(load)
+    finally:
+        unpin()
 
 
 def _disk_rate(disk: KvTier, blocks: PagedBlocks, count: int) -> float | None:
@@ -118,7 +125,7 @@ def _load_rate(disk: KvTier, node: KvNode, blocks: PagedBlocks, most_pages: int)
     def load() -> None:
         with disk.reading(node.key, None) as reader:
             reader.load(0, range(1, count + 1), blocks)
-        blocks.finish()
+            blocks.finish()
 
     try:
         return count * blocks.page_bytes / _second_time_s(load)

@@ -56,8 +56,12 @@ class TierJobs:
         end = node.prefix_tokens + node.tokens
         first = node.prefix_tokens // page_tokens
         with target.writing(node, transfer.pages) as writer:
-            for index, block in enumerate(blocks):
-                self._blocks.read(block, writer.page(index), min(page_tokens, end - (first + index) * page_tokens))
+            try:
+                for index, block in enumerate(blocks):
+                    self._blocks.read(block, writer.page(index), min(page_tokens, end - (first + index) * page_tokens))
+            finally:
+                # The tier publishes the pages on exit, or frees them after an error, so no byte may still be under way.
+                self._blocks.finish()
 
     def _copy(self, source: KvTier, target: KvTier, transfer: Transfer) -> None:
         with (

@@ -2,10 +2,10 @@
 
 import torch
 
-from generator.connector.worker.blocks import PagedBlocks
+from generator.connector.worker.cpu_blocks import CpuBlocks
 
 
-def small_cache(blocks: int, tokens: int, heads: int, dim: int, dtype: torch.dtype) -> PagedBlocks:
+def small_cache(blocks: int, tokens: int, heads: int, dim: int, dtype: torch.dtype) -> CpuBlocks:
     """Two layers of shape [blocks, 2, heads, tokens, dim] with random numbers. The second one has one more head."""
     caches = {
         name: torch.randint(-100, 100, (blocks, 2, layer_heads, tokens, dim)).to(dtype)
@@ -16,4 +16,4 @@ def small_cache(blocks: int, tokens: int, heads: int, dim: int, dtype: torch.dty
         for token in range(count):
             cache[:, :, :, token] = token + 1
 
-    return PagedBlocks(caches, blocks, tokens, write_tokens)
+    return CpuBlocks(caches, blocks, tokens, write_tokens)

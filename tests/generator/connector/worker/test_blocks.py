@@ -10,12 +10,12 @@ pytest.importorskip("vllm")
 import torch
 from small_cache import small_cache
 
-from generator.connector.worker.blocks import PagedBlocks
+from generator.connector.worker.cpu_blocks import CpuBlocks
 
 BLOCKS, TOKENS = 12, 4
 
 
-def page_of(blocks: PagedBlocks, block: int) -> np.ndarray:
+def page_of(blocks: CpuBlocks, block: int) -> np.ndarray:
     page = np.empty(blocks.page_bytes, np.uint8)
     blocks.read(block, page, TOKENS)
     return page

@@ -1,0 +1,99 @@
+"""Copies between host memory and a GPU, as CUDA makes them. Only a machine with a GPU runs this file."""
+
+import ctypes
+import threading
+from collections.abc import Callable
+
+import torch
+
+from generator.connector.worker.cuda_blocks import Numbers
+from generator.connector.worker.pinned_memory import register
+from generator.tiers.base import Page
+
+_MOST_COPIES = 1024
+"""Copies of one batch. The driver's batches have failed with tens of thousands (vLLM issue 49276)."""
+
+
+class CudaCopies:
+    """The ``DeviceCopies`` of one GPU. Each thread has a stream of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._threads = threading.local()
+        self._start = _batch_copy()
+
+    @property
+    def device_name(self) -> str:
+        """The GPU's model name."""
+        return str(torch.cuda.get_device_name(self._device))
+
+    def submit(self, sources: Numbers, targets: Numbers, sizes: Numbers) -> None:
+        """Start copies on the calling thread's stream."""
+        with torch.cuda.stream(self._stream):
+            for begin in range(0, len(sizes), _MOST_COPIES):
+                part = slice(begin, begin + _MOST_COPIES)
+                self._start(*(torch.from_numpy(numbers[part]) for numbers in (sources, targets, sizes)))
+
+    def mark(self) -> Callable[[], None]:
+        """A function that waits for the copies of the calling thread's stream so far, without using the CPU."""
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        synchronize: Callable[[], None] = event.synchronize
+        return synchronize
+
+    def fence(self) -> Callable[[], None]:
+        """A function that makes the calling thread's stream wait for the engine's stream, as it is now."""
+        computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        computed.record(torch.cuda.current_stream(self._device))
+        return lambda: self._stream.wait_event(computed)
+
+    def enter_thread(self) -> None:
+        """Use the calling thread's stream for all that it does."""
+        torch.cuda.set_device(self._device)
+        torch.cuda.set_stream(self._stream)
+
+    def is_pinned(self, memory: Page) -> bool:
+        """Whether CUDA knows the memory as pinned."""
+        return torch.from_numpy(memory).is_pinned()
+
+    def pinned(self, size: int) -> Page:
+        """New pinned memory."""
+        memory: Page = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+        return memory
+
+    def pin(self, memory: Page) -> Callable[[], None]:
+        """Register memory with CUDA."""
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        return register(runtime, self._clear_error, memory)
+
+    @property
+    def _stream(self) -> torch.cuda.Stream:
+        if not hasattr(self._threads, "stream"):
+            self._threads.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream: torch.cuda.Stream = self._threads.stream
+        return stream
+
+    def _clear_error(self) -> None:
+        """Let a kernel fail with CUDA's last error, which takes it back. Otherwise the engine's next kernel would."""
+        try:
+            torch.ones(1, device=self._device).add_(1)
+        except RuntimeError:
+            return
+
+
+def _batch_copy() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
+    """What starts copies on the current stream: vLLM's batch of copies, or the driver's single ones without vLLM."""
+    try:
+        from vllm._custom_ops import swap_blocks_batch
+    except ImportError:
+        return _copy_one_by_one
+    return swap_blocks_batch  # type: ignore[no-any-return]
+
+
+def _copy_one_by_one(sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor) -> None:
+    driver = ctypes.CDLL("libcuda.so.1")
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    for source, target, size in zip(sources.tolist(), targets.tolist(), sizes.tolist(), strict=True):
+        error = driver.cuMemcpyAsync(ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(size), stream)
+        if error:
+            raise RuntimeError(f"cuMemcpyAsync failed with error {error}")
