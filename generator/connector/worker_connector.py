@@ -17,8 +17,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from generator.connector import supported
 from generator.connector.contiguous_blocks import layers_of, prefers_contiguous_blocks, required_layout
 from generator.connector.step_jobs import StepJobs, StepResults
-from generator.connector.worker.blocks import marks
 from generator.connector.worker.fingerprint import fingerprint
+from generator.connector.worker.layout_map import LayerWriter
 from generator.connector.worker.open_blocks import open_blocks
 from generator.connector.worker.open_tiers import measure_memory, open_tiers
 from generator.connector.worker.worker_side import WorkerSide
@@ -117,7 +117,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
 
     def _open_worker_side(self, kv_caches: dict[str, torch.Tensor]) -> WorkerSide:
         num_blocks = self._kv_cache_config.num_blocks
-        blocks = open_blocks(kv_caches, num_blocks, self._page_tokens, self._write_tokens)
+        blocks = open_blocks(kv_caches, num_blocks, self._page_tokens, self._writer_of)
         kv_fingerprint = fingerprint(self._vllm_config, blocks.layout)
         places = self._settings.places(self._rank, self._vllm_config.parallel_config.tensor_parallel_size)
         tiers = open_tiers(places, kv_fingerprint, blocks)
@@ -136,9 +136,6 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         assert isinstance(jobs, StepJobs)
         return jobs
 
-    def _write_tokens(self, name: str, cache: torch.Tensor, tokens: int) -> None:
-        """Let the attention backend write marked tokens into a cache of one block."""
-        layer = self._vllm_config.compilation_config.static_forward_context[name]
-        keys = marks(tokens, layer.num_kv_heads, layer.head_size, cache)
-        slots = torch.arange(tokens, dtype=torch.int64, device=cache.device)
-        layer.impl.do_kv_cache_update(layer, keys, keys.clone(), cache, slots)
+    def _writer_of(self, name: str) -> LayerWriter:
+        """The attention backend's own way to write into a layer's cache."""
+        return LayerWriter(self._vllm_config.compilation_config.static_forward_context[name], self._page_tokens)

@@ -13,6 +13,7 @@ import torch
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from generator.connector.worker.layout_map import BlockWriter, LayoutMap, learn_indexes
 from generator.connector.worker.slabs import slabs_of
 from generator.tiers.base import Page
 from protocol.errors import ConfigError
@@ -20,8 +21,8 @@ from protocol.errors import ConfigError
 if TYPE_CHECKING:
     from generator.connector.step_jobs import BlockCopy
 
-WriteTokens = Callable[[str, torch.Tensor, int], None]
-"""Writes a block of marked tokens (see ``marks``) into a layer's cache, from slot 0 on."""
+WriterOf = Callable[[str], BlockWriter]
+"""The attention backend's way to write a block's tokens into a layer's cache, by the layer's name."""
 
 
 class PagedBlocks(ABC):
@@ -37,16 +38,14 @@ class PagedBlocks(ABC):
         kv_caches: Mapping[str, torch.Tensor],
         num_blocks: int,
         page_tokens: int,
-        write_tokens: WriteTokens,
+        writer_of: WriterOf,
     ) -> None:
         """``kv_caches`` are the layers' tensors by name, each with one dimension of ``num_blocks``.
 
-        ``write_tokens`` is the backend's own way to write tokens into one. Raises ConfigError if the layout of the
-        cache is not supported.
+        Raises ConfigError if the layout of the cache is not supported.
         """
         self.page_tokens = page_tokens
         rows = [_by_block(name, cache, num_blocks) for name, cache in kv_caches.items()]
-        self._shapes = [tuple(row.shape[1:]) for row in rows]
         self._dtype = rows[0].dtype
         if any(row.dtype != self._dtype for row in rows):
             raise ConfigError("the layers keep their KV in different dtypes, which RAGTree cannot page")
@@ -57,18 +56,17 @@ class PagedBlocks(ABC):
         self.page_bytes: int = ends[-1]
         self._lanes = _lanes_of(self._slabs)
         self._elements = np.concatenate([slab.elements for slab in slabs])
-        tokens = np.concatenate(
-            [
-                _token_map(name, cache, row, page_tokens, write_tokens)
-                for (name, cache), row in zip(kv_caches.items(), rows, strict=True)
-            ]
-        )
-        self._token_of = tokens[self._elements]
+        layers = [
+            _layer_map(name, cache, row, writer_of(name))
+            for (name, cache), row in zip(kv_caches.items(), rows, strict=True)
+        ]
+        self._layers = [layer.digest for layer in layers]
+        self._token_of = np.concatenate([layer.token_of for layer in layers])[self._elements]
 
     @property
     def layout(self) -> str:
         """A description that is equal for engines whose pages have the same bytes."""
-        return f"{self._dtype} {self.page_tokens} {self._shapes} {hash_of(self._token_of)} {hash_of(self._elements)}"
+        return f"{self._dtype} {self.page_tokens} {self._layers} {_hash_of(self._elements)}"
 
     @property
     @abstractmethod
@@ -129,7 +127,7 @@ class PagedBlocks(ABC):
             page.view(f"u{self._dtype.itemsize}")[self._token_of >= tokens] = 0
 
 
-def hash_of(array: NDArray[Any]) -> str:
+def _hash_of(array: NDArray[Any]) -> str:
     """A short digest of an array's bytes."""
     return blake3(np.ascontiguousarray(array).tobytes()).hexdigest(8)
 
@@ -153,26 +151,10 @@ def _lanes_of(slabs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [slab.view(torch.int64) for slab in slabs]
 
 
-def _token_map(
-    name: str,
-    cache: torch.Tensor,
-    row: torch.Tensor,
-    page_tokens: int,
-    write_tokens: WriteTokens,
-) -> NDArray[np.uint16]:
-    """The token that each element of a block belongs to. Found by writing token t as the number t + 1."""
+def _layer_map(name: str, cache: torch.Tensor, row: torch.Tensor, writer: BlockWriter) -> LayoutMap:
+    """What each element of a layer's block is, in the order of the layer's own dimensions."""
     dim = next(dim for dim, size in enumerate(cache.shape) if size == row.shape[0])
     shape = [*cache.shape]
     shape[dim] = 1
     scratch = torch.zeros(shape, dtype=cache.dtype, device=cache.device)
-    write_tokens(name, scratch, page_tokens)
-    marks = scratch.movedim(dim, 0)[0].reshape(-1).float().cpu().numpy()
-    if not np.array_equal(np.unique(marks), np.arange(1, page_tokens + 1)):
-        raise ConfigError(f"RAGTree cannot find out where the attention backend of layer {name} keeps a token")
-    return (marks - 1).astype(np.uint16)
-
-
-def marks(tokens: int, heads: int, dim: int, like: torch.Tensor) -> torch.Tensor:
-    """Keys or values that identify their tokens: shape [tokens, heads, dim], token t filled with t + 1."""
-    numbers = torch.arange(1, tokens + 1, dtype=torch.float32, device=like.device).to(like.dtype)
-    return numbers.view(-1, 1, 1).expand(tokens, heads, dim).contiguous()
+    return LayoutMap(writer.shape, learn_indexes(name, scratch, scratch.movedim(dim, 0)[0], writer))

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import torch
 
-from generator.connector.worker.blocks import PagedBlocks, WriteTokens
+from generator.connector.worker.blocks import PagedBlocks, WriterOf
 from generator.tiers.base import Page
 
 
@@ -17,9 +17,9 @@ class CpuBlocks(PagedBlocks):
         kv_caches: Mapping[str, torch.Tensor],
         num_blocks: int,
         page_tokens: int,
-        write_tokens: WriteTokens,
+        writer_of: WriterOf,
     ) -> None:
-        super().__init__(kv_caches, num_blocks, page_tokens, write_tokens)
+        super().__init__(kv_caches, num_blocks, page_tokens, writer_of)
         # numpy copies a slab in a fraction of the time of a torch call.
         self._flat = [slab.numpy() for slab in self._slabs]
 

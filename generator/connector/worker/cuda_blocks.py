@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from generator.connector.worker.blocks import PagedBlocks, WriteTokens
+from generator.connector.worker.blocks import PagedBlocks, WriterOf
 from generator.tiers.base import Page
 
 _STAGING_BYTES = 8 << 20
@@ -59,10 +59,10 @@ class CudaBlocks(PagedBlocks):
         kv_caches: Mapping[str, torch.Tensor],
         num_blocks: int,
         page_tokens: int,
-        write_tokens: WriteTokens,
+        writer_of: WriterOf,
         copies: DeviceCopies,
     ) -> None:
-        super().__init__(kv_caches, num_blocks, page_tokens, write_tokens)
+        super().__init__(kv_caches, num_blocks, page_tokens, writer_of)
         self._copies = copies
         self._addresses = np.array([slab.data_ptr() for slab in self._slabs], np.int64)
         self._strides = np.array([slab.stride(0) for slab in self._slabs], np.int64)

@@ -4,17 +4,17 @@ from collections.abc import Mapping
 
 import torch
 
-from generator.connector.worker.blocks import PagedBlocks, WriteTokens
+from generator.connector.worker.blocks import PagedBlocks, WriterOf
 from generator.connector.worker.cpu_blocks import CpuBlocks
 from generator.connector.worker.cuda_blocks import CudaBlocks
 from generator.connector.worker.cuda_copies import CudaCopies
 
 
 def open_blocks(
-    kv_caches: Mapping[str, torch.Tensor], num_blocks: int, page_tokens: int, write_tokens: WriteTokens
+    kv_caches: Mapping[str, torch.Tensor], num_blocks: int, page_tokens: int, writer_of: WriterOf
 ) -> PagedBlocks:
     """The blocks of ``kv_caches``. Arguments and errors are those of ``PagedBlocks``."""
     device = next(iter(kv_caches.values())).device
     if device.type == "cuda":
-        return CudaBlocks(kv_caches, num_blocks, page_tokens, write_tokens, CudaCopies(device))
-    return CpuBlocks(kv_caches, num_blocks, page_tokens, write_tokens)
+        return CudaBlocks(kv_caches, num_blocks, page_tokens, writer_of, CudaCopies(device))
+    return CpuBlocks(kv_caches, num_blocks, page_tokens, writer_of)

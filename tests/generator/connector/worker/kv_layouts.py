@@ -4,6 +4,8 @@ from math import prod
 
 import torch
 
+from generator.connector.worker.layout_map import KvShape
+
 LAYERS, BLOCKS, HEADS, TOKENS, DIM = 3, 7, 2, 4, 8
 
 PACKED = {
@@ -35,10 +37,22 @@ def caches_in(layout: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return {f"layer {number}": layer for number, layer in enumerate(layers)}
 
 
-def write_tokens(_name: str, cache: torch.Tensor, count: int) -> None:
-    """Write marked tokens into a cache of one block, as a backend does."""
-    for token in range(count):
-        cache.select(2, token)[:] = token + 1
+class Writer:
+    """Writes into a cache of one block, as a backend does."""
+
+    shape = KvShape(TOKENS, HEADS, DIM, DIM)
+
+    def write(self, cache: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        if cache.dim() == 4:
+            cache[0, ..., :DIM], cache[0, ..., DIM:] = keys.transpose(0, 1), values.transpose(0, 1)
+        else:
+            parts = cache.view(2, TOKENS, HEADS, DIM)
+            parts[0], parts[1] = keys, values
+
+
+def writer_of(_name: str) -> Writer:
+    """The same writer for all layers."""
+    return Writer()
 
 
 def blocks_first(layout: str, cache: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import torch
 
 from generator.connector.worker.cpu_blocks import CpuBlocks
+from generator.connector.worker.layout_map import KvShape
 
 
 def small_cache(blocks: int, tokens: int, heads: int, dim: int, dtype: torch.dtype) -> CpuBlocks:
@@ -12,8 +13,14 @@ def small_cache(blocks: int, tokens: int, heads: int, dim: int, dtype: torch.dty
         for name, layer_heads in (("first", heads), ("second", heads + 1))
     }
 
-    def write_tokens(_name: str, cache: torch.Tensor, count: int) -> None:
-        for token in range(count):
-            cache[:, :, :, token] = token + 1
+    return CpuBlocks(caches, blocks, tokens, lambda name: _Writer(KvShape(tokens, caches[name].shape[2], dim, dim)))
 
-    return CpuBlocks(caches, blocks, tokens, write_tokens)
+
+class _Writer:
+    """Writes into a cache of shape [1, 2, heads, tokens, dim]."""
+
+    def __init__(self, shape: KvShape) -> None:
+        self.shape = shape
+
+    def write(self, cache: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        cache[0, 0], cache[0, 1] = keys.transpose(0, 1), values.transpose(0, 1)

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
-from kv_layouts import BLOCKS, DIM, HEADS, LAYERS, TOKENS, write_tokens
+from kv_layouts import BLOCKS, DIM, HEADS, LAYERS, TOKENS, writer_of
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
 from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
@@ -46,7 +46,7 @@ def test_blocks_are_found_in_what_vllm_makes_of_a_layout(layout):
     tensor = KVCacheTensor(size=size, layers=names, layer_stride=strides[0], block_stride=strides[1], offset=0)
     memory = torch.randint(0, 100, (size,)).to(torch.int8)
     views = create_kv_cache_views(memory, spec, BLOCKS, layout, tensor)
-    blocks = CpuBlocks(dict(zip(names, views, strict=True)), BLOCKS, TOKENS, write_tokens)
+    blocks = CpuBlocks(dict(zip(names, views, strict=True)), BLOCKS, TOKENS, writer_of)
     assert blocks.page_bytes == spec.page_size_bytes * LAYERS
     assert (len(slabs_of(views)) == 1) == layout.is_block_outermost
 

@@ -8,7 +8,7 @@ pytest.importorskip("vllm")
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kv_layouts import BLOCKS, LAYERS, LAYOUTS, TOKENS, blocks_first, caches_in, write_tokens
+from kv_layouts import BLOCKS, LAYERS, LAYOUTS, TOKENS, blocks_first, caches_in, writer_of
 from late_copies import LateCopies
 
 from generator.connector.step_jobs import BlockCopy
@@ -29,8 +29,8 @@ class Cache:
         self._layout = layout
         self._caches = caches_in(layout, dtype)
         self.copies = LateCopies()
-        self.blocks = CudaBlocks(self._caches, BLOCKS, TOKENS, write_tokens, self.copies)
-        self.on_cpu = CpuBlocks(self._caches, BLOCKS, TOKENS, write_tokens)
+        self.blocks = CudaBlocks(self._caches, BLOCKS, TOKENS, writer_of, self.copies)
+        self.on_cpu = CpuBlocks(self._caches, BLOCKS, TOKENS, writer_of)
         # As in an arena, rows are aligned: a row does not begin where the last one ends.
         stride = -(-self.blocks.page_bytes // 4096) * 4096
         self.host = np.full((ARENA_ROWS, stride), 0xDD, np.uint8)[:, : self.blocks.page_bytes]

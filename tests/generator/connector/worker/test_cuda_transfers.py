@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
-from kv_layouts import BLOCKS, TOKENS, caches_in, write_tokens
+from kv_layouts import BLOCKS, TOKENS, caches_in, writer_of
 from late_copies import LateCopies
 
 from generator.connector.step_jobs import Load, LoadResult, Piece, Transfer
@@ -35,8 +35,8 @@ class Worker:
     def __init__(self, folder: Path, layout: str, threads: int = 2) -> None:
         caches = caches_in(layout, torch.bfloat16)
         self.copies = LateCopies()
-        self.blocks = CudaBlocks(caches, BLOCKS, TOKENS, write_tokens, self.copies)
-        self._on_cpu = CpuBlocks(caches, BLOCKS, TOKENS, write_tokens)
+        self.blocks = CudaBlocks(caches, BLOCKS, TOKENS, writer_of, self.copies)
+        self._on_cpu = CpuBlocks(caches, BLOCKS, TOKENS, writer_of)
         size = self.blocks.page_bytes
         self.arena = PinnedArena(folder / "arena.kv", "weights", TOKENS, size, 8, self.blocks.pin)
         self.disk = DiskTier(folder / "disk", "weights", TOKENS, size, 1 << 20)
