@@ -13,7 +13,8 @@ Limits: the largest difference grows with the number of prompts, so compare only
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
@@ -47,13 +48,17 @@ class Difference(msgspec.Struct, frozen=True):
 class ExactnessResult(msgspec.Struct, frozen=True):
     """Differences with the cache and between two runs without it, and the origin of prompt tokens.
 
-    ``mismatches`` and the next two fields compare with and without the cache. ``tokens`` counts prompt tokens by tier,
-    and ``computed`` ones. ``evictions`` are by tier. ``lost`` counts copies that an engine reported as missing.
+    ``instances`` engines ran with the cache. ``mismatches`` and the next two fields compare with and without it.
+    ``tokens`` counts prompt tokens by tier, and ``computed`` ones. ``evictions`` are by tier. ``lost`` counts copies
+    that an engine reported as missing.
     """
 
     dtype: str
     prompts: int
     answer_tokens: int
+    instances: int
+    async_scheduling: bool
+    tensor_parallel_size: int
     mismatches: int
     mismatch_rate: float
     largest_logprob_difference: float
@@ -68,7 +73,8 @@ class ExactnessResult(msgspec.Struct, frozen=True):
 class ExactnessBenchmark:
     """Asks prompts for ``answer_tokens`` tokens each; the first ``control`` run twice without the cache.
 
-    ``profiles`` is the folder of cost profiles.
+    With the cache, ``instances`` engines share host memory and disk, and as many prompts run at once. Each engine runs
+    with or without ``async_scheduling``, on ``tensor_parallel`` ranks. ``profiles`` is the folder of cost profiles.
     """
 
     def __init__(
@@ -79,6 +85,9 @@ class ExactnessBenchmark:
         dtype: str,
         answer_tokens: int,
         control: int,
+        instances: int = 1,
+        async_scheduling: bool = False,
+        tensor_parallel: int = 1,
     ) -> None:
         self._engines = engines
         self._controller = controller
@@ -86,6 +95,8 @@ class ExactnessBenchmark:
         self._dtype = dtype
         self._answer_tokens = answer_tokens
         self._control = control
+        self._instances = instances
+        self._engine_args = {"async_scheduling": async_scheduling, "tensor_parallel_size": tensor_parallel}
         self._tokens: Counter[str] = Counter()
         self._evictions: Counter[str] = Counter()
         self._lost = 0
@@ -102,6 +113,9 @@ class ExactnessBenchmark:
             dtype=self._dtype,
             prompts=len(prompts),
             answer_tokens=self._answer_tokens,
+            instances=self._instances,
+            async_scheduling=bool(self._engine_args["async_scheduling"]),
+            tensor_parallel_size=self._engine_args["tensor_parallel_size"],
             mismatches=difference.mismatches,
             mismatch_rate=difference.mismatch_rate,
             largest_logprob_difference=difference.largest_logprob_difference,
@@ -117,7 +131,7 @@ class ExactnessBenchmark:
         self, prompts: Sequence[Prompt], at_once: int, step: str, progress: Progress
     ) -> list[Generation]:
         answers: list[Generation] = []
-        async with self._engines.plain(prefix_caching=False) as engine:
+        async with self._engines.plain(prefix_caching=False, engine_args=self._engine_args) as engine:
             for begin in range(0, len(prompts), at_once):
                 progress(step, begin, len(prompts))
                 plans = [
@@ -131,27 +145,41 @@ class ExactnessBenchmark:
         return answers
 
     async def _with_cache(self, prompts: Sequence[Prompt], progress: Progress) -> list[Generation]:
-        answers: list[Generation] = []
+        answers: dict[int, Generation] = {}
         step = "with the cache"
         with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as name:
-            folder = Path(name)
-            first, last = prompts[: len(prompts) // 2], prompts[len(prompts) // 2 :]
-            for part in (first, last):
-                async with (
-                    self._engines.caching(
-                        folder, keep_host=part is not last, engine_args=SMALL_ENGINE, **SMALL
-                    ) as engine,
-                    LocalStack.over(engine, self._controller, self._profiles) as stack,
-                ):
-                    for prompt in part:
-                        progress(step, len(answers), len(prompts))
-                        answer = await stack.answer(prompt, NAMESPACE, self._answer_tokens, logprobs=True)
-                        answers.append(answer)
-                        self._count(answer)
+            half = len(prompts) // 2
+            for part in (range(half), range(half, len(prompts))):
+                async with AsyncExitStack() as running:
+                    engines = {
+                        instance: await running.enter_async_context(
+                            self._engines.caching(
+                                Path(name),
+                                instance=instance,
+                                keep_host=part.stop == half,
+                                engine_args={**SMALL_ENGINE, **self._engine_args},
+                                **SMALL,
+                            )
+                        )
+                        for instance in (f"generator-{number}" for number in range(self._instances))
+                    }
+                    stack = await running.enter_async_context(
+                        LocalStack.over(engines, self._controller, self._profiles)
+                    )
+                    waiting = iter(part)
+
+                    async def ask(stack: LocalStack = stack, waiting: Iterator[int] = waiting) -> None:
+                        for index in waiting:
+                            progress(step, len(answers), len(prompts))
+                            answer = await stack.answer(prompts[index], NAMESPACE, self._answer_tokens, logprobs=True)
+                            answers[index] = answer
+                            self._count(answer)
+
+                    await asyncio.gather(*(ask() for _ in engines))
                     for tier in (await stack.stats()).tiers:
                         self._evictions[tier.tier] += tier.evictions
         progress(step, len(prompts), len(prompts))
-        return answers
+        return [answers[index] for index in range(len(prompts))]
 
     def _count(self, answer: Generation) -> None:
         prefill = answer.prefill

@@ -25,7 +25,7 @@ from benchmarks.workloads.synthetic_vectors import SyntheticVectors
 from benchmarks.workloads.vector_corpus import COLLECTION, TENANT, VectorEmbedder, ingest_vectors, question
 from cachectl.runtime.controller import Controller
 from cachectl.runtime.live_controller import LiveController
-from cachectl.runtime.live_instances import OneInstance
+from cachectl.runtime.live_instances import FixedInstances
 from cachectl.settings import ControllerSettings
 from gateway.background_tasks import BackgroundTasks
 from gateway.metrics.gateway_metrics import GatewayMetrics
@@ -174,7 +174,7 @@ class SpeculationBenchmark:
         self, engine: Engine, layout: SegmentLayout, ratios: Sequence[float], rates: Sequence[float], sweep_ratio: float
     ) -> SpeculationResult:
         """Measure a running engine at each share of the lists, and at each arrival rate with ``sweep_ratio``."""
-        instances = OneInstance("generator", engine)
+        instances = FixedInstances({"generator": engine})
         live = LiveController(self._controller_settings, instances, self._profiles, time.monotonic, time.time)
         await live.start(lambda done, total: self._progress("profiling the engine, once", done, total))
         rows: list[RatioRow] = []

@@ -17,6 +17,9 @@ from protocol.errors import EngineDied
 from protocol.generation import PrefillResult, Sampling, TokenLogprob
 from protocol.plans import PrefillPlan
 
+INSTANCE = "generator"
+"""An engine's name in plans, unless it has another one."""
+
 _BLOCK = 32
 """Tokens per block if the size of the KV cache is given."""
 
@@ -96,9 +99,12 @@ class EngineMaker:
         return self._settings.kv.gpu_share
 
     @asynccontextmanager
-    async def plain(self, prefix_caching: bool = True) -> AsyncGenerator[VllmEngine]:
-        """Run vLLM without the connector, with or without its own prefix cache."""
-        async with self._running(KvSettings(enabled=False), {"enable_prefix_caching": prefix_caching}) as engine:
+    async def plain(
+        self, prefix_caching: bool = True, engine_args: Mapping[str, Any] = MappingProxyType({})
+    ) -> AsyncGenerator[VllmEngine]:
+        """Run vLLM without the connector, with or without its own prefix cache. ``engine_args`` are vLLM's own."""
+        arguments = {"enable_prefix_caching": prefix_caching, **engine_args}
+        async with self._running(KvSettings(enabled=False), arguments) as engine:
             yield engine
 
     @asynccontextmanager
@@ -106,28 +112,31 @@ class EngineMaker:
         self,
         folder: Path,
         *,
+        instance: str = INSTANCE,
         keep_host: bool = False,
         engine_args: Mapping[str, Any] = MappingProxyType({}),
         **kv: Any,  # noqa: ANN401
     ) -> AsyncGenerator[VllmEngine]:
-        """Run the stack's engine. Its disk tier is in ``folder``; ``kv`` overrides ``KvSettings``.
+        """Run the stack's engine as ``instance``. Its disk tier is in ``folder``; ``kv`` overrides ``KvSettings``.
 
         ``engine_args`` are vLLM's own. ``keep_host`` keeps the host memory for the next engine on this folder.
         """
         settings = self._settings.kv.model_copy(update={"disk_dir": folder, **kv})
         try:
-            async with self._running(settings, engine_args) as engine:
+            async with self._running(settings, engine_args, instance) as engine:
                 yield engine
         finally:
             if not keep_host:
                 settings.discard_host_memory()
 
     @asynccontextmanager
-    async def _running(self, kv: KvSettings, arguments: Mapping[str, Any]) -> AsyncGenerator[VllmEngine]:
+    async def _running(
+        self, kv: KvSettings, arguments: Mapping[str, Any], instance: str = INSTANCE
+    ) -> AsyncGenerator[VllmEngine]:
         settings = self._settings.model_copy(
             update={"kv": kv, "engine_args": {**self._settings.engine_args, **arguments}}
         )
-        engine = VllmEngine(settings, self._models.resolve(settings.model))
+        engine = VllmEngine(settings, self._models.resolve(settings.model), instance)
         await engine.start()
         try:
             yield engine

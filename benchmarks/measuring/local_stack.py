@@ -1,7 +1,7 @@
-"""The stack without its servers: a controller and an engine in this process, called as the gateway calls them."""
+"""The stack without its servers: a controller and engines in this process, called as the gateway calls them."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -11,7 +11,7 @@ import structlog
 
 from benchmarks.measuring.engines import Generation, generate
 from cachectl.runtime.live_controller import LiveController
-from cachectl.runtime.live_instances import OneInstance
+from cachectl.runtime.live_instances import FixedInstances
 from cachectl.settings import ControllerSettings
 from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import PrefillResult
@@ -24,19 +24,22 @@ log = structlog.get_logger(__name__)
 class LocalStack:
     """Answers prompts with the controller's plans. Create it with ``over``."""
 
-    def __init__(self, live: LiveController, engine: VllmEngine) -> None:
+    def __init__(self, live: LiveController, engines: Mapping[str, VllmEngine]) -> None:
         self._live = live
-        self._engine = engine
+        self._engines = engines
 
     @classmethod
     @asynccontextmanager
     async def over(
-        cls, engine: VllmEngine, settings: ControllerSettings, profiles: Path
+        cls, engines: Mapping[str, VllmEngine], settings: ControllerSettings, profiles: Path
     ) -> "AsyncGenerator[LocalStack]":
-        """Make a stack over a running engine. Missing cost profiles are measured and saved in ``profiles``."""
-        live = LiveController(settings, OneInstance("generator", engine), profiles, time.monotonic, time.time)
+        """Make a stack over running engines, by the names that they were made with.
+
+        Missing cost profiles are measured and saved in ``profiles``.
+        """
+        live = LiveController(settings, FixedInstances(engines), profiles, time.monotonic, time.time)
         await live.start(lambda done, total: log.info("profiling the engine, once", probe=done, of=total))
-        yield cls(live, engine)
+        yield cls(live, engines)
         live.controller.check_integrity()
 
     async def answer(
@@ -63,7 +66,7 @@ class LocalStack:
             await controller.prefilled(query_id, prefill.lost)
 
         try:
-            came = await generate(self._engine, plan, max_tokens, logprobs, prefilled)
+            came = await generate(self._engines[plan.instance], plan, max_tokens, logprobs, prefilled)
             prefill = came.prefill
             report = CompletionReport(
                 query_id,

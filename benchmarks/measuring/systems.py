@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import msgspec
 
-from benchmarks.measuring.engines import EngineMaker, Generation, generate
+from benchmarks.measuring.engines import INSTANCE, EngineMaker, Generation, generate
 from benchmarks.measuring.local_stack import LocalStack
 from cachectl.settings import ControllerSettings
 from protocol.errors import ConfigError
@@ -88,7 +88,7 @@ class Systems:
         with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder:
             async with (
                 self._engines.caching(Path(folder), **self._kv) as engine,
-                LocalStack.over(engine, self._controller, self._profiles) as stack,
+                LocalStack.over({INSTANCE: engine}, self._controller, self._profiles) as stack,
             ):
 
                 async def answer(prompt: Prompt) -> Generation:

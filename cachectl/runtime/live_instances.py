@@ -1,6 +1,6 @@
 """The generator's instances as objects that can be called."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from cachectl.costs.profiling import PrefillProbe
@@ -21,17 +21,16 @@ class LiveInstances(Protocol):
         """The instance of this name. Its calls raise EngineDied if it is gone."""
 
 
-class OneInstance:
-    """``LiveInstances`` of a single engine in this process."""
+class FixedInstances:
+    """``LiveInstances`` of engines in this process, by name."""
 
-    def __init__(self, name: str, engine: LiveEngine) -> None:
-        self._name = name
-        self._engine = engine
+    def __init__(self, engines: Mapping[str, LiveEngine]) -> None:
+        self._engines = engines
 
     def names(self) -> Collection[str]:
-        """The engine's name."""
-        return (self._name,)
+        """The engines' names."""
+        return tuple(self._engines)
 
-    def at(self, instance: str) -> LiveEngine:  # noqa: ARG002
-        """The engine."""
-        return self._engine
+    def at(self, instance: str) -> LiveEngine:
+        """The engine of this name."""
+        return self._engines[instance]

@@ -224,7 +224,7 @@ def prompt_of(*names: str) -> Prompt:
 async def test_engine_gets_documents_in_the_requested_order(tmp_path, order):
     engine = WatchedEngine(tmp_path)
     await engine.start()
-    async with LocalStack.over(engine, ControllerSettings(), tmp_path) as stack:
+    async with LocalStack.over({"generator": engine}, ControllerSettings(), tmp_path) as stack:
         came = await stack.answer(prompt_of("b", "c", "a"), "tenant", 2, order=order)
     await engine.close()
     assert came.tokens == 2
@@ -235,7 +235,7 @@ async def test_engine_gets_documents_in_the_requested_order(tmp_path, order):
 async def test_answers_are_decoded_together_but_prefilled_one_at_a_time(tmp_path):
     engine = WatchedEngine(tmp_path, max_model_len=30)
     await engine.start()
-    async with LocalStack.over(engine, ControllerSettings(), tmp_path) as stack:
+    async with LocalStack.over({"generator": engine}, ControllerSettings(), tmp_path) as stack:
         await asyncio.gather(*(stack.answer(prompt_of("a", "b", "c"), "tenant", 8) for _ in range(2)))
         assert (await stack.stats()).completed == 2
     await engine.close()

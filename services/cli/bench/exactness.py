@@ -24,6 +24,11 @@ def exactness(
         int | None, typer.Option(min=1, help="How many of these prompts run twice without the cache; by default all.")
     ] = None,
     answer_tokens: Annotated[int, typer.Option(min=1, help="Greedy tokens per answer.")] = 8,
+    instances: Annotated[int, typer.Option(min=1, help="Engines that share host memory and disk.")] = 1,
+    async_scheduling: Annotated[
+        bool, typer.Option(help="Let vLLM schedule a step before the last one is done, as it does on CUDA.")
+    ] = False,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="Ranks of each engine.")] = 1,
     workload: WorkloadOption = "squad",
     data: DataOption = DEFAULT_DATA,
     part_tokens: PartTokensOption = 220,
@@ -51,6 +56,9 @@ def exactness(
         dtype,
         answer_tokens,
         control or len(asked),
+        instances,
+        async_scheduling,
+        tensor_parallel,
     )
     with StepBars() as show:
         result = asyncio.run(benchmark.run(asked, show))

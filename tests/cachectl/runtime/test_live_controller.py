@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from cachectl.runtime import live_controller as live_module
 from cachectl.runtime.live_controller import LiveController
-from cachectl.runtime.live_instances import OneInstance
+from cachectl.runtime.live_instances import FixedInstances
 from cachectl.settings import ControllerSettings
 from protocol.errors import EngineDied
 from protocol.generation import EngineInfo, GenerationStep, PrefillCost, PrefillResult
@@ -338,7 +338,7 @@ async def test_engines_without_kv_memory_get_plans(start):
 
 async def test_one_instance_wraps_a_single_engine(start):
     engine = Engine()
-    live = await start(OneInstance("only", engine))
+    live = await start(FixedInstances({"only": engine}))
     assert (await live.controller.admit(ask("query"))).instance == "only"
     assert await live.follow() is False
 
