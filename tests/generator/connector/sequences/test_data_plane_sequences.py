@@ -35,10 +35,17 @@ INSTANCES = st.integers(0, 1)
 SEEDS = st.integers(0, 2**32)
 BLOCKS = 34
 """Room for two or three prompts, so that requests are preempted and held nodes are released."""
+DOCUMENTS = 3
 HOST_PAGES = 14
 PAGE_BYTES = 32
 DISK_BYTES = 40_000
 """Room for about nine files."""
+
+
+def a_path(random: Random) -> list[int]:
+    """Documents in an order. Few paths, so that requests share copies."""
+    documents = random.sample(range(DOCUMENTS), random.randint(1, DOCUMENTS))
+    return sorted(documents) if random.random() < 0.7 else documents
 
 
 class DataPlane(RuleBasedStateMachine):
@@ -48,7 +55,7 @@ class DataPlane(RuleBasedStateMachine):
         self.asynchronous = asynchronous
         self.folder = Path(tempfile.mkdtemp(dir=FOLDER)) / "kv"
         self.folder.mkdir()
-        documents = [[random.randrange(90) for _ in range(random.randint(1, 26))] for _ in range(5)]
+        documents = [[random.randrange(90) for _ in range(random.randint(1, 26))] for _ in range(DOCUMENTS)]
         self.controller = ToyController([self.engine(), self.engine()], documents, HOST_PAGES)
 
     def engine(self) -> ToyEngine:
@@ -58,14 +65,14 @@ class DataPlane(RuleBasedStateMachine):
     @rule(instance=INSTANCES, seed=SEEDS, tokens=st.integers(1, 12), speculative=st.booleans())
     def ask(self, instance: int, seed: int, tokens: int, speculative: bool) -> None:
         random = Random(seed)
-        chosen = random.sample(range(5), random.randint(1, 3))
+        chosen = a_path(random)
         self.controller.ask(instance, chosen, random, tokens, speculative)
 
     @rule(instance=INSTANCES, seed=SEEDS, count=st.integers(2, 3))
     def ask_the_same_at_once(self, instance: int, seed: int, count: int) -> None:
         for number in range(count):
             random = Random(seed)
-            chosen = random.sample(range(5), random.randint(1, 3))
+            chosen = a_path(random)
             self.controller.ask(instance, chosen, Random(seed + number), 4, False)
 
     @rule(instance=INSTANCES, steps=st.integers(1, 12))
@@ -91,9 +98,15 @@ class DataPlane(RuleBasedStateMachine):
     def check(self, instance: int) -> None:
         self.controller.check(instance)
 
-    @rule(document=st.integers(0, 4))
+    @rule(document=st.integers(0, DOCUMENTS - 1))
     def delete(self, document: int) -> None:
         self.controller.forget(f"d{document}")
+
+    @rule(instance=INSTANCES, seed=SEEDS)
+    def ask_behind_pages_that_are_taken_away(self, instance: int, seed: int) -> None:
+        """Two requests at once, whose pages in host memory are freed before they are loaded."""
+        self.take_pages_away(instance, seed)
+        self.ask_the_same_at_once(instance, seed, 2)
 
     @rule(instance=INSTANCES, seed=SEEDS)
     def take_pages_away(self, instance: int, seed: int) -> None:

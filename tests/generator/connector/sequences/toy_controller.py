@@ -87,9 +87,12 @@ class ToyController:
         usable = True
         for depth, (key, tokens) in enumerate(zip(keys, lengths, strict=True)):
             found = self._sources(instance, key) if usable else []
-            source = random.choice([*found, *found, None]) if found else None
+            # Mostly from below the GPU, where loads can fail.
+            source = (
+                random.choice([*found, *(tier for tier in found if tier in SHARED), *found, None]) if found else None
+            )
             usable = source is not None
-            target = random.choice([None, Tier.GPU, Tier.GPU, Tier.HOST, Tier.DISK])
+            target = random.choice([None, Tier.GPU, Tier.HOST, Tier.HOST, Tier.DISK])
             if target in SHARED and (source is not None or (key, target) in self.shared):
                 target = None
             pages = self.shared[key, Tier.HOST].pages if source is Tier.HOST else None
