@@ -1,5 +1,6 @@
 """The scheduler side over vLLM's own block pool, with a simulated worker side."""
 
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,10 @@ from protocol.tiers import Tier
 CONTENTS = ("c0", "c1")
 
 
+class Request(SimpleNamespace):
+    """What the scheduler side reads of a request."""
+
+
 class Engine:
     """A scheduler side, and the blocks and steps of its engine."""
 
@@ -31,10 +36,10 @@ class Engine:
 
     def admit(
         self, name: str, source: Tier | None, kept: Tier | None, prefix: str = "k", **message: object
-    ) -> SimpleNamespace:
+    ) -> "Request":
         """A request with two nodes of eight tokens, k0 and k1 by default, and a question of two."""
         nodes = tuple(PlannedNode(f"{prefix}{index}", 8, source, kept) for index in range(2))
-        request = SimpleNamespace(
+        request = Request(
             request_id=name,
             num_tokens=18,
             num_prompt_tokens=18,
@@ -259,3 +264,17 @@ def test_a_node_of_a_preempted_request_is_not_held_without_its_blocks(engine):
     report = engine.side.report()
     assert set(report.lost) == {LostCopy("k0", Tier.GPU), LostCopy("k1", Tier.GPU)}
     assert engine.side.match(engine.admit("again", Tier.GPU, None), 0) == (0, False)
+
+
+def test_a_request_is_not_kept_after_its_end(engine):
+    """Only where its documents stand is: a request has the token list of its prompt."""
+    request = engine.admit("q", None, Tier.GPU)
+    engine.side.match(request, 0)
+    blocks = engine.allocate(request)
+    engine.step(q=18)
+    request.num_computed_tokens, request.num_output_tokens = 18, 1
+    engine.end(request, blocks)
+    engine.side.report()
+    kept = weakref.ref(request)
+    del request
+    assert kept() is None
