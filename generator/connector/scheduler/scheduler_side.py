@@ -223,12 +223,14 @@ class SchedulerSide:
 
     def report(self) -> EngineReport | None:
         """What has happened since the last call, or None for nothing."""
+        for state in self._states.values():
+            # Not those that have ended: their blocks belong to others by now.
+            if state.request.num_output_tokens:
+                self._prefilled(state)
         prefilled = {}
         for state in (*self._states.values(), *self._ended.values()):
             if state.reported:
                 continue
-            if state.request.num_output_tokens:
-                self._prefilled(state)
             if state.request.num_output_tokens or state.reached is not None:
                 prefilled[state.message.name] = state.prefilled()
                 state.reported = True

@@ -22,7 +22,7 @@ NAMESPACE = "tenant"
 SHARED = (Tier.HOST, Tier.DISK)
 
 
-@dataclass
+@dataclass(eq=False)
 class SharedCopy:
     """A copy in a shared tier. ``writer`` is the instance that has not confirmed it yet, or None.
 
@@ -36,14 +36,23 @@ class SharedCopy:
     reserved: bool = False
 
 
+class Written(NamedTuple):
+    """A copy that an instance writes. It may have been removed meanwhile, and another one made in its place."""
+
+    key: str
+    tier: Tier
+    copy: SharedCopy
+
+
 @dataclass
 class Plan:
-    """A request that runs: its prompt, and the copies that it writes."""
+    """A request that runs: its prompt, the nodes that it keeps in the GPU, and the copies that it writes."""
 
     instance: int
     prompt: list[int]
     max_tokens: int
-    kept: list[tuple[str, Tier]]
+    gpu: list[str]
+    written: list[Written]
     moves: list[Move]
     prefilled: bool = False
 
@@ -53,7 +62,7 @@ class SentOrders(NamedTuple):
 
     instance: int
     orders: Orders
-    written: Sequence[tuple[str, Tier]]
+    written: Sequence[Written]
 
 
 @dataclass
@@ -83,7 +92,8 @@ class ToyController:
         keys = [key.hex() for key in path_keys(NAMESPACE, contents)]
         lengths = [len(self.documents[index]) for index in chosen]
         starts = list(accumulate(lengths, initial=0))
-        nodes, kept, moves = [], [], []
+        plan = Plan(instance, [], max_tokens, [], [], [])
+        nodes = []
         usable = True
         for depth, (key, tokens) in enumerate(zip(keys, lengths, strict=True)):
             found = self._sources(instance, key) if usable else []
@@ -97,24 +107,22 @@ class ToyController:
                 target = None
             pages = self.shared[key, Tier.HOST].pages if source is Tier.HOST else None
             if target is Tier.HOST:
-                pages = self._allocate(starts[depth], tokens, instance, moves, random)
+                pages = self._allocate(starts[depth], tokens, instance, plan.moves, random)
                 target = target if pages is not None else None
             if target in SHARED:
-                path = tuple(contents[: depth + 1])
-                self.shared[key, target] = SharedCopy(
-                    tokens, path, pages if target is Tier.HOST else None, instance, True
-                )
-            if target is not None:
-                kept.append((key, target))
+                plan.written.append(self._reserve(key, target, tokens, tuple(contents[: depth + 1]), pages, instance))
+                plan.written[-1].copy.reserved = True
+            elif target is Tier.GPU:
+                plan.gpu.append(key)
             nodes.append(PlannedNode(key, tokens, source, target, pages))
         question = [random.randrange(90) for _ in range(random.randint(1, 6))]
-        prompt = [token for index in chosen for token in self.documents[index]] + question
+        plan.prompt = [token for index in chosen for token in self.documents[index]] + question
         name = f"q{next(self._names)}"
         message = RequestMessage(
-            name, True, NAMESPACE, tuple(contents), tuple(nodes), tuple(moves), speculative=speculative
+            name, True, NAMESPACE, tuple(contents), tuple(nodes), tuple(plan.moves), speculative=speculative
         )
-        self.plans[name] = Plan(instance, prompt, max_tokens, kept, moves)
-        self.engines[instance].send(message, prompt, max_tokens)
+        self.plans[name] = plan
+        self.engines[instance].send(message, plan.prompt, max_tokens)
 
     def abort(self, name: str) -> None:
         """Abort a request. What it may have written to shared tiers is deleted, unless its first token is known."""
@@ -136,7 +144,7 @@ class ToyController:
 
     # Orders
 
-    def order(self, instance: int, moves: Sequence[Move], written: Sequence[tuple[str, Tier]] = ()) -> None:
+    def order(self, instance: int, moves: Sequence[Move], written: Sequence[Written] = ()) -> None:
         """Send moves outside of any plan, which write these copies or check that they are there."""
         self._send(instance, Orders(tuple(moves)), written)
 
@@ -149,13 +157,12 @@ class ToyController:
 
     def check(self, instance: int) -> None:
         """Ask an instance which of the copies it writes are there."""
-        mine = [(key, tier, copy) for (key, tier), copy in self.shared.items() if copy.writer == instance]
-        mine = [(key, tier, copy) for key, tier, copy in mine if not copy.reserved]
-        waiting = {written for sent in self._orders.values() for written in sent.written}
-        mine = [(key, tier, copy) for key, tier, copy in mine if (key, tier) not in waiting]
+        mine = [Written(*place, copy) for place, copy in self.shared.items() if copy.writer == instance]
+        asked = [written.copy for sent in self._orders.values() for written in sent.written]
+        mine = [written for written in mine if not written.copy.reserved and written.copy not in asked]
         moves = [Move(key, copy.tokens, tier, tier, None, False, copy.pages) for key, tier, copy in mine]
         if moves:
-            self.order(instance, moves, [(key, tier) for key, tier, _ in mine])
+            self.order(instance, moves, mine)
 
     def move(self, instance: int, random: Random) -> None:
         """Order a random move of a copy that the instance can use."""
@@ -179,12 +186,10 @@ class ToyController:
             pages = self._allocate(start, known.tokens, instance, moves, random)
             if pages is None or (source in SHARED and (key, source) not in self.shared):
                 return
-        written = []
+        written: list[Written] = []
         if target is not None:
             assert known is not None
-            here = pages if target is Tier.HOST else None
-            self.shared[key, target] = SharedCopy(known.tokens, known.path, here, instance)
-            written = [(key, target)]
+            written = [self._reserve(key, target, known.tokens, known.path, pages, instance)]
         tokens = known.tokens if known is not None else 1
         owner = str(instance) if source is Tier.GPU else None
         moves.append(Move(key, tokens, source, target, owner, evict, pages))
@@ -212,7 +217,7 @@ class ToyController:
         """Whether every copy is confirmed and every order carried out."""
         return not self._orders and all(copy.writer is None for copy in self.shared.values())
 
-    def _send(self, instance: int, orders: Orders, written: Sequence[tuple[str, Tier]]) -> None:
+    def _send(self, instance: int, orders: Orders, written: Sequence[Written]) -> None:
         name = f"o{next(self._names)}"
         self._orders[name] = SentOrders(instance, orders, written)
         self.engines[instance].send(RequestMessage.of_orders(name, orders), [1], 1)
@@ -238,6 +243,16 @@ class ToyController:
         numbers = tuple(self._free_pages.pop(0) for _ in range(wanted))
         return Pages(numbers, next(self._stamps))
 
+    def _reserve(
+        self, key: str, tier: Tier, tokens: int, path: tuple[str, ...], pages: Pages | None, instance: int
+    ) -> Written:
+        copy = SharedCopy(tokens, path, pages if tier is Tier.HOST else None, instance)
+        self.shared[key, tier] = copy
+        return Written(key, tier, copy)
+
+    def _is_there(self, written: Written) -> bool:
+        return self.shared.get((written.key, written.tier)) is written.copy
+
     def _remove(self, key: str, tier: Tier, drop: bool = True) -> None:
         copy = self.shared.pop((key, tier))
         if copy.pages is not None:
@@ -250,27 +265,23 @@ class ToyController:
     def _end(self, name: str) -> None:
         plan = self.ended[name] = self.plans.pop(name)
         if not plan.prefilled:
-            for key, tier in plan.kept:
-                if tier in SHARED and (key, tier) in self.shared:
-                    self._remove(key, tier)
+            for written in plan.written:
+                if self._is_there(written):
+                    self._remove(written.key, written.tier)
 
     def _take(self, instance: int, report: EngineReport) -> None:
         for name, prefilled in report.prefilled.items():
             plan = self.plans.get(name)
             if plan is not None and prefilled.reached is None:
                 plan.prefilled = True
-                for key, tier in plan.kept:
-                    if tier is Tier.GPU:
-                        self.gpu[instance].add(key)
-                    elif (key, tier) in self.shared:
-                        self.shared[key, tier].reserved = False
+                self.gpu[instance].update(plan.gpu)
+                for written in plan.written:
+                    written.copy.reserved = False
         for name, lost in report.carried_out.items():
             sent = self._orders.pop(name)
             self._lose(instance, lost)
-            for written_copy in sent.written:
-                copy = self.shared.get(written_copy)
-                if copy is not None and copy.writer == instance:
-                    copy.writer = None
+            for written in sent.written:
+                written.copy.writer = None
         self._lose(instance, report.lost)
 
     def _lose(self, instance: int, lost: Sequence[LostCopy]) -> None:
