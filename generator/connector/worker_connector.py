@@ -31,7 +31,11 @@ if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionBackend
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
+log = structlog.get_logger(__name__)
+
 _NOT_KV_SETTINGS = ("instance", "controller", "prompt_layout", REFUSAL_FILE)
+_SAVES_ONLY_AFTER_FORWARD = not hasattr(KVConnectorBase_V1, "get_transfer_results")
+"""Whether vLLM, as in 0.26, leaves out ``wait_for_save`` in a step that computes nothing."""
 
 
 class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is untyped here
@@ -54,6 +58,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         self._page_tokens: int = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
         # vLLM makes one connector for each role, and calls ``register_kv_caches`` on the worker's only.
         self._opened_worker_side: WorkerSide | None = None
+        self._transfers_started = False
 
     def shutdown(self) -> None:
         """Close the worker side."""
@@ -85,6 +90,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         vLLM calls ``start_load_kv`` too late for them: behind the forward pass, which a CPU computes at once.
         """
         super().bind_connector_metadata(connector_metadata)
+        self._transfers_started = False
         self._worker_side.load(self._jobs)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
@@ -99,11 +105,14 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
 
     def wait_for_save(self) -> None:
         """Start the step's transfers after its forward pass. They run during the next ones."""
+        self._transfers_started = True
         self._worker_side.transfer(self._jobs)
         self._worker_side.pause(self._jobs)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:  # noqa: ARG002
         """The requests whose load has ended."""
+        if _SAVES_ONLY_AFTER_FORWARD and not self._transfers_started:
+            self.wait_for_save()
         return None, self._worker_side.take_loaded() or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -123,6 +132,14 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         tiers = open_tiers(places, kv_fingerprint, blocks)
         gpu_pages = int(num_blocks * self._settings.gpu_share)
         memory = measure_memory(places, kv_fingerprint, blocks, gpu_pages, num_blocks, tiers)
+        log.info(
+            "kv_cache_opened",
+            device=memory.device,
+            page_bytes=memory.page_bytes,
+            copies_per_page=blocks.copies_per_page,
+            host_bytes_per_s=round(memory.host_bytes_per_s),
+            disk_bytes_per_s=round(memory.disk_bytes_per_s),
+        )
         return WorkerSide(blocks, tiers, memory, self._settings.loader_threads)
 
     @property

@@ -69,6 +69,11 @@ class PagedBlocks(ABC):
         return f"{self._dtype} {self.page_tokens} {self._layers} {_hash_of(self._elements)}"
 
     @property
+    def copies_per_page(self) -> int:
+        """The number of copies that a page takes: one if the layers of a block are adjacent."""
+        return len(self._slabs)
+
+    @property
     @abstractmethod
     def device_name(self) -> str:
         """The device's model name; for a CPU, its type and number of threads."""
