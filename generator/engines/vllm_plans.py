@@ -59,7 +59,7 @@ class PlanStreams:
                 async for output in outputs:
                     completion = output.outputs[0]
                     if completion.finish_reason == "abort":
-                        prefill = await self._ended_prefill(report) if first else None
+                        prefill = await self._ended_prefill(plan, report) if first else None
                         yield GenerationStep(text="", tokens=0, prefill=prefill, finish_reason="ended")
                         return
                     if not completion.token_ids and not output.finished:
@@ -80,17 +80,23 @@ class PlanStreams:
             return msgspec.structs.replace(message, nodes=(), moves=(), spare=())
         return message
 
-    async def _ended_prefill(self, report: "asyncio.Future[Prefilled] | None") -> PrefillResult | None:
-        """What is kept of a prefill that was ended before its first token, or None for nothing."""
+    async def _ended_prefill(
+        self, plan: PrefillPlan, report: "asyncio.Future[Prefilled] | None"
+    ) -> PrefillResult | None:
+        """What is kept of a prefill that was ended before its first token arrived, or None for nothing."""
         if self._router is None or report is None:
             return None
         # vLLM ends the stream at once; the connector reports the request when its step is over.
         await asyncio.wait({report}, timeout=_LONGEST_STEP_S)
-        if not report.done() or not report.result().reached:
+        if not report.done():
             return None
         prefilled = report.result()
+        # The engine may have sampled the first token already: then all nodes are kept, although the end overtook it.
+        reached = plan.prompt.token_count if prefilled.reached is None else prefilled.reached
+        if not reached:
+            return None
         return PrefillResult(
-            prompt_tokens=prefilled.reached or 0,
+            prompt_tokens=reached,
             cached_tokens=sum(prefilled.loaded.values()),
             prefill_ms=0.0,
             kv_load_ms=prefilled.load_ms,
