@@ -200,7 +200,7 @@ class _Load:
         if grant is not None:
             self._running.append(grant.query_id)
         if self._scheduler.instances.queued >= WAITING:
-            for granted in self._scheduler.complete(self._running.pop(0), 0.0, kept=True):
+            for granted in self._scheduler.complete(self._running.pop(0), 0.0, kept=True, unwritten=()):
                 self._running.append(granted.query_id)
                 self._documents += len(granted.documents)
                 self._hits += sum(step.source is not None for step in granted.documents)

@@ -38,6 +38,7 @@ class KvNode(msgspec.Struct, frozen=True):
 class Move(msgspec.Struct, frozen=True):
     """An order for one node's KV: copy it from ``source`` to ``target``, if set; ``evict`` frees the source.
 
+    A move from a shared tier to itself copies nothing. It checks that the copy is there, behind all earlier moves.
     ``node`` is the node's key in hexadecimal. ``instance`` owns the GPU tier; it is None if only shared tiers are
     involved. ``pages`` are the node's pages in host memory, if that is the source or the target. Orders are idempotent.
     """

@@ -112,7 +112,8 @@ class CompletionReport(msgspec.Struct, frozen=True):
 
     All figures are 0 if the plan ended before its first token: then none of its KV was kept. Otherwise all its KV is
     kept as planned, except ``lost``: copies, of its nodes or of others, that the instance found missing, could not
-    write, or had to drop.
+    write, or had to drop. ``unwritten`` are the copies in shared tiers that the plan was to write and that are not
+    there; None if some may still be written.
     """
 
     query_id: str
@@ -122,6 +123,7 @@ class CompletionReport(msgspec.Struct, frozen=True):
     completion_tokens: int = 0
     prefill_ms: float = 0.0
     lost: tuple[LostCopy, ...] = ()
+    unwritten: tuple[LostCopy, ...] | None = None
 
 
 class InstanceLoad(msgspec.Struct, frozen=True):

@@ -179,7 +179,7 @@ class Simulator:
 
     def _finish(self, query_id: str, now: float) -> None:
         del self._running[query_id]
-        for grant in self._scheduler.complete(query_id, now, kept=True):
+        for grant in self._scheduler.complete(query_id, now, kept=True, unwritten=()):
             self._start(grant, now)
 
     def _at(self, time_s: float, kind: int, query_id: str) -> None:

@@ -151,6 +151,10 @@ class Copy:
 
     ``pages`` are the copy's pages in host memory, and None in other tiers.
 
+    ``writer`` is None for a confirmed copy. A copy in a shared tier is confirmed when the instance that writes it, its
+    ``writer``, has reported that it is there. Until then no other instance finds it. It is empty if the writer is gone,
+    or if any instance may write the copy.
+
     A ``condemned`` copy is no longer found. It keeps its room until the last plan that may use it ends: ``condemned``
     is the number of the last request that may use it, and ``users`` counts those that have not ended. It is ``absent``
     if the engine reported that its KV is not there.
@@ -159,7 +163,19 @@ class Copy:
     ``entered`` belong to the eviction order: the copy's entry (0 for none), and its priority on entry.
     """
 
-    __slots__ = ("absent", "cache", "condemned", "entered", "held", "node", "pages", "priority", "ticket", "users")
+    __slots__ = (
+        "absent",
+        "cache",
+        "condemned",
+        "entered",
+        "held",
+        "node",
+        "pages",
+        "priority",
+        "ticket",
+        "users",
+        "writer",
+    )
 
     def __init__(self, node: Node, cache: NodeCache, held: bool, pages: Pages | None = None) -> None:
         self.node = node
@@ -167,11 +183,17 @@ class Copy:
         self.pages = pages
         self.priority = 0.0
         self.held = held
+        self.writer: str | None = None
         self.absent = False
         self.condemned = 0
         self.users = 0
         self.ticket = 0
         self.entered = 0.0
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the cache is known to hold the KV."""
+        return self.held and self.writer is None
 
 
 class NodeCache(ABC):

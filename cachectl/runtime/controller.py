@@ -92,7 +92,7 @@ class Controller:
         )
         self._speculations = Speculations(self._scheduler.speculative)
         self._leases = Leases(self._scheduler, clock, settings.lease_s, settings.first_token_s)
-        self._deliveries = Deliveries(self._tree, executor)
+        self._deliveries = Deliveries(self._scheduler, executor)
         # The configuration lets no query run for longer than a lease.
         tombstones = Tombstones(wall_clock, settings.lease_s)
         self._namespaces = Namespaces(fingerprint)
@@ -180,13 +180,15 @@ class Controller:
         """Release the query's plan or its wait, and record what became of it.
 
         The query's speculation ends in any case; its plan is completed on its own. Moves of a plan that ended before
-        its first token become pending again. Raises UnknownPlan for a query that has neither plan nor wait, so also for
-        a plan completed twice, and UnknownNode for the malformed key of a lost copy; then no lease and nothing in the
-        tree has changed.
+        its first token become pending again. Other instances find what the plan wrote to shared tiers from now on, if
+        the report says that it is written, and else when the instance has said so on request. Raises UnknownPlan for a
+        query that has neither plan nor wait, so also for a plan completed twice, and UnknownNode for the malformed key
+        of a lost copy; then no lease and nothing in the tree has changed.
         """
         self._speculations.end(report.query_id)
         prefilled = report.cached_tokens + report.computed_tokens > 0
-        self._leases.complete(report.query_id, prefilled, lost_copies(report.lost))
+        unwritten = None if report.unwritten is None else lost_copies(report.unwritten)
+        self._leases.complete(report.query_id, prefilled, lost_copies(report.lost), unwritten)
         self._prefetcher.start()
         self._deliveries.start()
         self._statistics.count_completion(report)

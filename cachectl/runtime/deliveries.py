@@ -8,7 +8,7 @@ import structlog
 
 from cachectl.runtime.executor import Executor
 from cachectl.scheduling.plan_translation import lost_copies
-from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.scheduling.scheduler import Scheduler
 from protocol.errors import RagtreeError
 from protocol.kv import Orders
 
@@ -21,8 +21,9 @@ class Deliveries:
     Without an ``executor``, pending moves wait for the instance's next plan. Belongs to one event loop.
     """
 
-    def __init__(self, tree: KnowledgeTree, executor: Executor | None) -> None:
-        self._tree = tree
+    def __init__(self, scheduler: Scheduler, executor: Executor | None) -> None:
+        self._scheduler = scheduler
+        self._tree = scheduler.tree
         self._executor = executor
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -65,16 +66,16 @@ class Deliveries:
                 return
             # These moves count as decided after the last plan and before the next.
             tick = self._tree.grants.tick + 0.5
-            moves = self._tree.tiers.take_moves(instance)
-            if not (moves or forget or everything):
+            batch = self._scheduler.deliver(instance)
+            if not (batch.moves or forget or everything):
                 return
             try:
-                orders = Orders(tuple(moves), tuple(forget), everything)
-                lost = lost_copies(await self._executor.carry_out(instance, orders))
+                orders = Orders(tuple(batch.moves), tuple(forget), everything)
+                unwritten = lost_copies(await self._executor.carry_out(instance, orders))
             except BaseException:
-                self._tree.tiers.return_moves(moves, instance, tick)
+                self._tree.tiers.return_moves(batch, tick)
                 raise
-            self._tree.grants.lose(instance, lost)
+            self._scheduler.delivered(batch, unwritten)
 
     def _instances(self) -> list[str]:
         """The instances that take orders. A retired one does not: its copies go with it, and it may be unreachable."""

@@ -79,12 +79,18 @@ class Leases:
         for grant in granted:
             self._grant(grant)
 
-    def complete(self, query_id: str, kept: bool, lost: Sequence[tuple[bytes, Tier]] = ()) -> None:
+    def complete(
+        self,
+        query_id: str,
+        kept: bool,
+        lost: Sequence[tuple[bytes, Tier]] = (),
+        unwritten: Sequence[tuple[bytes, Tier]] | None = None,
+    ) -> None:
         """End a lease or a wait, and start the requests whose turn that makes. Raises UnknownPlan.
 
-        ``kept`` and ``lost`` are those of ``Scheduler.complete``.
+        ``kept``, ``lost`` and ``unwritten`` are those of ``Scheduler.complete``.
         """
-        granted = self._scheduler.complete(query_id, self._clock(), kept, lost)
+        granted = self._scheduler.complete(query_id, self._clock(), kept, lost, unwritten)
         self._deadlines.pop(query_id, None)
         self._prefilling.pop(query_id, None)
         turn = self._turns.pop(query_id, None)

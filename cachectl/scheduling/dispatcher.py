@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cachectl.scheduling.instances import Instances
     from cachectl.scheduling.request import ScheduledRequest
     from cachectl.scheduling.request_book import RequestBook
+    from cachectl.tiers.move_batch import MoveBatch
     from cachectl.tree.grant import Grant
     from cachectl.tree.knowledge_tree import KnowledgeTree
     from cachectl.tree.load_or_recompute import Loading
@@ -105,12 +106,14 @@ class Dispatcher:
             state.running += 1
             state.step_tokens += scheduled.step_share
             grant.ends += state.make_way()
-        if len(self._instances.states) > 1 and self._lookahead:
-            # What moves to a shared tier serves requests that wait for other instances.
-            for move in grant.moves:
-                if move.target is not None:
-                    self.gained(bytes.fromhex(move.node))
+        self.began(grant)
         return grant
+
+    def began(self, batch: MoveBatch) -> None:
+        """Reprioritise the requests that find a copy now because their instance has begun to write it."""
+        if len(self._instances.states) > 1 and self._lookahead:
+            for copy in batch.writes:
+                self.gained(copy.node.key)
 
     def start_next(self, instance: str, now: float) -> list[Grant]:
         """Start the requests whose turn it is on an instance; their grants."""

@@ -15,6 +15,7 @@ from cachectl.scheduling.instance_lifecycle import InstanceLifecycle
 from cachectl.scheduling.instances import Instances
 from cachectl.scheduling.request_book import RequestBook
 from cachectl.scheduling.speculative_slots import SpeculativeSlots
+from cachectl.tiers.move_batch import MoveBatch
 from protocol.errors import UnknownPlan
 
 if TYPE_CHECKING:
@@ -95,11 +96,18 @@ class Scheduler:
         self.instances.states[scheduled.instance].leave_step(scheduled)
         return self._dispatcher.start_next(scheduled.instance, now)
 
-    def complete(self, query_id: str, now: float, kept: bool, lost: Collection[tuple[bytes, Tier]] = ()) -> list[Grant]:
+    def complete(
+        self,
+        query_id: str,
+        now: float,
+        kept: bool,
+        lost: Collection[tuple[bytes, Tier]] = (),
+        unwritten: Collection[tuple[bytes, Tier]] | None = None,
+    ) -> list[Grant]:
         """End a request, running or waiting; the grants of requests that start now.
 
-        ``kept`` and ``lost`` are as ``GrantBook.complete`` takes them; a waiting request has lost nothing. Raises
-        UnknownPlan for an unknown query; then nothing has changed.
+        ``kept``, ``lost`` and ``unwritten`` are as ``GrantBook.complete`` takes them; a waiting request has none of
+        them. Raises UnknownPlan for an unknown query; then nothing has changed.
         """
         scheduled = self.book.requests.get(query_id)
         if scheduled is None:
@@ -109,7 +117,8 @@ class Scheduler:
             state.queue.remove(query_id)
             self.tree.reconsider(self._lookahead.leave(query_id))
         else:
-            self._dispatcher.gained(self.tree.grants.complete(scheduled.grant, kept, lost))
+            for key in self.tree.grants.complete(scheduled.grant, kept, lost, unwritten):
+                self._dispatcher.gained(key)
             state.leave_step(scheduled)
         del self.book.requests[query_id]
         if scheduled.speculative:
@@ -119,6 +128,19 @@ class Scheduler:
         state.running -= scheduled.grant is not None
         state.leave_backlog(scheduled)
         return self._dispatcher.start_next(scheduled.instance, now)
+
+    def deliver(self, instance: str) -> MoveBatch:
+        """Take an instance's pending moves, for a delivery outside of plans. Raises UnknownInstance."""
+        batch = MoveBatch(instance)
+        self.tree.tiers.take_moves(batch)
+        self.tree.tiers.send(batch)
+        self._dispatcher.began(batch)
+        return batch
+
+    def delivered(self, batch: MoveBatch, unwritten: Collection[tuple[bytes, Tier]]) -> None:
+        """Note that an instance has carried out moves outside of any plan, but for the copies ``unwritten``."""
+        for key in self.tree.tiers.confirm(batch, unwritten, self.tree.grants.tick):
+            self._dispatcher.gained(key)
 
     def handover_in(self, query_id: str) -> float | None:
         """Seconds from the start of a prefill until its part of the step may be handed over; None if it may not.

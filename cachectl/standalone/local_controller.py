@@ -79,4 +79,5 @@ class LocalController:
 
     def complete(self, query_id: str, kept: bool) -> None:
         """Release a plan. ``kept`` says whether it had its first token. Raises UnknownPlan."""
-        self._scheduler.complete(query_id, self._clock(), kept)
+        # No other instance could find what is still being written, and this one waits for it.
+        self._scheduler.complete(query_id, self._clock(), kept, unwritten=())

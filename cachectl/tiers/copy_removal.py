@@ -8,27 +8,29 @@ from cachectl.tiers.pending_moves import drop
 from cachectl.tiers.support_rule import unsupported_below
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from cachectl.nodes.node import Copy, Node
+    from cachectl.tiers.move_batch import MoveBatch
     from cachectl.tiers.pending_moves import PendingMoves
-    from protocol.kv import Move
 
 
 class CopyRemoval:
     """Removes copies, and has engines drop their KV.
 
+    The writer of a copy that is not confirmed drops it, behind the write. ``instances`` are those that exist.
     ``forget`` is called with each node that lost its last copy.
     """
 
-    def __init__(self, pending_moves: PendingMoves, forget: Callable[[Node], None]) -> None:
+    def __init__(self, pending_moves: PendingMoves, instances: Container[str], forget: Callable[[Node], None]) -> None:
         self._pending_moves = pending_moves
+        self._instances = instances
         self._forget = forget
 
     def discard(
-        self, copy: Copy, tick: int, moves: list[Move] | None = None, unused: bool = False, gone: bool = False
+        self, copy: Copy, tick: int, batch: MoveBatch | None = None, unused: bool = False, gone: bool = False
     ) -> None:
-        """Remove a copy and all copies that only it supports. Drops go to ``moves``, or wait as pending moves.
+        """Remove a copy and all copies that only it supports. Drops go into ``batch``, or wait as pending moves.
 
         A copy that a plan uses is condemned: it is not found after request number ``tick``, and is removed when the
         plans up to that request are complete. ``unused`` says that no plan uses this copy, whatever locks its node.
@@ -49,7 +51,7 @@ class CopyRemoval:
                 going.held = False
                 going.absent = gone and going is copy
             else:
-                self._remove(going, going.held and not (gone and going is copy), moves)
+                self._remove(going, going.held and not (gone and going is copy), batch)
             doomed += unsupported_below(node)
             if not node.copies:
                 emptied.append(node)
@@ -64,13 +66,15 @@ class CopyRemoval:
         if not copy.node.copies:
             self._forget(copy.node)
 
-    def _remove(self, copy: Copy, present: bool, moves: list[Move] | None) -> None:
-        pages = copy.pages
-        copy.cache.remove(copy)
+    def _remove(self, copy: Copy, present: bool, batch: MoveBatch | None) -> None:
+        cache, pages, writer = copy.cache, copy.pages, copy.writer
+        cache.remove(copy)
         if not present:
             return
-        move = drop(copy.node.key, copy.node.tokens, copy.cache, pages)
-        if moves is None:
-            self._pending_moves.add(move, copy.cache.instance)
+        move = drop(copy.node.key, copy.node.tokens, cache.tier, cache.instance, pages)
+        if writer is not None and writer not in self._instances:
+            writer = None
+        if batch is not None and writer in (None, batch.instance):
+            batch.moves.append(move)
         else:
-            moves.append(move)
+            self._pending_moves.add(move, writer or cache.instance)

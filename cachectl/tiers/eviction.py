@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cachectl.tiers.move_batch import MoveBatch
 from cachectl.tiers.support_rule import is_supported, unsupported_below
 from protocol.kv import Move
+from protocol.tiers import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -13,27 +15,42 @@ if TYPE_CHECKING:
     from cachectl.nodes.node import Copy, Node
     from cachectl.policies.base import ReplacementPolicy
     from cachectl.tiers.copy_removal import CopyRemoval
+    from cachectl.tiers.moves_under_way import MovesUnderWay
+    from cachectl.tiers.pending_moves import PendingMoves
     from cachectl.tiers.tier_cache import TierCache
 
 
 class Eviction:
     """Makes room in tier caches. Each eviction becomes a ``Move``, which engines carry out.
 
-    A node is swapped out once: one that a slower tier holds already leaves the faster tier without a copy. ``forget``
-    is called with each node that lost its last copy.
+    A node is swapped out once: one that a slower tier holds already leaves the faster tier without a copy. What an
+    instance is still writing is evicted by that instance, behind the write. ``forget`` is called with each node that
+    lost its last copy.
     """
 
-    def __init__(self, policy: ReplacementPolicy, removal: CopyRemoval, forget: Callable[[Node], None]) -> None:
+    def __init__(
+        self,
+        policy: ReplacementPolicy,
+        pending_moves: PendingMoves,
+        under_way: MovesUnderWay,
+        removal: CopyRemoval,
+        forget: Callable[[Node], None],
+    ) -> None:
         self._policy = policy
+        self._pending_moves = pending_moves
+        self._under_way = under_way
         self._removal = removal
         self._forget = forget
 
-    def make_room(self, node: Node, cache: TierCache, reserved: Sequence[Copy], moves: list[Move]) -> bool:
+    def make_room(self, node: Node, cache: TierCache, reserved: Sequence[Copy], batch: MoveBatch) -> bool:
         """Make room for a node in a cache; False if it is not supported there, or if its priority is too low.
 
-        ``reserved`` are copies of the same plan, which support the node. ``moves`` receives the evictions.
+        Also False for a file on disk that moves under way delete. ``reserved`` are copies of the same plan, which
+        support the node. ``batch`` receives the evictions.
         """
         if not cache.capacity or not is_supported(node.parent, cache, reserved):
+            return False
+        if cache.tier is Tier.DISK and self._under_way.may_delete(node, batch.instance):
             return False
         if node.pins and not cache.may_pin(node.room):
             return False
@@ -41,42 +58,48 @@ class Eviction:
         if victims is None:
             return False
         for victim in victims:
-            self._evict(victim, cache, moves)
+            writer = victim.writer
+            if writer is None or writer in ("", batch.instance):
+                self._evict(victim, cache, batch)
+            else:
+                theirs = MoveBatch(writer)
+                self._evict(victim, cache, theirs)
+                self._pending_moves.add_all(theirs)
         return True
 
-    def make_room_beneath(self, node: Node, cache: TierCache, moves: list[Move]) -> bool:
+    def make_room_beneath(self, node: Node, cache: TierCache, batch: MoveBatch) -> bool:
         """Make room for a node without evicting its parent."""
         parent = node.parent
         assert parent is not None
         parent.locks += 1
-        made = self.make_room(node, cache, (), moves)
+        made = self.make_room(node, cache, (), batch)
         parent.locks -= 1
         for copy in parent.copies.values():
             if not copy.ticket:
                 copy.cache.offer(copy)
         return made
 
-    def _evict(self, copy: Copy, cache: TierCache, moves: list[Move]) -> None:
+    def _evict(self, copy: Copy, cache: TierCache, batch: MoveBatch) -> None:
         """Evict a leaf: into the first slower cache that takes it, unless a slower cache holds it already."""
         node = copy.node
         cache.clock = max(cache.clock, copy.priority)
         cache.evictions += 1
-        target = self._swap_out(node, cache.slower, moves)
+        target = self._swap_out(node, cache.slower, batch)
         # At most one of the two tiers is host memory.
         pages = target.pages if target is not None and target.pages is not None else copy.pages
         cache.remove(copy)
         tier = target.cache.tier if target is not None else None
-        moves.append(Move(node.key.hex(), node.tokens, cache.tier, tier, cache.instance, pages=pages))
+        batch.moves.append(Move(node.key.hex(), node.tokens, cache.tier, tier, cache.instance, pages=pages))
         if node.below:
             for orphan in unsupported_below(node):
-                self._removal.discard(orphan, 0, moves)
+                self._removal.discard(orphan, 0, batch)
         if not node.copies:
             self._forget(node)
 
-    def _swap_out(self, node: Node, cache: TierCache | None, moves: list[Move]) -> Copy | None:
+    def _swap_out(self, node: Node, cache: TierCache | None, batch: MoveBatch) -> Copy | None:
         """The node's new copy in a slower cache; None if it has one already, or no slower cache takes it."""
         while cache is not None and cache not in node.copies:
-            if self.make_room_beneath(node, cache, moves):
-                return cache.add(node, held=True)
+            if self.make_room_beneath(node, cache, batch):
+                return cache.write(node, batch)
             cache = cache.slower
         return None

@@ -13,7 +13,8 @@ from protocol.tiers import Tier
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from cachectl.nodes.node import Copy, NodeCache
+    from cachectl.nodes.node import Copy
+    from cachectl.tiers.move_batch import MoveBatch
     from protocol.kv import Pages
 
 
@@ -22,8 +23,8 @@ class PendingMoves:
 
     A plan that may never have carried out its moves gives them back. They go in front, as they were decided before all
     later ones. The tree may have changed its mind meanwhile, so ``take`` returns what still holds: a copy is made if
-    the tree has it, and freed if it has not. ``copy_at(node, tier, instance)`` is the tree's copy of a node, named by
-    its key in hexadecimal.
+    the tree has it, and freed if it has not. A check, a move from a shared tier to itself, is needed until the copy is
+    confirmed. ``copy_at(node, tier, instance)`` is the tree's copy of a node, named by its key in hexadecimal.
     """
 
     def __init__(self, copy_at: Callable[[str, Tier, str | None], Copy | None]) -> None:
@@ -45,31 +46,48 @@ class PendingMoves:
         if move not in self._moves:
             self._put(move, inf, instance)
 
+    def add_all(self, batch: MoveBatch) -> None:
+        """Add a batch's moves for its instance."""
+        for move in batch.moves:
+            self.add(move, batch.instance or None)
+
     def give_back(self, moves: Sequence[Move], instance: str, tick: float) -> None:
-        """Put moves back that an instance took with request number ``tick``, or after it."""
+        """Put moves back that an instance took with request number ``tick``, or after it.
+
+        It may have them in its queue still. Any instance may free host memory, as no stamp is used twice.
+        """
         for move in moves:
-            anyone = move.instance is None and move.target is None
+            anyone = move.source is Tier.HOST and move.target is None
             self._put(move, tick, None if anyone else instance)
 
-    def take(self, instance: str, shared: bool = True) -> list[Move]:
-        """Take all moves that an instance can carry out; those that still hold, in order.
+    def take(self, batch: MoveBatch, shared: bool = True) -> None:
+        """Take all moves that a batch's instance can carry out: those that still hold, in order, with what they write.
 
         An instance that reaches the ``shared`` tiers also takes the moves that any instance can carry out.
         """
+        instance = batch.instance
         current: list[Move] = []
         # What a later move copies on from host memory has to come there first, though not to stay.
         passing: set[tuple[str, Pages | None]] = set()
         for move in reversed([move for move in self if self._is_for(instance, shared, self._moves[move][1])]):
             self._remove(move)
             frees = move.evict and self._is_free(move)
-            if self.target(move) is not None or (move.target is Tier.HOST and (move.node, move.pages) in passing):
+            copy = self.target(move)
+            checks = move.source is move.target
+            if copy is not None and copy.writer is not None:
+                if not checks:
+                    copy.writer = instance
+                batch.writes.append(copy)
+            elif checks:
+                continue
+            if copy is not None or (move.target is Tier.HOST and (move.node, move.pages) in passing):
                 current.append(move if frees == move.evict else replace(move, evict=False))
                 if move.source is Tier.HOST:
                     passing.add((move.node, move.pages))
             elif frees:
                 current.append(replace(move, target=None, pages=move.pages if move.source is Tier.HOST else None))
         current.reverse()
-        return current
+        batch.moves += current
 
     def lose(self, instance: str) -> list[Move]:
         """Void the moves of a removed instance's GPU, and return them. Any instance may take its other moves."""
@@ -79,11 +97,22 @@ class PendingMoves:
         for move, (tick, owner) in self._moves.items():
             if owner == instance:
                 self._moves[move] = tick, None
+                copy = self.target(move)
+                if copy is not None and copy.writer is not None:
+                    copy.writer = ""
         return void
 
-    def waits_for(self, instance: str, shared: bool = True) -> bool:
-        """Whether an instance has anything to take."""
-        return any(self._is_for(instance, shared, owner) for _, owner in self._moves.values())
+    def waits_for(self, instance: str, shared: bool = True, checks: bool = True) -> bool:
+        """Whether an instance has anything to take; without ``checks``, anything else than checks of its own copies."""
+        return any(
+            self._is_for(instance, shared, owner) and (checks or owner is None or move.source is not move.target)
+            for move, (_, owner) in self._moves.items()
+        )
+
+    def owner(self, move: Move) -> str | None:
+        """The instance that a pending move is for; None if any instance can take it, or if it is not pending."""
+        waiting = self._moves.get(move)
+        return waiting[1] if waiting is not None else None
 
     def lose_shared(self) -> None:
         """Void the moves that touch shared tiers only: those tiers are gone."""
@@ -125,6 +154,6 @@ class PendingMoves:
                 del self._leaving[freed]
 
 
-def drop(key: bytes, tokens: int, cache: NodeCache, pages: Pages | None) -> Move:
-    """The move that drops a node's KV from a cache."""
-    return Move(key.hex(), tokens, cache.tier, None, cache.instance, pages=pages)
+def drop(key: bytes, tokens: int, tier: Tier, instance: str | None, pages: Pages | None) -> Move:
+    """The move that drops a node's KV from a tier."""
+    return Move(key.hex(), tokens, tier, None, instance, pages=pages)

@@ -8,6 +8,7 @@ from cachectl.nodes.node import Copy, Node, NodeCache
 
 if TYPE_CHECKING:
     from cachectl.policies.base import ReplacementPolicy
+    from cachectl.tiers.move_batch import MoveBatch
     from cachectl.tiers.page_allocator import PageAllocator
     from protocol.kv import Pages
     from protocol.tiers import Tier
@@ -68,6 +69,16 @@ class TierCache(NodeCache):
         if node.parent is not None:
             node.parent.below[self] = node.parent.below.get(self, 0) + 1
         self.offer(copy)
+        return copy
+
+    def write(self, node: Node, batch: MoveBatch, held: bool = True) -> Copy:
+        """Add a copy to a shared tier, or reserve room for it. A batch's instance writes it. The budget must have room.
+
+        No other instance finds it before it is confirmed.
+        """
+        copy = self.add(node, held)
+        copy.writer = batch.instance
+        batch.writes.append(copy)
         return copy
 
     def remove(self, copy: Copy) -> None:

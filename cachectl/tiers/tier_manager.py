@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl.tiers.copy_removal import CopyRemoval
 from cachectl.tiers.eviction import Eviction
+from cachectl.tiers.moves_under_way import MovesUnderWay
 from cachectl.tiers.pending_moves import PendingMoves, drop
 from cachectl.tiers.support_rule import is_supported
 from cachectl.tiers.tier_cache import TierCache
@@ -13,12 +14,13 @@ from protocol.errors import ConfigError, UnknownInstance
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator
 
     from cachectl.nodes.node import Copy, Node, NodeCache
     from cachectl.policies.base import ReplacementPolicy
+    from cachectl.tiers.move_batch import MoveBatch
     from cachectl.tiers.page_allocator import PageAllocator
-    from protocol.kv import Move, Pages
+    from protocol.kv import Pages
 
 
 class Capacities(NamedTuple):
@@ -61,8 +63,9 @@ class TierManager:
         self.gpus: dict[str, TierCache] = {}
         self.retired: set[str] = set()
         self.pending_moves = PendingMoves(self._copy_at)
-        self.removal = CopyRemoval(self.pending_moves, forget)
-        self.eviction = Eviction(policy, self.removal, forget)
+        self.removal = CopyRemoval(self.pending_moves, self.gpus, forget)
+        self.under_way = MovesUnderWay(self.pending_moves, self.removal)
+        self.eviction = Eviction(policy, self.pending_moves, self.under_way, self.removal, forget)
 
     def __iter__(self) -> Iterator[TierCache]:
         """Every cache, the instances' own first."""
@@ -98,11 +101,11 @@ class TierManager:
         return gpu is not None if tier is Tier.GPU else gpu is None or not gpu.isolated
 
     def fastest(self, node: Node, gpu: TierCache) -> Copy | None:
-        """A node's fastest held copy that an instance with this GPU reaches."""
+        """A node's fastest copy for the instance with this GPU: one in its reach, confirmed or written by itself."""
         cache: TierCache | None = gpu
         while cache is not None:
             copy = node.copies.get(cache)
-            if copy is not None and copy.held:
+            if copy is not None and copy.held and (copy.writer is None or copy.writer == gpu.instance):
                 return copy
             cache = cache.slower
         return None
@@ -120,9 +123,13 @@ class TierManager:
             pages = None
         copy = node.copies.get(cache)
         if copy is not None:
-            return copy.held and copy.pages == pages
+            there = copy.held and copy.pages == pages
+            if there and copy.writer == "":
+                copy.writer = None
+            return there
         if (
             self.pending_moves.frees(node.key.hex(), cache.tier, cache.instance)
+            or (cache.tier is Tier.DISK and self.under_way.may_delete(node))
             or cache.used + node.room > cache.capacity
             or not is_supported(node.parent, cache, ())
         ):
@@ -143,35 +150,43 @@ class TierManager:
     def remove_instance(self, instance: str) -> list[Copy]:
         """Remove an instance whose cache is empty; the copies that it was to make, which may not exist."""
         assert not self.gpu(instance).copies
+        self.under_way.lose(instance)
         unmade = [self.pending_moves.target(move) for move in self.pending_moves.lose(instance)]
         del self.gpus[instance]
         self.retired.discard(instance)
         return [copy for copy in unmade if copy is not None]
 
-    # Pending moves
+    # Moves
 
     def add_drop(self, key: bytes, tokens: int, cache: NodeCache, pages: Pages | None) -> None:
         """Have KV dropped that a cache holds and the tree does not know, or no longer wants."""
-        self.pending_moves.add(drop(key, tokens, cache, pages), cache.instance)
+        self.pending_moves.add(drop(key, tokens, cache.tier, cache.instance, pages), cache.instance)
 
-    def take_moves(self, instance: str) -> list[Move]:
-        """Take all pending moves that an instance can carry out."""
-        return self.pending_moves.take(instance, not self.isolated(instance)) if self.pending_moves else []
+    def take_moves(self, batch: MoveBatch) -> None:
+        """Put all pending moves that a batch's instance can carry out into the batch. Raises UnknownInstance."""
+        shared = not self.isolated(batch.instance)
+        if self.pending_moves:
+            self.pending_moves.take(batch, shared)
 
     def has_moves(self, instance: str) -> bool:
-        """Whether any pending move is one that an instance can carry out."""
-        return self.pending_moves.waits_for(instance, not self.isolated(instance))
+        """Whether an instance should be given its pending moves now.
 
-    def return_moves(self, moves: Sequence[Move], instance: str, tick: float) -> None:
-        """Put moves back that an instance took at request ``tick`` and may not have carried out."""
-        if instance in self.gpus:
-            # An isolated instance took its moves of shared tiers when it still reached them.
-            reached = [move for move in moves if move.instance is not None] if self.isolated(instance) else moves
-            self.pending_moves.give_back(reached, instance, tick)
-            return
-        for move in moves:
-            if move.instance is None:
-                self.pending_moves.add(move, None)
+        Without other instances, its own copies need no check: it finds them in any case.
+        """
+        return self.pending_moves.waits_for(instance, not self.isolated(instance), checks=len(self.gpus) > 1)
+
+    def send(self, batch: MoveBatch) -> None:
+        """Note that an instance has been given a batch."""
+        self.under_way.begin(batch)
+
+    def confirm(self, batch: MoveBatch, unwritten: Collection[tuple[bytes, Tier]], tick: int) -> list[bytes]:
+        """End a batch that is carried out, but for the copies ``unwritten``; the keys that more instances find now."""
+        confirmed = self.under_way.confirm(batch, unwritten, tick)
+        return confirmed if len(self.gpus) > 1 else []
+
+    def return_moves(self, batch: MoveBatch, tick: float) -> None:
+        """End a batch that an instance took at request ``tick`` and may not have carried out: it is pending again."""
+        self.under_way.give_back(batch, tick)
 
     def _copy_at(self, key: str, tier: Tier, instance: str | None) -> Copy | None:
         node = self._find(bytes.fromhex(key))

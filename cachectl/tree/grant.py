@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from cachectl.tiers.move_batch import MoveBatch
 from protocol.kv import Pages
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
     from cachectl.nodes.node import Copy, Node
-    from protocol.kv import Move
 
 
 class GrantedDocument(NamedTuple):
@@ -25,21 +25,20 @@ class GrantedDocument(NamedTuple):
     pages: Pages | None = None
 
 
-class Grant:
+class Grant(MoveBatch):
     """Locks on a plan's path, and room reserved for what the plan loads or computes.
 
-    ``moves`` come with the plan and are carried out before its own loads; once the grant is ``prefilled``, they have
-    been. ``ends`` are the speculations that give way to the plan. ``overtaken`` counts the younger requests served
-    while the request waited. A grant is ``revoked`` when it was completed because its instance is gone.
+    ``moves`` come with the plan and are begun before its own loads; once the grant is ``prefilled``, they have been.
+    ``writes`` also has the plan's own copies in shared tiers. ``ends`` are the speculations that give way to the plan.
+    ``overtaken`` counts the younger requests served while the request waited. A grant is ``revoked`` when it was
+    completed because its instance is gone.
     """
 
     __slots__ = (
         "completed",
         "documents",
         "ends",
-        "instance",
         "locked",
-        "moves",
         "overtaken",
         "prefilled",
         "query_id",
@@ -49,11 +48,10 @@ class Grant:
     )
 
     def __init__(self, query_id: str, instance: str, tick: int) -> None:
+        super().__init__(instance)
         self.query_id = query_id
-        self.instance = instance
         self.tick = tick
         self.documents: list[GrantedDocument] = []
-        self.moves: list[Move] = []
         self.ends: list[str] = []
         self.overtaken = 0
         self.locked: list[Node] = []

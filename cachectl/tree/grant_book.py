@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from cachectl.tree.node_registry import NodeRegistry
     from cachectl.tree.pins import Pins
     from cachectl.tree.prefix_lookup import CachedPrefix, PrefixLookup
-    from protocol.kv import Move
 
 
 class GrantBook:
     """Admits plans to the tree, and keeps what they compute.
 
-    ``admit`` locks what a plan finds and reserves room for the rest. After ``prefilled``, others find it. ``complete``
-    lifts the locks; a plan that failed gives its room back. ``open`` are the grants that are not complete, by query.
+    ``admit`` locks what a plan finds and reserves room for the rest. After ``prefilled``, others find it; after
+    ``complete``, other instances find what is confirmed of it in shared tiers. ``complete`` lifts the locks, and a plan
+    that failed gives its room back. ``open`` are the grants that are not complete, by query.
     ``tick`` numbers requests. Frequencies count ``window_s`` seconds, or everything if that is None. Nodes take up
     whole pages of ``page_tokens`` tokens. With ``write_through``, computed nodes are copied to slower tiers at once.
     """
@@ -87,7 +87,7 @@ class GrantBook:
         self.tick += 1
         self._policy.begin(Arrival(self.tick, keys, documents, computed - question_tokens, self._tiers.capacity))
         grant = Grant(query_id, instance, self.tick)
-        grant.moves += self._tiers.take_moves(instance)
+        self._tiers.take_moves(grant)
         root = self._registry.root(namespace)
         _lock(root, documents, grant)
         parent: Node | None = root
@@ -104,14 +104,14 @@ class GrantBook:
                     node.count_computation(seconds_per_token)
                 for copy in node.copies.values():
                     copy.cache.touch(copy)
-                kept = self._reserve(node, instance, hit, grant.moves, grant.reserved)
+                kept = self._reserve(node, hit, grant)
                 if node.copies and not known:
                     self._registry.attach(node)
                     node.locks += 1
                     grant.locked.append(node)
                 if node.copies and index < pinned:
                     self._pins.pin_if_room(node)
-                self._replication.replicate(node, instance, grant.moves)
+                self._replication.replicate(node, grant)
                 parent = node if node.copies else None
             source = hits[index] if hit else None
             pages = source.pages if source is not None else None
@@ -120,6 +120,7 @@ class GrantBook:
             tier = source.cache.tier if source is not None else None
             grant.documents.append(GrantedDocument(key, document.tokens, tier, kept, pages))
         self._registry.keep_root(root)
+        self._tiers.send(grant)
         self.open[query_id] = grant
         return grant
 
@@ -145,22 +146,37 @@ class GrantBook:
             self._replication.write_through([node for node in new if not node.detached], grant.instance)
         return reserved[0].node.key if reserved else None
 
-    def complete(self, grant: Grant, kept: bool, lost: Collection[tuple[bytes, Tier]] = ()) -> bytes | None:
+    def complete(
+        self,
+        grant: Grant,
+        kept: bool,
+        lost: Collection[tuple[bytes, Tier]] = (),
+        unwritten: Collection[tuple[bytes, Tier]] | None = None,
+    ) -> list[bytes]:
         """End a grant and lift its locks. If not ``kept``, what it still has reserved is given up.
 
-        The moves of a grant that was never prefilled become pending again. Returns and raises what ``prefilled`` does.
+        ``unwritten`` are the copies in shared tiers that it was to write and that are not there; None if some may still
+        be written. The moves of a grant that was never prefilled become pending again. Returns the keys of nodes that
+        more requests find now: the one of ``prefilled``, and those with copies that are confirmed for other instances.
+        Raises what ``prefilled`` does.
         """
-        gained = None
+        gained: list[bytes] = []
         if kept:
-            gained = self.prefilled(grant, lost)
+            uppermost = self.prefilled(grant, lost)
+            if uppermost is not None:
+                gained.append(uppermost)
         else:
             for copy in self._take_reserved(grant):
                 self._tiers.removal.discard(copy, self.tick, unused=True)
             self.lose(grant.instance, lost)
+        # The moves of a lost instance end with it.
+        if not grant.revoked:
             if not grant.prefilled:
-                # A lost instance's own moves are void with its GPU.
-                moves = [move for move in grant.moves if not grant.revoked or move.instance is None]
-                self._tiers.return_moves(moves, grant.instance, grant.tick)
+                self._tiers.return_moves(grant, grant.tick)
+            elif unwritten is None:
+                self._tiers.under_way.doubt(grant)
+            else:
+                gained += self._tiers.confirm(grant, unwritten, self.tick)
         grant.completed = True
         del self.open[grant.query_id]
         for node in grant.locked:
@@ -173,37 +189,41 @@ class GrantBook:
     def lose(self, instance: str, lost: Iterable[tuple[bytes, Tier]]) -> None:
         """Remove copies that an instance reports missing, by node and tier, with what only they support.
 
-        Unknown copies are ignored, and so are reports about shared tiers from an isolated instance.
+        Unknown copies are ignored, and so are reports about shared tiers from an isolated instance. A report about a
+        copy that another instance is writing concerns an earlier copy of the node, so it is ignored too.
         """
         broken = []
         for key, tier in lost:
             node = self._registry.nodes.get(key) if self._tiers.reaches(instance, tier) else None
             copy = node.copies.get(self._tiers.cache(tier, instance)) if node is not None else None
-            if copy is not None:
+            if copy is not None and (copy.writer is None or copy.writer == instance):
                 broken.append(copy)
         # Children before parents: a child that falls with its parent would be dropped, but its KV is gone already.
         broken.sort(key=lambda copy: copy.node.prefix_tokens, reverse=True)
         for copy in broken:
             if copy.node.copies.get(copy.cache) is copy:
-                # Pages of host memory may still name the node, so they are dropped.
-                self._tiers.removal.discard(copy, self.tick, gone=copy.cache.tier is not Tier.HOST)
+                # A report may be late, and the shared tiers may hold a newer copy. So they drop the node.
+                self._tiers.removal.discard(copy, self.tick, gone=copy.cache.tier is Tier.GPU)
 
-    def _reserve(self, node: Node, instance: str, cached: bool, moves: list[Move], reserved: list[Copy]) -> Tier | None:
+    def _reserve(self, node: Node, cached: bool, grant: Grant) -> Tier | None:
         """Reserve room for a node in the fastest cache that takes it; the fastest tier that holds it or will hold it.
 
-        A node that a slower tier has ``cached`` is offered room in the GPU only. ``reserved`` lists the plan's reserved
-        copies so far, and receives the new one. None: no cache takes the node.
+        A node that a slower tier has ``cached`` is offered room in the GPU only. None: no cache takes the node.
         """
-        gpu = self._tiers.gpu(instance)
+        gpu = self._tiers.gpu(grant.instance)
         cache = gpu
         while True:
             copy = node.copies.get(cache)
             if copy is not None and copy.held:
-                # If it was not found, the instance does not reach it, and what it computes has no room of its own.
-                return cache.tier if cached else None
+                if not cached:
+                    # It is out of reach, or not confirmed. What the plan computes has no room of its own.
+                    return None
+                if copy.writer is None or copy.writer == grant.instance:
+                    return cache.tier
             offered = copy is None and not (cached and cache is not gpu)
-            if offered and self._tiers.eviction.make_room(node, cache, reserved, moves):
-                reserved.append(cache.add(node, held=False))
+            if offered and self._tiers.eviction.make_room(node, cache, grant.reserved, grant):
+                copy = cache.add(node, held=False) if cache is gpu else cache.write(node, grant, held=False)
+                grant.reserved.append(copy)
                 return cache.tier
             if cache.slower is None:
                 return None

@@ -50,6 +50,8 @@ def _attached(tree: KnowledgeTree) -> list[Node]:
 
 def _check_copies(tree: KnowledgeTree, nodes: list[Node]) -> None:
     reserved = {id(copy) for grant in tree.grants.open.values() for copy in grant.reserved}
+    written = {id(copy) for batch in tree.tiers.under_way for copy in batch.writes}
+    written |= {id(tree.tiers.pending_moves.target(move)) for move in tree.tiers.pending_moves}
     for cache in tree.tiers:
         copies = [node.copies[cache] for node in nodes if cache in node.copies]
         assert cache.used == sum(copy.node.room for copy in copies)
@@ -62,6 +64,10 @@ def _check_copies(tree: KnowledgeTree, nodes: list[Node]) -> None:
             assert copy.held or copy.condemned or id(copy) in reserved, "room is reserved by no grant"
             assert not copy.condemned or (0 < copy.users <= copy.node.locks), "a copy outlived the plans that used it"
             assert not (copy.condemned and copy.held)
+            if copy.writer is not None and copy.held and not copy.node.detached:
+                assert cache.instance is None, "a GPU's copy is written by another instance"
+                assert copy.writer == "" or copy.writer in tree.tiers.gpus, "a copy waits for a removed instance"
+                assert id(copy) in written, "nothing will confirm a copy"
             _check_support(copy)
         for node in nodes:
             assert node.below.get(cache, 0) == below[node]

@@ -127,6 +127,7 @@ class KnowledgeTree:
                     # Plans that use it read the memory that was lost, so its room is free now.
                     self.tiers.removal.discard(copy, self.grants.tick, unused=True, gone=True)
         self.tiers.pending_moves.lose_shared()
+        self.tiers.under_way.lose_shared()
         for gpu in self.tiers.gpus.values():
             gpu.isolate()
 
@@ -214,8 +215,9 @@ class KnowledgeTree:
         key, cache = path_keys(held.namespace, held.path)[-1], self.tiers.cache(tier, instance)
         node = self.registry.nodes.get(key)
         pages = held.pages if cache.allocator is not None else None
-        # A drop must not hit what a plan is about to put there, or still uses there.
-        if key not in self.registry.detached and (node is None or cache not in node.copies):
+        # A drop must not hit what a plan is about to put there, or still uses there, or what is yet to be swapped out.
+        unknown = key not in self.registry.detached and (node is None or cache not in node.copies)
+        if unknown and not self.tiers.pending_moves.frees(key.hex(), tier, instance):
             self.tiers.add_drop(key, held.tokens, cache, pages)
         if pages is not None and cache.allocator is not None:
             cache.allocator.see(pages.stamp)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
-    """A node: its counts for the policies, its own pins, and where its copies are.
+    """A node: its counts for the policies, its own pins, and where its confirmed copies are.
 
     ``caches`` are ``gpu@<instance>``, and ``host@`` and ``disk@`` with the name of what instances share. They are the
     directory of which instance holds what. ``last_access`` is the number of the last request that used the node.
@@ -57,11 +57,12 @@ EMPTY_SNAPSHOT = Snapshot()
 def record_of(node: Node, shared: str) -> NodeRecord:
     """A node's record; ``shared`` names what instances share."""
     path = node.path
+    caches = [f"{cache.tier}@{cache.instance or shared}" for cache, copy in node.copies.items() if copy.confirmed]
     return NodeRecord(
         namespace=node.root.content,
         path=tuple([above.content for above in path]),
         tokens=node.tokens,
-        caches=tuple([f"{cache.tier}@{cache.instance or shared}" for cache, copy in node.copies.items() if copy.held]),
+        caches=tuple(caches),
         accesses=node.accesses,
         last_access=node.last_access,
         average_cost=node.average_cost,

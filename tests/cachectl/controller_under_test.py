@@ -46,7 +46,16 @@ def checked_controllers(clock: Clock, executor=None, **defaults) -> Iterator[Cal
     built = []
 
     def build(
-        *instances: str, gpu=1000, host=0, disk=0, executor=executor, load_s=0.0, fingerprint="", step=None, **settings
+        *instances: str,
+        gpu=1000,
+        host=0,
+        disk=0,
+        page_tokens=1,
+        executor=executor,
+        load_s=0.0,
+        fingerprint="",
+        step=None,
+        **settings,
     ):
         controller = Controller(
             ControllerSettings(**{"lease_s": LEASE_S, "prepare_after_s": None} | defaults | settings),
@@ -54,6 +63,7 @@ def checked_controllers(clock: Clock, executor=None, **defaults) -> Iterator[Cal
             clock,
             Costs(load_s),
             Capacities(gpu, host, disk),
+            page_tokens=page_tokens,
             fingerprint=fingerprint,
             executor=executor,
             step=step,
@@ -92,7 +102,8 @@ def ask(
 def report(
     query_id: str, outcome: PlanOutcome = PlanOutcome.COMPLETED, computed: int = 1, lost=(), cached: int = 0
 ) -> CompletionReport:
-    return CompletionReport(query_id, outcome, cached, computed, lost=lost)
+    """A report of a plan that has written all that it was to write."""
+    return CompletionReport(query_id, outcome, cached, computed, lost=lost, unwritten=())
 
 
 def key(documents: str, namespace: str = "tenant") -> str:

@@ -41,7 +41,7 @@ def begin(tree: KnowledgeTree, path: Sequence[str], instance: str = "one", token
 def ask(tree: KnowledgeTree, path: Sequence[str], instance: str = "one", tokens: int | None = None) -> Grant:
     """Serve a request for a path."""
     grant = begin(tree, path, instance, tokens)
-    tree.grants.complete(grant, kept=True)
+    tree.grants.complete(grant, kept=True, unwritten=())
     return grant
 
 

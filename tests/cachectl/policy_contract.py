@@ -58,7 +58,7 @@ def serve(tree: KnowledgeTree, trace: Sequence[str], waiting: int = 3) -> Iterat
             entered += 1
         lookahead.leave(f"waiting {number}")
         grant = grant_of(tree, path)
-        tree.grants.complete(grant, kept=True)
+        tree.grants.complete(grant, kept=True, unwritten=())
         yield grant
 
 
@@ -194,7 +194,7 @@ class PolicyContract:
     def test_locked_and_pinned_nodes_stay(self, make_policy: PolicyFactory, trace, capacity):
         tree = tree_for(make_policy, ["ab", "x", "ab", *trace], Capacities(capacity))
         for path in ("ab", "x"):
-            tree.grants.complete(grant_of(tree, path), kept=True)
+            tree.grants.complete(grant_of(tree, path), kept=True, unwritten=())
         locked, pinned = cached(tree, "ab"), cached(tree, "x")
         running = grant_of(tree, "ab")
         if pinned:
@@ -202,7 +202,7 @@ class PolicyContract:
         for _ in serve(tree, trace):
             assert cached(tree, "ab")[: len(locked)] == locked
             assert cached(tree, "x")[: len(pinned)] == pinned
-        tree.grants.complete(running, kept=True)
+        tree.grants.complete(running, kept=True, unwritten=())
         check_integrity(tree)
 
     @given(traces, budgets)

@@ -89,8 +89,8 @@ def wait(scheduler: Scheduler, *requests: Request) -> None:
 
 
 def end(scheduler: Scheduler, query_id: str, kept: bool = True) -> list[str]:
-    """Complete a request; the queries that start next."""
-    return [grant.query_id for grant in scheduler.complete(query_id, 0.0, kept)]
+    """Complete a request that has written all that it was to write; the queries that start next."""
+    return [grant.query_id for grant in scheduler.complete(query_id, 0.0, kept, unwritten=())]
 
 
 def fill(scheduler: Scheduler, *paths: str) -> None:

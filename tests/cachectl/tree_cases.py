@@ -9,6 +9,7 @@ from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
+from cachectl.tiers.move_batch import MoveBatch
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
@@ -96,9 +97,9 @@ def ask(
     pinned: int = 0,
     tokens: Callable[[str], int] = tokens_of,
 ) -> Grant:
-    """Admit a plan for a path, and complete it."""
+    """Admit a plan for a path, and complete it. All that it writes is written."""
     grant = begin(tree, path, instance, namespace, pinned, tokens)
-    tree.grants.complete(grant, kept=True)
+    tree.grants.complete(grant, kept=True, unwritten=())
     check_integrity(tree)
     return grant
 
@@ -127,8 +128,20 @@ def move(
 
 
 def take_pending_moves(tree: KnowledgeTree, instance: str = "one") -> list[Move]:
-    """Take all pending moves that an instance can carry out."""
-    return tree.tiers.take_moves(instance)
+    """Have an instance take all its pending moves, without an answer from it."""
+    batch = MoveBatch(instance)
+    tree.tiers.take_moves(batch)
+    tree.tiers.send(batch)
+    return batch.moves
+
+
+def deliver(tree: KnowledgeTree, instance: str = "one", unwritten: Sequence[tuple[bytes, Tier]] = ()) -> list[Move]:
+    """Have an instance carry out all its pending moves, and report the copies ``unwritten``."""
+    batch = MoveBatch(instance)
+    tree.tiers.take_moves(batch)
+    tree.tiers.send(batch)
+    tree.tiers.confirm(batch, unwritten, tree.grants.tick)
+    return batch.moves
 
 
 def saves(grant: Grant) -> set[tuple[bytes, Tier]]:

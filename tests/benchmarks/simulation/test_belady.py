@@ -143,7 +143,7 @@ def serve(tree: KnowledgeTree, *paths: str) -> None:
     for path in paths:
         documents = [PathDocument(content, 1) for content in path]
         grant = tree.grants.admit(path, "tenant", documents, path_keys("tenant", path), 0, "one", 0.0)
-        tree.grants.complete(grant, kept=True)
+        tree.grants.complete(grant, kept=True, unwritten=())
 
 
 def priority(tree: KnowledgeTree, path: str) -> float:

@@ -240,7 +240,7 @@ def decisions(salt: int) -> list[tuple]:
     seen = []
     for _ in range(800):
         grant = begin(tree, [f"{int(random.paretovariate(0.6)) % 200}", f"{int(random.paretovariate(1))}"])
-        tree.grants.complete(grant, kept=True)
+        tree.grants.complete(grant, kept=True, unwritten=())
         seen.append((grant.documents, grant.moves))
     return seen
 
@@ -330,7 +330,7 @@ def test_a_document_deleted_in_use_and_stored_again_is_resident_once():
     tree.delete("a")
     found(tree, "a")
     assert not kept(tree, "a")
-    tree.grants.complete(old, kept=True)
+    tree.grants.complete(old, kept=True, unwritten=())
     found(tree, "a")
     history = policy_of(tree)._histories.get(path_keys(NAMESPACE, ["a"])[0])
     assert history.resident

@@ -142,7 +142,7 @@ def test_pgdsf_counts_the_question_as_computed():
     # One document and a question of one token: T(0, 2)/2 = 2 a token.
     tree = tree_of("PGDSF", 2, cost=quadratic)
     grant = tree.grants.admit("q", NAMESPACE, [PathDocument("a", 1)], path_keys(NAMESPACE, "a"), 1, "one", 0.0)
-    tree.grants.complete(grant, kept=True)
+    tree.grants.complete(grant, kept=True, unwritten=())
     assert priority(tree, "a") == 2.0
 
 

@@ -76,7 +76,12 @@ async def test_an_instance_that_retires_before_delivery_receives_no_orders(build
     async with asyncio.timeout(5):
         assert await deletion == 0
     assert [orders.forget for orders in engines.asked("one")] == [()]
-    assert [orders.forget for orders in engines.asked("two")] == [(("tenant", "z"),)]
+    deletes, checks = engines.asked("two")
+    assert (deletes.moves, deletes.forget) == ((), (("tenant", "z"),))
+    # It looks for what the other may have written.
+    assert {(move.node, move.source, move.target) for move in checks.moves} == {
+        (key(path), DISK, DISK) for path in ("a", "ab")
+    }
 
 
 async def test_a_delivery_that_fails_on_a_removed_instance_loses_no_move_of_shared_tiers(build, engines):

@@ -7,6 +7,7 @@ from scheduler_cases import ask, build_scheduler, fill
 
 from cachectl.scheduling.routing import Candidate, route
 from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tiers.move_batch import MoveBatch
 from cachectl.tree.grant import Grant
 from protocol.errors import Unavailable
 
@@ -132,7 +133,10 @@ def test_documents_in_host_memory_favour_no_instance():
     scheduler = build("ab", host=1000, max_running=9)
     first = scheduler.tree.registry.roots["tenant"].children["a"]
     scheduler.tree.pin("tenant", "a")
-    scheduler.tree._replication.replicate(first, "one", [])
+    batch = MoveBatch("one")
+    scheduler.tree._replication.replicate(first, batch)
+    scheduler.tree.tiers.send(batch)
+    scheduler.delivered(batch, ())
     assert occupy(scheduler, 12) == ["one"]
     # With "a" in host memory, it takes 12 + 1 s on "one" and 10 + 1 s on the others, instead of 21 s.
     assert instance_of(scheduler.admit(ask("query", "ab"), 0.0)) == "two"

@@ -13,6 +13,7 @@ from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.queue import priority
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tiers.move_batch import MoveBatch
 from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
@@ -59,6 +60,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.running: dict[str, Grant] = {}
         self.waiting: dict[str, int] = {}
         self.returned: list[Request] = []
+        self.deliveries: list[MoveBatch] = []
         self.queries = 0
         self.now = 0.0
 
@@ -90,12 +92,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.start(self.scheduler.stalled(pick(sorted(self.running), which), self.now))
 
     @precondition(lambda self: self.running)
-    @rule(which=indices, lost=indices, kept=st.sampled_from([True, True, True, False]))
-    def complete(self, which, lost, kept):
+    @rule(
+        which=indices,
+        lost=indices,
+        kept=st.sampled_from([True, True, True, False]),
+        unwritten=st.sampled_from([None, ()]),
+    )
+    def complete(self, which, lost, kept, unwritten):
         query_id = pick(sorted(self.running), which)
         copies = self.some_lost(query_id, lost)
         del self.running[query_id]
-        self.start(self.scheduler.complete(query_id, self.now, kept, copies))
+        self.start(self.scheduler.complete(query_id, self.now, kept, copies, unwritten))
+
+    @precondition(lambda self: self.tree.tiers.gpus)
+    @rule(which=indices)
+    def deliver(self, which):
+        instance = pick(sorted(self.tree.tiers.gpus), which)
+        self.deliveries.append(self.scheduler.deliver(instance))
+
+    @precondition(lambda self: self.deliveries)
+    @rule(which=indices)
+    def answer(self, which):
+        self.scheduler.delivered(self.deliveries.pop(which % len(self.deliveries)), ())
 
     @precondition(lambda self: self.waiting)
     @rule(which=indices)

@@ -71,7 +71,7 @@ def test_unsupported_children_are_dropped_before_their_room_is_used():
     grant = begin(tree, "Cde")
     assert [step.kept for step in grant.documents] == [GPU, HOST, DISK]
     assert {move("Ab", HOST, None), move("Abc", DISK, None)} <= set(grant.moves)
-    tree.grants.complete(grant, kept=True)
+    tree.grants.complete(grant, kept=True, unwritten=())
     assert take_pending_moves(tree) == []
 
 

@@ -163,7 +163,7 @@ def test_a_prefilled_plan_is_found_and_stays_locked():
     assert [step.kept for step in ask(tree, "C").documents] == [None]
     assert tree.grants.prefilled(running) is None
     # The prefill is kept even if the answer fails.
-    assert tree.grants.complete(running, kept=False) is None
+    assert tree.grants.complete(running, kept=False) == []
     check_integrity(tree)
     assert found(tree, "ab") == [GPU, GPU]
     assert [step.kept for step in ask(tree, "C").documents] == [GPU]
@@ -173,7 +173,7 @@ def test_completing_a_plan_keeps_it_without_a_prefilled_event():
     tree = tree_of(4)
     ask(tree, "a")
     running = begin(tree, "abc")
-    assert tree.grants.complete(running, kept=True) == key("ab")
+    assert tree.grants.complete(running, kept=True) == [key("ab")]
     assert found(tree, "abc") == [GPU] * 3
 
 

@@ -10,6 +10,7 @@ from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
 from cachectl.policies import policy_names
 from cachectl.policies.lookahead import Lookahead
+from cachectl.tiers.move_batch import MoveBatch
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
@@ -29,6 +30,7 @@ class TreeMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.open: list[Grant] = []
+        self.deliveries: list[MoveBatch] = []
         self.pinned: list[tuple[str, list[str]]] = []
         self.queries = 0
         self.now = 0.0
@@ -104,14 +106,15 @@ class TreeMachine(RuleBasedStateMachine):
         self.lookahead.enter(f"waiting-{self.queries}", path_keys(namespace, path))
 
     @precondition(lambda self: self.open)
-    @rule(which=indices, kept=st.booleans(), loses=st.booleans())
-    def complete(self, which: int, kept: bool, loses: bool) -> None:
+    @rule(which=indices, kept=st.booleans(), loses=st.booleans(), written=st.sampled_from([None, False, True, True]))
+    def complete(self, which: int, kept: bool, loses: bool, written: bool | None) -> None:
         grant = self.open.pop(which % len(self.open))
         if grant.completed:
             return
         steps = [step for step in grant.documents if step.source or step.kept]
         lost = [pick(steps, which)] if steps and loses else []
-        self.tree.grants.complete(grant, kept, [(step.key, step.source or step.kept) for step in lost])
+        unwritten = None if written is None else self.unwritten(grant, written, which)
+        self.tree.grants.complete(grant, kept, [(step.key, step.source or step.kept) for step in lost], unwritten)
         unharmed = not self.lossy and not any(node.detached for node in grant.locked)
         if kept and not lost and unharmed:
             for step in grant.documents:
@@ -176,14 +179,32 @@ class TreeMachine(RuleBasedStateMachine):
         if not grant.completed:
             self.tree.grants.prefilled(grant)
 
-    @rule(index=st.integers(0, 1), delivered=st.booleans())
-    def deliver(self, index: int, delivered: bool) -> None:
+    @rule(index=st.integers(0, 1))
+    def deliver(self, index: int) -> None:
         instances = list(self.tree.tiers.gpus)
         instance = instances[index % len(instances)]
-        moves = self.tree.tiers.take_moves(instance)
-        self.check_reach(instance, moves)
-        if not delivered:
-            self.tree.tiers.return_moves(moves, instance, self.tree.grants.tick + 0.5)
+        batch = MoveBatch(instance)
+        self.tree.tiers.take_moves(batch)
+        self.tree.tiers.send(batch)
+        self.check_reach(instance, batch.moves)
+        self.deliveries.append(batch)
+
+    @precondition(lambda self: self.deliveries)
+    @rule(which=indices, answered=st.booleans(), written=st.booleans())
+    def answer(self, which: int, answered: bool, written: bool) -> None:
+        batch = self.deliveries.pop(which % len(self.deliveries))
+        if answered:
+            self.tree.tiers.confirm(batch, self.unwritten(batch, written, which), self.tree.grants.tick)
+        else:
+            self.tree.tiers.return_moves(batch, self.tree.grants.tick + 0.5)
+
+    def unwritten(self, batch: MoveBatch, written: bool, which: int) -> list[tuple[bytes, Tier]]:
+        """Nothing if all is ``written``; else one of the copies that a batch makes."""
+        if written or not batch.writes:
+            return []
+        self.lossy = True
+        copy = pick(batch.writes, which)
+        return [(copy.node.key, copy.cache.tier)]
 
     @rule(content=st.sampled_from("abc"), blocked=st.booleans())
     def block(self, content: str, blocked: bool) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tree_cases import DISK, GPU, begin, saves, tokens_of, tree_of
 
 from cachectl.nodes.keys import path_keys
+from cachectl.nodes.node import Copy
 from cachectl.policies import policy_names
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
@@ -85,7 +86,8 @@ class Traffic:
     def complete(self, plan: int, kept: bool, lost: list[int]) -> None:
         if self.plans:
             completed = self.plans.pop(plan % len(self.plans))
-            self.tree.grants.complete(completed.grant, kept, self.execute(completed, kept, lost))
+            missing = self.execute(completed, kept, lost)
+            self.tree.grants.complete(completed.grant, kept, missing, unwritten=())
 
     def execute(self, plan: SimpleNamespace, kept: bool, lost: list[int]) -> list[tuple[bytes, Tier]]:
         """Load and save a plan's copies; those that could not be loaded or saved."""
@@ -125,12 +127,16 @@ class Traffic:
         check_integrity(self.tree)
         for cache in self.tree.tiers:
             there = self.plane.at(cache.tier, cache.instance)
-            assert self.believed(cache) <= there, "the tree believes in a copy that is not there"
+            confirmed = {key for key, copy in self.believed(cache).items() if copy.confirmed}
+            assert confirmed <= there, "the tree believes in a copy that is not there"
             plans = [plan for plan in self.plans if cache.instance in (None, plan.grant.instance)]
             used = {key.hex() for plan in plans for key, tier in plan.loads if tier is cache.tier}
             assert used <= there, "a copy that a running plan uses is gone"
             coming = {key.hex() for plan in plans for key, tier in plan.saves if tier is cache.tier}
-            assert self.plane.used(there | coming) <= cache.capacity, "no room for the copies that running plans save"
+            # An instance drops what it has written when it hears of it; others may use the room before.
+            leaving = {move.node for move in self.tree.tiers.pending_moves if move.evict and move.source is cache.tier}
+            taken = there - leaving | coming
+            assert self.plane.used(taken) <= cache.capacity, "no room for the copies that running plans save"
 
     def end(self) -> None:
         """Complete all plans and moves, and compare the tiers with the tree."""
@@ -140,14 +146,12 @@ class Traffic:
         for instance in self.tree.tiers.gpus:
             self.plane.carry_out(begin(self.tree, "", instance).moves)
         for cache in self.tree.tiers:
-            assert self.plane.at(cache.tier, cache.instance) == self.believed(cache)
+            assert self.plane.at(cache.tier, cache.instance) == self.believed(cache).keys()
 
-    def believed(self, cache) -> set[str]:
-        return {
-            node.key.hex()
-            for node in self.tree.registry.nodes.values()
-            if cache in node.copies and node.copies[cache].held
-        }
+    def believed(self, cache) -> dict[str, Copy]:
+        """The copies in a cache, by their nodes' keys."""
+        copies = [copy for node in self.tree.registry.nodes.values() for copy in node.copies.values()]
+        return {copy.node.key.hex(): copy for copy in copies if copy.cache is cache and copy.held}
 
 
 lost = st.just([]) | st.just([]) | st.lists(st.integers(0, 7), min_size=1, max_size=2)

@@ -1,0 +1,23 @@
+"""A move batch: the moves that one plan or one delivery takes to an instance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cachectl.nodes.node import Copy
+    from protocol.kv import Move
+
+
+class MoveBatch:
+    """Moves that an ``instance`` carries out in this order; any instance that reaches the shared tiers if it is empty.
+
+    ``writes`` are the copies in shared tiers that come into being with them.
+    """
+
+    __slots__ = ("instance", "moves", "writes")
+
+    def __init__(self, instance: str) -> None:
+        self.instance = instance
+        self.moves: list[Move] = []
+        self.writes: list[Copy] = []

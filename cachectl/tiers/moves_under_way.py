@@ -1,0 +1,153 @@
+"""Moves under way: what instances have taken and may not have carried out yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cachectl.tiers.pending_moves import drop
+from protocol.kv import Move
+from protocol.tiers import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from cachectl.nodes.node import Copy, Node
+    from cachectl.tiers.copy_removal import CopyRemoval
+    from cachectl.tiers.move_batch import MoveBatch
+    from cachectl.tiers.pending_moves import PendingMoves
+
+
+class MovesUnderWay:
+    """Batches of moves from the moment when an instance takes them until it is known what became of them.
+
+    A batch ends once: it is confirmed, in doubt, given back, or lost with its instance. Until then its copies in shared
+    tiers have the instance as their ``writer``, and only that instance finds them; and what its moves delete from disk
+    is not written again.
+    """
+
+    def __init__(self, pending: PendingMoves, removal: CopyRemoval) -> None:
+        self._pending = pending
+        self._removal = removal
+        self._batches: dict[MoveBatch, None] = {}
+        # The last batch that deletes a node's file, by key.
+        self._deleting: dict[str, MoveBatch] = {}
+
+    def __iter__(self) -> Iterator[MoveBatch]:
+        """The batches that have not ended."""
+        return iter(self._batches)
+
+    def begin(self, batch: MoveBatch) -> None:
+        """Note that an instance has taken a batch."""
+        if batch.moves or batch.writes:
+            self._batches[batch] = None
+            for move in batch.moves:
+                if move.source is Tier.DISK and move.evict:
+                    self._deleting[move.node] = batch
+
+    def confirm(self, batch: MoveBatch, unwritten: Collection[tuple[bytes, Tier]], tick: int) -> list[bytes]:
+        """End a batch that is carried out; the keys of the nodes that all instances find now.
+
+        ``unwritten`` are copies that could not be made, by node and tier. They are removed as of request ``tick``.
+        """
+        confirmed: list[bytes] = []
+        if not self._end(batch):
+            return confirmed
+        for copy in batch.writes:
+            node, cache = copy.node, copy.cache
+            failed = bool(unwritten) and (node.key, cache.tier) in unwritten
+            if node.copies.get(cache) is not copy:
+                if not failed:
+                    self._drop_late(copy, batch.instance)
+            elif failed:
+                # A write may fail after the file was published, so it is dropped too.
+                self._removal.discard(copy, tick)
+                copy.writer = None
+            else:
+                copy.writer = None
+                if copy.held:
+                    confirmed.append(node.key)
+        return confirmed
+
+    def doubt(self, batch: MoveBatch) -> None:
+        """End a batch that may still be carried out. Its instance is asked for the copies, behind all its moves."""
+        deleted = [move for move in batch.moves if self._deleting.get(move.node) is batch]
+        if self._end(batch):
+            self._check(batch, batch.instance, set())
+            for move in deleted:
+                if move.source is Tier.DISK and move.evict:
+                    self._pending.add(move, batch.instance)
+
+    def give_back(self, batch: MoveBatch, tick: float) -> None:
+        """End a batch that may never be carried out: its moves are pending again, as decided at request ``tick``."""
+        if self._end(batch):
+            self._pending.give_back(batch.moves, batch.instance, tick)
+            for copy in batch.writes:
+                if copy.node.copies.get(copy.cache) is not copy:
+                    self._drop_late(copy, batch.instance)
+
+    def lose(self, instance: str) -> None:
+        """End the batches of a removed instance. The others take its moves of shared tiers, and look for its copies."""
+        for batch in [batch for batch in self._batches if batch.instance == instance]:
+            self._end(batch)
+            shared = [move for move in batch.moves if move.instance is None]
+            for move in shared:
+                self._pending.add(move, None)
+            self._check(batch, "", {(move.node, move.target) for move in shared})
+
+    def lose_shared(self) -> None:
+        """Void the moves that touch shared tiers only, and forget all copies there: those tiers are gone."""
+        self._deleting.clear()
+        for batch in self._batches:
+            batch.writes.clear()
+            batch.moves = [move for move in batch.moves if move.instance is not None]
+
+    def may_delete(self, node: Node, instance: str | None = None) -> bool:
+        """Whether a node's file on disk may be deleted after ``instance``, or any, has written it again.
+
+        A batch may reach its instance later than the next one. Of pending moves, an instance's own and those for any
+        are no danger: they are not taken once the file is wanted again.
+        """
+        if not self._deleting and not self._pending:
+            return False
+        key = node.key.hex()
+        if key in self._deleting:
+            return True
+        if not self._pending.frees(key, Tier.DISK, None):
+            return False
+        return self._pending.owner(drop(node.key, node.tokens, Tier.DISK, None, None)) not in (None, instance)
+
+    def _end(self, batch: MoveBatch) -> bool:
+        """Take a batch out; False if it has ended before."""
+        if batch not in self._batches:
+            return False
+        del self._batches[batch]
+        if self._deleting:
+            for move in batch.moves:
+                if self._deleting.get(move.node) is batch:
+                    del self._deleting[move.node]
+        return True
+
+    def _check(self, batch: MoveBatch, writer: str, repeated: set[tuple[str, Tier | None]]) -> None:
+        """Have a writer, or any instance if it is empty, look for a batch's copies but for those that it makes again.
+
+        ``repeated`` are the copies that pending moves make, by node and tier.
+        """
+        for copy in batch.writes:
+            node, tier = copy.node, copy.cache.tier
+            if node.copies.get(copy.cache) is not copy:
+                self._drop_late(copy, writer)
+            elif copy.writer is not None:
+                if not writer:
+                    copy.writer = ""
+                key = node.key.hex()
+                if (key, tier) not in repeated:
+                    check = Move(key, node.tokens, tier, tier, evict=False, pages=copy.pages)
+                    self._pending.add(check, writer or None)
+
+    def _drop_late(self, copy: Copy, writer: str) -> None:
+        """Have a file deleted that may be published although the tree gave up its copy meanwhile.
+
+        Host memory needs no such order: its pages are free, whatever is in them.
+        """
+        if copy.cache.tier is Tier.DISK:
+            self._pending.add(drop(copy.node.key, copy.node.tokens, Tier.DISK, None, None), writer or None)
