@@ -53,7 +53,9 @@ class GenerationStep(msgspec.Struct, frozen=True):
 
     The first step carries ``prefill``, the last one ``finish_reason``; one step may be both. If a prefill was ended
     early, its step has no tokens, and ``prefill`` covers the computed part of the prompt, or is None if none of it is
-    kept. ``logprobs`` has an entry for each token if they were requested and the engine supports them.
+    kept. ``logprobs`` has an entry for each token if they were requested and the engine supports them. ``unwritten``,
+    on the last step, are the copies in shared tiers that the plan was to write and that are not there; None if it
+    writes none, or if some may still be written.
     """
 
     text: str
@@ -61,6 +63,7 @@ class GenerationStep(msgspec.Struct, frozen=True):
     prefill: PrefillResult | None = None
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    unwritten: tuple[LostCopy, ...] | None = None
 
 
 class StepBudget(msgspec.Struct, frozen=True):

@@ -64,6 +64,11 @@ class PlannedNode(msgspec.Struct, frozen=True):
     kept: Tier | None
     pages: Pages | None = None
 
+    @property
+    def saved_to(self) -> Tier | None:
+        """The tier below the GPU into which the node is written once it is computed, if any."""
+        return self.kept if self.source is None and self.kept is not Tier.GPU else None
+
 
 class PrefillPlan(msgspec.Struct, frozen=True):
     """The controller's plan for one query: which ``instance`` prefills which prompt.

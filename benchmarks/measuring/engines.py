@@ -15,6 +15,7 @@ from generator.models import ModelStore
 from generator.settings import GeneratorSettings, KvSettings
 from protocol.errors import EngineDied
 from protocol.generation import PrefillResult, Sampling, TokenLogprob
+from protocol.kv import LostCopy
 from protocol.plans import PrefillPlan
 
 INSTANCE = "generator"
@@ -32,7 +33,7 @@ def kv_cache_of(tokens: int) -> dict[str, int]:
 class Generation(msgspec.Struct, frozen=True):
     """Result of one plan: milliseconds to the first token, the prefill, and the answer.
 
-    ``tokens`` counts the answer's tokens.
+    ``tokens`` counts the answer's tokens. ``unwritten`` is that of the last step.
     """
 
     ttft_ms: float
@@ -40,6 +41,7 @@ class Generation(msgspec.Struct, frozen=True):
     text: str
     logprobs: tuple[TokenLogprob, ...]
     tokens: int = 0
+    unwritten: tuple[LostCopy, ...] | None = None
 
 
 async def generate(
@@ -53,6 +55,7 @@ async def generate(
     began = time.perf_counter()
     first_s: float | None = None
     prefill: PrefillResult | None = None
+    unwritten: tuple[LostCopy, ...] | None = None
     text = ""
     tokens = 0
     chosen: list[TokenLogprob] = []
@@ -67,9 +70,10 @@ async def generate(
             text += step.text
             tokens += step.tokens
             chosen += step.logprobs
+            unwritten = step.unwritten
     if first_s is None or prefill is None:
         raise EngineDied("the stream ended without a token")
-    return Generation(first_s * 1000, prefill, text, tuple(chosen), tokens)
+    return Generation(first_s * 1000, prefill, text, tuple(chosen), tokens, unwritten)
 
 
 class EngineMaker:

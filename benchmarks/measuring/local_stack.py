@@ -75,6 +75,7 @@ class LocalStack:
                 computed_tokens=prefill.prompt_tokens - prefill.cached_tokens,
                 completion_tokens=came.tokens,
                 prefill_ms=prefill.prefill_ms,
+                unwritten=came.unwritten,
             )
         finally:
             await controller.complete(report)

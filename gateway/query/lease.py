@@ -13,6 +13,7 @@ from gateway.query.closing import CLOSE_TIMEOUT_S, close_iterator
 from gateway.query.tracing import ChatTrace
 from protocol.errors import EngineDied, UnknownPlan
 from protocol.generation import FinishReason, GenerationStep, PrefillResult
+from protocol.kv import LostCopy
 from protocol.parts import Controller
 from protocol.plans import CompletionReport, PlanOutcome
 
@@ -43,6 +44,7 @@ class Lease:
         self._prefill = _NO_PREFILL
         self._completion_tokens = 0
         self._finish_reason: FinishReason | None = None
+        self._unwritten: tuple[LostCopy, ...] | None = None
         self._chat: ChatTrace | None = None
         self._completed = False
         self._lost_reported = False
@@ -115,6 +117,7 @@ class Lease:
                     chat.prefilled(step.prefill)
             self._completion_tokens += step.tokens
             self._finish_reason = step.finish_reason
+            self._unwritten = step.unwritten
             yield step
         if self._finish_reason is None:
             raise EngineDied("The engine's stream ended in the middle of the answer.")
@@ -160,6 +163,7 @@ class Lease:
             prefill_ms=self._prefill.prefill_ms,
             # Reported once: another plan may have restored the copies since.
             lost=() if self._lost_reported else self._prefill.lost,
+            unwritten=self._unwritten,
         )
 
     async def _end_reader(self, reader: asyncio.Task[None]) -> None:

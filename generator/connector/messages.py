@@ -88,9 +88,9 @@ class Prefilled(msgspec.Struct, frozen=True):
 class EngineReport(msgspec.Struct, frozen=True):
     """What the connector reports after a step.
 
-    ``prefilled`` is keyed by request name. ``carried_out`` lists messages outside of plans that are done, by name, each
-    with the copies that it should have made and did not. ``refused`` names those of them whose documents could not be
-    deleted. ``lost`` are missing copies of any node. ``held`` answers inquiries, by name.
+    ``prefilled`` is keyed by request name. ``carried_out`` lists plans and other messages all of whose moves are done,
+    by name, each with the copies that it should have made and did not. ``refused`` names those of them whose documents
+    could not be deleted. ``lost`` are missing copies of any other node. ``held`` answers inquiries, by name.
     """
 
     prefilled: dict[str, Prefilled] = {}

@@ -22,6 +22,7 @@ class ReportRouter:
 
     def __init__(self) -> None:
         self._prefilled: dict[str, asyncio.Future[Prefilled]] = {}
+        self._written: dict[str, asyncio.Future[tuple[LostCopy, ...]]] = {}
         self._carried_out: dict[str, asyncio.Future[tuple[LostCopy, ...]]] = {}
         self._held: dict[str, asyncio.Future[tuple[ResidencyReport, ...]]] = {}
         self._memory: asyncio.Future[KvMemory] | None = None
@@ -46,6 +47,19 @@ class ReportRouter:
             yield future
         finally:
             del self._prefilled[name]
+
+    @contextmanager
+    def written(self, name: str) -> "Iterator[asyncio.Future[tuple[LostCopy, ...]]]":
+        """The copies below the GPU that a plan was to write and could not, once it writes no more.
+
+        Nothing is reported of a plan that writes none.
+        """
+        future: asyncio.Future[tuple[LostCopy, ...]] = asyncio.get_running_loop().create_future()
+        self._written[name] = future
+        try:
+            yield future
+        finally:
+            del self._written[name]
 
     def carried_out(self, name: str) -> "asyncio.Future[tuple[LostCopy, ...]]":
         """The end of the orders outside of plans with this name, and the copies they should have made and did not.
@@ -74,6 +88,7 @@ class ReportRouter:
                 refused.set_exception(Unavailable("KV of a document could not be deleted; the log says why"))
         for name, lost in report.carried_out.items():
             _set_result(self._carried_out.pop(name, None), lost)
+            _set_result(self._written.get(name), lost)
         for name, held in report.held.items():
             _set_result(self._held.pop(name, None), held)
         if report.memory is not None:

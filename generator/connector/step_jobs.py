@@ -67,6 +67,7 @@ class Load:
 @dataclass(frozen=True)
 class Transfer:
     """Copies a node from ``source`` to a slower tier; without ``target`` it only deletes. ``evict`` frees the source.
+    A transfer from a tier to itself checks that the node is there, and fails if it is not.
 
     If the source is the GPU, ``blocks`` hold the node. If ``blocks`` is empty and ``node`` is None, the engine no
     longer holds it: either an earlier transfer has copied it, or it cannot be copied any more. ``pages`` locate the
@@ -81,6 +82,11 @@ class Transfer:
     blocks: tuple[int, ...] = ()
     pages: Pages | None = None
     evict: bool = True
+
+    @property
+    def writes(self) -> bool:
+        """Whether the transfer makes a copy. Without one, it deletes a copy, or checks that it is there."""
+        return self.target is not None and self.target is not self.source
 
 
 @dataclass(frozen=True)

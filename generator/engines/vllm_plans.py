@@ -13,6 +13,7 @@ from generator.connector.messages import Prefilled, RequestMessage
 from generator.engines.vllm_requests import VllmRequests
 from generator.engines.vllm_sampling import finish_reason, sampling_params, token_logprobs
 from protocol.generation import GenerationStep, PrefillResult, Sampling
+from protocol.kv import LostCopy
 from protocol.plans import PrefillPlan
 from protocol.tiers import Tier
 
@@ -48,9 +49,11 @@ class PlanStreams:
             return
         with contextlib.ExitStack() as waiting:
             report: asyncio.Future[Prefilled] | None = None
+            written: asyncio.Future[tuple[LostCopy, ...]] | None = None
             if self._router is not None:
                 parameters.extra_args = {"kv_transfer_params": self._message(plan).as_parameters()}
                 report = waiting.enter_context(self._router.prefilled(plan.query_id))
+                written = waiting.enter_context(self._router.written(plan.query_id))
             # No other request has this salt, so none finds the KV of an unshared plan.
             salt = uuid4().hex if plan.unshared else plan.namespace
             outputs = self._requests.generate(plan.query_id, plan.prompt.token_ids, salt, parameters)
@@ -60,7 +63,7 @@ class PlanStreams:
                     completion = output.outputs[0]
                     if completion.finish_reason == "abort":
                         prefill = await self._ended_prefill(plan, report) if first else None
-                        yield GenerationStep(text="", tokens=0, prefill=prefill, finish_reason="ended")
+                        yield GenerationStep("", 0, prefill, "ended", unwritten=_result(written))
                         return
                     if not completion.token_ids and not output.finished:
                         continue
@@ -70,6 +73,7 @@ class PlanStreams:
                         prefill=await self._prefill(output, plan, report) if first else None,
                         finish_reason=finish_reason(completion.finish_reason) if output.finished else None,
                         logprobs=token_logprobs(completion) if sampling.logprobs else (),
+                        unwritten=_result(written) if output.finished else None,
                     )
                     first = False
 
@@ -131,3 +135,7 @@ class PlanStreams:
             loaded=prefilled.loaded,
             lost=self._router.take_lost(),
         )
+
+
+def _result(written: "asyncio.Future[tuple[LostCopy, ...]] | None") -> tuple[LostCopy, ...] | None:
+    return written.result() if written is not None and written.done() else None

@@ -346,6 +346,7 @@ class FakeGenerator:
         self.cached = 3
         self.loaded: dict[Tier, int] | None = None
         self.lost: tuple[LostCopy, ...] = ()
+        self.unwritten: tuple[LostCopy, ...] | None = None
         self.kv: KvMemory | None = None
         self.counted: dict[str, str] = {}
         self.samplings: list[Sampling] = []
@@ -370,7 +371,7 @@ class FakeGenerator:
             for number, word in enumerate(words, start=1):
                 last = number == len(words)
                 reason = ("stop" if len(words) == len(self.words) else "length") if last else None
-                yield GenerationStep(word, 1, prefill, reason)
+                yield GenerationStep(word, 1, prefill, reason, unwritten=self.unwritten if last else None)
                 prefill = None
                 if await self._enter("decode", ended) and not last:
                     yield GenerationStep("", 0, None, "ended")

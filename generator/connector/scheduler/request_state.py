@@ -61,6 +61,11 @@ class RequestState:
         return any(self.planned(index).source is not Tier.GPU for index in self.offer.nodes)
 
     @property
+    def saves(self) -> bool:
+        """Whether the plan has nodes saved below the GPU after the first token."""
+        return any(node.saved_to is not None for node in self.message.nodes)
+
+    @property
     def keys(self) -> set[str]:
         """The keys of the plan's nodes."""
         return {node.key for node in self.nodes}

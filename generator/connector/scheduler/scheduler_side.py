@@ -87,7 +87,9 @@ class SchedulerSide:
         if message.inquire:
             self.inquire(message.name)
         if message.plan:
-            self._states[request.request_id] = RequestState(request, message, self._page_tokens)
+            state = self._states[request.request_id] = RequestState(request, message, self._page_tokens)
+            if numbers or state.saves:
+                self._transfers.open_message(message.name, numbers, whole=False)
         else:
             self._transfers.open_message(message.name, numbers)
 
@@ -150,6 +152,7 @@ class SchedulerSide:
             state.reached = computed if computed > state.cached else 0
             if state.reached:
                 self._prefilled(state)
+        self._transfers.forget_message(state.message.name)
         if state.forgotten:
             self._gpu.evict_hashes(blocks)
         else:
@@ -258,12 +261,15 @@ class SchedulerSide:
         state.nodes_kept = True
         for index in range(len(state.nodes)):
             self._keep_node(state, index)
+        self._transfers.end_message(state.message.name)
 
     def _keep_node(self, state: RequestState, index: int) -> None:
-        node, planned = state.nodes[index], state.planned(index)
+        node, planned, name = state.nodes[index], state.planned(index), state.message.name
         if state.reached is not None and not state.has_reached(index, state.reached):
-            if planned.kept is not None and planned.kept is not planned.source:
-                self._lost.add(node.key, planned.kept)
+            if planned.kept is Tier.GPU and planned.source is not Tier.GPU:
+                self._lost.add(node.key, Tier.GPU)
+            elif planned.saved_to is not None:
+                self._transfers.cannot_save(name, node.key, planned.saved_to)
             return
         blocks = state.node_blocks(index)
         # A request that was preempted behind its first token has no blocks any more.
@@ -271,11 +277,10 @@ class SchedulerSide:
         if planned.kept is Tier.GPU and there and self._gpu.can_be_found(node, blocks):
             self._gpu.hold(node, state.parent(index), state.blocks)
             self._lost.discard(node.key, Tier.GPU)
-        elif planned.kept in (Tier.HOST, Tier.DISK) and planned.source is None:
-            if there:
-                self._transfers.save(node, blocks, planned.kept, planned.pages)
-            else:
-                self._lost.add(node.key, planned.kept)
+        elif planned.saved_to is not None and there:
+            self._transfers.save(name, node, blocks, planned.saved_to, planned.pages)
+        elif planned.saved_to is not None:
+            self._transfers.cannot_save(name, node.key, planned.saved_to)
         if Tier.GPU in (planned.source, planned.kept) and node.key not in self._gpu:
             self._lost.add(node.key, Tier.GPU)
 

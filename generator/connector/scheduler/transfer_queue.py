@@ -25,9 +25,13 @@ class _UnderWay(NamedTuple):
 
 @dataclass
 class _OpenMessage:
-    """A message outside of plans: the numbers of the jobs it waits for, and the copies that were not made."""
+    """A message: the numbers of the jobs it waits for, and the copies that were not made.
+
+    More jobs follow unless it is ``whole``: a plan saves copies after its first token.
+    """
 
     numbers: set[int]
+    whole: bool
     lost: list[LostCopy] = field(default_factory=list)
 
 
@@ -79,9 +83,19 @@ class TransferQueue:
             self._release(move.node)
         return transfer.number
 
-    def save(self, node: KvNode, blocks: tuple[int, ...], target: Tier, pages: Pages | None) -> None:
-        """Start to copy a node out of a prompt's blocks into a tier below the GPU."""
-        self._start(Transfer(next(self._numbers), node.key, Tier.GPU, target, node, blocks, pages, evict=False))
+    def save(self, name: str, node: KvNode, blocks: tuple[int, ...], target: Tier, pages: Pages | None) -> None:
+        """Start to copy a node out of a prompt's blocks into a tier below the GPU. The plan ``name`` waits for it."""
+        transfer = Transfer(next(self._numbers), node.key, Tier.GPU, target, node, blocks, pages, evict=False)
+        self._start(transfer)
+        if name in self._open:
+            self._open[name].numbers.add(transfer.number)
+
+    def cannot_save(self, name: str, key: str, target: Tier) -> None:
+        """Note that the plan ``name`` does not make a copy that it was to make."""
+        if name in self._open:
+            self._open[name].lost.append(LostCopy(key, target))
+        else:
+            self._lost.add(key, target)
 
     def new_purge(self, contents: dict[str, frozenset[str]] | None) -> Purge:
         """A purge that is not queued; see ``Purge`` for ``contents``."""
@@ -92,15 +106,31 @@ class TransferQueue:
         self._purges.append(purge)
         return purge.number
 
-    def open_message(self, name: str, numbers: set[int]) -> None:
-        """Report the message ``name`` as carried out once the jobs of these numbers are finished."""
-        self._open[name] = _OpenMessage(numbers)
+    def open_message(self, name: str, numbers: set[int], whole: bool = True) -> None:
+        """Report the message ``name`` as carried out once the jobs of these numbers are finished.
+
+        A plan's message is not ``whole`` before ``end_message``.
+        """
+        self._open[name] = _OpenMessage(numbers, whole)
+
+    def end_message(self, name: str) -> None:
+        """Note that a plan starts no more jobs."""
+        if name in self._open:
+            self._open[name].whole = True
+
+    def forget_message(self, name: str) -> None:
+        """Report nothing about a plan that ended without its first token. What it could not copy is lost."""
+        message = self._open.get(name)
+        if message is not None and not message.whole:
+            del self._open[name]
+            self._lost.add_all((copy.node, copy.tier) for copy in message.lost)
 
     def writes_any(self, copies: set[tuple[str, Tier | None]]) -> bool:
         """Whether one of these copies, given as key and tier, is being written. If that takes too long, it is not."""
         since = self._clock() - _LONGEST_WRITE_S
         return any(
-            (transfer.key, transfer.target) in copies and began > since for transfer, began in self._under_way.values()
+            (transfer.key, transfer.target) in copies and transfer.writes and began > since
+            for transfer, began in self._under_way.values()
         )
 
     def drop(self, key: str, tier: Tier, pages: Pages | None) -> None:
@@ -140,7 +170,7 @@ class TransferQueue:
 
     def take_carried_out(self) -> tuple[dict[str, tuple[LostCopy, ...]], tuple[str, ...]]:
         """The messages carried out since the last call, each with its lost copies, and which of them are refused."""
-        done = [name for name, message in self._open.items() if not message.numbers]
+        done = [name for name, message in self._open.items() if message.whole and not message.numbers]
         carried_out = {name: tuple(self._open.pop(name).lost) for name in done}
         refused = tuple(self._refused & carried_out.keys())
         self._refused -= carried_out.keys()

@@ -25,9 +25,11 @@ from protocol.errors import (
     RetrieverNotReady,
 )
 from protocol.generation import Sampling
+from protocol.kv import LostCopy
 from protocol.plans import PlanOutcome
 from protocol.prompts import ChatMessage
 from protocol.retrieval import SearchRequest
+from protocol.tiers import Tier
 
 
 class Bench:
@@ -134,6 +136,15 @@ async def test_completed_query_is_reported_once(bench: Bench):
     (report,) = bench.stack.controller.reports
     assert report.outcome is PlanOutcome.COMPLETED
     assert (report.cached_tokens, report.computed_tokens, report.completion_tokens) == (3, 12, len(ANSWER))
+
+
+@pytest.mark.parametrize("unwritten", [None, (), (LostCopy("abcd", Tier.DISK),)])
+async def test_the_controller_hears_what_a_plan_has_written(bench: Bench, unwritten: tuple[LostCopy, ...] | None):
+    bench.stack.generator.unwritten = unwritten
+    await bench.events()
+    await bench.settled()
+    (report,) = bench.stack.controller.reports
+    assert report.unwritten == unwritten
 
 
 async def test_dropped_documents_are_listed_and_not_cited(bench: Bench):

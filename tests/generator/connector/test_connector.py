@@ -22,8 +22,9 @@ from kv_plans import (
     uncached_tokens,
 )
 
+from benchmarks.measuring.engines import generate
 from protocol.generation import Sampling
-from protocol.kv import LostCopy, Orders
+from protocol.kv import LostCopy, Orders, Pages
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(150)]
 
@@ -78,6 +79,23 @@ class TestTiers:
         assert answer.prefill.lost == ()
         assert answer.tokens == await uncached_tokens(engine, path, "why?")
         await engine.carry_out(Orders(other.moves(GPU, None)))
+
+    async def test_a_plan_reports_at_its_end_what_it_has_written(self, engine, path):
+        await put(engine, path, GPU)
+        other = kv_path((SYSTEM, THIRD))
+        # The last move finds its page taken, under a higher stamp.
+        moves = path.moves(GPU, HOST)
+        taken = msgspec.structs.replace(moves[2], pages=Pages(moves[0].pages.numbers[:1], 0))
+        came = await generate(engine, other.plan("other", None, None, moves=(*moves[:2], taken)), max_tokens=100)
+        assert came.unwritten == (LostCopy(path.keys[0], HOST),)
+        assert came.prefill.lost == ()
+
+    async def test_a_check_says_whether_a_copy_is_there(self, engine, path):
+        await put(engine, path, HOST)
+        await engine.carry_out(Orders((path.moves(HOST, None)[0],)))
+        checks = path.moves(HOST, HOST, evict=False)
+        assert await engine.carry_out(Orders(checks)) == (LostCopy(path.keys[2], HOST),)
+        assert len(await held(engine, HOST)) == 2
 
     async def test_a_copy_to_host_memory_may_keep_the_one_in_the_gpu(self, engine, path):
         await put(engine, path, GPU)

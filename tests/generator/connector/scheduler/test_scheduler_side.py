@@ -246,6 +246,44 @@ def test_an_inquiry_answers_with_the_gpu_tier_and_the_others(engine):
     assert not engine.side.busy
 
 
+def finish(engine: Engine, *failed: str) -> None:
+    """End the transfers of a step; those of the nodes ``failed`` without success."""
+    transfers = {transfer.number: transfer.key not in failed for transfer in engine.step().transfers}
+    engine.side.update(StepResults(transfers=transfers), set())
+
+
+def test_a_plan_is_carried_out_when_what_it_writes_is_written(engine):
+    engine.prefill("first", Tier.GPU)
+    engine.side.report()
+    request = engine.admit("second", None, Tier.HOST, prefix="h", moves=(Move("k1", 8, Tier.GPU, Tier.DISK),))
+    blocks = engine.allocate(request)
+    finish(engine)
+    request.num_output_tokens = 1
+    report = engine.side.report()
+    assert report.prefilled.keys() == {"second"}
+    # The nodes are saved now that the first token is there.
+    assert report.carried_out == {}
+    finish(engine, "h1")
+    assert engine.side.report().carried_out == {"second": (LostCopy("h1", Tier.HOST),)}
+    engine.end(request, blocks)
+    assert engine.side.report() is None
+
+
+def test_nothing_is_reported_of_a_plan_that_ends_before_its_first_token(engine):
+    engine.prefill("first", Tier.GPU)
+    engine.side.report()
+    request = engine.admit("second", None, Tier.HOST, prefix="h", moves=(Move("k1", 8, Tier.GPU, Tier.DISK),))
+    engine.end(request, engine.allocate(request))
+    finish(engine)
+    assert engine.side.report() is None
+    assert not engine.side.busy
+
+
+def test_a_plan_that_writes_nothing_is_not_reported_as_carried_out(engine):
+    engine.prefill("q", Tier.GPU)
+    assert engine.side.report().carried_out == {}
+
+
 def test_a_plans_moves_start_when_it_is_admitted(engine):
     engine.prefill("first", Tier.GPU)
     moves = (Move("k1", 8, Tier.GPU, Tier.DISK),)

@@ -70,11 +70,43 @@ def test_dropping_a_node_from_the_gpu_is_done_at_once_and_loses_the_nodes_behind
 
 
 def test_a_failed_transfer_outside_of_messages_is_lost(queue, lost):
-    queue.save(KvNode("k", "n", ("c",), 0, 8), (), Tier.DISK, None)
+    queue.save("plan", KvNode("k", "n", ("c",), 0, 8), (), Tier.DISK, None)
     ((transfer,), _) = queue.take_queued()
     queue.transferred(transfer.number, done=False)
     assert lost.take() == (LostCopy("k", Tier.DISK),)
     assert lost.take() == ()
+
+
+def test_a_plan_is_carried_out_when_its_moves_and_its_saves_have_ended(queue, lost):
+    moved = queue.move(move("a", Tier.HOST, Tier.DISK))
+    queue.open_message("plan", {moved}, whole=False)
+    queue.transferred(moved, done=False)
+    # Until its first token, it may save more.
+    assert queue.take_carried_out() == ({}, ())
+    queue.save("plan", KvNode("k", "n", ("c",), 0, 8), (), Tier.DISK, None)
+    queue.end_message("plan")
+    assert queue.take_carried_out() == ({}, ())
+    (_, saved), _ = queue.take_queued()
+    queue.transferred(saved.number, done=True)
+    assert queue.take_carried_out() == ({"plan": (LostCopy("a", Tier.DISK),)}, ())
+    assert lost.take() == ()
+
+
+def test_what_a_plan_without_a_first_token_could_not_write_is_lost(queue, lost):
+    first, second = (queue.move(move(key, Tier.HOST, Tier.DISK)) for key in ("a", "b"))
+    queue.take_queued()
+    queue.open_message("plan", {first, second}, whole=False)
+    queue.transferred(first, done=False)
+    queue.forget_message("plan")
+    queue.transferred(second, done=False)
+    assert lost.take() == (LostCopy("a", Tier.DISK), LostCopy("b", Tier.DISK))
+    assert queue.take_carried_out() == ({}, ())
+    assert not queue.busy
+
+
+def test_a_check_is_not_waited_for(queue):
+    queue.move(move("a", Tier.DISK, Tier.DISK, evict=False))
+    assert not queue.writes_any({("a", Tier.DISK)})
 
 
 def test_a_message_is_carried_out_when_its_last_job_ends(queue, lost):
