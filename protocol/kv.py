@@ -72,11 +72,15 @@ class HeldNode(msgspec.Struct, frozen=True):
 
 
 class ResidencyReport(msgspec.Struct, frozen=True):
-    """What a tier really holds: an instance's GPU, or a shared tier, whose ``instance`` is None."""
+    """What a tier really holds: an instance's GPU, or a shared tier, whose ``instance`` is None.
+
+    ``highest_stamp`` is the highest one in any page of host memory, free pages included.
+    """
 
     tier: Tier
     nodes: tuple[HeldNode, ...]
     instance: str | None = None
+    highest_stamp: int = 0
 
     def within(self, prefix: str) -> "ResidencyReport":
         """Return the report with ``prefix`` in front of all namespaces."""

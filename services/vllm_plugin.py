@@ -43,7 +43,7 @@ class RagtreeConnector(PlanningConnector):
     def make_planner(self, memory: KvMemory, reports: Sequence[ResidencyReport]) -> LocalController:
         """Make the controller over the KV that the tiers hold.
 
-        Page stamps start at the time of day, so they rise across restarts.
+        Page stamps start at the time of day, and above those that the reports name, so they rise across restarts.
         """
         settings = ControllerSettings.model_validate(self.controller_settings)
         return LocalController(settings, self.instance, memory, reports, time.monotonic, int(time.time() * 1e6))

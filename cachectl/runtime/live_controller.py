@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
+from msgspec.structs import replace
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.costs.stored_profile import load_or_measure
@@ -35,7 +36,8 @@ class LiveController:
     taken for all. An engine is profiled at its first start; profiles are kept in the folder ``profiles``.
 
     ``clock`` gives seconds on any monotonic scale, ``wall_clock`` seconds since the epoch. Stamps of host memory begin
-    at the wall clock's microseconds, so they also rise across restarts of the controller.
+    at the wall clock's microseconds, and above every stamp that the instances report: the clock may have been set back
+    since a former controller.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class LiveController:
         else:
             profile = await load_or_measure(engine, memory, info, self._profiles, progress)
             reports = await engine.residency()
-            controller = self._new(first, profile, memory, reports, info.step)
+            controller = self._new(first, profile, memory, info.step)
             controller.recovery.recall(snapshot)
             self._fingerprint = memory.fingerprint
             controller.instances.add(first, memory.boot, reports)
@@ -143,8 +145,11 @@ class LiveController:
             # The last instance that reached the old shared tiers is gone.
             known.replace_shared(shared)
         isolated = shared != known.shared
-        # While other instances reach the shared tiers, the tree knows best what those hold.
-        news = [report for report in reports if report.tier is Tier.GPU or not (others or isolated)]
+        news = [report for report in reports if report.tier is Tier.GPU or not isolated]
+        if others:
+            # While other instances reach the shared tiers, the tree knows best what those hold. An order of a former
+            # controller may have left a higher stamp, though.
+            news = [report if report.tier is Tier.GPU else replace(report, nodes=()) for report in news]
         if instance not in known.boots:
             log.info("an instance takes plans", instance=instance)
             known.add(instance, boot, news, isolated)
@@ -157,12 +162,10 @@ class LiveController:
         instance: str,
         profile: DeviceProfile,
         memory: KvMemory | None = None,
-        reports: Sequence[ResidencyReport] = (),
         step: StepBudget | None = None,
     ) -> Controller:
         page = memory.page_tokens if memory is not None else 1
         pages = (memory.gpu_pages, memory.host_pages, memory.disk_pages) if memory is not None else (0, 0, 0)
-        stamps = [held.pages.stamp for report in reports for held in report.nodes if held.pages is not None]
         return Controller(
             self._settings,
             [instance],
@@ -172,7 +175,7 @@ class LiveController:
             wall_clock=self._wall_clock,
             page_tokens=page,
             fingerprint=memory.fingerprint if memory is not None else "",
-            first_stamp=max(int(self._wall_clock() * 1e6), *stamps, 0) + 1,
+            first_stamp=int(self._wall_clock() * 1e6) + 1,
             shared=memory.shared if memory is not None else "",
             executor=EngineExecutor(self._instances),
             step=step,

@@ -23,9 +23,9 @@ _NO_BOUND = 1_000_000
 class LocalController:
     """Leases plans to one engine in the same process. Synchronous: each request gets its plan at once.
 
-    ``reports`` are what the engine's tiers hold. ``clock`` gives seconds on any monotonic scale. ``first_stamp`` is
-    above every stamp under which pages were ever handed out. Prefill costs come from a shipped profile and only inform
-    the policy: everything that is found is loaded.
+    ``reports`` are what the engine's tiers hold. ``clock`` gives seconds on any monotonic scale. Pages are handed out
+    under stamps from ``first_stamp`` on, and above every reported stamp. Prefill costs come from a shipped profile and
+    only inform the policy: everything that is found is loaded.
     """
 
     def __init__(

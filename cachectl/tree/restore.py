@@ -23,9 +23,12 @@ def restore(
     """Register every reported copy that fits and is supported, and have the others dropped.
 
     Faster tiers and upper nodes go first, as they support the others. Copies that the tree knows stay as they are.
-    ``records`` come from a former controller's snapshot, by node key in hexadecimal. Raises UnknownInstance and
-    InvalidRequest for a report that cannot be true; then nothing has changed.
+    ``records`` come from a former controller's snapshot, by node key in hexadecimal. From now on, pages of host memory
+    are handed out above every reported stamp. Raises UnknownInstance and InvalidRequest for a report that cannot be
+    true; then no copy is registered.
     """
+    if tree.tiers.host.allocator is not None:
+        tree.tiers.host.allocator.see(max((report.highest_stamp for report in reports), default=0))
     for report in reports:
         tree.tiers.cache(report.tier, report.instance)
         if report.tier is not Tier.GPU and report.instance is not None:

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
-from generator.tiers.base import StoredNode
+from generator.tiers.base import TierContents
 from protocol.kv import KvMemory, KvNode, Pages
 from protocol.tiers import Tier
 
@@ -67,7 +67,8 @@ class Load:
 @dataclass(frozen=True)
 class Transfer:
     """Copies a node from ``source`` to a slower tier; without ``target`` it only deletes. ``evict`` frees the source.
-    A transfer from a tier to itself checks that the node is there, and fails if it is not.
+
+    From a tier to itself, it checks that the node is there, and fails if it is not.
 
     If the source is the GPU, ``blocks`` hold the node. If ``blocks`` is empty and ``node`` is None, the engine no
     longer holds it: either an earlier transfer has copied it, or it cannot be copied any more. ``pages`` locate the
@@ -140,7 +141,7 @@ class JobResults:
     loads: dict[str, LoadResult] = field(default_factory=dict)
     transfers: dict[int, bool] = field(default_factory=dict)
     purged: dict[int, int] = field(default_factory=dict)
-    held: dict[str, dict[Tier, tuple[StoredNode, ...]]] = field(default_factory=dict)
+    held: dict[str, dict[Tier, TierContents]] = field(default_factory=dict)
     memory: KvMemory | None = None
 
 

@@ -120,6 +120,11 @@ class HostArena:
         return found
 
     @property
+    def highest_stamp(self) -> int:
+        """The highest stamp in any page's header, whatever the page's state."""
+        return int(self._stamps.max(initial=0))
+
+    @property
     def used_bytes(self) -> int:
         """The bytes of the pages of whole nodes."""
         return sum(len(stored.pages.numbers) for stored in self.nodes() if stored.pages) * self._geometry.page_bytes

@@ -65,6 +65,13 @@ class StoredNode(NamedTuple):
         return HeldNode(self.node.namespace, self.node.path, self.node.tokens, self.pages)
 
 
+class TierContents(NamedTuple):
+    """What a tier holds: its nodes, and its ``highest_stamp``."""
+
+    nodes: tuple[StoredNode, ...]
+    highest_stamp: int = 0
+
+
 class PageTarget(Protocol):
     """The destination of loads: an engine's blocks, by number."""
 
@@ -134,6 +141,13 @@ class KvTier(Protocol):
 
     def nodes(self) -> list[StoredNode]:
         """All published nodes. Reads every header, so call it at the start or when idle."""
+
+    @property
+    def highest_stamp(self) -> int:
+        """The highest stamp that any page was ever written under, dropped copies included; 0 in a tier without pages.
+
+        No copy can be written to such a page under a lower stamp.
+        """
 
     @property
     def used_bytes(self) -> int:

@@ -120,6 +120,11 @@ class DiskTier:
             return [StoredNode(self._index[key].node) for key in sorted(self._index)]
 
     @property
+    def highest_stamp(self) -> int:
+        """Always 0: files have no stamps."""
+        return 0
+
+    @property
     def used_bytes(self) -> int:
         """The bytes of the files of this fingerprint."""
         with self._lock:

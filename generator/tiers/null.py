@@ -33,6 +33,11 @@ class NullTier:
         return []
 
     @property
+    def highest_stamp(self) -> int:
+        """Always 0."""
+        return 0
+
+    @property
     def used_bytes(self) -> int:
         """Always 0."""
         return 0

@@ -103,6 +103,10 @@ class RealTiers:
     def files(self) -> set[str]:
         return {stored.node.key for stored in self._tiers[DISK].nodes()}
 
+    @property
+    def highest_stamp(self) -> int:
+        return self._tiers[HOST].highest_stamp
+
     def close(self) -> None:
         for tier in self._tiers.values():
             tier.close()

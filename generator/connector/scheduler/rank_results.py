@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from generator.connector.step_jobs import JobResults, LoadResult, StepResults
-from generator.tiers.base import StoredNode
+from generator.tiers.base import StoredNode, TierContents
 from protocol.kv import KvMemory
 from protocol.tiers import Tier
 
@@ -27,7 +27,7 @@ class RankResults:
         self._loads: dict[str, dict[int, LoadResult]] = {}
         self._transfers: dict[int, dict[int, bool]] = {}
         self._purged: dict[int, dict[int, int]] = {}
-        self._held: dict[str, dict[int, dict[Tier, tuple[StoredNode, ...]]]] = {}
+        self._held: dict[str, dict[int, dict[Tier, TierContents]]] = {}
         self._memory: dict[int, KvMemory] = {}
         self._partial: dict[tuple[str, Tier], StoredNode] = {}
 
@@ -56,13 +56,15 @@ class RankResults:
         partial, self._partial = self._partial, {}
         return [(tier, stored) for (_, tier), stored in partial.items()]
 
-    def _on_all(self, held: Sequence[Mapping[Tier, tuple[StoredNode, ...]]]) -> dict[Tier, tuple[StoredNode, ...]]:
-        """The nodes that every rank holds, in the first rank's order. Records the others."""
-        whole: dict[Tier, tuple[StoredNode, ...]] = {}
+    def _on_all(self, held: Sequence[Mapping[Tier, TierContents]]) -> dict[Tier, TierContents]:
+        """What every rank holds, in the first rank's order. Records the nodes that only some of them hold."""
+        whole: dict[Tier, TierContents] = {}
         for tier in held[0]:
-            by_rank = [answer.get(tier, ()) for answer in held]
+            contents = [answer.get(tier, TierContents(())) for answer in held]
+            by_rank = [found.nodes for found in contents]
             common = set(by_rank[0]).intersection(*by_rank[1:])
-            whole[tier] = tuple(stored for stored in by_rank[0] if stored in common)
+            nodes = tuple(stored for stored in by_rank[0] if stored in common)
+            whole[tier] = TierContents(nodes, max(found.highest_stamp for found in contents))
             self._partial |= {(stored.node.key, tier): stored for stored in chain(*by_rank) if stored not in common}
         return whole
 

@@ -195,7 +195,10 @@ class SchedulerSide:
         self._memory = joined.memory or self._memory
         for name, held in joined.held.items():
             own = ResidencyReport(Tier.GPU, self._gpu.nodes(), self._instance)
-            below = (ResidencyReport(tier, tuple(stored.held for stored in nodes)) for tier, nodes in held.items())
+            below = (
+                ResidencyReport(tier, tuple(stored.held for stored in found.nodes), highest_stamp=found.highest_stamp)
+                for tier, found in held.items()
+            )
             self._held[name] = (own, *below)
             self._unanswered.discard(name)
         for tier, (node, pages) in self._rank_results.take_partial():

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from generator.connector.step_jobs import Purge, Transfer
 from generator.connector.worker.blocks import PagedBlocks
-from generator.tiers.base import KvTier, StoredNode, TierError
+from generator.tiers.base import KvTier, TierContents, TierError
 from protocol.kv import KvNode, pages_spanned
 from protocol.tiers import Tier
 
@@ -47,9 +47,9 @@ class TierJobs:
             left += sum(tier.has(node.key, pages) for node, pages in covered)
         return left
 
-    def held(self) -> dict[Tier, tuple[StoredNode, ...]]:
+    def held(self) -> dict[Tier, TierContents]:
         """What the tiers hold."""
-        return {tier: tuple(kept.nodes()) for tier, kept in self._tiers.items()}
+        return {tier: TierContents(tuple(kept.nodes()), kept.highest_stamp) for tier, kept in self._tiers.items()}
 
     def _save(self, node: KvNode, blocks: Sequence[int], target: KvTier, transfer: Transfer) -> None:
         page_tokens = self._blocks.page_tokens

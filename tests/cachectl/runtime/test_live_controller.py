@@ -115,6 +115,34 @@ async def test_it_starts_with_all_running_instances(start):
     assert await live.follow() is False
 
 
+async def page_stamp(live: LiveController, query_id: str) -> int:
+    """The stamp of the pages that a plan gets in host memory, because the GPU has no room."""
+    plan = await live.controller.admit(ask(query_id, query_id[-1]))
+    await live.controller.complete(report(query_id))
+    return plan.nodes[0].pages.stamp
+
+
+async def test_pages_are_handed_out_above_all_stamps_whatever_the_clock_says(start):
+    # The clock stands at 0. A former controller's clock was ahead, and its pages are free again.
+    fleet = Fleet(a=Engine(gpu_pages=0))
+    fleet.engines["a"].reports = (ResidencyReport(HOST, (), highest_stamp=500),)
+    live = await start(fleet)
+    assert await page_stamp(live, "on a") == 501
+    # Orders of the former controller were still under way. The other instance has carried them out.
+    fleet.engines["b"] = Engine(gpu_pages=0, boot="boot-b")
+    fleet.engines["b"].reports = (held(HOST, "x"), ResidencyReport(HOST, (), highest_stamp=900))
+    assert await live.follow() is True
+    assert await page_stamp(live, "on b") == 901
+    assert await where(live, "x") == [None]
+
+
+async def test_an_isolated_instances_stamps_do_not_count(start):
+    fleet = Fleet(a=Engine(gpu_pages=0), b=Engine(gpu_pages=0, boot="boot-b", shared="elsewhere"))
+    fleet.engines["b"].reports = (ResidencyReport(HOST, (), highest_stamp=900),)
+    live = await start(fleet)
+    assert await page_stamp(live, "on a") < 900
+
+
 async def test_it_does_not_start_without_an_instance(start):
     with pytest.raises(EngineDied):
         await start(Fleet())

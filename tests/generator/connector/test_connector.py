@@ -90,6 +90,12 @@ class TestTiers:
         assert came.unwritten == (LostCopy(path.keys[0], HOST),)
         assert came.prefill.lost == ()
 
+    async def test_free_pages_are_reported_with_their_stamps(self, engine, path):
+        await put(engine, path, HOST)
+        assert await engine.carry_out(Orders(path.moves(HOST, None))) == ()
+        (host,) = [report for report in await engine.residency() if report.tier is HOST]
+        assert host.highest_stamp >= max(pages.stamp for pages in path.pages)
+
     async def test_a_check_says_whether_a_copy_is_there(self, engine, path):
         await put(engine, path, HOST)
         await engine.carry_out(Orders((path.moves(HOST, None)[0],)))

@@ -49,6 +49,17 @@ def test_a_copy_is_missing_under_another_key_or_in_other_pages(arena):
         assert not arena.has(NODE.key, Pages(numbers, pages.stamp))
 
 
+def test_the_highest_stamp_outlives_its_copy_and_the_process(opened):
+    arena = opened()
+    assert arena.highest_stamp == 0
+    write(arena, NODE, hand_out(NODE, 9))
+    write(arena, make_node(1), hand_out(make_node(1), 5))
+    assert arena.highest_stamp == 9
+    arena.drop(NODE.key, hand_out(NODE, 9))
+    assert held(arena) == {make_node(1).key}
+    assert opened().highest_stamp == 9
+
+
 def test_a_late_writer_cannot_write_pages_that_were_handed_out_again(arena):
     pages = hand_out(NODE, 9)
     write(arena, NODE, pages)

@@ -88,6 +88,7 @@ def test_pages_begin_aligned(disk, tmp_path):
     data = file_of(tmp_path).read_bytes()
     assert (8 + int.from_bytes(data[:8], "little")) % 4096 == 0
     assert len(data) == FILE_BYTES == disk.used_bytes
+    assert disk.highest_stamp == 0
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

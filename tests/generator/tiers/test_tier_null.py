@@ -13,3 +13,4 @@ class TestNullTier(TierContract):
     def test_it_refuses_every_copy(self, tier):
         with pytest.raises(TierFull, match="no disk tier"), tier.writing(make_node(0), None):
             pass
+        assert tier.highest_stamp == 0

@@ -8,7 +8,7 @@ import msgspec
 
 from generator.connector.scheduler.rank_results import RankResults
 from generator.connector.step_jobs import JobResults, LoadResult, StepResults
-from generator.tiers.base import StoredNode
+from generator.tiers.base import StoredNode, TierContents
 from protocol.kv import KvMemory, KvNode, Pages
 from protocol.tiers import Tier
 
@@ -48,9 +48,9 @@ def test_a_job_that_fails_on_one_rank_fails(failing):
 
 def test_a_node_is_in_a_tier_if_it_is_there_on_every_rank():
     ranks = RankResults(2)
-    join(ranks, 0, held={"q": {Tier.HOST: (ONE, TWO), Tier.DISK: (ONE,)}})
-    joined = join(ranks, 1, held={"q": {Tier.HOST: (TWO,), Tier.DISK: ()}})
-    assert joined.held == {"q": {Tier.HOST: (TWO,), Tier.DISK: ()}}
+    join(ranks, 0, held={"q": {Tier.HOST: TierContents((ONE, TWO), 3), Tier.DISK: TierContents((ONE,))}})
+    joined = join(ranks, 1, held={"q": {Tier.HOST: TierContents((TWO,), 5), Tier.DISK: TierContents(())}})
+    assert joined.held == {"q": {Tier.HOST: TierContents((TWO,), 5), Tier.DISK: TierContents(())}}
     assert ranks.take_partial() == [(Tier.HOST, ONE), (Tier.DISK, ONE)]
     assert ranks.take_partial() == []
 

@@ -12,7 +12,7 @@ from small_pool import BLOCKS, PAGE, small_pool
 from generator.connector.messages import Prefilled, RequestMessage
 from generator.connector.scheduler.scheduler_side import SchedulerSide
 from generator.connector.step_jobs import BlockCopy, JobResults, LoadResult, StepResults
-from generator.tiers.base import StoredNode
+from generator.tiers.base import StoredNode, TierContents
 from protocol.kv import HeldNode, KvNode, LostCopy, Move, ResidencyReport
 from protocol.plans import PlannedNode
 from protocol.tiers import Tier
@@ -238,18 +238,17 @@ def test_an_inquiry_answers_with_the_gpu_tier_and_the_others(engine):
     assert engine.side.busy
     assert engine.step().inquiries == ["question"]
     stored = KvNode("k0", "n", ("c0",), 0, 8)
-    engine.results(held={"question": {Tier.DISK: (StoredNode(stored),)}})
+    engine.results(held={"question": {Tier.HOST: TierContents((StoredNode(stored),), 7)}})
     nodes = (HeldNode("n", ("c0",), 8), HeldNode("n", CONTENTS, 8))
     assert engine.side.report().held == {
-        "question": (ResidencyReport(Tier.GPU, nodes, "one"), ResidencyReport(Tier.DISK, nodes[:1]))
+        "question": (ResidencyReport(Tier.GPU, nodes, "one"), ResidencyReport(Tier.HOST, nodes[:1], highest_stamp=7))
     }
     assert not engine.side.busy
 
 
 def finish(engine: Engine, *failed: str) -> None:
     """End the transfers of a step; those of the nodes ``failed`` without success."""
-    transfers = {transfer.number: transfer.key not in failed for transfer in engine.step().transfers}
-    engine.side.update(StepResults(transfers=transfers), set())
+    engine.results(transfers={transfer.number: transfer.key not in failed for transfer in engine.step().transfers})
 
 
 def test_a_plan_is_carried_out_when_what_it_writes_is_written(engine):

@@ -278,10 +278,16 @@ class ToyController:
                 for written in plan.written:
                     written.copy.reserved = False
         for name, lost in report.carried_out.items():
-            sent = self._orders.pop(name)
+            if name in self._orders:
+                written = self._orders.pop(name).written
+            elif name in self.plans:
+                written = self.plans[name].written
+            else:
+                # Nobody listens to a plan that has ended. Its copies are checked.
+                continue
             self._lose(instance, lost)
-            for written in sent.written:
-                written.copy.writer = None
+            for confirmed in written:
+                confirmed.copy.writer = None
         self._lose(instance, report.lost)
 
     def _lose(self, instance: int, lost: Sequence[LostCopy]) -> None:
