@@ -9,11 +9,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import click
 import typer
 from exposed import gateways_metrics
 from gateway_fakes import Stack
 from pydantic import BaseModel
+from typer.core import TyperGroup
 
 from gateway.app import create_app
 from gateway.settings import ApiKey, GatewaySettings
@@ -40,9 +40,9 @@ def openapi() -> Any:
     return without_wording(create_app(Stack(), settings).openapi())
 
 
-def commands(command: click.Command, name: str = "ragtree") -> dict[str, dict[str, Any]]:
+def commands(command: Any, name: str = "ragtree") -> dict[str, dict[str, Any]]:
     """Return every command with its parameters: their spellings, types, defaults and whether they are required."""
-    if isinstance(command, click.Group):
+    if isinstance(command, TyperGroup):
         found: dict[str, dict[str, Any]] = {}
         for sub, inner in command.commands.items():
             found |= commands(inner, f"{name} {sub}")
@@ -51,7 +51,8 @@ def commands(command: click.Command, name: str = "ragtree") -> dict[str, dict[st
         name: {
             parameter.name or "": {
                 "spellings": sorted([*parameter.opts, *parameter.secondary_opts]),
-                "type": str(parameter.type),
+                "type": getattr(parameter.type_descriptor.annotation, "__name__", None)
+                or str(parameter.type_descriptor.annotation),
                 "default": repr(parameter.default),
                 "required": parameter.required,
             }
