@@ -79,18 +79,23 @@ async def generate(
 class EngineMaker:
     """Makes engines of one model with the same flags, each with its own way to keep KV.
 
-    Only one engine works at a time, so each gets all cores, whatever the settings reserve for the rest of the stack.
-    ``at_once`` engines share the GPU memory that the settings give to one. ``kv_tokens`` fixes the size of each KV
-    cache, so that it does not depend on the machine or the dtype; by default it is what fits.
+    Only one engine works at a time, so each gets all cores, whatever the settings reserve for the rest of the stack;
+    ``threads`` limits them. ``at_once`` engines share the GPU memory that the settings give to one. ``kv_tokens`` fixes
+    the size of each KV cache, so that it does not depend on the machine or the dtype; by default it is what fits.
     """
 
     def __init__(
-        self, settings: GeneratorSettings, models: ModelStore, at_once: int = 1, kv_tokens: int | None = None
+        self,
+        settings: GeneratorSettings,
+        models: ModelStore,
+        at_once: int = 1,
+        kv_tokens: int | None = None,
+        threads: int | None = None,
     ) -> None:
         cache = kv_cache_of(kv_tokens) if kv_tokens is not None else {}
         self._settings = settings.model_copy(
             update={
-                "cpu_threads": len(os.sched_getaffinity(0)),
+                "cpu_threads": threads or len(os.sched_getaffinity(0)),
                 "gpu_memory_utilization": settings.gpu_memory_utilization / at_once,
                 "engine_args": {**settings.engine_args, **cache},
             }

@@ -54,12 +54,12 @@ class KvPath:
 
     def plan(
         self,
-        question: str,
+        question: str | Segment,
         sources: Tier | Sequence[Tier | None] | None,
         kept: Tier | Sequence[Tier | None] | None,
         moves: Sequence[Move] = (),
     ) -> PrefillPlan:
-        """Make a plan for the path and a question.
+        """Make a plan for the path and a question, by default a random one that is drawn by its name.
 
         ``sources`` and ``kept`` are one tier for all nodes, or one for each.
         """
@@ -69,8 +69,9 @@ class KvPath:
                 self.keys, self.segments, self._each(sources), self._each(kept), self.pages, strict=True
             )
         )
-        asked = random_segment(question, QUESTION_TOKENS, SegmentKind.QUESTION)
-        prompt = Prompt((*self.segments, asked))
+        if isinstance(question, str):
+            question = random_segment(question, QUESTION_TOKENS, SegmentKind.QUESTION)
+        prompt = Prompt((*self.segments, question))
         return PrefillPlan(uuid4().hex, INSTANCE, self.namespace, prompt, 0.0, nodes, tuple(moves))
 
     def moves(self, source: Tier, target: Tier | None, evict: bool = True) -> tuple[Move, ...]:
