@@ -98,6 +98,7 @@ class KvMemory(msgspec.Struct, frozen=True):
     - ``boot`` names this run of the engine. KV in its GPU is lost with it.
     - Rates are measured: from host memory to the engine's blocks, and from disk.
     - ``device`` names what the engine computes on. Measured costs are valid for that device.
+    - ``layout`` describes the engine's KV cache for people: attention backend, dtype, and the shape of a block.
     - ``shared`` names the host memory and disk tiers. Instances with the same name share them.
     """
 
@@ -112,6 +113,7 @@ class KvMemory(msgspec.Struct, frozen=True):
     disk_bytes_per_s: float
     device: str = ""
     shared: str = ""
+    layout: str = ""
 
 
 class Orders(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ They are get_required_kvcache_layout, register_kv_caches, bind_connector_metadat
 get_finished, get_block_ids_with_load_errors and build_connector_worker_meta.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -131,10 +132,12 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         places = self._settings.places(self._rank, self._vllm_config.parallel_config.tensor_parallel_size)
         tiers = open_tiers(places, kv_fingerprint, blocks)
         gpu_pages = int(num_blocks * self._settings.gpu_share)
-        memory = measure_memory(places, kv_fingerprint, blocks, gpu_pages, num_blocks, tiers)
+        attention = self._attention(kv_caches)
+        memory = measure_memory(places, kv_fingerprint, blocks, attention, gpu_pages, num_blocks, tiers)
         log.info(
             "kv_cache_opened",
             device=memory.device,
+            layout=memory.layout,
             page_bytes=memory.page_bytes,
             copies_per_page=blocks.copies_per_page,
             host_bytes_per_s=round(memory.host_bytes_per_s),
@@ -156,3 +159,8 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
     def _writer_of(self, name: str) -> LayerWriter:
         """The attention backend's own way to write into a layer's cache."""
         return LayerWriter(self._vllm_config.compilation_config.static_forward_context[name], self._page_tokens)
+
+    def _attention(self, names: Iterable[str]) -> str:
+        """The names of these layers' attention backends."""
+        layers = self._vllm_config.compilation_config.static_forward_context
+        return "/".join(sorted({layers[name].get_attn_backend().get_name() for name in names}))

@@ -59,6 +59,13 @@ def uses_connector(arguments: dict[str, Any]) -> bool:
     return (arguments.get("kv_transfer_config") or {}).get("kv_connector_module_path") == _CONNECTOR
 
 
+def has_gpu() -> bool:
+    """Whether the engine of this machine computes on a GPU."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
 def step_budget(scheduler: "SchedulerConfig") -> StepBudget:
     """The tokens of one engine step."""
     tokens = scheduler.max_num_batched_tokens
@@ -91,15 +98,13 @@ def _dtype(configured: str) -> str:
         return configured
     import torch
 
-    native = torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    native = has_gpu() or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     # Emulated bfloat16 prefills at a fifth of float32's speed.
     return "bfloat16" if native else "float32"
 
 
 def _device_arguments(max_model_len: int) -> dict[str, Any]:
-    import torch
-
-    if torch.cuda.is_available():
+    if has_gpu():
         return {}
     return {
         # Compilation adds 90 s to every start, and gains nothing measurable on two cores.

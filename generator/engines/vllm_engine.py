@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
+from pydantic import ValidationError
 
 from generator.engines.vllm_arguments import engine_arguments, prepare_environment, step_budget, uses_connector
 from generator.engines.vllm_orders import VllmOrders
@@ -154,7 +155,14 @@ class VllmEngine:
             except (ValueError, TypeError, RuntimeError, AttributeError) as error:
                 if refusal.exists():
                     raise ConfigError(refusal.read_text(encoding="utf-8"), param="generator") from error
-                raise ConfigError(f"vLLM cannot run {self._settings.model!r}: {error}", param="generator") from error
+                raise ConfigError(f"vLLM cannot run {self._settings.model!r}: {_said(error)}", "generator") from error
+
+
+def _said(error: Exception) -> str:
+    """What an error of vLLM says. pydantic's own text also lists all arguments."""
+    if isinstance(error, ValidationError):
+        return "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
+    return str(error)
 
 
 def _report_router() -> "ReportRouter":

@@ -5,6 +5,7 @@ on any backend. Where a single token lies within a block is learnt from the back
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,7 @@ class PagedBlocks(ABC):
         self._dtype = rows[0].dtype
         if any(row.dtype != self._dtype for row in rows):
             raise ConfigError("the layers keep their KV in different dtypes, which RAGTree cannot page")
+        self._shapes = Counter(tuple(row.shape[1:]) for row in rows)
         slabs = slabs_of(rows)
         self._slabs = [slab.memory for slab in slabs]
         ends = np.cumsum([slab.shape[1] for slab in self._slabs]).tolist()
@@ -67,6 +69,12 @@ class PagedBlocks(ABC):
     def layout(self) -> str:
         """A description that is equal for engines whose pages have the same bytes."""
         return f"{self._dtype} {self.page_tokens} {self._layers} {_hash_of(self._elements)}"
+
+    @property
+    def shapes(self) -> str:
+        """The dtype, and how many layers have blocks of which shape, for people."""
+        blocks = ", ".join(f"{count} x {shape}" for shape, count in self._shapes.items())
+        return f"{str(self._dtype).removeprefix('torch.')} {blocks}"
 
     @property
     def copies_per_page(self) -> int:

@@ -39,9 +39,18 @@ def open_tiers(places: KvPlaces, fingerprint: str, blocks: PagedBlocks) -> dict[
 
 
 def measure_memory(
-    places: KvPlaces, fingerprint: str, blocks: PagedBlocks, gpu_pages: int, num_blocks: int, tiers: dict[Tier, KvTier]
+    places: KvPlaces,
+    fingerprint: str,
+    blocks: PagedBlocks,
+    attention: str,
+    gpu_pages: int,
+    num_blocks: int,
+    tiers: dict[Tier, KvTier],
 ) -> KvMemory:
-    """A worker's memory for KV. The rates are measured now, so no request may use the blocks meanwhile."""
+    """A worker's memory for KV. The rates are measured now, so no request may use the blocks meanwhile.
+
+    ``attention`` names the attention backend, which lays out the blocks.
+    """
     size = blocks.page_bytes
     host = places.host_bytes // size
     disk = places.disk_bytes // (size + _FILE_BYTES) if places.disk_dir is not None else 0
@@ -63,6 +72,7 @@ def measure_memory(
         disk_bytes_per_s=disk_rate or host_rate,
         device=blocks.device_name,
         shared=_shared_tiers(places),
+        layout=f"{attention} {blocks.shapes}",
     )
 
 

@@ -263,7 +263,13 @@ def _config(folder: Path, blocks: int, async_scheduling: bool, model: Path, kv: 
     config.cache_config.num_gpu_blocks = blocks
     config.cache_config.block_size = PAGE
     config.cache_config.enable_prefix_caching = True
-    layer = SimpleNamespace(num_kv_heads=1, head_size=1, head_size_v=1, impl=SimpleNamespace(do_kv_cache_update=_write))
+    layer = SimpleNamespace(
+        num_kv_heads=1,
+        head_size=1,
+        head_size_v=1,
+        impl=SimpleNamespace(do_kv_cache_update=_write),
+        get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "TOY"),
+    )
     config.compilation_config.static_forward_context = {_LAYER: layer}
     config.kv_transfer_config = KVTransferConfig(
         kv_connector="InProcessConnector",
