@@ -6,7 +6,7 @@ import typer
 
 from protocol.errors import RagtreeError
 from protocol.logs import configure_logging
-from services.cli import bench, cache, config, ingest, query, stack
+from services.cli import bench, cache, config, doctor, ingest, query, stack
 from services.cli.output import errors
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 app.command()(stack.up)
 app.command()(stack.down)
 app.command()(stack.status)
+app.command()(doctor.doctor)
 app.command()(ingest.ingest)
 app.command()(query.query)
 app.add_typer(bench.app, name="bench")

@@ -14,10 +14,14 @@ results = Console()
 errors = Console(stderr=True)
 
 
-def progress_bar() -> Progress:
+def progress_bar(console: Console | None = None) -> Progress:
     """Return a progress bar with a name, a count and the elapsed time."""
     return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=errors
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console or errors,
     )
 
 
@@ -29,30 +33,32 @@ def print_json(result: msgspec.Struct) -> None:
 class StepBars:
     """One progress bar per step of a long task. Call it with (step, done, total); use it as a context manager.
 
-    Without a terminal it prints a line at the start and end of each step, and one every 30 seconds.
+    Without a terminal it prints a line at the start and end of each step, and one every 30 seconds. ``console`` is
+    where it prints, by default standard error.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._progress = progress_bar()
+    def __init__(self, clock: Callable[[], float] = time.monotonic, console: Console | None = None) -> None:
+        self._console = console or errors
+        self._progress = progress_bar(self._console)
         self._clock = clock
         self._bars: dict[str, TaskID] = {}
         self._done: dict[str, int] = {}
         self._said_at: dict[str, float] = {}
 
     def __enter__(self) -> "StepBars":
-        if errors.is_terminal:
+        if self._console.is_terminal:
             self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if errors.is_terminal:
+        if self._console.is_terminal:
             self._progress.stop()
 
     def __call__(self, step: str, done: int, total: int | None) -> None:
         """Show the progress of a step. A ``total`` of None means unknown."""
-        if not errors.is_terminal:
+        if not self._console.is_terminal:
             self._say(step, done, total)
             return
         if step not in self._bars:
@@ -64,7 +70,7 @@ class StepBars:
         if step in self._said_at and done != total and now < self._said_at[step] + _LINE_EVERY_S:
             return
         self._said_at[step] = now
-        errors.print(f"{step}: {done}" + ("" if total is None else f" of {total}"), highlight=False)
+        self._console.print(f"{step}: {done}" + ("" if total is None else f" of {total}"), highlight=False)
 
     def advance(self, step: str, count: int, total: int | None) -> None:
         """Add ``count`` to a step's progress. A finished step starts again."""

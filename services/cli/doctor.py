@@ -1,0 +1,120 @@
+"""``ragtree doctor``: examines this machine, the model and the engine."""
+
+import asyncio
+import atexit
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import psutil
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.doctor.outcome import CheckResult, Diagnosis, Status
+from benchmarks.doctor.surroundings import Surroundings
+from generator.settings import GeneratorSettings
+from protocol.errors import ConfigError
+from services.cli.connection import JsonOption
+from services.cli.output import StepBars, errors, print_json, results
+from services.config import Config, load_config
+from services.model import kv_settings
+from services.stack.run_state import RunState
+
+_COLOURS = {Status.PASSED: "green", Status.FAILED: "bold red", Status.WARNING: "yellow", Status.SKIPPED: "dim"}
+_BUSY_SAMPLE_S = 1.0
+
+
+def doctor(
+    model: Annotated[
+        str | None, typer.Option(help="The model to examine; by default the configured one (generator.model).")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="File to which what the engines print is added.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Examine this machine, the model and the engine in minutes. The exit code is 0 only if no check fails."""
+    from benchmarks.doctor.context import Context
+    from benchmarks.doctor.examination import Examination
+    from benchmarks.doctor.standard_checks import standard_checks
+    from benchmarks.doctor.workplace import Workplace
+    from generator.models import ModelStore
+
+    config = load_config()
+    settings = _settings(config, model)
+    atexit.register(_silence)
+    with _ended_by_signals(), Workplace(settings.kv, log) as place:
+        surroundings = _surroundings(config)
+        with place.log.capturing() as terminal, StepBars(console=Console(file=terminal)) as show:
+            context = Context(settings, ModelStore(config.cache_dir), place, surroundings, show)
+            diagnosis = asyncio.run(Examination(standard_checks()).run(context, show))
+    if as_json:
+        print_json(diagnosis)
+    else:
+        _print(diagnosis)
+    if not diagnosis.passed:
+        first = diagnosis.failures[0]
+        errors.print(f"[bold red]{first.name}:[/] ", end="")
+        errors.print(first.why, highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(1)
+
+
+def _settings(config: Config, model: str | None) -> GeneratorSettings:
+    """Return the settings of the engine to examine. Raises ConfigError if it has no engine."""
+    changes = {"kv": kv_settings(config)} | ({"model": model} if model is not None else {})
+    if config.generator.engine != "vllm":
+        raise ConfigError("the doctor examines vLLM, but generator.engine is fake: set it to vllm", "generator.engine")
+    return config.generator.model_copy(update=changes)
+
+
+def _surroundings(config: Config) -> Surroundings:
+    running = RunState(config.data_dir).running()
+    busy = psutil.cpu_percent(interval=_BUSY_SAMPLE_S) / 100
+    return Surroundings(running.url if running is not None else None, busy)
+
+
+def _print(diagnosis: Diagnosis) -> None:
+    table = Table("check", "result", "figure")
+    for check in diagnosis.checks:
+        colour = _COLOURS[check.status]
+        table.add_row(check.name, f"[{colour}]{check.status}[/]", check.figure or check.why)
+    results.print(table)
+    for check in _with_advice(diagnosis):
+        results.print(f"{check.name}: {check.why}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _with_advice(diagnosis: Diagnosis) -> Iterator[CheckResult]:
+    """Yield what needs more than the table. The first failure is the last line, on standard error."""
+    yield from (check for check in diagnosis.checks if check.status is Status.WARNING)
+    yield from diagnosis.failures[1:]
+
+
+def _silence() -> None:
+    """Drop what vLLM's objects still say when Python's end finds them: the last line is the doctor's."""
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and a closed terminal end the block with an exception, so that it is cleaned up.
+
+    This also holds while an engine loads, which blocks the event loop. Signals that are ignored stay ignored.
+    """
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        # Not a KeyboardInterrupt, which vLLM swallows while it starts.
+        raise SystemExit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
