@@ -87,7 +87,8 @@ def _batch_copy() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
         from vllm._custom_ops import swap_blocks_batch
     except ImportError:
         return _copy_one_by_one
-    return swap_blocks_batch  # type: ignore[no-any-return]
+    there = hasattr(torch.ops._C_cache_ops, swap_blocks_batch.__name__)
+    return swap_blocks_batch if there else _copy_one_by_one
 
 
 def _copy_one_by_one(sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor) -> None:

@@ -1,0 +1,147 @@
+"""The groups of checks, each of which runs in a process of its own."""
+
+from typing import Any
+
+import msgspec
+
+from scripts.gpu_proof.machine import Machine
+
+LAYOUTS = ("BLHNC", "BLNHC", "LBNHC", "LBHNC", "K and V, blocks")
+TIERS = ("gpu", "host", "disk")
+RUNNERS = {"V1": "0", "V2": "1"}
+BACKENDS = ("FLASH_ATTN", "FLASHINFER")
+BENCHMARKS = ("tiers", "replay")
+LARGE_GPU = 40 << 30
+"""Bytes of a GPU that holds two engines with 7B parameters each."""
+
+
+_GRAPHS = [1, 2, 4, 8]
+"""The numbers of requests for which vLLM records CUDA graphs."""
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One check: the method ``call`` of its group's class, with ``arguments``, within ``limit_s`` seconds.
+
+    If a ``required`` check fails, the rest of its group is left out.
+    """
+
+    name: str
+    call: str
+    limit_s: float
+    arguments: dict[str, Any] = {}
+    required: bool = False
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Checks of one process. ``kind`` names their class, which is made with ``settings``.
+
+    The process has the variables ``environment``, and takes about ``start_s`` seconds until its first check runs.
+    """
+
+    name: str
+    level: int
+    kind: str
+    settings: dict[str, Any]
+    start_s: float
+    checks: list[Check]
+    environment: dict[str, str] = {}
+
+
+def groups(machine: Machine, small: bool, levels: set[int], only: str) -> list[Group]:
+    """The groups of some levels for a machine, with the checks whose name contains ``only``.
+
+    The most telling come first. ``small`` is the form for a CPU.
+    """
+    every = [_blocks(small), *_engines(small), *_benchmarks(machine, small)]
+    chosen = [
+        msgspec.structs.replace(group, checks=[check for check in group.checks if only in check.name])
+        for group in every
+        if group.level in levels
+    ]
+    return [group for group in chosen if group.checks]
+
+
+def missing(group: Group, machine: Machine) -> str:
+    """Why a group cannot run on a machine, or nothing if it can."""
+    if group.level > 1 and not machine.has_vllm:
+        return "vLLM is not installed"
+    if group.settings.get("engine_args", {}).get("attention_backend") == "FLASHINFER" and not machine.has_flashinfer:
+        return "FlashInfer is not installed"
+    return ""
+
+
+def _blocks(small: bool) -> Group:
+    checks = [
+        Check(f"{title}, {layout}", call, 60, {"layout": layout})
+        for call, title in (("save_and_load", "save and load beside computing"), ("fence", "fence"))
+        for layout in LAYOUTS
+    ]
+    checks += [Check(f"bandwidth, {layout}", "bandwidth", 60, {"layout": layout}) for layout in ("BLHNC", "LBNHC")]
+    return Group("blocks", 1, "blocks", {"small": small}, 15, checks)
+
+
+def _answers(title: str) -> list[Check]:
+    return [
+        Check(f"{title}: start", "start", 150, required=True),
+        *(Check(f"{title}: KV from {tier}", "answers", 60, {"tier": tier}) for tier in TIERS),
+    ]
+
+
+def _faults(title: str) -> list[Check]:
+    return [
+        Check(f"{title}: pages lost in host memory", "lost_in_memory", 30),
+        Check(f"{title}: file damaged on disk", "damaged_on_disk", 30),
+        *(
+            Check(f"{title}: failing load shared, {tier}", "shared_failing_load", 30, {"tier": tier})
+            for tier in ("host", "disk")
+        ),
+        Check(f"{title}: preemption", "preemption", 60),
+        Check(f"{title}: abort in mid-load", "abort", 60),
+    ]
+
+
+def _engines(small: bool) -> list[Group]:
+    if small:
+        settings = {"shape": "tiny", "dtype": "float32", "block_tokens": 32, "questions": 8, "engine_args": {}}
+        return [Group("engine", 2, "engine", settings, 25, [*_answers("engine"), *_faults("engine")])]
+    return [
+        Group(
+            f"engine {runner} {backend}",
+            2,
+            "engine",
+            {
+                "shape": "small",
+                "dtype": "bfloat16",
+                "block_tokens": 16,
+                "questions": 8,
+                "runner": runner,
+                "engine_args": {
+                    "attention_backend": backend,
+                    "compilation_config": {"cudagraph_capture_sizes": _GRAPHS},
+                },
+            },
+            30,
+            [*_answers(f"{runner}, {backend}"), *_faults(f"{runner}, {backend}")],
+            {"VLLM_USE_V2_MODEL_RUNNER": RUNNERS[runner]},
+        )
+        for backend in BACKENDS
+        for runner in RUNNERS
+    ]
+
+
+def _benchmarks(machine: Machine, small: bool) -> list[Group]:
+    if small:
+        settings = {"shape": "tiny", "dtype": "float32", "engine_args": {}, "small": True}
+        return [Group("benchmarks", 3, "benchmarks", settings, 25, [Check(name, name, 300) for name in BENCHMARKS])]
+    shape = "7b" if machine.gpu_bytes >= LARGE_GPU else "1b"
+    # Graphs of decoding without compilation, which would take a minute more for each engine.
+    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": _GRAPHS}
+    settings = {"shape": shape, "dtype": "bfloat16", "engine_args": {"compilation_config": graphs}}
+    exact = {**settings, "block_tokens": 16, "questions": 24}
+    return [
+        Group("exactness", 3, "engine", exact, 30, _answers(f"exactness, {shape}")),
+        *(
+            Group(name, 3, "benchmarks", {**settings, "small": False}, 30, [Check(f"{name}, {shape}", name, 200)])
+            for name in BENCHMARKS
+        ),
+    ]

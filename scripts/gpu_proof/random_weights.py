@@ -1,0 +1,56 @@
+"""Random weights under which answers depend on every token of a prompt, as a load format of vLLM.
+
+vLLM's own ``dummy`` weights are so small that attention is the same everywhere: wrong KV would change no answer. vLLM
+finds ``register`` as a plugin, in each of its processes.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+LOAD_FORMAT = "random"
+_GAINS = {"qkv_proj": 1.5, "lm_head": 3.0}
+"""By how much some weights enlarge what flows through them. Others keep its size.
+
+Attention this sharp lets an answer depend on tokens far in front; sharper, it would let bfloat16's rounding grow from
+layer to layer. Sharp logits make near ties rare, which rounding decides.
+"""
+
+
+def register() -> None:
+    """Let vLLM know the load format."""
+    import torch
+    from vllm.model_executor.model_loader import register_model_loader
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+    @register_model_loader(LOAD_FORMAT)
+    class RandomWeights(BaseModelLoader):  # type: ignore[misc]  # vLLM is untyped here
+        """Fills a model with numbers that keep the size of what flows through it."""
+
+        def download_model(self, model_config: Any) -> None:  # noqa: ANN401
+            """Do nothing: there are no files."""
+
+        def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:  # noqa: ANN401, ARG002
+            """Fill the weights. Equal models get equal weights."""
+            for name, weight in model.named_parameters():
+                # Not one seed for all: equal matrices would let a model repeat its last token.
+                generator = torch.Generator(weight.device).manual_seed(crc32(name.encode()))
+                if weight.dim() < 2:
+                    weight.data.fill_(1.0)  # a norm
+                elif "embed_tokens" in name:
+                    weight.data.normal_(generator=generator)
+                else:
+                    gain = next((gain for part, gain in _GAINS.items() if part in name), 1.0)
+                    weight.data.normal_(0.0, gain / weight.shape[-1] ** 0.5, generator=generator)
+
+
+def install(folder: Path) -> None:
+    """Let processes that this one starts find the plugin, through files in ``folder``."""
+    facts = folder / "ragtree_gpu_proof-0.0.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: ragtree-gpu-proof\nVersion: 0.0\n")
+    (facts / "entry_points.txt").write_text(
+        f"[vllm.general_plugins]\nragtree_random_weights = {__name__}:{register.__name__}\n"
+    )
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])

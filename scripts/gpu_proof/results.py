@@ -1,0 +1,64 @@
+"""What the checks found: their results, the report file and the table."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.table import Table
+
+
+class Status(StrEnum):
+    """How a check ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+class CheckResult(msgspec.Struct, frozen=True):
+    """One check's result. ``figure`` is what it measured, ``why`` the reason if it did not pass."""
+
+    name: str
+    level: int
+    status: Status
+    seconds: float = 0.0
+    figure: str = ""
+    why: str = ""
+
+
+class Event(msgspec.Struct, frozen=True):
+    """What a process tells: the name of a check that has ``begun``, or the ``result`` of the one that has ended."""
+
+    begun: str = ""
+    result: CheckResult | None = None
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Everything that a run found."""
+
+    machine: dict[str, Any]
+    options: dict[str, Any]
+    seconds: float
+    checks: list[CheckResult]
+
+    @property
+    def proves(self) -> bool:
+        """Whether at least one check passed and none failed."""
+        statuses = {check.status for check in self.checks}
+        return Status.PASSED in statuses and Status.FAILED not in statuses
+
+    def write(self, file: Path) -> None:
+        """Write the report as one JSON object. A report that is there already is replaced whole."""
+        part = file.with_name(f".{file.name}.part")
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        part.replace(file)
+
+    def table(self) -> Table:
+        """The checks, one in a row."""
+        table = Table("level", "check", "status", "seconds", "figure", "why")
+        colours = {Status.PASSED: "green", Status.FAILED: "red", Status.SKIPPED: "yellow"}
+        for check in self.checks:
+            status = f"[{colours[check.status]}]{check.status}[/]"
+            table.add_row(str(check.level), check.name, status, f"{check.seconds:.1f}", check.figure, check.why)
+        return table

@@ -1,0 +1,49 @@
+"""The proof for a GPU, in its form for a CPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def prove(folder: Path, *options: str) -> tuple[int, dict]:
+    """The exit code and the report of a run."""
+    file = folder / "report.json"
+    done = subprocess.run(
+        [ROOT / "scripts" / "gpu-proof", "--small", "--output", file, *options],
+        env={**os.environ, "PYTHON": sys.executable, "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert file.exists(), done.stderr
+    return done.returncode, json.loads(file.read_text())
+
+
+def assert_all_passed(code: int, report: dict, count: int) -> None:
+    assert {check["name"]: check["why"] for check in report["checks"] if check["status"] != "passed"} == {}
+    assert len(report["checks"]) == count
+    assert code == 0
+
+
+@pytest.mark.vllm
+def test_blocks_and_an_engine_pass(tmp_path):
+    assert_all_passed(*prove(tmp_path, "--levels", "1,2"), 22)
+
+
+@pytest.mark.vllm
+def test_a_benchmark_passes(tmp_path):
+    assert_all_passed(*prove(tmp_path, "--levels", "3", "--only", "tiers"), 1)
+
+
+def test_without_time_nothing_is_proven(tmp_path):
+    code, report = prove(tmp_path, "--levels", "2", "--budget", "1")
+    assert {check["status"] for check in report["checks"]} == {"skipped"}
+    assert code == 1
+    assert report["machine"]["cores"] > 0
+    assert set(report["checks"][0]) == {"name", "level", "status", "seconds", "figure", "why"}

@@ -1,0 +1,87 @@
+"""The checks of each machine, and what an answer must be like."""
+
+import msgspec
+import pytest
+
+from protocol.generation import PrefillResult
+from scripts.gpu_proof.answers import Answer, compare
+from scripts.gpu_proof.groups import groups, missing
+from scripts.gpu_proof.machine import Machine
+
+H200 = Machine(
+    "NVIDIA H200", 143771 << 20, "9.0", "CUDA 13.0", 16, 64 << 30, "3.12.3", {"torch": "2.11", "vllm": "0.26"}
+)
+BARE = Machine("NVIDIA A10", 23 << 30, "8.6", "CUDA 12.9", 4, 1 << 30, "3.12.3", {"torch": "2.11"})
+LEVELS = {1, 2, 3}
+PREFILL = PrefillResult(10, 0, 0.0)
+
+
+def test_a_gpu_runs_both_runners_and_backends_and_the_7b_shape():
+    planned = groups(H200, False, LEVELS, "")
+    engines = [group for group in planned if group.level == 2]
+    assert {group.environment["VLLM_USE_V2_MODEL_RUNNER"] for group in engines} == {"0", "1"}
+    assert {group.settings["engine_args"]["attention_backend"] for group in engines} == {"FLASH_ATTN", "FLASHINFER"}
+    assert {group.settings["shape"] for group in planned if group.level == 3} == {"7b"}
+    assert all(group.settings["block_tokens"] == 16 for group in engines)
+
+
+def test_names_are_unique_on_every_machine():
+    for small in (True, False):
+        names = [check.name for group in groups(H200, small, LEVELS, "") for check in group.checks]
+        assert len(names) == len(set(names))
+
+
+def test_a_smaller_gpu_runs_a_smaller_shape():
+    assert {group.settings["shape"] for group in groups(BARE, False, {3}, "")} == {"1b"}
+
+
+def test_what_is_not_installed_is_named():
+    reasons = {missing(group, H200) for group in groups(H200, False, LEVELS, "")}
+    assert reasons == {"", "FlashInfer is not installed"}
+    assert {missing(group, BARE) for group in groups(BARE, False, {2, 3}, "")} == {"vLLM is not installed"}
+    assert [missing(group, BARE) for group in groups(BARE, False, {1}, "")] == [""]
+    whole = msgspec.structs.replace(H200, versions={**H200.versions, "flashinfer-python": "0.6"})
+    assert {missing(group, whole) for group in groups(whole, False, LEVELS, "")} == {""}
+
+
+def test_only_some_checks_are_chosen_by_name():
+    (group,) = groups(H200, True, LEVELS, "KV from disk")
+    assert [check.name for check in group.checks] == ["engine: KV from disk"]
+
+
+def answer(*tokens: int, off: float = 0.0) -> Answer:
+    return Answer(tokens, tuple(-1.0 - token / 10 + off for token in tokens), PREFILL)
+
+
+EQUAL = (answer(1, 2, 3), answer(1, 2, 3))
+TIED = (answer(1, 2, 3), answer(1, 3, 9))
+"""Another token that is as likely, and another continuation."""
+
+
+def test_equal_answers_pass_within_rounding():
+    pairs = [(answer(1, 2, 3), answer(1, 2, 3, off=0.01))] * 2
+    assert compare(pairs, 0.15) == "2 of 2 equal, log probabilities within 0.01"
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        # Equal tokens with other probabilities.
+        [(answer(1, 2, 3), answer(1, 2, 3, off=0.5))],
+        # Another token where the model was sure.
+        [EQUAL] * 9 + [(answer(1, 2, 3), answer(1, 9, 3))],
+        # The same in the middle of a long answer.
+        [EQUAL] * 9 + [(answer(1, 2, 3), answer(1, 2, 9))],
+        # Too many near ties.
+        [EQUAL] * 4 + [TIED] * 5,
+        # No answer.
+        [EQUAL, (answer(), answer(1, 2, 3))],
+    ],
+)
+def test_other_answers_fail(pairs):
+    with pytest.raises(ValueError, match="wrong"):
+        compare(pairs, 0.15)
+
+
+def test_some_near_ties_pass():
+    assert compare([EQUAL] * 5 + [TIED] * 4, 0.15).startswith("5 of 9 equal")
