@@ -18,18 +18,20 @@ from benchmarks.measuring.engines import EngineMaker, Generation
 from benchmarks.measuring.kv_paths import KvPath
 from benchmarks.measuring.progress import Progress
 from benchmarks.measuring.statistics import percentile
-from benchmarks.measuring.tier_rounds import caching_round, copy_rate, plain_round, read_rate, round_segments
+from benchmarks.measuring.tier_rounds import DISK_COLD, caching_round, copy_rate, plain_round, read_rate, round_segments
 from generator.engines.vllm_engine import VllmEngine
 from protocol.errors import InternalError
 from protocol.tiers import Tier
 
 BELOW = (Tier.HOST, Tier.DISK)
-CASES = ("plain", "floor", "miss", "gpu", "host", "disk")
+CASES = ("plain", "floor", "miss", "gpu", "host", "disk", DISK_COLD)
 
 
 class TiersResult(msgspec.Struct, frozen=True):
     """Medians over rounds: ``ttft_ms`` by case; a ratio is the median of the rounds' ratios.
 
+    ``disk`` reads files that the operating system still has in memory, ``disk cold`` reads them from the disk itself;
+    it is None on file systems that keep all files in memory.
     ``floor`` and ``gpu`` run several times per round; their median is the round's value. Bandwidths are bytes per
     second of loads, which use all their threads. A plain memory copy and a plain file read of as many bytes, with one
     thread each, stand beside them.
@@ -43,11 +45,13 @@ class TiersResult(msgspec.Struct, frozen=True):
     gpu_over_floor: float
     host_over_floor: float
     disk_over_floor: float
+    disk_cold_over_floor: float | None
     miss_over_plain: float
     host_bytes_per_s: float
     memory_copy_bytes_per_s: float
     host_share_of_copy: float
     disk_bytes_per_s: float
+    disk_cold_bytes_per_s: float | None
     file_read_bytes_per_s: float
     disk_share_of_read: float
 
@@ -64,7 +68,7 @@ class TiersBenchmark:
     async def run(self, progress: Progress) -> TiersResult:
         """Measure. ``progress`` is called with (step, done, total). Raises what the engines raise."""
         ttft: dict[str, list[float]] = {case: [] for case in CASES}
-        rates: dict[str, list[float]] = {kind: [] for kind in ("host", "copy", "disk", "read")}
+        rates: dict[str, list[float]] = {kind: [] for kind in ("host", "copy", "disk", DISK_COLD, "read")}
         with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as name:
             folder = Path(name)
             async with self._engines.plain() as plain, self._engines.caching(folder / "kv") as caching:
@@ -76,7 +80,7 @@ class TiersBenchmark:
                     segments = round_segments(number, self._documents, self._document_tokens, memory.page_tokens)
                     path = KvPath(segments, memory.page_tokens)
                     size = path.page_count * memory.page_bytes
-                    took = await self._round(plain, caching, path, number)
+                    took = await self._round(plain, caching, path, number, folder / "kv")
                     copies = copy_rate(size), read_rate(folder / "read", size)
                     if number < 0:
                         # The first round warms up both sides.
@@ -85,9 +89,14 @@ class TiersBenchmark:
                         ttft[case].append(came.ttft_ms)
                     rates["host"].append(size / took["host"].prefill.kv_load_ms * 1000)
                     rates["disk"].append(size / took["disk"].prefill.kv_load_ms * 1000)
+                    if DISK_COLD in took:
+                        rates[DISK_COLD].append(size / took[DISK_COLD].prefill.kv_load_ms * 1000)
                     rates["copy"].append(copies[0])
                     rates["read"].append(copies[1])
                 progress("measuring", self._rounds + 1, self._rounds + 1)
+        cold = len(ttft[DISK_COLD]) == self._rounds
+        if not cold:
+            del ttft[DISK_COLD]
         return TiersResult(
             rounds=self._rounds,
             prefix_tokens=path.tokens,
@@ -97,19 +106,23 @@ class TiersBenchmark:
             gpu_over_floor=_ratio(ttft["gpu"], ttft["floor"]),
             host_over_floor=_ratio(ttft["host"], ttft["floor"]),
             disk_over_floor=_ratio(ttft["disk"], ttft["floor"]),
+            disk_cold_over_floor=_ratio(ttft[DISK_COLD], ttft["floor"]) if cold else None,
             miss_over_plain=_ratio(ttft["miss"], ttft["plain"]),
             host_bytes_per_s=median(rates["host"]),
             memory_copy_bytes_per_s=median(rates["copy"]),
             host_share_of_copy=_ratio(rates["host"], rates["copy"]),
             disk_bytes_per_s=median(rates["disk"]),
+            disk_cold_bytes_per_s=median(rates[DISK_COLD]) if cold else None,
             file_read_bytes_per_s=median(rates["read"]),
             disk_share_of_read=_ratio(rates["disk"], rates["read"]),
         )
 
-    async def _round(self, plain: VllmEngine, caching: VllmEngine, path: KvPath, number: int) -> dict[str, Generation]:
+    async def _round(
+        self, plain: VllmEngine, caching: VllmEngine, path: KvPath, number: int, disk: Path
+    ) -> dict[str, Generation]:
         if number % 2:
-            return await plain_round(plain, path) | await caching_round(caching, path, BELOW)
-        return await caching_round(caching, path, BELOW) | await plain_round(plain, path)
+            return await plain_round(plain, path) | await caching_round(caching, path, BELOW, disk)
+        return await caching_round(caching, path, BELOW, disk) | await plain_round(plain, path)
 
 
 def _ratio(measured: list[float], baseline: list[float]) -> float:

@@ -9,15 +9,17 @@ from uuid import uuid4
 import numpy as np
 
 from benchmarks.measuring.engines import Generation, generate
+from benchmarks.measuring.file_cache import evict_from_file_cache
 from benchmarks.measuring.kv_paths import KvPath, random_segment
 from generator.engines.vllm_engine import VllmEngine
 from protocol.errors import InternalError
-from protocol.kv import Orders
+from protocol.kv import Move, Orders
 from protocol.plans import PrefillPlan
 from protocol.prompts import Segment, SegmentKind
 from protocol.tiers import Tier
 
 SYSTEM_TOKENS = 32
+DISK_COLD = "disk cold"
 SHORT_SAMPLES = 3
 """How often the fastest cases run in each round: a stray millisecond is 2 % of them."""
 
@@ -36,32 +38,33 @@ async def plain_round(plain: VllmEngine, path: KvPath) -> dict[str, Generation]:
     return took
 
 
-async def caching_round(caching: VllmEngine, path: KvPath, tiers: Sequence[Tier]) -> dict[str, Generation]:
+async def caching_round(
+    caching: VllmEngine, path: KvPath, tiers: Sequence[Tier], cold: Path | None = None
+) -> dict[str, Generation]:
     """Return a question by where its prefix's KV was: nowhere (``miss``), in the engine, then in each of ``tiers``.
 
-    ``tiers`` are those below the engine, the fastest first. Raises InternalError if a tier did not have all KV.
+    ``tiers`` are those below the engine, the fastest first. If ``cold`` is the engine's folder on disk, there is also a
+    question whose prefix is in files that the operating system does not have in memory (``disk cold``), unless the file
+    system has them there in any case. Raises InternalError if a tier did not have all KV.
     """
     took = {"miss": await _saving(caching, path, tiers[0] if tiers else Tier.GPU)}
-    took[Tier.GPU] = await _median_of(caching, path, Tier.GPU)
+    took[Tier.GPU] = _checked(await _median_of(caching, path, Tier.GPU), path, Tier.GPU)
     source = Tier.GPU
     for tier in tiers:
         await move(caching, path, source, tier)
-        took[tier] = await generate(caching, _new(path, "second", tier, None), 1)
+        if tier is Tier.DISK and cold is not None and evict_from_file_cache(cold):
+            took[DISK_COLD] = await _loaded(caching, path, tier)
+            await _forget_blocks(caching, path)
+        took[tier] = await _loaded(caching, path, tier)
         source = tier
     await carried_out(caching, Orders(path.moves(source, None)))
-    for tier in (Tier.GPU, *tiers):
-        found = took[tier].prefill.loaded.get(tier, 0)
-        if found != path.tokens:
-            raise InternalError(f"only {found} of {path.tokens} tokens came from {tier}")
     return took
 
 
 async def move(engine: VllmEngine, path: KvPath, source: Tier, target: Tier) -> None:
     """Move a path's KV from one tier to another, and leave it in no other one, nor in vLLM's own prefix cache."""
     await carried_out(engine, Orders(path.moves(source, target)))
-    drops = path.moves(Tier.GPU, None) if source is not Tier.GPU else ()
-    forget = ((path.namespace, path.segments[0].key),)
-    await carried_out(engine, Orders(drops, forget, blocks_only=True))
+    await _forget_blocks(engine, path, path.moves(Tier.GPU, None) if source is not Tier.GPU else ())
 
 
 async def carried_out(engine: VllmEngine, orders: Orders) -> None:
@@ -96,6 +99,18 @@ async def _median_of(engine: VllmEngine, path: KvPath, tier: Tier | None) -> Gen
     return sorted(came, key=lambda generation: generation.ttft_ms)[SHORT_SAMPLES // 2]
 
 
+async def _loaded(engine: VllmEngine, path: KvPath, tier: Tier) -> Generation:
+    """Return a question whose prefix's KV comes from a tier below the engine, and stays there."""
+    return _checked(await generate(engine, _new(path, "second", tier, None), 1), path, tier)
+
+
+def _checked(came: Generation, path: KvPath, tier: Tier) -> Generation:
+    found = came.prefill.loaded.get(tier, 0)
+    if found != path.tokens:
+        raise InternalError(f"only {found} of {path.tokens} tokens came from {tier}")
+    return came
+
+
 async def _saving(engine: VllmEngine, path: KvPath, tier: Tier) -> Generation:
     """Run a miss whose KV goes to a tier meanwhile; then bring the KV into the GPU with another question."""
     came = await generate(engine, _new(path, "first", None, tier), 1)
@@ -103,6 +118,12 @@ async def _saving(engine: VllmEngine, path: KvPath, tier: Tier) -> Generation:
         await carried_out(engine, Orders(path.moves(tier, None)))
         await generate(engine, _new(path, "again", None, Tier.GPU), 1)
     return came
+
+
+async def _forget_blocks(engine: VllmEngine, path: KvPath, moves: tuple[Move, ...] = ()) -> None:
+    """Delete a path from the engine's blocks and from vLLM's own prefix cache, and from no other tier."""
+    forget = ((path.namespace, path.segments[0].key),)
+    await carried_out(engine, Orders(moves, forget, blocks_only=True))
 
 
 def _new(path: KvPath, question: str, source: Tier | None, kept: Tier | None) -> PrefillPlan:

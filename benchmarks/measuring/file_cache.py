@@ -1,0 +1,31 @@
+"""Takes files out of the operating system's file cache, so that the next read comes from the disk."""
+
+import os
+from pathlib import Path
+
+
+def evict_from_file_cache(folder: Path) -> bool:
+    """Take all files below a folder out of the file cache; whether that worked.
+
+    It does not on file systems that keep files in memory, such as tmpfs, or that do not say what they keep there.
+    """
+    files = [file for file in folder.rglob("*") if file.is_file() and file.stat().st_size]
+    return all(_evict(file) for file in files)
+
+
+def _evict(file: Path) -> bool:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        # Only clean pages can be dropped.
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT)
+    except BlockingIOError:
+        # Even the first byte has to be fetched.
+        return True
+    except OSError:
+        return False
+    else:
+        return False
+    finally:
+        os.close(descriptor)
