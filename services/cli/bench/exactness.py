@@ -3,10 +3,15 @@
 Measures mismatches of greedy tokens and differences of logprobs, on real questions, with KV loaded from all tiers. The
 baseline is vLLM without any cache. A second run of the baseline shows how much it differs from itself.
 
+The shipped model has 9 heads, which two ranks cannot share. ``--random-weights`` takes a small model with 8.
+
 Limits: one model and dtype per run, short answers, a small cache. It does not measure speed.
 """
 
 import asyncio
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -29,6 +34,9 @@ def exactness(
         bool, typer.Option(help="Let vLLM schedule a step before the last one is done, as it does on CUDA.")
     ] = False,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="Ranks of each engine.")] = 1,
+    random_weights: Annotated[
+        bool, typer.Option(help="Use a small model with random weights, whose heads 2, 4 or 8 ranks can share.")
+    ] = False,
     workload: WorkloadOption = "squad",
     data: DataOption = DEFAULT_DATA,
     part_tokens: PartTokensOption = 220,
@@ -38,30 +46,36 @@ def exactness(
     """Compare greedy tokens with KV from all tiers with those without any cache, on real questions and documents."""
     from benchmarks.exactness import ExactnessBenchmark
     from benchmarks.measuring.engines import EngineMaker
+    from benchmarks.measuring.random_model import make_random_model
     from benchmarks.workloads.articles import article_parts, question_prompts
     from benchmarks.workloads.datasets import Dataset
     from generator.engines.factory import GeneratorFactory
     from generator.models import ModelStore
 
     config = load_config()
+    questions, store = Dataset(data, workload), ModelStore(config.cache_dir)
     settings = config.generator.model_copy(update={"dtype": dtype, "max_model_len": 2048})
-    factory = GeneratorFactory(settings, ModelStore(config.cache_dir))
-    tokenizer, questions = factory.tokenizer(), Dataset(data, workload)
-    parts = article_parts(questions, lambda text: len(tokenizer.encode(text)), part_tokens)
-    asked = question_prompts(questions, parts, factory.layout(), prompts, answer_tokens, seed)
-    benchmark = ExactnessBenchmark(
-        EngineMaker(settings, ModelStore(config.cache_dir)),
-        config.controller,
-        config.cache_dir / "profiles",
-        dtype,
-        answer_tokens,
-        control or len(asked),
-        instances,
-        async_scheduling,
-        tensor_parallel,
-    )
-    with StepBars() as show:
-        result = asyncio.run(benchmark.run(asked, show))
+    with ExitStack() as stack:
+        if random_weights:
+            folder = stack.enter_context(TemporaryDirectory(prefix="ragtree-bench-"))
+            model = make_random_model(Path(folder), store.resolve(settings.model))
+            settings = settings.model_copy(update={"model": str(model)})
+        factory = GeneratorFactory(settings, store)
+        tokenizer = factory.tokenizer()
+        parts = article_parts(questions, lambda text: len(tokenizer.encode(text)), part_tokens)
+        asked = question_prompts(questions, parts, factory.layout(), prompts, answer_tokens, seed)
+        benchmark = ExactnessBenchmark(
+            EngineMaker(settings, store),
+            config.controller,
+            config.cache_dir / "profiles",
+            dtype,
+            answer_tokens,
+            control or len(asked),
+            instances,
+            async_scheduling,
+            tensor_parallel,
+        )
+        result = asyncio.run(benchmark.run(asked, stack.enter_context(StepBars())))
     if as_json:
         print_json(result)
         return
