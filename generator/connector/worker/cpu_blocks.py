@@ -1,16 +1,26 @@
 """The blocks of an engine that runs on a CPU."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 
 from generator.connector.worker.blocks import PagedBlocks, WriterOf
 from generator.tiers.base import Page
 
+if TYPE_CHECKING:
+    from generator.connector.step_jobs import BlockCopy
+
 
 class CpuBlocks(PagedBlocks):
-    """Blocks in the CPU's own memory. Each call returns when its copies are made, and so does the engine."""
+    """Blocks in the CPU's own memory. Each call returns when its copies are made, and so does the engine.
+
+    Threads other than the engine's copy with numpy. torch would start OpenMP threads for each of them, and with more of
+    those than cores, GNU's OpenMP lets all sleep between parallel regions: each later step of the engine would take
+    half as long again.
+    """
 
     def __init__(
         self,
@@ -20,8 +30,8 @@ class CpuBlocks(PagedBlocks):
         writer_of: WriterOf,
     ) -> None:
         super().__init__(kv_caches, num_blocks, page_tokens, writer_of)
-        # numpy copies a slab in a fraction of the time of a torch call.
         self._flat = [slab.numpy() for slab in self._slabs]
+        self._engines_thread = threading.get_ident()
 
     @property
     def device_name(self) -> str:
@@ -36,11 +46,19 @@ class CpuBlocks(PagedBlocks):
 
     def write(self, pages: Page, rows: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy rows of ``pages`` into as many blocks, slab by slab."""
-        source = torch.from_numpy(pages)
-        runs = [(source[run.start : run.stop], targets) for run, targets in _runs(rows, blocks)]
-        for lanes, span in zip(self._lanes, self._spans, strict=True):
+        runs = _runs(rows, blocks)
+        for flat, span in zip(self._flat, self._spans, strict=True):
             for run, targets in runs:
-                lanes.index_copy_(0, targets, run[:, span].view(lanes.dtype))
+                flat[targets] = pages[run, span]
+
+    def copy(self, copies: "Sequence[BlockCopy]") -> None:
+        """Copy blocks onto other ones: in the engine's thread on all cores, in any other one on a single core."""
+        if threading.get_ident() == self._engines_thread:
+            super().copy(copies)
+            return
+        sources, targets = [copy.source for copy in copies], [copy.target for copy in copies]
+        for flat in self._flat:
+            flat[targets] = flat[sources]
 
     def in_place(self, block: int) -> list[Page]:
         """A block's own memory, one part a slab."""
@@ -65,10 +83,10 @@ def _nothing() -> None:
     """Do nothing: there is nothing to wait for, or to undo."""
 
 
-def _runs(rows: Sequence[int], blocks: Sequence[int]) -> list[tuple[range, torch.Tensor]]:
+def _runs(rows: Sequence[int], blocks: Sequence[int]) -> list[tuple[slice, list[int]]]:
     """Ranges of consecutive rows, each with the blocks to copy them into."""
     cuts = [at for at in range(1, len(rows)) if rows[at] != rows[at - 1] + 1]
     return [
-        (range(rows[begin], rows[end - 1] + 1), torch.tensor(blocks[begin:end]))
+        (slice(rows[begin], rows[end - 1] + 1), list(blocks[begin:end]))
         for begin, end in pairwise([0, *cuts, len(rows)])
     ]

@@ -1,6 +1,9 @@
 """Pages read out of an engine's blocks equal the pages written into them, in any layout."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +13,7 @@ pytest.importorskip("vllm")
 import torch
 from small_cache import small_cache
 
+from generator.connector.step_jobs import BlockCopy
 from generator.connector.worker.cpu_blocks import CpuBlocks
 
 BLOCKS, TOKENS = 12, 4
@@ -49,6 +53,21 @@ def test_a_blocks_own_memory_is_its_page_in_slabs(layout):
     assert (page_of(blocks, 3) == expected).all()
 
 
+@pytest.mark.parametrize("threads", [0, 1])
+def test_blocks_are_copied_onto_others_by_any_thread(threads):
+    blocks = small_cache(BLOCKS, TOKENS, 2, 8, torch.float32)
+    expected = {block: page_of(blocks, block) for block in range(BLOCKS)}
+    copies = [BlockCopy(1, 7), BlockCopy(3, 0), BlockCopy(1, 2)]
+    if threads:
+        with ThreadPoolExecutor(threads) as other:
+            other.submit(blocks.copy, copies).result()
+    else:
+        blocks.copy(copies)
+    expected |= {copy.target: expected[copy.source] for copy in copies}
+    for block in range(BLOCKS):
+        assert (page_of(blocks, block) == expected[block]).all()
+
+
 def test_memory_behind_the_last_token_is_read_as_zeros():
     blocks = small_cache(BLOCKS, TOKENS, 2, 8, torch.float32)
     whole, part = page_of(blocks, 5), np.empty(blocks.page_bytes, np.uint8)
@@ -68,3 +87,21 @@ def test_blocks_that_are_not_a_multiple_of_64_bits_are_written():
         page = np.empty(blocks.page_bytes, np.uint8)
         blocks.read(block, page, 3)
         assert (page == pages[row]).all()
+
+
+def test_copies_on_another_thread_start_no_openmp_threads():
+    """With more OpenMP threads than cores, GNU's OpenMP slows down the engine's own for good."""
+    blocks = small_cache(BLOCKS, 64, 8, 64, torch.float32)
+    pages = np.zeros((BLOCKS, blocks.page_bytes), np.uint8)
+    targets = range(BLOCKS)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        with ThreadPoolExecutor(1) as other:
+            before = other.submit(psutil.Process().num_threads).result()
+            other.submit(blocks.write, pages, targets, targets).result()
+            other.submit(blocks.read, 0, pages[0], 3).result()
+            other.submit(blocks.copy, [BlockCopy(block, block + 6) for block in range(6)]).result()
+            assert psutil.Process().num_threads() == before
+    finally:
+        torch.set_num_threads(threads)
