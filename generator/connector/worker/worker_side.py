@@ -4,7 +4,8 @@ vLLM's worker-side calls end up here. Loads, and everything that leaves the bloc
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from generator.connector.step_jobs import JobResults, LoadResult, Purge, StepJobs, Transfer
 from generator.connector.worker.background_loads import BackgroundLoads
@@ -17,6 +18,7 @@ from protocol.kv import KvMemory
 from protocol.tiers import Tier
 
 _IDLE_WAIT_S = 0.005
+_YIELD_S = 0.0002
 
 
 class WorkerSide:
@@ -36,9 +38,12 @@ class WorkerSide:
         self._results = JobResults(memory=memory)
         self._loaded: set[str] = set()
         self._failed: set[int] = set()
+        # How many jobs have begun and not ended.
+        self._running = 0
 
     def load(self, jobs: StepJobs) -> None:
         """Start the step's loads. Call it before the step's forward pass, so that they run beside it."""
+        self._begin(len(jobs.loads))
         for load in jobs.loads:
             self._loads.start(load)
 
@@ -51,6 +56,7 @@ class WorkerSide:
         """Start the step's transfers, purges and inquiries. Call it after the step's forward pass."""
         if not (jobs.transfers or jobs.purges or jobs.inquiries):
             return
+        self._begin(len(jobs.transfers) + len(jobs.purges) + len(jobs.inquiries))
         fence = self._blocks.fence()
         for transfer in jobs.transfers:
             pages = transfer.pages.numbers if transfer.pages is not None else ()
@@ -64,11 +70,15 @@ class WorkerSide:
             self._movers.submit_alone(self._answering(name))
 
     def pause(self, jobs: StepJobs) -> None:
-        """Wait briefly for results in an idle step, so that the engine does not spin."""
+        """Wait briefly for results in an idle step, so that the engine does not spin.
+
+        If no job runs, the scheduler does not know that yet: with asynchronous scheduling, it has made this step before
+        it received the last results. Then there is nothing to wait for.
+        """
         with self._changed:
             results = self._results
             if jobs.idle and not (results.transfers or results.purged or results.held or self._loaded):
-                self._changed.wait(_IDLE_WAIT_S)
+                self._changed.wait(_IDLE_WAIT_S if self._running else _YIELD_S)
 
     def take_loaded(self) -> set[str]:
         """Requests whose load has ended since the last call, successful or not."""
@@ -95,14 +105,25 @@ class WorkerSide:
         for tier in self._tiers.values():
             tier.close()
 
+    def _begin(self, jobs: int) -> None:
+        with self._changed:
+            self._running += jobs
+
     # On the threads
 
-    def _load_ended(self, request_id: str, result: LoadResult, failed: set[int]) -> None:
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Record the end of a job; its results are added within the block."""
         with self._changed:
+            yield
+            self._running -= 1
+            self._changed.notify_all()
+
+    def _load_ended(self, request_id: str, result: LoadResult, failed: set[int]) -> None:
+        with self._ending():
             self._results.loads[request_id] = result
             self._failed |= failed
             self._loaded.add(request_id)
-            self._changed.notify_all()
 
     def _transferring(self, transfer: Transfer, fence: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:
@@ -114,9 +135,8 @@ class WorkerSide:
             except Exception as error:
                 warn("kv_not_moved", error, node=transfer.key, source=transfer.source, target=transfer.target)
             finally:
-                with self._changed:
+                with self._ending():
                     self._results.transfers[transfer.number] = done
-                    self._changed.notify_all()
 
         return run
 
@@ -128,9 +148,8 @@ class WorkerSide:
             except Exception as error:
                 warn("documents_not_purged", error)
             finally:
-                with self._changed:
+                with self._ending():
                     self._results.purged[purge.number] = left
-                    self._changed.notify_all()
 
         return run
 
@@ -142,8 +161,7 @@ class WorkerSide:
             except Exception as error:
                 warn("tier_not_listed", error)
             finally:
-                with self._changed:
+                with self._ending():
                     self._results.held[name] = held
-                    self._changed.notify_all()
 
         return run

@@ -11,6 +11,7 @@ import torch
 from small_cache import small_cache
 
 from generator.connector.step_jobs import Load, Piece, StepJobs
+from generator.connector.worker import worker_side
 from generator.connector.worker.worker_side import WorkerSide
 from generator.tiers.disk import DiskTier
 from generator.tiers.null import NullTier
@@ -97,6 +98,15 @@ def test_a_corrupt_page_in_any_share_loses_its_node_only(loading, corrupt):
     for index, block in enumerate((8, 2, 6, 10, 11, 12)):
         assert block in failed or (loading.page(block) == loading.pages["bb"][index]).all()
     assert loading.worker.take_results().loads["request"].lost == (("bb", Tier.DISK),)
+
+
+def test_an_idle_step_does_not_wait_for_jobs_that_have_ended(loading, monkeypatch):
+    """With asynchronous scheduling, one more idle step comes after the one that took the last results."""
+    monkeypatch.setattr(worker_side, "_IDLE_WAIT_S", 2 * PATIENCE_S)
+    loading.load(Piece("aa", Tier.DISK, 0, tuple(range(PAGES))))
+    began = time.monotonic()
+    loading.worker.pause(StepJobs(idle=True))
+    assert time.monotonic() - began < PATIENCE_S
 
 
 def test_an_empty_load_ends(loading):
