@@ -85,7 +85,9 @@ class GeneratorSettings(BaseModel):
         description="Dtype of weights and KV, as in vLLM; auto: bfloat16, or float32 on a CPU without bfloat16.",
     )
     max_num_seqs: int = Field(64, gt=0, description="Maximum number of sequences in one engine step.")
-    cpu_threads: int = Field(1, gt=0, description="Threads of the engine on a machine without a GPU.")
+    cpu_threads: int = Field(
+        1, gt=0, description="Threads of the engine on a machine without a GPU. Tensor-parallel ranks share them."
+    )
     cpu_kv_cache_gib: int = Field(1, gt=0, description="KV cache on a machine without a GPU, in GiB.")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of the GPU's memory for the engine.")
     engine_args: dict[str, Any] = Field(

@@ -17,6 +17,7 @@ from generator.connector.report_stats import ReportStats
 from generator.connector.scheduler.scheduler_side import SchedulerSide
 from generator.connector.step_jobs import StepJobs, StepResults
 from generator.connector.worker_connector import WorkerConnector
+from generator.end_with_parent import end_with_parent
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -39,6 +40,9 @@ class RagtreeConnector(WorkerConnector):
 
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        if role is KVConnectorRole.SCHEDULER:
+            # Ranks end with the engine's process, which has this role.
+            end_with_parent()
         extra = self._kv_transfer_config.kv_connector_extra_config
         self.instance = str(extra.get("instance", "engine"))
         self.controller_settings: dict[str, Any] = dict(extra.get("controller", {}))

@@ -1,11 +1,14 @@
 """The engine arguments bind KV to what turns texts into tokens."""
 
+import os
+from unittest import mock
+
 import pytest
 from model_folders import make_model_folder
 
 pytest.importorskip("torch")
 
-from generator.engines.vllm_arguments import engine_arguments
+from generator.engines.vllm_arguments import engine_arguments, prepare_environment
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.prompt_template import PromptTemplate
 from generator.prompts.tokenizer import ModelTokenizer
@@ -54,3 +57,10 @@ def test_an_engine_without_the_connector_needs_no_tokenizer(tmp_path, settings):
 def test_a_folder_without_a_tokenizer_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match="has no tokenizer"):
         engine_arguments(GeneratorSettings(), tmp_path, "generator-0")
+
+
+@pytest.mark.parametrize(("ranks", "threads"), [(1, "4"), (2, "2"), (8, "1")])
+def test_tensor_parallel_ranks_share_the_threads(ranks, threads):
+    with mock.patch.dict(os.environ, clear=True):
+        prepare_environment(GeneratorSettings(cpu_threads=4, engine_args={"tensor_parallel_size": ranks}))
+        assert os.environ["OMP_NUM_THREADS"] == threads
