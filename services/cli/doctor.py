@@ -3,11 +3,8 @@
 import asyncio
 import atexit
 import os
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import psutil
@@ -21,6 +18,7 @@ from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, errors, print_json, results
+from services.cli.signals import ended_by_signals
 from services.config import Config, load_config
 from services.model import kv_settings
 from services.stack.run_state import RunState
@@ -46,7 +44,7 @@ def doctor(
     config = load_config()
     settings = _settings(config, model)
     atexit.register(_silence)
-    with _ended_by_signals(), Workplace(settings.kv, log) as place:
+    with ended_by_signals(), Workplace(settings.kv, log) as place:
         surroundings = _surroundings(config)
         with place.log.capturing() as terminal, StepBars(console=Console(file=terminal)) as show:
             context = Context(settings, ModelStore(config.cache_dir), place, surroundings, show)
@@ -96,25 +94,3 @@ def _silence() -> None:
     """Drop what vLLM's objects still say when Python's end finds them: the last line is the doctor's."""
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let Ctrl-C, SIGTERM and a closed terminal end the block with an exception, so that it is cleaned up.
-
-    This also holds while an engine loads, which blocks the event loop. Signals that are ignored stay ignored.
-    """
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        # Not a KeyboardInterrupt, which vLLM swallows while it starts.
-        raise SystemExit(128 + number)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import signal
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -35,6 +36,23 @@ def trace(tmp_path: Path) -> str:
         lines.append(json.dumps({"t": float(number), "docs": docs, "question_tokens": 10}))
     file.write_text("\n".join(lines))
     return str(file)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_benchmark_that_is_ended_closes_what_it_has_opened(monkeypatch, number):
+    closed = []
+
+    def run(*_):
+        try:
+            signal.raise_signal(number)
+        finally:
+            closed.append(number)
+
+    monkeypatch.setattr("benchmarks.scheduling.SchedulingBenchmark.run", run)
+    before = signal.getsignal(number)
+    assert CliRunner().invoke(app, ["bench", "scheduling"]).exit_code == 128 + number
+    assert closed == [number]
+    assert signal.getsignal(number) is before
 
 
 def test_policies_are_measured_on_the_same_requests(trace):

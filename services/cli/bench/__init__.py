@@ -14,8 +14,18 @@ from services.cli.bench.scheduling import scheduling
 from services.cli.bench.speculation import speculation
 from services.cli.bench.sustained import sustained
 from services.cli.bench.tiers import tiers
+from services.cli.signals import ended_by_signals
 
-app = typer.Typer(help="Benchmarks. Each measures its baseline in the same run.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def bench(context: typer.Context) -> None:
+    """Benchmarks. Each measures its baseline in the same run."""
+    # A benchmark that is ended leaves no engine and no host memory behind.
+    context.with_resource(ended_by_signals())
+
+
 for command in (
     overhead,
     recall,
