@@ -157,6 +157,7 @@ class ExactnessBenchmark:
                                 Path(name),
                                 instance=instance,
                                 keep_host=part.stop == half,
+                                at_work=self._instances,
                                 engine_args={**SMALL_ENGINE, **self._engine_args},
                                 **SMALL,
                             )

@@ -79,9 +79,10 @@ async def generate(
 class EngineMaker:
     """Makes engines of one model with the same flags, each with its own way to keep KV.
 
-    Only one engine works at a time, so each gets all cores, whatever the settings reserve for the rest of the stack;
-    ``threads`` limits them. ``at_once`` engines share the GPU memory that the settings give to one. ``kv_tokens`` fixes
-    the size of each KV cache, so that it does not depend on the machine or the dtype; by default it is what fits.
+    Unless stated otherwise, only one engine works at a time, so each gets all cores, whatever the settings reserve for
+    the rest of the stack; ``threads`` limits them. ``at_once`` engines share the GPU memory that the settings give to
+    one. ``kv_tokens`` fixes the size of each KV cache, so that it does not depend on the machine or the dtype; by
+    default it is what fits.
     """
 
     def __init__(
@@ -123,16 +124,18 @@ class EngineMaker:
         *,
         instance: str = INSTANCE,
         keep_host: bool = False,
+        at_work: int = 1,
         engine_args: Mapping[str, Any] = MappingProxyType({}),
         **kv: Any,  # noqa: ANN401
     ) -> AsyncGenerator[VllmEngine]:
         """Run the stack's engine as ``instance``. Its disk tier is in ``folder``; ``kv`` overrides ``KvSettings``.
 
         ``engine_args`` are vLLM's own. ``keep_host`` keeps the host memory for the next engine on this folder.
+        ``at_work`` such engines work at the same time, and share the cores.
         """
         settings = self._settings.kv.model_copy(update={"disk_dir": folder, **kv})
         try:
-            async with self._running(settings, engine_args, instance) as engine:
+            async with self._running(settings, engine_args, instance, at_work) as engine:
                 yield engine
         finally:
             if not keep_host:
@@ -140,10 +143,14 @@ class EngineMaker:
 
     @asynccontextmanager
     async def _running(
-        self, kv: KvSettings, arguments: Mapping[str, Any], instance: str = INSTANCE
+        self, kv: KvSettings, arguments: Mapping[str, Any], instance: str = INSTANCE, at_work: int = 1
     ) -> AsyncGenerator[VllmEngine]:
         settings = self._settings.model_copy(
-            update={"kv": kv, "engine_args": {**self._settings.engine_args, **arguments}}
+            update={
+                "kv": kv,
+                "cpu_threads": max(1, self._settings.cpu_threads // at_work),
+                "engine_args": {**self._settings.engine_args, **arguments},
+            }
         )
         engine = VllmEngine(settings, self._models.resolve(settings.model), instance)
         await engine.start()

@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 _CONNECTOR = "generator.connector.connector"
 
 
+_set_here: dict[str, str] = {}
+"""Environment variables that this process got from ``prepare_environment``, and not from its user."""
+
+
 def prepare_environment(settings: GeneratorSettings) -> None:
-    """Set the environment variables that vLLM reads at its first import. Variables that the user set win."""
+    """Set the environment variables of the next engine's process. Variables that the user set win."""
     # Threads beyond the cores wait for each other at the end of each parallel region.
     threads = str(max(1, settings.cpu_threads // _ranks(settings)))
     for name, value in {
@@ -29,7 +33,8 @@ def prepare_environment(settings: GeneratorSettings) -> None:
         "VLLM_CONFIGURE_LOGGING": "0",
         "VLLM_NO_USAGE_STATS": "1",
     }.items():
-        os.environ.setdefault(name, value)
+        if os.environ.get(name) == _set_here.get(name):
+            os.environ[name] = _set_here[name] = value
 
 
 def engine_arguments(settings: GeneratorSettings, folder: Path, instance: str) -> dict[str, Any]:

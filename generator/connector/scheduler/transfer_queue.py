@@ -91,11 +91,13 @@ class TransferQueue:
             self._open[name].numbers.add(transfer.number)
 
     def cannot_save(self, name: str, key: str, target: Tier) -> None:
-        """Note that the plan ``name`` does not make a copy that it was to make."""
+        """Note that the plan ``name`` does not make a copy that it was to make.
+
+        It is lost already now: the end of the plan's message may come too late for the plan's last step.
+        """
+        self._lost.add(key, target)
         if name in self._open:
             self._open[name].lost.append(LostCopy(key, target))
-        else:
-            self._lost.add(key, target)
 
     def new_purge(self, contents: dict[str, frozenset[str]] | None) -> Purge:
         """A purge that is not queued; see ``Purge`` for ``contents``."""

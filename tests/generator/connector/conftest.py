@@ -1,9 +1,9 @@
 """Fixtures for tests of the connector: a path inside a real vLLM, and vLLM's configuration without an engine."""
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -20,16 +20,21 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-@pytest.fixture(scope="session", params=[False, True], ids=["steps in turn", "asynchronous steps"])
+class Started(NamedTuple):
+    """A started engine and the folder of its KV."""
+
+    engine: VllmEngine
+    folder: Path
+
+
+EngineOf = Callable[[bool], Awaitable[Started]]
+"""Returns the engine that schedules its steps asynchronously, or the one that does not."""
+
+
+@pytest.fixture(params=[False, True], ids=["steps in turn", "asynchronous steps"])
 def asynchronous(request) -> bool:
     """Whether the engine schedules a step before the last one is done, which is vLLM's default on CUDA."""
     return request.param
-
-
-@pytest.fixture(scope="session")
-def kv_folder(tmp_path_factory, asynchronous) -> Path:
-    """The folder for the engine's KV."""
-    return tmp_path_factory.mktemp("connector")
 
 
 @pytest.fixture(scope="session")
@@ -41,16 +46,37 @@ def tiny_model(tmp_path_factory) -> Path:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def engine(tiny_model, kv_folder, asynchronous) -> AsyncIterator[VllmEngine]:
+async def engine_of(tiny_model, tmp_path_factory) -> AsyncIterator[EngineOf]:
+    """The engines that all tests share. Each is started when the first test needs it."""
+    started: dict[bool, Started] = {}
+
+    async def engine_of(asynchronous: bool) -> Started:
+        if asynchronous not in started:
+            folder = tmp_path_factory.mktemp("connector")
+            settings = small_engine(folder)
+            settings.engine_args["async_scheduling"] = asynchronous
+            # So small that a few files fill it.
+            settings.kv.disk_gib = 0.0015
+            engine = VllmEngine(settings, tiny_model)
+            await engine.start()
+            started[asynchronous] = Started(engine, folder)
+        return started[asynchronous]
+
+    yield engine_of
+    for engine, _ in started.values():
+        await engine.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def engine(engine_of, asynchronous) -> VllmEngine:
     """A started vLLM with the connector and a tiny model. Tests use namespaces of their own, and clean up."""
-    settings = small_engine(kv_folder)
-    settings.engine_args["async_scheduling"] = asynchronous
-    # So small that a few files fill it.
-    settings.kv.disk_gib = 0.0015
-    engine = VllmEngine(settings, tiny_model)
-    await engine.start()
-    yield engine
-    await engine.close()
+    return (await engine_of(asynchronous)).engine
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def kv_folder(engine_of, asynchronous) -> Path:
+    """The folder for the engine's KV."""
+    return (await engine_of(asynchronous)).folder
 
 
 @pytest_asyncio.fixture(loop_scope="session")

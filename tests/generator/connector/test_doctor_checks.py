@@ -89,9 +89,16 @@ class SharedSlot:
         return self.running
 
 
+@pytest.fixture
+def asynchronous() -> bool:
+    """One mode is enough: the checks only ask the engine."""
+    return False
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def asked(engine, tiny_model) -> tuple[list[Prompt], list[Generation]]:
+async def asked(engine_of, tiny_model) -> tuple[list[Prompt], list[Generation]]:
     """Prompts of real text, with the answers that the engine computes for them."""
+    engine, _ = await engine_of(False)
     tokenizer = ModelTokenizer(tiny_model)
     prompts = real_prompts(SegmentLayout(tokenizer, "Answer.", 1024), tokenizer, PROMPTS, answer_tokens=6)
     plans = [PrefillPlan(uuid4().hex, "generator", uuid4().hex, prompt) for prompt in prompts]

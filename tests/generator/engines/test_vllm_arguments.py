@@ -8,6 +8,7 @@ from model_folders import make_model_folder
 
 pytest.importorskip("torch")
 
+from generator.engines import vllm_arguments
 from generator.engines.vllm_arguments import engine_arguments, prepare_environment
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.prompt_template import PromptTemplate
@@ -60,7 +61,17 @@ def test_a_folder_without_a_tokenizer_is_a_config_error(tmp_path):
 
 
 @pytest.mark.parametrize(("ranks", "threads"), [(1, "4"), (2, "2"), (8, "1")])
-def test_tensor_parallel_ranks_share_the_threads(ranks, threads):
+def test_tensor_parallel_ranks_share_the_threads(ranks, threads, monkeypatch):
+    monkeypatch.setattr(vllm_arguments, "_set_here", {})
     with mock.patch.dict(os.environ, clear=True):
         prepare_environment(GeneratorSettings(cpu_threads=4, engine_args={"tensor_parallel_size": ranks}))
         assert os.environ["OMP_NUM_THREADS"] == threads
+
+
+def test_each_engine_gets_its_own_environment_unless_the_user_has_set_it(monkeypatch):
+    monkeypatch.setattr(vllm_arguments, "_set_here", {})
+    with mock.patch.dict(os.environ, {"VLLM_CPU_KVCACHE_SPACE": "7"}, clear=True):
+        for threads in (4, 2):
+            prepare_environment(GeneratorSettings(cpu_threads=threads, cpu_kv_cache_gib=threads))
+            assert os.environ["OMP_NUM_THREADS"] == str(threads)
+            assert os.environ["VLLM_CPU_KVCACHE_SPACE"] == "7"

@@ -191,6 +191,18 @@ def test_a_copy_that_is_being_written_is_waited_for(engine):
     assert engine.side.match(request, 0) == (16, True)
 
 
+def test_a_copy_that_a_speculative_request_does_not_reach_is_lost_at_once(engine):
+    request = engine.admit("q", None, Tier.HOST, speculative=True)
+    engine.side.match(request, 0)
+    blocks = engine.allocate(request)
+    engine.step(q=12)
+    request.num_computed_tokens = 12
+    engine.end(request, blocks)
+    assert engine.side.report().lost == (LostCopy("k1", Tier.HOST),)
+    finish(engine)
+    assert engine.side.report().carried_out == {"q": (LostCopy("k1", Tier.HOST),)}
+
+
 def test_a_speculative_request_keeps_complete_nodes_only(engine):
     request = engine.admit("q", None, Tier.GPU, speculative=True)
     engine.side.match(request, 0)
