@@ -157,8 +157,12 @@ class DiskTier:
                 finally:
                     os.close(descriptor)
         with self._lock:
-            for key in self._index.keys() - there:
-                self._forget_if_gone(key)
+            self._forget_deleted(there)
+
+    def _forget_deleted(self, there: set[str]) -> None:
+        """Take all but the keys ``there`` out of the index: others deleted them. Call it with the lock held."""
+        for key in self._index.keys() - there:
+            self._forget_if_gone(key)
 
     def _forget_if_gone(self, key: str) -> None:
         """Take a node without a file out of the index. Call it with the lock held."""
@@ -233,6 +237,8 @@ class DiskTier:
 
     def _reclaim(self, size: int) -> bool:
         """Delete folders of other fingerprints, oldest first, until ``size`` bytes fit. Returns whether they do."""
+        if self._used() + self._reserved + size > self._max_bytes:
+            self._forget_deleted(set(self._folder.keys()))
         wanted = self._used() + self._reserved + size
         while self._others and wanted + sum(other.bytes for other in self._others) > self._max_bytes:
             self._others.pop().folder.remove()

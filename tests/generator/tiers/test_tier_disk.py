@@ -438,6 +438,17 @@ def test_other_fingerprints_are_deleted_oldest_first_if_room_is_short(tmp_path):
         write(disk, make_node(2))
 
 
+def test_files_that_another_process_deleted_take_no_room(tmp_path):
+    one, other = (open_disk(tmp_path, max_bytes=2 * FILE_BYTES) for _ in range(2))
+    for number in (0, 1):
+        write(one, make_node(number))
+    with pytest.raises(TierFull):
+        write(one, make_node(2))
+    other.drop(make_node(0).key, None)
+    write(one, make_node(2))
+    assert one.used_bytes == 2 * FILE_BYTES
+
+
 def others(_disk, folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {FINGERPRINT}
 
