@@ -14,8 +14,7 @@ def make_random_model(folder: Path, source: Path) -> Path:
 
     The weights are the same each time.
     """
-    import torch
-    from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
 
     known = AutoConfig.from_pretrained(source)  # nosec B615  # a folder, not the hub
     tokenizer = AutoTokenizer.from_pretrained(source)  # nosec B615  # the same folder
@@ -33,12 +32,11 @@ def make_random_model(folder: Path, source: Path) -> Path:
         # Tied embeddings would make a random model repeat its last token.
         tie_word_embeddings=False,
     )
-    torch.manual_seed(0)
+    set_seed(0)
     model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for weights in model.parameters():
-            if weights.dim() > 1:
-                weights.normal_(0, _SPREAD)
+    for weights in model.parameters():
+        if weights.dim() > 1:
+            weights.data.normal_(0, _SPREAD)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
