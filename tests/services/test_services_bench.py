@@ -3,6 +3,7 @@
 import gzip
 import json
 import signal
+from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -38,7 +39,14 @@ def trace(tmp_path: Path) -> str:
     return str(file)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def number(request) -> Iterator[signal.Signals]:
+    """A signal that is not ignored, as it would be below ``nohup``."""
+    before = signal.signal(request.param, lambda *_: None)
+    yield request.param
+    signal.signal(request.param, before)
+
+
 def test_a_benchmark_that_is_ended_closes_what_it_has_opened(monkeypatch, number):
     closed = []
 
