@@ -169,10 +169,11 @@ class TestFaults:
         held_paths = [kv_path((SYSTEM, segment(f"held {number}", 330))) for number in range(5)]
         for one in held_paths:
             await ask(engine, one.plan("to compute it", None, GPU), max_tokens=1)
-        # Each has 603 tokens with its question: 19 of the 79 usable blocks, and one more after five tokens.
+        # Each has 603 tokens with its question: 19 of the 79 usable blocks, and 22 at its end. Answers are so long that
+        # the first one still runs when the last request arrives.
         rush = [kv_path((SYSTEM, segment(f"rush {number}", 555))) for number in range(4)]
         before = preemptions()
-        answers = await asyncio.gather(*(ask(engine, one.plan("now", None, None), max_tokens=24) for one in rush))
+        answers = await asyncio.gather(*(ask(engine, one.plan("now", None, None), max_tokens=80) for one in rush))
         # They do not fit even with all held blocks released, so vLLM has to preempt one of them.
         assert preemptions() > before
         lost = {copy for answer in answers for copy in answer.prefill.lost}
@@ -181,7 +182,7 @@ class TestFaults:
         assert lost
         assert all(copy.tier is GPU for copy in lost)
         for one, answer in list(zip(rush, answers, strict=True))[:2]:
-            alone = await ask(engine, kv_path(one.segments).plan("now", None, None), max_tokens=24)
+            alone = await ask(engine, kv_path(one.segments).plan("now", None, None), max_tokens=80)
             assert answer.tokens == alone.tokens
         assert last.tokens == await uncached_tokens(engine, held_paths[0], "why?")
         for one in held_paths:
