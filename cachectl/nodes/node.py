@@ -237,6 +237,10 @@ class NodeCache(ABC):
         """Make a copy evictable, unless a lock, a pin or a child forbids it."""
 
     @abstractmethod
+    def pass_on(self, copy: Copy, writer: str | None) -> None:
+        """Note that a copy's writer has changed; None if the copy is confirmed."""
+
+    @abstractmethod
     def withdraw(self, copy: Copy) -> None:
         """Make a copy unevictable. Its owner removes it."""
 

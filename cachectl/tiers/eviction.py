@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cachectl.tiers.move_batch import MoveBatch
 from cachectl.tiers.support_rule import is_supported, unsupported_below
 from protocol.kv import Move
 from protocol.tiers import Tier
@@ -15,29 +14,26 @@ if TYPE_CHECKING:
     from cachectl.nodes.node import Copy, Node
     from cachectl.policies.base import ReplacementPolicy
     from cachectl.tiers.copy_removal import CopyRemoval
+    from cachectl.tiers.move_batch import MoveBatch
     from cachectl.tiers.moves_under_way import MovesUnderWay
-    from cachectl.tiers.pending_moves import PendingMoves
     from cachectl.tiers.tier_cache import TierCache
 
 
 class Eviction:
     """Makes room in tier caches. Each eviction becomes a ``Move``, which engines carry out.
 
-    A node is swapped out once: one that a slower tier holds already leaves the faster tier without a copy. What an
-    instance is still writing is evicted by that instance, behind the write. ``forget`` is called with each node that
-    lost its last copy.
+    A node is swapped out once: one that a slower tier holds already leaves the faster tier without a copy. ``forget``
+    is called with each node that lost its last copy.
     """
 
     def __init__(
         self,
         policy: ReplacementPolicy,
-        pending_moves: PendingMoves,
         under_way: MovesUnderWay,
         removal: CopyRemoval,
         forget: Callable[[Node], None],
     ) -> None:
         self._policy = policy
-        self._pending_moves = pending_moves
         self._under_way = under_way
         self._removal = removal
         self._forget = forget
@@ -54,17 +50,11 @@ class Eviction:
             return False
         if node.pins and not cache.may_pin(node.room):
             return False
-        victims = cache.gather(node, self._policy.priority(node, cache))
+        victims = cache.gather(node, self._policy.priority(node, cache), batch.instance)
         if victims is None:
             return False
         for victim in victims:
-            writer = victim.writer
-            if writer is None or writer in ("", batch.instance):
-                self._evict(victim, cache, batch)
-            else:
-                theirs = MoveBatch(writer)
-                self._evict(victim, cache, theirs)
-                self._pending_moves.add_all(theirs)
+            self._evict(victim, cache, batch)
         return True
 
     def make_room_beneath(self, node: Node, cache: TierCache, batch: MoveBatch) -> bool:

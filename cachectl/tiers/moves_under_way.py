@@ -63,7 +63,7 @@ class MovesUnderWay:
                 self._removal.discard(copy, tick)
                 copy.writer = None
             else:
-                copy.writer = None
+                cache.pass_on(copy, None)
                 if copy.held:
                     confirmed.append(node.key)
         return confirmed
@@ -138,7 +138,7 @@ class MovesUnderWay:
                 self._drop_late(copy, writer)
             elif copy.writer is not None:
                 if not writer:
-                    copy.writer = ""
+                    copy.cache.pass_on(copy, "")
                 key = node.key.hex()
                 if (key, tier) not in repeated:
                     check = Move(key, node.tokens, tier, tier, evict=False, pages=copy.pages)

@@ -99,7 +99,7 @@ class PendingMoves:
                 self._moves[move] = tick, None
                 copy = self.target(move)
                 if copy is not None and copy.writer is not None:
-                    copy.writer = ""
+                    copy.cache.pass_on(copy, "")
         return void
 
     def waits_for(self, instance: str, shared: bool = True, checks: bool = True) -> bool:

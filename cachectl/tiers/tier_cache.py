@@ -22,7 +22,9 @@ class TierCache(NodeCache):
     """A budget of ``capacity`` tokens, the copies in it, and the order in which they leave.
 
     ``slower`` receives what is evicted. Only leaves are evicted: copies without a child's copy in the same cache, and
-    neither locked nor pinned. ``allocator`` hands out host memory's numbered pages, as many as the budget holds.
+    neither locked nor pinned. What an instance is still writing is evicted for that instance only: for another, its
+    room is not free before the write has ended. ``allocator`` hands out host memory's numbered pages, as many as the
+    budget holds.
     """
 
     def __init__(
@@ -81,6 +83,11 @@ class TierCache(NodeCache):
         batch.writes.append(copy)
         return copy
 
+    def pass_on(self, copy: Copy, writer: str | None) -> None:
+        """Note that a copy's writer has changed; None if the copy is confirmed."""
+        copy.writer = writer
+        self.offer(copy)
+
     def remove(self, copy: Copy) -> None:
         """Remove a copy. Its parent's copy may become a leaf."""
         node = copy.node
@@ -120,8 +127,8 @@ class TierCache(NodeCache):
         """Make a copy unevictable. Its owner removes it."""
         self._order.void(copy)
 
-    def gather(self, newcomer: Node, priority: float) -> list[Copy] | None:
-        """The leaves to evict so that ``newcomer`` fits, children before parents; empty if there is room.
+    def gather(self, newcomer: Node, priority: float, instance: str) -> list[Copy] | None:
+        """The leaves to evict so that an instance's ``newcomer`` fits, children before parents; empty if there is room.
 
         None if it does not fit: too much is in use, or the policy values the victims more. The caller removes the
         victims before anything else touches the cache.
@@ -132,7 +139,7 @@ class TierCache(NodeCache):
         going: dict[Node, int] = {}
         policy, order = self._policy, self._order
         while over > 0:
-            lowest = self._lowest(going)
+            lowest = self._lowest(going, instance)
             if lowest is None or not policy.admits(priority, lowest[1]):
                 for spared in victims:
                     order.enter(spared)
@@ -157,17 +164,18 @@ class TierCache(NodeCache):
         leaves.sort(key=self._policy.current)
         return leaves[:count]
 
-    def _lowest(self, going: dict[Node, int]) -> tuple[Copy, float] | None:
-        """The leaf of lowest priority, and that priority. It stays in the order."""
+    def _lowest(self, going: dict[Node, int], instance: str) -> tuple[Copy, float] | None:
+        """The leaf of lowest priority that an instance may evict, and that priority. It stays in the order."""
         while True:
             lowest = self._order.lowest()
             if lowest is None:
                 return None
             copy = lowest[0]
-            node = copy.node
-            if self._evictable(copy) and node.below.get(self, 0) == going.get(node, 0):
+            node, writer = copy.node, copy.writer
+            written_by_another = bool(writer) and writer != instance
+            if not written_by_another and self._evictable(copy) and node.below.get(self, 0) == going.get(node, 0):
                 return lowest
-            # Locks, pins and new children do not update the order. Lifting them offers the copy again.
+            # Locks, pins, writers and new children do not update the order. Lifting them offers the copy again.
             self._order.void(copy)
 
     def _evictable(self, copy: Copy) -> bool:

@@ -65,7 +65,7 @@ class TierManager:
         self.pending_moves = PendingMoves(self._copy_at)
         self.removal = CopyRemoval(self.pending_moves, self.gpus, forget)
         self.under_way = MovesUnderWay(self.pending_moves, self.removal)
-        self.eviction = Eviction(policy, self.pending_moves, self.under_way, self.removal, forget)
+        self.eviction = Eviction(policy, self.under_way, self.removal, forget)
 
     def __iter__(self) -> Iterator[TierCache]:
         """Every cache, the instances' own first."""
@@ -125,7 +125,7 @@ class TierManager:
         if copy is not None:
             there = copy.held and copy.pages == pages
             if there and copy.writer == "":
-                copy.writer = None
+                cache.pass_on(copy, None)
             return there
         if (
             self.pending_moves.frees(node.key.hex(), cache.tier, cache.instance)

@@ -75,7 +75,7 @@ def _check_copies(tree: KnowledgeTree, nodes: list[Node]) -> None:
         _check_pages(cache, copies)
         for copy in copies:
             node = copy.node
-            free = copy.held and not (node.locks or node.pins or node.detached or below[node])
+            free = copy.held and not (copy.writer or node.locks or node.pins or node.detached or below[node])
             assert copy.ticket or not free, "an evictable leaf is not in the eviction order"
 
 
