@@ -57,18 +57,8 @@ class VllmEngine:
         prepare_environment(self._settings)
         arguments = engine_arguments(self._settings, self._folder, self._instance)
         router = _report_router() if uses_connector(arguments) else None
-        llm = self._load(arguments, router)
-        requests = VllmRequests(llm)
-        try:
-            # The first prefill creates kernels lazily. Done here, it does not delay a query's first token.
-            await _probe_prefill(requests, cached_tokens=0, new_tokens=_WARM_UP_TOKENS)
-            kv = await router.memory() if router is not None else None
-        except BaseException:
-            await requests.close()
-            raise
-        self._info = msgspec.structs.replace(self._info, kv=kv, step=step_budget(llm.vllm_config.scheduler_config))
-        plans = PlanStreams(requests, router, kv.boot if kv is not None else None)
-        self._running = _Running(requests, router, plans, VllmOrders(requests, router))
+        # Not a local variable here: a failed import inside vLLM keeps this frame, and with it a closed engine.
+        self._running = await self._warmed_up(self._load(arguments, router), router)
 
     async def close(self) -> None:
         """Abort what runs, which ends its streams with EngineDied, and end the engine's process. Idempotent."""
@@ -126,6 +116,19 @@ class VllmEngine:
         if self._running is None:
             raise EngineNotReady("the engine is not started")
         return self._running
+
+    async def _warmed_up(self, llm: "AsyncLLM", router: "ReportRouter | None") -> _Running:
+        requests = VllmRequests(llm)
+        try:
+            # The first prefill creates kernels lazily. Done here, it does not delay a query's first token.
+            await _probe_prefill(requests, cached_tokens=0, new_tokens=_WARM_UP_TOKENS)
+            kv = await router.memory() if router is not None else None
+        except BaseException:
+            await requests.close()
+            raise
+        self._info = msgspec.structs.replace(self._info, kv=kv, step=step_budget(llm.vllm_config.scheduler_config))
+        plans = PlanStreams(requests, router, kv.boot if kv is not None else None)
+        return _Running(requests, router, plans, VllmOrders(requests, router))
 
     def _load(self, arguments: dict[str, Any], router: "ReportRouter | None") -> "AsyncLLM":
         from vllm.engine.arg_utils import AsyncEngineArgs

@@ -62,6 +62,7 @@ def left(places: Path) -> list[str]:
 def test_a_right_engine_passes_and_nothing_is_left(places, model):
     ran = subprocess.run(COMMAND, env=environment(places, model), capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "Exception ignored" not in ran.stderr
     found = json.loads(ran.stdout)
     assert found["passed"]
     assert [check["name"] for check in found["checks"]] == [check.name for check in standard_checks()]
