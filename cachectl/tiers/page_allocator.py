@@ -1,5 +1,7 @@
 """The page allocator of host memory: which nodes hold which pages, and which pages are free."""
 
+from collections import OrderedDict
+
 from protocol.errors import ConfigError
 from protocol.kv import Pages
 
@@ -8,7 +10,8 @@ class PageAllocator:
     """Hands out ``count`` pages of ``page_tokens`` tokens each, under stamps that rise from ``first_stamp``.
 
     A freed page may be handed out again at once, under a higher stamp: an engine that finds another stamp in a page
-    than in its plan ignores the page. Raises ConfigError for a negative count, empty pages, or a first stamp below 1.
+    than in its plan ignores the page. Pages that were freed first go first, for another instance may still copy the
+    last ones to disk. Raises ConfigError for a negative count, empty pages, or a first stamp below 1.
     """
 
     def __init__(self, count: int, page_tokens: int, first_stamp: int = 1) -> None:
@@ -20,8 +23,8 @@ class PageAllocator:
         self.page_tokens = page_tokens
         self._count = count
         self._next_stamp = first_stamp
-        # The last page is handed out next, so low numbers go first. A dictionary, as any page may be taken out of it.
-        self._free: dict[int, None] = dict.fromkeys(reversed(range(count)))
+        # A dictionary, as any page may be taken out of it.
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
         self._handed_out: dict[int, Pages] = {}
 
     @property
@@ -34,7 +37,7 @@ class PageAllocator:
         wanted = tokens // self.page_tokens
         assert tokens == wanted * self.page_tokens, "a part of a page is asked for"
         assert wanted <= len(self._free), "more pages are asked for than are free"
-        pages = Pages(tuple(self._free.popitem()[0] for _ in range(wanted)), self._next_stamp)
+        pages = Pages(tuple(self._free.popitem(last=False)[0] for _ in range(wanted)), self._next_stamp)
         self._next_stamp += 1
         self._handed_out[pages.stamp] = pages
         return pages
@@ -42,7 +45,7 @@ class PageAllocator:
     def give_back(self, pages: Pages) -> None:
         """Free pages that were handed out."""
         assert self._handed_out.pop(pages.stamp, None) == pages, "pages are given back that were not handed out"
-        self._free.update(dict.fromkeys(reversed(pages.numbers)))
+        self._free.update(dict.fromkeys(pages.numbers))
 
     def take_over(self, pages: Pages, tokens: int) -> bool:
         """Register pages that hold a node of ``tokens`` tokens already; False if that cannot be.

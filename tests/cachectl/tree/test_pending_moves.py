@@ -68,7 +68,7 @@ def test_moves_and_plans_name_the_pages_of_host_memory():
     full = begin(tree, "dE")
     assert [(step.source, step.kept, step.pages) for step in full.documents] == [
         (GPU, GPU, None),
-        (None, HOST, Pages((1, 0), 4)),
+        (None, HOST, Pages((0, 1), 4)),
     ]
 
 
