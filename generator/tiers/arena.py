@@ -1,6 +1,6 @@
 """The host memory tier: an arena of pages that all instances of a machine share."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
@@ -72,9 +72,13 @@ class HostArena:
         node = self._node_in(pages, key) if pages is not None else None
         if pages is None or node is None:
             raise KvMissing(f"{key} is not in the arena at {pages}")
-        yield _ArenaReader(node, self._file.pages, pages)
-        if self._node_in(pages, key) is None:
-            raise KvBroken(Damage.CHANGED, f"{key} was dropped or overwritten while it was read")
+
+        def verify() -> None:
+            if self._node_in(pages, key) is None:
+                raise KvBroken(Damage.CHANGED, f"{key} was dropped or overwritten while it was read")
+
+        yield _ArenaReader(node, self._file.pages, pages, verify)
+        verify()
 
     @contextmanager
     def writing(self, node: KvNode, pages: Pages | None) -> Iterator[PageWriter]:
@@ -228,10 +232,11 @@ class HostArena:
 class _ArenaReader:
     """A ``PageReader`` over the arena's memory."""
 
-    def __init__(self, node: KvNode, pages: Page, of: Pages) -> None:
+    def __init__(self, node: KvNode, pages: Page, of: Pages, verify: Callable[[], None]) -> None:
         self.node = node
         self._pages = pages
         self._numbers = of.numbers
+        self._verify = verify
 
     def page(self, index: int) -> Page:
         """Page ``index``, in place. Raises IndexError."""
@@ -245,6 +250,10 @@ class _ArenaReader:
             self._check(first)
             self._check(first + len(blocks) - 1)
             target.write(self._pages, self._numbers[first : first + len(blocks)], blocks)
+
+    def verify(self) -> None:
+        """Check that the pages still hold the node. Raises KvBroken."""
+        self._verify()
 
     def _check(self, index: int) -> None:
         if not 0 <= index < len(self._numbers):

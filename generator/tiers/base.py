@@ -99,6 +99,9 @@ class PageReader(Protocol):
         Raises KvBroken, or IndexError if the node has no such page. The content of the blocks is undefined then.
         """
 
+    def verify(self) -> None:
+        """Raise KvBroken unless all that was read so far is the node's. Call it before publishing what was read."""
+
 
 class PageWriter(Protocol):
     """Writes the pages of one node, each once, in ascending order."""

@@ -71,3 +71,5 @@ class TierJobs:
             node = reader.node
             for index in range(len(pages_spanned(node.prefix_tokens, node.tokens, self._blocks.page_tokens))):
                 writer.page(index)[:] = reader.page(index)
+            # The pages in host memory may have been handed out again. The writer publishes on exit, so check before.
+            reader.verify()
