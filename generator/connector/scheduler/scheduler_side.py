@@ -1,7 +1,8 @@
 """The connector's scheduler side: turns plans into jobs for the worker side.
 
 vLLM's scheduler-side calls end up here, on the engine's own thread. The plan decides what is loaded, kept and moved.
-This side takes one decision of its own: it releases held nodes early if requests would starve (``block_relief``).
+This side takes two decisions of its own: it releases held nodes early if requests would starve (``block_relief``), and
+deletes copies that some tensor-parallel ranks lack.
 """
 
 from collections import deque
@@ -164,6 +165,10 @@ class SchedulerSide:
 
     def step_jobs(self, output: "SchedulerOutput") -> StepJobs:
         """The jobs for a step, given what the step computes."""
+        # First, because a request that a reset preempts may be scheduled again in the same step.
+        for request_id in output.preempted_req_ids or ():
+            if request_id in self._states:
+                self._states[request_id].blocks = []
         for new in output.scheduled_new_reqs:
             state = self._states.get(new.req_id)
             if state is not None:
@@ -174,9 +179,6 @@ class SchedulerSide:
             if state is not None and block_ids is not None:
                 known = [] if request_id in running.resumed_req_ids else state.blocks
                 state.blocks = [*known, *block_ids[0]]
-        for request_id in output.preempted_req_ids or ():
-            if request_id in self._states:
-                self._states[request_id].blocks = []
         for key in self._relief.relieve(output.num_scheduled_tokens, self._requests, self._states, self._loading):
             self._lost.add(key, Tier.GPU)
         # Without pending work there is nothing to pause for, and the next request would wait for the end of the pause.

@@ -1,8 +1,8 @@
 """Random sequences over two instances that share host memory and disk.
 
-Loads, failures, aborts, preemptions, evictions, deletions and restarts come in any order. No token is ever wrong. At
-the end, every file and page has an owner, and every block is free. vLLM's scheduler, the connector and the tiers are
-real; a toy model computes, and a random controller plans (``toy_engine``, ``toy_controller``).
+Loads, failures, aborts, preemptions, resets, evictions, deletions and restarts come in any order. No token is ever
+wrong. At the end, every file and page has an owner, and every block is free. vLLM's scheduler, the connector and the
+tiers are real; a toy model computes, and a random controller plans (``toy_engine``, ``toy_controller``).
 
 ``RAGTREE_SEQUENCES`` sets the number of sequences, for a longer run than CI's.
 """
@@ -152,6 +152,13 @@ class DataPlane(RuleBasedStateMachine):
         with suppress(FileNotFoundError):
             if files:
                 damage(files, fault, Random(seed))
+
+    @rule(instance=INSTANCES)
+    def reset(self, instance: int) -> None:
+        """All running requests are preempted, and may run again in the very next step."""
+        # With asynchronous steps, vLLM preempts all requests, and then says that it could not reset its cache.
+        with suppress(RuntimeError):
+            self.controller.engines[instance].scheduler.reset_prefix_cache(reset_running_requests=True)
 
     @rule(instance=INSTANCES)
     def restart(self, instance: int) -> None:
