@@ -50,7 +50,9 @@ class BlockRelief:
             waiting = next((name for name in requests if name not in scheduled and name not in loading), None)
             if waiting is not None:
                 # A load in the background also waits for the blocks that prompts under way still have to get.
-                wanted += self._missing(requests[waiting], states.get(waiting))
+                # The engine takes the blocks back from a load that failed from the first one on.
+                keeps_blocks = bool(requests[waiting].num_computed_tokens)
+                wanted += self._missing(requests[waiting], states.get(waiting), keeps_blocks)
                 wanted += sum(
                     self._missing(requests[name], states.get(name))
                     for name in (*scheduled, *loading)
@@ -61,13 +63,16 @@ class BlockRelief:
         in_use = {key for state in states.values() if not state.reported for key in state.keys}
         return self._gpu.relieve(wanted, self._spare, in_use)
 
-    def _missing(self, request: "Request", state: RequestState | None) -> int:
-        """The number of blocks a request still has to get: all of its own, less those it has or that are held."""
+    def _missing(self, request: "Request", state: RequestState | None, keeps_blocks: bool = True) -> int:
+        """The number of blocks a request still has to get: all of its own, less those it has or that are held.
+
+        ``keeps_blocks`` says whether it still has the blocks that its state knows.
+        """
         total: int = -(-request.num_tokens // self._page_tokens)
         if state is None:
             computed: int = request.num_computed_tokens
             return max(0, total - computed // self._page_tokens)
-        return max(0, total - max(len(state.blocks), self._held_blocks(state)))
+        return max(0, total - max(len(state.blocks) if keeps_blocks else 0, self._held_blocks(state)))
 
     def _held_blocks(self, state: RequestState) -> int:
         """The whole blocks in front of the first node of a plan that is not held."""

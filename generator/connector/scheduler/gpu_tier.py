@@ -1,6 +1,6 @@
 """The GPU tier: nodes whose KV stays in the engine's own blocks, held there by reference."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,8 @@ class GpuTier:
     def __init__(self, page_tokens: int) -> None:
         self._page_tokens = page_tokens
         self._held: dict[str, _Held] = {}
+        # How many held nodes hold a block.
+        self._holders: Counter[int] = Counter()
         # The held nodes without a held node behind them, the next one to release first.
         self._leaves: OrderedDict[str, None] = OrderedDict()
         self._pool: BlockPool | None = None
@@ -69,6 +71,7 @@ class GpuTier:
         span = pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens)
         blocks = tuple(prompt_blocks[span.start : span.stop])
         self.retain(blocks)
+        self._holders.update(blocks)
         self._held[node.key] = _Held(node, parent, blocks)
         self._leaves[node.key] = None
         if parent in self._held:
@@ -102,6 +105,10 @@ class GpuTier:
                 self._leaves[held.parent] = None
                 self._leaves.move_to_end(held.parent, last=False)
         self.give_back(held.blocks)
+        for block in held.blocks:
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                del self._holders[block]
         return [*released, key]
 
     def retain(self, blocks: Iterable[int]) -> None:
@@ -119,7 +126,7 @@ class GpuTier:
         """
         released: list[str] = []
         for key in spare:
-            if self.pool.get_num_free_blocks() < wanted and key not in in_use and self._frees(key):
+            if self.pool.get_num_free_blocks() < wanted and key not in in_use and self._helps(key):
                 released += self.release(key)
         for kept in (in_use, ()):
             released += self._release_leaves(wanted, kept)
@@ -127,22 +134,27 @@ class GpuTier:
 
     def _release_leaves(self, wanted: int, kept: Collection[str]) -> list[str]:
         released: list[str] = []
-        # Leaves that stay. They are few: nodes in use, and nodes whose blocks others hold too.
+        # Leaves that stay. They are few: nodes in use, and nodes whose blocks requests or transfers hold too.
         passed: set[str] = set()
         while self.pool.get_num_free_blocks() < wanted:
             key = next((leaf for leaf in self._leaves if leaf not in passed), None)
             if key is None:
                 break
-            if key in kept or not self._frees(key):
+            if key in kept or not self._helps(key):
                 passed.add(key)
             else:
                 released += self.release(key)
         return released
 
-    def _frees(self, key: str) -> bool:
-        """Whether releasing a node frees a block: requests, neighbouring nodes and transfers may hold blocks too."""
+    def _helps(self, key: str) -> bool:
+        """Whether only held nodes hold one of a node's blocks, so that releasing it, or it and its parents, frees one.
+
+        A short node may share its only block with its parent.
+        """
         held = self._held.get(key)
-        return held is not None and any(self.pool.blocks[block].ref_cnt == 1 for block in held.blocks)
+        return held is not None and any(
+            self.pool.blocks[block].ref_cnt == self._holders[block] for block in held.blocks
+        )
 
     def matching(self, condition: Callable[[str, tuple[str, ...]], bool]) -> list[str]:
         """The keys of the held nodes whose namespace and path meet a condition."""
