@@ -3,21 +3,31 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
 from cachectl.runtime.executor import Executor
 from cachectl.scheduling.plan_translation import lost_copies
 from cachectl.scheduling.scheduler import Scheduler
-from protocol.errors import RagtreeError
+from protocol.errors import EngineNotReady, RagtreeError
 from protocol.kv import Orders
 
 _log = structlog.get_logger(__name__)
 
 
+@dataclass
+class _Missed:
+    """Deletions that an instance has missed while it was retired: documents by namespace and content, or everything."""
+
+    forget: dict[tuple[str, str], None] = field(default_factory=dict)
+    everything: bool = False
+
+
 class Deliveries:
     """Sends pending moves to their instances, one delivery at a time to each.
 
+    A retired instance gets nothing. If it takes requests again, it is first sent the deletions that it has missed.
     Without an ``executor``, pending moves wait for the instance's next plan. Belongs to one event loop.
     """
 
@@ -27,6 +37,7 @@ class Deliveries:
         self._executor = executor
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._missed: dict[str, _Missed] = {}
 
     @property
     def possible(self) -> bool:
@@ -35,23 +46,28 @@ class Deliveries:
 
     def start(self) -> None:
         """Deliver pending moves in the background. Moves that cannot be delivered wait for the next call."""
-        if self._executor is None or not self._tree.tiers.pending_moves:
+        if self._executor is None or not (self._tree.tiers.pending_moves or self._missed):
             return
         for instance in self._instances():
-            if instance not in self._tasks and self._tree.tiers.has_moves(instance):
+            if instance not in self._tasks and self._has_work(instance):
                 self._tasks[instance] = asyncio.get_running_loop().create_task(self._in_background(instance))
 
     async def everywhere(self, forget: Sequence[tuple[str, str]] = (), everything: bool = False) -> None:
         """Deliver pending moves to all instances, and have each of them ``forget`` documents, or ``everything``.
 
         ``forget`` lists namespaces and contents. Every instance is tried; then the first error is raised, if any.
+        Raises EngineNotReady if there is no instance: the shared tiers may hold the documents all the same.
         """
+        for retired in self._tree.tiers.retired:
+            self._miss(retired, forget, everything)
         ended = await asyncio.gather(
             *(self.deliver(name, forget, everything) for name in self._instances()), return_exceptions=True
         )
         for failure in ended:
             if failure is not None:
                 raise failure
+        if self._executor is not None and not self._instances():
+            raise EngineNotReady("no instance of the generator is there to delete KV; try again")
 
     async def deliver(self, instance: str, forget: Sequence[tuple[str, str]] = (), everything: bool = False) -> None:
         """Deliver an instance's pending moves, after any delivery that is under way.
@@ -63,19 +79,34 @@ class Deliveries:
         async with self._locks[instance]:
             if instance not in self._instances():
                 # It retired while this delivery waited for the lock.
+                self._miss(instance, forget, everything)
                 return
             # These moves count as decided after the last plan and before the next.
             tick = self._tree.grants.tick + 0.5
             batch = self._scheduler.deliver(instance)
-            if not (batch.moves or forget or everything):
+            missed = self._missed.pop(instance, _Missed())
+            orders = Orders(tuple(batch.moves), (*missed.forget, *forget), missed.everything or everything)
+            if not (orders.moves or orders.forget or orders.everything):
                 return
             try:
-                orders = Orders(tuple(batch.moves), tuple(forget), everything)
                 unwritten = lost_copies(await self._executor.carry_out(instance, orders))
             except BaseException:
                 self._tree.tiers.return_moves(batch, tick)
+                self._miss(instance, tuple(missed.forget), missed.everything)
                 raise
             self._scheduler.delivered(batch, unwritten)
+
+    def _miss(self, instance: str, forget: Sequence[tuple[str, str]], everything: bool) -> None:
+        """Note what an instance has missed, unless there is nothing, and drop what removed instances have missed."""
+        known = self._tree.tiers.gpus
+        self._missed = {name: missed for name, missed in self._missed.items() if name in known}
+        if instance in known and (forget or everything):
+            missed = self._missed.setdefault(instance, _Missed())
+            missed.forget.update(dict.fromkeys(forget))
+            missed.everything |= everything
+
+    def _has_work(self, instance: str) -> bool:
+        return instance in self._missed or self._tree.tiers.has_moves(instance)
 
     def _instances(self) -> list[str]:
         """The instances that take orders. A retired one does not: its copies go with it, and it may be unreachable."""
@@ -84,7 +115,7 @@ class Deliveries:
 
     async def _in_background(self, instance: str) -> None:
         try:
-            while instance in self._instances() and self._tree.tiers.has_moves(instance):
+            while instance in self._instances() and self._has_work(instance):
                 await self.deliver(instance)
         except RagtreeError as error:
             _log.warning("orders could not be delivered and stay pending", instance=instance, error=str(error))

@@ -19,7 +19,7 @@ from instance_cases import (
 )
 
 from protocol.cache import DocumentDeletion
-from protocol.errors import EngineDied, InvalidRequest
+from protocol.errors import EngineDied, EngineNotReady, InvalidRequest
 from protocol.kv import HeldNode, LostCopy, ResidencyReport
 from protocol.plans import PlanOutcome
 
@@ -82,6 +82,52 @@ async def test_an_instance_that_retires_before_delivery_receives_no_orders(build
     assert {(move.node, move.source, move.target) for move in checks.moves} == {
         (key(path), DISK, DISK) for path in ("a", "ab")
     }
+
+
+async def test_a_deletion_is_not_confirmed_while_no_instance_can_carry_it_out(build, engines):
+    # What the next instance finds on the same disk would bring the document back.
+    controller = build("one", disk=100)
+    controller.recovery.restore([holding(DISK, "a", 0)])
+    controller.instances.retire("one")
+    with pytest.raises(EngineNotReady):
+        await controller.delete_document(DocumentDeletion(("a",), "tenant"))
+    controller.instances.replace_shared("another machine's")
+    controller.instances.add("two", "boot", [holding(DISK, "a", 0)])
+    await controller.delete_document(DocumentDeletion(("a",), "tenant"))
+    assert (("tenant", "a"),) in [orders.forget for orders in engines.asked("two")]
+
+
+async def test_an_instance_that_takes_requests_again_carries_out_the_deletions_that_it_missed(build, engines):
+    controller = build("one", "two")
+    await controller.admit(ask("on one", "xy"))
+    controller.instances.retire("one")
+    for content in ("a", "b"):
+        await controller.delete_document(DocumentDeletion((content,), "tenant"))
+    assert engines.asked("one") == []
+    held = engines.hold("one")
+    controller.instances.reinstate("one")
+    engines.gone.add("one")
+    held.set()
+    await all_ready()
+    assert engines.asked("one") == []
+    # A failed delivery is repeated with the next one.
+    engines.gone.clear()
+    await controller.delete_document(DocumentDeletion(("c",), "tenant"))
+    assert [orders.forget for orders in engines.asked("one")] == [(("tenant", "a"), ("tenant", "b"), ("tenant", "c"))]
+    await controller.delete_document(DocumentDeletion(("d",), "tenant"))
+    assert engines.asked("one")[-1].forget == (("tenant", "d"),)
+    await controller.complete(report("on one"))
+
+
+async def test_an_instance_that_missed_a_clear_drops_everything_when_it_takes_requests_again(build, engines):
+    controller = build("one", "two")
+    await controller.admit(ask("on one", "xy"))
+    controller.instances.retire("one")
+    await controller.clear()
+    controller.instances.reinstate("one")
+    await all_ready()
+    assert [orders.everything for orders in engines.asked("one")] == [True]
+    await controller.complete(report("on one"))
 
 
 async def test_a_delivery_that_fails_on_a_removed_instance_loses_no_move_of_shared_tiers(build, engines):
