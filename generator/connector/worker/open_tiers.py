@@ -21,6 +21,7 @@ from protocol.tiers import Tier
 log = structlog.get_logger(__name__)
 
 _PROBE_BYTES = 32 << 20
+_PROBE_PATH = ("probe",)
 # The most that a file on disk takes besides its pages.
 _FILE_BYTES = 16 << 10
 
@@ -104,7 +105,11 @@ def _host_rate(blocks: PagedBlocks, count: int) -> float:
 
 def _disk_rate(disk: KvTier, blocks: PagedBlocks, count: int) -> float | None:
     """Bytes a second from a file just written, or else from the largest one there. None if there is neither."""
-    probe = KvNode(f"probe-{uuid4().hex}", "", ("probe",), 0, count * blocks.page_tokens)
+    for stored in disk.nodes():
+        if _is_probe(stored.node):
+            # Its process was killed. The controller would not find the file under the path that it names.
+            disk.drop(stored.node.key, None)
+    probe = KvNode(f"probe-{uuid4().hex}", "", _PROBE_PATH, 0, count * blocks.page_tokens)
     try:
         _write(disk, probe, count)
         rate = _load_rate(disk, probe, blocks, count)
@@ -114,9 +119,11 @@ def _disk_rate(disk: KvTier, blocks: PagedBlocks, count: int) -> float | None:
         rate = _load_rate(disk, held, blocks, count) if held is not None else None
         if rate is None:
             log.warning("disk_not_measured", error=str(error))
-    finally:
-        disk.drop(probe.key, None)
     return rate
+
+
+def _is_probe(node: KvNode) -> bool:
+    return node.path == _PROBE_PATH and not node.namespace
 
 
 def _write(disk: KvTier, node: KvNode, count: int) -> None:
@@ -131,14 +138,17 @@ def _load_rate(disk: KvTier, node: KvNode, blocks: PagedBlocks, most_pages: int)
     Loads at most ``most_pages`` pages, into the blocks behind the first.
     """
     count = min(most_pages, len(pages_spanned(node.prefix_tokens, node.tokens, blocks.page_tokens)))
-
-    def load() -> None:
-        with disk.reading(node.key, None) as reader:
-            reader.load(0, range(1, count + 1), blocks)
-            blocks.finish()
-
     try:
-        return count * blocks.page_bytes / _second_time_s(load)
+        with disk.reading(node.key, None) as reader:
+            if _is_probe(node):
+                # It can be read all the same, and is not left behind if the process is killed from now on.
+                disk.drop(node.key, None)
+
+            def load() -> None:
+                reader.load(0, range(1, count + 1), blocks)
+                blocks.finish()
+
+            return count * blocks.page_bytes / _second_time_s(load)
     except TierError:
         return None
 

@@ -53,3 +53,28 @@ def test_a_full_disk_is_measured_by_its_largest_file(open_disk):
 
 def test_an_empty_disk_without_room_for_a_probe_is_not_measured(open_disk):
     assert _disk_rate(open_disk(10_000), BLOCKS, PROBE_PAGES) is None
+
+
+def test_a_probe_that_a_killed_process_left_is_deleted(open_disk, monkeypatch):
+    disk = open_disk(1 << 20)
+    write(disk, "aa", 2)
+    with monkeypatch.context() as killed:
+        killed.setattr("generator.connector.worker.open_tiers._load_rate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            _disk_rate(disk, BLOCKS, PROBE_PAGES)
+    assert len(disk.nodes()) == 2
+    other = open_disk(1 << 20)
+    assert _disk_rate(other, BLOCKS, PROBE_PAGES) > 0
+    assert [stored.node.key for stored in other.nodes()] == ["aa"]
+
+
+def test_a_probe_is_deleted_before_it_is_timed(open_disk, monkeypatch):
+    disk = open_disk(1 << 20)
+    monkeypatch.setattr("generator.connector.worker.open_tiers._second_time_s", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _disk_rate(disk, BLOCKS, PROBE_PAGES)
+    assert disk.nodes() == []
+
+
+def interrupted(*_) -> float:
+    raise KeyboardInterrupt
