@@ -41,7 +41,8 @@ class Eviction:
     def make_room(self, node: Node, cache: TierCache, reserved: Sequence[Copy], batch: MoveBatch) -> bool:
         """Make room for a node in a cache; False if it is not supported there, or if its priority is too low.
 
-        Also False for a file on disk that moves under way delete. ``reserved`` are copies of the same plan, which
+        Also False for a file on disk that moves under way delete, and if other instances still write what would have to
+        go. ``reserved`` are copies of the same plan, which
         support the node. ``batch`` receives the evictions.
         """
         if not cache.capacity or not is_supported(node.parent, cache, reserved):

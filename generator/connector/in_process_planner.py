@@ -2,8 +2,8 @@
 
 A request marks the documents of its prompt in ``kv_transfer_params``: ``{"ragtree": {"segments": [45, 512, 498]}}``
 means that the first 45 tokens are one segment (a system prompt, for example), and two documents of 512 and 498 tokens
-follow. The rest is the question. Segments with equal tokens are the same document. Requests without marks are served
-as usual.
+follow. The rest is the question. Segments with equal tokens are the same document. A prompt has at most 256 of them.
+Requests without marks are served as usual.
 """
 
 from abc import abstractmethod
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _START = "what the tiers hold at the start"
+_MOST_SEGMENTS = 256
+"""Each node names the whole path in front of it, so memory grows with the square of their number."""
 
 
 class Planner(Protocol):
@@ -118,6 +120,8 @@ def _prompt(request: "Request") -> Prompt | None:
     if request.lora_request is not None or request.mm_features or request.prompt_embeds is not None:
         # Their KV depends on more than the tokens. For embeddings, the tokens are only placeholders.
         return None
+    if len(carried["segments"]) > _MOST_SEGMENTS:
+        raise ValueError(f"a prompt has at most {_MOST_SEGMENTS} segments, got {len(carried['segments'])}")
     segments: list[Segment] = []
     position = 0
     for tokens in carried["segments"]:

@@ -29,9 +29,9 @@ class _Entry(NamedTuple):
 class DiskTier:
     """A ``KvTier`` of files under ``folder``. Processes may share it: each finds what the others publish.
 
-    All files together never exceed ``max_bytes``, headers and other fingerprints included. Files that other processes
-    write count from the next call of ``nodes`` on. If room is short, folders of other fingerprints are deleted, oldest
-    first. ``broken`` counts the copies that were found damaged, and deleted.
+    No file is written that would make all known files exceed ``max_bytes``, headers and other fingerprints included.
+    Files that other processes write are known from the next call of ``nodes`` on. If room is short, folders of other
+    fingerprints are deleted, oldest first. ``broken`` counts the copies that were found damaged, and deleted.
 
     If the folder is read-only, a warning is logged at the start; its files are read, and writing is refused.
     """

@@ -61,16 +61,27 @@ def connector(configured) -> RecordingConnector:
     return connector
 
 
-def request(**given: object) -> Request:
-    """A request of two marked documents and a question."""
-    params = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"ragtree": {"segments": [20, 30]}}})
-    return Request("request", TOKENS, params, None, **given)
+def request(segments: object = (20, 30), tokens: list[int] = TOKENS, **given: object) -> Request:
+    """A request of marked documents, two by default, and a question."""
+    params = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"ragtree": {"segments": segments}}})
+    return Request("request", tokens, params, None, **given)
 
 
 def test_marked_segments_are_planned(connector):
     connector.on_new_request(request())
     prompt = connector.planner.prompts["request"]
     assert [list(segment.token_ids) for segment in prompt.segments] == [TOKENS[:20], TOKENS[20:50], TOKENS[50:]]
+
+
+@pytest.mark.parametrize("segments", [[20, 0], [20, "30"], [20, 3000], [1] * 257])
+def test_invalid_segments_are_not_planned(connector, segments):
+    connector.on_new_request(request(segments, [1] * 300))
+    assert connector.planner.prompts == {}
+
+
+def test_a_prompt_may_have_many_segments(connector):
+    connector.on_new_request(request([1] * 256, [1] * 300))
+    assert len(connector.planner.prompts["request"].documents) == 256
 
 
 @pytest.mark.parametrize(
