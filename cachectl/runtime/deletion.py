@@ -43,7 +43,8 @@ class Deletion:
         engines forget the documents in every namespace seen so far. Without an executor, the call returns at once and
         the next plans carry the drops.
 
-        Raises DeadlineExceeded, or what ``Executor.carry_out`` raises; calling again continues the deletion.
+        Raises DeadlineExceeded, EngineNotReady if there is no instance, or what ``Executor.carry_out`` raises; calling
+        again continues the deletion.
         """
         contents = deletion.contents
         namespace = None if deletion.namespace is None else self._namespaces.inside(deletion.namespace)

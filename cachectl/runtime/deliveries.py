@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -23,11 +23,16 @@ class _Missed:
     forget: dict[tuple[str, str], None] = field(default_factory=dict)
     everything: bool = False
 
+    def add(self, forget: Iterable[tuple[str, str]], everything: bool) -> None:
+        """Add a deletion."""
+        self.forget.update(dict.fromkeys(forget))
+        self.everything |= everything
+
 
 class Deliveries:
     """Sends pending moves to their instances, one delivery at a time to each.
 
-    A retired instance gets nothing. If it takes requests again, it is first sent the deletions that it has missed.
+    A retired instance gets nothing. If it takes requests again, it is sent the deletions that it has missed.
     Without an ``executor``, pending moves wait for the instance's next plan. Belongs to one event loop.
     """
 
@@ -37,7 +42,7 @@ class Deliveries:
         self._executor = executor
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._missed: dict[str, _Missed] = {}
+        self._missed: defaultdict[str, _Missed] = defaultdict(_Missed)
 
     @property
     def possible(self) -> bool:
@@ -50,7 +55,8 @@ class Deliveries:
             return
         for instance in self._instances():
             if instance not in self._tasks and self._has_work(instance):
-                self._tasks[instance] = asyncio.get_running_loop().create_task(self._in_background(instance))
+                running = self._in_background(instance, self._executor)
+                self._tasks[instance] = asyncio.get_running_loop().create_task(running)
 
     async def everywhere(self, forget: Sequence[tuple[str, str]] = (), everything: bool = False) -> None:
         """Deliver pending moves to all instances, and have each of them ``forget`` documents, or ``everything``.
@@ -59,7 +65,7 @@ class Deliveries:
         Raises EngineNotReady if there is no instance: the shared tiers may hold the documents all the same.
         """
         for retired in self._tree.tiers.retired:
-            self._miss(retired, forget, everything)
+            self._missed[retired].add(forget, everything)
         ended = await asyncio.gather(
             *(self.deliver(name, forget, everything) for name in self._instances()), return_exceptions=True
         )
@@ -67,7 +73,7 @@ class Deliveries:
             if failure is not None:
                 raise failure
         if self._executor is not None and not self._instances():
-            raise EngineNotReady("no instance of the generator is there to delete KV; try again")
+            raise EngineNotReady("no instance of the generator takes orders now; try again")
 
     async def deliver(self, instance: str, forget: Sequence[tuple[str, str]] = (), everything: bool = False) -> None:
         """Deliver an instance's pending moves, after any delivery that is under way.
@@ -79,31 +85,38 @@ class Deliveries:
         async with self._locks[instance]:
             if instance not in self._instances():
                 # It retired while this delivery waited for the lock.
-                self._miss(instance, forget, everything)
+                if instance in self._tree.tiers.retired:
+                    self._missed[instance].add(forget, everything)
                 return
             # These moves count as decided after the last plan and before the next.
             tick = self._tree.grants.tick + 0.5
             batch = self._scheduler.deliver(instance)
-            missed = self._missed.pop(instance, _Missed())
-            orders = Orders(tuple(batch.moves), (*missed.forget, *forget), missed.everything or everything)
-            if not (orders.moves or orders.forget or orders.everything):
+            if not (batch.moves or forget or everything):
                 return
             try:
+                orders = Orders(tuple(batch.moves), tuple(forget), everything)
                 unwritten = lost_copies(await self._executor.carry_out(instance, orders))
             except BaseException:
                 self._tree.tiers.return_moves(batch, tick)
-                self._miss(instance, tuple(missed.forget), missed.everything)
                 raise
             self._scheduler.delivered(batch, unwritten)
 
-    def _miss(self, instance: str, forget: Sequence[tuple[str, str]], everything: bool) -> None:
-        """Note what an instance has missed, unless there is nothing, and drop what removed instances have missed."""
-        known = self._tree.tiers.gpus
-        self._missed = {name: missed for name, missed in self._missed.items() if name in known}
-        if instance in known and (forget or everything):
-            missed = self._missed.setdefault(instance, _Missed())
-            missed.forget.update(dict.fromkeys(forget))
-            missed.everything |= everything
+    def discard_missed(self, instance: str) -> None:
+        """Forget what an instance has missed: its engine has ended."""
+        self._missed.pop(instance, None)
+
+    async def _catch_up(self, instance: str, executor: Executor) -> None:
+        """Have an instance carry out the deletions that it has missed, in its own blocks.
+
+        Others have carried them out in the shared tiers, which may hold the documents again by now.
+        """
+        async with self._locks[instance]:
+            missed = self._missed.pop(instance, _Missed())
+            try:
+                await executor.carry_out(instance, Orders((), tuple(missed.forget), missed.everything, True))
+            except BaseException:
+                self._missed[instance].add(missed.forget, missed.everything)
+                raise
 
     def _has_work(self, instance: str) -> bool:
         return instance in self._missed or self._tree.tiers.has_moves(instance)
@@ -113,10 +126,12 @@ class Deliveries:
         tiers = self._tree.tiers
         return [instance for instance in tiers.gpus if instance not in tiers.retired]
 
-    async def _in_background(self, instance: str) -> None:
+    async def _in_background(self, instance: str, executor: Executor) -> None:
         try:
             while instance in self._instances() and self._has_work(instance):
                 await self.deliver(instance)
+                if instance in self._missed:
+                    await self._catch_up(instance, executor)
         except RagtreeError as error:
             _log.warning("orders could not be delivered and stay pending", instance=instance, error=str(error))
         except Exception:

@@ -70,6 +70,7 @@ class InstanceRegistry:
         # Before anything can be refused: a bad report must not restart the instance again at every look.
         self.boots[instance] = boot
         self.failed += failed
+        self._deliveries.discard_missed(instance)
         try:
             return self._recovery.restore(reports)
         finally:
@@ -102,4 +103,5 @@ class InstanceRegistry:
         """Remove retired instances whose requests have all ended."""
         for instance in self._scheduler.lifecycle.ended():
             self._scheduler.lifecycle.remove(instance)
+            self._deliveries.discard_missed(instance)
             self.boots.pop(instance, None)

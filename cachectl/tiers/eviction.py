@@ -42,8 +42,7 @@ class Eviction:
         """Make room for a node in a cache; False if it is not supported there, or if its priority is too low.
 
         Also False for a file on disk that moves under way delete, and if other instances still write what would have to
-        go. ``reserved`` are copies of the same plan, which
-        support the node. ``batch`` receives the evictions.
+        go. ``reserved`` are copies of the same plan, which support the node. ``batch`` receives the evictions.
         """
         if not cache.capacity or not is_supported(node.parent, cache, reserved):
             return False
