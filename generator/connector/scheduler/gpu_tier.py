@@ -147,7 +147,7 @@ class GpuTier:
         return released
 
     def _helps(self, key: str) -> bool:
-        """Whether only held nodes hold one of a node's blocks, so that releasing it, or it and its parents, frees one.
+        """Whether only held nodes hold one of a node's blocks: its release frees the block, or lets its parent's do so.
 
         A short node may share its only block with its parent.
         """

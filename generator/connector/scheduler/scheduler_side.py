@@ -165,9 +165,9 @@ class SchedulerSide:
 
     def step_jobs(self, output: "SchedulerOutput") -> StepJobs:
         """The jobs for a step, given what the step computes."""
-        # First, because a request that a reset preempts may be scheduled again in the same step.
+        # First, because a request that a reset preempts may be scheduled, or begin to load, in the same step.
         for request_id in output.preempted_req_ids or ():
-            if request_id in self._states:
+            if request_id in self._states and request_id not in self._loading:
                 self._states[request_id].blocks = []
         for new in output.scheduled_new_reqs:
             state = self._states.get(new.req_id)

@@ -110,15 +110,18 @@ def _disk_rate(disk: KvTier, blocks: PagedBlocks, count: int) -> float | None:
             # Its process was killed. The controller would not find the file under the path that it names.
             disk.drop(stored.node.key, None)
     probe = KvNode(f"probe-{uuid4().hex}", "", _PROBE_PATH, 0, count * blocks.page_tokens)
+    rate, problem = None, "another instance has deleted the probe"
     try:
         _write(disk, probe, count)
         rate = _load_rate(disk, probe, blocks, count)
     except TierError as error:
+        problem = str(error)
+    if rate is None:
         # A full disk has no room for a probe, but has files to read.
         held = max((stored.node for stored in disk.nodes()), key=lambda node: node.tokens, default=None)
         rate = _load_rate(disk, held, blocks, count) if held is not None else None
-        if rate is None:
-            log.warning("disk_not_measured", error=str(error))
+    if rate is None:
+        log.warning("disk_not_measured", error=problem)
     return rate
 
 
