@@ -166,7 +166,7 @@ def test_nobody_is_asked_for_a_copy_that_is_confirmed_or_gone_by_then():
 # Evictions
 
 
-def test_a_copy_is_evicted_by_no_other_instance_than_the_one_that_is_still_writing_it():
+def test_no_other_instance_evicts_a_copy_that_is_still_being_written():
     tree = paged_tree_of(1, 1, 4)
     ask(tree, "c", "two")
     running = swapping_out(tree)

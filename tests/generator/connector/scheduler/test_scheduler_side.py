@@ -74,13 +74,14 @@ class Engine:
         self.side.complete(request, blocks)
         self.pool.free_blocks([self.pool.blocks[block] for block in reversed(blocks)])
 
-    def prefill(self, name: str, kept: Tier | None) -> list[int]:
-        """Compute a request to its end. Returns its blocks."""
-        request = self.admit(name, None, kept)
+    def prefill(self, name: str, kept: Tier | None, reached: int | None = None) -> list[int]:
+        """Compute a request to its end, or a speculative one until it has ``reached`` a token. Returns its blocks."""
+        request = self.admit(name, None, kept, speculative=reached is not None)
         assert self.side.match(request, 0) == (0, False)
         blocks = self.allocate(request)
-        self.step(**{name: 18})
-        request.num_computed_tokens, request.num_output_tokens = 18, 1
+        computed = 18 if reached is None else reached
+        self.step(**{name: computed})
+        request.num_computed_tokens, request.num_output_tokens = computed, int(reached is None)
         self.end(request, blocks)
         return blocks
 
@@ -192,24 +193,14 @@ def test_a_copy_that_is_being_written_is_waited_for(engine):
 
 
 def test_a_copy_that_a_speculative_request_does_not_reach_is_lost_at_once(engine):
-    request = engine.admit("q", None, Tier.HOST, speculative=True)
-    engine.side.match(request, 0)
-    blocks = engine.allocate(request)
-    engine.step(q=12)
-    request.num_computed_tokens = 12
-    engine.end(request, blocks)
+    engine.prefill("q", Tier.HOST, reached=12)
     assert engine.side.report().lost == (LostCopy("k1", Tier.HOST),)
     finish(engine)
     assert engine.side.report().carried_out == {"q": (LostCopy("k1", Tier.HOST),)}
 
 
 def test_a_speculative_request_keeps_complete_nodes_only(engine):
-    request = engine.admit("q", None, Tier.GPU, speculative=True)
-    engine.side.match(request, 0)
-    blocks = engine.allocate(request)
-    engine.step(q=12)
-    request.num_computed_tokens = 12
-    engine.end(request, blocks)
+    engine.prefill("q", Tier.GPU, reached=12)
     assert engine.side.busy
     report = engine.side.report()
     assert report.prefilled["q"].reached == 12
