@@ -1,8 +1,8 @@
-"""Delivers pending moves to instances when no plan takes them along."""
+"""Delivers pending moves and deletions to instances when no plan takes them along."""
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -23,11 +23,6 @@ class _Missed:
     forget: dict[tuple[str, str], None] = field(default_factory=dict)
     everything: bool = False
 
-    def add(self, forget: Iterable[tuple[str, str]], everything: bool) -> None:
-        """Add a deletion."""
-        self.forget.update(dict.fromkeys(forget))
-        self.everything |= everything
-
 
 class Deliveries:
     """Sends pending moves to their instances, one delivery at a time to each.
@@ -42,7 +37,7 @@ class Deliveries:
         self._executor = executor
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._missed: defaultdict[str, _Missed] = defaultdict(_Missed)
+        self._missed: dict[str, _Missed] = {}
 
     @property
     def possible(self) -> bool:
@@ -50,7 +45,7 @@ class Deliveries:
         return self._executor is not None
 
     def start(self) -> None:
-        """Deliver pending moves in the background. Moves that cannot be delivered wait for the next call."""
+        """Deliver pending moves and missed deletions in the background. What fails waits for the next call."""
         if self._executor is None or not (self._tree.tiers.pending_moves or self._missed):
             return
         for instance in self._instances():
@@ -62,10 +57,10 @@ class Deliveries:
         """Deliver pending moves to all instances, and have each of them ``forget`` documents, or ``everything``.
 
         ``forget`` lists namespaces and contents. Every instance is tried; then the first error is raised, if any.
-        Raises EngineNotReady if there is no instance: the shared tiers may hold the documents all the same.
+        Raises EngineNotReady if there is no instance, because the shared tiers may still hold the documents.
         """
         for retired in self._tree.tiers.retired:
-            self._missed[retired].add(forget, everything)
+            self._miss(retired, forget, everything)
         ended = await asyncio.gather(
             *(self.deliver(name, forget, everything) for name in self._instances()), return_exceptions=True
         )
@@ -86,7 +81,7 @@ class Deliveries:
             if instance not in self._instances():
                 # It retired while this delivery waited for the lock.
                 if instance in self._tree.tiers.retired:
-                    self._missed[instance].add(forget, everything)
+                    self._miss(instance, forget, everything)
                 return
             # These moves count as decided after the last plan and before the next.
             tick = self._tree.grants.tick + 0.5
@@ -113,10 +108,18 @@ class Deliveries:
         async with self._locks[instance]:
             missed = self._missed.pop(instance, _Missed())
             try:
-                await executor.carry_out(instance, Orders((), tuple(missed.forget), missed.everything, True))
+                orders = Orders(forget=tuple(missed.forget), everything=missed.everything, blocks_only=True)
+                await executor.carry_out(instance, orders)
             except BaseException:
-                self._missed[instance].add(missed.forget, missed.everything)
+                self._miss(instance, missed.forget, missed.everything)
                 raise
+
+    def _miss(self, instance: str, forget: Collection[tuple[str, str]], everything: bool) -> None:
+        """Note a deletion, if it is one, that an instance has missed."""
+        if forget or everything:
+            missed = self._missed.setdefault(instance, _Missed())
+            missed.forget.update(dict.fromkeys(forget))
+            missed.everything |= everything
 
     def _has_work(self, instance: str) -> bool:
         return instance in self._missed or self._tree.tiers.has_moves(instance)

@@ -149,6 +149,17 @@ async def test_an_instance_that_missed_a_clear_drops_everything_when_it_takes_re
     await controller.complete(report("on one"))
 
 
+async def test_an_instance_that_missed_no_deletion_is_sent_none(build, engines):
+    controller = build("one", "two", disk=100)
+    await controller.admit(ask("on one", "xy"))
+    controller.instances.retire("one")
+    await controller.persist()
+    controller.instances.reinstate("one")
+    await all_ready()
+    assert engines.asked("one") == []
+    await controller.complete(report("on one"))
+
+
 async def test_a_delivery_that_fails_on_a_removed_instance_loses_no_move_of_shared_tiers(build, engines):
     controller = build("one", "two", host=100)
     controller.recovery.restore([holding(HOST, "a", 0)])
