@@ -121,7 +121,7 @@ class Orders(msgspec.Struct, frozen=True):
 
     The ``moves`` run first, in order. Then no KV of the documents in ``forget`` (namespace, content hash) may be left
     in the engine or its tiers, inside or outside the knowledge tree, nor any KV computed behind them. ``everything``
-    drops all KV. ``blocks_only`` spares the tiers below the GPU, so that loads from them can be measured.
+    drops all KV. ``blocks_only`` spares the tiers below the GPU.
     """
 
     moves: tuple[Move, ...] = ()

@@ -10,8 +10,8 @@ class PageAllocator:
     """Hands out ``count`` pages of ``page_tokens`` tokens each, under stamps that rise from ``first_stamp``.
 
     A freed page may be handed out again at once, under a higher stamp: an engine that finds another stamp in a page
-    than in its plan ignores the page. Pages that were freed first go first, for another instance may still copy the
-    last ones to disk. Raises ConfigError for a negative count, empty pages, or a first stamp below 1.
+    than in its plan ignores the page. Pages that were freed first go first, because another instance may still copy
+    the last ones to disk. Raises ConfigError for a negative count, empty pages, or a first stamp below 1.
     """
 
     def __init__(self, count: int, page_tokens: int, first_stamp: int = 1) -> None:

@@ -22,9 +22,8 @@ class TierCache(NodeCache):
     """A budget of ``capacity`` tokens, the copies in it, and the order in which they leave.
 
     ``slower`` receives what is evicted. Only leaves are evicted: copies without a child's copy in the same cache, and
-    neither locked nor pinned. What an instance is still writing is evicted for that instance only: for another, its
-    room is not free before the write has ended. ``allocator`` hands out host memory's numbered pages, as many as the
-    budget holds.
+    neither locked nor pinned. No instance evicts what another one is still writing, because that room is not free until
+    the write has ended. ``allocator`` hands out host memory's numbered pages, as many as the budget holds.
     """
 
     def __init__(

@@ -93,7 +93,7 @@ class TransferQueue:
     def cannot_save(self, name: str, key: str, target: Tier) -> None:
         """Note that the plan ``name`` does not make a copy that it was to make.
 
-        It is lost already now: the end of the plan's message may come too late for the plan's last step.
+        The copy counts as lost at once, because the plan's message may end after the plan's last step.
         """
         self._lost.add(key, target)
         if name in self._open:
