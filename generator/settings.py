@@ -20,12 +20,16 @@ class FakeEngineSettings(BaseModel):
 
 
 class KvPlaces(NamedTuple):
-    """Where one worker keeps documents' KV, and how many bytes of it. ``disk_dir`` is None without a disk tier."""
+    """Where one worker keeps documents' KV, and how many bytes of it. ``disk_dir`` is None without a disk tier.
+
+    ``file_cache`` says whether files may stay in the operating system's file cache.
+    """
 
     host_file: Path
     host_bytes: int
     disk_dir: Path | None
     disk_bytes: int
+    file_cache: bool = True
 
 
 class KvSettings(BaseModel):
@@ -44,6 +48,11 @@ class KvSettings(BaseModel):
     )
     disk_gib: float = Field(8.0, ge=0, description="Disk space for KV in GiB; survives restarts.")
     disk_dir: Path | None = Field(None, description="Folder for KV on disk; by default `kv` in the data folder.")
+    file_cache: bool = Field(
+        True,
+        description="Leave files of KV in the operating system's file cache, which makes reading them again faster; "
+        "false: the disk tier takes no memory, and every read comes from the disk.",
+    )
     loader_threads: int = Field(
         2, gt=0, description="Threads that load from host memory and disk; all of them share each load."
     )
@@ -58,10 +67,10 @@ class KvSettings(BaseModel):
         """The places of one of ``ranks`` tensor-parallel workers. They share the memory evenly."""
         host_bytes, disk_bytes = (int(gib * (1 << 30)) // ranks for gib in (self.host_gib, self.disk_gib))
         if ranks == 1:
-            return KvPlaces(self.host_file, host_bytes, self.disk_dir, disk_bytes)
+            return KvPlaces(self.host_file, host_bytes, self.disk_dir, disk_bytes, self.file_cache)
         name = f"rank-{rank}-of-{ranks}"
         disk_dir = self.disk_dir / name if self.disk_dir is not None else None
-        return KvPlaces(self.host_file.with_suffix(f".{name}.kv"), host_bytes, disk_dir, disk_bytes)
+        return KvPlaces(self.host_file.with_suffix(f".{name}.kv"), host_bytes, disk_dir, disk_bytes, self.file_cache)
 
     def discard_host_memory(self) -> None:
         """Delete the files that hold host memory, and so free it. Call it when no engine uses it any more."""

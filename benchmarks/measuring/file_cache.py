@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from generator.tiers.file_cache import evict, is_cached
+
 
 def evict_from_file_cache(folder: Path) -> bool:
     """Take all files below a folder out of the file cache; whether that worked.
@@ -18,14 +20,7 @@ def _evict(file: Path) -> bool:
     try:
         # Only clean pages can be dropped.
         os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT)
-    except BlockingIOError:
-        # Even the first byte has to be fetched.
-        return True
-    except OSError:
-        return False
-    else:
-        return False
+        evict(descriptor)
+        return is_cached(descriptor) is False
     finally:
         os.close(descriptor)

@@ -251,6 +251,9 @@ class _ArenaReader:
             self._check(first + len(blocks) - 1)
             target.write(self._pages, self._numbers[first : first + len(blocks)], blocks)
 
+    def uncache(self) -> None:
+        """Do nothing: the arena is memory."""
+
     def verify(self) -> None:
         """Check that the pages still hold the node. Raises KvBroken."""
         self._verify()

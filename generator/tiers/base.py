@@ -99,6 +99,9 @@ class PageReader(Protocol):
         Raises KvBroken, or IndexError if the node has no such page. The content of the blocks is undefined then.
         """
 
+    def uncache(self) -> None:
+        """Let the next reads come from the disk, if that is where the copy is, and not from the file cache."""
+
     def verify(self) -> None:
         """Raise KvBroken unless all that was read so far is the node's. Call it before publishing what was read."""
 

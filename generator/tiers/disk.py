@@ -13,6 +13,7 @@ import structlog
 
 from generator.tiers.base import Damage, KvBroken, KvMissing, Page, PageReader, PageWriter, StoredNode, TierFull
 from generator.tiers.disk_folder import FingerprintFolder, folders_beside
+from generator.tiers.file_cache import evict
 from generator.tiers.node_file import NodeFileReader, NodeFileWriter, NodeFormat, NodeHeader
 from generator.tiers.writers import DiscardingWriter
 from protocol.kv import KvNode, Pages
@@ -33,16 +34,28 @@ class DiskTier:
     Files that other processes write are known from the next call of ``nodes`` on. If room is short, folders of other
     fingerprints are deleted, oldest first. ``broken`` counts the copies that were found damaged, and deleted.
 
+    Without ``file_cache``, a file leaves the operating system's file cache once it has been written or read: then the
+    tier takes no memory, and every read comes from the disk.
+
     If the folder is read-only, a warning is logged at the start; its files are read, and writing is refused.
     """
 
     tier = Tier.DISK
 
-    def __init__(self, folder: Path, fingerprint: str, page_tokens: int, page_bytes: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        fingerprint: str,
+        page_tokens: int,
+        page_bytes: int,
+        max_bytes: int,
+        file_cache: bool = True,
+    ) -> None:
         self.broken: Counter[Damage] = Counter()
         self._format = NodeFormat(fingerprint, page_tokens, page_bytes)
         self._folder = FingerprintFolder(folder / fingerprint)
         self._max_bytes = max_bytes
+        self._file_cache = file_cache
         self._index: dict[str, _Entry] = {}
         self._reserved = 0
         # Guards the index, the reservations, and publishing and deleting files. Never held while KV is copied.
@@ -75,6 +88,8 @@ class DiskTier:
                     # The exception does not tell: the block may read another tier too, whose copy is the broken one.
                     if reader.damage is not None:
                         self._discard(key, descriptor, reader.damage)
+                    if not self._file_cache:
+                        reader.uncache()
         finally:
             os.close(descriptor)
 
@@ -92,6 +107,8 @@ class DiskTier:
                 writer = NodeFileWriter(descriptor, self._format, node, buffer)
                 yield writer
                 writer.finish()
+            if not self._file_cache:
+                evict(descriptor)
             with self._lock:
                 try:
                     self._folder.publish(temporary, node.key)

@@ -12,6 +12,7 @@ import numpy as np
 from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_64_intdigest
 
 from generator.tiers.base import Damage, KvBroken, Page, PageTarget, TierFull
+from generator.tiers.file_cache import evict
 from generator.tiers.writers import OrderedWriter
 from protocol.kv import KvNode, pages_spanned
 
@@ -139,6 +140,10 @@ class NodeFileReader:
                 self._read(index, parts)
             else:
                 target.write(self.page(index)[np.newaxis], [0], [block])
+
+    def uncache(self) -> None:
+        """Take the file out of the file cache."""
+        evict(self._descriptor)
 
     def verify(self) -> None:
         """Do nothing: each page was verified when it was read, and a file never changes."""

@@ -35,7 +35,7 @@ def open_tiers(places: KvPlaces, fingerprint: str, blocks: PagedBlocks) -> dict[
         host = PinnedArena(places.host_file, fingerprint, page_tokens, page_bytes, host_pages, blocks.pin)
     disk: KvTier = NullTier(Tier.DISK)
     if places.disk_bytes >= page_bytes and places.disk_dir is not None:
-        disk = DiskTier(places.disk_dir, fingerprint, page_tokens, page_bytes, places.disk_bytes)
+        disk = DiskTier(places.disk_dir, fingerprint, page_tokens, page_bytes, places.disk_bytes, places.file_cache)
     return {Tier.HOST: host, Tier.DISK: disk}
 
 
@@ -98,7 +98,9 @@ def _host_rate(blocks: PagedBlocks, count: int) -> float:
         blocks.finish()
 
     try:
-        return pages.nbytes / _second_time_s(load)
+        # The first load pays for touching memory.
+        load()
+        return pages.nbytes / _time_s(load)
     finally:
         unpin()
 
@@ -136,7 +138,9 @@ def _write(disk: KvTier, node: KvNode, count: int) -> None:
 
 
 def _load_rate(disk: KvTier, node: KvNode, blocks: PagedBlocks, most_pages: int) -> float | None:
-    """Bytes a second from a file that is in the page cache, as recently used files are. None if it cannot be read.
+    """Bytes a second from a file that is not in the file cache. None if it cannot be read.
+
+    A file may lie on the disk for long before it is used again, so the operating system need not have it in memory.
 
     Loads at most ``most_pages`` pages, into the blocks behind the first.
     """
@@ -151,14 +155,16 @@ def _load_rate(disk: KvTier, node: KvNode, blocks: PagedBlocks, most_pages: int)
                 reader.load(0, range(1, count + 1), blocks)
                 blocks.finish()
 
-            return count * blocks.page_bytes / _second_time_s(load)
+            # The first load pays for touching memory.
+            load()
+            reader.uncache()
+            return count * blocks.page_bytes / _time_s(load)
     except TierError:
         return None
 
 
-def _second_time_s(load: Callable[[], None]) -> float:
-    """Seconds that a load takes the second time. The first one pays for touching memory and reading the file."""
-    load()
+def _time_s(load: Callable[[], None]) -> float:
+    """Seconds that a load takes."""
     began = time.perf_counter()
     load()
     return time.perf_counter() - began

@@ -28,6 +28,7 @@ from tier_contract import (
 from tiers_under_test import ROOT, open_disk, writing_process
 
 from generator.tiers.base import KvBroken, KvMissing, TierFull
+from generator.tiers.file_cache import is_cached
 
 NODE = make_node(0)
 FILE_BYTES = 4096 + 3 * PAGE_BYTES
@@ -52,6 +53,14 @@ def file_of(folder: Path, node=NODE, fingerprint=FINGERPRINT) -> Path:
 
 def files_under(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def is_file_cached(path: Path) -> bool | None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return is_cached(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def flip(path: Path, at: int, bit: int = 0) -> None:
@@ -497,3 +506,14 @@ def test_a_copy_that_another_process_dropped_is_gone(disk, tmp_path):
     other.drop(NODE.key, None)
     assert disk.nodes() == []
     assert disk.used_bytes == 0
+
+
+@pytest.mark.parametrize("file_cache", [True, False])
+def test_files_stay_in_the_file_cache_only_if_they_may(tmp_path, file_cache):
+    disk = open_disk(tmp_path, file_cache=file_cache)
+    write(disk, NODE)
+    written = is_file_cached(file_of(tmp_path))
+    if written is None or written > file_cache:
+        pytest.skip("this file system keeps files in memory, or does not tell")
+    assert (read(disk, NODE) == content_of(NODE)).all()
+    assert (written, is_file_cached(file_of(tmp_path))) == (file_cache, file_cache)

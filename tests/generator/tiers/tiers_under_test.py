@@ -18,8 +18,8 @@ def open_arena(folder: Path, fingerprint=FINGERPRINT, page_bytes=PAGE_BYTES, pag
     return HostArena(folder / "kv.arena", fingerprint, PAGE_TOKENS, page_bytes, page_count)
 
 
-def open_disk(folder: Path, fingerprint=FINGERPRINT, max_bytes=10**7) -> DiskTier:
-    return DiskTier(folder, fingerprint, PAGE_TOKENS, PAGE_BYTES, max_bytes)
+def open_disk(folder: Path, fingerprint=FINGERPRINT, max_bytes=10**7, file_cache=True) -> DiskTier:
+    return DiskTier(folder, fingerprint, PAGE_TOKENS, PAGE_BYTES, max_bytes, file_cache)
 
 
 class WritingProcess:

@@ -70,7 +70,7 @@ def test_a_probe_that_a_killed_process_left_is_deleted(open_disk, monkeypatch):
 
 def test_a_probe_is_deleted_before_it_is_timed(open_disk, monkeypatch):
     disk = open_disk(1 << 20)
-    monkeypatch.setattr("generator.connector.worker.open_tiers._second_time_s", interrupted)
+    monkeypatch.setattr("generator.connector.worker.open_tiers._time_s", interrupted)
     with pytest.raises(KeyboardInterrupt):
         _disk_rate(disk, BLOCKS, PROBE_PAGES)
     assert disk.nodes() == []
