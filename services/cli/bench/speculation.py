@@ -45,7 +45,9 @@ def speculation(
     top_k: Annotated[int, typer.Option(min=1, help="Documents per prompt.")] = 5,
     words: Annotated[int, typer.Option(min=1, help="Synthetic words per document.")] = 60,
     questions: Annotated[int, typer.Option(min=2, help="Questions per row; each is asked in both modes.")] = 40,
-    order: Annotated[DocumentOrder, typer.Option(help="Order of a prompt's documents.")] = (DocumentOrder.CACHED_FIRST),
+    order: Annotated[
+        DocumentOrder, typer.Option(help="Order of a prompt's documents; cached-first reuses most of wrong guesses.")
+    ] = DocumentOrder.RETRIEVAL,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per answer.")] = 4,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
