@@ -15,6 +15,10 @@ DataOption = Annotated[
 
 WorkloadOption = Annotated[str, typer.Option(help="Question set: a folder below --data.")]
 
+DEFAULT_AGAINST = "vllm,vllm-prefix"
+
+AgainstOption = Annotated[str, typer.Option(help="Baselines: vllm (no reuse), vllm-prefix (vLLM's own prefix cache).")]
+
 PartTokensOption = Annotated[
     int, typer.Option(min=16, help="Longest document, in tokens. A document is consecutive paragraphs of one article.")
 ]

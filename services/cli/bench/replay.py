@@ -15,7 +15,9 @@ from rich.table import Table
 
 from benchmarks.workloads.popularity import Popularity
 from services.cli.bench.options import (
+    DEFAULT_AGAINST,
     DEFAULT_DATA,
+    AgainstOption,
     DataOption,
     KvTokensOption,
     PartTokensOption,
@@ -32,9 +34,7 @@ from services.config import load_config
 
 def replay(
     workload: WorkloadOption = "squad",
-    against: Annotated[
-        str, typer.Option(help="Baselines: vllm (no reuse), vllm-prefix (vLLM's own prefix cache).")
-    ] = "vllm,vllm-prefix",
+    against: AgainstOption = DEFAULT_AGAINST,
     popularity: Annotated[
         Popularity,
         typer.Option(help="paper: the top 3 % of documents get 60 % of requests; own: as in the question set."),
