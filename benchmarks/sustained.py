@@ -2,40 +2,55 @@
 
 There are more documents than can be kept, and only a prompt's first one can be reused. The second is always computed
 and saved, and is useless later. A cache that lets such documents evict useful ones gets slower with every prompt. The
-baseline, plain vLLM without any reuse, runs the same prompts in turn.
+baselines are ``vllm`` without any reuse and ``vllm-prefix`` with vLLM's own prefix cache.
 
-Limits: one request at a time, so no queueing.
+All systems get the same prompts, one after another without a pause, so background work slows the prompts behind it.
+They take turns of a few prompts, so that slow drifts of the machine affect all alike. There is a pause only between
+turns, until no background work is left that would slow the next system.
+
+Limits: one request at a time, so no queueing. The first prompt of a turn meets no background work.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from statistics import mean
+from typing import NamedTuple
 
 import msgspec
 
 from benchmarks.measuring.engines import Generation
+from benchmarks.measuring.phases import one_by_one
 from benchmarks.measuring.progress import Progress
-from benchmarks.measuring.systems import OURS, Systems
+from benchmarks.measuring.systems import BASELINES, OURS, System, Systems, check_baselines
 from benchmarks.workloads.retrieved_prompts import document_tokens
 from protocol.errors import ConfigError
 from protocol.prompts import Prompt
 
-BASELINE = "vllm"
 PLAIN_WARM_UP = 3
+"""Warm-up prompts of a system that keeps nothing."""
+
+TURN = 10
+"""Prompts that a system gets before it is the next one's turn."""
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """Consecutive prompts: both mean TTFTs in milliseconds, and how many times lower ours is."""
+    """Consecutive prompts: our mean TTFT in milliseconds, and those of the baselines by name.
+
+    ``speedup`` is how many times lower ours is. ``served_per_s`` has each system's prompts per second, until no
+    background work is left. ``token_hit_rate`` is the share of our prompt tokens that were not computed.
+    """
 
     prompts: int
     mean_ttft_ms: float
-    baseline_mean_ttft_ms: float
-    speedup: float
+    baseline_mean_ttft_ms: dict[str, float]
+    speedup: dict[str, float]
+    served_per_s: dict[str, float]
     token_hit_rate: float
 
 
 class SustainedResult(msgspec.Struct, frozen=True):
-    """All complete stretches in order, and the last one's speed-up over the first one's.
+    """All complete stretches in order, and for each baseline the last one's speed-up over the first one's.
 
     ``document_tokens`` counts the KV of all prompts' documents, equal prefixes once; ``memory_tokens`` is the room for
     KV.
@@ -45,57 +60,89 @@ class SustainedResult(msgspec.Struct, frozen=True):
     document_tokens: int
     memory_tokens: int
     stretches: list[Stretch]
-    last_over_first: float
+    last_over_first: dict[str, float]
+
+
+class _Turn(NamedTuple):
+    """A system's answers to a turn's prompts, and the seconds until it has settled."""
+
+    came: list[Generation]
+    seconds: float
 
 
 class SustainedBenchmark:
-    """Runs prompts in stretches of ``stretch``, in turn with plain vLLM."""
+    """Runs prompts in stretches of ``stretch`` on our stack and the systems ``against`` it.
 
-    def __init__(self, systems: Systems, stretch: int) -> None:
+    Raises ConfigError for unknown baselines.
+    """
+
+    def __init__(self, systems: Systems, against: Sequence[str], stretch: int) -> None:
+        check_baselines(against)
         self._systems = systems
+        self._names = (*against, OURS)
         self._stretch = stretch
 
     async def run(self, warm_up: Sequence[Prompt], prompts: Sequence[Prompt], progress: Progress) -> SustainedResult:
-        """Measure ``prompts`` after ``warm_up``.
+        """Measure the complete stretches of ``prompts`` after ``warm_up``.
 
         Raises ConfigError for less than two stretches, and what systems raise.
-
-        Plain vLLM keeps nothing, so a few prompts warm it up.
         """
         if len(prompts) < 2 * self._stretch:
             raise ConfigError(f"{len(prompts)} prompts are less than two stretches of {self._stretch}", "pairs")
-        ours: list[Generation] = []
-        theirs: list[Generation] = []
+        measured = prompts[: len(prompts) // self._stretch * self._stretch]
+        stretches = []
         async with AsyncExitStack() as running:
-            baseline = await running.enter_async_context(self._systems.running(BASELINE))
-            system = await running.enter_async_context(self._systems.running(OURS))
-            for prompt in warm_up[:PLAIN_WARM_UP]:
-                await baseline.answer(prompt)
-            for done, prompt in enumerate(warm_up, start=1):
-                await system.answer(prompt)
-                progress("warming up", done, len(warm_up))
-            for number, prompt in enumerate(prompts):
-                sides = [(system, ours), (baseline, theirs)]
-                for side, came in sides[:: -1 if number % 2 else 1]:
-                    came.append(await side.answer(prompt))
-                    # Background work must not slow the other system down.
-                    await side.settle()
-                progress("measuring", number + 1, len(prompts))
-        stretches = [
-            stretch(ours[begin : begin + self._stretch], theirs[begin : begin + self._stretch])
-            for begin in range(0, len(prompts) - self._stretch + 1, self._stretch)
-        ]
+            systems = {name: await running.enter_async_context(self._systems.running(name)) for name in self._names}
+            for name, system in systems.items():
+                keeps = name == OURS or BASELINES[name]
+                given = warm_up if keeps else warm_up[:PLAIN_WARM_UP]
+                await one_by_one(system, given, f"{name}, warming up", progress)
+            order, done = list(systems), 0
+            for part in _parts(measured, self._stretch):
+                turns: dict[str, list[_Turn]] = {name: [] for name in systems}
+                for few in _parts(part, TURN):
+                    for name in order:
+                        turns[name].append(await _turn(systems[name], few))
+                    # Each is the first as often as the others.
+                    order.append(order.pop(0))
+                    done += len(few)
+                    progress("measuring", done, len(measured))
+                stretches.append(_compared(turns))
+        first, last = stretches[0].speedup, stretches[-1].speedup
         return SustainedResult(
-            prompts=len(prompts),
-            document_tokens=document_tokens(prompts),
-            memory_tokens=sum(system.memory_tokens.values()),
+            prompts=len(measured),
+            document_tokens=document_tokens(measured),
+            memory_tokens=sum(systems[OURS].memory_tokens.values()),
             stretches=stretches,
-            last_over_first=stretches[-1].speedup / stretches[0].speedup,
+            last_over_first={name: last[name] / first[name] for name in first},
         )
 
 
-def stretch(ours: Sequence[Generation], theirs: Sequence[Generation]) -> Stretch:
-    """Compare both systems' answers to the same prompts."""
-    mine, plain = (mean(one.ttft_ms for one in came) for came in (ours, theirs))
-    tokens = sum(one.prefill.prompt_tokens for one in ours)
-    return Stretch(len(ours), mine, plain, plain / mine, sum(one.prefill.cached_tokens for one in ours) / tokens)
+async def _turn(system: System, prompts: Sequence[Prompt]) -> _Turn:
+    began = time.perf_counter()
+    came = [await system.answer(prompt) for prompt in prompts]
+    # Background work must not slow the next system down, but it is part of this one's time.
+    await system.settle()
+    return _Turn(came, time.perf_counter() - began)
+
+
+def _compared(turns: Mapping[str, Sequence[_Turn]]) -> Stretch:
+    """Compare all systems' turns with the same prompts."""
+    came = {name: [one for turn in taken for one in turn.came] for name, taken in turns.items()}
+    ttft_ms = {name: mean(one.ttft_ms for one in each) for name, each in came.items()}
+    ours = came[OURS]
+    mine = ttft_ms.pop(OURS)
+    return Stretch(
+        prompts=len(ours),
+        mean_ttft_ms=mine,
+        baseline_mean_ttft_ms=ttft_ms,
+        speedup={name: theirs / mine for name, theirs in ttft_ms.items()},
+        served_per_s={name: len(came[name]) / sum(turn.seconds for turn in taken) for name, taken in turns.items()},
+        token_hit_rate=sum(one.prefill.cached_tokens for one in ours) / sum(one.prefill.prompt_tokens for one in ours),
+    )
+
+
+def _parts(prompts: Sequence[Prompt], size: int) -> Iterator[Sequence[Prompt]]:
+    """Yield ``prompts`` in parts of ``size``; the last part may be shorter."""
+    for begin in range(0, len(prompts), size):
+        yield prompts[begin : begin + size]
