@@ -120,11 +120,11 @@ def _device_arguments(max_model_len: int) -> dict[str, Any]:
     return {
         # Compilation adds 90 s to every start, and gains nothing measurable on two cores.
         "enforce_eager": True,
-        # Short steps, of which one prompt leaves others a quarter. A short prompt that arrives during a long prefill
-        # waits for one step only, and a wrong speculation ends within one step. Compared with steps of 640 tokens,
-        # prefill is 0 to 5 % slower.
-        "max_num_batched_tokens": 256,
-        "long_prefill_token_threshold": min(192, max_model_len),
+        # Steps of which one prompt leaves others a quarter. A short prompt that arrives during a long prefill waits for
+        # one step only, and a wrong speculation ends within one step. Longer steps gain nothing more; steps of 256
+        # tokens serve 14 % fewer prompts on a CPU with AMX.
+        "max_num_batched_tokens": 1024,
+        "long_prefill_token_threshold": min(768, max_model_len),
         # The smallest block that the attention kernels take: least is lost where documents end inside a block.
         "block_size": 32,
     }
