@@ -23,6 +23,7 @@ from benchmarks.measuring.engines import EngineMaker, Generation, generate, kv_c
 from benchmarks.measuring.local_stack import LocalStack
 from benchmarks.measuring.progress import Progress
 from cachectl.settings import ControllerSettings
+from protocol.generation import Sampling
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
 
@@ -139,7 +140,7 @@ class ExactnessBenchmark:
                     for offset, prompt in enumerate(prompts[begin : begin + at_once])
                 ]
                 answers += await asyncio.gather(
-                    *(generate(engine, plan, self._answer_tokens, logprobs=True) for plan in plans)
+                    *(generate(engine, plan, Sampling(self._answer_tokens, logprobs=True)) for plan in plans)
                 )
         progress(step, len(prompts), len(prompts))
         return answers
@@ -172,7 +173,9 @@ class ExactnessBenchmark:
                     async def ask(stack: LocalStack = stack, waiting: Iterator[int] = waiting) -> None:
                         for index in waiting:
                             progress(step, len(answers), len(prompts))
-                            answer = await stack.answer(prompts[index], NAMESPACE, self._answer_tokens, logprobs=True)
+                            answer = await stack.answer(
+                                prompts[index], NAMESPACE, Sampling(self._answer_tokens, logprobs=True)
+                            )
                             answers[index] = answer
                             self._count(answer)
 

@@ -25,6 +25,7 @@ from benchmarks.measuring.progress import Progress
 from benchmarks.measuring.statistics import bootstrap_interval
 from benchmarks.measuring.systems import Systems
 from benchmarks.workloads.topics import FoundQuestion
+from protocol.generation import Sampling
 from protocol.parts import PromptLayout
 from protocol.plans import DocumentOrder
 from protocol.prompts import ChatMessage, Prompt
@@ -118,16 +119,14 @@ class OrdersBenchmark:
     ) -> dict[DocumentOrder, list[Generation]]:
         """Return the answers by order."""
         step, total = f"asking {name}", sum(map(len, handfuls))
+        sampling = Sampling(self._settings.max_tokens)
         came: dict[DocumentOrder, list[Generation]] = {order: [] for order in DocumentOrder}
         async with AsyncExitStack() as running:
-            systems = [
-                (order, await running.enter_async_context(self._systems.ours(order, self._settings.max_tokens)))
-                for order in came
-            ]
+            systems = [(order, await running.enter_async_context(self._systems.ours(order))) for order in came]
             for handful in handfuls:
                 progress(step, len(came[BASELINE]), total)
                 for order, system in systems:
-                    came[order] += await asyncio.gather(*(system.answer(one.prompt) for one in handful))
+                    came[order] += await asyncio.gather(*(system.answer(one.prompt, sampling) for one in handful))
                     # Background work must not slow the next system down.
                     await system.settle()
                 systems.append(systems.pop(0))

@@ -7,19 +7,16 @@ turns. Documents exceed what can be kept, so some requests hit and some do not.
 Limits: at low load there is no queue, and nothing to gain.
 """
 
-from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
-from itertools import islice
 from statistics import mean
 
 import msgspec
 
-from benchmarks.measuring.phases import Measured, one_by_one, open_loop
+from benchmarks.measuring.phases import Measured, OpenLoop, one_by_one
 from benchmarks.measuring.progress import Progress
 from benchmarks.measuring.systems import System, Systems
-from benchmarks.workloads.retrieved_prompts import Arrival, document_tokens, poisson
+from benchmarks.workloads.prompt_streams import Arrival, PromptStream, poisson
 from protocol.errors import ConfigError, InternalError
-from protocol.prompts import Prompt
 
 
 class ReorderSettings(msgspec.Struct, frozen=True):
@@ -74,38 +71,38 @@ class ReorderBenchmark:
         self._reordering = reordering
         self._settings = settings
 
-    async def run(self, every: Sequence[Prompt], prompts: Iterator[Prompt], progress: Progress) -> ReorderResult:
-        """Measure with ``prompts``, an endless draw from ``every`` possible one.
+    async def run(self, stream: PromptStream, progress: Progress) -> ReorderResult:
+        """Measure with the prompts of ``stream``.
 
-        Raises ConfigError if all documents fit, and what the systems raise.
+        Raises ConfigError if all its documents fit or it is too short, and what the systems raise.
         """
         settings = self._settings
         async with AsyncExitStack() as running:
             first_come = await running.enter_async_context(self._first_come.ours())
             reordering = await running.enter_async_context(self._reordering.ours())
-            needed, kept = document_tokens(every), sum(reordering.memory_tokens.values())
+            needed, kept = stream.document_tokens, sum(reordering.memory_tokens.values())
             if needed <= kept:
                 raise ConfigError(
                     f"all {needed} document tokens fit into the {kept} that can be kept, so all requests would hit: "
-                    "use more questions, or less memory",
+                    "use a longer stream, or less memory",
                     "host_gib",
                 )
             stacks = {"first come": first_come, "reordered": reordering}
-            warming = list(islice(prompts, settings.warm_up))
+            warming = stream.take(settings.warm_up)
             for name, system in stacks.items():
                 await one_by_one(system, warming, f"{name}, warming up", progress)
-            at_once = [Arrival(0.0, prompt) for prompt in islice(prompts, settings.saturating)]
+            at_once = [Arrival(0.0, prompt) for prompt in stream.take(settings.saturating)]
             saturated = {}
             for name, system in stacks.items():
-                phase = await open_loop(system, at_once, f"{name}, all at once", progress)
+                phase = await OpenLoop(system, at_once).run(f"{name}, all at once", progress)
                 saturated[name] = phase.measured().served_per_s
             rows = []
             for number, load in enumerate(settings.loads):
                 rate = load * saturated["first come"]
-                arrivals = poisson(prompts, rate, settings.requests, settings.seed + number)
+                arrivals = poisson(stream.take(settings.requests), rate, settings.seed + number)
                 measured = {}
                 for name in list(stacks)[:: -1 if number % 2 else 1]:
-                    phase = await open_loop(stacks[name], arrivals, f"{name} at {rate:.2g}/s", progress)
+                    phase = await OpenLoop(stacks[name], arrivals).run(f"{name} at {rate:.2g}/s", progress)
                     measured[name] = phase.measured(rate)
                 rows.append(_row(load, measured["first come"], measured["reordered"]))
             overtake = await _largest_overtake(reordering)

@@ -19,10 +19,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from benchmarks.measuring.baselines import BASELINES, check_baselines
 from benchmarks.measuring.engines import Generation
 from benchmarks.measuring.phases import one_by_one
 from benchmarks.measuring.progress import Progress
-from benchmarks.measuring.systems import BASELINES, OURS, System, Systems, check_baselines
+from benchmarks.measuring.systems import OURS, System, Systems
 from benchmarks.workloads.retrieved_prompts import document_tokens
 from protocol.errors import ConfigError
 from protocol.prompts import Prompt
@@ -79,7 +80,7 @@ class SustainedBenchmark:
     def __init__(self, systems: Systems, against: Sequence[str], stretch: int) -> None:
         check_baselines(against)
         self._systems = systems
-        self._names = (*against, OURS)
+        self._baselines = tuple(against)
         self._stretch = stretch
 
     async def run(self, warm_up: Sequence[Prompt], prompts: Sequence[Prompt], progress: Progress) -> SustainedResult:
@@ -92,12 +93,16 @@ class SustainedBenchmark:
         measured = prompts[: len(prompts) // self._stretch * self._stretch]
         stretches = []
         async with AsyncExitStack() as running:
-            systems = {name: await running.enter_async_context(self._systems.running(name)) for name in self._names}
+            ours = await running.enter_async_context(self._systems.ours())
+            systems = {OURS: ours}
+            for name in self._baselines:
+                plain = self._systems.running(name, ram_tokens=ours.ram_tokens)
+                systems[name] = await running.enter_async_context(plain)
             for name, system in systems.items():
-                keeps = name == OURS or BASELINES[name]
+                keeps = name == OURS or BASELINES[name].prefix_caching
                 given = warm_up if keeps else warm_up[:PLAIN_WARM_UP]
                 await one_by_one(system, given, f"{name}, warming up", progress)
-            order, done = list(systems), 0
+            order, done = [*self._baselines, OURS], 0
             for part in _parts(measured, self._stretch):
                 turns: dict[str, list[_Turn]] = {name: [] for name in systems}
                 for few in _parts(part, TURN):

@@ -14,6 +14,7 @@ FinishReason = Literal["stop", "length", "ended"]
 class Sampling(msgspec.Struct, frozen=True):
     """How to choose tokens: greedy at temperature 0. ``max_tokens`` limits the answer, ``stop`` strings end it.
 
+    With ``ignore_eos``, the model's own end of an answer does not end it: then all answers are equally long.
     With ``logprobs``, each step has its tokens' ids and the natural logarithms of their probabilities.
     """
 
@@ -23,6 +24,7 @@ class Sampling(msgspec.Struct, frozen=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: bool = False
+    ignore_eos: bool = False
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):

@@ -47,11 +47,10 @@ class Generation(msgspec.Struct, frozen=True):
 async def generate(
     engine: VllmEngine,
     plan: PrefillPlan,
-    max_tokens: int,
-    logprobs: bool = False,
+    sampling: Sampling,
     on_prefill: Callable[[PrefillResult], Awaitable[None]] | None = None,
 ) -> Generation:
-    """Run a plan to its end, greedily. ``on_prefill`` is called at the first token. Raises what the engine raises."""
+    """Run a plan to its end. ``on_prefill`` is called at the first token. Raises what the engine raises."""
     began = time.perf_counter()
     first_s: float | None = None
     prefill: PrefillResult | None = None
@@ -59,7 +58,6 @@ async def generate(
     text = ""
     tokens = 0
     chosen: list[TokenLogprob] = []
-    sampling = Sampling(max_tokens=max_tokens, logprobs=logprobs)
     async with aclosing(engine.stream(plan, sampling)) as steps:
         async for step in steps:
             if first_s is None:
@@ -94,8 +92,11 @@ class EngineMaker:
         threads: int | None = None,
     ) -> None:
         cache = kv_cache_of(kv_tokens) if kv_tokens is not None else {}
+        longest = settings.max_model_len if kv_tokens is None else min(settings.max_model_len, kv_tokens - _BLOCK)
         self._settings = settings.model_copy(
             update={
+                # vLLM refuses to serve prompts that its KV cache could not hold. One block of it stays empty.
+                "max_model_len": longest,
                 "cpu_threads": threads or len(os.sched_getaffinity(0)),
                 "gpu_memory_utilization": settings.gpu_memory_utilization / at_once,
                 "engine_args": {**settings.engine_args, **cache},
@@ -103,17 +104,23 @@ class EngineMaker:
         )
         self._models = models
 
-    @property
-    def gpu_share(self) -> float:
-        """Share of an engine's KV cache that documents may hold."""
-        return self._settings.kv.gpu_share
+    def kv_settings(self, **kv: Any) -> KvSettings:  # noqa: ANN401
+        """How our engines keep KV; ``kv`` overrides the settings."""
+        return self._settings.kv.model_copy(update=kv)
 
     @asynccontextmanager
     async def plain(
-        self, prefix_caching: bool = True, engine_args: Mapping[str, Any] = MappingProxyType({})
+        self,
+        prefix_caching: bool = True,
+        engine_args: Mapping[str, Any] = MappingProxyType({}),
+        kv_tokens: int | None = None,
     ) -> AsyncGenerator[VllmEngine]:
-        """Run vLLM without the connector, with or without its own prefix cache. ``engine_args`` are vLLM's own."""
-        arguments = {"enable_prefix_caching": prefix_caching, **engine_args}
+        """Run vLLM without the connector, with or without its own prefix cache.
+
+        ``engine_args`` are vLLM's own. ``kv_tokens`` is the size of its KV cache, if not that of the other engines.
+        """
+        cache = kv_cache_of(kv_tokens) if kv_tokens is not None else {}
+        arguments = {"enable_prefix_caching": prefix_caching, **cache, **engine_args}
         async with self._running(KvSettings(enabled=False), arguments) as engine:
             yield engine
 
@@ -133,7 +140,7 @@ class EngineMaker:
         ``engine_args`` are vLLM's own. ``keep_host`` keeps the host memory for the next engine on this folder.
         ``at_work`` such engines work at the same time, and share the cores.
         """
-        settings = self._settings.kv.model_copy(update={"disk_dir": folder, **kv})
+        settings = self.kv_settings(disk_dir=folder, **kv)
         try:
             async with self._running(settings, engine_args, instance, at_work) as engine:
                 yield engine

@@ -14,7 +14,7 @@ from cachectl.runtime.live_controller import LiveController
 from cachectl.runtime.live_instances import FixedInstances
 from cachectl.settings import ControllerSettings
 from generator.engines.vllm_engine import VllmEngine
-from protocol.generation import PrefillResult
+from protocol.generation import PrefillResult, Sampling
 from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, DocumentOrder, PlanOutcome
 from protocol.prompts import Prompt
 
@@ -46,8 +46,7 @@ class LocalStack:
         self,
         prompt: Prompt,
         namespace: str,
-        max_tokens: int,
-        logprobs: bool = False,
+        sampling: Sampling,
         order: DocumentOrder = DocumentOrder.RETRIEVAL,
     ) -> Generation:
         """Admit, generate and complete, like a query. The time to first token starts at the admission.
@@ -66,7 +65,7 @@ class LocalStack:
             await controller.prefilled(query_id, prefill.lost)
 
         try:
-            came = await generate(self._engines[plan.instance], plan, max_tokens, logprobs, prefilled)
+            came = await generate(self._engines[plan.instance], plan, sampling, prefilled)
             prefill = came.prefill
             report = CompletionReport(
                 query_id,

@@ -1,53 +1,57 @@
-"""The systems to compare: RAGTree, and plain vLLM with equal flags and an equal KV cache.
+"""The systems to compare: RAGTree, and plain vLLM with the same model, threads and, by default, an equal KV cache.
 
-RAGTree also has host memory and disk below that cache, which is the difference to measure.
+RAGTree also has host memory and disk below that cache, which is the difference to measure. ``vllm-prefix-equal`` has
+as large a KV cache as RAGTree has memory in all.
 """
 
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 import msgspec
 
+from benchmarks.measuring.baselines import BASELINES, Steps
 from benchmarks.measuring.engines import INSTANCE, EngineMaker, Generation, generate
 from benchmarks.measuring.local_stack import LocalStack
 from cachectl.settings import ControllerSettings
 from protocol.errors import ConfigError
+from protocol.generation import Sampling
 from protocol.plans import ControllerStats, DocumentOrder, PrefillPlan
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
 
 NAMESPACE = "benchmark"
 OURS = "ragtree"
-BASELINES = {"vllm": False, "vllm-prefix": True}
-"""Baselines by name, and whether vLLM's own prefix cache is on."""
+FIRST_TOKEN = Sampling(1)
+
+
+class Answer(Protocol):
+    """Answers a prompt, by default with one token."""
+
+    def __call__(self, prompt: Prompt, sampling: Sampling = FIRST_TOKEN) -> Awaitable[Generation]:
+        """Answer. Raises what the system raises."""
 
 
 class System(msgspec.Struct, frozen=True):
-    """A running system that answers prompts, by default with one token.
+    """A running system that answers prompts.
 
     ``settle`` waits until no background work is left. ``cache_tokens`` is the size of the engine's KV cache,
     ``memory_tokens`` the room by tier, ``stats`` the controller's; only our system has these three.
     """
 
-    answer: Callable[[Prompt], Awaitable[Generation]]
+    answer: Answer
     settle: Callable[[], Awaitable[object]]
     cache_tokens: int = 0
     memory_tokens: dict[Tier, int] = {}
     stats: Callable[[], Awaitable[ControllerStats]] | None = None
 
-
-def check_baselines(names: Sequence[str]) -> None:
-    """Raises ConfigError for names that are no baselines, or repeated."""
-    if unknown := set(names) - BASELINES.keys():
-        raise ConfigError(
-            f"unknown baseline {', '.join(sorted(unknown))}; the baselines are {', '.join(BASELINES)}", "against"
-        )
-    if len(set(names)) < len(names):
-        raise ConfigError(f"a baseline is repeated in {', '.join(names)}", "against")
+    @property
+    def ram_tokens(self) -> int:
+        """The tokens of KV that fit into memory: the engine's KV cache and host memory."""
+        return self.cache_tokens + self.memory_tokens.get(Tier.HOST, 0)
 
 
 class Systems:
@@ -66,22 +70,33 @@ class Systems:
         self._kv = kv
 
     @asynccontextmanager
-    async def running(self, name: str) -> AsyncGenerator[System]:
-        """Run a system, ours or one of ``BASELINES``, while the context is open. Raises what its engine raises."""
+    async def running(self, name: str, steps: Steps = Steps.OURS, ram_tokens: int = 0) -> AsyncGenerator[System]:
+        """Run a system, ours or one of ``BASELINES``, while the context is open.
+
+        ``ram_tokens`` is the size of the KV cache of a baseline with equal memory. Raises what its engine raises.
+        """
         if name == OURS:
             async with self.ours() as system:
                 yield system
             return
-        async with self._engines.plain(prefix_caching=BASELINES[name]) as engine:
+        baseline = BASELINES[name]
+        engine_args = dict(steps.engine_args)
+        if baseline.offloading:
+            engine_args |= {
+                "kv_offloading_backend": baseline.offloading,
+                "kv_offloading_size": self._engines.kv_settings(**self._kv).host_gib,
+            }
+        kv_tokens = ram_tokens if baseline.equal_memory else None
+        async with self._engines.plain(baseline.prefix_caching, engine_args, kv_tokens) as engine:
 
-            async def answer(prompt: Prompt) -> Generation:
-                return await generate(engine, PrefillPlan(uuid4().hex, "generator", NAMESPACE, prompt), 1)
+            async def answer(prompt: Prompt, sampling: Sampling = FIRST_TOKEN) -> Generation:
+                return await generate(engine, PrefillPlan(uuid4().hex, INSTANCE, NAMESPACE, prompt), sampling)
 
-            yield System(answer, _nothing)
+            yield System(answer, _nothing, ram_tokens if baseline.equal_memory or baseline.offloading else 0)
 
     @asynccontextmanager
-    async def ours(self, order: DocumentOrder = DocumentOrder.RETRIEVAL, max_tokens: int = 1) -> AsyncGenerator[System]:
-        """Run RAGTree with an empty cache; prompts get their documents in ``order``, and ``max_tokens`` tokens.
+    async def ours(self, order: DocumentOrder = DocumentOrder.RETRIEVAL) -> AsyncGenerator[System]:
+        """Run RAGTree with an empty cache; prompts get their documents in ``order``.
 
         Raises what its engine raises, and ConfigError if the engine keeps no KV.
         """
@@ -91,13 +106,13 @@ class Systems:
                 LocalStack.over({INSTANCE: engine}, self._controller, self._profiles) as stack,
             ):
 
-                async def answer(prompt: Prompt) -> Generation:
-                    return await stack.answer(prompt, NAMESPACE, max_tokens, order=order)
+                async def answer(prompt: Prompt, sampling: Sampling = FIRST_TOKEN) -> Generation:
+                    return await stack.answer(prompt, NAMESPACE, sampling, order=order)
 
                 kv = (await engine.info()).kv
                 if kv is None:
                     raise ConfigError("the engine keeps no KV, so there is nothing to measure", "generator.kv")
-                share = self._engines.gpu_share
+                share = self._engines.kv_settings(**self._kv).gpu_share
                 pages = {Tier.GPU: kv.gpu_pages, Tier.HOST: kv.host_pages, Tier.DISK: kv.disk_pages}
                 yield System(
                     answer,

@@ -13,6 +13,7 @@ from benchmarks.measuring.file_cache import evict_from_file_cache
 from benchmarks.measuring.kv_paths import KvPath, random_segment
 from generator.engines.vllm_engine import VllmEngine
 from protocol.errors import InternalError
+from protocol.generation import Sampling
 from protocol.kv import Move, Orders
 from protocol.plans import PrefillPlan
 from protocol.prompts import Segment, SegmentKind
@@ -33,7 +34,7 @@ def round_segments(number: int, documents: int, document_tokens: int, block_toke
 
 async def plain_round(plain: VllmEngine, path: KvPath) -> dict[str, Generation]:
     """Return the first question behind a prefix (``plain``), and a later one (``floor``), in vLLM without connector."""
-    took = {"plain": await generate(plain, _new(path, "first", None, None), 1)}
+    took = {"plain": await generate(plain, _new(path, "first", None, None), Sampling(1))}
     took["floor"] = await _median_of(plain, path, None)
     return took
 
@@ -95,13 +96,13 @@ def read_rate(file: Path, size: int) -> float:
 
 async def _median_of(engine: VllmEngine, path: KvPath, tier: Tier | None) -> Generation:
     """Return the median of several questions behind KV that stays in place."""
-    came = [await generate(engine, _new(path, "second", tier, tier), 1) for _ in range(SHORT_SAMPLES)]
+    came = [await generate(engine, _new(path, "second", tier, tier), Sampling(1)) for _ in range(SHORT_SAMPLES)]
     return sorted(came, key=lambda generation: generation.ttft_ms)[SHORT_SAMPLES // 2]
 
 
 async def _loaded(engine: VllmEngine, path: KvPath, tier: Tier) -> Generation:
     """Return a question whose prefix's KV comes from a tier below the engine, and stays there."""
-    return _checked(await generate(engine, _new(path, "second", tier, None), 1), path, tier)
+    return _checked(await generate(engine, _new(path, "second", tier, None), Sampling(1)), path, tier)
 
 
 def _checked(came: Generation, path: KvPath, tier: Tier) -> Generation:
@@ -113,10 +114,10 @@ def _checked(came: Generation, path: KvPath, tier: Tier) -> Generation:
 
 async def _saving(engine: VllmEngine, path: KvPath, tier: Tier) -> Generation:
     """Run a miss whose KV goes to a tier meanwhile; then bring the KV into the GPU with another question."""
-    came = await generate(engine, _new(path, "first", None, tier), 1)
+    came = await generate(engine, _new(path, "first", None, tier), Sampling(1))
     if tier is not Tier.GPU:
         await carried_out(engine, Orders(path.moves(tier, None)))
-        await generate(engine, _new(path, "again", None, Tier.GPU), 1)
+        await generate(engine, _new(path, "again", None, Tier.GPU), Sampling(1))
     return came
 
 

@@ -14,12 +14,13 @@ from protocol.retrieval import Chunk
 
 
 class ArticlePart(msgspec.Struct, frozen=True):
-    """Consecutive paragraphs of one article; ``number`` counts the parts of all articles."""
+    """Consecutive paragraphs of one article, and their tokens; ``number`` counts the parts of all articles."""
 
     number: int
     title: str
     text: str
     paragraphs: tuple[str, ...]
+    tokens: int
 
     @property
     def chunk(self) -> Chunk:
@@ -34,14 +35,14 @@ def article_parts(dataset: Dataset, count_tokens: Callable[[str], int], most_tok
     Each has as many paragraphs as fit ``most_tokens``, at least one.
     """
     parts: list[ArticlePart] = []
-    for title, texts, ids in _grouped(dataset.documents(), count_tokens, most_tokens):
-        parts.append(ArticlePart(len(parts), title, "\n".join(texts), tuple(ids)))
+    for title, texts, ids, tokens in _grouped(dataset.documents(), count_tokens, most_tokens):
+        parts.append(ArticlePart(len(parts), title, "\n".join(texts), tuple(ids), tokens))
     return parts
 
 
 def _grouped(
     documents: Iterator[Document], count_tokens: Callable[[str], int], most_tokens: int
-) -> Iterator[tuple[str, list[str], list[str]]]:
+) -> Iterator[tuple[str, list[str], list[str], int]]:
     title: str | None = None
     texts: list[str] = []
     ids: list[str] = []
@@ -49,14 +50,14 @@ def _grouped(
     for document in documents:
         length = count_tokens(document.text)
         if texts and (document.title != title or tokens + length > most_tokens):
-            yield title or "", texts, ids
+            yield title or "", texts, ids, tokens
             texts, ids, tokens = [], [], 0
         title = document.title
         texts.append(document.text)
         ids.append(document.doc_id)
         tokens += length
     if texts:
-        yield title or "", texts, ids
+        yield title or "", texts, ids, tokens
 
 
 def question_prompts(

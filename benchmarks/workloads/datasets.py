@@ -41,7 +41,10 @@ class Dataset:
         self.files = (root / name / QUESTIONS_FILE, root / self.corpus / DOCUMENTS_FILE)
         for file in self.files:
             if not file.is_file():
-                raise ConfigError(f"no data set {name!r} at {root}: {file} is missing", param="data")
+                raise ConfigError(
+                    f"no data set {name!r} at {root}: {file} is missing; give the folder of the sets with --data",
+                    param="data",
+                )
 
     def documents(self) -> Iterator[Document]:
         """Iterate over the corpus."""

@@ -1,7 +1,7 @@
-"""Prompts of real questions with really retrieved documents, drawn by popularity."""
+"""Prompts of real questions with really retrieved documents."""
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -9,57 +9,71 @@ import msgspec
 
 from benchmarks.workloads.articles import ArticlePart
 from benchmarks.workloads.datasets import Question
-from benchmarks.workloads.popularity import PAPER_REQUESTS_SHARE, PAPER_TOP_SHARE, Popularity, cumulated, zipf_weights
+from benchmarks.workloads.popularity import PAPER_REQUESTS_SHARE, PAPER_TOP_SHARE, cumulated, zipf_weights
 from benchmarks.workloads.question_sets import QuestionRetrieval, QuestionSet
 from protocol.errors import ConfigError
 from protocol.parts import PromptLayout
 from protocol.prompts import ChatMessage, Prompt
 
-_CHUNKS = 10
-"""Chunks retrieved per question. A question's documents are the first ones that its chunks are in."""
+_CHUNKS_PER_DOCUMENT = 5
+"""Chunks retrieved per question and document. A question's documents are the first ones that its chunks are in."""
+
+
+class AskedQuestion(msgspec.Struct, frozen=True):
+    """A question and the numbers of its retrieved documents, best first."""
+
+    question: str
+    documents: tuple[int, ...]
 
 
 class RetrievedPrompts:
-    """Questions grouped by their best document, and prompts drawn from them.
+    """Questions of a set by their best document, and prompts made of them.
 
     A document is a part of an article. A question's documents are the first ``top_k`` parts that its chunks, best
-    first, are in.
+    first, are in. Questions whose chunks are in fewer parts are left out.
     """
 
     def __init__(self, parts: Sequence[ArticlePart], layout: PromptLayout, top_k: int, max_tokens: int) -> None:
-        self._parts = parts
+        self.documents = parts
+        self.by_first: dict[int, list[AskedQuestion]] = defaultdict(list)
         self._layout = layout
         self._top_k = top_k
         self._max_tokens = max_tokens
         self._part_of = {paragraph: part.number for part in parts for paragraph in part.paragraphs}
-        self._by_first: dict[int, list[tuple[str, tuple[int, ...]]]] = defaultdict(list)
 
-    def retrieve(self, questions: QuestionSet, retrieval: QuestionRetrieval, count: int, seed: int) -> None:
+    def retrieve(
+        self, questions: QuestionSet, retrieval: QuestionRetrieval, count: int, seed: int, popular_first: bool = False
+    ) -> None:
         """Search for ``count`` questions of the set, drawn with ``seed``, or all.
 
-        Do not call it inside a running event loop.
+        With ``popular_first``, half of them are questions about the documents that answer the most, so that these get
+        enough requests. Do not call it inside a running event loop.
         """
         order: list[tuple[int, Question]] = list(enumerate(questions.questions()))
         random.Random(seed).shuffle(order)  # noqa: S311 - a repeatable draw
+        if popular_first:
+            order = self._popular_first(order, count // 2)
         asked = order[:count]
-        found = retrieval.find(questions, asked, _CHUNKS)
+        found = retrieval.find(questions, asked, self._top_k * _CHUNKS_PER_DOCUMENT)
         for place, question in asked:
             documents = self._documents([chunk.id.rpartition("#")[0] for chunk in found[place]])
             if len(documents) == self._top_k:
-                self._by_first[documents[0]].append((question.question, documents))
-        if not self._by_first:
+                self.by_first[documents[0]].append(AskedQuestion(question.question, documents))
+        if not self.by_first:
             raise ConfigError(f"retrieval finds no {self._top_k} documents for any question of {questions.name}")
+
+    def prompt(self, asked: AskedQuestion) -> Prompt:
+        """Return the question's prompt."""
+        chunks = [self.documents[number].chunk for number in asked.documents]
+        return self._layout.lay_out([ChatMessage("user", asked.question)], chunks, self._max_tokens)
 
     def all(self) -> Iterator[Prompt]:
         """Yield the prompts of all questions, once each."""
-        for asked in self._by_first.values():
-            for question, documents in asked:
-                yield self._prompt(question, documents)
+        return (self.prompt(asked) for those in self.by_first.values() for asked in those)
 
-    def draw(self, popularity: Popularity, seed: int) -> Iterator[Prompt]:
-        """Yield prompts without end: by the paper's skew over shuffled documents, or as often as in the set."""
-        for question, documents in self._drawn(popularity, random.Random(f"{popularity} {seed}")):  # noqa: S311 - repeatable
-            yield self._prompt(question, documents)
+    def draw(self, seed: int) -> Iterator[Prompt]:
+        """Yield prompts without end. Their best documents have the paper's skew, and whole prompts repeat."""
+        return map(self.prompt, self._drawn(random.Random(f"paper {seed}")))  # noqa: S311 - repeatable
 
     def draw_novel_pairs(self, count: int, seed: int) -> Iterator[Prompt]:
         """Yield ``count`` prompts by the paper's skew, each with a second document that is new behind the first.
@@ -67,30 +81,36 @@ class RetrievedPrompts:
         The second document is drawn from all documents. Raises ConfigError if there are too few.
         """
         draws = random.Random(f"pairs {seed}")  # noqa: S311 - a repeatable draw
-        if len(self._parts) <= count:
-            raise ConfigError(f"{len(self._parts)} documents are too few for {count} pairs that are all new", "pairs")
+        if len(self.documents) <= count:
+            raise ConfigError(
+                f"{len(self.documents)} documents are too few for {count} pairs that are all new", "pairs"
+            )
         followed: set[tuple[int, int]] = set()
-        for question, (first, *_) in islice(self._drawn(Popularity.PAPER, draws), count):
-            second = first
+        for asked in islice(self._drawn(draws), count):
+            first = second = asked.documents[0]
             while second == first or (first, second) in followed:
-                second = draws.randrange(len(self._parts))
+                second = draws.randrange(len(self.documents))
             followed.add((first, second))
-            yield self._prompt(question, (first, second))
+            yield self.prompt(AskedQuestion(asked.question, (first, second)))
 
-    def _drawn(self, popularity: Popularity, draws: random.Random) -> Iterator[tuple[str, tuple[int, ...]]]:
-        firsts = sorted(self._by_first)
+    def _drawn(self, draws: random.Random) -> Iterator[AskedQuestion]:
+        firsts = sorted(self.by_first)
         draws.shuffle(firsts)
-        if popularity is Popularity.PAPER:
-            sums = cumulated(zipf_weights(len(firsts), PAPER_TOP_SHARE, PAPER_REQUESTS_SHARE))
-        else:
-            sums = cumulated([float(len(self._by_first[first])) for first in firsts])
+        sums = cumulated(zipf_weights(len(firsts), PAPER_TOP_SHARE, PAPER_REQUESTS_SHARE))
         while True:
             (first,) = draws.choices(firsts, cum_weights=sums)
-            yield draws.choice(self._by_first[first])
+            yield draws.choice(self.by_first[first])
 
-    def _prompt(self, question: str, documents: Sequence[int]) -> Prompt:
-        chunks = [self._parts[number].chunk for number in documents]
-        return self._layout.lay_out([ChatMessage("user", question)], chunks, self._max_tokens)
+    def _popular_first(self, order: Sequence[tuple[int, Question]], count: int) -> list[tuple[int, Question]]:
+        """Move ``count`` questions about the documents with the most questions to the front."""
+        about = [
+            self._part_of.get(question.gold_doc_ids[0], -1) if question.gold_doc_ids else -1 for _, question in order
+        ]
+        questions_of = Counter(part for part in about if part >= 0)
+        # Sorting is stable, so questions about equally popular documents stay in their random order.
+        ranked = sorted(range(len(order)), key=lambda place: -questions_of[about[place]])
+        front = set(ranked[:count])
+        return [order[place] for place in (*ranked[:count], *(at for at in range(len(order)) if at not in front))]
 
     def _documents(self, paragraphs: Sequence[str]) -> tuple[int, ...]:
         numbers = dict.fromkeys(self._part_of[paragraph] for paragraph in paragraphs if paragraph in self._part_of)
@@ -106,24 +126,3 @@ def document_tokens(prompts: Iterable[Prompt]) -> int:
             path += (segment.key,)
             tokens[path] = len(segment.token_ids)
     return sum(tokens.values())
-
-
-class Arrival(msgspec.Struct, frozen=True):
-    """A prompt and its arrival time, in seconds from the start."""
-
-    at_s: float
-    prompt: Prompt
-
-
-def poisson(prompts: Iterator[Prompt], rate: float, count: int, seed: int) -> list[Arrival]:
-    """Return the next ``count`` prompts with Poisson arrivals of ``rate`` per second.
-
-    The pattern is the same at every rate, only faster or slower, so rates do not differ in their bursts.
-    """
-    draws = random.Random(f"arrivals {seed}")  # noqa: S311 - a repeatable draw
-    at_s = 0.0
-    arrivals = []
-    for prompt in islice(prompts, count):
-        at_s += draws.expovariate(rate)
-        arrivals.append(Arrival(at_s, prompt))
-    return arrivals

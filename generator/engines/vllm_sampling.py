@@ -20,6 +20,7 @@ def sampling_params(sampling: Sampling) -> "SamplingParams":
         top_p=sampling.top_p,
         seed=sampling.seed,
         stop=list(sampling.stop) or None,
+        ignore_eos=sampling.ignore_eos,
         # With 0 alternatives, vLLM returns the log probabilities of the sampled tokens.
         logprobs=0 if sampling.logprobs else None,
         output_kind=RequestOutputKind.DELTA,

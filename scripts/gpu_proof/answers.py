@@ -6,7 +6,7 @@ from typing import NamedTuple
 from benchmarks.measuring.engines import generate
 from benchmarks.measuring.kv_paths import KvPath
 from generator.engines.vllm_engine import VllmEngine
-from protocol.generation import PrefillResult
+from protocol.generation import PrefillResult, Sampling
 from protocol.plans import PrefillPlan
 
 _ANSWER_TOKENS = 2
@@ -24,7 +24,7 @@ class Answer(NamedTuple):
 
 async def ask(engine: VllmEngine, plan: PrefillPlan, max_tokens: int = _ANSWER_TOKENS) -> Answer:
     """The greedy answer to a plan."""
-    came = await generate(engine, plan, max_tokens, logprobs=True)
+    came = await generate(engine, plan, Sampling(max_tokens, logprobs=True))
     return Answer(
         tuple(token.token_id for token in came.logprobs), tuple(token.logprob for token in came.logprobs), came.prefill
     )

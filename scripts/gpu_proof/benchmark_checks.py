@@ -1,14 +1,18 @@
 """Level 3: the project's own benchmarks, with random weights and random prompts."""
 
+import math
 import random
-from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from benchmarks.measuring.engines import EngineMaker
 from benchmarks.measuring.kv_paths import random_segment
 from benchmarks.tiers import TiersBenchmark
+from benchmarks.workloads.prompt_streams import Arrival, poisson
+from benchmarks.workloads.retrieved_prompts import document_tokens
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings, KvSettings
+from protocol.errors import ConfigError
 from protocol.prompts import Prompt, SegmentKind
 from scripts.gpu_proof.models import make_model
 from scripts.gpu_proof.process import Task
@@ -18,9 +22,10 @@ _BASELINE = "vllm-prefix"
 
 
 class _Size(NamedTuple):
-    """How much is measured: ``host_gib`` and ``disk_gib`` are room for KV, ``kv_tokens`` the KV cache in a replay.
+    """How much is measured: ``host_gib`` and ``disk_gib`` are room for KV.
 
-    ``documents`` are drawn for prompts of two, each of ``document_tokens`` tokens.
+    A replay has an engine's KV cache of ``kv_tokens``, and ``replay_gib`` in host memory and on disk. Its ``prompts``
+    have two of ``documents`` documents, each of ``document_tokens`` tokens; a rate lasts for ``requests`` of them.
     """
 
     longest: int
@@ -33,7 +38,7 @@ class _Size(NamedTuple):
     document_tokens: int
     prompts: int
     requests: int
-    rates: tuple[float, ...]
+    replay_gib: float
 
 
 _SMALL = _Size(
@@ -43,11 +48,11 @@ _SMALL = _Size(
     tier_tokens=200,
     tier_rounds=1,
     kv_tokens=1024,
-    documents=8,
+    documents=16,
     document_tokens=100,
-    prompts=32,
-    requests=4,
-    rates=(10.0,),
+    prompts=200,
+    requests=8,
+    replay_gib=0.001,
 )
 _LARGE = _Size(
     longest=4096,
@@ -58,9 +63,9 @@ _LARGE = _Size(
     kv_tokens=23_296,
     documents=40,
     document_tokens=1000,
-    prompts=48,
-    requests=12,
-    rates=(),
+    prompts=800,
+    requests=48,
+    replay_gib=3.0,
 )
 
 
@@ -108,48 +113,65 @@ class BenchmarkChecks:
         return figure
 
     async def replay(self) -> str:
-        """Time to first token and throughput against vLLM's own prefix cache, under Poisson arrivals."""
+        """Time to first token and sustained rate against vLLM's own prefix cache, under Poisson arrivals."""
         # Imported late, because they need many more packages: those of the controller and the retriever.
         from benchmarks.measuring.systems import OURS, Systems
-        from benchmarks.replay import ReplayBenchmark, ReplaySettings
+        from benchmarks.replay.benchmark import ReplayBenchmark, ReplaySettings
         from cachectl.settings import ControllerSettings
 
         size = self._size
-        engines = EngineMaker(self._settings, self._models, at_once=2, kv_tokens=size.kv_tokens)
-        systems = Systems(engines, ControllerSettings(), self._profiles)
-        settings = ReplaySettings(size.requests, size.requests, 0, size.rates)
-        every = list(self._prompts(size.documents, size.document_tokens, size.prompts))
-        result = await ReplayBenchmark(systems, [_BASELINE], settings).run(every, _drawn(every), _quietly)
-        ratio, throughput = result.ttft_ratio[_BASELINE], result.throughput_ratio[_BASELINE]
+        engines = EngineMaker(self._settings, self._models, at_once=3, kv_tokens=size.kv_tokens)
+        room = {"host_gib": size.replay_gib, "disk_gib": size.replay_gib}
+        systems = Systems(engines, ControllerSettings(), self._profiles, **room)
+        settings = ReplaySettings(2 * size.requests, size.requests, size.requests, size.requests, 0, 8)
+        stream = _PairStream(size.documents, size.document_tokens, size.prompts)
+        benchmark = ReplayBenchmark(systems, [_BASELINE], stream, settings, _quietly)
+        await benchmark.run()
+        result = benchmark.result(complete=True)
+        ratio, loaded = result.ttft_ratio_unloaded[_BASELINE], result.ttft_ratio.get(_BASELINE)
+        throughput = result.throughput_ratio.get(_BASELINE)
         hits = result.systems[OURS].unloaded.token_hit_rate
         figure = (
-            f"mean TTFT {ratio:.2f} x lower ({result.ttft_ratio_unloaded[_BASELINE]:.2f} unloaded), throughput "
-            f"{throughput:.2f} x higher, {hits:.0%} of tokens cached"
+            f"mean TTFT {ratio:.2f} x lower unloaded, {loaded or math.nan:.2f} x under load, sustained rate "
+            f"{throughput or math.nan:.2f} x higher, {hits:.0%} of tokens cached"
         )
         if ratio < 1 and not self._small:
             raise ValueError(f"vLLM's own prefix cache is faster: {figure}")
         return figure
 
-    def _prompts(self, documents: int, tokens: int, count: int) -> Iterator[Prompt]:
-        """Prompts of two documents each, no two of the same in the same order."""
-        drawn = random.Random(0)  # noqa: S311 - a repeatable draw
-        pairs = [(one, other) for one in range(documents) for other in range(documents) if one != other]
-        for number, pair in enumerate(drawn.sample(pairs, count)):
-            yield Prompt(
-                (
-                    random_segment("system", 32, SegmentKind.SYSTEM),
-                    *(random_segment(f"document {one}", tokens) for one in pair),
-                    random_segment(f"question {number}", 20, SegmentKind.QUESTION),
+
+class _PairStream:
+    """A ``PromptStream`` of prompts with two documents each. A first document's popularity falls with its rank."""
+
+    def __init__(self, documents: int, tokens: int, count: int) -> None:
+        draws = random.Random(0)  # noqa: S311 - a repeatable draw
+        weights = [1 / rank for rank in range(1, documents + 1)]
+        prompts = []
+        for number in range(count):
+            (first,) = draws.choices(range(documents), weights)
+            pair = (first, draws.randrange(documents))
+            prompts.append(
+                Prompt(
+                    (
+                        random_segment("system", 32, SegmentKind.SYSTEM),
+                        *(random_segment(f"document {one}", tokens) for one in pair),
+                        random_segment(f"question {number}", 20, SegmentKind.QUESTION),
+                    )
                 )
             )
+        self.document_tokens = document_tokens(prompts)
+        self._prompts = iter(prompts)
 
+    def take(self, count: int) -> list[Prompt]:
+        """Return the next prompts. Raises ConfigError if there are fewer."""
+        taken = list(islice(self._prompts, count))
+        if len(taken) < count:
+            raise ConfigError("the prompts are used up")
+        return taken
 
-def _drawn(prompts: list[Prompt]) -> Iterator[Prompt]:
-    """Endless draws, in which a prompt's popularity falls with its rank."""
-    draw = random.Random(1)  # noqa: S311 - a repeatable draw
-    weights = [1 / rank for rank in range(1, len(prompts) + 1)]
-    while True:
-        yield from draw.choices(prompts, weights)
+    def arrivals(self, rate: float, count: int) -> list[Arrival]:
+        """Return the next prompts with Poisson arrivals."""
+        return poisson(self.take(count), rate, 0)
 
 
 def _quietly(_step: str, _done: int, _total: int) -> None:

@@ -6,7 +6,15 @@ from types import TracebackType
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 _LINE_EVERY_S = 30.0
 
@@ -15,12 +23,13 @@ errors = Console(stderr=True)
 
 
 def progress_bar(console: Console | None = None) -> Progress:
-    """Return a progress bar with a name, a count and the elapsed time."""
+    """Return a progress bar with a name, a count, the elapsed time and the time left."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
         console=console or errors,
     )
 
@@ -63,7 +72,7 @@ class StepBars:
             return
         if step not in self._bars:
             self._bars[step] = self._progress.add_task(step, total=total)
-        self._progress.update(self._bars[step], completed=done)
+        self._progress.update(self._bars[step], completed=done, total=total)
 
     def _say(self, step: str, done: int, total: int | None) -> None:
         now = self._clock()

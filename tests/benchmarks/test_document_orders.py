@@ -17,7 +17,7 @@ from cachectl.settings import ControllerSettings
 from generator.engines.factory import GeneratorFactory
 from generator.models import ModelStore
 from generator.settings import FakeEngineSettings, GeneratorSettings
-from protocol.generation import PrefillResult
+from protocol.generation import PrefillResult, Sampling
 from protocol.plans import DocumentOrder
 from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.retrieval import Chunk
@@ -56,12 +56,12 @@ class ScriptedSystems:
         self.started = 0
 
     @asynccontextmanager
-    async def ours(self, order, max_tokens):
-        self.max_tokens.add(max_tokens)
+    async def ours(self, order):
         self.started += 1
         asked = self.asked[order]
 
-        async def answer(prompt):
+        async def answer(prompt, sampling):
+            self.max_tokens.add(sampling.max_tokens)
             asked.append(prompt.segments[-1].key)
             self.log.append(("answer", order))
             prefill = PrefillResult(100, self._cached[order], 1.0)
@@ -225,7 +225,7 @@ async def test_engine_gets_documents_in_the_requested_order(tmp_path, order):
     engine = WatchedEngine(tmp_path)
     await engine.start()
     async with LocalStack.over({"generator": engine}, ControllerSettings(), tmp_path) as stack:
-        came = await stack.answer(prompt_of("b", "c", "a"), "tenant", 2, order=order)
+        came = await stack.answer(prompt_of("b", "c", "a"), "tenant", Sampling(2), order=order)
     await engine.close()
     assert came.tokens == 2
     expected = ["a", "b", "c"] if order is CANONICAL else ["b", "c", "a"]
@@ -236,7 +236,7 @@ async def test_answers_are_decoded_together_but_prefilled_one_at_a_time(tmp_path
     engine = WatchedEngine(tmp_path, max_model_len=30)
     await engine.start()
     async with LocalStack.over({"generator": engine}, ControllerSettings(), tmp_path) as stack:
-        await asyncio.gather(*(stack.answer(prompt_of("a", "b", "c"), "tenant", 8) for _ in range(2)))
+        await asyncio.gather(*(stack.answer(prompt_of("a", "b", "c"), "tenant", Sampling(8)) for _ in range(2)))
         assert (await stack.stats()).completed == 2
     await engine.close()
     assert engine.most_at_once == 2

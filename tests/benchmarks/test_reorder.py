@@ -1,14 +1,16 @@
-"""The reorder benchmark's arithmetic, with scripted times. No engine runs."""
+"""The reorder benchmark's arithmetic, with scripted times, in virtual time. No engine runs."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from itertools import count, islice
 
 import pytest
+from virtual_time import run_in_virtual_time
 
 from benchmarks.measuring.engines import Generation
 from benchmarks.measuring.kv_paths import random_segment
-from benchmarks.measuring.systems import System
+from benchmarks.measuring.systems import FIRST_TOKEN, System
 from benchmarks.reorder import ReorderBenchmark, ReorderSettings
 from protocol.errors import ConfigError
 from protocol.generation import PrefillResult
@@ -26,6 +28,17 @@ def prompts() -> Iterator[Prompt]:
         yield Prompt((random_segment(f"document {number}", 80), question))
 
 
+class PromptsOf:
+    """A ``PromptStream`` without end whose documents have 80 tokens each; the first ``documents`` of them count."""
+
+    def __init__(self, documents: int) -> None:
+        self.document_tokens = 80 * documents
+        self._prompts = prompts()
+
+    def take(self, count: int) -> list[Prompt]:
+        return list(islice(self._prompts, count))
+
+
 class ScriptedStack:
     """Reports a TTFT of ``ttft_ms`` and records its prompts."""
 
@@ -37,8 +50,9 @@ class ScriptedStack:
 
     @asynccontextmanager
     async def ours(self):
-        async def answer(prompt):
+        async def answer(prompt, sampling=FIRST_TOKEN):
             self.asked.append(prompt.segments[0].key)
+            await asyncio.sleep(self._ttft_ms / 1000)
             return Generation(self._ttft_ms, PrefillResult(100, 40, 1.0, loaded={Tier.HOST: 40}), "", ())
 
         async def settle():
@@ -50,25 +64,25 @@ class ScriptedStack:
         yield System(answer, settle, 0, {Tier.HOST: self._kept}, stats)
 
 
-async def measured(first_come, reordering):
+def measured(first_come, reordering):
     benchmark = ReorderBenchmark(
         first_come, reordering, ReorderSettings(WARM_UP, SATURATING, REQUESTS, LOADS, window=32, seed=0)
     )
-    return await benchmark.run(list(islice(prompts(), 5)), prompts(), lambda *_: None)
+    return run_in_virtual_time(benchmark.run(PromptsOf(5), lambda *_: None))
 
 
-async def test_both_orders_get_the_same_prompts_and_mean_ttfts_are_compared():
+def test_both_orders_get_the_same_prompts_and_mean_ttfts_are_compared():
     first_come, reordering = ScriptedStack(90, 0), ScriptedStack(30, 7)
-    result = await measured(first_come, reordering)
+    result = measured(first_come, reordering)
     assert first_come.asked == reordering.asked
     assert len(first_come.asked) == len(set(first_come.asked)) == WARM_UP + SATURATING + REQUESTS * len(LOADS)
-    assert (result.ttft_ratio, [row.ttft_ratio for row in result.rows]) == (3.0, [3.0, 3.0])
+    assert [result.ttft_ratio, *(row.ttft_ratio for row in result.rows)] == pytest.approx([3.0] * 3)
     assert (result.largest_overtake, result.window) == (7, 32)
     assert [row.reordered.token_hit_rate for row in result.rows] == [0.4, 0.4]
 
 
-async def test_rates_are_multiples_of_the_first_come_first_served_throughput():
-    result = await measured(ScriptedStack(90, 0), ScriptedStack(30, 0))
+def test_rates_are_multiples_of_the_first_come_first_served_throughput():
+    result = measured(ScriptedStack(90, 0), ScriptedStack(30, 0))
     assert result.sustainable_per_s > 0
     assert [row.load for row in result.rows] == list(LOADS)
     for row in result.rows:
@@ -76,6 +90,6 @@ async def test_rates_are_multiples_of_the_first_come_first_served_throughput():
         assert row.first_come.requests == row.reordered.requests == REQUESTS
 
 
-async def test_cache_that_fits_every_document_is_refused():
+def test_cache_that_fits_every_document_is_refused():
     with pytest.raises(ConfigError, match="can be kept"):
-        await measured(ScriptedStack(90, 0, kept=400), ScriptedStack(30, 0, kept=400))
+        measured(ScriptedStack(90, 0, kept=400), ScriptedStack(30, 0, kept=400))

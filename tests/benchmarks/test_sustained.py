@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.measuring.engines import Generation
 from benchmarks.measuring.kv_paths import random_segment
-from benchmarks.measuring.systems import System
+from benchmarks.measuring.systems import FIRST_TOKEN, System
 from benchmarks.sustained import PLAIN_WARM_UP, TURN, SustainedBenchmark
 from protocol.errors import ConfigError
 from protocol.generation import PrefillResult
@@ -41,10 +41,15 @@ class ScriptedSystems:
         self.log: list[tuple[str, str]] = []
 
     @asynccontextmanager
-    async def running(self, name):
+    async def ours(self):
+        async with self.running("ragtree") as system:
+            yield system
+
+    @asynccontextmanager
+    async def running(self, name, ram_tokens=0):
         answered = 0
 
-        async def answer(prompt):
+        async def answer(prompt, sampling=FIRST_TOKEN):
             nonlocal answered
             kind, _, number = prompt.segments[0].key.split()
             self.log.append((name, f"{kind} {number}"))

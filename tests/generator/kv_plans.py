@@ -6,7 +6,7 @@ from typing import NamedTuple
 from benchmarks.measuring.engines import generate
 from benchmarks.measuring.kv_paths import KvPath, random_segment
 from generator.engines.vllm_engine import VllmEngine
-from protocol.generation import PrefillResult
+from protocol.generation import PrefillResult, Sampling
 from protocol.kv import Orders
 from protocol.plans import PrefillPlan
 from protocol.prompts import Segment, SegmentKind
@@ -34,7 +34,7 @@ def kv_path(segments: Sequence[Segment], namespace: str | None = None, first_pag
 
 async def ask(engine: VllmEngine, plan: PrefillPlan, max_tokens: int = 6) -> Answer:
     """The greedy answer to a plan."""
-    generation = await generate(engine, plan, max_tokens, logprobs=True)
+    generation = await generate(engine, plan, Sampling(max_tokens, logprobs=True))
     return Answer(tuple(token.token_id for token in generation.logprobs), generation.prefill)
 
 

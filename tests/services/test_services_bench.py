@@ -132,10 +132,10 @@ def tales(tmp_path: Path, monkeypatch) -> str:
     """A synthetic question set, on systems that answer "amber" and have half of every prompt cached."""
 
     @asynccontextmanager
-    async def ours(_systems, _order, max_tokens):
-        async def answer(prompt):
+    async def ours(_systems, _order):
+        async def answer(prompt, sampling):
             assert prompt.documents
-            return Generation(5.0, PrefillResult(10, 5, 1.0), "Amber." if max_tokens > 1 else "", ())
+            return Generation(5.0, PrefillResult(10, 5, 1.0), "Amber." if sampling.max_tokens > 1 else "", ())
 
         async def settle():
             pass

@@ -10,6 +10,7 @@ from benchmarks.doctor.outcome import Outcome
 from benchmarks.measuring.engines import Generation, generate
 from benchmarks.measuring.kv_paths import KvPath
 from benchmarks.measuring.tier_rounds import carried_out, move
+from protocol.generation import Sampling
 from protocol.kv import Orders
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
@@ -56,13 +57,13 @@ async def _from_each_tier(context: Context, prompt: Prompt) -> dict[Tier, Genera
     answers = {}
     # With another question: vLLM's own cache would also keep the blocks of this one, and answers be compared that
     # differ in how much of the prompt was computed.
-    await generate(engine, path.plan("to compute it", None, Tier.GPU), 1)
+    await generate(engine, path.plan("to compute it", None, Tier.GPU), Sampling(1))
     source = Tier.GPU
     for tier in (Tier.GPU, *context.below):
         if tier is not Tier.GPU:
             await move(engine, path, source, tier)
         plan = path.plan(question, tier, Tier.GPU if tier is Tier.GPU else None)
-        answers[tier] = await generate(engine, plan, context.sizes.answer_tokens, logprobs=True)
+        answers[tier] = await generate(engine, plan, Sampling(context.sizes.answer_tokens, logprobs=True))
         source = tier
     await carried_out(engine, Orders(forget=((path.namespace, path.segments[0].key),)))
     return answers

@@ -11,7 +11,7 @@ from benchmarks.doctor.outcome import Outcome
 from benchmarks.measuring.engines import Generation, generate
 from benchmarks.measuring.kv_paths import QUESTION_TOKENS, KvPath, random_segment
 from benchmarks.measuring.tier_rounds import carried_out, move
-from protocol.generation import PrefillResult
+from protocol.generation import PrefillResult, Sampling
 from protocol.kv import LostCopy, Orders
 from protocol.plans import PrefillPlan
 from protocol.prompts import Segment, SegmentKind
@@ -47,7 +47,7 @@ class FailingLoad:
         longer = _path(context, segments)
         path = _path(context, segments[:-1], longer.namespace)
         path.pages = longer.pages[:-1]
-        await generate(engine, path.plan("to compute it", None, Tier.GPU), 1)
+        await generate(engine, path.plan("to compute it", None, Tier.GPU), Sampling(1))
         await move(engine, path, Tier.GPU, tier)
         await carried_out(engine, Orders((path.moves(tier, None)[len(path.keys) - 1 - _DROPPED],)))
         async with _busy(context, segments):
@@ -76,7 +76,7 @@ async def _busy(context: Context, segments: Sequence[Segment]) -> AsyncGenerator
         began.set()
 
     plan = _path(context, segments[:_DROPPED]).plan("busy?", None, None)
-    answer = asyncio.create_task(generate(context.engine.running, plan, _BUSY_TOKENS, on_prefill=first_token))
+    answer = asyncio.create_task(generate(context.engine.running, plan, Sampling(_BUSY_TOKENS), on_prefill=first_token))
     started = asyncio.create_task(began.wait())
     try:
         await asyncio.wait((answer, started), return_when=asyncio.FIRST_COMPLETED)
@@ -88,7 +88,7 @@ async def _busy(context: Context, segments: Sequence[Segment]) -> AsyncGenerator
 
 
 async def _answer(context: Context, plan: PrefillPlan) -> Generation:
-    return await generate(context.engine.running, plan, context.sizes.answer_tokens, logprobs=True)
+    return await generate(context.engine.running, plan, Sampling(context.sizes.answer_tokens, logprobs=True))
 
 
 async def _differ(context: Context, path: KvPath, question: str, answer: Generation) -> bool:

@@ -14,6 +14,7 @@ from benchmarks.measuring.kv_paths import INSTANCE
 from benchmarks.measuring.tier_rounds import plain_round
 from generator.engines.vllm_engine import VllmEngine
 from protocol.errors import InternalError
+from protocol.generation import Sampling
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
 
@@ -53,7 +54,9 @@ async def _answers(engine: VllmEngine, context: Context) -> tuple[list[Generatio
 
 
 async def _answer(engine: VllmEngine, prompt: Prompt, namespace: str, tokens: int) -> Generation:
-    return await generate(engine, PrefillPlan(uuid4().hex, INSTANCE, namespace, prompt), tokens, logprobs=True)
+    return await generate(
+        engine, PrefillPlan(uuid4().hex, INSTANCE, namespace, prompt), Sampling(tokens, logprobs=True)
+    )
 
 
 async def _times(engine: VllmEngine, context: Context) -> dict[str, list[float]]:

@@ -11,6 +11,7 @@ from benchmarks.measuring.engines import Generation, generate
 from benchmarks.measuring.kv_paths import KvPath
 from benchmarks.measuring.tier_rounds import carried_out, move
 from generator.engines.vllm_engine import VllmEngine
+from protocol.generation import Sampling
 from protocol.kv import Orders
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
@@ -26,7 +27,9 @@ class _Written(NamedTuple):
 
     async def ask(self, engine: VllmEngine, tokens: int) -> Generation:
         """Ask again, from the same tier."""
-        return await generate(engine, self.path.plan(self.prompt.segments[-1], self.tier, None), tokens, logprobs=True)
+        return await generate(
+            engine, self.path.plan(self.prompt.segments[-1], self.tier, None), Sampling(tokens, logprobs=True)
+        )
 
 
 class Restart:
@@ -71,9 +74,9 @@ async def _write(context: Context) -> list[_Written]:
             path = KvPath(prompt.prefix, memory.page_tokens, first_page=first_page)
             first_page += path.page_count
             question, tokens = prompt.segments[-1], context.sizes.answer_tokens
-            await generate(engine, path.plan(question, None, Tier.GPU), 1)
+            await generate(engine, path.plan(question, None, Tier.GPU), Sampling(1))
             await move(engine, path, Tier.GPU, tier)
-            answer = await generate(engine, path.plan(question, tier, None), tokens, logprobs=True)
+            answer = await generate(engine, path.plan(question, tier, None), Sampling(tokens, logprobs=True))
             await carried_out(engine, Orders(forget=((path.namespace, path.segments[0].key),), blocks_only=True))
             written.append(_Written(prompt, path, tier, answer))
     return written

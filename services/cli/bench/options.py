@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.workloads.popularity import Popularity
+
 DEFAULT_DEVICE = "a10g-7b"
 DEFAULT_DATA = Path("../shared/data")
 
@@ -17,7 +19,13 @@ WorkloadOption = Annotated[str, typer.Option(help="Question set: a folder below 
 
 DEFAULT_AGAINST = "vllm,vllm-prefix"
 
-AgainstOption = Annotated[str, typer.Option(help="Baselines: vllm (no reuse), vllm-prefix (vLLM's own prefix cache).")]
+AgainstOption = Annotated[
+    str,
+    typer.Option(
+        help="Baselines: vllm (no reuse), vllm-prefix (vLLM's own prefix cache), vllm-prefix-equal (the same, with as "
+        "much memory as all our tiers in memory); on a GPU also vllm-offload and vllm-lmcache (as much host memory)."
+    ),
+]
 
 PartTokensOption = Annotated[
     int, typer.Option(min=16, help="Longest document, in tokens. A document is consecutive paragraphs of one article.")
@@ -27,6 +35,14 @@ QuestionsOption = Annotated[int, typer.Option(min=1, help="Questions to retrieve
 
 KvTokensOption = Annotated[
     int, typer.Option(min=64, help="KV cache of each engine, in tokens. The documents should exceed it several times.")
+]
+
+PopularityOption = Annotated[
+    Popularity,
+    typer.Option(
+        help="documents: each question once, and the top 3 % of documents get 60 % of them; own: each question once, "
+        "as often about a document as in the set; prompts: whole prompts repeat, with that skew."
+    ),
 ]
 
 TopKOption = Annotated[int, typer.Option(min=1, help="Documents per prompt.")]

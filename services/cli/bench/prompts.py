@@ -1,14 +1,28 @@
-"""Prompts of a question set, with retrieved documents. Retrieval results are kept between runs."""
+"""Prompts of question sets, with retrieved documents, and of traces. Retrieval results are kept between runs."""
 
 from pathlib import Path
 
 from benchmarks.measuring.progress import Progress
 from benchmarks.workloads.articles import article_parts
+from benchmarks.workloads.by_name import open_workload
+from benchmarks.workloads.datasets import Dataset
+from benchmarks.workloads.popularity import Popularity
+from benchmarks.workloads.prompt_streams import (
+    PromptStream,
+    QuestionStream,
+    RepeatingStream,
+    own_questions,
+    popular_documents,
+)
 from benchmarks.workloads.question_sets import QuestionRetrieval, QuestionSet
 from benchmarks.workloads.retrieved_prompts import RetrievedPrompts
+from benchmarks.workloads.trace_stream import TextPool, TraceStream
 from generator.engines.factory import GeneratorFactory
 from generator.models import ModelStore
 from services.config import Config
+
+_TEXT_TOKENS = 1_000_000
+"""How much text a trace's prompts are drawn from."""
 
 
 def retrieved_prompts(
@@ -20,16 +34,50 @@ def retrieved_prompts(
     top_k: int,
     seed: int,
     progress: Progress,
+    *,
+    max_tokens: int = 1,
+    popular_first: bool = False,
 ) -> RetrievedPrompts:
     """Return the prompts that a stack of this configuration makes for ``questions`` questions, drawn with ``seed``.
 
-    Do not call it inside a running event loop. Raises ConfigError if the set does not exist, and what the retriever
-    raises.
+    Answers may have ``max_tokens``. With ``popular_first``, half of the questions are about the documents with the
+    most. Do not call it inside a running event loop. Raises ConfigError if the set does not exist, and what the
+    retriever raises.
     """
     factory = GeneratorFactory(config.generator, ModelStore(config.cache_dir))
     tokenizer, layout = factory.tokenizer(), factory.layout()
     question_set = QuestionSet(data, workload)
     parts = article_parts(question_set, lambda text: len(tokenizer.encode(text)), part_tokens)
-    drawn = RetrievedPrompts(parts, layout, top_k, max_tokens=1)
-    drawn.retrieve(question_set, QuestionRetrieval(config.retriever, config.cache_dir, progress), questions, seed)
+    drawn = RetrievedPrompts(parts, layout, top_k, max_tokens)
+    retrieval = QuestionRetrieval(config.retriever, config.cache_dir, progress)
+    drawn.retrieve(question_set, retrieval, questions, seed, popular_first)
     return drawn
+
+
+def prompt_stream(prompts: RetrievedPrompts, popularity: Popularity, count: int, seed: int) -> PromptStream:
+    """Return a stream of ``count`` questions, or without end if whole prompts repeat.
+
+    Raises ConfigError if there are too few questions.
+    """
+    if popularity is Popularity.PROMPTS:
+        return RepeatingStream(prompts, seed)
+    ask = popular_documents if popularity is Popularity.DOCUMENTS else own_questions
+    return QuestionStream(prompts, ask(prompts, count, seed), seed)
+
+
+def trace_stream(
+    config: Config, data: Path, trace: str, text_from: str, answer_tokens: int, progress: Progress
+) -> TraceStream:
+    """Return the requests of a trace that leave room for an answer, with text of the set ``text_from``.
+
+    Raises ConfigError if trace or set do not exist.
+    """
+    tokenizer = GeneratorFactory(config.generator, ModelStore(config.cache_dir)).tokenizer()
+    workload = open_workload(trace, data, 0)
+    tokens: list[int] = []
+    for document in Dataset(data, text_from).documents():
+        tokens += tokenizer.encode(document.text)
+        progress("reading text", min(len(tokens), _TEXT_TOKENS), _TEXT_TOKENS)
+        if len(tokens) >= _TEXT_TOKENS:
+            break
+    return TraceStream(workload, TextPool(tokens), config.generator.max_model_len - answer_tokens)

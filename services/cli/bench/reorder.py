@@ -19,6 +19,7 @@ from services.cli.bench.options import (
     DataOption,
     KvTokensOption,
     PartTokensOption,
+    PopularityOption,
     QuestionsOption,
     SeedOption,
     TopKOption,
@@ -43,7 +44,8 @@ def reorder(
     host_gib: Annotated[
         float, typer.Option(min=0, help="Host memory for KV of each stack, in GiB. There is no disk tier.")
     ] = 1.0,
-    questions: QuestionsOption = 300,
+    popularity: PopularityOption = Popularity.DOCUMENTS,
+    questions: QuestionsOption = 20_000,
     part_tokens: PartTokensOption = 1000,
     top_k: TopKOption = 2,
     seed: SeedOption = 0,
@@ -55,7 +57,7 @@ def reorder(
     from benchmarks.measuring.systems import Systems
     from benchmarks.reorder import ReorderBenchmark, ReorderSettings
     from generator.models import ModelStore
-    from services.cli.bench.prompts import retrieved_prompts
+    from services.cli.bench.prompts import prompt_stream, retrieved_prompts
 
     config = load_config()
     engines = EngineMaker(config.generator, ModelStore(config.cache_dir), at_once=2, kv_tokens=kv_tokens)
@@ -69,11 +71,23 @@ def reorder(
         )
         for width in (0, window)
     )
-    settings = ReorderSettings(warm_up, saturating, requests, tuple(numbers(loads, "--loads")), window, seed)
+    rates = tuple(numbers(loads, "--loads"))
+    settings = ReorderSettings(warm_up, saturating, requests, rates, window, seed)
+    count = warm_up + saturating + len(rates) * requests
     with StepBars() as show:
-        drawn = retrieved_prompts(config, data, workload, questions, part_tokens, top_k, seed, show)
+        prompts = retrieved_prompts(
+            config,
+            data,
+            workload,
+            questions,
+            part_tokens,
+            top_k,
+            seed,
+            show,
+            popular_first=popularity is Popularity.DOCUMENTS,
+        )
         benchmark = ReorderBenchmark(first_come, reordering, settings)
-        result = asyncio.run(benchmark.run(list(drawn.all()), drawn.draw(Popularity.PAPER, seed), show))
+        result = asyncio.run(benchmark.run(prompt_stream(prompts, popularity, count, seed), show))
     if as_json:
         print_json(result)
         return

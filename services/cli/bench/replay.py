@@ -1,88 +1,197 @@
 """``ragtree bench replay``: the stack against plain vLLM under load.
 
-Measures TTFT and sustainable throughput under Poisson arrivals, with real questions and real retrieval. The baselines
-are plain vLLM without reuse and vLLM with its own prefix cache, with the same flags and KV cache size.
+Measures TTFT, and the highest rate that is sustained, on real questions with really retrieved documents. The baselines
+are plain vLLM without reuse, vLLM with its own prefix cache, and the same with as much memory as ours; each in vLLM's
+default settings and in those of our engine, of which the better counts. Files of KV are read from the disk itself.
 
-Limits: the parts run in one process, without HTTP. Popularity is drawn with the paper's skew unless ``--popularity
-own`` is given. Ratios depend on the model, the document lengths and the cache sizes.
+Limits: the parts run in one process, without HTTP. Ratios depend on the model, the document lengths and the cache
+sizes.
 """
 
 import asyncio
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.table import Table
 
 from benchmarks.workloads.popularity import Popularity
 from services.cli.bench.options import (
-    DEFAULT_AGAINST,
     DEFAULT_DATA,
     AgainstOption,
     DataOption,
     KvTokensOption,
     PartTokensOption,
+    PopularityOption,
     QuestionsOption,
     SeedOption,
     TopKOption,
-    WorkloadOption,
-    numbers,
 )
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
 from services.config import load_config
 
+if TYPE_CHECKING:
+    from benchmarks.measuring.phases import Measured
+    from benchmarks.replay.results import ReplayResult, SystemResult
+    from benchmarks.workloads.prompt_streams import PromptStream
+
+
+_LEAST = 8
+"""Fewer requests or answer tokens than this say nothing."""
+
+
+class _Size(NamedTuple):
+    """By how much the workload is smaller: documents, counts and times, an engine's KV cache, and the tiers below."""
+
+    documents: int = 1
+    counts: int = 1
+    cache: int = 1
+    memory: int = 1
+
+
+_FULL = _Size()
+# With shorter documents and fewer requests, the stream's documents still outgrow all tiers.
+_QUICK = _Size(documents=5, counts=8, cache=4, memory=32)
+
 
 def replay(
-    workload: WorkloadOption = "squad",
-    against: AgainstOption = DEFAULT_AGAINST,
-    popularity: Annotated[
-        Popularity,
-        typer.Option(help="paper: the top 3 % of documents get 60 % of requests; own: as in the question set."),
-    ] = Popularity.PAPER,
-    rates: Annotated[
+    workload: Annotated[
         str,
-        typer.Option(help="Requests per second to sweep, lowest first; by default derived from the machine's speed."),
-    ] = "",
-    requests: Annotated[
-        int, typer.Option(min=2, help="Requests per system at the first rate. Other rates run for the same time.")
-    ] = 16,
-    warm_up: Annotated[int, typer.Option(min=0, help="Warm-up requests after one pass over all prompts.")] = 200,
+        typer.Option(
+            help="Question set: a folder below --data; or ragpulse: a trace's own arrivals, passages and lengths."
+        ),
+    ] = "squad",
+    popularity: PopularityOption = Popularity.DOCUMENTS,
+    against: AgainstOption = "vllm,vllm-prefix,vllm-prefix-equal",
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help="A fifth of the documents' length, an eighth of all counts and times, less memory, rates 30 % "
+            "apart, and baselines in vLLM's default settings alone.",
+        ),
+    ] = False,
+    requests: Annotated[int, typer.Option(min=8, help="Least requests per rate.")] = 200,
+    seconds: Annotated[float, typer.Option(min=0, help="Least seconds per rate.")] = 300,
+    warm_up: Annotated[int, typer.Option(min=8, help="Questions that fill the caches before measuring.")] = 1000,
+    unloaded: Annotated[int, typer.Option(min=8, help="Questions asked one after another.")] = 32,
+    at_once: Annotated[int, typer.Option(min=8, help="Questions asked all at once.")] = 32,
+    stream: Annotated[int, typer.Option(min=32, help="Questions in all. Each is asked once.")] = 5000,
+    answer_tokens: Annotated[int, typer.Option(min=4, help="Tokens of each answer.")] = 32,
     kv_tokens: KvTokensOption = 23_296,
-    questions: QuestionsOption = 300,
+    host_gib: Annotated[float, typer.Option(min=0, help="Our host memory for KV, in GiB.")] = 1.0,
+    disk_gib: Annotated[float, typer.Option(min=0, help="Our disk space for KV, in GiB.")] = 32.0,
+    questions: QuestionsOption = 20_000,
+    text_from: Annotated[str, typer.Option(help="Question set whose text a trace's prompts get.")] = "squad",
     part_tokens: PartTokensOption = 1000,
     top_k: TopKOption = 2,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw TTFT by offered rate and token hit rates by tier into this picture.")
+    ] = None,
     seed: SeedOption = 0,
     data: DataOption = DEFAULT_DATA,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare TTFT and throughput with vLLM without reuse, and with its own prefix cache, under Poisson arrivals."""
+    """Compare TTFT and sustained rates with plain vLLM, with and without its prefix cache. Ctrl-C keeps results."""
+    from benchmarks.measuring.baselines import Steps, check_baselines
     from benchmarks.measuring.engines import EngineMaker
-    from benchmarks.measuring.systems import OURS, Systems
-    from benchmarks.replay import ReplayBenchmark, ReplaySettings
+    from benchmarks.measuring.systems import Systems
+    from benchmarks.replay.benchmark import ReplayBenchmark, ReplaySettings
+    from benchmarks.workloads.by_name import TRACES
     from generator.models import ModelStore
-    from services.cli.bench.prompts import retrieved_prompts
+    from services.cli.bench.prompts import prompt_stream, retrieved_prompts, trace_stream
 
-    config = load_config()
     baselines = [name.strip() for name in against.split(",")]
-    engines = EngineMaker(
-        config.generator, ModelStore(config.cache_dir), at_once=len(baselines) + 1, kv_tokens=kv_tokens
+    check_baselines(baselines)
+    config = load_config()
+    size = _QUICK if quick else _FULL
+    settings = ReplaySettings(
+        warm_up=warm_up // size.counts,
+        unloaded=max(_LEAST, unloaded // size.counts),
+        at_once=max(_LEAST, at_once // size.counts),
+        requests=max(_LEAST, requests // size.counts),
+        seconds=seconds / size.counts,
+        answer_tokens=max(_LEAST, answer_tokens // size.counts),
+        stride=2 if quick else 1,
+        baseline_steps=(Steps.DEFAULT,) if quick else tuple(Steps),
     )
-    systems = Systems(engines, config.controller, config.cache_dir / "profiles")
-    benchmark = ReplayBenchmark(
-        systems, baselines, ReplaySettings(requests, warm_up, seed, tuple(sorted(numbers(rates, "--rates"))))
+    engines = EngineMaker(
+        config.generator,
+        ModelStore(config.cache_dir),
+        at_once=len(settings.baseline_steps) * len(baselines) + 1,
+        kv_tokens=kv_tokens // size.cache,
+    )
+    systems = Systems(
+        engines,
+        config.controller,
+        config.cache_dir / "profiles",
+        host_gib=host_gib / size.memory,
+        disk_gib=disk_gib / size.memory,
+        file_cache=False,
     )
     with StepBars() as show:
-        drawn = retrieved_prompts(config, data, workload, questions, part_tokens, top_k, seed, show)
-        result = asyncio.run(benchmark.run(list(drawn.all()), drawn.draw(popularity, seed), show))
+        source: PromptStream
+        if workload in TRACES:
+            source = trace_stream(config, data, workload, text_from, settings.answer_tokens, show)
+        else:
+            prompts = retrieved_prompts(
+                config,
+                data,
+                workload,
+                questions // size.counts,
+                part_tokens // size.documents,
+                top_k,
+                seed,
+                show,
+                max_tokens=settings.answer_tokens,
+                popular_first=popularity is Popularity.DOCUMENTS,
+            )
+            source = prompt_stream(prompts, popularity, stream // size.counts, seed)
+        benchmark = ReplayBenchmark(systems, baselines, source, settings, show)
+        complete = False
+        try:
+            asyncio.run(benchmark.run())
+            complete = True
+        finally:
+            # An interrupted run keeps what it has measured.
+            if benchmark.has_results:
+                _show(benchmark.result(complete=complete), plot, as_json)
+
+
+def _show(result: "ReplayResult", plot: Path | None, as_json: bool) -> None:
+    if plot is not None:
+        from benchmarks.replay.plot import draw
+
+        draw(result, plot)
     if as_json:
         print_json(result)
         return
+    results.print(_table(result))
+    for name, ratio in result.ttft_ratio_unloaded.items():
+        loaded = result.ttft_ratio.get(name)
+        throughput = result.throughput_ratio.get(name)
+        results.print(
+            f"against {name}: mean TTFT {ratio:.2f} x lower unloaded"
+            + (f", {loaded:.2f} x at the highest rate that both sustain" if loaded else "")
+            + (f"; sustained rate {throughput:.2f} x higher" if throughput else ""),
+            highlight=False,
+        )
+    by_tier = ", ".join(f"{share:.0%} from {tier}" for tier, share in result.token_hit_rate.items())
+    results.print(
+        f"{result.new_path_share:.0%} of the prompts had documents in a new sequence; of our prompt tokens {by_tier}",
+        highlight=False,
+    )
+    if not result.complete:
+        results.print("The run was ended before everything was measured.")
+    if plot is not None:
+        results.print(f"plotted into {plot}", highlight=False)
+
+
+def _table(result: "ReplayResult") -> Table:
     table = Table("system", "rate", "served", "mean TTFT", "p99 TTFT", "tokens cached", "sustained")
     for name, system in result.systems.items():
-        rows = [("cold", "", system.cold), ("unloaded", "", system.unloaded)]
-        for number, row in enumerate(system.loaded):
-            rows.append((f"{row.rate:g}/s", "yes" if number < system.sustained else "no", row))
-        for title, sustained, row in rows:
+        for title, sustained, row in _rows(system):
             table.add_row(
                 name,
                 title,
@@ -92,13 +201,12 @@ def replay(
                 f"{row.token_hit_rate:.0%}",
                 sustained,
             )
-    results.print(table)
-    at_least = "" if result.systems[OURS].beaten else "at least "
-    for name, ratio in result.ttft_ratio.items():
-        by_rate = ", ".join(f"{each:.2f}" for each in result.ttft_ratio_by_rate[name])
-        results.print(
-            f"against {name}: mean TTFT {ratio:.2f} x lower ({by_rate} by rate; "
-            f"{result.ttft_ratio_unloaded[name]:.2f} unloaded), "
-            f"throughput {at_least}{result.throughput_ratio[name]:.2f} x higher",
-            highlight=False,
-        )
+    return table
+
+
+def _rows(system: "SystemResult") -> "list[tuple[str, str, Measured]]":
+    rows = [("unloaded", "", system.unloaded), ("all at once", "", system.at_once)]
+    for row in system.loaded:
+        sustained = system.sustained_per_s is not None and (row.rate or 0) <= system.sustained_per_s
+        rows.append((f"{row.rate:g}/s", "yes" if sustained else "no", row))
+    return rows

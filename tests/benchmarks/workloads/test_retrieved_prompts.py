@@ -6,13 +6,12 @@ import pytest
 
 from benchmarks.workloads.articles import ArticlePart
 from benchmarks.workloads.datasets import Question
-from benchmarks.workloads.popularity import Popularity
-from benchmarks.workloads.retrieved_prompts import RetrievedPrompts, document_tokens, poisson
+from benchmarks.workloads.retrieved_prompts import RetrievedPrompts, document_tokens
 from protocol.errors import ConfigError
 from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.retrieval import Chunk
 
-PARTS = [ArticlePart(number, "title", f"text {number}", (f"paragraph-{number}",)) for number in range(30)]
+PARTS = [ArticlePart(number, "title", f"text {number}", (f"paragraph-{number}",), 10) for number in range(30)]
 
 
 class WordLayout:
@@ -62,9 +61,9 @@ def test_question_follows_its_retrieved_documents(drawn):
 
 
 def test_equal_seeds_draw_equal_prompts(drawn):
-    first, again = (list(islice(drawn.draw(Popularity.PAPER, 3), 50)) for _ in range(2))
+    first, again = (list(islice(drawn.draw(3), 50)) for _ in range(2))
     assert first == again
-    assert first != list(islice(drawn.draw(Popularity.PAPER, 4), 50))
+    assert first != list(islice(drawn.draw(4), 50))
 
 
 def test_novel_pairs_are_distinct_but_repeat_first_documents(drawn):
@@ -86,8 +85,26 @@ def test_tokens_are_counted_once_per_distinct_prefix():
     assert document_tokens(prompts) == 40
 
 
-def test_arrivals_are_sorted_and_have_the_requested_rate():
-    question = Segment(SegmentKind.QUESTION, "?", (1, 2))
-    arrivals = poisson(iter([Prompt((question,))] * 2000), 50, 2000, 0)
-    assert arrivals == sorted(arrivals, key=lambda arrival: arrival.at_s)
-    assert arrivals[-1].at_s == pytest.approx(40, rel=0.1)
+def test_half_of_the_questions_may_be_about_the_documents_with_the_most():
+    asked = []
+
+    class Retrieval(ScriptedRetrieval):
+        def find(self, questions, given, count):
+            asked.extend(question.question for _, question in given)
+            return super().find(questions, given, count)
+
+    class Unequal(ScriptedSet):
+        """Questions 0 to 9 are about one document, and each of the others about its own."""
+
+        def questions(self):
+            return [
+                Question(str(number), f"question {number}", (f"paragraph-{0 if number < 10 else number}",))
+                for number in range(20)
+            ]
+
+    for popular_first in (True, False):
+        asked.clear()
+        RetrievedPrompts(PARTS, WordLayout(), 2, 1).retrieve(Unequal(), Retrieval(), 16, 0, popular_first)
+        assert len(set(asked)) == 16
+        front = sum(int(question.split()[-1]) < 10 for question in asked[:8])
+        assert front == 8 if popular_first else front < 8

@@ -86,7 +86,7 @@ class TestTiers:
         # The last move finds its page taken, under a higher stamp.
         moves = path.moves(GPU, HOST)
         taken = msgspec.structs.replace(moves[2], pages=Pages(moves[0].pages.numbers[:1], 0))
-        came = await generate(engine, other.plan("other", None, None, moves=(*moves[:2], taken)), max_tokens=100)
+        came = await generate(engine, other.plan("other", None, None, moves=(*moves[:2], taken)), Sampling(100))
         assert came.unwritten == (LostCopy(path.keys[0], HOST),)
         assert came.prefill.lost == ()
 

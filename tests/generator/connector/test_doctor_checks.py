@@ -27,6 +27,7 @@ from benchmarks.measuring.engines import Generation, generate
 from generator.engines.vllm_engine import VllmEngine
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
+from protocol.generation import Sampling
 from protocol.kv import Orders
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
@@ -102,7 +103,7 @@ async def asked(engine_of, tiny_model) -> tuple[list[Prompt], list[Generation]]:
     tokenizer = ModelTokenizer(tiny_model)
     prompts = real_prompts(SegmentLayout(tokenizer, "Answer.", 1024), tokenizer, PROMPTS, answer_tokens=6)
     plans = [PrefillPlan(uuid4().hex, "generator", uuid4().hex, prompt) for prompt in prompts]
-    return prompts, [await generate(engine, plan, 6, logprobs=True) for plan in plans]
+    return prompts, [await generate(engine, plan, Sampling(6, logprobs=True)) for plan in plans]
 
 
 @pytest_asyncio.fixture(loop_scope="session")

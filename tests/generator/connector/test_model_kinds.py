@@ -17,6 +17,7 @@ from tiny_models import (
 from benchmarks.measuring.engines import generate
 from generator.engines.vllm_engine import VllmEngine
 from protocol.errors import ConfigError
+from protocol.generation import Sampling
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(150)]
 
@@ -44,7 +45,7 @@ async def test_sliding_windows_beside_full_attention_are_exact_from_every_tier(t
             stored = kv_path(path.segments)
             if tier is not None:
                 await put(engine, stored, tier)
-            answer = await generate(engine, stored.plan("why?", tier, None), TOKENS, logprobs=True)
+            answer = await generate(engine, stored.plan("why?", tier, None), Sampling(TOKENS, logprobs=True))
             assert answer.prefill.loaded == ({} if tier is None else {tier: path.tokens})
             assert tuple(token.token_id for token in answer.logprobs) == expected.token_ids
             assert [token.logprob for token in answer.logprobs] == pytest.approx(expected.logprobs, abs=1e-3)

@@ -10,6 +10,7 @@ from kv_plans import DISK, GPU, HOST, SYSTEM, THIRD, forget_blocks, held, kv_pat
 
 from benchmarks.measuring.engines import generate
 from generator.engines.vllm_engine import VllmEngine
+from protocol.generation import Sampling
 from protocol.kv import LostCopy, Orders
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(150)]
@@ -36,7 +37,7 @@ async def engine(folder, tiny_model):
 
 async def answer(engine, plan):
     """The prefill of a plan, and the tokens of its greedy answer with their logprobs."""
-    generation = await generate(engine, plan, 8, logprobs=True)
+    generation = await generate(engine, plan, Sampling(8, logprobs=True))
     return generation.prefill, [
         (token.token_id, pytest.approx(token.logprob, abs=1e-4)) for token in generation.logprobs
     ]

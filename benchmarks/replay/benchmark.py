@@ -1,0 +1,236 @@
+"""Replay: compares the stack with plain vLLM on the same prompts at the same times.
+
+``ragtree`` is the stack; the baselines are in `benchmarks.measuring.baselines`, each in vLLM's default settings and in
+those of our engine. All get the same prompts of one stream, and answers have a fixed number of tokens. The phases are:
+
+1. Warm-up with a stretch of the stream. A baseline gets as much of its end as fills its cache twice.
+2. Unloaded: each prompt goes to one system after another.
+3. At once: many requests at the same time. A baseline goes on in the setting that has the lower mean TTFT here.
+4. Rates: the highest one that each system sustains is searched, in steps of 14 %. Ours is also measured at each rate
+   that a baseline sustains.
+
+Limits: no HTTP; one engine per system; ratios depend on the model, the document lengths and the cache sizes.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from benchmarks.measuring.baselines import BASELINES, Steps, check_baselines
+from benchmarks.measuring.phases import OpenLoop, Phase, Served, answered, one_by_one
+from benchmarks.measuring.progress import Progress
+from benchmarks.measuring.systems import OURS, System, Systems
+from benchmarks.replay.outlook import Outlook
+from benchmarks.replay.record import RAGTREE, Record, Variant
+from benchmarks.replay.report import Surroundings, report
+from benchmarks.replay.results import ReplayResult
+from benchmarks.replay.sustained_rate import RateSearch, rate_at, step_below
+from benchmarks.workloads.prompt_streams import Arrival, PromptStream
+from benchmarks.workloads.retrieved_prompts import document_tokens
+from protocol.errors import ConfigError
+from protocol.generation import Sampling
+from protocol.prompts import Prompt
+
+OUTGROWN = 2.0
+"""How many times the stream's documents must exceed all our tiers together; otherwise there is little to compare."""
+
+FILLED = 2
+"""How many times a warm-up fills the cache of a baseline, which is LRU."""
+
+
+class ReplaySettings(msgspec.Struct, frozen=True):
+    """How much to replay: ``warm_up`` prompts, ``unloaded`` ones, and ``at_once`` at the same time.
+
+    Each rate lasts for ``requests`` requests or ``seconds``, whichever is longer. Answers have ``answer_tokens``. The
+    search for sustained rates tries every ``stride``-th rate, and baselines run in each of ``baseline_steps``.
+    """
+
+    warm_up: int
+    unloaded: int
+    at_once: int
+    requests: int
+    seconds: float
+    answer_tokens: int
+    stride: int = 1
+    baseline_steps: tuple[Steps, ...] = tuple(Steps)
+
+    def requests_at(self, rate: float) -> int:
+        """The requests of a phase at this rate."""
+        return max(self.requests, math.ceil(self.seconds * rate))
+
+
+class ReplayBenchmark:
+    """Replays ``stream`` on our stack and the systems ``against`` it. Raises ConfigError for unknown baselines."""
+
+    def __init__(
+        self,
+        systems: Systems,
+        against: Sequence[str],
+        stream: PromptStream,
+        settings: ReplaySettings,
+        progress: Progress,
+    ) -> None:
+        check_baselines(against)
+        self._systems = systems
+        self._baselines = tuple(against)
+        self._stream = stream
+        self._settings = settings
+        self._progress = progress
+        self._sampling = Sampling(settings.answer_tokens, ignore_eos=True)
+        self._record = Record()
+        self._arrivals: dict[int, list[Arrival]] = {}
+        self._surroundings = Surroundings(stream.document_tokens, {}, 0, 0, settings.answer_tokens)
+
+    @property
+    def has_results(self) -> bool:
+        """Whether any comparison has been measured."""
+        return RAGTREE in self._record.at_once
+
+    def result(self, *, complete: bool) -> ReplayResult:
+        """What has been measured so far."""
+        return report(self._record, self._baselines, self._surroundings, complete=complete)
+
+    async def run(self) -> None:
+        """Measure everything.
+
+        Raises ConfigError if the stream's documents do not exceed our tiers enough or the stream is too short, and what
+        the systems raise.
+        """
+        async with AsyncExitStack() as running:
+            ours = await running.enter_async_context(self._systems.ours())
+            self._check(ours)
+            systems = {RAGTREE: ours}
+            for name in self._baselines:
+                for steps in self._settings.baseline_steps:
+                    plain = self._systems.running(name, steps, ours.ram_tokens)
+                    systems[Variant(name, steps)] = await running.enter_async_context(plain)
+            await self._warm_up(systems)
+            await self._measure_unloaded(systems)
+            await self._measure_at_once(systems)
+            await self._measure_rates(systems)
+
+    def _check(self, ours: System) -> None:
+        room = sum(ours.memory_tokens.values())
+        needed = self._stream.document_tokens
+        self._surroundings = Surroundings(
+            needed, ours.memory_tokens, ours.cache_tokens, ours.ram_tokens, self._settings.answer_tokens
+        )
+        if needed < OUTGROWN * room:
+            raise ConfigError(
+                f"the stream's documents have {needed} tokens of KV, less than {OUTGROWN:g} times the {room} that all "
+                "tiers hold together: use a longer stream, or less memory (--host-gib, --disk-gib)",
+                "stream",
+            )
+
+    async def _warm_up(self, systems: Mapping[Variant, System]) -> None:
+        warming = self._stream.take(self._settings.warm_up)
+        for prompt in warming:
+            self._record.paths.warm_up(prompt)
+        for variant, system in systems.items():
+            prompts = _warm_up(variant.name, warming, system.cache_tokens or systems[RAGTREE].cache_tokens)
+            await one_by_one(system, prompts, f"{variant}, warming up", self._progress)
+
+    async def _measure_unloaded(self, systems: Mapping[Variant, System]) -> None:
+        prompts = self._stream.take(self._settings.unloaded)
+        served: dict[Variant, list[Served]] = {variant: [] for variant in systems}
+        took_s = dict.fromkeys(systems, 0.0)
+        clock = asyncio.get_running_loop().time
+        turns = list(systems.items())
+        for done, prompt in enumerate(prompts, start=1):
+            for variant, system in turns:
+                # As if its answers had followed each other.
+                one = await answered(system, prompt, self._sampling, clock() - took_s[variant])
+                took_s[variant] = one.ended_s
+                served[variant].append(one)
+                # Background work must not slow the next system down.
+                await system.settle()
+            turns.append(turns.pop(0))
+            self._record.paths.add(prompt)
+            self._progress("one by one", done, len(prompts))
+        for variant, came in served.items():
+            self._record.unloaded[variant] = Phase(came, len(prompts), came[-1].at_s).measured()
+
+    async def _measure_at_once(self, systems: Mapping[Variant, System]) -> None:
+        at_once = [Arrival(0.0, prompt) for prompt in self._stream.take(self._settings.at_once)]
+        # Ours comes last: with its results, all there is to compare is there.
+        for variant in sorted(systems, key=lambda variant: variant == RAGTREE):
+            phase = await self._phase(variant, systems[variant], at_once, f"{variant}, all at once", self._progress)
+            self._record.at_once[variant] = phase.measured()
+
+    async def _measure_rates(self, systems: Mapping[Variant, System]) -> None:
+        ours = self._search(RAGTREE)
+        compared = [variant for name in self._baselines if (variant := self._record.better(name)) is not None]
+        rate_s = {variant: self._first_rate_s(variant) for variant in (*compared, RAGTREE)}
+        outlook = Outlook(rate_s, self._progress, asyncio.get_running_loop().time)
+        for variant in compared:
+            search = self._search(variant)
+            while (step := search.next) is not None:
+                sustained = await self._measure_rate(variant, systems[variant], step, outlook)
+                search.add(step, sustained)
+                if sustained and step * self._settings.stride not in self._record.loaded.get(RAGTREE, {}):
+                    ours.add(step, await self._measure_rate(RAGTREE, systems[RAGTREE], step, outlook))
+            outlook.found(variant)
+        while (step := ours.next) is not None:
+            ours.add(step, await self._measure_rate(RAGTREE, systems[RAGTREE], step, outlook))
+        outlook.found(RAGTREE)
+
+    def _search(self, variant: Variant) -> RateSearch:
+        return RateSearch(step_below(self._record.at_once[variant].served_per_s) // self._settings.stride)
+
+    def _first_rate_s(self, variant: Variant) -> float:
+        """How long the first rate of a search lasts, in seconds."""
+        rate = self._record.at_once[variant].served_per_s
+        return self._settings.requests_at(rate) / rate
+
+    async def _measure_rate(self, variant: Variant, system: System, number: int, outlook: Outlook) -> bool:
+        """Measure a rate, by its number of strides; whether it is sustained."""
+        step = number * self._settings.stride
+        rate, rule = rate_at(step), self._record.rule(variant)
+        if step not in self._arrivals:
+            self._arrivals[step] = self._stream.arrivals(rate, self._settings.requests_at(rate))
+        outlook.begin()
+        phase = await self._phase(
+            variant,
+            system,
+            self._arrivals[step],
+            f"{variant} at {rate:g}/s",
+            outlook.progress,
+            rule.most_mean_ttft_ms,
+        )
+        outlook.end(variant)
+        measured = phase.measured(rate, rule.unloaded.mean_answer_ms / 1000)
+        self._record.loaded.setdefault(variant, {})[step] = measured
+        return rule.holds(measured)
+
+    async def _phase(
+        self,
+        variant: Variant,
+        system: System,
+        arrivals: Sequence[Arrival],
+        step: str,
+        progress: Progress,
+        most_ms: float = math.inf,
+    ) -> Phase:
+        phase = await OpenLoop(system, arrivals, self._sampling, most_ms).run(step, progress)
+        if variant == RAGTREE:
+            for arrival in arrivals[: len(phase.served)]:
+                self._record.paths.add(arrival.prompt)
+        return phase
+
+
+def _warm_up(name: str, prompts: Sequence[Prompt], cache_tokens: int) -> Sequence[Prompt]:
+    """Return the prompts that warm up a system.
+
+    vLLM's own cache is LRU, so the last prompts, which fill it twice, leave the same content as all of them.
+    """
+    if name == OURS:
+        return prompts
+    if not BASELINES[name].prefix_caching:
+        return prompts[-1:]
+    for count in range(1, len(prompts)):
+        if document_tokens(prompts[-count:]) > FILLED * cache_tokens:
+            return prompts[-count:]
+    return prompts

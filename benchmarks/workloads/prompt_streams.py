@@ -1,0 +1,116 @@
+"""Streams of prompts to replay. Every system gets the same prompts in the same order."""
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
+from typing import Protocol
+
+import msgspec
+
+from benchmarks.workloads.popularity import PAPER_REQUESTS_SHARE, PAPER_TOP_SHARE, request_counts
+from benchmarks.workloads.retrieved_prompts import AskedQuestion, RetrievedPrompts, document_tokens
+from protocol.errors import ConfigError
+from protocol.prompts import Prompt
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """A prompt and its arrival time, in seconds from the start."""
+
+    at_s: float
+    prompt: Prompt
+
+
+class PromptStream(Protocol):
+    """Prompts in a fixed order."""
+
+    document_tokens: int
+    """The KV tokens of the documents of all the stream's prompts. Equal prefixes count once."""
+
+    def take(self, count: int) -> list[Prompt]:
+        """Return the next ``count`` prompts. Raises ConfigError if the stream ends before."""
+
+    def arrivals(self, rate: float, count: int) -> list[Arrival]:
+        """Return the next ``count`` prompts, arriving at a mean rate per second. Raises ConfigError as ``take``."""
+
+
+class QuestionStream:
+    """A ``PromptStream`` of questions that are asked once each, with Poisson arrivals."""
+
+    def __init__(self, prompts: RetrievedPrompts, asked: Sequence[AskedQuestion], seed: int) -> None:
+        self._prompts = prompts
+        self._asked = iter(asked)
+        self._count = len(asked)
+        self._seed = seed
+        paths = {one.documents[:depth] for one in asked for depth in range(1, len(one.documents) + 1)}
+        self.document_tokens = sum(prompts.documents[path[-1]].tokens for path in paths)
+
+    def take(self, count: int) -> list[Prompt]:
+        """Lay out the next prompts. Raises ConfigError if there are fewer."""
+        taken = [self._prompts.prompt(asked) for asked in islice(self._asked, count)]
+        if len(taken) < count:
+            raise ConfigError(f"the stream of {self._count} questions has ended: use a longer one", "stream")
+        return taken
+
+    def arrivals(self, rate: float, count: int) -> list[Arrival]:
+        """Return the next prompts with Poisson arrivals."""
+        return poisson(self.take(count), rate, self._seed)
+
+
+class RepeatingStream:
+    """A ``PromptStream`` without end, of whole prompts that repeat, with Poisson arrivals."""
+
+    def __init__(self, prompts: RetrievedPrompts, seed: int) -> None:
+        self._drawn: Iterator[Prompt] = prompts.draw(seed)
+        self._seed = seed
+        self.document_tokens = document_tokens(prompts.all())
+
+    def take(self, count: int) -> list[Prompt]:
+        """Draw the next prompts."""
+        return list(islice(self._drawn, count))
+
+    def arrivals(self, rate: float, count: int) -> list[Arrival]:
+        """Return the next prompts with Poisson arrivals."""
+        return poisson(self.take(count), rate, self._seed)
+
+
+def popular_documents(prompts: RetrievedPrompts, count: int, seed: int) -> list[AskedQuestion]:
+    """Return ``count`` questions, each once, of which the top 3 % of all documents get 60 % (RAGCache, Figure 5).
+
+    A question belongs to its best document. The most popular documents are those with the most questions. Raises
+    ConfigError if there are too few questions.
+    """
+    draws = random.Random(f"documents {seed}")  # noqa: S311 - a repeatable draw
+    ranked = sorted(prompts.by_first.values(), key=len, reverse=True)
+    counts = request_counts(
+        [len(those) for those in ranked],
+        len(prompts.documents),
+        count,
+        draws,
+        top_share=PAPER_TOP_SHARE,
+        share=PAPER_REQUESTS_SHARE,
+    )
+    asked = [one for those, number in zip(ranked, counts, strict=True) for one in draws.sample(those, number)]
+    draws.shuffle(asked)
+    return asked
+
+
+def own_questions(prompts: RetrievedPrompts, count: int, seed: int) -> list[AskedQuestion]:
+    """Return ``count`` questions, each once, that the set's documents get as often as in the set.
+
+    Raises ConfigError if there are fewer.
+    """
+    every = [one for those in prompts.by_first.values() for one in those]
+    if len(every) < count:
+        raise ConfigError(f"there are {len(every)} questions, not {count}: retrieve for more of them", "questions")
+    return random.Random(f"own {seed}").sample(every, count)  # noqa: S311 - a repeatable draw
+
+
+def poisson(prompts: Sequence[Prompt], rate: float, seed: int) -> list[Arrival]:
+    """Return the prompts with Poisson arrivals, the last of them when ``rate`` per second makes it due.
+
+    For equally many prompts, the pattern is the same at every rate, only faster or slower: rates do not differ in their
+    bursts.
+    """
+    draws = random.Random(f"arrivals {seed}")  # noqa: S311 - a repeatable draw
+    times = list(accumulate(draws.expovariate(1.0) for _ in prompts))
+    return [Arrival(at / times[-1] * len(times) / rate, prompt) for at, prompt in zip(times, prompts, strict=True)]
