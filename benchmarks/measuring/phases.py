@@ -25,7 +25,7 @@ class Measured(msgspec.Struct, frozen=True):
     or all at once. ``served_per_s`` is all answers over the time from the first arrival to the end of the last answer.
     ``requests`` were answered of ``offered``; those missing were not sent, because the rate was already too high.
     ``answered_in_time`` is the share of the offered ones whose answer ended with the arrivals, or as long after the
-    last arrival as an answer takes without load. ``tokens`` counts prompt tokens by the tier that they came from, and
+    last arrival as a single answer may take. ``tokens`` counts prompt tokens by the tier that they came from, and
     those computed.
     """
 
@@ -62,7 +62,7 @@ class Phase(NamedTuple):
     last_s: float
 
     def measured(self, rate: float | None = None, answer_s: float = math.inf) -> Measured:
-        """Return the phase's results. ``rate`` is its arrival rate, ``answer_s`` how long an answer takes unloaded."""
+        """Return the phase's results. ``rate`` is its arrival rate, ``answer_s`` how long a single answer may take."""
         times = [one.ttft_ms for one in self.served]
         prefills = [one.came.prefill for one in self.served]
         prompt_tokens = sum(prefill.prompt_tokens for prefill in prefills)

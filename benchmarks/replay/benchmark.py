@@ -201,7 +201,7 @@ class ReplayBenchmark:
             rule.most_mean_ttft_ms,
         )
         outlook.end(variant)
-        measured = phase.measured(rate, rule.unloaded.mean_answer_ms / 1000)
+        measured = phase.measured(rate, rule.longest_answer_s)
         self._record.loaded.setdefault(variant, {})[step] = measured
         return rule.holds(measured)
 

@@ -29,6 +29,11 @@ class Sustained(msgspec.Struct, frozen=True):
         """The longest mean TTFT of a sustained rate."""
         return LONGEST_TTFT * self.unloaded.mean_ttft_ms
 
+    @property
+    def longest_answer_s(self) -> float:
+        """How long an answer takes with that TTFT, in seconds."""
+        return (self.most_mean_ttft_ms + self.unloaded.mean_answer_ms - self.unloaded.mean_ttft_ms) / 1000
+
     def holds(self, measured: Measured) -> bool:
         """Whether a measured rate is sustained."""
         return measured.answered_in_time >= LEAST_ANSWERED and measured.mean_ttft_ms <= self.most_mean_ttft_ms

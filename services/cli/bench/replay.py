@@ -42,17 +42,23 @@ _LEAST = 8
 
 
 class _Size(NamedTuple):
-    """By how much the workload is smaller: documents, counts and times, an engine's KV cache, and the tiers below."""
+    """By how much the workload is smaller.
+
+    That is in the length of documents, in the requests and seconds of a phase, in the whole stream, in an engine's KV
+    cache, and in the tiers below it.
+    """
 
     documents: int = 1
     counts: int = 1
+    seconds: int = 1
+    stream: int = 1
     cache: int = 1
     memory: int = 1
 
 
 _FULL = _Size()
-# With shorter documents and fewer requests, the stream's documents still outgrow all tiers.
-_QUICK = _Size(documents=5, counts=8, cache=4, memory=32)
+# Requests with shorter documents come at higher rates, so they are enough in less time.
+_QUICK = _Size(documents=5, counts=8, seconds=20, stream=4, cache=4, memory=32)
 
 
 def replay(
@@ -68,8 +74,8 @@ def replay(
         bool,
         typer.Option(
             "--quick",
-            help="A fifth of the documents' length, an eighth of all counts and times, less memory, rates 30 % "
-            "apart, and baselines in vLLM's default settings alone.",
+            help="A fifth of the documents' length, an eighth of the requests per phase, less memory to match, rates "
+            "30 % apart, and baselines in vLLM's default settings alone. Reuse is rarer than in the full workload.",
         ),
     ] = False,
     requests: Annotated[int, typer.Option(min=8, help="Least requests per rate.")] = 200,
@@ -111,7 +117,7 @@ def replay(
         unloaded=max(_LEAST, unloaded // size.counts),
         at_once=max(_LEAST, at_once // size.counts),
         requests=max(_LEAST, requests // size.counts),
-        seconds=seconds / size.counts,
+        seconds=seconds / size.seconds,
         answer_tokens=max(_LEAST, answer_tokens // size.counts),
         stride=2 if quick else 1,
         baseline_steps=(Steps.DEFAULT,) if quick else tuple(Steps),
@@ -139,7 +145,7 @@ def replay(
                 config,
                 data,
                 workload,
-                questions // size.counts,
+                questions // size.stream,
                 part_tokens // size.documents,
                 top_k,
                 seed,
@@ -147,7 +153,7 @@ def replay(
                 max_tokens=settings.answer_tokens,
                 popular_first=popularity is Popularity.DOCUMENTS,
             )
-            source = prompt_stream(prompts, popularity, stream // size.counts, seed)
+            source = prompt_stream(prompts, popularity, stream // size.stream, seed)
         benchmark = ReplayBenchmark(systems, baselines, source, settings, show)
         complete = False
         try:

@@ -21,6 +21,10 @@ def test_a_rate_is_sustained_with_short_waits_and_hardly_any_backlog(mean_ttft_m
     assert Sustained(UNLOADED).holds(loaded) is sustained
 
 
+def test_an_answer_may_take_as_long_as_the_longest_ttft_and_the_rest_of_an_unloaded_answer():
+    assert Sustained(UNLOADED).longest_answer_s == pytest.approx(0.5 + 0.8)
+
+
 def test_rates_are_at_most_15_percent_apart_and_readable():
     rates = [rate_at(step) for step in range(-20, 30)]
     assert all(above / below <= 1.15 for below, above in pairwise(rates))
