@@ -1,0 +1,1 @@
+"""The suite: runs the benchmarks one after another and writes one report."""

@@ -1,0 +1,124 @@
+"""The key figures of every benchmark, ratios against its baselines first."""
+
+from benchmarks.suite.figure import Figure
+
+_SIZES = "sizes[host_tokens].policies"
+
+KEY_FIGURES = {
+    "scheduling": (
+        Figure("decisions on a request, largest tree over smallest, median", "p50_ratio", "x"),
+        Figure("processor time of the decisions, {} nodes, median", "by_nodes.*.p50_us", "µs"),
+        Figure("processor time of the decisions, {} nodes, p99", "by_nodes.*.p99_us", "µs"),
+        Figure("constant work on this machine, p99 over median", "machine_p99_over_p50", "x"),
+        Figure("decisions are compiled", "compiled"),
+    ),
+    "policies": (
+        Figure(
+            "hit tokens, FORESIGHT over LRU, {} tokens in host memory",
+            f"{_SIZES}.FORESIGHT.token_hit_rate",
+            "x",
+            over=f"{_SIZES}.LRU.token_hit_rate",
+        ),
+        Figure(
+            "hit tokens, BELADY (knows the future) over FORESIGHT, {} tokens in host memory",
+            f"{_SIZES}.BELADY.token_hit_rate",
+            "x",
+            over=f"{_SIZES}.FORESIGHT.token_hit_rate",
+        ),
+        Figure("hit tokens, FORESIGHT, {} tokens in host memory", f"{_SIZES}.FORESIGHT.token_hit_rate", "%"),
+        Figure("trace", "trace"),
+    ),
+    "retrieval": (
+        Figure(
+            "search of {} of the lists in {} stages over one shot", "rows[search_ratio,stages].staged_over_oneshot", "x"
+        ),
+        Figure("search of the graph in stages over one shot, beam {}", "hnsw[beam].staged_over_oneshot", "x"),
+        Figure("results that differ from the search in one shot", "unequal_results"),
+    ),
+    "recall": (
+        Figure("recall@5, index over exact search", "recall_at_5", "x", over="exact_recall_at_5"),
+        Figure("search time, index over exact search, medians", "search_p50_ms", "x", over="exact_search_p50_ms"),
+        Figure("recall@5", "recall_at_5"),
+        Figure("search time, median", "search_p50_ms", "ms"),
+        Figure("documents", "documents"),
+    ),
+    "tiers": (
+        Figure("TTFT, KV in GPU over vLLM's own prefix cache", "gpu_over_floor", "x"),
+        Figure("TTFT, KV in host memory over vLLM's own prefix cache", "host_over_floor", "x"),
+        Figure("TTFT, KV on disk over vLLM's own prefix cache", "disk_over_floor", "x"),
+        Figure("TTFT, KV on a cold disk over vLLM's own prefix cache", "disk_cold_over_floor", "x"),
+        Figure("TTFT, miss over plain vLLM", "miss_over_plain", "x"),
+        Figure("load from host memory over a plain copy", "host_share_of_copy", "%"),
+        Figure("load from disk over a plain file read", "disk_share_of_read", "%"),
+        Figure("TTFT, {}, median", "ttft_ms.*", "ms"),
+        Figure("load from host memory", "host_bytes_per_s", "GB/s"),
+        Figure("load from disk", "disk_bytes_per_s", "GB/s"),
+        Figure("load from a cold disk", "disk_cold_bytes_per_s", "GB/s"),
+        Figure("tokens of the prompts' prefix", "prefix_tokens"),
+    ),
+    "exactness": (
+        Figure("prompts with other tokens, with the cache against without", "mismatch_rate", "%"),
+        Figure("prompts with other tokens, two runs without the cache", "without_cache.mismatch_rate", "%"),
+        Figure("largest difference of logprobs, with the cache against without", "largest_logprob_difference"),
+        Figure("largest difference of logprobs, two runs without it", "without_cache.largest_logprob_difference"),
+        Figure("prompts", "prompts"),
+        Figure("dtype", "dtype"),
+        Figure("prompt tokens, {}", "tokens.*"),
+    ),
+    "sustained": (
+        Figure("mean TTFT, stretch {}, {} over ours", "stretches[].speedup.*", "x"),
+        Figure("last speed-up over the first one, against {}", "last_over_first.*", "x"),
+        Figure("mean TTFT, stretch {}, ours", "stretches[].mean_ttft_ms", "ms"),
+        Figure("prompt tokens cached, stretch {}", "stretches[].token_hit_rate", "%"),
+    ),
+    "orders": (
+        Figure("F1, gain over retrieval order, {}, {}", "rows[set,order].f1_over_retrieval.mean"),
+        Figure("prompt tokens cached, {}, {}", "rows[set,order].token_hit_rate", "%"),
+        Figure("mean TTFT, {}, {}", "rows[set,order].mean_ttft_ms", "ms"),
+        Figure("F1, {}, {}", "rows[set,order].f1"),
+    ),
+    "reorder": (
+        Figure("mean TTFT, first come over reordered, all loads", "ttft_ratio", "x"),
+        Figure("mean TTFT, first come over reordered, load {}", "rows[load].ttft_ratio", "x"),
+        Figure("p99 TTFT, first come over reordered, load {}", "rows[load].p99_ratio", "x"),
+        Figure("sustainable rate, first come", "sustainable_per_s", "/s"),
+        Figure("most often that a request was overtaken", "largest_overtake"),
+    ),
+    "speculation": (
+        Figure(
+            "search time not overlapped, off over on, engine {}, search of {} of the lists",
+            "engines.*.rows[search_ratio].non_overlapped_ratio",
+            "x",
+        ),
+        Figure(
+            "the same in RAGCache's strict count, engine {}, {} of the lists",
+            "engines.*.rows[search_ratio].strict_non_overlapped_ratio",
+            "x",
+        ),
+        Figure("TTFT, off over on, engine {}, {} of the lists", "engines.*.rows[search_ratio].ttft_ratio", "x"),
+        Figure("p99 TTFT, on over off, engine {}, {} questions/s", "engines.*.sweep[rate].p99_on_over_off", "x"),
+        Figure("search, engine {}, {} of the lists", "engines.*.rows[search_ratio].search_ms", "ms"),
+    ),
+    "overhead": (
+        Figure(
+            "TTFT that the stack adds, share of the engine's, {} streams, median",
+            "by_streams.*.p50_overhead_share",
+            "%",
+        ),
+        Figure("TTFT that the stack adds, {} streams, median", "by_streams.*.p50_overhead_ms", "ms"),
+        Figure("time per token that the stack adds, {} streams, median", "by_streams.*.per_token_overhead_ms", "ms"),
+        Figure("TTFT of the engine, {} streams, median", "by_streams.*.engine_p50_ms", "ms"),
+        Figure("tokens of a prompt, median", "prompt_tokens_p50"),
+    ),
+    "replay": (
+        Figure("mean TTFT without load, {} over ours", "ttft_ratio_unloaded.*", "x"),
+        Figure("mean TTFT at the highest rate that both sustain, {} over ours", "ttft_ratio.*", "x"),
+        Figure("sustained rate, ours over {}", "throughput_ratio.*", "x"),
+        Figure("sustained rate, {}", "systems.*.sustained_per_s", "/s"),
+        Figure("mean TTFT without load, {}", "systems.*.unloaded.mean_ttft_ms", "ms"),
+        Figure("our prompt tokens from {}", "token_hit_rate.*", "%"),
+        Figure("prompts with documents in a new sequence", "new_path_share", "%"),
+        Figure("everything was measured", "complete"),
+    ),
+}
+"""Figures by benchmark. The full result has more."""
