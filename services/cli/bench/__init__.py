@@ -2,6 +2,7 @@
 
 import typer
 
+from services.cli.bench.all import all_benchmarks
 from services.cli.bench.exactness import exactness
 from services.cli.bench.orders import orders
 from services.cli.bench.overhead import overhead
@@ -41,3 +42,4 @@ for command in (
     orders,
 ):
     app.command()(command)
+app.command("all")(all_benchmarks)
