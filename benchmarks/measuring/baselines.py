@@ -24,7 +24,7 @@ class Steps(StrEnum):
 
 
 _VLLM_STEPS: Mapping[str, Any] = MappingProxyType(
-    {"max_num_batched_tokens": None, "long_prefill_token_threshold": 0, "max_num_seqs": None}
+    {"max_num_batched_tokens": None, "long_prefill_token_threshold": 0, "max_num_seqs": None}  # nosec B105  # a length, no password
 )
 """Arguments with which vLLM chooses its own values."""
 
