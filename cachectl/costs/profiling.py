@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from statistics import median
 from typing import Protocol
 
 from cachectl.costs.cost_grid import CostGrid, check_axis
@@ -24,7 +23,7 @@ async def profile(
     repeats: int,
     progress: Callable[[int, int], None],
 ) -> CostGrid:
-    """Measure the grid of an engine that is otherwise idle. Each point is the median of ``repeats`` probes.
+    """Measure the grid of an engine that is otherwise idle. Each point is the least of ``repeats`` probes: noise adds.
 
     Pairs are probed one at a time, shorter prompts first. Every pair is probed once before any is probed again, so a
     passing disturbance spoils few probes of many points and not all probes of one. At the first prompt that the engine
@@ -32,7 +31,7 @@ async def profile(
     measured neighbours: no request can reach them, but the cells that end there need a corner. A length that is refused
     even in its shortest pair is left out of the grid.
 
-    Medians that fall with more tokens are noise. Each time becomes the mean of two bounds: the greatest time for no
+    Times that fall with more tokens are noise. Each time becomes the mean of two bounds: the greatest time for no
     more tokens of either kind, and the least time for no fewer. This is the isotonic regression in the maximum norm: no
     other repair has a smaller greatest change, and times that never fall stay unchanged.
 
@@ -68,7 +67,7 @@ async def profile(
             measured.append((await engine.probe_prefill(*pair)).seconds)
             done += 1
             progress(done, repeats * len(times))
-    return _completed(_isotonic({pair: median(measured) for pair, measured in times.items()}))
+    return _completed(_isotonic({pair: min(measured) for pair, measured in times.items()}))
 
 
 def _isotonic(times: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:

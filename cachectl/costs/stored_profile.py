@@ -19,6 +19,10 @@ _log = structlog.get_logger(__name__)
 # The rate of a tier that does not exist: so slow that nothing is ever loaded from it.
 _NO_RATE = 1.0
 
+_REPEATS = 2
+# How far a prefill may be from its stored time. Engines on one machine differ by less, and a disturbed probe by more.
+_TOLERANCE = 1.5
+
 
 async def load_or_measure(
     engine: PrefillProbe,
@@ -29,17 +33,17 @@ async def load_or_measure(
 ) -> DeviceProfile:
     """The profile of an engine, measured once for each fingerprint, device and step length, and kept in ``folder``.
 
-    Prefill times are read from the folder. If there is no file or a broken one, they are measured at a few lengths that
-    fit the engine's context, which takes some seconds; ``progress`` is then called with the number of probes done and
-    to do. The rates of loads are always those of ``memory``. Raises ConfigError for a context too short to profile, and
-    what the engine raises.
+    Prefill times are read from the folder. If there is no file or a broken one, or if the engine contradicts it, they
+    are measured at a few lengths that fit the engine's context, which takes some seconds; ``progress`` is then called
+    with the number of probes done and to do. The rates of loads are always those of ``memory``. Raises ConfigError for
+    a context too short to profile, and what the engine raises.
     """
     steps = f"{info.step.tokens} {info.step.prompt_tokens}" if info.step is not None else ""
     path = folder / f"{memory.fingerprint}{_suffix(f'{memory.device} {steps}')}.json"
     grid = _stored_grid(path)
-    measured = grid is None
-    if grid is None:
-        grid = await profile(engine, *quick_axes(info.max_model_len), 1, progress)
+    measured = grid is None or not await _holds(grid, engine)
+    if grid is None or measured:
+        grid = await profile(engine, *quick_axes(info.max_model_len), _REPEATS, progress)
     device = DeviceProfile(
         name=memory.fingerprint,
         source="measured when the engine started",
@@ -51,6 +55,20 @@ async def load_or_measure(
     if measured:
         _store(device, path)
     return device
+
+
+async def _holds(grid: CostGrid, engine: PrefillProbe) -> bool:
+    """Whether the engine still prefills as fast as the grid says.
+
+    The grid may come from another machine, or from a start while other work ran beside it.
+    """
+    stored = grid.points[0][1]
+    for _ in range(_REPEATS):
+        seconds = (await engine.probe_prefill(grid.cached[0], grid.new[1])).seconds
+        if stored / _TOLERANCE <= seconds <= stored * _TOLERANCE:
+            return True
+    _log.info("the engine is profiled again", stored_ms=round(stored * 1000), measured_ms=round(seconds * 1000))
+    return False
 
 
 def _suffix(text: str) -> str:

@@ -28,11 +28,14 @@ def _true_seconds(cached: int, new: int) -> float:
 
 
 class _Engine:
-    """An engine with given noise that takes prompts up to a given length."""
+    """An engine with given noise that takes prompts up to a given length, and ``slower`` times as long."""
 
-    def __init__(self, noise: dict[tuple[int, int], list[float]] | None = None, longest: int = 10**9) -> None:
+    def __init__(
+        self, noise: dict[tuple[int, int], list[float]] | None = None, longest: int = 10**9, slower: float = 1.0
+    ) -> None:
         self._noise = noise or {}
         self._longest = longest
+        self._slower = slower
         self.probed: list[tuple[int, int]] = []
         self.running = 0
 
@@ -46,7 +49,7 @@ class _Engine:
                 raise InvalidRequest("too long")
             disturbances = self._noise.get(pair, [])
             disturbance = disturbances.pop(0) if disturbances else 0.0
-            return PrefillCost(*pair, _true_seconds(*pair) + disturbance)
+            return PrefillCost(*pair, _true_seconds(*pair) * self._slower + disturbance)
         finally:
             self.running -= 1
 
@@ -67,8 +70,8 @@ class TestProfiling:
         assert (grid.cached, grid.new) == ((0, 8), (2, 4, 8))
         assert grid.points == ((2.0, 3.0, 5.0), (6.0, 11.0, 21.0))
 
-    async def test_one_disturbed_probe_of_three_changes_nothing(self):
-        noise = {(0, 2): [50.0], (8, 4): [0.0, 70.0], (8, 8): [0.0, 0.0, -3.0]}
+    async def test_one_quiet_probe_of_three_is_enough(self):
+        noise = {(0, 2): [50.0], (8, 4): [0.0, 70.0], (8, 8): [20.0, 30.0]}
         assert await profile(_Engine(noise), (0, 8), (2, 4, 8), 3, _quiet) == await profile(
             _Engine(), (0, 8), (2, 4, 8), 1, _quiet
         )
@@ -250,11 +253,32 @@ class TestLoadOrMeasure:
         measured = await load_or_measure(engine, MEMORY, INFO, folder, lambda done, total: heard.append((done, total)))
         assert (measured.name, measured.kv_bytes_per_token) == ("model", 1000)
         assert measured.prefill_seconds(1024, 256) == _true_seconds(1024, 256)
-        assert heard[-1] == (6, 6)
-        probes = len(engine.probed)
-        assert await load_or_measure(engine, MEMORY, INFO, folder, _quiet) == measured
-        assert len(engine.probed) == probes
+        assert heard[-1] == (12, 12)
+        heard.clear()
+        engine.probed.clear()
+        assert (
+            await load_or_measure(engine, MEMORY, INFO, folder, lambda done, total: heard.append((done, total)))
+            == measured
+        )
+        assert (engine.probed, heard) == ([(0, 256)], [])
         assert DeviceProfile.load(folder / "model.json") == measured
+
+    async def test_a_profile_of_a_slower_machine_is_measured_again(self, tmp_path):
+        await load_or_measure(_Engine(slower=2.0), MEMORY, INFO, tmp_path, _quiet)
+        measured = await load_or_measure(_Engine(), MEMORY, INFO, tmp_path, _quiet)
+        assert measured.prefill_seconds(0, 256) == _true_seconds(0, 256)
+        assert DeviceProfile.load(tmp_path / "model.json") == measured
+
+    async def test_one_disturbed_probe_does_not_contradict_a_profile(self, tmp_path):
+        await load_or_measure(_Engine(), MEMORY, INFO, tmp_path, _quiet)
+        engine = _Engine({(0, 256): [1000.0]})
+        await load_or_measure(engine, MEMORY, INFO, tmp_path, _quiet)
+        assert engine.probed == [(0, 256)] * 2
+
+    async def test_a_start_beside_other_work_gives_the_same_profile(self, tmp_path):
+        disturbed = _Engine({(0, 32): [500.0], (1024, 256): [900.0]})
+        measured = await load_or_measure(disturbed, MEMORY, INFO, tmp_path, _quiet)
+        assert measured == await load_or_measure(_Engine(), MEMORY, INFO, tmp_path / "quiet", _quiet)
 
     async def test_another_fingerprint_is_measured_separately(self, tmp_path):
         await load_or_measure(_Engine(), MEMORY, INFO, tmp_path, _quiet)
