@@ -8,6 +8,8 @@ SLOTS = 4
 """Requests that run at once. Another one waits for a slot."""
 BLOCKS = 80
 """Blocks of the engine's KV cache: room for about five prompts of these tests, so that others have to be evicted."""
+STEPS = {"max_num_batched_tokens": 256, "long_prefill_token_threshold": 192}
+"""Steps that are shorter than prompts, so that prefills take several."""
 
 
 def small_engine(folder: Path, kv_enabled: bool = True) -> GeneratorSettings:
@@ -21,5 +23,5 @@ def small_engine(folder: Path, kv_enabled: bool = True) -> GeneratorSettings:
         max_num_seqs=SLOTS,
         dtype="float32",
         kv=kv,
-        engine_args={"num_gpu_blocks_override": BLOCKS},
+        engine_args={"num_gpu_blocks_override": BLOCKS, **STEPS},
     )

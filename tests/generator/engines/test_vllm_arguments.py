@@ -9,7 +9,7 @@ from model_folders import make_model_folder
 pytest.importorskip("torch")
 
 from generator.engines import vllm_arguments
-from generator.engines.vllm_arguments import engine_arguments, prepare_environment
+from generator.engines.vllm_arguments import engine_arguments, has_gpu, prepare_environment
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.prompt_template import PromptTemplate
 from generator.prompts.tokenizer import ModelTokenizer
@@ -47,6 +47,12 @@ def test_the_connector_gets_the_digest_of_the_prompt_layout(folder, monkeypatch,
 def test_the_connector_gets_its_instance_and_the_options_of_kv(folder):
     assert extra_config(folder, kv=KvSettings(host_gib=3))["host_gib"] == 3
     assert extra_config(folder)["instance"] == "generator-0"
+
+
+@pytest.mark.skipif(has_gpu(), reason="vLLM chooses the steps on a GPU")
+def test_on_a_cpu_a_step_has_room_beside_a_long_prompt(folder):
+    arguments = engine_arguments(GeneratorSettings(), folder, "generator-0")
+    assert 0 < arguments["long_prefill_token_threshold"] < arguments["max_num_batched_tokens"]
 
 
 @pytest.mark.parametrize("settings", [{"kv": {"enabled": False}}, {"engine_args": {"kv_transfer_config": None}}])

@@ -6,7 +6,7 @@ from contextlib import aclosing
 import msgspec
 import pytest
 from engine_contract import STORY, EngineContract, plan, steps_of, text_of
-from engine_settings import SLOTS, small_engine
+from engine_settings import SLOTS, STEPS, small_engine
 from platformdirs import user_cache_path
 from prompt_inputs import user
 
@@ -16,7 +16,7 @@ from generator.models import ModelStore
 from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError, InvalidRequest
-from protocol.generation import Sampling
+from protocol.generation import Sampling, StepBudget
 from protocol.kv import Orders
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt, Segment, SegmentKind
@@ -31,9 +31,9 @@ def new_engine(model, tmp_path):
 
 @pytest.mark.asyncio(loop_scope="session")
 class TestVllmEngine(EngineContract):
-    async def test_a_step_has_room_beside_a_long_prompt(self, engine):
-        info = await engine.info()
-        assert 0 < info.step.prompt_tokens < info.step.tokens < info.max_model_len
+    async def test_it_tells_what_a_step_computes(self, engine):
+        step = (await engine.info()).step
+        assert step == StepBudget(STEPS["max_num_batched_tokens"], STEPS["long_prefill_token_threshold"])
 
     async def test_an_aborted_stream_frees_its_slot_within_a_few_steps(self, engine, layout):
         """All slots are taken. One stream is closed, and the next one starts long before the others end."""
