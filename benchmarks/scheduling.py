@@ -24,6 +24,7 @@ from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.runtime.gc_tuning import spare_full_collections
 from cachectl.scheduling import speculation
+from cachectl.scheduling.queue import SLACK
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tiers.tier_manager import Capacities
@@ -141,7 +142,7 @@ class _Load:
         self._tree = KnowledgeTree(
             create_policy(policy, lookahead), Capacities(gpu, tokens - gpu), ["one"], device.prefill_seconds
         )
-        self._scheduler = Scheduler(self._tree, lookahead, RUNNING, max_queued=WAITING + 1, window=WAITING)
+        self._scheduler = Scheduler(self._tree, lookahead, RUNNING, WAITING + 1, WAITING, slack=SLACK)
         self._nodes = nodes
         self._requests = self._generate(random)
         self._running: list[str] = []

@@ -5,6 +5,7 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from cachectl.policies import policy_names
+from cachectl.scheduling.queue import SLACK, WINDOW
 
 
 class Swap(StrEnum):
@@ -30,10 +31,16 @@ class ControllerSettings(BaseModel):
         86400.0, gt=0, description="A node's frequency counts the accesses of this many seconds."
     )
     reorder_window: int = Field(
-        32,
+        WINDOW,
         ge=0,
         description="How often queries with more cached tokens may overtake a waiting query; 0 means first come, "
         "first served.",
+    )
+    reorder_slack: float = Field(
+        SLACK,
+        ge=1,
+        description="The longest wait may be this many times as long as the longest one of the last 100 queries would "
+        "be in order of arrival. Overtaking ends there.",
     )
     cached_documents: int | None = Field(
         None,

@@ -84,7 +84,14 @@ class PolicyBenchmark:
             self._device.prefill_seconds,
         )
         service = self._service
-        scheduler = Scheduler(tree, lookahead, service.max_running, service.max_queued, service.reorder_window)
+        scheduler = Scheduler(
+            tree,
+            lookahead,
+            service.max_running,
+            service.max_queued,
+            service.reorder_window,
+            slack=service.reorder_slack,
+        )
         return Simulator(scheduler, self._device, service).run(workload, lambda count: progress(policy, count))
 
     def _policy(self, name: str, lookahead: Lookahead, workload: Workload) -> ReplacementPolicy:

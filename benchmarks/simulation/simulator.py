@@ -17,6 +17,7 @@ import msgspec
 from benchmarks.measuring.statistics import TimeHistogram
 from cachectl.nodes.node import PathDocument
 from cachectl.scheduling.document_order import OrderStrategy, order_by_name
+from cachectl.scheduling.queue import SLACK, WINDOW
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
 from protocol.plans import DocumentOrder
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedService(NamedTuple):
-    """The simulated service: instances, running and queued requests per instance, and the reorder window.
+    """The simulated service: instances, running and queued requests per instance, and the bounds on reordering.
 
     Requests that arrive while every queue is full wait outside, first come, first served. Their waiting time counts.
     """
@@ -40,7 +41,8 @@ class SimulatedService(NamedTuple):
     instances: int = 1
     max_running: int = 4
     max_queued: int = 256
-    reorder_window: int = 32
+    reorder_window: int = WINDOW
+    reorder_slack: float = SLACK
     decode_s: float = 0.0
     order: DocumentOrder = DocumentOrder.RETRIEVAL
 

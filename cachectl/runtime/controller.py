@@ -88,7 +88,13 @@ class Controller:
             write_through=settings.swap is Swap.WRITE_THROUGH,
         )
         self._scheduler = Scheduler(
-            self._tree, lookahead, settings.max_running, settings.max_queued, settings.reorder_window, step
+            self._tree,
+            lookahead,
+            settings.max_running,
+            settings.max_queued,
+            settings.reorder_window,
+            step,
+            settings.reorder_slack,
         )
         self._speculations = Speculations(self._scheduler.speculative)
         self._leases = Leases(self._scheduler, clock, settings.lease_s, settings.first_token_s)

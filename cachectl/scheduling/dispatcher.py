@@ -137,7 +137,7 @@ class Dispatcher:
         if uppermost is not None:
             for query_id in self._lookahead.waiting_for(uppermost):
                 queue = self._instances.states[self._book.requests[query_id].instance].queue
-                queue.reprioritise(query_id, *self._book.progress(query_id))
+                queue.reprioritise(query_id, self._book.work(query_id))
 
     def _fits_now(self, query_id: str) -> bool:
         """Whether a waiting request fits into the step as the tree is now, and no prefetch runs for it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cachectl.scheduling.instance_state import InstanceState
-from cachectl.scheduling.queue import CacheAwareQueue
+from cachectl.scheduling.queue import CacheAwareQueue, Work
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Instances:
-    """States by instance. On each, ``max_running`` requests run and ``max_queued`` wait, overtaken ``window`` times.
+    """States by instance. On each, ``max_running`` requests run and ``max_queued`` wait.
 
-    ``progress(query_id)`` gives the cached and the remaining tokens of a waiting request. Raises ConfigError if nothing
-    could ever run.
+    ``window`` and ``slack`` bound the queues' reordering, and ``work(query_id)`` tells them about a waiting request.
+    Raises ConfigError if nothing could ever run.
     """
 
     def __init__(
@@ -28,8 +28,9 @@ class Instances:
         max_running: int,
         max_queued: int,
         window: int,
+        slack: float,
         step: StepBudget | None,
-        progress: Callable[[str], tuple[int, int]],
+        work: Callable[[str], Work],
     ) -> None:
         if max_running < 1:
             raise ConfigError(f"an instance works on at least one request, not on {max_running}")
@@ -37,8 +38,9 @@ class Instances:
         self._max_running = max_running
         self._max_queued = max_queued
         self._window = window
+        self._slack = slack
         self._step = step
-        self._progress = progress
+        self._work = work
         self.states: dict[str, InstanceState] = {}
         for instance in tiers.gpus:
             self.add(instance)
@@ -98,7 +100,7 @@ class Instances:
     def add(self, instance: str) -> None:
         """Track an instance. A known one keeps its state."""
         if instance not in self.states:
-            queue = CacheAwareQueue(self._max_queued, self._window, self._progress)
+            queue = CacheAwareQueue(self._max_queued, self._window, self._work, self._slack)
             self.states[instance] = InstanceState(queue, self._max_running, self._step)
 
     def check_bounds(self) -> None:

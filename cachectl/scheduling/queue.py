@@ -1,12 +1,14 @@
-"""The cache-aware queue of an instance: the most cached request goes first, within a window (RAGCache, section 5.2)."""
+"""The cache-aware queue of an instance: the most cached request goes first, within bounds (RAGCache, section 5.2)."""
 
 import heapq
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
+from cachectl.scheduling.wait_bound import WaitBound
 from protocol.errors import ConfigError, InvalidRequest, Overloaded, UnknownPlan
 
 # (minus priority, sequence number, query): the heap's order is highest priority first, then the older.
@@ -16,6 +18,24 @@ _Entry = tuple[float, int, str]
 _HEAP_SLACK = 4
 # ... and for at least so many queries, so that a short queue is not rebuilt all the time.
 _HEAP_FLOOR = 16
+
+WINDOW = 64
+"""How often a query may be overtaken, unless configured otherwise."""
+SLACK = 1.1
+"""How much longer than first come, first served the longest wait may be, unless configured otherwise."""
+
+
+class Work(NamedTuple):
+    """What a query's prefill finds cached, what it has to compute, and the seconds that it is expected to take."""
+
+    cached_tokens: int
+    computed_tokens: int
+    seconds: float = 0.0
+
+    @property
+    def priority(self) -> float:
+        """The query's priority, as ``priority`` gives it."""
+        return priority(self.cached_tokens, self.computed_tokens)
 
 
 class Turn(NamedTuple):
@@ -40,18 +60,27 @@ class CacheAwareQueue:
 
     A query is overtaken when a younger one is served while it waits. That happens at most ``window`` times: then it is
     served next. So a query with p others ahead of it is served by the (p + ``window`` + 1)th pop after it came, and a
-    window of 0 is first come, first served.
+    window of 0 is first come, first served. The oldest is also served next if otherwise a query would wait for too long
+    (see `WaitBound`, which takes ``slack``).
 
-    ``refresh(query_id)`` gives a waiting query's cached and computed tokens now. The best query is refreshed before it
-    is served, at most once in a pop, and goes back if its priority has fallen. With ``refresh``, callers report only
-    rises to ``reprioritise``; without it, every change. It must neither raise nor touch the queue.
+    ``refresh(query_id)`` gives a waiting query's work as it is now. The best query is refreshed before it is served, at
+    most once in a pop, and goes back if its priority has fallen. With ``refresh``, callers report only rises to
+    ``reprioritise``; without it, every change. It must neither raise nor touch the queue.
 
     Raises ConfigError for negative bounds. Not thread-safe; needs no clock.
     """
 
-    def __init__(self, max_queued: int, window: int, refresh: Callable[[str], tuple[int, int]] | None = None) -> None:
-        if max_queued < 0 or window < 0:
-            raise ConfigError(f"a queue of {max_queued} with a window of {window}: neither may be negative")
+    def __init__(
+        self,
+        max_queued: int,
+        window: int,
+        refresh: Callable[[str], Work] | None = None,
+        slack: float = math.inf,
+    ) -> None:
+        if max_queued < 0 or window < 0 or slack < 0:
+            raise ConfigError(
+                f"a queue of {max_queued} with a window of {window} and a slack of {slack:g}: none may be negative"
+            )
         self._max_queued = max_queued
         self._window = window
         self._refresh = refresh
@@ -63,6 +92,7 @@ class CacheAwareQueue:
         # overtook the oldest, and no query was overtaken by more, so they number at most the window.
         self._overtakers: list[int] = []
         self._largest_overtake = 0
+        self._wait_bound = WaitBound(slack)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -83,43 +113,46 @@ class CacheAwareQueue:
         """How many younger queries were served since this one came. Raises UnknownPlan if it does not wait."""
         return self._overtaken(self._entry(query_id))
 
-    def push(self, query_id: str, cached_tokens: int, computed_tokens: int) -> None:
+    def push(self, query_id: str, work: Work) -> None:
         """Add a query. O(log n).
 
         Raises InvalidRequest for negative numbers or a waiting query, and Overloaded if the queue is full.
         """
-        new_priority = priority(cached_tokens, computed_tokens)
+        new_priority = work.priority
         if query_id in self._waiting:
             raise InvalidRequest(f"query {query_id!r} waits already")
         if len(self._waiting) >= self._max_queued:
             raise Overloaded(f"the queue is full: {len(self._waiting)} queries wait; try again later")
         self._insert((-new_priority, self._next_sequence, query_id))
         self._next_sequence += 1
+        self._wait_bound.entered(query_id, work.seconds)
 
-    def reprioritise(self, query_id: str, cached_tokens: int, computed_tokens: int) -> None:
-        """Update what a query has cached. It keeps its age. O(log n) amortised.
+    def reprioritise(self, query_id: str, work: Work) -> None:
+        """Update a query's work. It keeps its age. O(log n) amortised.
 
         Raises InvalidRequest for negative numbers, UnknownPlan for a query that does not wait.
         """
-        new_priority = priority(cached_tokens, computed_tokens)
+        new_priority = work.priority
         old_key, sequence, _ = self._entry(query_id)
+        self._wait_bound.changed(query_id, work.seconds)
         if -new_priority != old_key:
             self._insert((-new_priority, sequence, query_id))
 
     def pop(self, fits: Callable[[str], bool] | None = None) -> Turn | None:
         """Remove the query to serve next; None if there is none, or if it does not fit, as no other goes ahead of it.
 
-        O(log n) amortised for each refreshed query.
+        O(log n) amortised for each refreshed query, and O(n) for the bound on waits.
         """
         if not self._waiting:
             return None
-        entry = self._oldest() if len(self._overtakers) >= self._window else self._best()
+        entry = self._next()
         _, sequence, query_id = entry
         if fits is not None and not fits(query_id):
             return None
         turn = Turn(query_id, self._overtaken(entry))
         self._largest_overtake = max(self._largest_overtake, turn.overtaken)
         insort(self._overtakers, sequence)
+        self._wait_bound.served(query_id)
         self._withdraw(query_id)
         return turn
 
@@ -127,11 +160,12 @@ class CacheAwareQueue:
         """Remove a query that gave up; whether it waited."""
         if query_id not in self._waiting:
             return False
+        self._wait_bound.left(query_id)
         self._withdraw(query_id)
         return True
 
     def check_integrity(self) -> None:
-        """Assert that bounds hold, ages ascend, the heap holds each waiting query once, and overtakers overtook one."""
+        """Assert that bounds hold, ages ascend, all parts know the same queries, and overtakers overtook one."""
         waiting = list(self._waiting.values())
         sequences = [sequence for _, sequence, _ in waiting]
         assert len(waiting) <= self._max_queued
@@ -148,12 +182,20 @@ class CacheAwareQueue:
         assert not set(self._overtakers) & set(sequences)
         assert all(sequences and sequences[0] < sequence < self._next_sequence for sequence in self._overtakers)
         assert self._largest_overtake <= self._window
+        self._wait_bound.check_integrity(list(self._waiting))
 
     def _entry(self, query_id: str) -> _Entry:
         entry = self._waiting.get(query_id)
         if entry is None:
             raise UnknownPlan(f"query {query_id!r} does not wait")
         return entry
+
+    def _next(self) -> _Entry:
+        """The entry to serve next: the best one, or the oldest if that may wait no longer."""
+        if len(self._overtakers) >= self._window:
+            return self._oldest()
+        best = self._best()
+        return best if self._wait_bound.allows(best[2]) else self._oldest()
 
     def _oldest(self) -> _Entry:
         return next(iter(self._waiting.values()))
@@ -173,7 +215,9 @@ class CacheAwareQueue:
             if self._refresh is None or sequence in refreshed:
                 return best
             # An unrefreshed priority is too high at worst, so an entry that stays first is the best.
-            new_key = -priority(*self._refresh(query_id))
+            work = self._refresh(query_id)
+            self._wait_bound.changed(query_id, work.seconds)
+            new_key = -work.priority
             if new_key <= old_key:
                 return best
             self._insert((new_key, sequence, query_id))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cachectl.scheduling.queue import Work
 from cachectl.scheduling.request import Request, ScheduledRequest
 from protocol.errors import InvalidRequest, UnknownPlan
 
@@ -66,8 +67,10 @@ class RequestBook:
         request = scheduled.request
         return self._tree.lookup.cached_prefix(request.namespace, request.documents, instance, scheduled.tokens)
 
-    def progress(self, query_id: str) -> tuple[int, int]:
-        """Tokens of a waiting request that are cached now, and tokens that remain to be computed."""
+    def work(self, query_id: str) -> Work:
+        """What a waiting request's prefill finds cached now, and what remains to be done."""
         scheduled = self.requests[query_id]
-        cached = self.cached_prefix(scheduled, scheduled.instance).loading.tokens
-        return cached, scheduled.tokens - cached
+        loading = self.cached_prefix(scheduled, scheduled.instance).loading
+        computed = scheduled.tokens - loading.tokens
+        seconds = loading.seconds + self._tree.lookup.prefill_seconds(loading.tokens, computed)
+        return Work(loading.tokens, computed, seconds)

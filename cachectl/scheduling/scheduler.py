@@ -8,11 +8,13 @@ controller and the simulator drive the same object.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from cachectl.scheduling.dispatcher import Dispatcher
 from cachectl.scheduling.instance_lifecycle import InstanceLifecycle
 from cachectl.scheduling.instances import Instances
+from cachectl.scheduling.queue import Work
 from cachectl.scheduling.request_book import RequestBook
 from cachectl.scheduling.speculative_slots import SpeculativeSlots
 from cachectl.tiers.move_batch import MoveBatch
@@ -34,10 +36,10 @@ _HANDOVER_STEPS = 2
 class Scheduler:
     """Runs at most ``max_running`` requests on each instance, and lets at most ``max_queued`` wait for it.
 
-    Waiting requests go by OrderPriority (RAGCache, section 5.2), each overtaken at most ``window`` times. If the
-    engine's ``step`` is known, concurrent prefills fit into one step: more of them would wait inside of the engine, in
-    the engine's own order. ``speculative`` prefills fill what is left of the step. ``lifecycle`` adds and removes
-    ``instances``. Raises ConfigError if nothing could ever run.
+    Waiting requests go by OrderPriority (RAGCache, section 5.2), within the queue's bounds ``window`` and ``slack``.
+    If the engine's ``step`` is known, concurrent prefills fit into one step: more of them would wait inside of the
+    engine, in the engine's own order. ``speculative`` prefills fill what is left of the step. ``lifecycle`` adds and
+    removes ``instances``. Raises ConfigError if nothing could ever run.
     """
 
     def __init__(
@@ -48,11 +50,12 @@ class Scheduler:
         max_queued: int,
         window: int,
         step: StepBudget | None = None,
+        slack: float = math.inf,
     ) -> None:
         self.tree = tree
         self._lookahead = lookahead
         self.book = RequestBook(tree)
-        self.instances = Instances(tree.tiers, max_running, max_queued, window, step, self.book.progress)
+        self.instances = Instances(tree.tiers, max_running, max_queued, window, slack, step, self.book.work)
         self._dispatcher = Dispatcher(tree, lookahead, self.book, self.instances, step)
         self.speculative = SpeculativeSlots(tree, self.book, self.instances, self._dispatcher)
         self.lifecycle = InstanceLifecycle(tree, lookahead, self.book, self.instances, self._dispatcher)
@@ -71,7 +74,7 @@ class Scheduler:
         starts = fits and not state.queue
         if not starts:
             loaded = prefix.loading.tokens
-            state.queue.push(request.query_id, loaded, scheduled.tokens - loaded)
+            state.queue.push(request.query_id, Work(loaded, scheduled.tokens - loaded, scheduled.seconds))
             self._lookahead.enter(request.query_id, scheduled.keys)
         self.book.requests[request.query_id] = scheduled
         state.backlog_s += scheduled.seconds
@@ -191,7 +194,7 @@ class Scheduler:
         """Reprioritise all waiting requests, after the tree has changed as a whole."""
         for state in self.instances.states.values():
             for query_id in state.queue:
-                state.queue.reprioritise(query_id, *self.book.progress(query_id))
+                state.queue.reprioritise(query_id, self.book.work(query_id))
 
     def check_integrity(self) -> None:
         """Assert that slots, queues, lookahead and grants agree."""

@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from cachectl.costs.device_profile import DeviceProfile
+from cachectl.scheduling.queue import WINDOW
 from cachectl.settings import ControllerSettings
 from cachectl.tiers.tier_manager import Capacities
 from protocol.plans import DocumentOrder
@@ -53,7 +54,7 @@ def policies(
     order: Annotated[DocumentOrder, typer.Option(help="Order of a request's documents.")] = (DocumentOrder.RETRIEVAL),
     instances: Annotated[int, typer.Option(min=1, help="Instances of the engine.")] = 1,
     max_running: Annotated[int, typer.Option(min=1, help="Requests that an instance runs at once.")] = 4,
-    window: Annotated[int, typer.Option(min=0, help="How often a queued request may be overtaken.")] = 32,
+    window: Annotated[int, typer.Option(min=0, help="How often a queued request may be overtaken.")] = WINDOW,
     data: DataOption = DEFAULT_DATA,
     device: Annotated[
         str, typer.Option(help="Device profile: the name of a shipped one, or a JSON file.")

@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 
 from benchmarks.workloads.popularity import Popularity
+from cachectl.scheduling.queue import SLACK, WINDOW
 from services.cli.bench.options import (
     DEFAULT_DATA,
     DataOption,
@@ -33,7 +34,11 @@ from services.config import load_config
 
 def reorder(
     workload: WorkloadOption = "squad",
-    window: Annotated[int, typer.Option(min=1, help="How often a queued request may be overtaken.")] = 32,
+    window: Annotated[int, typer.Option(min=1, help="How often a queued request may be overtaken.")] = WINDOW,
+    slack: Annotated[
+        float,
+        typer.Option(min=1.0, help="How many times as long as in order of arrival the longest wait may be."),
+    ] = SLACK,
     loads: Annotated[str, typer.Option(help="Arrival rates, as multiples of the sustainable rate.")] = "1.1,1.2,1.3",
     requests: Annotated[int, typer.Option(min=2, help="Requests per rate and queue order.")] = 240,
     warm_up: Annotated[int, typer.Option(min=1, help="Requests that fill the caches before measuring.")] = 80,
@@ -64,7 +69,9 @@ def reorder(
     first_come, reordering = (
         Systems(
             engines,
-            config.controller.model_copy(update={"reorder_window": width, "max_queued": max(requests, saturating)}),
+            config.controller.model_copy(
+                update={"reorder_window": width, "reorder_slack": slack, "max_queued": max(requests, saturating)}
+            ),
             config.cache_dir / "profiles",
             host_gib=host_gib,
             disk_gib=0.0,
@@ -72,7 +79,7 @@ def reorder(
         for width in (0, window)
     )
     rates = tuple(numbers(loads, "--loads"))
-    settings = ReorderSettings(warm_up, saturating, requests, rates, window, seed)
+    settings = ReorderSettings(warm_up, saturating, requests, rates, window, slack, seed)
     count = warm_up + saturating + len(rates) * requests
     with StepBars() as show:
         prompts = retrieved_prompts(

@@ -144,7 +144,7 @@ async def test_a_prefetch_gives_way_to_a_request_and_continues_later(build, engi
     plan = await more
     assert plan.ends == ()
     await controller.complete(report("goes past"))
-    other = await controller.admit(ask("large", "xefg"))
+    other = await controller.admit(ask("large", "xef"))
     assert other.ends == (engine.plans[0].query_id,)
     await engine.end(PrefillResult(TOKENS, 0, 1.0, lost=(LostCopy(key("ab"), GPU),)))
     assert not task.done()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cachectl.scheduling.queue import CacheAwareQueue, priority
+from cachectl.scheduling.queue import CacheAwareQueue, Work, priority
 from protocol.errors import ConfigError, InvalidRequest, Overloaded, UnknownPlan
 
 
@@ -25,7 +25,7 @@ def _drain(queue: CacheAwareQueue) -> str:
 def _queue_of(window: int, **tokens: tuple[int, int]) -> CacheAwareQueue:
     queue = CacheAwareQueue(max_queued=100, window=window)
     for query_id, (cached, computed) in tokens.items():
-        queue.push(query_id, cached, computed)
+        queue.push(query_id, Work(cached, computed))
     return queue
 
 
@@ -68,8 +68,8 @@ def test_a_query_overtaken_as_often_as_the_window_allows_goes_next():
 def test_a_new_query_does_not_inherit_overtakes():
     queue = _queue_of(1, a=(0, 1), b=(9, 1))
     assert _pop(queue) == "b"
-    queue.push("c", 0, 1)
-    queue.push("d", 9, 1)
+    queue.push("c", Work(0, 1))
+    queue.push("d", Work(9, 1))
     assert [queue.overtaken(query_id) for query_id in queue] == [1, 0, 0]
     assert _drain(queue) == "adc"
 
@@ -101,29 +101,29 @@ def test_a_removed_query_does_not_count_for_the_largest_overtake():
 
 def test_reprioritising_moves_a_query_and_keeps_its_age():
     queue = _queue_of(9, a=(1, 1), b=(2, 1), c=(3, 1))
-    queue.reprioritise("a", 3, 1)
+    queue.reprioritise("a", Work(3, 1))
     assert list(queue) == ["a", "b", "c"]
-    queue.reprioritise("b", 0, 1)
+    queue.reprioritise("b", Work(0, 1))
     assert _drain(queue) == "acb"
 
 
 def test_a_fallen_priority_is_noticed_when_the_query_is_next():
     tokens = {"a": (1, 1), "b": (5, 1), "c": (3, 1)}
-    queue = CacheAwareQueue(max_queued=3, window=9, refresh=tokens.__getitem__)
+    queue = CacheAwareQueue(max_queued=3, window=9, refresh=lambda query_id: Work(*tokens[query_id]))
     for query_id, (cached, computed) in tokens.items():
-        queue.push(query_id, cached, computed)
+        queue.push(query_id, Work(cached, computed))
     tokens["b"] = (2, 1)
     assert _drain(queue) == "cba"
 
 
 def test_a_query_with_a_fallen_priority_stays_queued():
     tokens = {"a": (4, 1), "b": (5, 1)}
-    queue = CacheAwareQueue(max_queued=3, window=9, refresh=tokens.__getitem__)
+    queue = CacheAwareQueue(max_queued=3, window=9, refresh=lambda query_id: Work(*tokens[query_id]))
     for query_id, (cached, computed) in tokens.items():
-        queue.push(query_id, cached, computed)
+        queue.push(query_id, Work(cached, computed))
     tokens["b"] = (1, 1)
     assert _pop(queue) == "a"
-    queue.push("c", 2, 1)
+    queue.push("c", Work(2, 1))
     tokens["c"] = (2, 1)
     queue.check_integrity()
     assert _drain(queue) == "cb"
@@ -132,13 +132,13 @@ def test_a_query_with_a_fallen_priority_stays_queued():
 def test_a_pop_refreshes_each_query_at_most_once():
     calls: Counter[str] = Counter()
 
-    def ever_less(query_id: str) -> tuple[int, int]:
+    def ever_less(query_id: str) -> Work:
         calls[query_id] += 1
-        return 100 // 2 ** calls[query_id], 1
+        return Work(100 // 2 ** calls[query_id], 1)
 
     queue = CacheAwareQueue(max_queued=3, window=9, refresh=ever_less)
     for query_id in "abc":
-        queue.push(query_id, 100, 1)
+        queue.push(query_id, Work(100, 1))
     assert _pop(queue) == "a"
     assert calls == Counter("abc")
 
@@ -160,27 +160,27 @@ def test_an_oldest_query_with_a_used_up_window_blocks_the_others_until_it_fits()
 
 def test_a_full_queue_refuses_and_names_the_number_waiting():
     queue = CacheAwareQueue(max_queued=2, window=1)
-    queue.push("a", 0, 1)
-    queue.push("b", 0, 1)
+    queue.push("a", Work(0, 1))
+    queue.push("b", Work(0, 1))
     with pytest.raises(Overloaded, match="2 queries wait"):
-        queue.push("c", 0, 1)
+        queue.push("c", Work(0, 1))
     assert list(queue) == ["a", "b"]
 
 
 def test_a_waiting_query_is_refused_even_if_the_queue_is_full():
     queue = CacheAwareQueue(max_queued=1, window=1)
-    queue.push("a", 0, 1)
+    queue.push("a", Work(0, 1))
     with pytest.raises(InvalidRequest, match="waits already"):
-        queue.push("a", 1, 1)
+        queue.push("a", Work(1, 1))
 
 
 @pytest.mark.parametrize("tokens", [(-1, 1), (1, -1)])
 def test_negative_tokens_are_refused_and_change_nothing(tokens):
     queue = _queue_of(1, a=(1, 1))
     with pytest.raises(InvalidRequest, match="negative"):
-        queue.push("b", *tokens)
+        queue.push("b", Work(*tokens))
     with pytest.raises(InvalidRequest, match="negative"):
-        queue.reprioritise("a", *tokens)
+        queue.reprioritise("a", Work(*tokens))
     queue.check_integrity()
     assert _drain(queue) == "a"
 
@@ -194,7 +194,7 @@ def test_negative_bounds_are_refused(bounds):
 def test_a_query_that_does_not_wait_is_unknown():
     queue = _queue_of(1, a=(1, 1))
     _pop(queue)
-    for ask in (queue.overtaken, lambda query_id: queue.reprioritise(query_id, 1, 1)):
+    for ask in (queue.overtaken, lambda query_id: queue.reprioritise(query_id, Work(1, 1))):
         with pytest.raises(UnknownPlan, match="'a' does not wait"):
             ask("a")
 
@@ -208,7 +208,7 @@ def test_an_empty_queue_serves_none():
 def test_a_query_pushed_again_is_the_youngest():
     queue = _queue_of(9, a=(5, 1), b=(1, 1))
     assert _pop(queue) == "a"
-    queue.push("a", 1, 1)
+    queue.push("a", Work(1, 1))
     assert list(queue) == ["b", "a"]
     assert _drain(queue) == "ba"
 
@@ -216,9 +216,9 @@ def test_a_query_pushed_again_is_the_youngest():
 def test_memory_stays_bounded_in_a_long_stream():
     queue = CacheAwareQueue(max_queued=10, window=50)
     for number in range(20_000):
-        queue.push(str(number), number % 7, 1)
+        queue.push(str(number), Work(number % 7, 1))
         for query_id in list(queue)[:3]:
-            queue.reprioritise(query_id, number % 5, 2)
+            queue.reprioritise(query_id, Work(number % 5, 2))
         if len(queue) == 10:
             _pop(queue)
         if number % 500 == 0:
@@ -240,7 +240,7 @@ def test_no_query_starves(window, steps):
     for number, step in enumerate([*steps, *[None] * 60]):
         if step is not None:
             latest[str(number)] = pops + len(queue) + window + 1
-            queue.push(str(number), *step)
+            queue.push(str(number), Work(*step))
         elif (served := _pop(queue)) is not None:
             pops += 1
             assert pops <= latest.pop(served)
@@ -251,7 +251,7 @@ def test_a_stream_of_better_queries_delays_the_worst_by_the_window_only():
     queue = _queue_of(7, worst=(0, 1))
     served = []
     for number in range(20):
-        queue.push(str(number), 100 + number, 1)
+        queue.push(str(number), Work(100 + number, 1))
         served.append(_pop(queue))
     assert served.index("worst") == 7
     assert queue.largest_overtake == 7
@@ -285,19 +285,19 @@ class QueueMachine(RuleBasedStateMachine):
 
     def tell(self, query_id):
         self.asked.append(query_id)
-        return next(waiter.tokens for waiter in self.waiting if waiter.query_id == query_id)
+        return Work(*next(waiter.tokens for waiter in self.waiting if waiter.query_id == query_id))
 
     @rule(name=st.integers(0, 20), tokens=_TOKENS)
     def push(self, name, tokens):
         query_id = str(name)
         if any(waiter.query_id == query_id for waiter in self.waiting):
             with pytest.raises(InvalidRequest):
-                self.queue.push(query_id, *tokens)
+                self.queue.push(query_id, Work(*tokens))
         elif len(self.waiting) == self.max_queued:
             with pytest.raises(Overloaded, match=f"{self.max_queued} queries wait"):
-                self.queue.push(query_id, *tokens)
+                self.queue.push(query_id, Work(*tokens))
         else:
-            self.queue.push(query_id, *tokens)
+            self.queue.push(query_id, Work(*tokens))
             self.waiting.append(_Waiter(query_id, self.arrived, tokens, priority(*tokens)))
             self.arrived += 1
 
@@ -305,7 +305,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(which=indices, tokens=_TOKENS)
     def reprioritise(self, which, tokens):
         waiter = pick(self.waiting, which)
-        self.queue.reprioritise(waiter.query_id, *tokens)
+        self.queue.reprioritise(waiter.query_id, Work(*tokens))
         waiter.tokens, waiter.told = tokens, priority(*tokens)
 
     @precondition(lambda self: self.waiting and self.refreshes)

@@ -10,7 +10,6 @@ from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
-from cachectl.scheduling.queue import priority
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tiers.move_batch import MoveBatch
@@ -213,7 +212,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for query_id in self.waiting:
             queue = self.scheduler.instances.states[self.instance_of(query_id)].queue
             told = -queue._entry(query_id)[0]
-            assert told >= priority(*self.scheduler.book.progress(query_id)), "the queue missed a higher priority"
+            assert told >= self.scheduler.book.work(query_id).priority, "the queue missed a higher priority"
 
     def teardown(self):
         if not hasattr(self, "scheduler"):

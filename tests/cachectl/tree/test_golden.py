@@ -4,7 +4,7 @@ import pytest
 import scheduler_cases
 from tree_cases import TENANT, ask, linear_cost, tree_of
 
-from cachectl.scheduling.queue import CacheAwareQueue
+from cachectl.scheduling.queue import CacheAwareQueue, Work
 from cachectl.tree.grant import Grant
 from cachectl.tree.knowledge_tree import KnowledgeTree
 
@@ -64,9 +64,9 @@ def test_the_order_of_two_requests_decides_what_is_computed_again(capacity, toke
 def test_order_priority_chooses_the_cheaper_order(capacity, tokens, as_given, reordered, arrival):
     # OrderPriority is 1/2 and 2/2 in scenario 1, and 2/2 and 2/1 in scenario 2. Q2 goes first in any order of arrival.
     tree = with_contexts_cached(capacity, tokens)
-    queue = CacheAwareQueue(2, window=1, refresh=lambda query: lengths(tree, QUERIES[query], tokens))
+    queue = CacheAwareQueue(2, window=1, refresh=lambda query: Work(*lengths(tree, QUERIES[query], tokens)))
     for query in arrival:
-        queue.push(query, *lengths(tree, QUERIES[query], tokens))
+        queue.push(query, Work(*lengths(tree, QUERIES[query], tokens)))
     served = {}
     while (turn := queue.pop()) is not None:
         served[turn.query_id] = prefill(tree, QUERIES[turn.query_id], tokens)
@@ -79,7 +79,7 @@ def test_without_a_reorder_window_the_more_expensive_order_stays(capacity, token
     tree = with_contexts_cached(capacity, tokens)
     queue = CacheAwareQueue(2, window=0)
     for query, path in QUERIES.items():
-        queue.push(query, *lengths(tree, path, tokens))
+        queue.push(query, Work(*lengths(tree, path, tokens)))
     assert sum(prefill(tree, QUERIES[query], tokens) for query, _ in iter(queue.pop, None)) == as_given
 
 
