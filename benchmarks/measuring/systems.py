@@ -95,14 +95,19 @@ class Systems:
             yield System(answer, _nothing, ram_tokens if baseline.equal_memory or baseline.offloading else 0)
 
     @asynccontextmanager
-    async def ours(self, order: DocumentOrder = DocumentOrder.RETRIEVAL) -> AsyncGenerator[System]:
+    async def ours(
+        self, order: DocumentOrder = DocumentOrder.RETRIEVAL, disk_share: float = 1.0
+    ) -> AsyncGenerator[System]:
         """Run RAGTree with an empty cache; prompts get their documents in ``order``.
 
-        Raises what its engine raises, and ConfigError if the engine keeps no KV.
+        It uses only ``disk_share`` of the configured disk space. Raises what its engine raises, and ConfigError if the
+        engine keeps no KV.
         """
+        kv_settings = self._engines.kv_settings(**self._kv)
+        disk_gib = kv_settings.disk_gib * disk_share
         with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder:
             async with (
-                self._engines.caching(Path(folder), **self._kv) as engine,
+                self._engines.caching(Path(folder), **{**self._kv, "disk_gib": disk_gib}) as engine,
                 LocalStack.over({INSTANCE: engine}, self._controller, self._profiles) as stack,
             ):
 
@@ -112,7 +117,7 @@ class Systems:
                 kv = (await engine.info()).kv
                 if kv is None:
                     raise ConfigError("the engine keeps no KV, so there is nothing to measure", "generator.kv")
-                share = self._engines.kv_settings(**self._kv).gpu_share
+                share = kv_settings.gpu_share
                 pages = {Tier.GPU: kv.gpu_pages, Tier.HOST: kv.host_pages, Tier.DISK: kv.disk_pages}
                 yield System(
                     answer,

@@ -33,6 +33,7 @@ from benchmarks.workloads.retrieved_prompts import document_tokens
 from protocol.errors import ConfigError
 from protocol.generation import Sampling
 from protocol.prompts import Prompt
+from protocol.tiers import Tier
 
 OUTGROWN = 2.0
 """How many times the stream's documents must exceed all our tiers together; otherwise there is little to compare."""
@@ -40,12 +41,19 @@ OUTGROWN = 2.0
 FILLED = 2
 """How many times a warm-up fills the cache of a baseline, which is LRU."""
 
+_OUTGROWN_WELL = 1.05 * OUTGROWN
+"""What a smaller disk is made for: its room is in whole pages."""
+
+_RATES = 12
+"""Different rates that a search may need: so many times, its share of the stream's prompts must suffice."""
+
 
 class ReplaySettings(msgspec.Struct, frozen=True):
     """How much to replay: ``warm_up`` prompts, ``unloaded`` ones, and ``at_once`` at the same time.
 
-    Each rate lasts for ``requests`` requests or ``seconds``, whichever is longer. Answers have ``answer_tokens``. The
-    search for sustained rates tries every ``stride``-th rate, and baselines run in each of ``baseline_steps``.
+    Each rate lasts for ``requests`` requests or ``seconds``, whichever is longer; for fewer than ``seconds`` if the
+    stream has too few prompts. Answers have ``answer_tokens``. The search for sustained rates tries every ``stride``-th
+    rate, and baselines run in each of ``baseline_steps``.
     """
 
     warm_up: int
@@ -57,9 +65,10 @@ class ReplaySettings(msgspec.Struct, frozen=True):
     stride: int = 1
     baseline_steps: tuple[Steps, ...] = tuple(Steps)
 
-    def requests_at(self, rate: float) -> int:
-        """The requests of a phase at this rate."""
-        return max(self.requests, math.ceil(self.seconds * rate))
+    def requests_at(self, rate: float, left: int | None) -> int:
+        """The requests of a phase at this rate, if the stream had ``left`` prompts before the first rate."""
+        wanted = math.ceil(self.seconds * rate)
+        return max(self.requests, wanted if left is None else min(wanted, left // _RATES))
 
 
 class ReplayBenchmark:
@@ -82,6 +91,7 @@ class ReplayBenchmark:
         self._sampling = Sampling(settings.answer_tokens, ignore_eos=True)
         self._record = Record()
         self._arrivals: dict[int, list[Arrival]] = {}
+        self._left_for_rates: int | None = None
         self._surroundings = Surroundings(stream.document_tokens, {}, 0, 0, settings.answer_tokens)
 
     @property
@@ -96,11 +106,11 @@ class ReplayBenchmark:
     async def run(self) -> None:
         """Measure everything.
 
-        Raises ConfigError if the stream's documents do not exceed our tiers enough or the stream is too short, and what
-        the systems raise.
+        Our disk tier is smaller than configured if otherwise the stream's documents would not exceed our tiers enough.
+        Raises ConfigError if they do not even without it or the stream is too short, and what the systems raise.
         """
         async with AsyncExitStack() as running:
-            ours = await running.enter_async_context(self._systems.ours())
+            ours = await self._start_ours(running)
             self._check(ours)
             systems = {RAGTREE: ours}
             for name in self._baselines:
@@ -111,6 +121,16 @@ class ReplayBenchmark:
             await self._measure_unloaded(systems)
             await self._measure_at_once(systems)
             await self._measure_rates(systems)
+
+    async def _start_ours(self, running: AsyncExitStack) -> System:
+        async with AsyncExitStack() as trial:
+            ours = await trial.enter_async_context(self._systems.ours())
+            disk = ours.memory_tokens.get(Tier.DISK, 0)
+            most = self._stream.document_tokens / _OUTGROWN_WELL - (sum(ours.memory_tokens.values()) - disk)
+            if disk <= most or most <= 0:
+                running.push_async_exit(trial.pop_all())
+                return ours
+        return await running.enter_async_context(self._systems.ours(disk_share=most / disk))
 
     def _check(self, ours: System) -> None:
         room = sum(ours.memory_tokens.values())
@@ -163,6 +183,7 @@ class ReplayBenchmark:
     async def _measure_rates(self, systems: Mapping[Variant, System]) -> None:
         ours = self._search(RAGTREE)
         compared = [variant for name in self._baselines if (variant := self._record.better(name)) is not None]
+        self._left_for_rates = self._stream.left
         rate_s = {variant: self._first_rate_s(variant) for variant in (*compared, RAGTREE)}
         outlook = Outlook(rate_s, self._progress, asyncio.get_running_loop().time)
         for variant in compared:
@@ -183,14 +204,15 @@ class ReplayBenchmark:
     def _first_rate_s(self, variant: Variant) -> float:
         """How long the first rate of a search lasts, in seconds."""
         rate = self._record.at_once[variant].served_per_s
-        return self._settings.requests_at(rate) / rate
+        return self._settings.requests_at(rate, self._left_for_rates) / rate
 
     async def _measure_rate(self, variant: Variant, system: System, number: int, outlook: Outlook) -> bool:
         """Measure a rate, by its number of strides; whether it is sustained."""
         step = number * self._settings.stride
         rate, rule = rate_at(step), self._record.rule(variant)
         if step not in self._arrivals:
-            self._arrivals[step] = self._stream.arrivals(rate, self._settings.requests_at(rate))
+            count = self._settings.requests_at(rate, self._left_for_rates)
+            self._arrivals[step] = self._stream.arrivals(rate, count)
         outlook.begin()
         phase = await self._phase(
             variant,

@@ -1,9 +1,11 @@
 """Question sets on disk, as gzipped JSON lines: docs with doc_id, title and text, and questions."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
+from blake3 import blake3
 
 from benchmarks.workloads.traces import JsonLines
 from protocol.errors import ConfigError
@@ -32,13 +34,18 @@ class Question(msgspec.Struct, frozen=True):
 class Dataset:
     """The questions of one folder, and its corpus or that of the folder ``corpus``.
 
+    With ``one_in``, it has only about one in so many articles, always the same, and the questions about them. An
+    article is the documents of one title. ``name`` and ``corpus`` then say so.
+
     Raises ConfigError if a file is missing, and on reading an invalid line.
     """
 
-    def __init__(self, root: Path, name: str, corpus: str = "") -> None:
-        self.name = name
-        self.corpus = corpus or name
-        self.files = (root / name / QUESTIONS_FILE, root / self.corpus / DOCUMENTS_FILE)
+    def __init__(self, root: Path, name: str, corpus: str = "", one_in: int = 1) -> None:
+        self.files = (root / name / QUESTIONS_FILE, root / (corpus or name) / DOCUMENTS_FILE)
+        share = f"-one-in-{one_in}" if one_in > 1 else ""
+        self.name = name + share
+        self.corpus = (corpus or name) + share
+        self._one_in = one_in
         for file in self.files:
             if not file.is_file():
                 raise ConfigError(
@@ -48,8 +55,20 @@ class Dataset:
 
     def documents(self) -> Iterator[Document]:
         """Iterate over the corpus."""
-        return (document for _, document in JsonLines(self.files[1], Document))
+        return (document for _, document in JsonLines(self.files[1], Document) if self._has(document))
 
     def questions(self) -> Iterator[Question]:
         """Iterate over the questions, in the file's order."""
-        return (question for _, question in JsonLines(self.files[0], Question))
+        for _, question in JsonLines(self.files[0], Question):
+            if self._one_in == 1 or not question.gold_doc_ids or self._ids.intersection(question.gold_doc_ids):
+                yield question
+
+    @cached_property
+    def _ids(self) -> frozenset[str]:
+        return frozenset(document.doc_id for document in self.documents())
+
+    def _has(self, document: Document) -> bool:
+        if self._one_in == 1:
+            return True
+        article = blake3((document.title or document.doc_id).encode()).digest(8)
+        return int.from_bytes(article, "big") % self._one_in == 0

@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,16 +56,31 @@ def cumulated(weights: Sequence[float]) -> list[float]:
     return list(accumulate(weights))
 
 
-def request_counts(
-    questions: Sequence[int], documents: int, requests: int, draws: random.Random, *, top_share: float, share: float
-) -> list[int]:
-    """Return how many of ``requests`` each document gets, if the first ``top_share`` of all get ``share`` of them.
+class Skew(NamedTuple):
+    """The first ``top_share`` of all ``documents`` get ``share`` of the requests."""
 
-    ``questions`` are the numbers of questions of the first documents, in falling order; the rest of the ``documents``
-    have none. The counts follow Zipf's law, but no document gets more requests than it has questions. The exponent is
-    found by bisection; fractions are rounded at random. Raises ConfigError if there are too few questions.
+    documents: int
+    top_share: float
+    share: float
+
+    @property
+    def top(self) -> int:
+        """The number of the first documents."""
+        return max(1, round(self.documents * self.top_share))
+
+    def most_requests(self, questions: Sequence[int]) -> int:
+        """The most requests that ask each question once; ``questions`` are as ``request_counts`` takes them."""
+        return min(int(sum(questions[: self.top]) / self.share), sum(questions))
+
+
+def request_counts(questions: Sequence[int], requests: int, skew: Skew, draws: random.Random) -> list[int]:
+    """Return how many of ``requests`` each document gets.
+
+    ``questions`` are the numbers of questions of the first documents, in falling order; the rest have none. The counts
+    follow Zipf's law, but no document gets more requests than it has questions. The exponent is found by bisection;
+    fractions are rounded at random. Raises ConfigError if there are too few questions.
     """
-    top = max(1, round(documents * top_share))
+    top, share = skew.top, skew.share
     asked = sum(questions[:top])
     if asked < share * requests or sum(questions) < requests:
         raise ConfigError(

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from benchmarks.workloads.popularity import PAPER_REQUESTS_SHARE, PAPER_TOP_SHARE, request_counts
+from benchmarks.workloads.popularity import PAPER_REQUESTS_SHARE, PAPER_TOP_SHARE, Skew, request_counts
 from benchmarks.workloads.retrieved_prompts import AskedQuestion, RetrievedPrompts, document_tokens
 from protocol.errors import ConfigError
 from protocol.prompts import Prompt
@@ -26,6 +26,10 @@ class PromptStream(Protocol):
     document_tokens: int
     """The KV tokens of the documents of all the stream's prompts. Equal prefixes count once."""
 
+    @property
+    def left(self) -> int | None:
+        """The number of prompts that were not taken yet; None if the stream has no end."""
+
     def take(self, count: int) -> list[Prompt]:
         """Return the next ``count`` prompts. Raises ConfigError if the stream ends before."""
 
@@ -39,7 +43,7 @@ class QuestionStream:
     def __init__(self, prompts: RetrievedPrompts, asked: Sequence[AskedQuestion], seed: int) -> None:
         self._prompts = prompts
         self._asked = iter(asked)
-        self._count = len(asked)
+        self._count = self.left = len(asked)
         self._seed = seed
         paths = {one.documents[:depth] for one in asked for depth in range(1, len(one.documents) + 1)}
         self.document_tokens = sum(prompts.documents[path[-1]].tokens for path in paths)
@@ -47,6 +51,7 @@ class QuestionStream:
     def take(self, count: int) -> list[Prompt]:
         """Lay out the next prompts. Raises ConfigError if there are fewer."""
         taken = [self._prompts.prompt(asked) for asked in islice(self._asked, count)]
+        self.left -= len(taken)
         if len(taken) < count:
             raise ConfigError(f"the stream of {self._count} questions has ended: use a longer one", "stream")
         return taken
@@ -58,6 +63,8 @@ class QuestionStream:
 
 class RepeatingStream:
     """A ``PromptStream`` without end, of whole prompts that repeat, with Poisson arrivals."""
+
+    left = None
 
     def __init__(self, prompts: RetrievedPrompts, seed: int) -> None:
         self._drawn: Iterator[Prompt] = prompts.draw(seed)
@@ -73,33 +80,29 @@ class RepeatingStream:
         return poisson(self.take(count), rate, self._seed)
 
 
-def popular_documents(prompts: RetrievedPrompts, count: int, seed: int) -> list[AskedQuestion]:
+def popular_documents(prompts: RetrievedPrompts, count: int | None, seed: int) -> list[AskedQuestion]:
     """Return ``count`` questions, each once, of which the top 3 % of all documents get 60 % (RAGCache, Figure 5).
 
-    A question belongs to its best document. The most popular documents are those with the most questions. Raises
-    ConfigError if there are too few questions.
+    A question belongs to its best document. The most popular documents are those with the most questions. With None,
+    there are as many questions as this skew allows. Raises ConfigError if there are too few questions.
     """
     draws = random.Random(f"documents {seed}")  # noqa: S311 - a repeatable draw
     ranked = sorted(prompts.by_first.values(), key=len, reverse=True)
-    counts = request_counts(
-        [len(those) for those in ranked],
-        len(prompts.documents),
-        count,
-        draws,
-        top_share=PAPER_TOP_SHARE,
-        share=PAPER_REQUESTS_SHARE,
-    )
+    questions = [len(those) for those in ranked]
+    skew = Skew(len(prompts.documents), PAPER_TOP_SHARE, PAPER_REQUESTS_SHARE)
+    counts = request_counts(questions, skew.most_requests(questions) if count is None else count, skew, draws)
     asked = [one for those, number in zip(ranked, counts, strict=True) for one in draws.sample(those, number)]
     draws.shuffle(asked)
     return asked
 
 
-def own_questions(prompts: RetrievedPrompts, count: int, seed: int) -> list[AskedQuestion]:
-    """Return ``count`` questions, each once, that the set's documents get as often as in the set.
+def own_questions(prompts: RetrievedPrompts, count: int | None, seed: int) -> list[AskedQuestion]:
+    """Return ``count`` questions, each once, that the set's documents get as often as in the set; with None, all.
 
     Raises ConfigError if there are fewer.
     """
     every = [one for those in prompts.by_first.values() for one in those]
+    count = len(every) if count is None else count
     if len(every) < count:
         raise ConfigError(f"there are {len(every)} questions, not {count}: retrieve for more of them", "questions")
     return random.Random(f"own {seed}").sample(every, count)  # noqa: S311 - a repeatable draw

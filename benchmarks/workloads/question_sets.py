@@ -61,10 +61,11 @@ _KEPT_EVERY = 1000
 class QuestionSet(Dataset):
     """A data set whose name may include the corpus of another one, as in ``mmlu@squad``."""
 
-    def __init__(self, data: Path, name: str) -> None:
+    def __init__(self, data: Path, name: str, one_in: int = 1) -> None:
         asked, _, corpus = name.partition("@")
-        super().__init__(data, asked, corpus)
-        self.name = name
+        super().__init__(data, asked, corpus, one_in)
+        if corpus:
+            self.name = f"{asked}@{self.corpus}"
 
     @staticmethod
     def exists(data: Path, name: str) -> bool:

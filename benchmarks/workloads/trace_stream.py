@@ -38,6 +38,7 @@ class TraceStream:
         self._texts = texts
         self._most_tokens = most_tokens
         self._next = self._fitting()
+        self.left = sum(1 for _ in self._fitting())
         self.document_tokens = self._path_tokens()
 
     def take(self, count: int) -> list[Prompt]:
@@ -59,6 +60,7 @@ class TraceStream:
 
     def _requests(self, count: int) -> list[tuple[int, TraceRequest]]:
         taken = list(islice(self._next, count))
+        self.left -= len(taken)
         if len(taken) < count:
             raise ConfigError(f"the trace {self._trace.name} has ended: use fewer requests or rates", "requests")
         return taken

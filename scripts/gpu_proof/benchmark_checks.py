@@ -161,10 +161,12 @@ class _PairStream:
             )
         self.document_tokens = document_tokens(prompts)
         self._prompts = iter(prompts)
+        self.left = count
 
     def take(self, count: int) -> list[Prompt]:
         """Return the next prompts. Raises ConfigError if there are fewer."""
         taken = list(islice(self._prompts, count))
+        self.left -= len(taken)
         if len(taken) < count:
             raise ConfigError("the prompts are used up")
         return taken

@@ -37,16 +37,17 @@ def retrieved_prompts(
     *,
     max_tokens: int = 1,
     popular_first: bool = False,
+    one_in: int = 1,
 ) -> RetrievedPrompts:
     """Return the prompts that a stack of this configuration makes for ``questions`` questions, drawn with ``seed``.
 
     Answers may have ``max_tokens``. With ``popular_first``, half of the questions are about the documents with the
-    most. Do not call it inside a running event loop. Raises ConfigError if the set does not exist, and what the
-    retriever raises.
+    most. Only about one in ``one_in`` articles of the corpus is used. Do not call it inside a running event loop.
+    Raises ConfigError if the set does not exist, and what the retriever raises.
     """
     factory = GeneratorFactory(config.generator, ModelStore(config.cache_dir))
     tokenizer, layout = factory.tokenizer(), factory.layout()
-    question_set = QuestionSet(data, workload)
+    question_set = QuestionSet(data, workload, one_in)
     parts = article_parts(question_set, lambda text: len(tokenizer.encode(text)), part_tokens)
     drawn = RetrievedPrompts(parts, layout, top_k, max_tokens)
     retrieval = QuestionRetrieval(config.retriever, config.cache_dir, progress)
@@ -54,8 +55,8 @@ def retrieved_prompts(
     return drawn
 
 
-def prompt_stream(prompts: RetrievedPrompts, popularity: Popularity, count: int, seed: int) -> PromptStream:
-    """Return a stream of ``count`` questions, or without end if whole prompts repeat.
+def prompt_stream(prompts: RetrievedPrompts, popularity: Popularity, count: int | None, seed: int) -> PromptStream:
+    """Return a stream of ``count`` questions, or without end if whole prompts repeat. None: as many as there are.
 
     Raises ConfigError if there are too few questions.
     """

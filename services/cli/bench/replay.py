@@ -44,21 +44,25 @@ _LEAST = 8
 class _Size(NamedTuple):
     """By how much the workload is smaller.
 
-    That is in the length of documents, in the requests and seconds of a phase, in the whole stream, in an engine's KV
-    cache, and in the tiers below it.
+    ``articles`` divides the corpus, the questions and the memory of the tiers below the GPU, ``length`` the tokens of
+    documents and answers, ``cache`` those of an engine's KV cache; ``warm_up``, ``unloaded``, ``at_once``, ``requests``
+    and ``seconds`` divide the options of these names.
     """
 
-    documents: int = 1
-    counts: int = 1
-    seconds: int = 1
-    stream: int = 1
+    articles: int = 1
+    length: int = 1
     cache: int = 1
-    memory: int = 1
+    warm_up: int = 1
+    unloaded: int = 1
+    at_once: int = 1
+    requests: int = 1
+    seconds: int = 1
 
 
 _FULL = _Size()
-# Requests with shorter documents come at higher rates, so they are enough in less time.
-_QUICK = _Size(documents=5, counts=8, seconds=20, stream=4, cache=4, memory=32)
+# Documents keep enough questions to be popular, although each question is asked once. An engine's KV cache also has to
+# hold several requests.
+_QUICK = _Size(articles=4, length=2, cache=2, warm_up=3, unloaded=2, at_once=4, requests=5, seconds=10)
 
 
 def replay(
@@ -74,8 +78,8 @@ def replay(
         bool,
         typer.Option(
             "--quick",
-            help="A fifth of the documents' length, an eighth of the requests per phase, less memory to match, rates "
-            "30 % apart, and baselines in vLLM's default settings alone. Reuse is rarer than in the full workload.",
+            help="A quarter of the articles, documents and answers of half the length, less memory to match, fewer "
+            "requests, rates 30 % apart, and baselines in vLLM's default settings alone.",
         ),
     ] = False,
     requests: Annotated[int, typer.Option(min=8, help="Least requests per rate.")] = 200,
@@ -83,11 +87,21 @@ def replay(
     warm_up: Annotated[int, typer.Option(min=8, help="Questions that fill the caches before measuring.")] = 1000,
     unloaded: Annotated[int, typer.Option(min=8, help="Questions asked one after another.")] = 32,
     at_once: Annotated[int, typer.Option(min=8, help="Questions asked all at once.")] = 32,
-    stream: Annotated[int, typer.Option(min=32, help="Questions in all. Each is asked once.")] = 5000,
+    stream: Annotated[
+        int | None,
+        typer.Option(min=32, help="Questions in all, each asked once; by default as many as the popularity allows."),
+    ] = None,
     answer_tokens: Annotated[int, typer.Option(min=4, help="Tokens of each answer.")] = 32,
     kv_tokens: KvTokensOption = 23_296,
     host_gib: Annotated[float, typer.Option(min=0, help="Our host memory for KV, in GiB.")] = 1.0,
-    disk_gib: Annotated[float, typer.Option(min=0, help="Our disk space for KV, in GiB.")] = 32.0,
+    disk_gib: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Most disk space for our KV, in GiB. Less is used if the stream's documents would not be twice as "
+            "large as all tiers.",
+        ),
+    ] = 32.0,
     questions: QuestionsOption = 20_000,
     text_from: Annotated[str, typer.Option(help="Question set whose text a trace's prompts get.")] = "squad",
     part_tokens: PartTokensOption = 1000,
@@ -113,12 +127,12 @@ def replay(
     config = load_config()
     size = _QUICK if quick else _FULL
     settings = ReplaySettings(
-        warm_up=warm_up // size.counts,
-        unloaded=max(_LEAST, unloaded // size.counts),
-        at_once=max(_LEAST, at_once // size.counts),
-        requests=max(_LEAST, requests // size.counts),
+        warm_up=max(_LEAST, warm_up // size.warm_up),
+        unloaded=max(_LEAST, unloaded // size.unloaded),
+        at_once=max(_LEAST, at_once // size.at_once),
+        requests=max(_LEAST, requests // size.requests),
         seconds=seconds / size.seconds,
-        answer_tokens=max(_LEAST, answer_tokens // size.counts),
+        answer_tokens=max(_LEAST, answer_tokens // size.length),
         stride=2 if quick else 1,
         baseline_steps=(Steps.DEFAULT,) if quick else tuple(Steps),
     )
@@ -132,8 +146,8 @@ def replay(
         engines,
         config.controller,
         config.cache_dir / "profiles",
-        host_gib=host_gib / size.memory,
-        disk_gib=disk_gib / size.memory,
+        host_gib=host_gib / size.articles,
+        disk_gib=disk_gib / size.articles,
         file_cache=False,
     )
     with StepBars() as show:
@@ -145,15 +159,16 @@ def replay(
                 config,
                 data,
                 workload,
-                questions // size.stream,
-                part_tokens // size.documents,
+                questions // size.articles,
+                part_tokens // size.length,
                 top_k,
                 seed,
                 show,
                 max_tokens=settings.answer_tokens,
                 popular_first=popularity is Popularity.DOCUMENTS,
+                one_in=size.articles,
             )
-            source = prompt_stream(prompts, popularity, stream // size.stream, seed)
+            source = prompt_stream(prompts, popularity, stream, seed)
         benchmark = ReplayBenchmark(systems, baselines, source, settings, show)
         complete = False
         try:

@@ -31,6 +31,10 @@ class NumberedStream:
         self._number = 0
         self._length = length
 
+    @property
+    def left(self):
+        return self._length - self._number
+
     def take(self, count):
         if self._number + count > self._length:
             raise ConfigError("the stream has ended", "stream")
@@ -48,16 +52,19 @@ class NumberedStream:
 class Servers:
     """Systems that prefill one prompt after another, each in the system's own time, and decode any number at once."""
 
-    def __init__(self, prefill_s: dict[tuple[str, Steps], float], ours_s: float = 0.5) -> None:
+    def __init__(self, prefill_s: dict[tuple[str, Steps], float], ours_s: float = 0.5, disk_tokens: int = 0) -> None:
         self._prefill_s = prefill_s
+        self._disk_tokens = disk_tokens
         self._ours_s = ours_s
         self.asked: dict[str, list[tuple[str, int]]] = {}
         self.ram_tokens: dict[str, int] = {}
         self.log: list[str] = []
 
     @asynccontextmanager
-    async def ours(self):
-        yield self._server("ragtree", self._ours_s, 80, CACHE_TOKENS, {Tier.GPU: 150, Tier.HOST: HOST_TOKENS})
+    async def ours(self, disk_share=1.0):
+        disk = int(self._disk_tokens * disk_share)
+        memory = {Tier.GPU: 150, Tier.HOST: HOST_TOKENS, Tier.DISK: disk}
+        yield self._server("ragtree", self._ours_s, 80, CACHE_TOKENS, memory)
 
     @asynccontextmanager
     async def running(self, name, steps, ram_tokens):
@@ -193,6 +200,21 @@ def test_documents_that_do_not_outgrow_all_tiers_are_refused():
     with pytest.raises(ConfigError, match="1299 tokens of KV, less than 2 times the 650") as refused:
         replayed(Servers(BOTH), stream=stream)
     assert refused.value.param == "stream"
+
+
+def test_the_disk_is_smaller_if_the_documents_would_not_outgrow_it():
+    assert replayed(Servers(BOTH, disk_tokens=1000)).memory_tokens[Tier.DISK] == 1000
+    kept = replayed(Servers(BOTH, disk_tokens=100_000)).memory_tokens
+    assert kept[Tier.HOST] == HOST_TOKENS
+    assert 2.0 < NumberedStream.document_tokens / sum(kept.values()) < 2.2
+
+
+def test_rates_are_shorter_if_the_stream_has_too_few_prompts():
+    # 34 prompts come before the first rate, and 12 rates should get the rest.
+    result = replayed(Servers(BOTH), stream=NumberedStream(34 + 12 * 210))
+    offered = {row.offered for system in result.systems.values() for row in system.loaded}
+    assert offered <= set(range(200, 211))
+    assert max(offered) == 210
 
 
 @pytest.mark.parametrize("against", [["vllm", "sglang"], ["ragtree"], ["vllm", "vllm"], ["vllm-offload"]])

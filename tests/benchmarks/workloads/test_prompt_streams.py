@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.workloads.articles import ArticlePart
-from benchmarks.workloads.popularity import request_counts
+from benchmarks.workloads.popularity import Skew, request_counts
 from benchmarks.workloads.prompt_streams import (
     QuestionStream,
     RepeatingStream,
@@ -76,6 +76,24 @@ def test_the_sets_own_popularity_is_kept():
     assert about_first / 3000 == pytest.approx(3600 / (3600 + 3 * (DOCUMENTS - 60)), abs=0.03)
 
 
+def test_without_a_number_there_are_as_many_questions_as_the_popularity_allows():
+    # The top 30 of 1,000 documents have 60 questions each, and get 60 % of the requests.
+    asked = popular_documents(ManyQuestions(), None, 0)
+    assert len({one.question for one in asked}) == 3000
+    with pytest.raises(ConfigError, match="3001 requests need 1801 questions"):
+        popular_documents(ManyQuestions(), 3001, 0)
+    assert len(own_questions(ManyQuestions(), None, 0)) == 60 * 60 + 940 * 3
+
+
+def test_a_stream_counts_the_prompts_that_are_left():
+    stream = QuestionStream(ManyQuestions(), own_questions(ManyQuestions(), 20, 0), 0)
+    stream.take(3)
+    assert stream.left == 17
+    stream.arrivals(1.0, 10)
+    assert stream.left == 7
+    assert RepeatingStream(ManyQuestions(), 0).left is None
+
+
 @pytest.mark.parametrize("asks", [popular_documents, own_questions])
 def test_equal_seeds_ask_the_same(asks):
     assert asks(ManyQuestions(), 500, 1) == asks(ManyQuestions(), 500, 1)
@@ -132,7 +150,7 @@ def test_no_document_gets_more_requests_than_it_has_questions(questions, silent,
     questions.sort(reverse=True)
     documents = len(questions) + silent
     try:
-        counts = request_counts(questions, documents, requests, random.Random(seed), top_share=0.03, share=0.6)
+        counts = request_counts(questions, requests, Skew(documents, 0.03, 0.6), random.Random(seed))
     except ConfigError:
         top = max(1, round(documents * 0.03))
         assert sum(questions[:top]) < 0.6 * requests or sum(questions) < requests
