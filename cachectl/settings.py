@@ -47,6 +47,12 @@ class ControllerSettings(BaseModel):
         ge=0,
         description="How many of a prompt's documents, from the front, are cached; None means all.",
     )
+    document_score_gap: float | None = Field(
+        None,
+        ge=0,
+        description="In cached-first order, a document stands in front of a better one only if their search scores "
+        "differ by at most this. None: wherever its KV is cached.",
+    )
     max_running: int = Field(32, gt=0, description="Queries that run on an instance at once.")
     max_queued: int = Field(256, ge=0, description="Queries that may wait for each instance; others are refused.")
     speculation: bool = Field(

@@ -40,7 +40,8 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
 
     ``namespace`` separates tenants' KV and salts its keys. ``searched_at`` is when the search for the documents began,
     in seconds since the epoch: some of them may have been deleted since. ``avoid`` names instances that the query must
-    not get, because it was lost on them before.
+    not get, because it was lost on them before. ``scores`` are those of the search, one for each document and possibly
+    more, in falling order; empty if they are unknown.
     """
 
     query_id: str
@@ -49,6 +50,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
     searched_at: float
     order: DocumentOrder = DocumentOrder.RETRIEVAL
     avoid: tuple[str, ...] = ()
+    scores: tuple[float, ...] = ()
 
 
 class PlannedNode(msgspec.Struct, frozen=True):

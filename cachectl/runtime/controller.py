@@ -112,7 +112,9 @@ class Controller:
         )
         self.recovery = Recovery(self._scheduler, tombstones, self._namespaces, self._deliveries, shared)
         self.instances = InstanceRegistry(self._scheduler, self._leases, self.recovery, self._deliveries)
-        self._requests = RequestReader(self._tree, self._namespaces, tombstones, settings.cached_documents)
+        self._requests = RequestReader(
+            self._tree, self._namespaces, tombstones, settings.cached_documents, settings.document_score_gap
+        )
         self._plans = PlanBuilder(self._tree, self.instances)
         self._prefetcher = Prefetcher(
             self._scheduler,

@@ -14,23 +14,31 @@ from protocol.plans import AdmissionRequest, DocumentOrder
 class RequestReader:
     """Reads admission messages against the ``tree`` and the ``tombstones`` as they are now.
 
-    At most ``cached_documents`` documents of a prompt, from the front, are cached; None means all.
+    At most ``cached_documents`` documents of a prompt, from the front, are cached; None means all. ``score_gap`` is
+    that of cached-first order.
     """
 
     def __init__(
-        self, tree: KnowledgeTree, namespaces: Namespaces, tombstones: Tombstones, cached_documents: int | None
+        self,
+        tree: KnowledgeTree,
+        namespaces: Namespaces,
+        tombstones: Tombstones,
+        cached_documents: int | None,
+        score_gap: float | None,
     ) -> None:
         self._tree = tree
         self._namespaces = namespaces
         self._tombstones = tombstones
         self._cached_documents = cached_documents
+        self._score_gap = score_gap
 
     def ordered(self, admission: AdmissionRequest) -> AdmissionRequest:
         """The message with its documents in the order that it asks for."""
         if admission.order is DocumentOrder.RETRIEVAL:
             return admission
         root = self._tree.registry.roots.get(self._namespaces.inside(admission.namespace))
-        prompt = reordered(admission.prompt, order_by_name(admission.order), root)
+        strategy = order_by_name(admission.order, self._score_gap)
+        prompt = reordered(admission.prompt, strategy, root, admission.scores)
         return msgspec.structs.replace(admission, prompt=prompt)
 
     def request(self, admission: AdmissionRequest, unshared: bool = False) -> Request:

@@ -32,10 +32,13 @@ class OrderStrategy(Protocol):
 
     name: ClassVar[DocumentOrder]
 
-    def __call__(self, documents: Sequence[str], root: CachedNode | None) -> tuple[int, ...]:
+    def __call__(
+        self, documents: Sequence[str], root: CachedNode | None, scores: Sequence[float] = ()
+    ) -> tuple[int, ...]:
         """Indices into ``documents`` (content keys, best first) in prompt order.
 
-        A repeated key is two documents. ``root`` is None if nothing is cached.
+        A repeated key is two documents. ``root`` is None if nothing is cached. ``scores`` are the documents' search
+        scores, in falling order; empty if they are unknown.
         """
 
 
@@ -44,7 +47,12 @@ class RetrievalOrder:
 
     name: ClassVar[DocumentOrder] = DocumentOrder.RETRIEVAL
 
-    def __call__(self, documents: Sequence[str], root: CachedNode | None) -> tuple[int, ...]:  # noqa: ARG002
+    def __call__(
+        self,
+        documents: Sequence[str],
+        root: CachedNode | None,  # noqa: ARG002
+        scores: Sequence[float] = (),  # noqa: ARG002
+    ) -> tuple[int, ...]:
         """The indices unchanged."""
         return tuple(range(len(documents)))
 
@@ -54,7 +62,12 @@ class CanonicalOrder:
 
     name: ClassVar[DocumentOrder] = DocumentOrder.CANONICAL
 
-    def __call__(self, documents: Sequence[str], root: CachedNode | None) -> tuple[int, ...]:  # noqa: ARG002
+    def __call__(
+        self,
+        documents: Sequence[str],
+        root: CachedNode | None,  # noqa: ARG002
+        scores: Sequence[float] = (),  # noqa: ARG002
+    ) -> tuple[int, ...]:
         """The indices by key, and of equal keys by rank."""
         return tuple(sorted(range(len(documents)), key=documents.__getitem__))
 
@@ -63,25 +76,32 @@ class CanonicalOrder:
 class CachedFirstOrder:
     """The order with the longest cached prefix, in tokens. The documents behind it keep the order of the search.
 
+    With a ``score_gap``, no document stands in front of one whose score is higher by more than this. So documents
+    change places only if the search finds them about equally good. Without scores there is no such bound.
+
     The search follows cached paths only, depth first and better ranks first. So its work grows with what is cached of
     the k documents, and not with k!. It visits at most ``visit_budget`` nodes, each with at most k lookups.
 
-    Within the budget the prefix is the longest of all permutations; of equally long ones, the lexicographically first
-    by rank. Six documents always fit the default budget. So does any number that is cached in all orders, as the first
-    path with every document ends the search. Beyond the budget it is the longest prefix seen. That is no shorter than
-    the one in retrieval order, which is visited first, if the budget exceeds k.
+    Within the budget the prefix is the longest of all allowed permutations; of equally long ones, the lexicographically
+    first by rank. Six documents always fit the default budget. So does any number that is cached in all orders, as the
+    first path with every document ends the search. Beyond the budget it is the longest prefix seen. That is no shorter
+    than the one in retrieval order, which is visited first, if the budget exceeds k.
     """
 
     name: ClassVar[DocumentOrder] = DocumentOrder.CACHED_FIRST
     visit_budget: int = VISIT_BUDGET
+    score_gap: float | None = None
 
-    def __call__(self, documents: Sequence[str], root: CachedNode | None) -> tuple[int, ...]:
+    def __call__(
+        self, documents: Sequence[str], root: CachedNode | None, scores: Sequence[float] = ()
+    ) -> tuple[int, ...]:
         """The indices of the longest cached prefix, then the others by rank."""
         ranks = tuple(range(len(documents)))
         if root is None:
             return ranks
         longest = nothing = _Prefix((), ranks, 0, root)
-        for prefix in islice(_cached_prefixes(documents, nothing), self.visit_budget):
+        bound = _ScoreBound(scores, self.score_gap) if scores and self.score_gap is not None else None
+        for prefix in islice(_cached_prefixes(documents, nothing, bound), self.visit_budget):
             # Not >=: prefixes come in the order of rank, so the first of equals wins.
             if prefix.tokens > longest.tokens:
                 longest = prefix
@@ -90,17 +110,24 @@ class CachedFirstOrder:
         return longest.indices + longest.others
 
 
-_STRATEGIES: dict[str, OrderStrategy] = {
-    strategy.name: strategy for strategy in (RetrievalOrder(), CanonicalOrder(), CachedFirstOrder())
-}
+def order_by_name(name: str, score_gap: float | None = None) -> OrderStrategy:
+    """The strategy of a name. ``score_gap`` is that of cached-first order. Raises ConfigError for an unknown name."""
+    strategies: tuple[OrderStrategy, ...] = (RetrievalOrder(), CanonicalOrder(), CachedFirstOrder(score_gap=score_gap))
+    for strategy in strategies:
+        if strategy.name == name:
+            return strategy
+    raise ConfigError(f"unknown document order {name!r}; there are {', '.join(each.name for each in strategies)}")
 
 
-def order_by_name(name: str) -> OrderStrategy:
-    """The strategy of a name. Raises ConfigError for an unknown name."""
-    try:
-        return _STRATEGIES[name]
-    except KeyError:
-        raise ConfigError(f"unknown document order {name!r}; there are {', '.join(_STRATEGIES)}") from None
+class _ScoreBound(NamedTuple):
+    """Which documents may stand in front of better ones: their scores, in falling order, differ by at most ``gap``."""
+
+    scores: Sequence[float]
+    gap: float
+
+    def allows(self, index: int, before: int) -> bool:
+        """Whether a document may stand in front of the document ``before``."""
+        return self.scores[before] - self.scores[index] <= self.gap
 
 
 class _Prefix(NamedTuple):
@@ -112,12 +139,15 @@ class _Prefix(NamedTuple):
     end: CachedNode
 
 
-def _cached_prefixes(documents: Sequence[str], prefix: _Prefix) -> Iterator[_Prefix]:
-    """The prefix and all its cached extensions, in lexicographic order of their indices."""
+def _cached_prefixes(documents: Sequence[str], prefix: _Prefix, bound: _ScoreBound | None) -> Iterator[_Prefix]:
+    """The prefix and all its cached extensions within the bound, in lexicographic order of their indices."""
     yield prefix
     indices, others, tokens, end = prefix
     tried = set()
     for position, index in enumerate(others):
+        if bound is not None and not bound.allows(index, before=others[0]):
+            # All that follow have lower scores.
+            return
         key = documents[index]
         # Equal documents lead to the same node, so the best ranked one stands for them.
         if key in tried:
@@ -126,4 +156,5 @@ def _cached_prefixes(documents: Sequence[str], prefix: _Prefix) -> Iterator[_Pre
         child = end.child(key)
         if child is not None:
             rest = others[:position] + others[position + 1 :]
-            yield from _cached_prefixes(documents, _Prefix((*indices, index), rest, tokens + child.tokens, child))
+            longer = _Prefix((*indices, index), rest, tokens + child.tokens, child)
+            yield from _cached_prefixes(documents, longer, bound)

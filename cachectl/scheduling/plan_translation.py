@@ -1,6 +1,6 @@
 """Translation between the controller's messages and the scheduler's and the tree's own terms."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 import msgspec
@@ -37,12 +37,16 @@ def request_of(
     return Request(query_id, namespace, documents, question_tokens, system)
 
 
-def reordered(prompt: Prompt, strategy: OrderStrategy, root: CachedNode | None) -> Prompt:
-    """The prompt with its documents in a strategy's order; ``root`` is its namespace's root, if the tree has one."""
+def reordered(prompt: Prompt, strategy: OrderStrategy, root: CachedNode | None, scores: Sequence[float] = ()) -> Prompt:
+    """The prompt with its documents in a strategy's order.
+
+    ``root`` is its namespace's root, if the tree has one; ``scores`` are those of the search for its documents, and
+    possibly for more.
+    """
     documents = prompt.documents
     for segment in takewhile(_is_system, prompt.prefix):
         root = root.child(segment.key) if root is not None else None
-    order = iter(strategy([document.key for document in documents], root))
+    order = iter(strategy([document.key for document in documents], root, scores))
     segments = tuple(
         documents[next(order)] if segment.kind is SegmentKind.DOCUMENT else segment for segment in prompt.segments
     )

@@ -50,8 +50,8 @@ class Replay:
 
     async def documents(self, search: SearchRequest) -> tuple[str, ...]:
         """Contents of the query's prompt, in order. Raises what the search and the layout raise."""
-        prompt = await self._when_idle(self._prompt, search)
-        return tuple(document.key for document in prompt.documents)
+        found = await self._when_idle(self._found, search)
+        return tuple(document.key for document in self._lay_out(search, found).documents)
 
     async def prefill(self, search: SearchRequest) -> int:
         """Bring the query's documents into the tree. Returns the computed tokens, 0 if all documents were there.
@@ -94,13 +94,16 @@ class Replay:
     async def _attempt(self, search: SearchRequest) -> int | None:
         # Searches again, because documents may have been deleted since the past query.
         searched_at = time.time()
-        prompt = await self._prompt(search)
+        found = await self._found(search)
+        prompt = self._lay_out(search, found)
         query_id = f"warm_{uuid4().hex}"
         deadline = self._deadline()
         with Lease(query_id, self._parts.controller, self._tasks) as lease:
             before = await deadline.wait(self._parts.controller.stats())
             order = self._settings.default_document_order
-            request = AdmissionRequest(query_id, namespace_of(search.tenant), prompt, searched_at, order)
+            request = AdmissionRequest(
+                query_id, namespace_of(search.tenant), prompt, searched_at, order, scores=found.scores
+            )
             plan = await deadline.wait(lease.admit(self._parts.controller.warm(request)))
             if plan is None:
                 # Either a query is running, or there is nothing to compute, if the controller was idle throughout.
@@ -119,16 +122,19 @@ class Replay:
                 computed = step.prefill.prompt_tokens - step.prefill.cached_tokens
         return computed
 
-    async def _prompt(self, search: SearchRequest) -> Prompt:
+    async def _found(self, search: SearchRequest) -> CandidateSet:
         last: CandidateSet | None = None
         async with aclosing(self._parts.retriever.search(search)) as stages:
             async for found in self._deadline().each(stages):
                 last = found
         if last is None or not last.docs:
             raise NoDocuments("The query finds no documents.", "queries")
+        return last
+
+    def _lay_out(self, search: SearchRequest, found: CandidateSet) -> Prompt:
         # Leaves room for an answer of the default length, so that the same documents fit as in the query.
         question = (ChatMessage("user", search.query),)
-        return self._parts.layout.lay_out(question, last.docs, self._settings.default_max_tokens)
+        return self._parts.layout.lay_out(question, found.docs, self._settings.default_max_tokens)
 
     def _deadline(self) -> Deadline:
         return Deadline(self._settings.query_timeout_s, "The query was not replayed")

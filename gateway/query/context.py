@@ -72,10 +72,18 @@ class QueryContext:
                 raise
             raise QuestionTooLong(error.message, query.question_field) from error
 
-    def admission_request(self, attempt: Attempt, prompt: Prompt, avoid: tuple[str, ...] = ()) -> AdmissionRequest:
-        """The request for a plan. ``avoid`` names instances that must not get it."""
+    def admission_request(self, attempt: Attempt, prompt: Prompt, found: CandidateSet) -> AdmissionRequest:
+        """The request for a plan for the prompt on the documents that were ``found``."""
         query = self.query
-        return AdmissionRequest(attempt.plan_id, query.namespace, prompt, self.searched_at, query.order, avoid)
+        return AdmissionRequest(
+            attempt.plan_id, query.namespace, prompt, self.searched_at, query.order, scores=found.scores
+        )
+
+    def repeated_request(self, attempt: Attempt, lost: PrefillPlan) -> AdmissionRequest:
+        """The request for another plan like one whose instance was lost, with its documents in the same order."""
+        return AdmissionRequest(
+            attempt.plan_id, self.query.namespace, lost.prompt, self.searched_at, avoid=(lost.instance,)
+        )
 
     def lease(self, attempt: Attempt) -> Lease:
         """A new lease for the attempt's plan."""

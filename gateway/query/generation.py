@@ -14,6 +14,7 @@ from protocol.errors import EngineDied
 from protocol.generation import GenerationStep
 from protocol.plans import AdmissionRequest, PrefillPlan
 from protocol.prompts import Prompt
+from protocol.retrieval import CandidateSet
 
 log = structlog.get_logger(__name__)
 
@@ -29,7 +30,6 @@ class Generation:
         self._context = context
         self._attempt = Attempt(context.query.query_id)
         self._lease: Lease | None = None
-        self._prompt: Prompt | None = None
         self._guess: Guess | None = None
         self._admission: asyncio.Task[PrefillPlan] | None = None
         # When the plan was asked for, and when its stream began, in ms since the query's arrival.
@@ -49,12 +49,13 @@ class Generation:
         """Continue a confirmed guess, which is already admitted."""
         self._guess = guess
         self._lease = guess.lease
-        self._prompt = guess.plan.prompt
 
-    async def admit(self, prompt: Prompt) -> None:
-        """Ask for admission, and wait for it for up to ``hold_back_s``. Raises the controller's refusal until then."""
-        self._prompt = prompt
-        admission = self._ask(self._context.admission_request(self._attempt, prompt))
+    async def admit(self, prompt: Prompt, found: CandidateSet) -> None:
+        """Ask for admission of the prompt on the documents ``found``, and wait for it for up to ``hold_back_s``.
+
+        Raises the controller's refusal until then.
+        """
+        admission = self._ask(self._context.admission_request(self._attempt, prompt, found))
         await asyncio.wait({admission}, timeout=self._context.settings.hold_back_s)
         if admission.done():
             admission.result()
@@ -115,9 +116,8 @@ class Generation:
     def _retry(self, plan: PrefillPlan, error: EngineDied) -> None:
         """Ask for a plan on another instance. No event has left yet that depends on the lost one."""
         assert self._lease is not None
-        assert self._prompt is not None
         self._lease.close(error)
         self._guess = None
         self._lost = plan.instance, error
         self._attempt = self._attempt._replace(retry=self._attempt.retry + 1)
-        self._ask(self._context.admission_request(self._attempt, self._prompt, (plan.instance,)))
+        self._ask(self._context.repeated_request(self._attempt, plan))

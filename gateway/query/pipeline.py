@@ -74,7 +74,7 @@ class QueryPipeline:
             transcript.laid_out(documents, prompt)
             if guess is None:
                 # Before the next event: until a response starts, a refusal is an HTTP status.
-                await generation.admit(prompt)
+                await generation.admit(prompt, documents)
             else:
                 generation.take_over(guess)
             yield transcript.retrieved()

@@ -41,6 +41,15 @@ async def test_cached_first_order_puts_the_cached_path_first_and_the_rest_by_ran
     assert [node.source for node in plan.nodes] == [Tier.GPU] * 3 + [None] * 2
 
 
+async def test_documents_change_places_only_within_the_configured_score_gap(build):
+    controller = build(document_score_gap=0.1)
+    await fill(controller, "c", "b")
+    request = ordered(DocumentOrder.CACHED_FIRST, "abc")
+    # The search found a fourth document, which did not fit the prompt.
+    plan = await controller.admit(msgspec.structs.replace(request, scores=(0.9, 0.85, 0.5, 0.4)))
+    assert documents_of(plan) == "bac"
+
+
 async def test_another_tenants_cache_has_no_effect_on_the_order(build):
     controller = build()
     await fill(controller, "ba", namespace="other")

@@ -177,3 +177,38 @@ def test_a_short_budget_is_never_worse_than_retrieval_order(documents, root, spa
     assert sorted(order) == list(range(len(documents)))
     in_retrieval_order = cached_tokens(documents, range(len(documents)), root)
     assert cached_tokens(documents, order, root) >= in_retrieval_order
+
+
+def test_with_a_score_gap_only_documents_of_near_scores_change_places():
+    root = tree(["c", "b"], {"c": 9, "b": 5})
+    scores = (0.90, 0.88, 0.70)
+    assert CachedFirstOrder()("abc", root, scores) == (2, 0, 1)
+    # c is too far behind a.
+    assert CachedFirstOrder(score_gap=0.05)("abc", root, scores) == (1, 0, 2)
+    assert CachedFirstOrder(score_gap=0.01)("abc", root, scores) == (0, 1, 2)
+    # Without scores there is nothing to compare.
+    assert CachedFirstOrder(score_gap=0.01)("abc", root) == (2, 0, 1)
+
+
+def test_a_document_may_follow_what_stands_far_in_front_of_it():
+    # c is far behind a, but near b. Once a has its place, c may stand in front of b.
+    root = tree(["acb"])
+    assert CachedFirstOrder(score_gap=0.1)("abc", root, (0.9, 0.55, 0.5)) == (0, 2, 1)
+
+
+@given(documents=st.text(KEYS, max_size=5), paths=st.lists(st.text(KEYS, max_size=5), max_size=8), data=st.data())
+def test_within_a_score_gap_the_prefix_is_the_longest_of_all_allowed_orders(documents, paths, data):
+    gap = data.draw(st.integers(0, 4))
+    falling = st.lists(st.integers(0, 9), min_size=len(documents), max_size=len(documents))
+    scores = sorted(data.draw(falling), reverse=True)
+    root = tree(paths)
+
+    def allowed(order) -> bool:
+        return all(
+            scores[better] - scores[index] <= gap for place, index in enumerate(order) for better in order[place + 1 :]
+        )
+
+    order = CachedFirstOrder(score_gap=gap)(documents, root, scores)
+    assert allowed(order)
+    best = max(cached_tokens(documents, each, root) for each in permutations(range(len(documents))) if allowed(each))
+    assert cached_tokens(documents, order, root) == best

@@ -38,3 +38,9 @@ async def test_sources_keep_the_order_of_the_search(served):
     reply = answer.json()
     assert [result["document_id"] for result in reply["results"]] == ["d0", "d1", "d2"]
     assert [cited["index"] for cited in reply["citations"]] == [0, 1, 2]
+
+
+async def test_the_controller_learns_the_scores_of_the_documents(served):
+    await served.client.post("/query", json={"query": "What?", "document_order": "cached-first", "top_k": 3})
+    (admitted,) = served.stack.controller.admitted
+    assert admitted.scores == (1.0, 0.9, 0.8)

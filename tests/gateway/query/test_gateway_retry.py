@@ -9,7 +9,7 @@ from gateway_requests import total
 from sse_reading import events_of, only_terminal
 
 from protocol.errors import EngineDied, Overloaded
-from protocol.plans import PlanOutcome
+from protocol.plans import DocumentOrder, PlanOutcome
 
 COMPLETED, FAILED, CANCELLED = PlanOutcome
 GONE = EngineDied("its instance is gone")
@@ -162,7 +162,8 @@ async def test_confirmed_guess_is_retried(served):
     assert [types.count(name) for name in ("query.created", "retrieval.completed", "cache.resolved")] == [1, 1, 1]
     (admitted,) = stack.controller.admitted
     assert admitted.avoid == ("engine-0",)
-    assert admitted.prompt == stack.controller.speculated[0].prompt
+    # The lost plan's order stays, whatever order the query asks for.
+    assert (admitted.prompt, admitted.order) == (stack.controller.speculated[0].prompt, DocumentOrder.RETRIEVAL)
     await settled(stack, 2)
     assert outcomes(stack) == [("1", FAILED), ("retry1", COMPLETED)]
 
