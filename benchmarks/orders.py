@@ -8,7 +8,7 @@ The questions of a handful share no document. Cached-first order is decided when
 what the queries before it in the queue compute, while the other orders would hit it.
 
 The baseline is retrieval order. Limits: engines round differently from batch to batch, and answers may change by that
-alone. So each F1 has the confidence interval of its difference from retrieval order, question by question.
+alone. So each score has the confidence interval of its difference from retrieval order, question by question.
 """
 
 import asyncio
@@ -30,7 +30,18 @@ from protocol.parts import PromptLayout
 from protocol.plans import DocumentOrder
 from protocol.prompts import ChatMessage, Prompt
 
-BASELINE = DocumentOrder.RETRIEVAL
+
+class Arrangement(NamedTuple):
+    """An order of documents; ``score_gap`` is that of cached-first order."""
+
+    order: DocumentOrder
+    score_gap: float | None = None
+
+    def __str__(self) -> str:
+        return self.order if self.score_gap is None else f"{self.order} within {self.score_gap:g}"
+
+
+BASELINE = Arrangement(DocumentOrder.RETRIEVAL)
 
 
 class OrdersSettings(msgspec.Struct, frozen=True):
@@ -56,19 +67,21 @@ class Difference(msgspec.Struct, frozen=True):
 class OrderRow(msgspec.Struct, frozen=True):
     """Results of one order on one set: share of prompt tokens not computed, and mean TTFT in milliseconds.
 
+    ``order`` names the arrangement.
+
     The TTFT is of questions asked together, so it includes waiting for each other's prefills.
 
     ``exact_match``, ``subspan_match`` and ``f1`` are means over questions, from 0 to 1
     (`benchmarks.measuring.answer_scores`). A subspan match only needs the answer to contain a right one (Liu et al.,
-    2023), because small models answer in sentences. ``f1_over_retrieval`` is the gain in F1 over retrieval order; None
-    for that order itself.
+    2023), because small models answer in sentences. ``f1_over_retrieval`` and ``subspan_over_retrieval`` are the gains
+    over retrieval order; None for that order itself.
 
     The rest is equal for all orders: ``answer_in_prompt`` is the share of questions with a right answer in one of the
     prompt's documents, ``repeated_documents`` the share of documents that an earlier prompt had.
     """
 
     set: str
-    order: DocumentOrder
+    order: str
     questions: int
     token_hit_rate: float
     mean_ttft_ms: float
@@ -76,6 +89,7 @@ class OrderRow(msgspec.Struct, frozen=True):
     subspan_match: float
     f1: float
     f1_over_retrieval: Difference | None
+    subspan_over_retrieval: Difference | None
     answer_in_prompt: float
     repeated_documents: float
 
@@ -87,9 +101,12 @@ class OrdersResult(msgspec.Struct, frozen=True):
 
 
 class OrdersBenchmark:
-    """Asks questions with their documents in every order. ``layout`` must be that of the systems' engines."""
+    """Asks questions with their documents in every arrangement, each on a system of its own.
 
-    def __init__(self, systems: Systems, layout: PromptLayout, settings: OrdersSettings) -> None:
+    ``layout`` must be that of the systems' engines.
+    """
+
+    def __init__(self, systems: Mapping[Arrangement, Systems], layout: PromptLayout, settings: OrdersSettings) -> None:
         self._systems = systems
         self._layout = layout
         self._settings = settings
@@ -112,21 +129,27 @@ class OrdersBenchmark:
         prompt = self._layout.lay_out([message], found.chunks, self._settings.max_tokens)
         # The layout drops documents from the end.
         texts = [chunk.text for chunk in found.chunks[: len(prompt.documents)]]
-        return _Asked(prompt, found.question.answers, any(holds_answer(text, found.question.answers) for text in texts))
+        holds = any(holds_answer(text, found.question.answers) for text in texts)
+        return _Asked(prompt, found.scores, found.question.answers, holds)
 
     async def _ask(
         self, name: str, handfuls: Sequence[Sequence["_Asked"]], progress: Progress
-    ) -> dict[DocumentOrder, list[Generation]]:
-        """Return the answers by order."""
+    ) -> dict[Arrangement, list[Generation]]:
+        """Return the answers by arrangement."""
         step, total = f"asking {name}", sum(map(len, handfuls))
         sampling = Sampling(self._settings.max_tokens)
-        came: dict[DocumentOrder, list[Generation]] = {order: [] for order in DocumentOrder}
+        came: dict[Arrangement, list[Generation]] = {arrangement: [] for arrangement in self._systems}
         async with AsyncExitStack() as running:
-            systems = [(order, await running.enter_async_context(self._systems.ours(order))) for order in came]
+            systems = [
+                (arrangement, await running.enter_async_context(kind.ours(arrangement.order)))
+                for arrangement, kind in self._systems.items()
+            ]
             for handful in handfuls:
                 progress(step, len(came[BASELINE]), total)
-                for order, system in systems:
-                    came[order] += await asyncio.gather(*(system.answer(one.prompt, sampling) for one in handful))
+                for arrangement, system in systems:
+                    came[arrangement] += await asyncio.gather(
+                        *(system.answer(one.prompt, sampling, one.scores) for one in handful)
+                    )
                     # Background work must not slow the next system down.
                     await system.settle()
                 systems.append(systems.pop(0))
@@ -134,40 +157,48 @@ class OrdersBenchmark:
         return came
 
     def _rows(
-        self, name: str, asked: Sequence["_Asked"], came: Mapping[DocumentOrder, Sequence[Generation]]
+        self, name: str, asked: Sequence["_Asked"], came: Mapping[Arrangement, Sequence[Generation]]
     ) -> list[OrderRow]:
         right = [one.answers for one in asked]
-        scores = {
-            order: [f1(one.text, answers) for one, answers in zip(given, right, strict=True)]
-            for order, given in came.items()
+        f1s = {
+            arrangement: [f1(one.text, answers) for one, answers in zip(given, right, strict=True)]
+            for arrangement, given in came.items()
+        }
+        subspans = {
+            arrangement: [float(holds_answer(one.text, answers)) for one, answers in zip(given, right, strict=True)]
+            for arrangement, given in came.items()
         }
         return [
             OrderRow(
                 set=name,
-                order=order,
+                order=str(arrangement),
                 questions=len(asked),
                 token_hit_rate=sum(one.prefill.cached_tokens for one in given)
                 / sum(one.prefill.prompt_tokens for one in given),
                 mean_ttft_ms=fmean(one.ttft_ms for one in given),
                 exact_match=fmean(exact_match(one.text, answers) for one, answers in zip(given, right, strict=True)),
-                subspan_match=fmean(holds_answer(one.text, answers) for one, answers in zip(given, right, strict=True)),
-                f1=fmean(scores[order]),
-                f1_over_retrieval=None if order is BASELINE else self._difference(scores[order], scores[BASELINE]),
+                subspan_match=fmean(subspans[arrangement]),
+                f1=fmean(f1s[arrangement]),
+                f1_over_retrieval=self._gain(f1s, arrangement),
+                subspan_over_retrieval=self._gain(subspans, arrangement),
                 answer_in_prompt=fmean(one.answer_in_prompt for one in asked),
                 repeated_documents=_repeated(asked),
             )
-            for order, given in came.items()
+            for arrangement, given in came.items()
         ]
 
-    def _difference(self, scores: Sequence[float], baseline: Sequence[float]) -> Difference:
-        differences = [mine - theirs for mine, theirs in zip(scores, baseline, strict=True)]
+    def _gain(self, scores: Mapping[Arrangement, Sequence[float]], arrangement: Arrangement) -> Difference | None:
+        if arrangement == BASELINE:
+            return None
+        differences = [mine - theirs for mine, theirs in zip(scores[arrangement], scores[BASELINE], strict=True)]
         return Difference(fmean(differences), *bootstrap_interval(differences, self._settings.seed))
 
 
 class _Asked(NamedTuple):
-    """A question's prompt, its right answers, and whether a document of the prompt holds one of them."""
+    """A question's prompt and search scores, its right answers, and whether a document of the prompt holds one."""
 
     prompt: Prompt
+    scores: tuple[float, ...]
     answers: tuple[str, ...]
     answer_in_prompt: bool
 

@@ -103,6 +103,6 @@ class RecallBenchmark:
 
 def _search_of(retriever: Retriever, dataset: Dataset) -> Search:
     async def search(question: str) -> set[str]:
-        return {chunk.document_id for chunk in await search_corpus(retriever, dataset, question, TOP_K)}
+        return {chunk.document_id for chunk in (await search_corpus(retriever, dataset, question, TOP_K)).docs}
 
     return search

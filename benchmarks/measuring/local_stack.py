@@ -48,15 +48,17 @@ class LocalStack:
         namespace: str,
         sampling: Sampling,
         order: DocumentOrder = DocumentOrder.RETRIEVAL,
+        scores: tuple[float, ...] = (),
     ) -> Generation:
         """Admit, generate and complete, like a query. The time to first token starts at the admission.
 
-        The documents are in ``order``. Raises what controller and engine raise.
+        The documents are in ``order``, which may depend on their search ``scores``. Raises what controller and engine
+        raise.
         """
         controller = self._live.controller
         query_id = uuid4().hex
         arrived = time.perf_counter()
-        plan = await controller.admit(AdmissionRequest(query_id, namespace, prompt, time.time(), order))
+        plan = await controller.admit(AdmissionRequest(query_id, namespace, prompt, time.time(), order, scores=scores))
         queued_ms = (time.perf_counter() - arrived) * 1000
         report = CompletionReport(query_id, PlanOutcome.FAILED)
 

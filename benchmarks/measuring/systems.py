@@ -31,8 +31,10 @@ FIRST_TOKEN = Sampling(1)
 class Answer(Protocol):
     """Answers a prompt, by default with one token."""
 
-    def __call__(self, prompt: Prompt, sampling: Sampling = FIRST_TOKEN) -> Awaitable[Generation]:
-        """Answer. Raises what the system raises."""
+    def __call__(
+        self, prompt: Prompt, sampling: Sampling = FIRST_TOKEN, scores: tuple[float, ...] = ()
+    ) -> Awaitable[Generation]:
+        """Answer. ``scores`` are those of the search for the documents, if known. Raises what the system raises."""
 
 
 class System(msgspec.Struct, frozen=True):
@@ -89,7 +91,11 @@ class Systems:
         kv_tokens = ram_tokens if baseline.equal_memory else None
         async with self._engines.plain(baseline.prefix_caching, engine_args, kv_tokens) as engine:
 
-            async def answer(prompt: Prompt, sampling: Sampling = FIRST_TOKEN) -> Generation:
+            async def answer(
+                prompt: Prompt,
+                sampling: Sampling = FIRST_TOKEN,
+                scores: tuple[float, ...] = (),  # noqa: ARG001
+            ) -> Generation:
                 return await generate(engine, PrefillPlan(uuid4().hex, INSTANCE, NAMESPACE, prompt), sampling)
 
             yield System(answer, _nothing, ram_tokens if baseline.equal_memory or baseline.offloading else 0)
@@ -111,8 +117,10 @@ class Systems:
                 LocalStack.over({INSTANCE: engine}, self._controller, self._profiles) as stack,
             ):
 
-                async def answer(prompt: Prompt, sampling: Sampling = FIRST_TOKEN) -> Generation:
-                    return await stack.answer(prompt, NAMESPACE, sampling, order=order)
+                async def answer(
+                    prompt: Prompt, sampling: Sampling = FIRST_TOKEN, scores: tuple[float, ...] = ()
+                ) -> Generation:
+                    return await stack.answer(prompt, NAMESPACE, sampling, order, scores)
 
                 kv = (await engine.info()).kv
                 if kv is None:

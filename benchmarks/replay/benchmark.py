@@ -32,6 +32,7 @@ from benchmarks.workloads.prompt_streams import Arrival, PromptStream
 from benchmarks.workloads.retrieved_prompts import document_tokens
 from protocol.errors import ConfigError
 from protocol.generation import Sampling
+from protocol.plans import DocumentOrder
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
 
@@ -53,7 +54,7 @@ class ReplaySettings(msgspec.Struct, frozen=True):
 
     Each rate lasts for ``requests`` requests or ``seconds``, whichever is longer; for fewer than ``seconds`` if the
     stream has too few prompts. Answers have ``answer_tokens``. The search for sustained rates tries every ``stride``-th
-    rate, and baselines run in each of ``baseline_steps``.
+    rate, and baselines run in each of ``baseline_steps``. Our system arranges documents in ``order``.
     """
 
     warm_up: int
@@ -64,6 +65,7 @@ class ReplaySettings(msgspec.Struct, frozen=True):
     answer_tokens: int
     stride: int = 1
     baseline_steps: tuple[Steps, ...] = tuple(Steps)
+    order: DocumentOrder = DocumentOrder.RETRIEVAL
 
     def requests_at(self, rate: float, left: int | None) -> int:
         """The requests of a phase at this rate, if the stream had ``left`` prompts before the first rate."""
@@ -124,13 +126,13 @@ class ReplayBenchmark:
 
     async def _start_ours(self, running: AsyncExitStack) -> System:
         async with AsyncExitStack() as trial:
-            ours = await trial.enter_async_context(self._systems.ours())
+            ours = await trial.enter_async_context(self._systems.ours(self._settings.order))
             disk = ours.memory_tokens.get(Tier.DISK, 0)
             most = self._stream.document_tokens / _OUTGROWN_WELL - (sum(ours.memory_tokens.values()) - disk)
             if disk <= most or most <= 0:
                 running.push_async_exit(trial.pop_all())
                 return ours
-        return await running.enter_async_context(self._systems.ours(disk_share=most / disk))
+        return await running.enter_async_context(self._systems.ours(self._settings.order, most / disk))
 
     def _check(self, ours: System) -> None:
         room = sum(ours.memory_tokens.values())

@@ -73,6 +73,7 @@ KEY_FIGURES = {
     ),
     "orders": (
         Figure("F1, gain over retrieval order, {}, {}", "rows[set,order].f1_over_retrieval.mean"),
+        Figure("answers with a right one in them, gain over it, {}, {}", "rows[set,order].subspan_over_retrieval.mean"),
         Figure("prompt tokens cached, {}, {}", "rows[set,order].token_hit_rate", "%"),
         Figure("mean TTFT, {}, {}", "rows[set,order].mean_ttft_ms", "ms"),
         Figure("F1, {}, {}", "rows[set,order].f1"),

@@ -5,9 +5,9 @@ import asyncio
 import msgspec
 
 from benchmarks.measuring.progress import Progress
-from benchmarks.workloads.datasets import Dataset
+from benchmarks.workloads.datasets import Questions
 from protocol.errors import InternalError
-from protocol.retrieval import Chunk, SearchRequest
+from protocol.retrieval import CandidateSet, SearchRequest
 from retriever.retriever import Retriever
 
 TENANT = "bench"
@@ -15,7 +15,7 @@ BATCH = 2000
 """Documents per ingestion job."""
 
 
-async def ingest_corpus(retriever: Retriever, dataset: Dataset, progress: Progress) -> int:
+async def ingest_corpus(retriever: Retriever, dataset: Questions, progress: Progress) -> int:
     """Ingest the corpus into a collection of its name; return the number of documents. A second run takes seconds.
 
     On return, the collection has the kind of index that its size calls for. Raises what the retriever raises, and
@@ -37,11 +37,8 @@ async def ingest_corpus(retriever: Retriever, dataset: Dataset, progress: Progre
     return len(lines)
 
 
-async def search_corpus(retriever: Retriever, dataset: Dataset, query: str, top_k: int) -> tuple[Chunk, ...]:
-    """Return the ``top_k`` chunks of a search's last stage, best first.
-
-    Raises what the retriever raises.
-    """
+async def search_corpus(retriever: Retriever, dataset: Questions, query: str, top_k: int) -> CandidateSet:
+    """Return the last stage of a search for ``top_k`` chunks. Raises what the retriever raises."""
     async for candidates in retriever.search(SearchRequest(TENANT, dataset.corpus, query, top_k)):
         last = candidates
-    return last.docs
+    return last

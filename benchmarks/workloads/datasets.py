@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from blake3 import blake3
@@ -29,6 +30,19 @@ class Question(msgspec.Struct, frozen=True):
     question: str
     gold_doc_ids: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
+
+
+class Questions(Protocol):
+    """Questions and their corpus. ``name`` is the set's, ``corpus`` that of the collection which keeps the corpus."""
+
+    name: str
+    corpus: str
+
+    def documents(self) -> Iterator[Document]:
+        """Iterate over the corpus."""
+
+    def questions(self) -> Iterator[Question]:
+        """Iterate over the questions, always in the same order."""
 
 
 class Dataset:

@@ -134,9 +134,10 @@ class QuestionRetrieval:
         try:
             await ingest_corpus(retriever, questions, self._progress)
             for done, (place, question) in enumerate(asked, start=1):
+                last = await search_corpus(retriever, questions, question.question, top_k)
                 chunks = [
                     FoundChunk(f"{chunk.document_id}#{chunk.index}", estimated_tokens(chunk.text))
-                    for chunk in await search_corpus(retriever, questions, question.question, top_k)
+                    for chunk in last.docs
                 ]
                 found[place] = Finding(top_k, tuple(chunks))
                 self._progress("retrieving", done, len(asked))

@@ -18,7 +18,7 @@ import msgspec
 
 from benchmarks.measuring.progress import Progress
 from benchmarks.workloads.corpus_store import ingest_corpus, search_corpus
-from benchmarks.workloads.datasets import Dataset, Question
+from benchmarks.workloads.datasets import Question, Questions
 from protocol.errors import ConfigError
 from protocol.retrieval import Chunk
 from retriever.build import build_retriever
@@ -27,10 +27,11 @@ from retriever.settings import RetrieverSettings
 
 
 class FoundQuestion(msgspec.Struct, frozen=True):
-    """A question and its retrieved chunks, best first."""
+    """A question and its retrieved chunks, best first, with their search scores."""
 
     question: Question
     chunks: tuple[Chunk, ...]
+    scores: tuple[float, ...] = ()
 
 
 class TopicDraw:
@@ -55,7 +56,7 @@ class TopicDraw:
         self._seed = seed
         self._progress = progress
 
-    async def draw(self, dataset: Dataset, count: int) -> list[FoundQuestion]:
+    async def draw(self, dataset: Questions, count: int) -> list[FoundQuestion]:
         """Return ``count`` answerable questions of the set, or all, with up to ``top_k`` chunks each.
 
         Raises ConfigError if no question has an answer, and what the retriever raises.
@@ -76,7 +77,7 @@ class TopicDraw:
         return drawn
 
     async def _in_topics(
-        self, retriever: Retriever, dataset: Dataset, questions: Sequence[Question], count: int
+        self, retriever: Retriever, dataset: Questions, questions: Sequence[Question], count: int
     ) -> list[FoundQuestion]:
         answered_by: dict[str, list[int]] = defaultdict(list)
         for place, question in enumerate(questions):
@@ -91,9 +92,9 @@ class TopicDraw:
                 if place in drawn:
                     continue
                 question = questions[place]
-                chunks = await search_corpus(retriever, dataset, question.question, self._top_k)
-                drawn[place] = FoundQuestion(question, chunks)
+                found = await search_corpus(retriever, dataset, question.question, self._top_k)
+                drawn[place] = FoundQuestion(question, found.docs, found.scores)
                 self._progress(f"retrieving for {dataset.name}", len(drawn), count)
-                for chunk in chunks:
+                for chunk in found.docs:
                     topic.extend(answered_by[chunk.document_id])
         return list(drawn.values())

@@ -10,7 +10,7 @@ from benchmarks.measuring.engines import Generation
 from benchmarks.measuring.kv_paths import random_segment
 from benchmarks.measuring.local_stack import LocalStack
 from benchmarks.measuring.systems import System
-from benchmarks.orders import OrdersBenchmark, OrdersSettings
+from benchmarks.orders import Arrangement, OrdersBenchmark, OrdersSettings
 from benchmarks.workloads.datasets import Question
 from benchmarks.workloads.topics import FoundQuestion
 from cachectl.settings import ControllerSettings
@@ -24,6 +24,7 @@ from protocol.retrieval import Chunk
 
 RETRIEVAL, CANONICAL, CACHED_FIRST = DocumentOrder
 ROOM = 3
+SCORES = (0.9, 0.8, 0.7, 0.6)
 """Documents that fit a prompt."""
 
 
@@ -32,7 +33,7 @@ def chunk(name: str, text: str = "nothing") -> Chunk:
 
 
 def found(number: int, *chunks: Chunk, answers=("red fox",)) -> FoundQuestion:
-    return FoundQuestion(Question(str(number), f"question {number}", (), answers), chunks)
+    return FoundQuestion(Question(str(number), f"question {number}", (), answers), chunks, SCORES)
 
 
 class WordLayout:
@@ -53,6 +54,7 @@ class ScriptedSystems:
         self.asked: dict[DocumentOrder, list[str]] = {order: [] for order in DocumentOrder}
         self.log: list[tuple[str, DocumentOrder]] = []
         self.max_tokens: set[int] = set()
+        self.scores: set[tuple[float, ...]] = set()
         self.started = 0
 
     @asynccontextmanager
@@ -60,7 +62,8 @@ class ScriptedSystems:
         self.started += 1
         asked = self.asked[order]
 
-        async def answer(prompt, sampling):
+        async def answer(prompt, sampling, scores):
+            self.scores.add(scores)
             self.max_tokens.add(sampling.max_tokens)
             asked.append(prompt.segments[-1].key)
             self.log.append(("answer", order))
@@ -72,6 +75,10 @@ class ScriptedSystems:
             self.log.append(("settle", order))
 
         yield System(answer, settle)
+
+
+def in_every_order(systems):
+    return {Arrangement(order): systems for order in DocumentOrder}
 
 
 @pytest.fixture
@@ -99,14 +106,16 @@ def systems():
 @pytest.fixture
 async def result(systems, questions):
     settings = OrdersSettings(at_once=2, max_tokens=7, instruction="Be short.", seed=0)
-    return await OrdersBenchmark(systems, WordLayout(), settings).run({"tales": questions}, lambda *_: None)
+    return await OrdersBenchmark(in_every_order(systems), WordLayout(), settings).run(
+        {"tales": questions}, lambda *_: None
+    )
 
 
 async def test_all_orders_get_the_same_questions_in_the_same_sequence(result, systems):
     # The second question shares a document with the first, so they are not asked together.
     asked = [f"question {number}\nBe short." for number in (0, 2, 1)]
     assert systems.asked == dict.fromkeys(DocumentOrder, asked)
-    assert systems.max_tokens == {7}
+    assert (systems.max_tokens, systems.scores) == ({7}, {SCORES})
 
 
 async def test_orders_take_turns_by_batch_and_wait_until_the_stack_is_idle(result, systems):
@@ -144,9 +153,11 @@ async def test_each_order_has_a_row(result):
     }
 
 
-async def test_f1_difference_is_paired_by_question(result):
+async def test_differences_are_paired_by_question(result):
     retrieval, canonical, cached_first = result.rows
-    assert retrieval.f1_over_retrieval is None
+    assert retrieval.f1_over_retrieval is retrieval.subspan_over_retrieval is None
+    assert canonical.subspan_over_retrieval.mean == pytest.approx(-1 / 3)
+    assert cached_first.subspan_over_retrieval.mean == pytest.approx(0)
     assert canonical.f1_over_retrieval.mean == pytest.approx(-1 / 9)
     assert cached_first.f1_over_retrieval.mean == pytest.approx(37 / 45 - 2 / 3)
     for row in (canonical, cached_first):
@@ -167,10 +178,18 @@ async def test_answer_in_prompt_counts_only_documents_of_the_prompt(result):
 async def test_each_set_starts_with_an_empty_cache(systems, questions):
     settings = OrdersSettings(at_once=4, max_tokens=7, instruction="", seed=0)
     asked = {"tales": questions, "more": questions}
-    result = await OrdersBenchmark(systems, WordLayout(), settings).run(asked, lambda *_: None)
+    result = await OrdersBenchmark(in_every_order(systems), WordLayout(), settings).run(asked, lambda *_: None)
     assert [row.set for row in result.rows] == ["tales"] * 3 + ["more"] * 3
     assert systems.started == 6
     assert systems.asked[RETRIEVAL][0] == "question 0"
+
+
+async def test_an_order_may_run_with_and_without_a_bound(systems, questions):
+    bounded = Arrangement(DocumentOrder.CACHED_FIRST, 0.05)
+    settings = OrdersSettings(at_once=4, max_tokens=7, instruction="", seed=0)
+    benchmark = OrdersBenchmark({**in_every_order(systems), bounded: systems}, WordLayout(), settings)
+    result = await benchmark.run({"tales": questions}, lambda *_: None)
+    assert [row.order for row in result.rows] == [*DocumentOrder, "cached-first within 0.05"]
 
 
 async def test_questions_asked_together_share_no_document(systems):
@@ -178,7 +197,7 @@ async def test_questions_asked_together_share_no_document(systems):
     names = ["ab", "ac", "de", "af", "ad", "gh", "ab", "ij", "kl", "ca", "mn", "op"]
     questions = [found(number, *(chunk(name) for name in pair)) for number, pair in enumerate(names)]
     settings = OrdersSettings(at_once=4, max_tokens=7, instruction="", seed=0)
-    await OrdersBenchmark(systems, WordLayout(), settings).run({"tales": questions}, lambda *_: None)
+    await OrdersBenchmark(in_every_order(systems), WordLayout(), settings).run({"tales": questions}, lambda *_: None)
     handfuls = [
         len(list(times)) for (what, order), times in groupby(systems.log) if what == "answer" and order is RETRIEVAL
     ]

@@ -1,14 +1,15 @@
 """``ragtree bench orders``: what the order of documents does to cache hits and answer quality.
 
-Measures token hit rate, TTFT, exact match and F1 for retrieval, canonical and cached-first order. The baseline is
-retrieval order, in the same run.
+Measures token hit rate, TTFT and answer scores for retrieval, canonical and cached-first order, the latter with and
+without a bound on how far a document moves. The baseline is retrieval order, in the same run.
 
-Limits: questions come in topics, so that documents repeat. Small models answer poorly, so look at the differences
-between orders and their intervals rather than at the scores.
+Limits: questions come in topics, so that documents repeat. Small models answer real questions poorly; look at the
+needles, and at the differences between orders and their intervals.
 """
 
 import asyncio
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Column, Table
@@ -18,16 +19,27 @@ from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
 from services.config import load_config
 
+if TYPE_CHECKING:
+    from benchmarks.orders import Difference
+    from benchmarks.workloads.datasets import Questions
+
 
 def orders(
-    sets: Annotated[str, typer.Option(help="Question sets, separated by commas: folders below --data.")] = (
-        "nq_gold,squad"
-    ),
+    sets: Annotated[
+        str,
+        typer.Option(
+            help="Question sets, separated by commas: folders below --data, or needles@CORPUS: codes hidden in the "
+            "documents of one, which small models find."
+        ),
+    ] = "needles@squad,squad",
     questions: Annotated[int, typer.Option(min=2, help="Questions per set; each is asked in every order.")] = 200,
     topic_questions: Annotated[
         int, typer.Option(min=1, help="Questions per topic. The more, the more often documents repeat.")
     ] = 20,
     top_k: TopKOption = 5,
+    score_gap: Annotated[
+        float, typer.Option(min=0, help="The bound of the bounded cached-first order: controller.document_score_gap.")
+    ] = 0.05,
     at_once: Annotated[int, typer.Option(min=1, help="Questions that run at the same time.")] = 4,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per answer; decoding is greedy.")] = 32,
     instruction: Annotated[
@@ -37,11 +49,10 @@ def orders(
     data: DataOption = DEFAULT_DATA,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare token hit rate, TTFT, exact match and F1 of retrieval, canonical and cached-first document order."""
+    """Compare token hit rate, TTFT and answer scores of retrieval, canonical and cached-first document order."""
     from benchmarks.measuring.engines import EngineMaker
     from benchmarks.measuring.systems import Systems
-    from benchmarks.orders import OrdersBenchmark, OrdersSettings
-    from benchmarks.workloads.question_sets import QuestionSet
+    from benchmarks.orders import Arrangement, OrdersBenchmark, OrdersSettings
     from benchmarks.workloads.topics import TopicDraw
     from generator.engines.factory import GeneratorFactory
     from generator.models import ModelStore
@@ -49,15 +60,19 @@ def orders(
 
     config = load_config()
     # Open all sets first: a missing one should fail before hours of embedding.
-    question_sets = [QuestionSet(data, name) for name in dict.fromkeys(name.strip() for name in sets.split(","))]
+    question_sets = [_questions(data, name, seed) for name in dict.fromkeys(name.strip() for name in sets.split(","))]
     models = ModelStore(config.cache_dir)
-    systems = Systems(
-        EngineMaker(config.generator, models, at_once=len(DocumentOrder)),
-        config.controller,
-        config.cache_dir / "profiles",
-    )
+    arrangements = [*map(Arrangement, DocumentOrder), Arrangement(DocumentOrder.CACHED_FIRST, score_gap)]
+    engines = EngineMaker(config.generator, models, at_once=len(arrangements))
     benchmark = OrdersBenchmark(
-        systems,
+        {
+            arrangement: Systems(
+                engines,
+                config.controller.model_copy(update={"document_score_gap": arrangement.score_gap}),
+                config.cache_dir / "profiles",
+            )
+            for arrangement in arrangements
+        },
         GeneratorFactory(config.generator, models).layout(),
         OrdersSettings(at_once=at_once, max_tokens=max_tokens, instruction=instruction, seed=seed),
     )
@@ -75,11 +90,11 @@ def orders(
         "mean TTFT",
         "exact",
         "subspan",
+        "subspan over retrieval (95 %)",
         "F1",
         "F1 over retrieval (95 %)",
     )
     for row in result.rows:
-        over = row.f1_over_retrieval
         table.add_row(
             row.set,
             row.order,
@@ -87,8 +102,9 @@ def orders(
             f"{row.mean_ttft_ms:.0f} ms",
             f"{row.exact_match:.3f}",
             f"{row.subspan_match:.3f}",
+            _shown(row.subspan_over_retrieval),
             f"{row.f1:.3f}",
-            f"{over.mean:+.3f} ({over.low:+.3f} to {over.high:+.3f})" if over else "",
+            _shown(row.f1_over_retrieval),
         )
     results.print(table)
     for row in {row.set: row for row in result.rows}.values():
@@ -97,3 +113,15 @@ def orders(
             f"{row.repeated_documents:.0%} of the documents were in an earlier prompt",
             highlight=False,
         )
+
+
+def _questions(data: Path, name: str, seed: int) -> "Questions":
+    from benchmarks.workloads.needles import NEEDLES, NeedleSet
+    from benchmarks.workloads.question_sets import QuestionSet
+
+    asked, _, corpus = name.partition("@")
+    return NeedleSet(data, corpus or "squad", seed) if asked == NEEDLES else QuestionSet(data, name)
+
+
+def _shown(gain: "Difference | None") -> str:
+    return f"{gain.mean:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})" if gain else ""

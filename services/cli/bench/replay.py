@@ -16,6 +16,7 @@ import typer
 from rich.table import Table
 
 from benchmarks.workloads.popularity import Popularity
+from protocol.plans import DocumentOrder
 from services.cli.bench.options import (
     DEFAULT_DATA,
     AgainstOption,
@@ -106,6 +107,9 @@ def replay(
     text_from: Annotated[str, typer.Option(help="Question set whose text a trace's prompts get.")] = "squad",
     part_tokens: PartTokensOption = 1000,
     top_k: TopKOption = 2,
+    order: Annotated[
+        DocumentOrder, typer.Option(help="Order of the documents in our prompts; the baselines have retrieval order.")
+    ] = DocumentOrder.RETRIEVAL,
     plot: Annotated[
         Path | None, typer.Option(help="Draw TTFT by offered rate and token hit rates by tier into this picture.")
     ] = None,
@@ -135,6 +139,7 @@ def replay(
         answer_tokens=max(_LEAST, answer_tokens // size.length),
         stride=2 if quick else 1,
         baseline_steps=(Steps.DEFAULT,) if quick else tuple(Steps),
+        order=order,
     )
     engines = EngineMaker(
         config.generator,

@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from virtual_time import run_in_virtual_time
 
@@ -14,6 +15,7 @@ from benchmarks.replay.benchmark import ReplayBenchmark, ReplaySettings
 from benchmarks.workloads.prompt_streams import poisson
 from protocol.errors import ConfigError
 from protocol.generation import PrefillResult
+from protocol.plans import DocumentOrder
 from protocol.prompts import Prompt, SegmentKind
 from protocol.tiers import Tier
 
@@ -61,7 +63,8 @@ class Servers:
         self.log: list[str] = []
 
     @asynccontextmanager
-    async def ours(self, disk_share=1.0):
+    async def ours(self, order, disk_share=1.0):
+        self.order = order
         disk = int(self._disk_tokens * disk_share)
         memory = {Tier.GPU: 150, Tier.HOST: HOST_TOKENS, Tier.DISK: disk}
         yield self._server("ragtree", self._ours_s, 80, CACHE_TOKENS, memory)
@@ -139,6 +142,13 @@ def test_ttft_is_compared_at_the_highest_rate_that_both_sustain(twice_as_fast):
     assert result.ttft_ratio_by_rate["vllm"][f"{rate:g}"] == pytest.approx(theirs / ours)
     # A queue is longer behind slower prefills.
     assert result.ttft_ratio["vllm"] > 2.5
+
+
+def test_our_system_arranges_documents_in_the_asked_order():
+    servers = Servers(BOTH, disk_tokens=100_000)
+    settings = msgspec.structs.replace(SETTINGS, order=DocumentOrder.CACHED_FIRST)
+    replayed(servers, settings=settings)
+    assert servers.order is DocumentOrder.CACHED_FIRST
 
 
 def test_rates_last_long_enough(twice_as_fast):
