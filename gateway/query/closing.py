@@ -1,6 +1,7 @@
 """Closing of remote iterators, bounded in time."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,3 +22,14 @@ async def close_iterator(iterator: AsyncIterator[Any]) -> None:
             await aclose()
     except Exception as error:
         log.warning("stream_not_closed", error=repr(error))
+
+
+async def finish_iterator(iterator: AsyncIterator[Any]) -> None:
+    """Read the end of ``iterator``, which has no more items, and close it as ``close_iterator`` does.
+
+    Closing it at once would cancel work that ends by itself.
+    """
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await anext(iterator, None)
+    await close_iterator(iterator)

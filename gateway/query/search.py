@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 from types import TracebackType
 
-from gateway.query.closing import close_iterator
+from gateway.query.closing import close_iterator, finish_iterator
 from gateway.query.context import QueryContext
 from protocol.errors import InternalError, NoDocuments, UnknownCollection
 from protocol.retrieval import CandidateSet
@@ -41,12 +41,18 @@ class Search:
         If the query's documents are optional, an unknown or empty collection yields one final stage without documents.
         """
         context, before_ms = self._context, 0.0
-        self._stages = context.parts.retriever.search(context.trace.retrieval(context.query.search))
+        stages = self._stages = context.parts.retriever.search(context.trace.retrieval(context.query.search))
         try:
-            async for found in context.deadline.each(self._stages):
+            async for found in context.deadline.each(stages):
                 context.metrics.stage(found.stage, (found.elapsed_ms - before_ms) / 1000)
                 before_ms = found.elapsed_ms
+                if found.final:
+                    # The end of the stream is a message of its own, which the query need not wait for.
+                    context.tasks.start(finish_iterator(stages))
+                    self._stages = None
                 yield self._record(found)
+                if found.final:
+                    return
         except (UnknownCollection, NoDocuments):
             if not context.query.documents_optional:
                 raise
