@@ -31,6 +31,12 @@ PartTokensOption = Annotated[
     int, typer.Option(min=16, help="Longest document, in tokens. A document is consecutive paragraphs of one article.")
 ]
 
+REPLAY_TOP_K = 2
+
+DEFAULT_PART_TOKENS = 1000
+
+DEFAULT_QUESTIONS = 20_000
+
 QuestionsOption = Annotated[int, typer.Option(min=1, help="Questions to retrieve documents for.")]
 
 KvTokensOption = Annotated[

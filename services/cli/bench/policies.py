@@ -12,12 +12,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from benchmarks.workloads.popularity import Popularity
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.scheduling.queue import WINDOW
 from cachectl.settings import ControllerSettings
 from cachectl.tiers.tier_manager import Capacities
 from protocol.plans import DocumentOrder
-from services.cli.bench.options import DEFAULT_DATA, DEFAULT_DEVICE, DataOption
+from services.cli.bench.options import (
+    DEFAULT_DATA,
+    DEFAULT_DEVICE,
+    DEFAULT_PART_TOKENS,
+    DEFAULT_QUESTIONS,
+    REPLAY_TOP_K,
+    DataOption,
+)
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
 from services.config import load_config
@@ -51,6 +59,13 @@ def policies(
     rate: Annotated[
         float | None, typer.Option(min=0.0, help="Requests per second; by default the trace's own.")
     ] = None,
+    popularity: Annotated[
+        Popularity | None,
+        typer.Option(
+            help="Ask the questions of the set in --trace as `replay` does, each once: documents or own. By default "
+            "they repeat."
+        ),
+    ] = None,
     order: Annotated[DocumentOrder, typer.Option(help="Order of a request's documents.")] = (DocumentOrder.RETRIEVAL),
     instances: Annotated[int, typer.Option(min=1, help="Instances of the engine.")] = 1,
     max_running: Annotated[int, typer.Option(min=1, help="Requests that an instance runs at once.")] = 4,
@@ -79,6 +94,7 @@ def policies(
     from benchmarks.simulation.simulator import SimulatedService
     from benchmarks.simulation.sweep import draw, size_where_lru_hits, sweep
     from benchmarks.workloads.by_name import open_workload
+    from services.cli.bench.prompts import stream_workload
 
     profile = _device(device).with_kv_bytes(kv_bytes)
     service = SimulatedService(instances, max_running, reorder_window=window, order=order)
@@ -89,17 +105,32 @@ def policies(
     capacities = Capacities(gpu_tokens, host_tokens, disk_tokens)
     with StepBars() as bars:
         config = load_config()
-        workload = open_workload(
-            trace,
-            data,
-            seed,
-            requests=requests,
-            rate=rate,
-            top_k=top_k,
-            retriever=config.retriever,
-            cache_dir=config.cache_dir,
-            progress=bars,
-        )
+        if popularity is None:
+            workload = open_workload(
+                trace,
+                data,
+                seed,
+                requests=requests,
+                rate=rate,
+                top_k=top_k,
+                retriever=config.retriever,
+                cache_dir=config.cache_dir,
+                progress=bars,
+            )
+        else:
+            workload = stream_workload(
+                config,
+                data,
+                trace,
+                popularity,
+                questions=DEFAULT_QUESTIONS,
+                part_tokens=DEFAULT_PART_TOKENS,
+                top_k=REPLAY_TOP_K if top_k is None else top_k,
+                count=requests,
+                rate=1.0 if rate is None else rate,
+                seed=seed,
+                progress=bars,
+            )
         total = workload.length
 
         def served(policy: str, count: int) -> None:

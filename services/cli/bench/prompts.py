@@ -16,9 +16,12 @@ from benchmarks.workloads.prompt_streams import (
 )
 from benchmarks.workloads.question_sets import QuestionRetrieval, QuestionSet
 from benchmarks.workloads.retrieved_prompts import RetrievedPrompts
+from benchmarks.workloads.stream_workload import StreamWorkload
 from benchmarks.workloads.trace_stream import TextPool, TraceStream
+from benchmarks.workloads.workload import Workload
 from generator.engines.factory import GeneratorFactory
 from generator.models import ModelStore
+from protocol.errors import ConfigError
 from services.config import Config
 
 _TEXT_TOKENS = 1_000_000
@@ -64,6 +67,42 @@ def prompt_stream(prompts: RetrievedPrompts, popularity: Popularity, count: int 
         return RepeatingStream(prompts, seed)
     ask = popular_documents if popularity is Popularity.DOCUMENTS else own_questions
     return QuestionStream(prompts, ask(prompts, count, seed), seed)
+
+
+def stream_workload(
+    config: Config,
+    data: Path,
+    question_set: str,
+    popularity: Popularity,
+    *,
+    questions: int,
+    part_tokens: int,
+    top_k: int,
+    count: int | None,
+    rate: float,
+    seed: int,
+    progress: Progress,
+) -> Workload:
+    """Return the questions of a replay, with Poisson arrivals at ``rate`` per second, for the simulator.
+
+    ``count`` is as in ``prompt_stream``. Raises ConfigError if the set does not exist or has too few questions, and for
+    prompts that repeat, which are no questions.
+    """
+    asks = {Popularity.DOCUMENTS: popular_documents, Popularity.OWN: own_questions}
+    if popularity not in asks:
+        raise ConfigError(f"a simulation asks each question once: {' or '.join(asks)}", param="popularity")
+    prompts = retrieved_prompts(
+        config,
+        data,
+        question_set,
+        questions,
+        part_tokens,
+        top_k,
+        seed,
+        progress,
+        popular_first=popularity is Popularity.DOCUMENTS,
+    )
+    return StreamWorkload(question_set, prompts, asks[popularity](prompts, count, seed), rate, seed)
 
 
 def trace_stream(

@@ -17,6 +17,8 @@ from benchmarks.workloads.popularity import Popularity
 from cachectl.scheduling.queue import SLACK, WINDOW
 from services.cli.bench.options import (
     DEFAULT_DATA,
+    DEFAULT_PART_TOKENS,
+    DEFAULT_QUESTIONS,
     DataOption,
     KvTokensOption,
     PartTokensOption,
@@ -50,8 +52,8 @@ def reorder(
         float, typer.Option(min=0, help="Host memory for KV of each stack, in GiB. There is no disk tier.")
     ] = 1.0,
     popularity: PopularityOption = Popularity.DOCUMENTS,
-    questions: QuestionsOption = 20_000,
-    part_tokens: PartTokensOption = 1000,
+    questions: QuestionsOption = DEFAULT_QUESTIONS,
+    part_tokens: PartTokensOption = DEFAULT_PART_TOKENS,
     top_k: TopKOption = 2,
     seed: SeedOption = 0,
     data: DataOption = DEFAULT_DATA,

@@ -19,6 +19,9 @@ from benchmarks.workloads.popularity import Popularity
 from protocol.plans import DocumentOrder
 from services.cli.bench.options import (
     DEFAULT_DATA,
+    DEFAULT_PART_TOKENS,
+    DEFAULT_QUESTIONS,
+    REPLAY_TOP_K,
     AgainstOption,
     DataOption,
     KvTokensOption,
@@ -103,10 +106,10 @@ def replay(
             "large as all tiers.",
         ),
     ] = 32.0,
-    questions: QuestionsOption = 20_000,
+    questions: QuestionsOption = DEFAULT_QUESTIONS,
     text_from: Annotated[str, typer.Option(help="Question set whose text a trace's prompts get.")] = "squad",
-    part_tokens: PartTokensOption = 1000,
-    top_k: TopKOption = 2,
+    part_tokens: PartTokensOption = DEFAULT_PART_TOKENS,
+    top_k: TopKOption = REPLAY_TOP_K,
     order: Annotated[
         DocumentOrder, typer.Option(help="Order of the documents in our prompts; the baselines have retrieval order.")
     ] = DocumentOrder.RETRIEVAL,
