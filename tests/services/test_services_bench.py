@@ -133,8 +133,8 @@ def tales(tmp_path: Path, monkeypatch) -> str:
 
     @asynccontextmanager
     async def ours(_systems, _order):
-        async def answer(prompt, sampling):
-            assert prompt.documents
+        async def answer(prompt, sampling, scores):
+            assert len(scores) >= len(prompt.documents) > 0
             return Generation(5.0, PrefillResult(10, 5, 1.0), "Amber." if sampling.max_tokens > 1 else "", ())
 
         async def settle():
@@ -165,11 +165,11 @@ def tales(tmp_path: Path, monkeypatch) -> str:
 def test_orders_compares_the_given_sets(tales):
     arguments = ("orders", "--data", tales, "--sets", "tales", "--top-k", "2", "--at-once", "3")
     rows = json.loads(bench(*arguments, "--json"))["rows"]
-    assert [row["order"] for row in rows] == ["retrieval", "canonical", "cached-first"]
+    assert [row["order"] for row in rows] == ["retrieval", "canonical", "cached-first", "cached-first within 0.05"]
     for row in rows:
         assert (row["set"], row["questions"], row["token_hit_rate"], row["mean_ttft_ms"]) == ("tales", 4, 0.5, 5.0)
         assert (row["exact_match"], row["f1"], row["answer_in_prompt"]) == (0.25, 0.25, 1.0)
-    assert [row["f1_over_retrieval"] for row in rows] == [None] + [{"mean": 0.0, "low": 0.0, "high": 0.0}] * 2
+    assert [row["f1_over_retrieval"] for row in rows] == [None] + [{"mean": 0.0, "low": 0.0, "high": 0.0}] * 3
     printed = bench(*arguments)
     assert "cached-first" in printed
     assert "tales: 4 questions; the prompt holds a right answer for 100%" in printed
@@ -179,4 +179,6 @@ def test_orders_compares_the_given_sets(tales):
 def test_orders_refuses_a_missing_set_before_anything_runs(tales):
     with pytest.raises(ConfigError, match="no data set 'nowhere'"):
         bench("orders", "--data", tales, "--sets", "tales,nowhere")
+    with pytest.raises(ConfigError, match="no corpus 'nowhere'"):
+        bench("orders", "--data", tales, "--sets", "tales,needles@nowhere")
     assert not (Path(tales) / "cache").exists()
