@@ -30,15 +30,14 @@ class RequestReader:
         self._namespaces = namespaces
         self._tombstones = tombstones
         self._cached_documents = cached_documents
-        self._score_gap = score_gap
+        self._orders = {order: order_by_name(order, score_gap) for order in DocumentOrder}
 
     def ordered(self, admission: AdmissionRequest) -> AdmissionRequest:
         """The message with its documents in the order that it asks for."""
         if admission.order is DocumentOrder.RETRIEVAL:
             return admission
         root = self._tree.registry.roots.get(self._namespaces.inside(admission.namespace))
-        strategy = order_by_name(admission.order, self._score_gap)
-        prompt = reordered(admission.prompt, strategy, root, admission.scores)
+        prompt = reordered(admission.prompt, self._orders[admission.order], root, admission.scores)
         return msgspec.structs.replace(admission, prompt=prompt)
 
     def request(self, admission: AdmissionRequest, unshared: bool = False) -> Request:

@@ -160,7 +160,6 @@ class CacheAwareQueue:
         """Remove a query that gave up; whether it waited."""
         if query_id not in self._waiting:
             return False
-        self._wait_bound.left(query_id)
         self._withdraw(query_id)
         return True
 
@@ -232,6 +231,7 @@ class CacheAwareQueue:
     def _withdraw(self, query_id: str) -> None:
         """Remove a query, and the overtakers of no query that still waits."""
         del self._waiting[query_id]
+        self._wait_bound.left(query_id)
         if not self._waiting:
             self._overtakers.clear()
         elif self._overtakers:

@@ -44,9 +44,8 @@ class WaitBound:
         self._backlog_s += seconds - before
 
     def served(self, query_id: str) -> None:
-        """Record a query whose turn came."""
+        """Record that a waiting query's turn came. It still has to leave."""
         self._served_s += self._waiting[query_id][0]
-        self.left(query_id)
 
     def left(self, query_id: str) -> None:
         """Record a query that waits no longer. An empty queue starts anew."""

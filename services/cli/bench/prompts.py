@@ -24,6 +24,9 @@ from generator.models import ModelStore
 from protocol.errors import ConfigError
 from services.config import Config
 
+_ASKS = {Popularity.DOCUMENTS: popular_documents, Popularity.OWN: own_questions}
+"""How questions are chosen that are asked once each, by popularity."""
+
 _TEXT_TOKENS = 1_000_000
 """How much text a trace's prompts are drawn from."""
 
@@ -65,8 +68,7 @@ def prompt_stream(prompts: RetrievedPrompts, popularity: Popularity, count: int 
     """
     if popularity is Popularity.PROMPTS:
         return RepeatingStream(prompts, seed)
-    ask = popular_documents if popularity is Popularity.DOCUMENTS else own_questions
-    return QuestionStream(prompts, ask(prompts, count, seed), seed)
+    return QuestionStream(prompts, _ASKS[popularity](prompts, count, seed), seed)
 
 
 def stream_workload(
@@ -88,9 +90,8 @@ def stream_workload(
     ``count`` is as in ``prompt_stream``. Raises ConfigError if the set does not exist or has too few questions, and for
     prompts that repeat, which are no questions.
     """
-    asks = {Popularity.DOCUMENTS: popular_documents, Popularity.OWN: own_questions}
-    if popularity not in asks:
-        raise ConfigError(f"a simulation asks each question once: {' or '.join(asks)}", param="popularity")
+    if popularity not in _ASKS:
+        raise ConfigError(f"a simulation asks each question once: {' or '.join(_ASKS)}", param="popularity")
     prompts = retrieved_prompts(
         config,
         data,
@@ -102,7 +103,7 @@ def stream_workload(
         progress,
         popular_first=popularity is Popularity.DOCUMENTS,
     )
-    return StreamWorkload(question_set, prompts, asks[popularity](prompts, count, seed), rate, seed)
+    return StreamWorkload(question_set, prompts, _ASKS[popularity](prompts, count, seed), rate, seed)
 
 
 def trace_stream(
