@@ -45,6 +45,14 @@ class Questions(Protocol):
         """Iterate over the questions, always in the same order."""
 
 
+def check_file(file: Path, name: str, root: Path) -> None:
+    """Raise ConfigError if the data set ``name`` below ``root`` lacks a file."""
+    if not file.is_file():
+        raise ConfigError(
+            f"no data set {name!r} at {root}: {file} is missing; give the folder of the sets with --data", param="data"
+        )
+
+
 class Dataset:
     """The questions of one folder, and its corpus or that of the folder ``corpus``.
 
@@ -61,11 +69,7 @@ class Dataset:
         self.corpus = (corpus or name) + share
         self._one_in = one_in
         for file in self.files:
-            if not file.is_file():
-                raise ConfigError(
-                    f"no data set {name!r} at {root}: {file} is missing; give the folder of the sets with --data",
-                    param="data",
-                )
+            check_file(file, name, root)
 
     def documents(self) -> Iterator[Document]:
         """Iterate over the corpus."""

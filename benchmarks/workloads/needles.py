@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from itertools import islice, product
 from pathlib import Path
 
-from benchmarks.workloads.datasets import DOCUMENTS_FILE, Document, Question
+from benchmarks.workloads.datasets import DOCUMENTS_FILE, Document, Question, check_file
 from benchmarks.workloads.traces import JsonLines
-from protocol.errors import ConfigError
 
 NEEDLES = "needles"
 """The name of the set, which may be followed by that of the corpus: needles@squad."""
@@ -41,11 +40,7 @@ class NeedleSet:
 
     def __init__(self, data: Path, corpus: str, seed: int) -> None:
         self._file = data / corpus / DOCUMENTS_FILE
-        if not self._file.is_file():
-            raise ConfigError(
-                f"no corpus {corpus!r} at {data}: {self._file} is missing; give the folder of the sets with --data",
-                param="data",
-            )
+        check_file(self._file, corpus, data)
         self.name = f"{NEEDLES}@{corpus}"
         self.corpus = f"{NEEDLES}-{corpus}-{seed}"
         self._seed = seed

@@ -38,8 +38,7 @@ class TraceStream:
         self._texts = texts
         self._most_tokens = most_tokens
         self._next = self._fitting()
-        self.left = sum(1 for _ in self._fitting())
-        self.document_tokens = self._path_tokens()
+        self.left, self.document_tokens = self._size()
 
     def take(self, count: int) -> list[Prompt]:
         """Return the next requests' prompts. Raises ConfigError if the trace ends before."""
@@ -71,14 +70,17 @@ class TraceStream:
             if sum(tokens for _, tokens in _parts(request)) + request.question_tokens <= self._most_tokens:
                 yield number, request
 
-    def _path_tokens(self) -> int:
+    def _size(self) -> tuple[int, int]:
+        """How many requests there are, and how many tokens of KV their documents have."""
+        requests = 0
         tokens: dict[tuple[str, ...], int] = {}
         for _, request in self._fitting():
+            requests += 1
             path: tuple[str, ...] = ()
             for name, count in _parts(request):
                 path += (name,)
                 tokens[path] = count
-        return sum(tokens.values())
+        return requests, sum(tokens.values())
 
     def _prompt(self, number: int, request: TraceRequest) -> Prompt:
         kinds = [SegmentKind.SYSTEM] + [SegmentKind.DOCUMENT] * len(request.documents)

@@ -65,9 +65,8 @@ class Dispatcher:
             raise Overloaded(f"{instances.running} queries are running and {instances.queued} waiting; try again later")
         candidates = []
         for name, prefix in prefixes.items():
-            loading = prefix.loading
-            prefill_s = self._tree.lookup.prefill_seconds(loading.tokens, scheduled.tokens - loading.tokens)
-            candidates.append(Candidate(name, states[name].backlog_s, loading.seconds + prefill_s))
+            seconds = self._book.seconds(scheduled, prefix.loading)
+            candidates.append(Candidate(name, states[name].backlog_s, seconds))
         chosen = route(candidates)
         scheduled.instance, scheduled.seconds = chosen.instance, chosen.prefill_s
         prefix = prefixes[chosen.instance]

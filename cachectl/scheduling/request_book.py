@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from cachectl.tree.knowledge_tree import KnowledgeTree
+    from cachectl.tree.load_or_recompute import Loading
     from cachectl.tree.prefix_lookup import CachedPrefix
 
 
@@ -67,10 +68,12 @@ class RequestBook:
         request = scheduled.request
         return self._tree.lookup.cached_prefix(request.namespace, request.documents, instance, scheduled.tokens)
 
+    def seconds(self, scheduled: ScheduledRequest, loading: Loading) -> float:
+        """How long a request's prefill takes that loads so much of its prompt and computes the rest."""
+        return loading.seconds + self._tree.lookup.prefill_seconds(loading.tokens, scheduled.tokens - loading.tokens)
+
     def work(self, query_id: str) -> Work:
         """What a waiting request's prefill finds cached now, and what remains to be done."""
         scheduled = self.requests[query_id]
         loading = self.cached_prefix(scheduled, scheduled.instance).loading
-        computed = scheduled.tokens - loading.tokens
-        seconds = loading.seconds + self._tree.lookup.prefill_seconds(loading.tokens, computed)
-        return Work(loading.tokens, computed, seconds)
+        return Work(loading.tokens, scheduled.tokens - loading.tokens, self.seconds(scheduled, loading))
