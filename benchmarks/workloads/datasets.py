@@ -45,11 +45,11 @@ class Questions(Protocol):
         """Iterate over the questions, always in the same order."""
 
 
-def check_file(file: Path, name: str, root: Path) -> None:
-    """Raise ConfigError if the data set ``name`` below ``root`` lacks a file."""
+def check_file(file: Path, what: str, root: Path) -> None:
+    """Raise ConfigError if a file is missing that ``what`` needs. ``root`` is the folder of all sets."""
     if not file.is_file():
         raise ConfigError(
-            f"no data set {name!r} at {root}: {file} is missing; give the folder of the sets with --data", param="data"
+            f"no {what} at {root}: {file} is missing; give the folder of the sets with --data", param="data"
         )
 
 
@@ -69,7 +69,7 @@ class Dataset:
         self.corpus = (corpus or name) + share
         self._one_in = one_in
         for file in self.files:
-            check_file(file, name, root)
+            check_file(file, f"data set {name!r}", root)
 
     def documents(self) -> Iterator[Document]:
         """Iterate over the corpus."""

@@ -40,7 +40,7 @@ class NeedleSet:
 
     def __init__(self, data: Path, corpus: str, seed: int) -> None:
         self._file = data / corpus / DOCUMENTS_FILE
-        check_file(self._file, corpus, data)
+        check_file(self._file, f"corpus {corpus!r}", data)
         self.name = f"{NEEDLES}@{corpus}"
         self.corpus = f"{NEEDLES}-{corpus}-{seed}"
         self._seed = seed

@@ -179,6 +179,6 @@ def test_orders_compares_the_given_sets(tales):
 def test_orders_refuses_a_missing_set_before_anything_runs(tales):
     with pytest.raises(ConfigError, match="no data set 'nowhere'"):
         bench("orders", "--data", tales, "--sets", "tales,nowhere")
-    with pytest.raises(ConfigError, match="no data set 'nowhere'"):
+    with pytest.raises(ConfigError, match="no corpus 'nowhere'"):
         bench("orders", "--data", tales, "--sets", "tales,needles@nowhere")
     assert not (Path(tales) / "cache").exists()
