@@ -89,8 +89,11 @@ async def test_a_node_that_one_rank_has_lost_is_lost_on_all(engine, folder, rank
 async def test_a_node_that_one_rank_cannot_write_is_lost_on_all(engine, folder, rank):
     # Where the rank would create the file's folder, there is a file.
     (fingerprint,) = (folder / "kv" / f"rank-{rank}-of-2").iterdir()
-    while (obstacle := fingerprint / (path := kv_path((SYSTEM, THIRD))).keys[1][:2]).exists():
-        pass
+    path, obstacle = kv_path((SYSTEM, THIRD)), fingerprint
+    # The system prompt's file needs a folder that is not in the way, and keys are random.
+    while obstacle.exists() or path.keys[0][:2] == path.keys[1][:2]:
+        path = kv_path((SYSTEM, THIRD))
+        obstacle = fingerprint / path.keys[1][:2]
     obstacle.write_text("in the way")
     await put(engine, path, HOST)
     try:
