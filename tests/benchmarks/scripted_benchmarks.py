@@ -22,7 +22,8 @@ FACTS = Facts(
     commit="abc1234",
 )
 
-# Every script starts with this. What it says is seen at the latest at the next look at its log.
+# Every script starts with this. What it says is seen at the latest at the next look at its log. A test may wait for
+# a file to appear and read it at once, so a file appears whole.
 _START = """\
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
@@ -59,7 +60,8 @@ HANGS = """\
         sys.exit(143)
 
     signal.signal(signal.SIGTERM, end)
-    Path("pid").write_text(str(os.getpid()))
+    Path("pid.new").write_text(str(os.getpid()))
+    os.replace("pid.new", "pid")
     hang()
 """
 
