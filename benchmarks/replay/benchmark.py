@@ -3,7 +3,8 @@
 ``ragtree`` is the stack; the baselines are in `benchmarks.measuring.baselines`, each in vLLM's default settings and in
 those of our engine. All get the same prompts of one stream, and answers have a fixed number of tokens. The phases are:
 
-1. Warm-up with a stretch of the stream. A baseline gets as much of its end as fills its cache twice.
+1. Warm-up with a stretch of the stream whose documents fill our tiers. A baseline gets as much of its end as fills its
+   cache twice.
 2. Unloaded: each prompt goes to one system after another.
 3. At once: many requests at the same time. A baseline goes on in the setting that has the lower mean TTFT here.
 4. Rates: the highest one that each system sustains is searched, in steps of 14 %. Ours is also measured at each rate
@@ -19,28 +20,24 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from benchmarks.measuring.baselines import BASELINES, Steps, check_baselines
+from benchmarks.measuring.baselines import Steps, check_baselines
 from benchmarks.measuring.phases import OpenLoop, Phase, Served, answered, one_by_one
 from benchmarks.measuring.progress import Progress
-from benchmarks.measuring.systems import OURS, System, Systems
+from benchmarks.measuring.systems import System, Systems
 from benchmarks.replay.outlook import Outlook
 from benchmarks.replay.record import RAGTREE, Record, Variant
 from benchmarks.replay.report import Surroundings, report
 from benchmarks.replay.results import ReplayResult
 from benchmarks.replay.sustained_rate import RateSearch, rate_at, step_below
+from benchmarks.replay.warm_up import warm_up, warm_up_of
 from benchmarks.workloads.prompt_streams import Arrival, PromptStream
-from benchmarks.workloads.retrieved_prompts import document_tokens
 from protocol.errors import ConfigError
 from protocol.generation import Sampling
 from protocol.plans import DocumentOrder
-from protocol.prompts import Prompt
 from protocol.tiers import Tier
 
 OUTGROWN = 2.0
 """How many times the stream's documents must exceed all our tiers together; otherwise there is little to compare."""
-
-FILLED = 2
-"""How many times a warm-up fills the cache of a baseline, which is LRU."""
 
 _OUTGROWN_WELL = 1.05 * OUTGROWN
 """What a smaller disk is made for: its room is in whole pages."""
@@ -50,7 +47,7 @@ _RATES = 12
 
 
 class ReplaySettings(msgspec.Struct, frozen=True):
-    """How much to replay: ``warm_up`` prompts, ``unloaded`` ones, and ``at_once`` at the same time.
+    """How much to replay: at most ``warm_up`` prompts, ``unloaded`` ones, and ``at_once`` at the same time.
 
     Each rate lasts for ``requests`` requests or ``seconds``, whichever is longer; for fewer than ``seconds`` if the
     stream has too few prompts. Answers have ``answer_tokens``. The search for sustained rates tries every ``stride``-th
@@ -135,11 +132,11 @@ class ReplayBenchmark:
         return await running.enter_async_context(self._systems.ours(self._settings.order, most / disk))
 
     def _check(self, ours: System) -> None:
-        room = sum(ours.memory_tokens.values())
         needed = self._stream.document_tokens
         self._surroundings = Surroundings(
             needed, ours.memory_tokens, ours.cache_tokens, ours.ram_tokens, self._settings.answer_tokens
         )
+        room = self._surroundings.room
         if needed < OUTGROWN * room:
             raise ConfigError(
                 f"the stream's documents have {needed} tokens of KV, less than {OUTGROWN:g} times the {room} that all "
@@ -148,11 +145,11 @@ class ReplayBenchmark:
             )
 
     async def _warm_up(self, systems: Mapping[Variant, System]) -> None:
-        warming = self._stream.take(self._settings.warm_up)
+        warming = warm_up(self._stream, self._surroundings.room, self._settings.warm_up)
         for prompt in warming:
             self._record.paths.warm_up(prompt)
         for variant, system in systems.items():
-            prompts = _warm_up(variant.name, warming, system.cache_tokens or systems[RAGTREE].cache_tokens)
+            prompts = warm_up_of(variant.name, warming, system.cache_tokens or systems[RAGTREE].cache_tokens)
             await one_by_one(system, prompts, f"{variant}, warming up", self._progress)
 
     async def _measure_unloaded(self, systems: Mapping[Variant, System]) -> None:
@@ -243,18 +240,3 @@ class ReplayBenchmark:
             for arrival in arrivals[: len(phase.served)]:
                 self._record.paths.add(arrival.prompt)
         return phase
-
-
-def _warm_up(name: str, prompts: Sequence[Prompt], cache_tokens: int) -> Sequence[Prompt]:
-    """Return the prompts that warm up a system.
-
-    vLLM's own cache is LRU, so the last prompts, which fill it twice, leave the same content as all of them.
-    """
-    if name == OURS:
-        return prompts
-    if not BASELINES[name].prefix_caching:
-        return prompts[-1:]
-    for count in range(1, len(prompts)):
-        if document_tokens(prompts[-count:]) > FILLED * cache_tokens:
-            return prompts[-count:]
-    return prompts

@@ -28,12 +28,14 @@ class Paths:
 
     def __init__(self) -> None:
         self._seen: set[tuple[str, ...]] = set()
+        self.warmed = 0
         self.prompts = 0
         self.new = 0
         self.tokens = 0
 
     def warm_up(self, prompt: Prompt) -> None:
         """Remember a prompt that is not measured."""
+        self.warmed += 1
         self._seen.add(_path(prompt))
 
     def add(self, prompt: Prompt) -> None:

@@ -20,6 +20,11 @@ class Surroundings(NamedTuple):
     ram_tokens: int
     answer_tokens: int
 
+    @property
+    def room(self) -> int:
+        """The tokens that all our tiers hold together."""
+        return sum(self.memory_tokens.values())
+
 
 def report(record: Record, baselines: Sequence[str], surroundings: Surroundings, *, complete: bool) -> ReplayResult:
     """Compare our system with each baseline, as far as they were measured."""
@@ -40,6 +45,7 @@ def report(record: Record, baselines: Sequence[str], surroundings: Surroundings,
         ram_tokens=surroundings.ram_tokens,
         prompt_tokens=paths.tokens / paths.prompts if paths.prompts else 0.0,
         answer_tokens=surroundings.answer_tokens,
+        warm_up_prompts=paths.warmed,
         new_path_share=paths.new / paths.prompts if paths.prompts else 0.0,
         token_hit_rate=_hit_rates(record),
         systems={name: _system(record, variant) for name, variant in chosen.items()},

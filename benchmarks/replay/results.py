@@ -40,7 +40,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
     ``new_path_share`` is the share of the measured prompts whose sequence of documents was in no earlier prompt,
     ``token_hit_rate`` the share of our measured prompt tokens that came from each tier, over all rates that we sustain.
     ``document_tokens`` counts the KV of all the stream's documents, equal prefixes once. ``memory_tokens`` is our room
-    by tier, ``ram_tokens`` the size of an equal cache.
+    by tier, ``ram_tokens`` the size of an equal cache. ``warm_up_prompts`` came before everything that was measured.
     """
 
     complete: bool
@@ -50,6 +50,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
     ram_tokens: int
     prompt_tokens: float
     answer_tokens: int
+    warm_up_prompts: int
     new_path_share: float
     token_hit_rate: dict[str, float]
     systems: dict[str, SystemResult]

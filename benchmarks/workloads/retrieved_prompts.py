@@ -117,12 +117,26 @@ class RetrievedPrompts:
         return tuple(islice(numbers, self._top_k))
 
 
-def document_tokens(prompts: Iterable[Prompt]) -> int:
-    """Count the KV tokens of the prompts' documents; equal prefixes count once."""
-    tokens: dict[tuple[str, ...], int] = {}
-    for prompt in prompts:
+class SeenDocuments:
+    """Counts the KV tokens of the documents of prompts. Equal prefixes count once."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._paths: set[tuple[str, ...]] = set()
+
+    def add(self, prompt: Prompt) -> None:
+        """Count what is new in a prompt."""
         path: tuple[str, ...] = ()
         for segment in prompt.prefix:
             path += (segment.key,)
-            tokens[path] = len(segment.token_ids)
-    return sum(tokens.values())
+            if path not in self._paths:
+                self._paths.add(path)
+                self.tokens += len(segment.token_ids)
+
+
+def document_tokens(prompts: Iterable[Prompt]) -> int:
+    """Return the KV tokens of the prompts' documents; equal prefixes count once."""
+    seen = SeenDocuments()
+    for prompt in prompts:
+        seen.add(prompt)
+    return seen.tokens

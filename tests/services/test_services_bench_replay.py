@@ -35,6 +35,7 @@ RESULT = ReplayResult(
     ram_tokens=400,
     prompt_tokens=50.0,
     answer_tokens=8,
+    warm_up_prompts=9,
     new_path_share=0.6,
     token_hit_rate={"gpu": 0.0, "host": 0.4, "disk": 0.0},
     systems={"vllm": system(800, 0, 1.0), "ragtree": system(400, 400, None)},

@@ -88,8 +88,11 @@ def replay(
     ] = False,
     requests: Annotated[int, typer.Option(min=8, help="Least requests per rate.")] = 200,
     seconds: Annotated[float, typer.Option(min=0, help="Least seconds per rate.")] = 300,
-    warm_up: Annotated[int, typer.Option(min=8, help="Questions that fill the caches before measuring.")] = 1000,
-    unloaded: Annotated[int, typer.Option(min=8, help="Questions asked one after another.")] = 32,
+    warm_up: Annotated[
+        int,
+        typer.Option(min=8, help="Most questions before measuring; they end when their documents fill all our tiers."),
+    ] = 2000,
+    unloaded: Annotated[int, typer.Option(min=8, help="Questions asked one after another.")] = 64,
     at_once: Annotated[int, typer.Option(min=8, help="Questions asked all at once.")] = 32,
     stream: Annotated[
         int | None,

@@ -1,6 +1,7 @@
 """The replay benchmark against servers with known speeds, in virtual time. No engine runs."""
 
 import asyncio
+import math
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -167,6 +168,15 @@ def test_every_question_is_asked_once_and_answers_have_a_fixed_length(twice_as_f
         assert [tokens for _, tokens in asked] == [1] * warm_up + [4] * (len(asked) - warm_up)
 
 
+def test_the_warm_up_ends_when_its_documents_fill_our_tiers():
+    servers = Servers(BOTH)
+    result = replayed(servers, settings=msgspec.structs.replace(SETTINGS, warm_up=1000))
+    warming = [tokens for _, tokens in servers.asked["ragtree"] if tokens == 1]
+    documents = math.ceil(sum(result.memory_tokens.values()) / 80)
+    # Two prompts share a document, and the first one of the last document fills the tiers.
+    assert result.warm_up_prompts == len(warming) == 2 * documents - 1
+
+
 def test_both_settings_get_the_same_questions_and_only_the_better_goes_on(twice_as_fast):
     servers, _ = twice_as_fast
     better, worse = servers.asked["vllm default"], servers.asked["vllm ours"]
@@ -187,6 +197,7 @@ def test_new_paths_and_tokens_by_tier_are_counted(twice_as_fast):
     _, result = twice_as_fast
     assert result.new_path_share == pytest.approx(0.5, abs=0.01)
     assert result.token_hit_rate == {"gpu": 0, "host": pytest.approx(0.8), "disk": 0}
+    assert result.warm_up_prompts == SETTINGS.warm_up
     assert (result.ram_tokens, result.prompt_tokens) == (CACHE_TOKENS + HOST_TOKENS, 100)
 
 
