@@ -66,7 +66,7 @@ class _Size(NamedTuple):
 _FULL = _Size()
 # Documents keep enough questions to be popular, although each question is asked once. An engine's KV cache also has to
 # hold several requests.
-_QUICK = _Size(articles=4, length=2, cache=2, warm_up=3, unloaded=2, at_once=4, requests=5, seconds=10)
+_QUICK = _Size(articles=4, length=2, cache=2, warm_up=3, unloaded=4, at_once=4, requests=5, seconds=10)
 
 
 def replay(
