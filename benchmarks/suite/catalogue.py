@@ -71,7 +71,7 @@ BENCHMARKS = (
     Benchmark("overhead", "--streams 1,4 --samples 8"),
     Benchmark("replay", "--quick", _SQUAD, draws=True),
 )
-"""All benchmarks. The quick options together are meant for about 50 minutes on two cores."""
+"""All benchmarks. The quick options together are meant for about an hour on two cores."""
 
 
 def selected(only: Sequence[str], skip: Sequence[str]) -> list[Benchmark]:

@@ -33,7 +33,7 @@ LAUNCHER = (sys.executable, "-m", "services.cli", "bench")
 
 def all_benchmarks(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Smaller sizes, meant for about 50 minutes in all on two cores.")
+        bool, typer.Option("--quick", help="Smaller sizes, meant for about an hour in all on two cores.")
     ] = False,
     data: DataOption = DEFAULT_DATA,
     out: Annotated[
