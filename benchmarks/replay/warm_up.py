@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from benchmarks.measuring.baselines import BASELINES
 from benchmarks.measuring.systems import OURS
 from benchmarks.workloads.prompt_streams import PromptStream
-from benchmarks.workloads.retrieved_prompts import SeenDocuments, document_tokens
+from benchmarks.workloads.retrieved_prompts import SeenDocuments
 from protocol.prompts import Prompt
 
 FILLED = 2
@@ -35,7 +35,9 @@ def warm_up_of(name: str, prompts: Sequence[Prompt], cache_tokens: int) -> Seque
         return prompts
     if not BASELINES[name].prefix_caching:
         return prompts[-1:]
-    for count in range(1, len(prompts)):
-        if document_tokens(prompts[-count:]) > FILLED * cache_tokens:
+    seen = SeenDocuments()
+    for count, prompt in enumerate(reversed(prompts), start=1):
+        seen.add(prompt)
+        if seen.tokens > FILLED * cache_tokens:
             return prompts[-count:]
     return prompts
