@@ -15,7 +15,8 @@ class Sampling(msgspec.Struct, frozen=True):
     """How to choose tokens: greedy at temperature 0. ``max_tokens`` limits the answer, ``stop`` strings end it.
 
     With ``ignore_eos``, the model's own end of an answer does not end it: then all answers are equally long.
-    With ``logprobs``, each step has its tokens' ids and the natural logarithms of their probabilities.
+    With ``logprobs``, each step has its tokens' ids and the natural logarithms of their probabilities, and those of
+    so many ``alternatives``.
     """
 
     max_tokens: int
@@ -24,21 +25,28 @@ class Sampling(msgspec.Struct, frozen=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: bool = False
+    alternatives: int = 0
     ignore_eos: bool = False
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """A generated token and the natural logarithm of its probability."""
+    """A generated token and the natural logarithm of its probability.
+
+    ``alternatives`` are those of the most likely tokens in its place.
+    """
 
     token_id: int
     logprob: float
+    alternatives: dict[int, float] = {}
 
 
 class PrefillResult(msgspec.Struct, frozen=True):
     """Result of a plan's prefill: the origin of its prompt's tokens, and milliseconds by phase.
 
-    ``loaded`` splits ``cached_tokens`` by source tier. ``lost`` lists copies that the engine found missing, could not
-    write, or had to drop since the last result. They may be of other plans' nodes.
+    ``loaded`` splits ``cached_tokens`` by source tier. ``composed_tokens`` are donated ones that were used as they
+    were, ``recomputed_tokens`` donated ones that were computed again, whose KV ``deviation`` compares with what was
+    donated. ``lost`` lists copies that the engine found
+    missing, could not write, or had to drop since the last result. They may be of other plans' nodes.
     """
 
     prompt_tokens: int
@@ -46,8 +54,15 @@ class PrefillResult(msgspec.Struct, frozen=True):
     prefill_ms: float
     kv_load_ms: float = 0.0
     composed_tokens: int = 0
+    recomputed_tokens: int = 0
+    deviation: float = 0.0
     loaded: dict[Tier, int] = {}
     lost: tuple[LostCopy, ...] = ()
+
+    @property
+    def computed_tokens(self) -> int:
+        """The prompt's tokens that were computed, those included that were computed again."""
+        return self.prompt_tokens - self.cached_tokens - self.composed_tokens
 
 
 class GenerationStep(msgspec.Struct, frozen=True):
@@ -75,11 +90,17 @@ class StepBudget(msgspec.Struct, frozen=True):
     prompt_tokens: int
 
 
+class ComposingInfo(msgspec.Struct, frozen=True):
+    """How an engine composes KV: moving a token's KV to another position takes ``move_s`` seconds."""
+
+    move_s: float
+
+
 class EngineInfo(msgspec.Struct, frozen=True):
     """What an engine serves: ``model`` as users name it, and the longest prompt plus answer, in tokens.
 
-    ``kv`` is None if no KV is kept outside the engine's own cache, ``step`` if prefills are not batched. Both are None
-    before the engine is started.
+    ``kv`` is None if no KV is kept outside the engine's own cache, ``step`` if prefills are not batched, ``composing``
+    if its KV cannot be composed; ``not_composing`` says why. All are None before the engine is started.
     """
 
     model: str
@@ -87,6 +108,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     max_model_len: int
     kv: KvMemory | None = None
     step: StepBudget | None = None
+    composing: ComposingInfo | None = None
+    not_composing: str = ""
 
 
 class PrefillCost(msgspec.Struct, frozen=True):

@@ -35,13 +35,46 @@ class DocumentOrder(StrEnum):
     CACHED_FIRST = "cached-first"
 
 
+class Reuse(StrEnum):
+    """Which KV a prompt may use.
+
+    - EXACT: only what was computed behind the same documents.
+    - COMPOSED: also what was computed elsewhere, with some of it computed again.
+    - AUTO: as COMPOSED where that has passed its gate, else as EXACT.
+    """
+
+    EXACT = "exact"
+    COMPOSED = "composed"
+    AUTO = "auto"
+
+
+class Fallback(StrEnum):
+    """Why nothing of a prompt is composed, although that was asked for.
+
+    - MODEL: the engine cannot compose the model's KV.
+    - GATE: composing has not passed the model's gate.
+    - NO_DONOR: no document behind the exact prefix has been computed elsewhere.
+    - SLOWER: computing was expected to be sooner.
+    - DEVIATION: what was computed again was too far from what was donated, so the engine has computed the prompt.
+    - FAILED: composing failed in the engine, which has computed the prompt instead.
+    """
+
+    MODEL = "model"
+    GATE = "gate"
+    NO_DONOR = "no_donor"
+    SLOWER = "slower"
+    DEVIATION = "deviation"
+    FAILED = "failed"
+
+
 class AdmissionRequest(msgspec.Struct, frozen=True):
     """A request for a plan: a prompt on final documents, best first. The plan has them in the requested ``order``.
 
     ``namespace`` separates tenants' KV and salts its keys. ``searched_at`` is when the search for the documents began,
     in seconds since the epoch: some of them may have been deleted since. ``avoid`` names instances that the query must
     not get, because it was lost on them before. ``scores`` are those of the search, one for each document and possibly
-    more, in falling order; empty if they are unknown.
+    more, in falling order; empty if they are unknown. ``reuse`` and ``recompute_share`` are the controller's own if
+    they are None.
     """
 
     query_id: str
@@ -51,13 +84,39 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
     order: DocumentOrder = DocumentOrder.RETRIEVAL
     avoid: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()
+    reuse: Reuse | None = None
+    recompute_share: float | None = None
+
+
+class Donor(msgspec.Struct, frozen=True):
+    """A node of the knowledge tree whose document also stands elsewhere in a prompt; ``key`` is hexadecimal.
+
+    Its first token has the position ``prefix_tokens`` in its own path. Its KV is read from the tier ``source``;
+    ``pages`` are its pages in host memory, if that is the tier.
+    """
+
+    key: str
+    source: Tier
+    prefix_tokens: int
+    pages: Pages | None = None
+
+
+class Recompute(msgspec.Struct, frozen=True):
+    """Which donated tokens are computed again: those that the selector ``method`` chooses, at most this ``share``.
+
+    If their KV deviates from the donated by more than ``bound``, the whole prompt is computed.
+    """
+
+    method: str
+    share: float
+    bound: float | None = None
 
 
 class PlannedNode(msgspec.Struct, frozen=True):
     """A segment of a plan's prompt as a node of the knowledge tree; ``key`` is hexadecimal.
 
-    Its KV is loaded from the tier ``source``, or computed if that is None, and kept in the tier ``kept``, if any.
-    ``pages`` are its pages in host memory, if either tier is that.
+    Its KV is loaded from the tier ``source``. If that is None, it is composed out of the ``donor``'s, or computed. It
+    is kept in the tier ``kept``, if any. ``pages`` are its pages in host memory, if either tier is that.
     """
 
     key: str
@@ -65,6 +124,7 @@ class PlannedNode(msgspec.Struct, frozen=True):
     source: Tier | None
     kept: Tier | None
     pages: Pages | None = None
+    donor: Donor | None = None
 
     @property
     def saved_to(self) -> Tier | None:
@@ -86,6 +146,9 @@ class PrefillPlan(msgspec.Struct, frozen=True):
       the others are reported lost.
     - ``boot`` names the run of the engine that the plan is made for. Another run has none of the KV that it names.
     - ``unshared``: no later query may find what the plan computes, because one of its documents has been deleted.
+    - ``recompute``: how donated nodes are composed; None if no node has a donor. No later query finds what a plan
+      composes.
+    - ``fallback``: why nothing is composed; None if something is, or if nobody asked for it, or if all is cached.
 
     A plan is a lease under its ``query_id``. It is released exactly once: when the plan completes, fails or is
     cancelled, or when its generator is gone.
@@ -104,6 +167,8 @@ class PrefillPlan(msgspec.Struct, frozen=True):
     boot: str = ""
     unshared: bool = False
     overtaken: int = 0
+    recompute: Recompute | None = None
+    fallback: Fallback | None = None
 
 
 class PlanOutcome(StrEnum):
@@ -115,7 +180,7 @@ class PlanOutcome(StrEnum):
 
 
 class CompletionReport(msgspec.Struct, frozen=True):
-    """Result of a plan: the ``cached`` and ``computed`` tokens of its prompt, and the time they took.
+    """Result of a plan: the cached, composed and computed tokens of its prompt, and the time they took.
 
     All figures are 0 if the plan ended before its first token: then none of its KV was kept. Otherwise all its KV is
     kept as planned, except ``lost``: copies, of its nodes or of others, that the instance found missing, could not
@@ -127,6 +192,7 @@ class CompletionReport(msgspec.Struct, frozen=True):
     outcome: PlanOutcome
     cached_tokens: int = 0
     computed_tokens: int = 0
+    composed_tokens: int = 0
     completion_tokens: int = 0
     prefill_ms: float = 0.0
     lost: tuple[LostCopy, ...] = ()
@@ -149,8 +215,8 @@ class ControllerStats(msgspec.Struct, frozen=True):
     """The controller's counters since its start, and its gauges.
 
     ``planned_cached_tokens`` and ``planned_tokens`` count prompt tokens in front of the question, as planned;
-    ``cached_tokens`` and ``computed_tokens`` count whole prompts, as reported. ``planned_from`` splits
-    ``planned_cached_tokens`` by tier. ``prepared_tokens`` were loaded or computed while their requests were queued.
+    ``cached_tokens``, ``composed_tokens`` and ``computed_tokens`` count whole prompts, as reported. ``planned_from``
+    splits ``planned_cached_tokens`` by tier. ``prepared_tokens`` were loaded or computed while requests were queued.
     """
 
     policy: str
@@ -164,6 +230,7 @@ class ControllerStats(msgspec.Struct, frozen=True):
     expired: int
     cached_tokens: int
     computed_tokens: int
+    composed_tokens: int = 0
     planned_cached_tokens: int = 0
     planned_tokens: int = 0
     largest_overtake: int = 0
