@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from protocol.kv import KvMemory, LostCopy, Move, Orders, ResidencyReport
-from protocol.plans import PlannedNode, PrefillPlan
+from protocol.plans import PlannedNode, PrefillPlan, Recompute
 from protocol.tiers import Tier
 
 PARAMETER = "ragtree"
@@ -17,9 +17,9 @@ class RequestMessage(msgspec.Struct, frozen=True):
 
     ``name`` identifies the request in reports. ``path`` lists the content hashes of the documents at the start of the
     prompt; ``nodes`` are the first of them, as planned. If the request is ``speculative``, nodes that it computes are
-    kept even when it ends before its first token. ``forget`` lists documents to delete, as namespace and content hash;
-    ``everything`` deletes all KV. ``blocks_only`` limits either to the engine's own blocks. ``inquire`` asks what all
-    tiers hold.
+    kept even when it ends before its first token. With ``recompute``, nodes with a donor are composed. ``forget`` lists
+    documents to delete, as namespace and content hash; ``everything`` deletes all KV. ``blocks_only`` limits either to
+    the engine's own blocks. ``inquire`` asks what all tiers hold.
     """
 
     name: str
@@ -34,6 +34,7 @@ class RequestMessage(msgspec.Struct, frozen=True):
     blocks_only: bool = False
     inquire: bool = False
     speculative: bool = False
+    recompute: Recompute | None = None
 
     @classmethod
     def of_plan(cls, plan: PrefillPlan) -> "RequestMessage":
@@ -47,6 +48,7 @@ class RequestMessage(msgspec.Struct, frozen=True):
             moves=plan.moves,
             spare=plan.spare,
             speculative=plan.speculative,
+            recompute=plan.recompute,
         )
 
     @classmethod
@@ -73,16 +75,29 @@ class RequestMessage(msgspec.Struct, frozen=True):
         return None if carried is None else msgspec.convert(carried, cls)
 
 
+class Composed(msgspec.Struct, frozen=True):
+    """How a prompt was composed: donated tokens ``reused`` as they were, and those ``recomputed``.
+
+    Both are 0 if their ``deviation`` exceeded its bound, so that the prompt was computed.
+    """
+
+    reused: int
+    recomputed: int
+    deviation: float
+
+
 class Prefilled(msgspec.Struct, frozen=True):
     """How a prompt was prefilled: tokens ``loaded`` by tier; the engine computed the others.
 
     ``load_ms`` is the time spent on loads. ``reached`` is set for a speculative request that ended before its first
-    token: the number of prompt tokens that were computed by then, 0 if none of it is kept.
+    token: the number of prompt tokens that were computed by then, 0 if none of it is kept. ``composed`` is set if
+    donated tokens were used.
     """
 
     loaded: dict[Tier, int]
     load_ms: float
     reached: int | None = None
+    composed: Composed | None = None
 
 
 class EngineReport(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 
 from generator.tiers.base import TierContents
 from protocol.kv import KvMemory, KvNode, Pages
+from protocol.plans import Recompute
 from protocol.tiers import Tier
 
 
@@ -37,23 +38,48 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class DonorPages:
+    """All pages of a donor, to read out of ``tier``. Its tokens go to the positions from ``start`` up to ``end``.
+
+    The first of them has the position ``prefix_tokens`` in the donor's own path. ``pages`` locate the donor in host
+    memory, and ``blocks`` hold it if the tier is the GPU.
+    """
+
+    key: str
+    tier: Tier
+    prefix_tokens: int
+    start: int
+    end: int
+    pages: Pages | None = None
+    blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Load:
     """What one request loads in the background. It may take several steps, in which other requests go on.
 
-    ``copies`` are made out of held blocks of the same engine.
+    ``copies`` are made out of held blocks of the same engine. If the request ``composes`` behind the load, ``donors``
+    are read into memory for that.
     """
 
     request_id: str
     pieces: tuple[Piece, ...]
     copies: tuple[BlockCopy, ...] = ()
+    donors: tuple[DonorPages, ...] = ()
+    composes: bool = False
+
+    @property
+    def held_blocks(self) -> list[int]:
+        """The blocks of nodes in the GPU tier that the load reads."""
+        return [copy.source for copy in self.copies] + [block for donor in self.donors for block in donor.blocks]
 
     def split(self, count: int) -> "list[Load]":
-        """Up to ``count`` loads of about equally many pages, for as many threads. The first one has the copies."""
+        """Up to ``count`` loads of about equally many pages, for as many threads. The first has all but the pages."""
         pages = sum(len(piece.blocks) for piece in self.pieces)
         ends = [pages * number // count for number in range(1, count + 1)]
         parts = [tuple(self._between(begin, end)) for begin, end in pairwise([0, *ends])]
         first, *others = [pieces for pieces in parts if pieces] or [()]
-        return [replace(self, pieces=first), *(replace(self, pieces=pieces, copies=()) for pieces in others)]
+        return [replace(self, pieces=first), *(replace(self, pieces=pieces, copies=(), donors=()) for pieces in others)]
 
     def _between(self, begin: int, end: int) -> Iterator[Piece]:
         at = 0
@@ -62,6 +88,35 @@ class Load:
             if start < stop:
                 yield replace(piece, first=piece.first + start, blocks=piece.blocks[start:stop])
             at += len(piece.blocks)
+
+
+@dataclass(frozen=True)
+class Composition:
+    """A request's KV to compose in its ``blocks``, up to its last token, once its load is done.
+
+    The first ``exact`` of its ``token_ids`` have their KV. Behind them stand documents, those of the ``donors`` and
+    others, which are computed; then the question, from ``question`` on. ``recompute`` says which donated tokens are
+    computed again.
+    """
+
+    token_ids: tuple[int, ...]
+    blocks: tuple[int, ...]
+    exact: int
+    donors: tuple[DonorPages, ...]
+    question: int
+    recompute: Recompute
+
+
+@dataclass(frozen=True)
+class ComposeStep:
+    """A step of a request's composition. The first one has the ``composition``; with ``drop``, it is given up.
+
+    All ranks take it in the same step of the engine, because a forward pass joins them.
+    """
+
+    request_id: str
+    composition: Composition | None = None
+    drop: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,13 +164,15 @@ class Purge:
 class StepJobs(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is untyped here
     """Jobs of one step.
 
-    ``loads`` run in the background. ``copies`` are made before the step's forward pass, which needs them. The
-    ``transfers`` start after it, in this order, then the ``purges``. ``inquiries`` are names under which to report what
-    the tiers hold. An ``idle`` step computes nothing, because all pending work waits for the worker side.
+    ``loads`` run in the background. ``copies`` are made before the step's forward pass, which needs them. ``compose``
+    runs after it. The ``transfers`` start then, in this order, then the ``purges``. ``inquiries`` are names under which
+    to report what the tiers hold. An ``idle`` step computes nothing, because all pending work waits for the worker
+    side.
     """
 
     loads: list[Load] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
+    compose: ComposeStep | None = None
     transfers: list[Transfer] = field(default_factory=list)
     purges: list[Purge] = field(default_factory=list)
     inquiries: list[str] = field(default_factory=list)
@@ -124,21 +181,39 @@ class StepJobs(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is untyped he
 
 @dataclass(frozen=True)
 class LoadResult:
-    """Result of a load: its duration in ``seconds``, and the copies that could not be read, as key and tier."""
+    """Result of a load: its duration in ``seconds``, and the copies that could not be read, as key and tier.
+
+    It ``failed`` if some of its blocks could not be filled.
+    """
 
     seconds: float
     lost: tuple[tuple[str, Tier], ...] = ()
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class CompositionResult:
+    """Result of a composition: donated tokens ``reused`` as they were, and those ``recomputed``. 0 if it ``failed``.
+
+    ``deviation`` is that of the recomputed ones (``generator.composing.deviation``), also if it failed for that.
+    """
+
+    reused: int = 0
+    recomputed: int = 0
+    deviation: float = 0.0
+    failed: bool = False
 
 
 @dataclass
 class JobResults:
     """Results of jobs that have ended.
 
-    ``loads`` is keyed by request, ``transfers`` and ``purged`` by number. A transfer's value is False if it failed.
-    ``purged`` counts the nodes that could not be deleted. ``held`` answers inquiries, by name and tier.
+    ``loads`` and ``composed`` are keyed by request, ``transfers`` and ``purged`` by number. A transfer's value is False
+    if it failed. ``purged`` counts the nodes that could not be deleted. ``held`` answers inquiries, by name and tier.
     """
 
     loads: dict[str, LoadResult] = field(default_factory=dict)
+    composed: dict[str, CompositionResult] = field(default_factory=dict)
     transfers: dict[int, bool] = field(default_factory=dict)
     purged: dict[int, int] = field(default_factory=dict)
     held: dict[str, dict[Tier, TierContents]] = field(default_factory=dict)

@@ -15,9 +15,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 
+from generator.composing.build import new_composer
 from generator.connector import supported
 from generator.connector.contiguous_blocks import layers_of, prefers_contiguous_blocks, required_layout
 from generator.connector.step_jobs import StepJobs, StepResults
+from generator.connector.worker.blocks import PagedBlocks
+from generator.connector.worker.compositions import Compositions
 from generator.connector.worker.fingerprint import fingerprint
 from generator.connector.worker.layout_map import LayerWriter
 from generator.connector.worker.open_blocks import open_blocks
@@ -25,12 +28,14 @@ from generator.connector.worker.open_tiers import measure_memory, open_tiers
 from generator.connector.worker.worker_side import WorkerSide
 from generator.refusal_file import REFUSAL_FILE, refusal_passed_on
 from generator.settings import KvSettings
+from protocol.errors import ConfigError
 from protocol.logs import configure_logging
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.attention.backend import AttentionBackend
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +64,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         self._page_tokens: int = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
         # vLLM makes one connector for each role, and calls ``register_kv_caches`` on the worker's only.
         self._opened_worker_side: WorkerSide | None = None
+        self._blocks: PagedBlocks | None = None
         self._transfers_started = False
 
     def shutdown(self) -> None:
@@ -85,6 +91,20 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         with refusal_passed_on(self._vllm_config):
             self._opened_worker_side = self._open_worker_side(kv_caches)
 
+    def take_runner(self, runner: "GPUModelRunner") -> tuple[float, str]:
+        """Take the engine's model, to compose KV with.
+
+        Returns the seconds that moving a token's KV takes, and why that is not possible, or an empty text.
+        """
+        assert self._blocks is not None
+        try:
+            composer = new_composer(runner, self._blocks, self._kv_cache_config.num_blocks)
+        except ConfigError as error:
+            log.info("kv_not_composable", reason=error.message)
+            return 0.0, error.message
+        self._worker_side.compose_with(Compositions(composer, self._page_tokens, runner.device))
+        return composer.measure_move_s(self._blocks.page_bytes), ""
+
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Take the step's jobs, and start its loads, which run beside the step's forward pass.
 
@@ -107,6 +127,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
     def wait_for_save(self) -> None:
         """Start the step's transfers after its forward pass. They run during the next ones."""
         self._transfers_started = True
+        self._worker_side.compose(self._jobs)
         self._worker_side.transfer(self._jobs)
         self._worker_side.pause(self._jobs)
 
@@ -128,6 +149,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
     def _open_worker_side(self, kv_caches: dict[str, torch.Tensor]) -> WorkerSide:
         num_blocks = self._kv_cache_config.num_blocks
         blocks = open_blocks(kv_caches, num_blocks, self._page_tokens, self._writer_of)
+        self._blocks = blocks
         kv_fingerprint = fingerprint(self._vllm_config, blocks.layout)
         places = self._settings.places(self._rank, self._vllm_config.parallel_config.tensor_parallel_size)
         tiers = open_tiers(places, kv_fingerprint, blocks)

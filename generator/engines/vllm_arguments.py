@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 _CONNECTOR = "generator.connector.connector"
 
+WORKER_EXTENSION = "generator.composing.worker_extension.WorkerExtension"
+"""Gives the connector the engine's model, to compose KV with."""
+
 
 _set_here: dict[str, str] = {}
 """Environment variables that this process got from ``prepare_environment``, and not from its user."""
@@ -88,6 +91,7 @@ def _connector_arguments(settings: GeneratorSettings, instance: str) -> dict[str
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {"instance": instance, **kv},
         },
+        "worker_extension_cls": WORKER_EXTENSION,
     }
 
 

@@ -11,14 +11,20 @@ from uuid import uuid4
 import msgspec
 from pydantic import ValidationError
 
-from generator.engines.vllm_arguments import engine_arguments, prepare_environment, step_budget, uses_connector
+from generator.engines.vllm_arguments import (
+    WORKER_EXTENSION,
+    engine_arguments,
+    prepare_environment,
+    step_budget,
+    uses_connector,
+)
 from generator.engines.vllm_orders import VllmOrders
 from generator.engines.vllm_plans import PlanStreams
 from generator.engines.vllm_requests import VllmRequests
 from generator.refusal_file import name_refusal_file
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError, EngineNotReady
-from protocol.generation import EngineInfo, GenerationStep, PrefillCost, Sampling
+from protocol.generation import ComposingInfo, EngineInfo, GenerationStep, PrefillCost, Sampling
 from protocol.kv import LostCopy, Orders, ResidencyReport
 from protocol.plans import PrefillPlan
 
@@ -123,10 +129,12 @@ class VllmEngine:
             # The first prefill creates kernels lazily. Done here, it does not delay a query's first token.
             await _probe_prefill(requests, cached_tokens=0, new_tokens=_WARM_UP_TOKENS)
             kv = await router.memory() if router is not None else None
+            composing, refusal = await _composing(llm) if router is not None else (None, "")
         except BaseException:
             await requests.close()
             raise
-        self._info = msgspec.structs.replace(self._info, kv=kv, step=step_budget(llm.vllm_config.scheduler_config))
+        step = step_budget(llm.vllm_config.scheduler_config)
+        self._info = msgspec.structs.replace(self._info, kv=kv, step=step, composing=composing, not_composing=refusal)
         plans = PlanStreams(requests, router, kv.boot if kv is not None else None)
         return _Running(requests, router, plans, VllmOrders(requests, router))
 
@@ -173,6 +181,17 @@ def _report_router() -> "ReportRouter":
     from generator.connector.report_router import ReportRouter
 
     return ReportRouter()
+
+
+async def _composing(llm: "AsyncLLM") -> tuple[ComposingInfo | None, str]:
+    """How the engine composes KV, or why it does not. All ranks must be able to."""
+    if llm.vllm_config.parallel_config.worker_extension_cls != WORKER_EXTENSION:
+        return None, "vLLM runs with another worker_extension_cls"
+    answers = await llm.collective_rpc("give_model_to_ragtree")
+    refusals = [refusal for _, refusal in answers if refusal]
+    if refusals:
+        return None, refusals[0]
+    return ComposingInfo(max(move_s for move_s, _ in answers)), ""
 
 
 async def _probe_prefill(requests: VllmRequests, cached_tokens: int, new_tokens: int) -> PrefillCost:

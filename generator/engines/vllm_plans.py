@@ -9,7 +9,7 @@ from uuid import uuid4
 import msgspec
 import structlog
 
-from generator.connector.messages import Prefilled, RequestMessage
+from generator.connector.messages import Composed, Prefilled, RequestMessage
 from generator.engines.vllm_requests import VllmRequests
 from generator.engines.vllm_sampling import finish_reason, sampling_params, token_logprobs
 from protocol.generation import GenerationStep, PrefillResult, Sampling
@@ -54,8 +54,8 @@ class PlanStreams:
                 parameters.extra_args = {"kv_transfer_params": self._message(plan).as_parameters()}
                 report = waiting.enter_context(self._router.prefilled(plan.query_id))
                 written = waiting.enter_context(self._router.written(plan.query_id))
-            # No other request has this salt, so none finds the KV of an unshared plan.
-            salt = uuid4().hex if plan.unshared else plan.namespace
+            # No other request has this salt, so none finds the KV of a plan that is unshared or composes.
+            salt = uuid4().hex if plan.unshared or plan.recompute is not None else plan.namespace
             outputs = self._requests.generate(plan.query_id, plan.prompt.token_ids, salt, parameters)
             async with contextlib.aclosing(outputs):
                 first = True
@@ -128,8 +128,12 @@ class PlanStreams:
             log.warning("prefill_not_reported", query_id=plan.query_id)
             return result
         prefilled = report.result()
+        composed = prefilled.composed or Composed(reused=0, recomputed=0, deviation=0.0)
         return msgspec.structs.replace(
             result,
+            composed_tokens=composed.reused,
+            recomputed_tokens=composed.recomputed,
+            deviation=composed.deviation,
             cached_tokens=sum(prefilled.loaded.values()),
             kv_load_ms=prefilled.load_ms,
             loaded=prefilled.loaded,

@@ -22,7 +22,7 @@ def sampling_params(sampling: Sampling) -> "SamplingParams":
         stop=list(sampling.stop) or None,
         ignore_eos=sampling.ignore_eos,
         # With 0 alternatives, vLLM returns the log probabilities of the sampled tokens.
-        logprobs=0 if sampling.logprobs else None,
+        logprobs=sampling.alternatives if sampling.logprobs else None,
         output_kind=RequestOutputKind.DELTA,
     )
 
@@ -30,7 +30,11 @@ def sampling_params(sampling: Sampling) -> "SamplingParams":
 def token_logprobs(completion: "CompletionOutput") -> tuple[TokenLogprob, ...]:
     """The log probabilities of an output's sampled tokens."""
     return tuple(
-        TokenLogprob(token_id, ranked[token_id].logprob)
+        TokenLogprob(
+            token_id,
+            ranked[token_id].logprob,
+            {other: one.logprob for other, one in ranked.items()} if len(ranked) > 1 else {},
+        )
         for token_id, ranked in zip(completion.token_ids, completion.logprobs or [], strict=True)
     )
 

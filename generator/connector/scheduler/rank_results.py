@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from generator.connector.step_jobs import JobResults, LoadResult, StepResults
+from generator.connector.step_jobs import CompositionResult, JobResults, LoadResult, StepResults
 from generator.tiers.base import StoredNode, TierContents
 from protocol.kv import KvMemory
 from protocol.tiers import Tier
@@ -25,6 +25,7 @@ class RankResults:
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self._loads: dict[str, dict[int, LoadResult]] = {}
+        self._composed: dict[str, dict[int, CompositionResult]] = {}
         self._transfers: dict[int, dict[int, bool]] = {}
         self._purged: dict[int, dict[int, int]] = {}
         self._held: dict[str, dict[int, dict[Tier, TierContents]]] = {}
@@ -35,6 +36,7 @@ class RankResults:
         """The jobs that all ranks have now answered."""
         for rank, answered in results.by_rank.items():
             _add(self._loads, rank, answered.loads)
+            _add(self._composed, rank, answered.composed)
             _add(self._transfers, rank, answered.transfers)
             _add(self._purged, rank, answered.purged)
             _add(self._held, rank, answered.held)
@@ -42,6 +44,7 @@ class RankResults:
                 self._memory[rank] = answered.memory
         joined = JobResults(
             loads={request_id: _slowest(loads) for request_id, loads in self._take(self._loads)},
+            composed={request_id: _on_all_ranks(composed) for request_id, composed in self._take(self._composed)},
             transfers={number: all(done) for number, done in self._take(self._transfers)},
             purged={number: sum(left) for number, left in self._take(self._purged)},
             held={name: self._on_all(held) for name, held in self._take(self._held)},
@@ -80,7 +83,11 @@ def _add(answers: dict[Job, dict[int, Result]], rank: int, answered: Mapping[Job
 
 def _slowest(loads: Sequence[LoadResult]) -> LoadResult:
     lost = dict.fromkeys(copy for load in loads for copy in load.lost)
-    return LoadResult(max(load.seconds for load in loads), tuple(lost))
+    return LoadResult(max(load.seconds for load in loads), tuple(lost), any(load.failed for load in loads))
+
+
+def _on_all_ranks(composed: Sequence[CompositionResult]) -> CompositionResult:
+    return next((result for result in composed if result.failed), composed[0])
 
 
 def _together(memories: Sequence[KvMemory]) -> KvMemory:

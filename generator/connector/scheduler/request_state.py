@@ -1,10 +1,10 @@
 """State of one request whose plan the scheduler side executes."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from generator.connector.messages import Prefilled, RequestMessage
-from generator.connector.step_jobs import BlockCopy, Load, Piece
+from generator.connector.messages import Composed, Prefilled, RequestMessage
+from generator.connector.step_jobs import BlockCopy, Composition, DonorPages, Load, Piece
 from protocol.kv import KvNode, pages_spanned
 from protocol.plans import PlannedNode
 from protocol.tiers import Tier
@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 
 
 class Offer(NamedTuple):
-    """What a request can load: tokens from ``local``, the start of a block, up to ``end``, out of ``nodes``."""
+    """What a request can load: tokens from ``local``, the start of a block, up to ``end``, out of ``nodes``.
+
+    If there are ``donated`` nodes, the tokens behind ``nodes`` are composed or computed, also in the background.
+    """
 
     local: int
     end: int
     nodes: list[int]
+    donated: list[int] = []  # noqa: RUF012 - never changed
 
 
 class RequestState:
@@ -27,12 +31,14 @@ class RequestState:
     - ``nodes``: the plan's nodes with their positions in the prompt.
     - ``blocks``: the blocks that the engine has allocated to the request.
     - ``offer``: what the engine was last offered to load.
-    - ``local``: tokens that the engine found in its own cache. ``cached``: ``local`` plus the tokens that were loaded.
+    - ``local``: tokens that the engine found in its own cache. ``cached``: ``local`` plus what was loaded or
+      composed. ``exact``: those of them in front of what was composed.
     - ``missing``: copies that were planned as sources and could not be read, as key and tier.
     - ``nodes_kept``: whether the nodes are already kept as planned.
     - ``forgotten``: whether a document was deleted meanwhile, so that nothing of this request may be found later.
     - ``reached``: set if a speculative request ended before its first token; prompt tokens computed by then.
     - ``reported``: whether the request's prefill has been reported.
+    - ``composed``: how the request was composed, if it was.
     """
 
     def __init__(self, request: "Request", message: RequestMessage, page_tokens: int) -> None:
@@ -47,8 +53,10 @@ class RequestState:
         self.blocks: list[int] = []
         self.nodes_kept = False
         self.offer = Offer(0, 0, [])
+        self.composed: Composed | None = None
         self.local = 0
         self.cached = 0
+        self.exact = 0
         self.load_seconds = 0.0
         self.missing: set[tuple[str, Tier]] = set()
         self.forgotten = False
@@ -57,8 +65,8 @@ class RequestState:
 
     @property
     def loads_in_background(self) -> bool:
-        """Whether the offer has nodes in a tier below the GPU, whose copies may be slow to load, or missing."""
-        return any(self.planned(index).source is not Tier.GPU for index in self.offer.nodes)
+        """Whether the offer composes, or has nodes in a tier below the GPU, whose copies may be slow, or missing."""
+        return bool(self.offer.donated) or any(self.planned(index).source is not Tier.GPU for index in self.offer.nodes)
 
     @property
     def saves(self) -> bool:
@@ -84,8 +92,18 @@ class RequestState:
         # The last token of a prompt is always computed: the next token is sampled from it.
         last: int = self.request.num_tokens - 1
         end = min(_end(self.nodes[found[-1]]), last) if found else 0
-        self.offer = Offer(local, max(local, end), found)
+        donated = self._donated(len(found), held)
+        self.offer = Offer(local, last if donated else max(local, end), found, donated)
         return self.offer
+
+    def copies_offered(self) -> Iterator[tuple[str, Tier | None]]:
+        """The copies that the offer reads, by key and tier."""
+        for index in self.offer.nodes:
+            yield self.nodes[index].key, self.planned(index).source
+        for index in self.offer.donated:
+            donor = self.planned(index).donor
+            assert donor is not None
+            yield donor.key, donor.source
 
     def loadable(self, local: int, held: Container[str]) -> list[int]:
         """The nodes, by index, to load so that everything the plan calls cached is used.
@@ -105,13 +123,52 @@ class RequestState:
             found.append(index)
         return found
 
+    def _donated(self, exact: int, held: Container[str]) -> list[int]:
+        """The nodes, by index, behind the first ``exact`` ones whose donors can be read now."""
+        # A request that was interrupted has KV of its own, which its blocks no longer tell apart.
+        if self.message.recompute is None or self.request.num_preemptions or self.request.num_computed_tokens:
+            return []
+        return [
+            index
+            for index in range(exact, len(self.nodes))
+            if (donor := self.planned(index).donor) is not None
+            and (donor.key, donor.source) not in self.missing
+            and (donor.source is not Tier.GPU or donor.key in held)
+        ]
+
+    def composition(self) -> Composition:
+        """What the offer composes, of the donors that are not missing."""
+        assert self.message.recompute is not None
+        return Composition(
+            tuple(self.request.all_token_ids),
+            tuple(self.blocks),
+            self.exact,
+            tuple(donor for donor in self._donors({}) if (donor.key, donor.tier) not in self.missing),
+            _end(self.nodes[-1]),
+            self.message.recompute,
+        )
+
+    def _donors(self, held: Mapping[str, tuple[int, ...]]) -> Iterator[DonorPages]:
+        for index in self.offer.donated:
+            node, donor = self.nodes[index], self.planned(index).donor
+            assert donor is not None
+            yield DonorPages(
+                donor.key,
+                donor.source,
+                donor.prefix_tokens,
+                node.prefix_tokens,
+                _end(node),
+                donor.pages,
+                held.get(donor.key, ()) if donor.source is Tier.GPU else (),
+            )
+
     def load_of(self, held: Mapping[str, tuple[int, ...]]) -> Load:
         """The load that carries out the offer; ``held`` are the blocks of the nodes in the GPU tier.
 
         If several offered nodes reach into one block, it is copied from the last of them, whose page also has the
         tokens in front.
         """
-        local, end, nodes = self.offer
+        local, end, nodes, _ = self.offer
         pieces: list[Piece] = []
         copies: list[BlockCopy] = []
         for index in nodes:
@@ -131,7 +188,9 @@ class RequestState:
                     pieces.append(Piece(node.key, planned.source, first, blocks, planned.pages))
             if last:
                 break
-        return Load(self.request.request_id, tuple(pieces), tuple(copies))
+        return Load(
+            self.request.request_id, tuple(pieces), tuple(copies), tuple(self._donors(held)), bool(self.offer.donated)
+        )
 
     def node_blocks(self, index: int) -> tuple[int, ...]:
         """The blocks that hold a node. Valid once the engine has allocated them."""
@@ -143,6 +202,13 @@ class RequestState:
         """Whether the engine has allocated all blocks of a node."""
         node = self.nodes[index]
         return len(self.blocks) >= pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens).stop
+
+    def accepted(self, external: int) -> None:
+        """Count ``external`` tokens of the offer as cached: the engine has blocks for them."""
+        local, _, nodes, donated = self.offer
+        self.local, self.cached = local, local + external
+        front = max(local, _end(self.nodes[nodes[-1]])) if nodes else local
+        self.exact = front if donated else self.cached
 
     def limit_cached(self, tokens: int) -> None:
         """Count at most the first ``tokens`` tokens as cached: the engine computes what stands behind them."""
@@ -158,15 +224,16 @@ class RequestState:
     def prefilled(self) -> Prefilled:
         """Which tier the prompt's tokens came from, so far."""
         loaded: dict[Tier, int] = {}
-        local = min(self.local, self.cached)
+        exact = min(self.exact, self.cached)
+        local = min(self.local, exact)
         if local:
             loaded[Tier.GPU] = local
         for index, node in enumerate(self.nodes):
-            tokens = min(_end(node), self.cached) - max(node.prefix_tokens, local)
+            tokens = min(_end(node), exact) - max(node.prefix_tokens, local)
             source = self.planned(index).source
             if tokens > 0 and source is not None:
                 loaded[source] = loaded.get(source, 0) + tokens
-        return Prefilled(loaded, self.load_seconds * 1000, self.reached)
+        return Prefilled(loaded, self.load_seconds * 1000, self.reached, self.composed)
 
 
 def _end(node: KvNode) -> int:

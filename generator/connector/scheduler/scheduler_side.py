@@ -9,15 +9,16 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from generator.connector.messages import EngineReport, RequestMessage
+from generator.connector.messages import Composed, EngineReport, RequestMessage
 from generator.connector.scheduler.block_owners import BlockOwners
 from generator.connector.scheduler.block_relief import BlockRelief
+from generator.connector.scheduler.compositions import Compositions
 from generator.connector.scheduler.gpu_tier import GpuTier
 from generator.connector.scheduler.lost_copies import LostCopies
 from generator.connector.scheduler.rank_results import RankResults
 from generator.connector.scheduler.request_state import RequestState
 from generator.connector.scheduler.transfer_queue import TransferQueue
-from generator.connector.step_jobs import BlockCopy, Load, LoadResult, StepJobs, StepResults
+from generator.connector.step_jobs import BlockCopy, CompositionResult, Load, LoadResult, StepJobs, StepResults
 from protocol.kv import KvMemory, ResidencyReport
 from protocol.tiers import Tier
 
@@ -61,6 +62,7 @@ class SchedulerSide:
         self._loading: dict[str, Load] = {}
         # Steps under way, the oldest first.
         self._steps: deque[_Step] = deque()
+        self._compositions = Compositions()
         self._inquiries: list[str] = []
         self._unanswered: set[str] = set()
         self._held: dict[str, tuple[ResidencyReport, ...]] = {}
@@ -106,7 +108,7 @@ class SchedulerSide:
         offer = state.make_offer(local, self._gpu)
         if offer.end <= local:
             return 0, False
-        if self._transfers.writes_any({(state.nodes[index].key, state.planned(index).source) for index in offer.nodes}):
+        if self._transfers.writes_any(set(state.copies_offered())):
             return None, False
         return offer.end - local, state.loads_in_background
 
@@ -124,14 +126,14 @@ class SchedulerSide:
         offer = state.offer
         if not request.num_preemptions:
             # After a preemption, much of what is found is what the request itself computed before.
-            state.local, state.cached = offer.local, offer.local + external
+            state.accepted(external)
         if not external:
             return
         assert offer.local + external == offer.end, "blocks were allocated for another load than was offered"
-        held = {node.key: self._gpu.blocks(node.key) for node in state.nodes if node.key in self._gpu}
+        held = {key: self._gpu.blocks(key) for key, _ in state.copies_offered() if key in self._gpu}
         load = state.load_of(held)
         # Until they are copied, held blocks must not be written to, also if their nodes are released.
-        self._gpu.retain(copy.source for copy in load.copies)
+        self._gpu.retain(load.held_blocks)
         if state.loads_in_background:
             self._loads.append(load)
             self._loading[load.request_id] = load
@@ -154,6 +156,7 @@ class SchedulerSide:
             if state.reached:
                 self._prefilled(state)
         self._transfers.forget_message(state.message.name)
+        self._compositions.drop(request.request_id)
         if state.forgotten:
             self._gpu.evict_hashes(blocks)
         else:
@@ -184,10 +187,11 @@ class SchedulerSide:
         # Without pending work there is nothing to pause for, and the next request would wait for the end of the pause.
         # With asynchronous scheduling, a pause would also delay the step that is being computed.
         self._steps.append(_Step(bool(output.total_num_scheduled_tokens), [copy.source for copy in self._copies]))
-        computing = any(step.computes for step in self._steps)
+        compose = self._compositions.next_step()
+        computing = compose is not None or any(step.computes for step in self._steps)
         idle = not computing and bool(self._requests or self._loading or self.busy)
         transfers, purges = self._transfers.take_queued()
-        jobs = StepJobs(self._loads, self._copies, transfers, purges, self._inquiries, idle)
+        jobs = StepJobs(self._loads, self._copies, compose, transfers, purges, self._inquiries, idle)
         self._loads, self._copies, self._inquiries = [], [], []
         return jobs
 
@@ -206,7 +210,9 @@ class SchedulerSide:
         for tier, (node, pages) in self._rank_results.take_partial():
             self._transfers.drop(node.key, tier, pages)
         for request_id, result in joined.loads.items():
-            self._loaded(self._loading.pop(request_id), result)
+            self._loaded(self._loading[request_id], result)
+        for request_id, composed in joined.composed.items():
+            self._composed(request_id, composed)
         for number, done in joined.transfers.items():
             self._transfers.transferred(number, done)
         for number, left in joined.purged.items():
@@ -227,7 +233,7 @@ class SchedulerSide:
     def busy(self) -> bool:
         """Whether the engine should keep stepping although no request needs it."""
         ended_early = any(state.reached is not None for state in self._ended.values())
-        return bool(self._transfers.busy or self._unanswered or ended_early)
+        return bool(self._transfers.busy or self._compositions.busy or self._unanswered or ended_early)
 
     def report(self) -> EngineReport | None:
         """What has happened since the last call, or None for nothing."""
@@ -291,11 +297,12 @@ class SchedulerSide:
 
     def _loaded(self, load: Load, result: LoadResult) -> None:
         """Record the end of a load."""
-        self._gpu.give_back([copy.source for copy in load.copies])
+        self._gpu.give_back(load.held_blocks)
         self._lost.add_all(result.lost)
         if self._ranks > 1:
             # Other ranks may still have their part of the copy.
             pages = {piece.key: piece.pages for piece in load.pieces}
+            pages |= {donor.key: donor.pages for donor in load.donors}
             for key, tier in result.lost:
                 self._transfers.drop(key, tier, pages[key])
         # The request may have been aborted meanwhile.
@@ -303,6 +310,21 @@ class SchedulerSide:
         if state is not None:
             state.load_seconds += result.seconds
             state.missing.update(result.lost)
+        if not load.composes:
+            del self._loading[load.request_id]
+        else:
+            # Without what is in front, or without the request itself, there is nothing to compose.
+            composes = load.request_id in self._states and not result.failed
+            composition = self._states[load.request_id].composition() if composes else None
+            self._compositions.add(load.request_id, composition)
+
+    def _composed(self, request_id: str, result: CompositionResult) -> None:
+        """Record the end of a composition."""
+        del self._loading[request_id]
+        self._compositions.ended(request_id)
+        state = self._states.get(request_id)
+        if state is not None and (not result.failed or result.deviation):
+            state.composed = Composed(result.reused, result.recomputed, result.deviation)
 
 
 def _by_namespace(forget: Sequence[tuple[str, str]]) -> dict[str, frozenset[str]]:

@@ -3,18 +3,24 @@
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from generator.connector.step_jobs import Load, LoadResult, Piece
+import numpy as np
+
+from generator.connector.step_jobs import DonorPages, Load, LoadResult, Piece
 from generator.connector.worker.blocks import PagedBlocks
 from generator.connector.worker.kv_failures import warn
-from generator.tiers.base import KvTier
+from generator.tiers.base import KvTier, Page
+from protocol.kv import pages_spanned
 from protocol.tiers import Tier
 
-Ended = Callable[[str, LoadResult, set[int]], None]
-"""Takes the request, the result and the failed blocks of a load that has ended."""
+Ended = Callable[[Load, LoadResult, set[int]], None]
+"""Takes a load that has ended, or a share of it, with the result and the failed blocks of the whole load."""
+
+Staged = Callable[[str, dict[str, Page]], None]
+"""Takes the pages of a request's donors, by key."""
 
 
 @dataclass
@@ -30,14 +36,18 @@ class _Progress:
 class BackgroundLoads:
     """Runs loads on ``threads`` threads, all of which share each load: one alone does not saturate the memory.
 
-    Each load is reported to ``ended`` once, on one of these threads, when none of them touches its blocks any more.
+    Each load is reported to ``ended`` once, on one of these threads, when none of them touches its blocks any more. If
+    it has donors, those that could be read go to ``staged`` before.
     """
 
-    def __init__(self, blocks: PagedBlocks, tiers: dict[Tier, KvTier], threads: int, ended: Ended) -> None:
+    def __init__(
+        self, blocks: PagedBlocks, tiers: dict[Tier, KvTier], threads: int, ended: Ended, staged: Staged
+    ) -> None:
         self._blocks = blocks
         self._tiers = tiers
         self._threads = threads
         self._ended = ended
+        self._staged = staged
         self._loaders = ThreadPoolExecutor(threads, "kv-load", initializer=blocks.enter_thread)
         # Guards the progress of loads.
         self._lock = threading.Lock()
@@ -79,6 +89,8 @@ class BackgroundLoads:
         except Exception as error:
             warn("kv_not_copied", error, request=share.request_id)
             failed.update(copy.target for copy in share.copies)
+        if share.donors:
+            self._staged(share.request_id, self._read(share.donors, fence, lost))
         with self._lock:
             progress.open_shares -= 1
             progress.began = min(progress.began, began)
@@ -86,8 +98,33 @@ class BackgroundLoads:
             progress.failed |= failed
             ended = not progress.open_shares
         if ended:
-            result = LoadResult(time.perf_counter() - progress.began, tuple(progress.lost))
-            self._ended(share.request_id, result, progress.failed)
+            result = LoadResult(time.perf_counter() - progress.began, tuple(progress.lost), bool(progress.failed))
+            self._ended(share, result, progress.failed)
+
+    def _read(
+        self, donors: Sequence[DonorPages], fence: Callable[[], None], lost: list[tuple[str, Tier]]
+    ) -> dict[str, Page]:
+        """The pages of donors, by key. Adds those that cannot be read to ``lost``."""
+        found: dict[str, Page] = {}
+        for donor in donors:
+            span = pages_spanned(donor.prefix_tokens, donor.end - donor.start, self._blocks.page_tokens)
+            pages: Page = np.empty((len(span), self._blocks.page_bytes), np.uint8)
+            try:
+                if donor.tier is Tier.GPU:
+                    fence()
+                    for index, block in enumerate(donor.blocks):
+                        self._blocks.read(block, pages[index], self._blocks.page_tokens)
+                    self._blocks.finish()
+                else:
+                    with self._tiers[donor.tier].reading(donor.key, donor.pages) as reader:
+                        for index in range(len(span)):
+                            pages[index] = reader.page(index)
+                found[donor.key] = pages
+            except Exception as error:
+                # Whatever the error is, the document is computed.
+                warn("kv_not_loaded", error, node=donor.key, tier=donor.tier)
+                lost.append((donor.key, donor.tier))
+        return found
 
     def _fill(self, piece: Piece) -> None:
         with self._tiers[piece.tier].reading(piece.key, piece.pages) as reader:

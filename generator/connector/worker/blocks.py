@@ -7,14 +7,14 @@ on any backend. Where a single token lies within a block is learnt from the back
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from generator.connector.worker.layout_map import BlockWriter, LayoutMap, learn_indexes
+from generator.connector.worker.layout_map import BlockWriter, KvShape, LayoutMap, learn_indexes
 from generator.connector.worker.slabs import slabs_of
 from generator.tiers.base import Page
 from protocol.errors import ConfigError
@@ -24,6 +24,19 @@ if TYPE_CHECKING:
 
 WriterOf = Callable[[str], BlockWriter]
 """The attention backend's way to write a block's tokens into a layer's cache, by the layer's name."""
+
+
+class LayerPlaces(NamedTuple):
+    """Where the keys and values of the layer ``name`` lie, which have ``shape`` in each block.
+
+    ``in_page`` are the elements of a page that hold its numbers: all keys, then all values, both in C order.
+    ``in_block`` are those of a block of the layer's own cache, in the order of its dimensions.
+    """
+
+    name: str
+    shape: KvShape
+    in_page: NDArray[np.uint32]
+    in_block: NDArray[np.uint32]
 
 
 class PagedBlocks(ABC):
@@ -64,11 +77,28 @@ class PagedBlocks(ABC):
         ]
         self._layers = [layer.digest for layer in layers]
         self._token_of = np.concatenate([layer.token_of for layer in layers])[self._elements]
+        self._names = tuple(kv_caches)
+        self._layer_maps = layers
 
     @property
     def layout(self) -> str:
         """A description that is equal for engines whose pages have the same bytes."""
         return f"{self._dtype} {self.page_tokens} {self._layers} {_hash_of(self._elements)}"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the keys and values."""
+        return self._dtype
+
+    def places(self) -> list[LayerPlaces]:
+        """Where a page has each layer's keys and values."""
+        place_of = np.empty_like(self._elements)
+        place_of[self._elements] = np.arange(len(self._elements), dtype=place_of.dtype)
+        ends = np.cumsum([layer.element_of.size for layer in self._layer_maps])
+        return [
+            LayerPlaces(name, layer.shape, place_of[end - layer.element_of.size + layer.element_of], layer.element_of)
+            for name, layer, end in zip(self._names, self._layer_maps, ends, strict=True)
+        ]
 
     @property
     def shapes(self) -> str:

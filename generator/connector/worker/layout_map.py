@@ -62,10 +62,13 @@ class LayoutMap:
     """What each element of a layer's part of a page is.
 
     ``indexes`` are those of the numbers, as ``learn_indexes`` returns them. ``token_of`` has the token of each element,
-    and ``digest`` is equal for layers that keep tokens, heads, dimensions, keys and values in the same places.
+    ``element_of`` the element of each number, and ``digest`` is equal for layers that keep tokens, heads, dimensions,
+    keys and values in the same places.
     """
 
     def __init__(self, shape: KvShape, indexes: NDArray[np.uint32]) -> None:
+        self.shape = shape
+        self.element_of: NDArray[np.uint32] = np.argsort(indexes).astype(np.uint32)
         in_values = indexes >= shape.keys
         of_token = np.where(in_values, shape.heads * shape.value_dim, shape.heads * shape.key_dim)
         self.token_of: NDArray[np.uint16] = ((indexes - in_values * shape.keys) // of_token).astype(np.uint16)

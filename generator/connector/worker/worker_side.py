@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from generator.connector.step_jobs import JobResults, LoadResult, Purge, StepJobs, Transfer
+from generator.connector.step_jobs import JobResults, Load, LoadResult, Purge, StepJobs, Transfer
 from generator.connector.worker.background_loads import BackgroundLoads
 from generator.connector.worker.blocks import PagedBlocks
+from generator.connector.worker.compositions import Compositions
 from generator.connector.worker.kv_failures import warn
 from generator.connector.worker.movers import Movers
 from generator.connector.worker.tier_jobs import TierJobs
-from generator.tiers.base import KvTier
+from generator.tiers.base import KvTier, Page
 from protocol.kv import KvMemory
 from protocol.tiers import Tier
 
@@ -31,7 +32,8 @@ class WorkerSide:
         self._blocks = blocks
         self._tiers = tiers
         self._jobs = TierJobs(blocks, tiers)
-        self._loads = BackgroundLoads(blocks, tiers, loader_threads, self._load_ended)
+        self._loads = BackgroundLoads(blocks, tiers, loader_threads, self._load_ended, self._stage)
+        self._compositions: Compositions | None = None
         self._movers = Movers(blocks.enter_thread)
         # The condition guards the fields below, which the threads fill, and signals that they have changed.
         self._changed = threading.Condition()
@@ -51,6 +53,22 @@ class WorkerSide:
         """Make the copies that the step's forward pass needs."""
         if jobs.copies:
             self._blocks.copy(jobs.copies)
+
+    def compose_with(self, compositions: Compositions) -> None:
+        """Compose with this from now on. Without it, no job may have donors."""
+        self._compositions = compositions
+
+    def compose(self, jobs: StepJobs) -> None:
+        """Take the step's part of a composition. Call it after the step's forward pass."""
+        if jobs.compose is None:
+            return
+        assert self._compositions is not None, "the engine's model is not known"
+        ended = self._compositions.take(jobs.compose)
+        if ended is not None:
+            with self._changed:
+                self._results.composed[ended.request_id] = ended.result
+                self._failed |= ended.failed
+                self._loaded.add(ended.request_id)
 
     def transfer(self, jobs: StepJobs) -> None:
         """Start the step's transfers, purges and inquiries. Call it after the step's forward pass."""
@@ -119,11 +137,18 @@ class WorkerSide:
             self._running -= 1
             self._changed.notify_all()
 
-    def _load_ended(self, request_id: str, result: LoadResult, failed: set[int]) -> None:
+    def _stage(self, request_id: str, pages: dict[str, Page]) -> None:
+        assert self._compositions is not None, "the engine's model is not known"
+        self._compositions.stage(request_id, pages)
+
+    def _load_ended(self, load: Load, result: LoadResult, failed: set[int]) -> None:
         with self._ending():
-            self._results.loads[request_id] = result
-            self._failed |= failed
-            self._loaded.add(request_id)
+            self._results.loads[load.request_id] = result
+            if load.composes and self._compositions is not None:
+                self._compositions.loaded(load.request_id, failed)
+            else:
+                self._failed |= failed
+                self._loaded.add(load.request_id)
 
     def _transferring(self, transfer: Transfer, fence: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:

@@ -96,7 +96,8 @@ def test_an_offer_leaves_the_last_token_of_the_prompt_to_compute():
 
 def test_loaded_tokens_are_counted_by_tier():
     state = state_of([6, 7, 5], [Tier.HOST, Tier.DISK, None])
-    state.local, state.cached = 4, 13
+    state.offer = Offer(4, 13, [0, 1])
+    state.accepted(9)
     assert state.prefilled() == Prefilled({Tier.GPU: 4, Tier.HOST: 2, Tier.DISK: 7}, 0.0)
     state.limit_cached(8)
     assert state.prefilled().loaded == {Tier.GPU: 4, Tier.HOST: 2, Tier.DISK: 2}
@@ -104,7 +105,8 @@ def test_loaded_tokens_are_counted_by_tier():
 
 def test_limiting_cached_tokens_never_raises_them():
     state = state_of([6, 7, 5], [Tier.HOST, Tier.DISK, None])
-    state.cached = 13
+    state.offer = Offer(0, 13, [0, 1])
+    state.accepted(13)
     state.limit_cached(8)
     state.limit_cached(12)
     assert state.cached == 8

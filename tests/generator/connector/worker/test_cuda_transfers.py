@@ -42,7 +42,7 @@ class Worker:
         self.disk = DiskTier(folder / "disk", "weights", TOKENS, size, 1 << 20)
         tiers = {Tier.HOST: self.arena, Tier.DISK: self.disk}
         self.jobs = TierJobs(self.blocks, tiers)
-        self.loads = BackgroundLoads(self.blocks, tiers, threads, self._load_ended)
+        self.loads = BackgroundLoads(self.blocks, tiers, threads, self._load_ended, lambda *donors: None)
         self._ended = threading.Event()
         self.result = LoadResult(0.0)
         self.failed: set[int] = set()

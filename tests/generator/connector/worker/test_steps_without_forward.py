@@ -21,6 +21,9 @@ class Worker:
     def transfer(self, jobs: StepJobs) -> None:
         self.started.append(jobs)
 
+    def compose(self, jobs: StepJobs) -> None:
+        pass
+
     def pause(self, jobs: StepJobs) -> None:
         pass
 

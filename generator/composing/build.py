@@ -1,0 +1,77 @@
+"""The composition root of composing: puts a composer together for one engine."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.distributed import tensor_model_parallel_all_gather, tensor_model_parallel_all_reduce
+
+from generator.composing.attention_layers import AttentionLayer, attention_layers
+from generator.composing.composer import Composer
+from generator.composing.deviation import Deviation
+from generator.composing.partial_forward import PartialForward
+from generator.composing.selection.base import Selector
+from generator.composing.selection.cache_blend import CacheBlend
+from generator.composing.selection.first_tokens import FirstTokens
+from generator.composing.selection.nothing import Nothing
+from generator.composing.selection.question_attention import QuestionAttention
+from generator.composing.selection.random_windows import RandomWindows
+from generator.connector.worker.blocks import PagedBlocks
+from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+_PROBED = (1, 100, 1000)
+"""Positions that a token is moved to, to check the rotation."""
+
+_PROBED_TOKEN = 100
+"""A token id that every vocabulary has."""
+
+_TOLERANCE = 0.03
+"""Of a moved key, relative to its length. Rounding to bfloat16 makes 0.01, a wrong rotation more than 1."""
+
+
+def new_composer(runner: "GPUModelRunner", blocks: PagedBlocks, num_blocks: int) -> Composer:
+    """A composer on an engine's model, which must be idle. Raises ConfigError if its KV cannot be composed."""
+    config = runner.vllm_config
+    registered = config.compilation_config.static_forward_context
+    layers = attention_layers(runner.model, registered, blocks.places(), num_blocks)
+    forward = PartialForward(runner, blocks.page_tokens)
+    _check_rotation(layers, forward, config.model_config.max_model_len)
+    scheduler = config.scheduler_config
+    step_tokens = scheduler.long_prefill_token_threshold or scheduler.max_num_batched_tokens
+    selectors: dict[str, Selector] = {
+        "query": QuestionAttention(layers, forward, _highest_of_ranks),
+        "cacheblend": CacheBlend(layers, forward, tensor_model_parallel_all_reduce),
+        "epic": FirstTokens(),
+        "random": RandomWindows(),
+        "none": Nothing(),
+    }
+    deviation = Deviation(layers[len(layers) // 2], tensor_model_parallel_all_reduce)
+    return Composer(layers, forward, selectors, deviation, blocks.page_tokens, step_tokens)
+
+
+def _highest_of_ranks(scores: torch.Tensor) -> torch.Tensor:
+    """The elementwise maximum over tensor-parallel ranks: vLLM has sums only."""
+    gathered: torch.Tensor = tensor_model_parallel_all_gather(scores[None], 0)
+    return gathered.amax(0)
+
+
+def _check_rotation(layers: list[AttentionLayer], forward: PartialForward, longest: int) -> None:
+    """Compare moved keys with those that the model computes. A token that stands alone sees itself at any position."""
+    block = torch.tensor([1])
+    forward.compute_alone(_PROBED_TOKEN, 0, 1)
+    there = [layer.keys(block, range(1)) for layer in layers]
+    for position in _PROBED:
+        if position >= longest:
+            continue
+        forward.compute_alone(_PROBED_TOKEN, position, 1)
+        for layer, keys in zip(layers, there, strict=True):
+            expected = layer.keys(block, range(1)).float()
+            error = (layer.rotation.moved(keys, position).float() - expected).norm() / expected.norm()
+            if not error < _TOLERANCE:
+                raise ConfigError(
+                    f"the KV of layer {layer.name} cannot be composed: moved by {position} positions, its keys differ "
+                    f"by {error:.0%} from those that the model computes there; set controller.reuse to exact",
+                    "reuse",
+                )

@@ -1,0 +1,30 @@
+"""A prompt that is being composed, as selectors see it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from generator.composing.attention_layers import AttentionLayer
+from generator.composing.codec import LayerKv
+from generator.composing.runs import Run
+
+
+class ComposedPrompt(NamedTuple):
+    """A prompt in an engine's ``blocks``: ``documents`` have KV that was computed elsewhere, moved to its positions.
+
+    ``token_ids`` are the prompt's. The ``question`` stands behind all documents; its KV is not there yet.
+    """
+
+    token_ids: torch.Tensor
+    blocks: torch.Tensor
+    documents: Sequence[Run]
+    question: Run
+
+    def keys(self, layer: AttentionLayer, run: Run) -> torch.Tensor:
+        """A layer's keys of a run of tokens, shape [tokens, heads, key_dim]."""
+        return layer.keys(self.blocks, range(run.start, run.end))
+
+    def kv(self, layer: AttentionLayer, run: Run) -> LayerKv:
+        """A layer's keys and values of a run of tokens."""
+        return layer.kv(self.blocks, range(run.start, run.end))

@@ -1,0 +1,98 @@
+"""Computes some of a prompt's tokens through the engine's own layers, over the KV of the others."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.forward_context import set_forward_context
+from vllm.v1.attention.backend import CommonAttentionMetadata
+
+from generator.composing.runs import Run
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+
+class Stop(Exception):
+    """Raised by a hook on a layer to end a forward pass there."""
+
+
+class PartialForward:
+    """Forward passes over selected tokens, on the model and the attention backend of an engine's ``runner``.
+
+    A run of tokens is a request of its own to the attention backend: its queries are the run's tokens, and its keys are
+    everything up to the run's end. All runs of a prompt share one block table. Each layer writes the keys and values of
+    all its tokens before its attention, so later runs attend to the fresh ones of earlier runs.
+    """
+
+    def __init__(self, runner: "GPUModelRunner", page_tokens: int) -> None:
+        self._runner = runner
+        self._page_tokens = page_tokens
+        self.device = runner.device
+
+    def compute(self, token_ids: torch.Tensor, runs: Sequence[Run], blocks: torch.Tensor) -> torch.Tensor | None:
+        """Compute runs of a prompt, and write their keys and values into its blocks.
+
+        ``token_ids`` are the prompt's, ``blocks`` the numbers of its blocks in order, and ``runs`` ascend. Returns the
+        tokens' hidden states behind the last layer, or None if a hook has ended the pass.
+        """
+        positions = torch.cat([torch.arange(run.start, run.end) for run in runs]).to(self.device)
+        return self._forward(token_ids[positions], positions, positions, runs, blocks)
+
+    def compute_alone(self, token_id: int, position: int, block: int) -> None:
+        """Compute a token as if it stood alone at a position, into the first slot of a block."""
+        ids = torch.tensor([token_id], device=self.device)
+        positions = torch.tensor([position], device=self.device)
+        first = torch.zeros_like(positions)
+        self._forward(ids, positions, first, [Run(0, 1)], torch.tensor([block], device=self.device))
+
+    def _forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        places: torch.Tensor,
+        runs: Sequence[Run],
+        blocks: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """Compute tokens at ``positions`` into their ``places`` of a sequence, which are those of the runs."""
+        size = self._page_tokens
+        slots = blocks[places // size].long() * size + places % size
+        metadata = {name: built for names, built in self._metadata(runs, blocks, slots) for name in names}
+        with (
+            torch.inference_mode(),
+            set_forward_context(
+                metadata,
+                self._runner.vllm_config,
+                num_tokens=len(positions),
+                slot_mapping=dict.fromkeys(metadata, slots),
+                skip_compiled=True,
+            ),
+        ):
+            try:
+                hidden: torch.Tensor = self._runner.model(input_ids=token_ids.to(torch.int32), positions=positions)
+            except Stop:
+                return None
+        return hidden
+
+    def _metadata(
+        self, runs: Sequence[Run], blocks: torch.Tensor, slots: torch.Tensor
+    ) -> Iterator[tuple[list[str], Any]]:
+        """What each group of layers needs to know about the runs, as its attention backend wants it."""
+        counts = torch.tensor([0, *(run.tokens for run in runs)], dtype=torch.int32)
+        starts = counts.cumsum(0).to(torch.int32)
+        ends = torch.tensor([run.end for run in runs], dtype=torch.int32)
+        common = CommonAttentionMetadata(
+            query_start_loc=starts.to(self.device),
+            query_start_loc_cpu=starts,
+            seq_lens=ends.to(self.device),
+            num_reqs=len(runs),
+            num_actual_tokens=len(slots),
+            max_query_len=max(run.tokens for run in runs),
+            max_seq_len=max(run.end for run in runs),
+            block_table_tensor=blocks.to(torch.int32).expand(len(runs), -1).contiguous(),
+            slot_mapping=slots,
+            causal=True,
+        )
+        for groups in self._runner.attn_groups:
+            for group in groups:
+                yield group.layer_names, group.get_metadata_builder().build(0, common)

@@ -1,0 +1,62 @@
+"""Selects the tokens whose KV deviates most in an early layer (CacheBlend: Yao et al. 2025, section 4.3)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from generator.composing.attention_layers import AttentionLayer
+from generator.composing.composed_prompt import ComposedPrompt
+from generator.composing.partial_forward import PartialForward, Stop
+from generator.composing.runs import Run, best, windows
+
+_LAYER = 1
+"""The first layer whose KV depends on a token's neighbours. Layer 0 sees embeddings alone."""
+
+
+class CacheBlend:
+    """Computes all tokens up to layer 1, and selects those whose keys and values there differ most from the composed.
+
+    One selection serves all layers. The paper narrows it from layer to layer, which an engine's own layers cannot do:
+    they take the same tokens. ``over_ranks`` adds up scores of tensor-parallel ranks.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[AttentionLayer],
+        forward: PartialForward,
+        over_ranks: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        self._layer = layers[_LAYER]
+        self._forward = forward
+        self._over_ranks = over_ranks
+
+    def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:
+        """The tokens with the largest squared difference, ``budget`` of them at most."""
+        scores = torch.zeros(prompt.question.start, device=prompt.token_ids.device)
+        kept = [prompt.kv(self._layer, document) for document in prompt.documents]
+        fresh: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+        def capture(module: Any, given: tuple[torch.Tensor, ...]) -> None:  # noqa: ANN401, ARG001  # vLLM is untyped
+            fresh.append((given[1], given[2]))
+            raise Stop
+
+        hook = self._layer.module.register_forward_pre_hook(capture)
+        try:
+            self._forward.compute(prompt.token_ids, prompt.documents, prompt.blocks)
+        finally:
+            hook.remove()
+        ((keys, values),) = fresh
+        at = 0
+        for document, kv in zip(prompt.documents, kept, strict=True):
+            there = slice(at, at + document.tokens)
+            scores[document.start : document.end] = _difference(keys[there], kv.keys) + _difference(
+                values[there], kv.values
+            )
+            at += document.tokens
+        return best(windows(prompt.documents, 1), self._over_ranks(scores), budget)
+
+
+def _difference(fresh: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """The squared difference of each token. Shapes [tokens, any] and [tokens, heads, dim]."""
+    return (fresh.float() - kept.flatten(1).float()).square().sum(-1)

@@ -1,0 +1,20 @@
+"""Selects windows at random: the control that shows whether choosing matters."""
+
+import torch
+
+from generator.composing.composed_prompt import ComposedPrompt
+from generator.composing.runs import Run, best, windows
+from generator.composing.selection.question_attention import WINDOW
+
+
+class RandomWindows:
+    """Selects windows at random; the same ones for the same prompt."""
+
+    def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:
+        """Random windows, of ``budget`` tokens at most."""
+        draws = torch.Generator().manual_seed(int(prompt.token_ids.sum()))
+        scores = torch.zeros(prompt.question.start)
+        found = windows(prompt.documents, WINDOW)
+        for window, score in zip(found, torch.rand(len(found), generator=draws).tolist(), strict=True):
+            scores[window.start : window.end] = score
+        return best(found, scores, budget)

@@ -1,0 +1,106 @@
+"""Composes requests' KV on the engine's own thread, one step at a time."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from generator.composing.composer import Composed, Composer, Donated, Task
+from generator.composing.deviation import TooFar
+from generator.composing.runs import Run
+from generator.connector.step_jobs import ComposeStep, Composition, CompositionResult
+from generator.connector.worker.kv_failures import warn
+from generator.tiers.base import Page
+
+
+class Ended(NamedTuple):
+    """The end of a request's composition. After a failure, the engine computes what is in the ``failed`` blocks."""
+
+    request_id: str
+    result: CompositionResult
+    failed: set[int]
+
+
+class Compositions:
+    """Takes the steps of compositions out of what has been read for them. ``composer`` has the engine's model.
+
+    For each, ``loaded`` comes first, and ``stage`` before that if it has donors; both on any thread.
+    """
+
+    def __init__(self, composer: Composer, page_tokens: int, device: torch.device) -> None:
+        self._composer = composer
+        self._page_tokens = page_tokens
+        self._device = device
+        # The pages of donors, by request and key.
+        self._staged: dict[str, dict[str, Page]] = {}
+        # The blocks that could not be loaded in front of what is to be composed, by request.
+        self._failed: dict[str, set[int]] = {}
+        self._running: dict[str, Iterator[Composed | None]] = {}
+        # The blocks of running compositions, which are of no use if they fail.
+        self._unusable: dict[str, set[int]] = {}
+
+    def stage(self, request_id: str, pages: dict[str, Page]) -> None:
+        """Take what was read of a request's donors, by key."""
+        self._staged[request_id] = pages
+
+    def loaded(self, request_id: str, failed: set[int]) -> None:
+        """Take the end of a request's load, with the blocks that could not be loaded."""
+        self._failed[request_id] = failed
+
+    def take(self, step: ComposeStep) -> Ended | None:
+        """Take a step. Returns the end of the composition, if this was its last step.
+
+        A step of a composition that has ended is ignored: with asynchronous scheduling, it was ordered before that was
+        known.
+        """
+        request_id = step.request_id
+        if request_id not in self._failed:
+            return None
+        if step.drop:
+            return self._end(request_id, None)
+        try:
+            if step.composition is not None:
+                self._begin(request_id, step.composition)
+            composed = next(self._running[request_id])
+        except TooFar as error:
+            self._failed[request_id] |= self._unusable[request_id]
+            return self._end(request_id, None, error.deviation)
+        except Exception as error:
+            # Whatever the error is, the request goes on and is computed.
+            warn("kv_not_composed", error, request=request_id)
+            self._failed[request_id] |= self._unusable[request_id]
+            return self._end(request_id, None)
+        return None if composed is None else self._end(request_id, composed)
+
+    def _begin(self, request_id: str, composition: Composition) -> None:
+        self._unusable[request_id] = set(composition.blocks[composition.exact // self._page_tokens :])
+        self._running[request_id] = self._composer.steps(self._task(request_id, composition))
+
+    def _end(self, request_id: str, composed: Composed | None, deviation: float = 0.0) -> Ended:
+        self._running.pop(request_id, None)
+        self._staged.pop(request_id, None)
+        self._unusable.pop(request_id, None)
+        failed = self._failed.pop(request_id)
+        if composed is None:
+            return Ended(request_id, CompositionResult(deviation=deviation, failed=True), failed)
+        return Ended(request_id, CompositionResult(composed.reused, composed.recomputed, composed.deviation), failed)
+
+    def _task(self, request_id: str, composition: Composition) -> Task:
+        staged = self._staged.pop(request_id, {})
+        return Task(
+            torch.tensor(composition.token_ids, device=self._device),
+            torch.tensor(composition.blocks, device=self._device),
+            composition.exact,
+            [
+                Donated(
+                    Run(donor.start, donor.end),
+                    donor.prefix_tokens,
+                    torch.from_numpy(staged[donor.key]).to(self._device),
+                )
+                for donor in composition.donors
+            ],
+            Run(composition.question, len(composition.token_ids) - 1),
+            composition.recompute.method,
+            composition.recompute.share,
+            composition.recompute.bound,
+        )

@@ -1,0 +1,71 @@
+"""Keys and values that are read out of pages and blocks are those that the backend wrote, in any layout."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm")
+
+import torch
+from kv_layouts import BLOCKS, LAYOUTS, SPLIT, TOKENS, Writer, blocks_first, caches_in, writer_of
+
+from generator.composing import codec
+from generator.composing.codec import LayerCodec
+from generator.connector.worker.cpu_blocks import CpuBlocks
+from generator.connector.worker.layout_map import KvShape
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=[True, False], ids=["along axes", "by places"])
+def along_axes(request, monkeypatch):
+    if not request.param:
+        monkeypatch.setattr(codec, "_axes", lambda _places: None)
+
+
+@pytest.mark.usefixtures("along_axes")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_was_written_is_read(layout, dtype):
+    caches = caches_in(layout, dtype)
+    blocks = CpuBlocks(caches, BLOCKS, TOKENS, writer_of)
+    written = {}
+    for number, (name, cache) in enumerate(caches.items()):
+        keys = (
+            torch.arange(2 * Writer.shape.keys).remainder(199).to(dtype).view(2 * TOKENS, Writer.shape.heads, -1)
+            + number
+        )
+        values = -keys.flip(0)
+        for part, block in enumerate((4, 2)):
+            rows = slice(part * TOKENS, (part + 1) * TOKENS)
+            scratch = blocks_first(layout, cache)[block : block + 1]
+            scratch = scratch.movedim(0, 1) if layout == SPLIT[1] else scratch
+            Writer().write(scratch, keys[rows], values[rows])
+        written[name] = keys, values
+    pages = np.empty((2, blocks.page_bytes), np.uint8)
+    for row, block in enumerate((4, 2)):
+        blocks.read(block, pages[row], TOKENS)
+    tokens = range(1, 2 * TOKENS - 1)
+    for places in blocks.places():
+        keys, values = (part[tokens.start : tokens.stop] for part in written[places.name])
+        in_page = LayerCodec(places.shape, places.in_page, CPU).decode(torch.from_numpy(pages).view(dtype), tokens)
+        own = blocks_first(layout, caches[places.name])[[4, 2]].flatten(1)
+        in_block = LayerCodec(places.shape, places.in_block, CPU).decode(own, tokens)
+        for found in (in_page, in_block):
+            assert torch.equal(found.keys, keys)
+            assert torch.equal(found.values, values)
+
+
+def test_places_along_nested_axes_are_recognised():
+    """As where a backend splits a block's tokens: sixteen of them stand side by side, and the rest further on."""
+    tokens, heads, dims = np.arange(32), np.arange(2), np.arange(8)
+    places = (tokens // 16 * 1000 + tokens % 16)[:, None, None] + (heads * 200)[:, None] + dims * 16
+    assert codec._axes(places) == [(2, 1000), (16, 1), (2, 200), (8, 16)]
+    rows = torch.arange(4000).view(2, 2000)
+    both = np.tile(places.astype(np.uint32).reshape(-1), 2)
+    read = LayerCodec(KvShape(32, 2, 8, 8), both, CPU).keys(rows, range(64))
+    assert torch.equal(read[40], rows[1][torch.from_numpy(places[8])])
+
+
+def test_places_in_disorder_lie_along_no_axes():
+    places = np.random.default_rng(0).permutation(4 * 2 * 8).reshape(4, 2, 8)
+    assert codec._axes(places) is None

@@ -1,0 +1,199 @@
+"""Composed prompts inside a real vLLM: what is computed again is exact, and no other request ever sees the rest."""
+
+import asyncio
+import contextlib
+
+import msgspec
+import pytest
+import pytest_asyncio
+from kv_plans import (
+    DISK,
+    FIRST,
+    GPU,
+    HOST,
+    SECOND,
+    SYSTEM,
+    THIRD,
+    ask,
+    forget_blocks,
+    held,
+    kv_path,
+    uncached_tokens,
+)
+
+from benchmarks.measuring.kv_paths import KvPath, random_segment
+from protocol.generation import Sampling
+from protocol.kv import LostCopy, Orders
+from protocol.plans import Donor, PlannedNode, PrefillPlan, Recompute
+from protocol.tiers import Tier
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(150)]
+
+DONATED = 113 + 70
+"""Tokens of the second and the third document."""
+
+
+class Prompts:
+    """Three documents, each with KV of its own behind the system prompt, in one tier."""
+
+    def __init__(self, namespace: str, tier: Tier) -> None:
+        self.tier = tier
+        first = kv_path((SYSTEM, FIRST), namespace)
+        second = kv_path((SYSTEM, SECOND), namespace, first.page_count)
+        third = kv_path((SYSTEM, THIRD), namespace, first.page_count + second.page_count)
+        self.own = [first, second, third]
+        self.whole = kv_path((SYSTEM, FIRST, SECOND, THIRD), namespace)
+
+    def donor(self, path: KvPath) -> Donor:
+        """The document of a path as a donor."""
+        return Donor(path.keys[1], self.tier, 27, path.pages[1] if self.tier is HOST else None)
+
+    def plan(
+        self,
+        question: str,
+        share: float,
+        method: str = "query",
+        given: tuple[int, ...] = (1, 2),
+        bound: float | None = None,
+    ) -> PrefillPlan:
+        """A plan that loads the first document, and composes those of the others that are ``given``."""
+        plan = self.whole.plan(question, None, None)
+        front = zip(plan.nodes[:2], self.own[0].pages, strict=True)
+        nodes: list[PlannedNode] = [
+            msgspec.structs.replace(node, source=self.tier, pages=pages if self.tier is HOST else None)
+            for node, pages in front
+        ]
+        for number in (1, 2):
+            donor = self.donor(self.own[number]) if number in given else None
+            nodes.append(msgspec.structs.replace(plan.nodes[number + 1], donor=donor))
+        return msgspec.structs.replace(plan, nodes=tuple(nodes), recompute=Recompute(method, share, bound))
+
+
+@pytest_asyncio.fixture(loop_scope="session", params=[GPU, HOST, DISK])
+async def prompts(engine, path, request) -> Prompts:
+    """The three documents, put into a tier."""
+    made = Prompts(path.namespace, request.param)
+    for own in made.own:
+        await ask(engine, own.plan("to compute it", None, GPU), max_tokens=1)
+    first, second, third = made.own
+    for source, target in {HOST: [(GPU, HOST)], DISK: [(GPU, HOST), (HOST, DISK)]}.get(made.tier, []):
+        # The system prompt is a node of all three paths. It goes last, with the first one.
+        moves = (second.moves(source, target)[0], third.moves(source, target)[0], *first.moves(source, target))
+        assert await engine.carry_out(Orders(moves)) == ()
+    if made.tier is not GPU:
+        await forget_blocks(engine, path)
+    return made
+
+
+class TestAnswers:
+    async def test_a_prompt_that_is_computed_again_whole_has_the_exact_answer(self, engine, prompts):
+        answer = await ask(engine, prompts.plan("why?", 1.0))
+        assert answer.tokens == await uncached_tokens(engine, prompts.whole, "why?")
+        assert answer.prefill.loaded == {prompts.tier: 27 + 170}
+        assert (answer.prefill.composed_tokens, answer.prefill.recomputed_tokens) == (0, DONATED)
+
+    @pytest.mark.parametrize("method", ["query", "cacheblend", "epic", "random"])
+    async def test_no_more_than_the_share_is_computed_again(self, engine, prompts, method):
+        answer = await ask(engine, prompts.plan("why?", 0.3, method))
+        recomputed = answer.prefill.recomputed_tokens
+        assert 0.2 * DONATED < recomputed <= 0.3 * DONATED
+        assert answer.prefill.composed_tokens == DONATED - recomputed
+        assert answer.prefill.lost == ()
+
+    async def test_direct_reuse_computes_the_question_alone(self, engine, prompts):
+        answer = await ask(engine, prompts.plan("why?", 0.0, "none"))
+        assert answer.prefill.composed_tokens == DONATED
+        assert answer.prefill.prompt_tokens == prompts.whole.tokens + 21
+
+    @pytest.mark.parametrize("given", [(1,), (2,)])
+    async def test_documents_without_a_donor_are_computed(self, engine, prompts, given):
+        answer = await ask(engine, prompts.plan("why?", 1.0, given=given))
+        assert answer.tokens == await uncached_tokens(engine, prompts.whole, "why?")
+        assert answer.prefill.recomputed_tokens == {1: 113, 2: 70}[given[0]]
+
+    async def test_a_document_within_one_page_is_composed(self, engine, path):
+        note = random_segment("a note", 4)
+        front = kv_path((SYSTEM, FIRST), path.namespace)
+        own = kv_path((SYSTEM, note), path.namespace, front.page_count)
+        whole = kv_path((SYSTEM, FIRST, note), path.namespace)
+        for each in (front, own):
+            await ask(engine, each.plan("to compute it", None, GPU), max_tokens=1)
+        plan = whole.plan("why?", [GPU, GPU, None], None)
+        donated = msgspec.structs.replace(plan.nodes[2], donor=Donor(own.keys[1], GPU, 27))
+        nodes = (*plan.nodes[:2], donated)
+        answer = await ask(engine, msgspec.structs.replace(plan, nodes=nodes, recompute=Recompute("none", 0.0)))
+        assert answer.prefill.composed_tokens == 4
+
+    async def test_many_at_once_have_the_same_answers_as_one_by_one(self, engine, prompts):
+        plans = {f"{question} {share}": (question, share) for question in ("why?", "who?") for share in (0.0, 0.3, 1.0)}
+        alone = {name: (await ask(engine, prompts.plan(*plan))).tokens for name, plan in plans.items()}
+        answers = await asyncio.gather(*(ask(engine, prompts.plan(*plan)) for plan in plans.values()))
+        assert {name: answer.tokens for name, answer in zip(plans, answers, strict=True)} == alone
+
+
+class TestIsolation:
+    async def test_nothing_composed_is_ever_found(self, engine, prompts):
+        before = {tier: await held(engine, tier) for tier in (GPU, HOST, DISK)}
+        exact = await uncached_tokens(engine, prompts.whole, "why?")
+        for share in (0.0, 0.5):
+            await ask(engine, prompts.plan("why?", share))
+        # A plan without nodes finds what the engine's own prefix cache has in this namespace.
+        plain = msgspec.structs.replace(prompts.whole.plan("why?", None, None), nodes=())
+        answer = await ask(engine, plain)
+        assert answer.tokens == exact
+        assert answer.prefill.cached_tokens <= 27 + 170
+        assert {tier: await held(engine, tier) for tier in (GPU, HOST, DISK)} == before
+
+
+class TestFaults:
+    async def test_a_donor_that_is_gone_is_computed_and_reported(self, engine, prompts):
+        if prompts.tier is GPU:
+            pytest.skip("the engine knows what it holds")
+        gone = prompts.own[1]
+        await engine.carry_out(Orders((gone.moves(prompts.tier, None)[0],)))
+        answer = await ask(engine, prompts.plan("why?", 1.0))
+        assert answer.tokens == await uncached_tokens(engine, prompts.whole, "why?")
+        assert answer.prefill.lost == (LostCopy(gone.keys[1], prompts.tier),)
+        assert answer.prefill.recomputed_tokens == 70
+
+    async def test_a_front_that_is_gone_is_computed(self, engine, prompts):
+        if prompts.tier is GPU:
+            pytest.skip("the engine knows what it holds")
+        front = prompts.own[0]
+        await engine.carry_out(Orders((front.moves(prompts.tier, None)[0],)))
+        answer = await ask(engine, prompts.plan("why?", 1.0))
+        assert answer.tokens == await uncached_tokens(engine, prompts.whole, "why?")
+        assert answer.prefill.loaded == {prompts.tier: 27}
+        assert answer.prefill.recomputed_tokens == DONATED
+
+    async def test_an_unknown_method_is_served_exactly(self, engine, prompts):
+        answer = await ask(engine, prompts.plan("why?", 0.5, "tea leaves"))
+        assert answer.tokens == await uncached_tokens(engine, prompts.whole, "why?")
+        assert answer.prefill.composed_tokens == 0
+
+    async def test_a_prompt_that_deviates_more_than_its_bound_is_computed(self, engine, prompts):
+        within = (await ask(engine, prompts.plan("why?", 0.5))).prefill.deviation
+        assert 0.0 < within < 2.0
+        answer = await ask(engine, prompts.plan("why?", 0.5, bound=1.01 * within))
+        assert answer.prefill.recomputed_tokens > 0
+        answer = await ask(engine, prompts.plan("why?", 0.5, bound=0.99 * within))
+        assert answer.tokens == await uncached_tokens(engine, prompts.whole, "why?")
+        assert (answer.prefill.composed_tokens, answer.prefill.recomputed_tokens) == (0, 0)
+        assert answer.prefill.deviation == within
+        # The front stays, but for a block that it shares with what was composed.
+        assert 150 < answer.prefill.loaded[prompts.tier] <= 27 + 170
+
+    async def test_requests_that_leave_while_they_are_composed_leave_nothing_behind(self, engine, prompts):
+        before = await held(engine, GPU)
+        for steps in range(6):
+            stream = engine.stream(prompts.plan("why?", 0.5), Sampling(max_tokens=8))
+            task = asyncio.ensure_future(anext(stream))
+            for _ in range(3 * steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await stream.aclose()
+        answer = await ask(engine, prompts.plan("why?", 1.0))
+        assert answer.tokens == await uncached_tokens(engine, prompts.whole, "why?")
+        assert await held(engine, GPU) == before
