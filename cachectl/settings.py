@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from cachectl.policies import policy_names
 from cachectl.scheduling.queue import SLACK, WINDOW
+from protocol.plans import Reuse
 
 
 class Swap(StrEnum):
@@ -52,6 +53,19 @@ class ControllerSettings(BaseModel):
         ge=0,
         description="In cached-first order, a document stands in front of a better one only if their search scores "
         "differ by at most this. None: wherever its KV is cached.",
+    )
+    reuse: Reuse = Field(
+        Reuse.EXACT,
+        description="Which KV a prompt may use: exact, only what was computed behind the same documents; composed, "
+        "also what was computed elsewhere, with a share of it computed again; auto, composed where that has passed "
+        "its gate.",
+    )
+    recompute_share: float = Field(
+        0.2, ge=0, le=1, description="The share of a composed document's tokens that is computed again."
+    )
+    recompute_method: str = Field(
+        "query",
+        description="How they are chosen: query (by the question's attention), cacheblend, epic, random or none.",
     )
     max_running: int = Field(32, gt=0, description="Queries that run on an instance at once.")
     max_queued: int = Field(256, ge=0, description="Queries that may wait for each instance; others are refused.")

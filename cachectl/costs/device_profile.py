@@ -23,17 +23,15 @@ The last one fixes load = 171 ms for 4,000 tokens of LLaMA-2-7B at 512 KiB each:
 of PCIe 4.0 x16. RAGCache publishes no rate of the disk; 2 GB/s is an assumption about an NVMe drive.
 """
 
-import contextlib
 import json
 import math
-import os
 from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol, Self
-from uuid import uuid4
 
 import msgspec
 
+from cachectl.atomic_file import write_atomically
 from cachectl.costs.cost_grid import CostGrid
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.tiers import Tier
@@ -94,18 +92,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def save(self, path: Path) -> None:
         """Write the profile atomically: a reader finds the old file or the new one. Raises OSError."""
-        # In the same folder, so that it can be renamed. Not by tempfile, whose files other users cannot read.
-        unfinished = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
-        try:
-            with unfinished.open("x", encoding="utf-8") as file:
-                file.write(_readable(self))
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
-            raise
+        write_atomically(path, _readable(self))
 
     def with_kv_bytes(self, kv_bytes_per_token: int) -> Self:
         """The profile of another model of the same size, whose KV has another size: 131072 for Mistral-7B.

@@ -112,6 +112,13 @@ class Node:
         nodes.reverse()
         return nodes
 
+    def is_below(self, above: Node) -> bool:
+        """Whether another node is on the path to this one."""
+        node = self.parent
+        while node is not None and node is not above:
+            node = node.parent
+        return node is not None
+
     def count_access(self, tick: int, now: float, window_s: float | None) -> None:
         """Count a request for the node.
 

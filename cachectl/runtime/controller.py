@@ -11,6 +11,10 @@ import msgspec
 from cachectl.costs.device_profile import Costs
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
+from cachectl.runtime.background_prefills import BackgroundPrefills
+from cachectl.runtime.composing.donor_builder import DonorBuilder
+from cachectl.runtime.composing.gate import Gate
+from cachectl.runtime.composing.reuse_rule import ReuseRule
 from cachectl.runtime.deletion import Deletion
 from cachectl.runtime.deliveries import Deliveries
 from cachectl.runtime.executor import Executor
@@ -35,7 +39,7 @@ from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.view import tree_view
 from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.errors import InvalidRequest, Overloaded
-from protocol.generation import StepBudget
+from protocol.generation import ComposingInfo, StepBudget
 from protocol.kv import LostCopy
 from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
 
@@ -51,6 +55,7 @@ class Controller:
     - ``first_stamp``: the first stamp under which pages of host memory are handed out.
     - ``shared``: names the host memory and disk that the instances share.
     - ``executor``: carries out what no plan takes along. Without one, that waits for the next plan.
+    - ``composing``: how engines compose KV; None if they cannot. ``gate``: what is known about the quality of that.
 
     ``instances`` adds and retires instances. ``recovery`` takes snapshots and restores the tree. Belongs to one event
     loop.
@@ -72,6 +77,8 @@ class Controller:
         shared: str = "",
         executor: Executor | None = None,
         step: StepBudget | None = None,
+        composing: ComposingInfo | None = None,
+        gate: Gate = Gate(),  # noqa: B008  # immutable
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -83,6 +90,7 @@ class Controller:
             costs.prefill_seconds,
             settings.frequency_window_s,
             load_seconds=costs.load_seconds,
+            move_s=composing.move_s if composing is not None else 0.0,
             page_tokens=page_tokens,
             arena=PageAllocator(capacities.host // page_tokens, page_tokens, first_stamp),
             write_through=settings.swap is Swap.WRITE_THROUGH,
@@ -112,19 +120,21 @@ class Controller:
         )
         self.recovery = Recovery(self._scheduler, tombstones, self._namespaces, self._deliveries, shared)
         self.instances = InstanceRegistry(self._scheduler, self._leases, self.recovery, self._deliveries)
+        reuse = ReuseRule(
+            settings.reuse,
+            settings.recompute_share,
+            settings.recompute_method,
+            gate,
+            composable=composing is not None,
+        )
         self._requests = RequestReader(
-            self._tree, self._namespaces, tombstones, settings.cached_documents, settings.document_score_gap
+            self._tree, self._namespaces, tombstones, settings.cached_documents, settings.document_score_gap, reuse
         )
-        self._plans = PlanBuilder(self._tree, self.instances)
-        self._prefetcher = Prefetcher(
-            self._scheduler,
-            self._leases,
-            self._deliveries,
-            self._requests,
-            self._plans,
-            executor,
-            settings.prepare_after_s,
-        )
+        self._plans = PlanBuilder(self._tree, self.instances, reuse)
+        prefills = BackgroundPrefills(self._leases, executor) if executor is not None else None
+        parts = (self._scheduler, self._leases, self._deliveries, self._requests, self._plans, prefills)
+        self._prefetcher = Prefetcher(*parts, settings.prepare_after_s)
+        self._donors = DonorBuilder(*parts)
         self._statistics = Statistics(settings.policy, self._scheduler, self._leases, self.instances, self._prefetcher)
 
     # The path of a query
@@ -172,6 +182,7 @@ class Controller:
         except Overloaded:
             self._statistics.rejected += 1
             raise
+        self._donors.note(request, grant)
         return self._leased(request, grant, queued_ms=(self._clock() - arrived) * 1000, unshared=unshared)
 
     async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = ()) -> None:
@@ -182,6 +193,7 @@ class Controller:
         """
         self._leases.prefilled(query_id, lost_copies(lost))
         self._prefetcher.start()
+        self._donors.start()
         self._deliveries.start()
 
     async def complete(self, report: CompletionReport) -> None:
@@ -194,10 +206,11 @@ class Controller:
         of a lost copy; then no lease and nothing in the tree has changed.
         """
         self._speculations.end(report.query_id)
-        prefilled = report.cached_tokens + report.computed_tokens > 0
+        prefilled = report.cached_tokens + report.computed_tokens + report.composed_tokens > 0
         unwritten = None if report.unwritten is None else lost_copies(report.unwritten)
         self._leases.complete(report.query_id, prefilled, lost_copies(report.lost), unwritten)
         self._prefetcher.start()
+        self._donors.start()
         self._deliveries.start()
         self._statistics.count_completion(report)
 
@@ -278,6 +291,7 @@ class Controller:
         self.instances.forget_ended()
         self._speculations.sweep()
         self._prefetcher.start()
+        self._donors.start()
         self._deliveries.start()
 
     def check_integrity(self) -> None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.costs.stored_profile import load_or_measure
+from cachectl.runtime.composing.gate import Gate, GateFolder
 from cachectl.runtime.controller import Controller
 from cachectl.runtime.executor import EngineExecutor
 from cachectl.runtime.live_instances import LiveInstances
@@ -16,7 +17,7 @@ from cachectl.settings import ControllerSettings
 from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.snapshot import EMPTY_SNAPSHOT, Snapshot
 from protocol.errors import EngineDied, RagtreeError
-from protocol.generation import StepBudget
+from protocol.generation import ComposingInfo, StepBudget
 from protocol.kv import KvMemory, ResidencyReport
 from protocol.tiers import Tier
 
@@ -33,7 +34,8 @@ class LiveController:
     """Keeps a ``controller`` true to ``instances``.
 
     All instances serve the same model, and so have the same fingerprint. The memory and the costs of the first one are
-    taken for all. An engine is profiled at its first start; profiles are kept in the folder ``profiles``.
+    taken for all. An engine is profiled at its first start; profiles are kept in the folder ``profiles``. Without
+    ``gates``, composing passes no gate.
 
     ``clock`` gives seconds on any monotonic scale, ``wall_clock`` seconds since the epoch. Stamps of host memory begin
     at the wall clock's microseconds, and above every stamp that the instances report: the clock may have been set back
@@ -47,8 +49,10 @@ class LiveController:
         profiles: Path,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
+        gates: GateFolder | None = None,
     ) -> None:
         self._settings = settings
+        self._gates = gates
         self._instances = instances
         self._profiles = profiles
         self._clock = clock
@@ -83,7 +87,7 @@ class LiveController:
         else:
             profile = await load_or_measure(engine, memory, info, self._profiles, progress)
             reports = await engine.residency()
-            controller = self._new(first, profile, memory, info.step)
+            controller = self._new(first, profile, memory, info.step, info.composing)
             controller.recovery.recall(snapshot)
             self._fingerprint = memory.fingerprint
             controller.instances.add(first, memory.boot, reports)
@@ -163,6 +167,7 @@ class LiveController:
         profile: DeviceProfile,
         memory: KvMemory | None = None,
         step: StepBudget | None = None,
+        composing: ComposingInfo | None = None,
     ) -> Controller:
         page = memory.page_tokens if memory is not None else 1
         pages = (memory.gpu_pages, memory.host_pages, memory.disk_pages) if memory is not None else (0, 0, 0)
@@ -179,4 +184,6 @@ class LiveController:
             shared=memory.shared if memory is not None else "",
             executor=EngineExecutor(self._instances),
             step=step,
+            composing=composing,
+            gate=self._gates.read(memory.fingerprint) if self._gates is not None and memory is not None else Gate(),
         )

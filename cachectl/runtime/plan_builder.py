@@ -1,5 +1,6 @@
 """Grants as the plans that the generator executes."""
 
+from cachectl.runtime.composing.reuse_rule import ReuseRule
 from cachectl.runtime.instance_registry import InstanceRegistry
 from cachectl.scheduling.plan_translation import planned_nodes, spare_keys
 from cachectl.tree.grant import Grant
@@ -8,11 +9,12 @@ from protocol.plans import AdmissionRequest, PrefillPlan
 
 
 class PlanBuilder:
-    """Builds ``PrefillPlan`` messages from grants."""
+    """Builds ``PrefillPlan`` messages from grants. ``reuse`` says how prompts are composed, or why they are not."""
 
-    def __init__(self, tree: KnowledgeTree, instances: InstanceRegistry) -> None:
+    def __init__(self, tree: KnowledgeTree, instances: InstanceRegistry, reuse: ReuseRule) -> None:
         self._tree = tree
         self._instances = instances
+        self._reuse = reuse
 
     def build(
         self,
@@ -24,6 +26,7 @@ class PlanBuilder:
         unshared: bool = False,
     ) -> PrefillPlan:
         """The plan of a grant, for the prompt of ``request``."""
+        share = grant.recompute_share
         return PrefillPlan(
             query_id=grant.query_id,
             instance=grant.instance,
@@ -38,4 +41,6 @@ class PlanBuilder:
             boot=self._instances.boots.get(grant.instance, ""),
             unshared=unshared,
             overtaken=grant.overtaken,
+            recompute=self._reuse.recompute(share) if share is not None else None,
+            fallback=grant.fallback or self._reuse.fallback(request),
         )

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from cachectl.runtime.composing.reuse_rule import ReuseRule
 from cachectl.runtime.namespaces import Namespaces
 from cachectl.runtime.tombstones import Tombstones
 from cachectl.scheduling.document_order import order_by_name
@@ -15,7 +16,7 @@ class RequestReader:
     """Reads admission messages against the ``tree`` and the ``tombstones`` as they are now.
 
     At most ``cached_documents`` documents of a prompt, from the front, are cached; None means all. ``score_gap`` is
-    that of cached-first order.
+    that of cached-first order. ``reuse`` decides whether a prompt is composed.
     """
 
     def __init__(
@@ -25,11 +26,13 @@ class RequestReader:
         tombstones: Tombstones,
         cached_documents: int | None,
         score_gap: float | None,
+        reuse: ReuseRule,
     ) -> None:
         self._tree = tree
         self._namespaces = namespaces
         self._tombstones = tombstones
         self._cached_documents = cached_documents
+        self._reuse = reuse
         self._orders = {order: order_by_name(order, score_gap) for order in DocumentOrder}
 
     def ordered(self, admission: AdmissionRequest) -> AdmissionRequest:
@@ -45,7 +48,8 @@ class RequestReader:
         self._namespaces.seen.add(admission.namespace)
         namespace = self._namespaces.inside(admission.namespace)
         request = request_of(admission.query_id, namespace, admission.prompt, unshared, self._cached_documents)
-        return request._replace(avoid=admission.avoid)
+        share = None if unshared else self._reuse.share(admission)
+        return request._replace(avoid=admission.avoid, recompute_share=share)
 
     def outdated(self, admission: AdmissionRequest) -> bool:
         """Whether one of its documents was deleted after its search began; then nothing of it may be kept."""

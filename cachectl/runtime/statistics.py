@@ -32,7 +32,7 @@ class Statistics:
         self.rejected = 0
         self._admitted = 0
         self._ended = dict.fromkeys(PlanOutcome, 0)
-        self._cached_tokens = self._computed_tokens = 0
+        self._cached_tokens = self._computed_tokens = self._composed_tokens = 0
         self._planned_tokens = 0
         self._planned_from = dict.fromkeys(Tier, 0)
 
@@ -49,6 +49,7 @@ class Statistics:
         self._ended[report.outcome] += 1
         self._cached_tokens += report.cached_tokens
         self._computed_tokens += report.computed_tokens
+        self._composed_tokens += report.composed_tokens
 
     def read(self) -> ControllerStats:
         """All counters and gauges as they are now."""
@@ -65,6 +66,7 @@ class Statistics:
             expired=self._leases.expired,
             cached_tokens=self._cached_tokens,
             computed_tokens=self._computed_tokens,
+            composed_tokens=self._composed_tokens,
             planned_cached_tokens=sum(self._planned_from.values()),
             planned_tokens=self._planned_tokens,
             planned_from=dict(self._planned_from),

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from cachectl.tiers.move_batch import MoveBatch
     from cachectl.tree.grant import Grant
     from cachectl.tree.knowledge_tree import KnowledgeTree
-    from cachectl.tree.load_or_recompute import Loading
     from cachectl.tree.prefix_lookup import CachedPrefix
     from protocol.generation import StepBudget
 
@@ -59,31 +58,24 @@ class Dispatcher:
             may_queue = instances.may_queue(name)
             if (among is None or name in among) and (may_queue or not state.queue):
                 prefix = self._book.cached_prefix(scheduled, name)
-                if may_queue or instances.fits(name, self.step_share(scheduled, prefix.loading)):
+                if may_queue or instances.fits(name, self.step_share(prefix)):
                     prefixes[name] = prefix
         if states and not prefixes:
             raise Overloaded(f"{instances.running} queries are running and {instances.queued} waiting; try again later")
-        candidates = []
-        for name, prefix in prefixes.items():
-            seconds = self._book.seconds(scheduled, prefix.loading)
-            candidates.append(Candidate(name, states[name].backlog_s, seconds))
-        chosen = route(candidates)
+        chosen = route(Candidate(name, states[name].backlog_s, prefix.seconds) for name, prefix in prefixes.items())
         scheduled.instance, scheduled.seconds = chosen.instance, chosen.prefill_s
         prefix = prefixes[chosen.instance]
-        scheduled.step_share = self.step_share(scheduled, prefix.loading)
+        scheduled.step_share = self.step_share(prefix)
         return prefix
 
-    def step_share(self, scheduled: ScheduledRequest, loading: Loading) -> int:
+    def step_share(self, prefix: CachedPrefix) -> int:
         """Tokens that a prefill takes of each step of its engine; 0 if steps are unbounded.
 
         A prefill that loads for longer than it computes takes none: the engine would idle meanwhile.
         """
-        if self._step is None:
+        if self._step is None or prefix.loading.seconds > prefix.seconds - prefix.moving_s:
             return 0
-        computed = scheduled.tokens - loading.tokens
-        if loading.seconds > self._tree.lookup.prefill_seconds(loading.tokens, computed):
-            return 0
-        return min(computed, self._step.prompt_tokens)
+        return min(prefix.computed, self._step.prompt_tokens)
 
     def start(self, scheduled: ScheduledRequest, now: float) -> Grant:
         """Admit a request to the tree; speculations on its instance make way for it."""
@@ -99,6 +91,7 @@ class Dispatcher:
             now,
             request.pinned,
             prefix,
+            request.recompute_share,
         )
         if not scheduled.speculative:
             state = self._instances.states[scheduled.instance]
@@ -147,7 +140,7 @@ class Dispatcher:
         if self._step is None:
             return True
         prefix = self._book.cached_prefix(scheduled, scheduled.instance)
-        scheduled.step_share = self.step_share(scheduled, prefix.loading)
+        scheduled.step_share = self.step_share(prefix)
         if not state.fits(scheduled.step_share):
             return False
         # It starts at once, so this lookup serves for its grant too.

@@ -8,11 +8,11 @@ import msgspec
 from cachectl.nodes.node import PathDocument
 from cachectl.scheduling.document_order import CachedNode, OrderStrategy
 from cachectl.scheduling.request import Request
-from cachectl.tree.grant import Grant
+from cachectl.tree.grant import Grant, GrantedDonor
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.errors import UnknownNode
 from protocol.kv import LostCopy
-from protocol.plans import PlannedNode
+from protocol.plans import Donor, PlannedNode
 from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.tiers import Tier
 
@@ -56,8 +56,15 @@ def reordered(prompt: Prompt, strategy: OrderStrategy, root: CachedNode | None, 
 def planned_nodes(grant: Grant) -> tuple[PlannedNode, ...]:
     """The plan's entry for each document of a grant's path."""
     return tuple(
-        PlannedNode(each.key.hex(), each.tokens, each.source, each.kept, each.pages) for each in grant.documents
+        PlannedNode(each.key.hex(), each.tokens, each.source, each.kept, each.pages, _donor(each.donor))
+        for each in grant.documents
     )
+
+
+def _donor(granted: GrantedDonor | None) -> Donor | None:
+    if granted is None:
+        return None
+    return Donor(granted.key.hex(), granted.source, granted.prefix_tokens, granted.pages)
 
 
 def _is_system(segment: Segment) -> bool:

@@ -16,7 +16,7 @@ class Request(NamedTuple):
     """A request for a prefill: documents in prompt order, and ``question_tokens`` behind them.
 
     The first ``pinned`` documents are pinned: the system prompt. The request is not given to the instances in
-    ``avoid``.
+    ``avoid``. If documents may be composed, ``recompute_share`` of them is computed again.
     """
 
     query_id: str
@@ -25,6 +25,7 @@ class Request(NamedTuple):
     question_tokens: int
     pinned: int = 0
     avoid: tuple[str, ...] = ()
+    recompute_share: float | None = None
 
 
 class ScheduledRequest:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from cachectl.tree.knowledge_tree import KnowledgeTree
-    from cachectl.tree.load_or_recompute import Loading
     from cachectl.tree.prefix_lookup import CachedPrefix
 
 
@@ -66,14 +65,17 @@ class RequestBook:
     def cached_prefix(self, scheduled: ScheduledRequest, instance: str) -> CachedPrefix:
         """What a request finds on an instance now, and how much of it to load."""
         request = scheduled.request
-        return self._tree.lookup.cached_prefix(request.namespace, request.documents, instance, scheduled.tokens)
-
-    def seconds(self, scheduled: ScheduledRequest, loading: Loading) -> float:
-        """How long a request's prefill takes that loads so much of its prompt and computes the rest."""
-        return loading.seconds + self._tree.lookup.prefill_seconds(loading.tokens, scheduled.tokens - loading.tokens)
+        return self._tree.lookup.cached_prefix(
+            request.namespace,
+            request.documents,
+            instance,
+            request.question_tokens,
+            request.pinned,
+            request.recompute_share,
+        )
 
     def work(self, query_id: str) -> Work:
         """What a waiting request's prefill finds cached now, and what remains to be done."""
         scheduled = self.requests[query_id]
-        loading = self.cached_prefix(scheduled, scheduled.instance).loading
-        return Work(loading.tokens, scheduled.tokens - loading.tokens, self.seconds(scheduled, loading))
+        prefix = self.cached_prefix(scheduled, scheduled.instance)
+        return Work(scheduled.tokens - prefix.computed, prefix.computed, prefix.seconds)

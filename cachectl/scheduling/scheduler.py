@@ -73,8 +73,8 @@ class Scheduler:
         fits = self.instances.fits(scheduled.instance, scheduled.step_share)
         starts = fits and not state.queue
         if not starts:
-            loaded = prefix.loading.tokens
-            state.queue.push(request.query_id, Work(loaded, scheduled.tokens - loaded, scheduled.seconds))
+            work = Work(scheduled.tokens - prefix.computed, prefix.computed, scheduled.seconds)
+            state.queue.push(request.query_id, work)
             self._lookahead.enter(request.query_id, scheduled.keys)
         self.book.requests[request.query_id] = scheduled
         state.backlog_s += scheduled.seconds
@@ -154,8 +154,8 @@ class Scheduler:
         scheduled = self.book.requests.get(query_id)
         if scheduled is None or scheduled.grant is None or not self._may_hand_over(scheduled):
             return None
-        cached = sum([document.tokens for document in scheduled.grant.documents if document.source is not None])
-        seconds = self.tree.lookup.prefill_seconds(cached, scheduled.tokens - cached)
+        computed = scheduled.grant.computed_tokens
+        seconds = self.tree.lookup.prefill_seconds(scheduled.tokens - computed, computed)
         share = scheduled.step_share
         step_s = self.tree.lookup.prefill_seconds(scheduled.tokens - share, share)
         return seconds - min(_HANDOVER_STEPS * step_s, seconds / 2)

@@ -98,7 +98,7 @@ class SpeculativeSlots:
         prefix = self._book.cached_prefix(guess, guess.instance)
         if len(prefix.copies) == len(guess.keys) and all(copy.cache.tier is Tier.GPU for copy in prefix.copies):
             return None
-        guess.step_share = self._dispatcher.step_share(guess, prefix.loading)
+        guess.step_share = self._dispatcher.step_share(prefix)
         guess.prefix = prefix
         guess.speculative = guess.is_prefetch = True
         state = self._instances.states[guess.instance]

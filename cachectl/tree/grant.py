@@ -10,11 +10,22 @@ from protocol.tiers import Tier
 
 if TYPE_CHECKING:
     from cachectl.nodes.node import Copy, Node
+    from protocol.plans import Fallback
+
+
+class GrantedDonor(NamedTuple):
+    """A copy of a document that stands elsewhere in the tree, behind ``prefix_tokens`` tokens."""
+
+    key: bytes
+    source: Tier
+    prefix_tokens: int
+    pages: Pages | None
 
 
 class GrantedDocument(NamedTuple):
-    """A document of a grant: the tier it is loaded from (None: computed), and the fastest tier that keeps it.
+    """A document of a grant: the tier it is loaded from, and the fastest tier that keeps it.
 
+    A ``source`` of None means that it is composed from the ``donor``, if there is one, and computed otherwise.
     ``pages`` are its pages in host memory, if it is loaded from there or kept there.
     """
 
@@ -23,6 +34,7 @@ class GrantedDocument(NamedTuple):
     source: Tier | None
     kept: Tier | None
     pages: Pages | None = None
+    donor: GrantedDonor | None = None
 
 
 class Grant(MoveBatch):
@@ -30,30 +42,37 @@ class Grant(MoveBatch):
 
     ``moves`` come with the plan and are begun before its own loads; once the grant is ``prefilled``, they have been.
     ``writes`` also has the plan's own copies in shared tiers. ``ends`` are the speculations that give way to the plan.
-    ``overtaken`` counts the younger requests served while the request waited. A grant is ``revoked`` when it was
-    completed because its instance is gone.
+    ``overtaken`` counts the younger requests served while the request waited. The plan computes ``computed_tokens``.
+    If it composes, ``recompute_share`` of what is donated is among them; ``fallback`` says why it does not. A grant is
+    ``revoked`` when it was completed because its instance is gone.
     """
 
     __slots__ = (
         "completed",
+        "computed_tokens",
         "documents",
         "ends",
+        "fallback",
         "locked",
         "overtaken",
         "prefilled",
         "query_id",
+        "recompute_share",
         "reserved",
         "revoked",
         "tick",
     )
 
-    def __init__(self, query_id: str, instance: str, tick: int) -> None:
+    def __init__(self, query_id: str, instance: str, tick: int, computed_tokens: int) -> None:
         super().__init__(instance)
         self.query_id = query_id
         self.tick = tick
         self.documents: list[GrantedDocument] = []
         self.ends: list[str] = []
         self.overtaken = 0
+        self.computed_tokens = computed_tokens
+        self.recompute_share: float | None = None
+        self.fallback: Fallback | None = None
         self.locked: list[Node] = []
         self.reserved: list[Copy] = []
         self.prefilled = False

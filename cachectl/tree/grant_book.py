@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cachectl.nodes.node import Node
 from cachectl.policies.base import Arrival
-from cachectl.tree.grant import Grant, GrantedDocument
+from cachectl.tree.grant import Grant, GrantedDocument, GrantedDonor
 from protocol.errors import InvalidRequest, UnknownPlan
 from protocol.tiers import Tier
 
@@ -67,32 +67,45 @@ class GrantBook:
         now: float,
         pinned: int = 0,
         prefix: CachedPrefix | None = None,
+        recompute_share: float | None = None,
     ) -> Grant:
         """Lock what a request finds, count its accesses, and reserve room for what it loads or computes.
 
         ``keys`` are the path's (``path_keys``), ``now`` is in seconds. The first ``pinned`` documents are pinned: the
-        system prompt. ``prefix`` is what the request finds, if the caller has just looked it up. Raises
-        UnknownInstance, and InvalidRequest for a second grant of one query.
+        system prompt. ``prefix`` is what the request finds, if the caller has just looked it up. With a
+        ``recompute_share``, documents may be composed. Raises UnknownInstance, and InvalidRequest for a second grant of
+        one query.
         """
         if query_id in self.open:
             raise InvalidRequest(f"query {query_id} has a plan already")
-        tokens = question_tokens + sum([document.tokens for document in documents])
         if prefix is None:
-            prefix = self._lookup.cached_prefix(namespace, documents, instance, tokens)
+            prefix = self._lookup.cached_prefix(
+                namespace, documents, instance, question_tokens, pinned, recompute_share
+            )
         hits = prefix.copies
-        loaded, cached, _ = prefix.loading
-        computed = tokens - cached
-        seconds_per_token = self._lookup.prefill_seconds(cached, computed) / computed if computed else 0.0
+        loaded, _, _ = prefix.loading
+        computed = prefix.computed
+        seconds_per_token = (prefix.seconds - prefix.moving_s) / computed if computed else 0.0
+        composing = prefix.composing
 
         self.tick += 1
         self._policy.begin(Arrival(self.tick, keys, documents, computed - question_tokens, self._tiers.capacity))
-        grant = Grant(query_id, instance, self.tick)
+        grant = Grant(query_id, instance, self.tick, computed)
+        grant.recompute_share = recompute_share if composing is not None else None
+        grant.fallback = prefix.fallback
         self._tiers.take_moves(grant)
         root = self._registry.root(namespace)
         _lock(root, documents, grant)
+        for copy in composing.donors if composing is not None else ():
+            if copy is not None:
+                self._use_donor(copy, grant, now)
         parent: Node | None = root
         for index, (document, key) in enumerate(zip(documents, keys, strict=True)):
             hit = index < loaded
+            if composing is not None and not hit:
+                donor = _donated(composing.donors[index - loaded])
+                grant.documents.append(GrantedDocument(key, document.tokens, None, None, None, donor))
+                continue
             known = index < len(grant.locked)
             kept: Tier | None = None
             if parent is not None and not known and not self._registry.may_attach(parent, document.content, key):
@@ -102,16 +115,7 @@ class GrantBook:
                 node.count_access(self.tick, now, self._window_s)
                 if not hit:
                     node.count_computation(seconds_per_token)
-                for copy in node.copies.values():
-                    copy.cache.touch(copy)
-                kept = self._reserve(node, hit, grant)
-                if node.copies and not known:
-                    self._registry.attach(node)
-                    node.locks += 1
-                    grant.locked.append(node)
-                if node.copies and index < pinned:
-                    self._pins.pin_if_room(node)
-                self._replication.replicate(node, grant)
+                kept = self._keep(node, known, hit, index < pinned, grant)
                 parent = node if node.copies else None
             source = hits[index] if hit else None
             pages = source.pages if source is not None else None
@@ -205,6 +209,31 @@ class GrantBook:
                 # A report may be late, and the shared tiers may hold a newer copy. So they drop the node.
                 self._tiers.removal.discard(copy, self.tick, gone=copy.cache.tier is Tier.GPU)
 
+    def _use_donor(self, copy: Copy, grant: Grant, now: float) -> None:
+        """Lock what donates a document's KV, and count an access to it: the document was asked for."""
+        node = copy.node
+        node.count_access(self.tick, now, self._window_s)
+        for each in node.copies.values():
+            each.cache.touch(each)
+        # A prompt may have a document twice.
+        if node not in grant.locked:
+            node.locks += 1
+            grant.locked.append(node)
+
+    def _keep(self, node: Node, known: bool, hit: bool, pinned: bool, grant: Grant) -> Tier | None:
+        """Reserve room for a node that a grant uses, and lock it; the fastest tier that holds it or will hold it."""
+        for copy in node.copies.values():
+            copy.cache.touch(copy)
+        kept = self._reserve(node, hit, grant)
+        if node.copies and not known:
+            self._registry.attach(node)
+            node.locks += 1
+            grant.locked.append(node)
+        if node.copies and pinned:
+            self._pins.pin_if_room(node)
+        self._replication.replicate(node, grant)
+        return kept
+
     def _reserve(self, node: Node, cached: bool, grant: Grant) -> Tier | None:
         """Reserve room for a node in the fastest cache that takes it; the fastest tier that holds it or will hold it.
 
@@ -247,6 +276,12 @@ class GrantBook:
             raise UnknownPlan(f"the plan of query {grant.query_id} was completed before")
         reserved, grant.reserved = grant.reserved, []
         return [copy for copy in reserved if copy.node.copies.get(copy.cache) is copy and not copy.condemned]
+
+
+def _donated(copy: Copy | None) -> GrantedDonor | None:
+    if copy is None:
+        return None
+    return GrantedDonor(copy.node.key, copy.cache.tier, copy.node.prefix_tokens, copy.pages)
 
 
 def _lock(root: Node, documents: Sequence[PathDocument], grant: Grant) -> None:

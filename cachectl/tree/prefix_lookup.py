@@ -2,44 +2,69 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl.nodes.node import Copy
+from cachectl.tree.compose_or_compute import ComposeOrCompute, Composing
 from cachectl.tree.load_or_recompute import Loading, LoadOrRecompute
+from protocol.plans import Fallback
+from protocol.tiers import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from cachectl.nodes.node import Node, PathDocument
+    from cachectl.tiers.tier_cache import TierCache
     from cachectl.tiers.tier_manager import TierManager
-    from protocol.tiers import Tier
+
+_DONORS = 16
+"""How many of a document's nodes are looked at for the best donor: a popular document has thousands."""
+
+_ORDER = {tier: number for number, tier in enumerate(Tier)}
+"""The tiers, fastest first."""
 
 
 class CachedPrefix(NamedTuple):
-    """What a request finds on an instance: a copy of each leading document, and what to load of them."""
+    """What a request finds on an instance: a copy of each leading document, and what to load of them.
+
+    The prefill computes ``computed`` tokens. It takes ``seconds``, of which loading and moving KV takes ``moving_s``.
+    It may also compose documents behind the loaded ones (``composing``), or say why it does not (``fallback``).
+    """
 
     copies: list[Copy]
     loading: Loading
+    computed: int
+    seconds: float
+    moving_s: float
+    composing: Composing | None = None
+    fallback: Fallback | None = None
 
 
 class PrefixLookup:
     """Finds cached prefixes, and knows what prefills cost.
 
+    ``roots`` are the tree's by namespace, and ``by_content`` are each document's nodes, the latest one last.
     ``cost(cached, new)`` gives the seconds of a prefill of so many new tokens behind so many cached ones, and
-    ``load_seconds(tokens, tier)`` those to load tokens from a tier; None if loading is free.
+    ``load_seconds(tokens, tier)`` those to load tokens from a tier; None if loading is free. ``move_s`` is what moving
+    a token's KV to another position takes.
     """
 
     def __init__(
         self,
-        roots: dict[str, Node],
+        roots: Mapping[str, Node],
+        by_content: Mapping[str, dict[Node, None]],
         tiers: TierManager,
         cost: Callable[[int, int], float],
         load_seconds: Callable[[int, Tier], float] | None,
+        move_s: float = 0.0,
     ) -> None:
         self._roots = roots
+        self._by_content = by_content
         self._tiers = tiers
         self._cost = cost
         self._load_or_recompute = LoadOrRecompute(cost, load_seconds)
+        self._compose_or_compute = ComposeOrCompute(cost, load_seconds, move_s)
 
     def match(self, namespace: str, contents: Iterable[str], instance: str) -> list[Copy]:
         """The longest prefix that an instance can use: each document's fastest copy. O(depth), reads only."""
@@ -63,12 +88,60 @@ class PrefixLookup:
                 return found[:index]
         return found
 
+    def donors(self, namespace: str, documents: Sequence[PathDocument], instance: str, front: int) -> list[Copy | None]:
+        """The fastest copy of each document behind the first ``front`` ones, from anywhere below these.
+
+        One that has stood behind another document makes better answers than one that has not. Only the latest nodes of
+        a document are looked at.
+        """
+        gpu = self._tiers.gpu(instance)
+        above = self._roots.get(namespace)
+        for document in documents[:front]:
+            above = above.children.get(document.content) if above is not None else None
+        if above is None:
+            return [None] * (len(documents) - front)
+        return [self._donor(above, document, gpu) for document in documents[front:]]
+
+    def _donor(self, above: Node, document: PathDocument, gpu: TierCache) -> Copy | None:
+        nodes = islice(reversed(self._by_content.get(document.content, {})), _DONORS)
+        copies = [
+            copy
+            for node in nodes
+            if node.tokens == document.tokens and node.is_below(above)
+            if (copy := self._tiers.fastest(node, gpu)) is not None
+        ]
+        return min(copies, key=lambda copy: (_ORDER[copy.cache.tier], copy.node.parent is above), default=None)
+
     def cached_prefix(
-        self, namespace: str, documents: Sequence[PathDocument], instance: str, prompt_tokens: int
+        self,
+        namespace: str,
+        documents: Sequence[PathDocument],
+        instance: str,
+        question_tokens: int,
+        front: int = 0,
+        share: float | None = None,
     ) -> CachedPrefix:
-        """What a prompt of ``prompt_tokens`` tokens finds on an instance, and how much of it to load."""
+        """What a prompt finds on an instance, and how much of it to load.
+
+        With a ``share``, documents behind the first ``front`` ones may be composed, and so much of them is computed
+        again.
+        """
         copies = self.hits(namespace, documents, instance)
-        return CachedPrefix(copies, self._load_or_recompute.choose(copies, prompt_tokens))
+        tokens = question_tokens + sum([document.tokens for document in documents])
+        loading = self._load_or_recompute.choose(copies, tokens)
+        computed, moving_s = tokens - loading.tokens, loading.seconds
+        composing, fallback = None, None
+        if share is not None and front <= loading.documents < len(documents):
+            donors = self.donors(namespace, documents, instance, front)[loading.documents - front :]
+            behind = documents[loading.documents :]
+            composing = self._compose_or_compute.choose(donors, behind, loading, question_tokens, share)
+            if composing is None:
+                fallback = Fallback.SLOWER if any(donors) else Fallback.NO_DONOR
+        if composing is not None:
+            computed -= composing.reused
+            moving_s += composing.seconds
+        seconds = moving_s + self._cost(tokens - computed, computed)
+        return CachedPrefix(copies, loading, computed, seconds, moving_s, composing, fallback)
 
     def prefill_seconds(self, cached_tokens: int, new_tokens: int) -> float:
         """The seconds of a prefill, by the cost model."""

@@ -41,7 +41,9 @@ class Costs:
 
 
 @contextmanager
-def checked_controllers(clock: Clock, executor=None, **defaults) -> Iterator[Callable[..., Controller]]:
+def checked_controllers(
+    clock: Clock, executor=None, step=None, composing=None, **defaults
+) -> Iterator[Callable[..., Controller]]:
     """Builds controllers on one clock, with these settings as defaults. Checks each controller at the end."""
     built = []
 
@@ -54,7 +56,8 @@ def checked_controllers(clock: Clock, executor=None, **defaults) -> Iterator[Cal
         executor=executor,
         load_s=0.0,
         fingerprint="",
-        step=None,
+        step=step,
+        composing=composing,
         **settings,
     ):
         controller = Controller(
@@ -67,6 +70,7 @@ def checked_controllers(clock: Clock, executor=None, **defaults) -> Iterator[Cal
             fingerprint=fingerprint,
             executor=executor,
             step=step,
+            composing=composing,
             wall_clock=clock,
         )
         built.append(controller)

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 import structlog
 from ray import serve
 
+from cachectl.runtime.composing.gate import GateFolder
 from cachectl.runtime.gc_tuning import collect_while_idle, spare_full_collections
 from cachectl.runtime.live_controller import LiveController
 from cachectl.runtime.snapshot_saver import SnapshotSaver
@@ -38,7 +39,12 @@ class ControllerDeployment:
         self._idle_checks = 0
         engines = GeneratorHandle.over(serve.get_deployment_handle(generator, app_name=generator))
         self._live = LiveController(
-            config.controller, engines, config.cache_dir / "profiles", time.monotonic, time.time
+            config.controller,
+            engines,
+            config.cache_dir / "profiles",
+            time.monotonic,
+            time.time,
+            GateFolder(config.cache_dir),
         )
         self._open = AsyncExitStack()
         store = await self._open.enter_async_context(controller_state(config.redis))

@@ -1,0 +1,1 @@
+"""Composed reuse in the controller: which prompts may be composed, and what is computed ahead for them."""

@@ -1,0 +1,82 @@
+"""Compose or compute: whether documents behind a request's cached prefix get the KV that they have elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from cachectl.nodes.node import Copy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cachectl.nodes.node import PathDocument
+    from cachectl.tree.load_or_recompute import Loading
+    from protocol.tiers import Tier
+
+
+class Composing(NamedTuple):
+    """What a prefill composes: the copy that donates each document behind the loaded ones, or None to compute it.
+
+    ``reused`` tokens of them are not computed. Loading and moving the donors' KV, and selecting what is computed again,
+    takes ``seconds``.
+    """
+
+    donors: tuple[Copy | None, ...]
+    reused: int
+    seconds: float
+
+
+class ComposeOrCompute:
+    """Chooses the documents to compose so that the first token comes soonest.
+
+    ``cost(cached, new)`` gives the seconds of a prefill, ``load_seconds(tokens, tier)`` those to load tokens; None if
+    loading is free. Moving a token's KV to another position takes ``move_s``.
+    """
+
+    def __init__(
+        self,
+        cost: Callable[[int, int], float],
+        load_seconds: Callable[[int, Tier], float] | None,
+        move_s: float,
+    ) -> None:
+        self._cost = cost
+        self._load_seconds = load_seconds
+        self._move_s = move_s
+
+    def choose(
+        self,
+        donors: Sequence[Copy | None],
+        documents: Sequence[PathDocument],
+        loading: Loading,
+        question_tokens: int,
+        share: float,
+    ) -> Composing | None:
+        """What to compose of ``documents``, the ones behind what is loaded; None if computing all of them is sooner.
+
+        Each has a copy among ``donors``, or None. ``share`` of the donated tokens is computed again.
+        """
+        computed = question_tokens + sum([document.tokens for document in documents])
+        exact_s = self._cost(loading.tokens, computed)
+        per_token_s = exact_s / computed
+        chosen: list[Copy | None] = []
+        reused, seconds = 0, self._select_seconds(loading.tokens + computed, question_tokens)
+        for donor, document in zip(donors, documents, strict=True):
+            spared = document.tokens - round(share * document.tokens)
+            if donor is None or self._donate_seconds(donor) >= spared * per_token_s:
+                chosen.append(None)
+                continue
+            chosen.append(donor)
+            reused += spared
+            seconds += self._donate_seconds(donor)
+        if not reused or seconds + self._cost(loading.tokens + reused, computed - reused) >= exact_s:
+            return None
+        return Composing(tuple(chosen), reused, seconds)
+
+    def _donate_seconds(self, donor: Copy) -> float:
+        node = donor.node
+        load_s = self._load_seconds(node.room, donor.cache.tier) if self._load_seconds is not None else 0.0
+        return load_s + node.tokens * self._move_s
+
+    def _select_seconds(self, prompt_tokens: int, question_tokens: int) -> float:
+        """Selecting runs the question over the rest of the prompt."""
+        return self._cost(prompt_tokens - question_tokens, question_tokens)
