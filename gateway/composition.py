@@ -8,7 +8,9 @@ from importlib.metadata import version
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from gateway.background.forgetting import Forgetting
+from gateway.background.idle_time import IdleTime
 from gateway.background.replay import Replay
+from gateway.background.shadow import Shadow
 from gateway.background.warmup import WarmUps
 from gateway.background_tasks import BackgroundTasks
 from gateway.limits.auth import Keyring
@@ -27,6 +29,7 @@ from gateway.query.tracing import Tracing
 from gateway.readiness import Readiness
 from gateway.routes.dependencies import Gateway
 from gateway.settings import GatewaySettings
+from gateway.stores.composed_answers import ComposedAnswers
 from gateway.stores.recent_documents import RecentDocuments
 from gateway.stores.stores import Stores
 from gateway.stores.uploads import Uploads
@@ -53,6 +56,7 @@ class Composition:
             settings.readiness_timeout_s,
         )
         metrics, recent = GatewayMetrics(registry), RecentDocuments()
+        composed = ComposedAnswers(settings.shadow_share)
         pipeline = QueryPipeline(
             parts,
             metrics=metrics,
@@ -62,9 +66,12 @@ class Composition:
             speculation_start=SpeculationStart(),
             tracing=tracing,
             recent=recent,
+            composed=composed,
         )
         runs = QueryRuns(pipeline, readiness.on_query_error)
-        replay = Replay(parts, runs=runs, readiness=readiness, tasks=self._tasks, settings=settings)
+        idle = IdleTime(runs, readiness)
+        replay = Replay(parts, idle=idle, tasks=self._tasks, settings=settings)
+        self._shadow = Shadow(composed, idle, parts, metrics=metrics, tasks=self._tasks, settings=settings)
         self.gateway = Gateway(
             retriever=parts.retriever,
             controller=parts.controller,
@@ -91,7 +98,8 @@ class Composition:
         """Run the background work; at the end, cancel the running queries and release all leases."""
         gateway = self.gateway
         async with gateway.stores.opened(), gateway.readiness.watching(), gateway.forgetting.sweeping():
-            yield
+            async with self._shadow.comparing():
+                yield
             await gateway.warm_ups.shutdown()
             await gateway.runs.shutdown()
             await self._tasks.drain(gateway.settings.drain_s)

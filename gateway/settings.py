@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from protocol.plans import DocumentOrder
+from protocol.plans import DocumentOrder, Reuse
 
 MIB = 1024 * 1024
 
@@ -46,6 +46,9 @@ class ApiKey(BaseModel):
     tenant: str = Field(description="Tenant whose documents and KV the key gives access to.")
     admin: bool = Field(False, description="Whether the key gives access to the admin routes.")
     limits: Limits = Field(Limits(), description="Limits that override the common ones for this key.")
+    reuse: Reuse | None = Field(
+        None, description="Which KV the key's queries may use if they do not say; by default, as `controller.reuse`."
+    )
 
 
 class GatewaySettings(BaseModel):
@@ -80,6 +83,12 @@ class GatewaySettings(BaseModel):
     send_timeout_s: float = Field(60.0, gt=0, description="Time for a client to read a piece of a stream.")
     query_timeout_s: float = Field(300.0, gt=0, description="Time from a query's arrival to its last token.")
     first_step_timeout_s: float = Field(180.0, gt=0, description="Time from admission to the engine's first step.")
+    shadow_share: float = Field(
+        0.02,
+        ge=0,
+        le=1,
+        description="Share of the composed answers that are computed again in full, in idle time, and compared.",
+    )
     query_log_mib: int = Field(
         16,
         ge=0,

@@ -1,29 +1,22 @@
 """Replay of past queries on idle capacity, which brings their documents into the knowledge tree."""
 
-import asyncio
 import time
-from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, TypeVar
+from functools import partial
 from uuid import uuid4
 
+from gateway.background.idle_time import IdleTime
 from gateway.background_tasks import BackgroundTasks
 from gateway.deadline import Deadline
 from gateway.limits.auth import namespace_of
 from gateway.query.lease import Lease
-from gateway.query.runs import QueryRuns
-from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
-from protocol.errors import EngineDied, NoDocuments
+from protocol.errors import NoDocuments
 from protocol.generation import Sampling
 from protocol.parts import Parts
-from protocol.plans import AdmissionRequest, PrefillPlan
+from protocol.plans import AdmissionRequest, PrefillPlan, Reuse
 from protocol.prompts import ChatMessage, Prompt
 from protocol.retrieval import CandidateSet, SearchRequest
-
-T = TypeVar("T")
-
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
 
 
 class Replay:
@@ -37,20 +30,18 @@ class Replay:
         self,
         parts: Parts,
         *,
-        runs: QueryRuns,
-        readiness: Readiness,
+        idle: IdleTime,
         tasks: BackgroundTasks,
         settings: GatewaySettings,
     ) -> None:
         self._parts = parts
-        self._runs = runs
-        self._readiness = readiness
+        self._idle = idle
         self._tasks = tasks
         self._settings = settings
 
     async def documents(self, search: SearchRequest) -> tuple[str, ...]:
         """Contents of the query's prompt, in order. Raises what the search and the layout raise."""
-        found = await self._when_idle(self._found, search)
+        found = await self._idle.spend(partial(self._found, search))
         return tuple(document.key for document in self._lay_out(search, found).documents)
 
     async def prefill(self, search: SearchRequest) -> int:
@@ -58,38 +49,7 @@ class Replay:
 
         Raises what the parts raise, and DeadlineExceeded.
         """
-        return await self._when_idle(self._attempt, search)
-
-    async def _when_idle(
-        self, work: Callable[[SearchRequest], Coroutine[Any, Any, T | None]], search: SearchRequest
-    ) -> T:
-        """The result of ``work``. Repeats it after an interruption, or if it returns None because the stack is busy."""
-        wait_s = _FIRST_WAIT_S
-        while True:
-            await self._runs.wait_idle()
-            if not self._readiness.missing():
-                try:
-                    result = await self._unless_interrupted(work(search))
-                except EngineDied:
-                    # Otherwise the next replay would meet the same dead engine.
-                    await self._readiness.check()
-                    raise
-                if result is not None:
-                    return result
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-
-    async def _unless_interrupted(self, work: Coroutine[Any, Any, T | None]) -> T | None:
-        """The result of ``work``, or None if a query arrives first, which cancels the work."""
-        working = asyncio.create_task(work)
-        arrival = asyncio.create_task(self._runs.wait_busy())
-        try:
-            await asyncio.wait({working, arrival}, return_when=asyncio.FIRST_COMPLETED)
-            return working.result() if working.done() else None
-        finally:
-            working.cancel()
-            arrival.cancel()
-            await asyncio.wait({working, arrival})
+        return await self._idle.spend(partial(self._attempt, search))
 
     async def _attempt(self, search: SearchRequest) -> int | None:
         # Searches again, because documents may have been deleted since the past query.
@@ -101,8 +61,10 @@ class Replay:
         with Lease(query_id, self._parts.controller, self._tasks) as lease:
             before = await deadline.wait(self._parts.controller.stats())
             order = self._settings.default_document_order
+            namespace = namespace_of(search.tenant)
+            # Composed KV is not kept, so it would warm up nothing.
             request = AdmissionRequest(
-                query_id, namespace_of(search.tenant), prompt, searched_at, order, scores=found.scores
+                query_id, namespace, prompt, searched_at, order, scores=found.scores, reuse=Reuse.EXACT
             )
             plan = await deadline.wait(lease.admit(self._parts.controller.warm(request)))
             if plan is None:
@@ -119,7 +81,7 @@ class Replay:
         stream = self._parts.generator.stream(plan, Sampling(max_tokens=1))
         async for step in lease.steps(stream, deadline, self._settings.first_step_timeout_s):
             if step.prefill is not None:
-                computed = step.prefill.prompt_tokens - step.prefill.cached_tokens
+                computed = step.prefill.computed_tokens
         return computed
 
     async def _found(self, search: SearchRequest) -> CandidateSet:

@@ -9,12 +9,13 @@ from pydantic import SecretStr
 
 from gateway.settings import ApiKey, GatewaySettings, Limits
 from protocol.errors import ConfigError, PermissionDenied, Unauthenticated
+from protocol.plans import Reuse
 
 _DIGEST_PREFIX = "sha256:"
 
 
 class Caller(NamedTuple):
-    """The tenant, rights and limits of a request's key.
+    """The tenant, rights and limits of a request's key, and which KV its queries may use if they do not say.
 
     ``owner`` identifies the key in quota counters. It is a digest that reveals neither the key nor the tenant.
     """
@@ -23,6 +24,7 @@ class Caller(NamedTuple):
     admin: bool
     owner: str
     limits: Limits
+    reuse: Reuse | None = None
 
     @property
     def namespace(self) -> str:
@@ -51,7 +53,7 @@ class Keyring:
             if digest in self._callers:
                 raise ConfigError(f"An API key of tenant {key.tenant!r} is configured twice.", "api_keys")
             own = limits.overridden_by(key.limits)
-            self._callers[digest] = Caller(key.tenant, key.admin, _owner_of(digest), own)
+            self._callers[digest] = Caller(key.tenant, key.admin, _owner_of(digest), own, key.reuse)
         self._administrators = {digest: caller for digest, caller in self._callers.items() if caller.admin}
         if admin_key is not None:
             digest = _digest_of(admin_key, "The administrator's key", "admin_key")

@@ -6,9 +6,10 @@ from gateway.query.activity import Activity
 from gateway.query.hits import found_in
 from gateway.query.transcript import Transcript
 from gateway.wire.errors import http_error
+from gateway.wire.reuse import fallback_of
 from protocol.errors import InternalError, Overloaded, RagtreeError
 from protocol.generation import PrefillResult
-from protocol.plans import PrefillPlan
+from protocol.plans import Fallback, PrefillPlan
 from protocol.tiers import Tier
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -107,6 +108,22 @@ class GatewayMetrics:
         self._hits = Counter(
             "ragtree_cache_hits_total", "Documents found completely in a tier.", ["tier"], registry=registry
         )
+        self._fallbacks = Counter(
+            "ragtree_reuse_fallbacks_total",
+            "Queries of which nothing was composed although that was asked for, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in Fallback:
+            self._fallbacks.labels(reason.value)
+        self._shadows = Counter(
+            "ragtree_shadow_answers_total",
+            "Composed answers that were computed again after a full prefill, by outcome: same, different or failed.",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in ("same", "different", "failed"):
+            self._shadows.labels(outcome)
         self._speculation = Counter(
             "ragtree_speculation_total",
             "Generations on provisional documents by outcome: confirmed, wrong, gave_way to a request, or abandoned "
@@ -159,10 +176,17 @@ class GatewayMetrics:
             self._cache_tokens.labels(tier.value).inc(tokens)
         for found in found_in(plan, prefill):
             self._looked_up(found)
-        computed = prefill.prompt_tokens - prefill.cached_tokens - prefill.composed_tokens
         self._cache_tokens.labels("composed").inc(prefill.composed_tokens)
-        self._cache_tokens.labels("computed").inc(max(0, computed))
+        self._cache_tokens.labels("recomputed").inc(prefill.recomputed_tokens)
+        self._cache_tokens.labels("computed").inc(max(0, prefill.computed_tokens - prefill.recomputed_tokens))
+        fallback = fallback_of(plan, prefill)
+        if fallback is not None:
+            self._fallbacks.labels(fallback.value).inc()
         self.activity.prefilled(prefill.prompt_tokens, prefill.cached_tokens)
+
+    def compared(self, outcome: str) -> None:
+        """Record the comparison of a composed answer with that of a full prefill."""
+        self._shadows.labels(outcome).inc()
 
     def _looked_up(self, found: Tier | None) -> None:
         for tier in Tier:

@@ -3,6 +3,15 @@
 import { byId, el } from "./dom.js";
 import { count, duration, percent } from "./numbers.js";
 
+const FALLBACKS = {
+  model: "this model's KV cannot be moved",
+  gate: "this model has not passed the gate",
+  no_donor: "none of them is cached elsewhere",
+  slower: "computing them was expected to be sooner",
+  deviation: "these documents change each other too much",
+  failed: "the engine failed to, and computed them",
+};
+
 export class Answer {
   constructor() {
     this.area = byId("answer");
@@ -44,12 +53,14 @@ export class Answer {
 
   completed({ response }) {
     const { timings, usage } = response;
-    const cached = usage.prompt_tokens_details.cached_tokens;
+    const share = (tokens) => (usage.prompt_tokens ? percent(tokens / usage.prompt_tokens) : "none");
+    const { cached_tokens: cached, composed_tokens: composed, recomputed_tokens: again } = usage.prompt_tokens_details;
     const figures = [
       ["First token", duration(timings.ttft_ms)],
       ["Total", duration(timings.total_ms)],
       ["Prompt", `${count(usage.prompt_tokens)} tokens`],
-      ["Cached", usage.prompt_tokens ? percent(cached / usage.prompt_tokens) : "none"],
+      ["Cached", share(cached)],
+      ...(response.reuse === "composed" ? [["Composed", share(composed)], ["Computed again", share(again)]] : []),
       ["Answer", `${count(usage.completion_tokens)} tokens`],
     ];
     this.figures.replaceChildren(
@@ -61,6 +72,7 @@ export class Answer {
     }
     const notes = [
       response.finish_reason === "length" && "The answer reached its maximum length.",
+      response.fallback && `No documents were composed: ${FALLBACKS[response.fallback]}.`,
       response.partial && `Parts of the index did not answer: ${response.missing_shards.join(", ")}.`,
     ].filter(Boolean);
     if (notes.length) this.area.append(el("p", { class: "note" }, notes.join(" ")));

@@ -98,7 +98,10 @@ export class Ask {
         answer.say("Queued");
         break;
       case "cache.resolved":
-        answer.say(`Writing; ${count(event.cached_tokens)} of ${count(event.prompt_tokens)} prompt tokens were cached`);
+        answer.say(
+          `Writing; ${count(event.cached_tokens)} of ${count(event.prompt_tokens)} prompt tokens were cached` +
+            (event.reuse === "composed" ? `, ${count(event.composed_tokens)} composed` : ""),
+        );
         break;
       case "output_text.annotation.added":
         answer.cited(event.annotation);

@@ -76,13 +76,27 @@ class QueryContext:
         """The request for a plan for the prompt on the documents that were ``found``."""
         query = self.query
         return AdmissionRequest(
-            attempt.plan_id, query.namespace, prompt, self.searched_at, query.order, scores=found.scores
+            attempt.plan_id,
+            query.namespace,
+            prompt,
+            self.searched_at,
+            query.order,
+            scores=found.scores,
+            reuse=query.reuse,
+            recompute_share=query.recompute_share,
         )
 
     def repeated_request(self, attempt: Attempt, lost: PrefillPlan) -> AdmissionRequest:
         """The request for another plan like one whose instance was lost, with its documents in the same order."""
+        query = self.query
         return AdmissionRequest(
-            attempt.plan_id, self.query.namespace, lost.prompt, self.searched_at, avoid=(lost.instance,)
+            attempt.plan_id,
+            query.namespace,
+            lost.prompt,
+            self.searched_at,
+            avoid=(lost.instance,),
+            reuse=query.reuse,
+            recompute_share=query.recompute_share,
         )
 
     def lease(self, attempt: Attempt) -> Lease:

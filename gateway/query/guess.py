@@ -55,10 +55,13 @@ class Guess:
         prefill = self.lease.prefill
         if prefill is None:
             return Use(0.0, 0)
+        if self.plan.recompute is not None:
+            # Nothing that a composed prompt computes is kept.
+            return Use(0.0, prefill.computed_tokens)
         pairs = zip(self.plan.prompt.prefix, prompt.prefix, strict=False)
         common = takewhile(lambda pair: pair[0].key == pair[1].key, pairs)
         shared = sum(len(segment.token_ids) for segment, _ in common)
-        computed = prefill.prompt_tokens - prefill.cached_tokens
+        computed = prefill.computed_tokens
         useful = max(0, min(shared, prefill.prompt_tokens) - prefill.cached_tokens)
         return Use(useful / computed if computed else 0.0, computed - useful)
 

@@ -158,7 +158,8 @@ class Lease:
             query_id=self._plan_id,
             outcome=outcome,
             cached_tokens=self._prefill.cached_tokens,
-            computed_tokens=self._prefill.prompt_tokens - self._prefill.cached_tokens,
+            computed_tokens=self._prefill.computed_tokens,
+            composed_tokens=self._prefill.composed_tokens,
             completion_tokens=self._completion_tokens,
             prefill_ms=self._prefill.prefill_ms,
             # Reported once: another plan may have restored the copies since.

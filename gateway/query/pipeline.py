@@ -14,6 +14,7 @@ from gateway.query.speculation_start import SpeculationStart
 from gateway.query.tracing import Tracing
 from gateway.query.transcript import Transcript
 from gateway.settings import GatewaySettings
+from gateway.stores.composed_answers import ComposedAnswer, ComposedAnswers
 from gateway.stores.query_log import QueryLog
 from gateway.stores.recent_documents import RecentDocuments
 from gateway.wire.events import Event
@@ -35,6 +36,7 @@ class QueryPipeline:
         speculation_start: SpeculationStart,
         tracing: Tracing | None = None,
         recent: RecentDocuments | None = None,
+        composed: ComposedAnswers | None = None,
     ) -> None:
         self._parts = parts
         self._metrics = metrics
@@ -44,6 +46,7 @@ class QueryPipeline:
         self._speculation_start = speculation_start
         self._tracing = tracing or Tracing()
         self._recent = recent or RecentDocuments()
+        self._composed = composed or ComposedAnswers(0.0)
 
     async def run(self, transcript: Transcript) -> AsyncGenerator[Event]:
         """The query's events up to ``query.completed``. Raises what the parts raise, and DeadlineExceeded.
@@ -93,6 +96,9 @@ class QueryPipeline:
             context.metrics.non_overlapped(completed.timings.non_overlapped_ms / 1000)
             context.trace.completed(completed.response)
             generation.completed()
+            if completed.response.reuse == "composed":
+                answer = ComposedAnswer(plan, completed.response.output_text, transcript.arrived_at)
+                self._composed.note(answer, query.sampling)
             yield completed
 
     def _context(self, transcript: Transcript) -> QueryContext:

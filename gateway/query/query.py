@@ -5,7 +5,7 @@ from uuid import uuid4
 import msgspec
 
 from protocol.generation import Sampling
-from protocol.plans import DocumentOrder
+from protocol.plans import DocumentOrder, Reuse
 from protocol.prompts import ChatMessage
 from protocol.retrieval import SearchRequest
 
@@ -18,8 +18,9 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     """One question to one collection.
 
     ``messages`` is the conversation that ends with the question. ``question_field`` is the request's field that holds
-    the question. ``query_id`` is unique. ``order`` is the order of the documents in the prompt. With
-    ``documents_optional``, an unknown or empty collection means an answer without documents instead of an error.
+    the question. ``query_id`` is unique. ``order`` is the order of the documents in the prompt. ``reuse`` and
+    ``recompute_share`` are the controller's own if they are None. With ``documents_optional``, an unknown or empty
+    collection means an answer without documents instead of an error.
     """
 
     namespace: str
@@ -31,5 +32,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     include_stages: bool = False
     include_timeline: bool = False
     order: DocumentOrder = DocumentOrder.RETRIEVAL
+    reuse: Reuse | None = None
+    recompute_share: float | None = None
     documents_optional: bool = False
     query_id: str = msgspec.field(default_factory=_new_id)

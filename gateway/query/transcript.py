@@ -22,10 +22,11 @@ from gateway.wire.reply import (
     citation,
     search_results,
 )
+from gateway.wire.reuse import fallback_of, reuse_class
 from gateway.wire.timeline import Timeline
 from protocol.errors import DeadlineExceeded, InternalError, RagtreeError
 from protocol.generation import FinishReason, GenerationStep, PrefillResult
-from protocol.plans import PrefillPlan
+from protocol.plans import Fallback, PrefillPlan
 from protocol.prompts import Prompt
 from protocol.retrieval import CandidateSet
 
@@ -49,7 +50,7 @@ class Transcript:
         self._start = clock()
         self.timeline = Timeline(lambda: self.elapsed_s * 1000)
         self.token_times = TokenTimes()
-        self._created_at = int(time.time())
+        self.arrived_at = time.time()
         self._sequence = 0
         self._results: tuple[SearchResult, ...] = ()
         self._retrieval_ms = 0.0
@@ -61,6 +62,7 @@ class Transcript:
         self._queue_ms = 0.0
         self._overtakes = 0
         self._prefill = _NO_PREFILL
+        self._fallback: Fallback | None = None
         self._text: list[str] = []
         self._finish_reason: FinishReason | None = None
 
@@ -76,7 +78,7 @@ class Transcript:
 
     def created(self) -> events.QueryCreated:
         """The query's first event."""
-        return events.QueryCreated(**self._stamp(), model=self.query.model, created_at=self._created_at)
+        return events.QueryCreated(**self._stamp(), model=self.query.model, created_at=int(self.arrived_at))
 
     def searched(self, found: CandidateSet) -> None:
         """Record a stage of the search."""
@@ -122,6 +124,7 @@ class Transcript:
         """Record one step of the engine, and make its events."""
         if step.prefill is not None:
             self._prefill = step.prefill
+            self._fallback = fallback_of(plan, step.prefill)
             yield self._resolved(plan, step.prefill)
             for cited in self._citations:
                 yield events.AnnotationAdded(**self._stamp(), annotation=cited)
@@ -155,6 +158,9 @@ class Transcript:
             prompt_tokens=prefill.prompt_tokens,
             cached_tokens=prefill.cached_tokens,
             composed_tokens=prefill.composed_tokens,
+            recomputed_tokens=prefill.recomputed_tokens,
+            reuse=reuse_class(prefill),
+            fallback=self._fallback,
             hit_docs=sum(tier is not None for tier in found_in(plan, prefill)),
             tiers={tier.value: tokens for tier, tokens in prefill.loaded.items() if tokens},
         )
@@ -165,7 +171,7 @@ class Transcript:
         prompt_tokens = self._prefill.prompt_tokens
         return Reply(
             query_id=self.query.query_id,
-            created_at=self._created_at,
+            created_at=int(self.arrived_at),
             model=self.query.model,
             finish_reason=self._finish_reason,
             output_text="".join(self._text),
@@ -177,9 +183,13 @@ class Transcript:
                 prompt_tokens,
                 self.token_times.tokens,
                 prompt_tokens + self.token_times.tokens,
-                PromptTokensDetails(self._prefill.cached_tokens),
+                PromptTokensDetails(
+                    self._prefill.cached_tokens, self._prefill.composed_tokens, self._prefill.recomputed_tokens
+                ),
             ),
             timings=self._timings(),
+            reuse=reuse_class(self._prefill),
+            fallback=self._fallback,
             partial=bool(self._missing_shards),
             missing_shards=self._missing_shards,
             timeline=self.timeline.entries if self.query.include_timeline else msgspec.UNSET,

@@ -78,6 +78,8 @@ def _query(body: ChatBody, caller: Caller, gateway: Gateway) -> Query:
         sampling=_sampling(body, settings.default_max_tokens),
         documents_optional=body.collection is None,
         order=body.document_order or settings.default_document_order,
+        reuse=body.reuse or caller.reuse,
+        recompute_share=body.recompute_share,
     )
 
 

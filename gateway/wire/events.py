@@ -20,6 +20,8 @@ import msgspec
 
 from gateway.wire.errors import ErrorBody
 from gateway.wire.reply import Citation, Reply, SearchResult, Timings, Usage
+from gateway.wire.reuse import ReuseClass
+from protocol.plans import Fallback
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -58,11 +60,17 @@ class RetrievalCompleted(Event, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class CacheResolved(Event, frozen=True, kw_only=True, tag="cache.resolved"):
-    """Sources of the prompt's tokens. ``hit_docs`` counts fully cached documents, ``tiers`` the loaded tokens."""
+    """Sources of the prompt's tokens, as in the reply.
+
+    ``hit_docs`` counts fully cached documents, ``tiers`` the loaded tokens.
+    """
 
     prompt_tokens: int
     cached_tokens: int
     composed_tokens: int
+    recomputed_tokens: int
+    reuse: ReuseClass
+    fallback: Fallback | None
     hit_docs: int
     tiers: dict[str, int]
 

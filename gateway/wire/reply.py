@@ -4,9 +4,11 @@ from typing import Literal
 
 import msgspec
 
+from gateway.wire.reuse import ReuseClass
 from gateway.wire.timeline import TimelineEntry
 from protocol.filters import Attributes
 from protocol.generation import FinishReason
+from protocol.plans import Fallback
 from protocol.retrieval import CandidateSet, Chunk
 
 
@@ -31,9 +33,15 @@ class Citation(msgspec.Struct, frozen=True, tag_field="type", tag="file_citation
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """The number of the prompt's tokens that were cached."""
+    """The prompt's tokens that were not simply computed.
+
+    ``cached_tokens`` had KV behind the same documents, ``composed_tokens`` behind others. ``recomputed_tokens`` had
+    that too, and were computed again.
+    """
 
     cached_tokens: int
+    composed_tokens: int
+    recomputed_tokens: int
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -85,7 +93,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
     ``citations`` are the ``results`` that were in the prompt. ``dropped_documents`` counts the last results, which did
     not fit the model's context; ``dropped_chunk_ids`` lists them. A ``partial`` answer lacks results of
-    ``missing_shards`` of the index, so better documents may be missing. ``timeline`` is present on request.
+    ``missing_shards`` of the index, so better documents may be missing. ``reuse`` says which KV the prompt used;
+    ``fallback`` why none of it was composed, if that was asked for. ``timeline`` is present on request.
     """
 
     query_id: str
@@ -101,6 +110,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     dropped_chunk_ids: tuple[str, ...]
     usage: Usage
     timings: Timings
+    reuse: ReuseClass
+    fallback: Fallback | None
     partial: bool = False
     missing_shards: tuple[str, ...] = ()
     timeline: tuple[TimelineEntry, ...] | msgspec.UnsetType = msgspec.UNSET

@@ -11,7 +11,7 @@ from gateway.settings import GatewaySettings
 from gateway.wire.filters import RequestFilter
 from protocol.documents import DEFAULT_COLLECTION
 from protocol.errors import QuestionTooLong
-from protocol.plans import DocumentOrder
+from protocol.plans import DocumentOrder, Reuse
 from protocol.prompts import ChatMessage
 from protocol.retrieval import SearchRequest
 
@@ -37,6 +37,7 @@ MaxTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=-(2**53) + 1, le=2**53 - 1)]  # integers that all JSON parsers represent exactly
+RecomputeShare = Annotated[float, Field(ge=0, le=1)]
 AttributeMap = Annotated[
     dict[Annotated[str, Field(min_length=1, max_length=256)], StrictBool | float | StrictStr], Field(max_length=64)
 ]
@@ -64,9 +65,17 @@ class SearchBody(BaseModel):
 
 
 class AnswerBody(SearchBody):
-    """Fields of a request that control the search and the prompt."""
+    """Fields of a request that control the search, the prompt, and which KV it may use."""
 
     document_order: DocumentOrder | None = None
+    reuse: Reuse | None = Field(
+        default=None,
+        description="`exact`: only KV that was computed behind the same documents. `composed`: also KV that was "
+        "computed behind others, with a share of it computed again. `auto`: composed where that has passed its gate.",
+    )
+    recompute_share: RecomputeShare | None = Field(
+        default=None, description="The share of composed documents' tokens that is computed again."
+    )
 
 
 Question = Annotated[Text, Field(min_length=1, pattern=r"\S")]
@@ -136,7 +145,7 @@ _ASKS: dict[str, Any] = {
 
 
 class ChatBody(AnswerBody):
-    """OpenAI's chat request, plus ``collection``, ``filters``, ``top_k`` and ``document_order``.
+    """OpenAI's chat request, plus the fields of ``AnswerBody``.
 
     Unknown fields are ignored, so that OpenAI's clients work unchanged.
     """

@@ -68,8 +68,10 @@ class Timeline:
         if prefill.kv_load_ms:
             tiers = ", ".join(f"{tokens} from {tier.value}" for tier, tokens in prefill.loaded.items() if tokens)
             self._add("kv_load", began_ms, min(ended_ms, began_ms + prefill.kv_load_ms), tiers or None)
-        cached = f"{prefill.cached_tokens} of {prefill.prompt_tokens} tokens cached"
-        self._add("prefill", began_ms, ended_ms, cached)
+        detail = f"{prefill.cached_tokens} of {prefill.prompt_tokens} tokens cached"
+        if prefill.composed_tokens or prefill.recomputed_tokens:
+            detail += f", {prefill.composed_tokens} composed, {prefill.recomputed_tokens} computed again"
+        self._add("prefill", began_ms, ended_ms, detail)
 
     def _add(self, name: EntryName, began_ms: float, ended_ms: float, detail: str | None) -> None:
         self._entries.append(TimelineEntry(name, began_ms, ended_ms - began_ms, detail))

@@ -40,9 +40,11 @@ from protocol.plans import (
     AdmissionRequest,
     CompletionReport,
     ControllerStats,
+    Fallback,
     InstanceLoad,
     PlannedNode,
     PrefillPlan,
+    Recompute,
     SpeculationDecision,
 )
 from protocol.prompts import ChatMessage, Prompt, Segment, SegmentKind
@@ -225,7 +227,7 @@ class FakeController:
     ``decide`` answers ``on_candidates``, given the running guess. ``speculate`` grants plans while there is ``room``.
 
     ``nodes`` are the paths of its tree, ``sources`` the tiers that its plans load from. ``warm`` grants no plan while
-    the controller is ``busy``, nor for the prompts in ``present``.
+    the controller is ``busy``, nor for the prompts in ``present``. Plans have ``recompute`` and ``fallback``.
     """
 
     def __init__(self, phases: Phases) -> None:
@@ -243,6 +245,8 @@ class FakeController:
         self._warming: dict[str, tuple[str, ...]] = {}
         self.busy = False
         self.sources: tuple[Tier | None, ...] = ()
+        self.recompute: Recompute | None = None
+        self.fallback: Fallback | None = None
         self.nodes: set[CachePath] = set()
         self.pins = Counter[CachePath]()
         self.most_pins = 100
@@ -280,7 +284,15 @@ class FakeController:
     def _plan(self, request: AdmissionRequest) -> PrefillPlan:
         nodes = tuple(PlannedNode("00", 1, source, None) for source in self.sources)
         return PrefillPlan(
-            request.query_id, "engine-0", request.namespace, request.prompt, queued_ms=4.0, nodes=nodes, overtaken=2
+            request.query_id,
+            "engine-0",
+            request.namespace,
+            request.prompt,
+            queued_ms=4.0,
+            nodes=nodes,
+            overtaken=2,
+            recompute=self.recompute,
+            fallback=self.fallback,
         )
 
     async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = ()) -> None:
@@ -330,21 +342,27 @@ class FakeController:
         await self.phases.enter("stats")
         admitted = len(self.admitted) + len(self.warmed)
         loads = tuple(InstanceLoad(name, 0, 0, retired=name == "c") for name in "abc")
-        stats = ControllerStats("LRU", int(self.busy), self.waiting, admitted, 0, 0, 0, 0, 0, 0, 0, 40, 100)
-        return msgspec.structs.replace(stats, tiers=self.tiers, instances=loads)
+        stats = ControllerStats("LRU", int(self.busy), self.waiting, admitted, 0, 0, 0, 0, 0, 0, 0)
+        planned = {"planned_cached_tokens": 40, "planned_tokens": 100}
+        return msgspec.structs.replace(stats, **planned, tiers=self.tiers, instances=loads)
 
     async def ready(self) -> None:
         await self.phases.enter("controller_ready")
 
 
 class FakeGenerator:
-    """Answers with ``words``, one token per word. ``cached`` prompt tokens are cached, in the tiers of ``loaded``."""
+    """Answers with ``words``, one token per word. ``cached`` prompt tokens are cached, in the tiers of ``loaded``.
+
+    Others are ``composed`` and ``recomputed``, with a ``deviation``.
+    """
 
     def __init__(self, phases: Phases, words: Sequence[str] = ANSWER) -> None:
         self.phases = phases
         self.words = words
         self.cached = 3
         self.loaded: dict[Tier, int] | None = None
+        self.composed = self.recomputed = 0
+        self.deviation = 0.0
         self.lost: tuple[LostCopy, ...] = ()
         self.unwritten: tuple[LostCopy, ...] | None = None
         self.kv: KvMemory | None = None
@@ -365,7 +383,14 @@ class FakeGenerator:
                 return
             loaded = {Tier.GPU: self.cached} if self.loaded is None else self.loaded
             prefill: PrefillResult | None = PrefillResult(
-                plan.prompt.token_count, self.cached, 7.0, loaded=loaded, lost=self.lost
+                plan.prompt.token_count,
+                self.cached,
+                7.0,
+                composed_tokens=self.composed,
+                recomputed_tokens=self.recomputed,
+                deviation=self.deviation,
+                loaded=loaded,
+                lost=self.lost,
             )
             words = self.words[: sampling.max_tokens]
             for number, word in enumerate(words, start=1):

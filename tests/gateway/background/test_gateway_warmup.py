@@ -6,7 +6,7 @@ import time
 import pytest
 from gateway_fakes import Stack, eventually
 
-from gateway.background import replay
+from gateway.background import idle_time
 from gateway.limits.auth import namespace_of
 from protocol.errors import EngineDied, EngineNotReady
 from protocol.plans import PlanOutcome
@@ -17,8 +17,8 @@ NDJSON = {"Content-Type": "application/x-ndjson"}
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(replay, "_FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(replay, "_LONGEST_WAIT_S", 0.005)
+    monkeypatch.setattr(idle_time, "_FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(idle_time, "_LONGEST_WAIT_S", 0.005)
 
 
 async def started(served, body: dict) -> str:

@@ -72,6 +72,13 @@ def wasted(rate: float) -> Series:
     return series("ragtree_speculation_wasted_tokens_total", f"0+{rate}{HOUR}")
 
 
+def compared(**by_outcome: float) -> list[Series]:
+    return [
+        series("ragtree_shadow_answers_total", f"0+{rate}{HOUR}", outcome=outcome)
+        for outcome, rate in by_outcome.items()
+    ]
+
+
 def kv_disk(used: float, evictions: float) -> list[Series]:
     return [
         series("ragtree_cache_bytes", f"{used}{HOUR}", tier="disk"),
@@ -129,6 +136,7 @@ FIRES: dict[str, list[list[Series]]] = {
         [*tokens(computed=90, gpu=10, composed=0), *queries(completed=10)],
         [*tokens(computed=90, composed=0), *queries(completed=10)],
     ],
+    "RagtreeComposedAnswersDiffer": [compared(same=2, different=1, failed=0)],
     "RagtreeSpeculationWasteful": [[wasted(30), *tokens(computed=100, gpu=900)]],
     "RagtreeKvDiskNearlyFull": [kv_disk(used=99, evictions=5)],
     "RagtreeDataDiskNearlyFull": [disk(f"10{HOUR}")],
@@ -181,6 +189,11 @@ SILENT: dict[str, list[list[Series]]] = {
     "RagtreeHitRateLow": [
         [*tokens(computed=50, gpu=30, host=20, composed=0), *queries(completed=10)],
         [*tokens(computed=100, composed=0), *queries(completed=0.01)],
+    ],
+    "RagtreeComposedAnswersDiffer": [
+        compared(same=9, different=1, failed=0),
+        compared(same=0, different=0.1, failed=1),
+        compared(same=0, different=0, failed=0),
     ],
     "RagtreeSpeculationWasteful": [[wasted(10), *tokens(computed=100)], [wasted(0), *tokens(computed=0)]],
     "RagtreeKvDiskNearlyFull": [kv_disk(used=99, evictions=0), kv_disk(used=50, evictions=5)],

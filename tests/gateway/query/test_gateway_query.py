@@ -35,7 +35,7 @@ async def test_json_answer(served, path: str):
     }  # fmt: skip
     assert reply["usage"] == {
         "prompt_tokens": 15, "completion_tokens": 6, "total_tokens": 21,
-        "prompt_tokens_details": {"cached_tokens": 3},
+        "prompt_tokens_details": {"cached_tokens": 3, "composed_tokens": 0, "recomputed_tokens": 0},
     }  # fmt: skip
 
 
@@ -57,7 +57,16 @@ async def test_events_have_their_fields(served):
         "query.created": {"model", "created_at"},
         "retrieval.stage": {"stage", "elapsed_ms", "doc_ids", "final"},
         "retrieval.completed": {"results", "elapsed_ms"},
-        "cache.resolved": {"prompt_tokens", "cached_tokens", "composed_tokens", "hit_docs", "tiers"},
+        "cache.resolved": {
+            "prompt_tokens",
+            "cached_tokens",
+            "composed_tokens",
+            "recomputed_tokens",
+            "reuse",
+            "fallback",
+            "hit_docs",
+            "tiers",
+        },
         "output_text.annotation.added": {"annotation"},
         "output_text.delta": {"delta"},
         "query.completed": {"response", "usage", "timings"},

@@ -32,10 +32,15 @@ async def test_cached_tokens_by_tier_and_document_hits(served):
     with_cache(served.stack)
     answer = await served.client.post("/query", json=ASKED | {"stream": True})
     (resolved,) = [block for block in answer.text.split("\n\n") if block.startswith("event: cache.resolved")]
-    assert '"prompt_tokens":15,"cached_tokens":8,"composed_tokens":0,"hit_docs":2' in resolved
+    assert '"prompt_tokens":15,"cached_tokens":8,"composed_tokens":0,"recomputed_tokens":0' in resolved
+    assert '"reuse":"exact","fallback":null,"hit_docs":2' in resolved
     assert '"tiers":{"gpu":2,"host":3,"disk":3}' in resolved
     reply = (await served.client.post("/query", json=ASKED)).json()
-    assert reply["usage"]["prompt_tokens_details"] == {"cached_tokens": 8}
+    assert reply["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": 8,
+        "composed_tokens": 0,
+        "recomputed_tokens": 0,
+    }
 
 
 async def test_prompt_tokens_are_counted_by_source(served):
@@ -43,7 +48,7 @@ async def test_prompt_tokens_are_counted_by_source(served):
     for _ in range(2):
         await served.client.post("/query", json=ASKED)
     tokens = await by_label(served, "ragtree_cache_tokens_total")
-    assert tokens == {"gpu": 4, "host": 6, "disk": 6, "composed": 0, "computed": 14}
+    assert tokens == {"gpu": 4, "host": 6, "disk": 6, "composed": 0, "recomputed": 0, "computed": 14}
 
 
 async def test_lookups_are_counted_tier_by_tier(served):

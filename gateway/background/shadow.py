@@ -1,0 +1,89 @@
+"""Shadow comparison: a sample of composed answers against full prefills of the same prompts."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from uuid import uuid4
+
+import structlog
+
+from gateway.background.idle_time import IdleTime
+from gateway.background_tasks import BackgroundTasks
+from gateway.deadline import Deadline
+from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.query.lease import Lease
+from gateway.settings import GatewaySettings
+from gateway.stores.composed_answers import ComposedAnswer, ComposedAnswers
+from protocol.errors import RagtreeError
+from protocol.generation import Sampling
+from protocol.parts import Parts
+from protocol.plans import AdmissionRequest, Reuse
+
+COMPARED_TOKENS = 4
+"""Of each answer. Two full prefills also differ sometimes, by rounding, and the more often the longer they answer."""
+
+log = structlog.get_logger(__name__)
+
+
+class Shadow:
+    """Computes each of ``answers`` again after a full prefill, while no query runs, and counts those that differ."""
+
+    def __init__(
+        self,
+        answers: ComposedAnswers,
+        idle: IdleTime,
+        parts: Parts,
+        *,
+        metrics: GatewayMetrics,
+        tasks: BackgroundTasks,
+        settings: GatewaySettings,
+    ) -> None:
+        self._answers = answers
+        self._idle = idle
+        self._parts = parts
+        self._metrics = metrics
+        self._tasks = tasks
+        self._settings = settings
+
+    @asynccontextmanager
+    async def comparing(self) -> AsyncIterator[None]:
+        """Compare in the background while the context is open."""
+        comparing = asyncio.create_task(self._run())
+        try:
+            yield
+        finally:
+            comparing.cancel()
+            await asyncio.wait({comparing})
+
+    async def _run(self) -> None:
+        while True:
+            answer = await self._answers.next()
+            try:
+                same = await self._idle.spend(partial(self._compare, answer))
+            except RagtreeError as error:
+                log.warning("composed_answer_not_compared", query_id=answer.plan.query_id, error=str(error))
+                self._metrics.compared("failed")
+                continue
+            if not same:
+                log.warning("composed_answer_differs", query_id=answer.plan.query_id)
+            self._metrics.compared("same" if same else "different")
+
+    async def _compare(self, answer: ComposedAnswer) -> bool | None:
+        """Whether the answer begins like that of a full prefill; None if the controller is busy."""
+        deadline = Deadline(self._settings.query_timeout_s, "The answer was not compared")
+        stats = await deadline.wait(self._parts.controller.stats())
+        if stats.running or stats.queued:
+            return None
+        query_id = f"shadow_{uuid4().hex}"
+        text = ""
+        with Lease(query_id, self._parts.controller, self._tasks) as lease:
+            request = AdmissionRequest(
+                query_id, answer.plan.namespace, answer.plan.prompt, answer.searched_at, reuse=Reuse.EXACT
+            )
+            plan = await deadline.wait(lease.admit(self._parts.controller.admit(request)))
+            stream = self._parts.generator.stream(plan, Sampling(COMPARED_TOKENS))
+            async for step in lease.steps(stream, deadline, self._settings.first_step_timeout_s):
+                text += step.text
+            lease.completed()
+        return answer.text.startswith(text)
