@@ -2,6 +2,7 @@
 
 from benchmarks.doctor.checks.bandwidths import Bandwidths
 from benchmarks.doctor.checks.caching_engine import CachingEngine
+from benchmarks.doctor.checks.composed_reuse import ComposedReuse
 from benchmarks.doctor.checks.disk import Disk
 from benchmarks.doctor.checks.exact_answers import ExactAnswers
 from benchmarks.doctor.checks.failing_load import FailingLoad
@@ -17,9 +18,10 @@ from benchmarks.doctor.checks.preloads import Preloads
 from benchmarks.doctor.checks.restart import Restart
 from benchmarks.doctor.checks.versions import InstalledPackages, Versions
 from benchmarks.doctor.examination import Check
+from cachectl.runtime.composing.gate import GateFolder
 
 
-def standard_checks() -> list[Check]:
+def standard_checks(gates: GateFolder) -> list[Check]:
     """Return them. Those that start engines follow those that only look."""
     return [
         Versions(InstalledPackages()),
@@ -33,6 +35,7 @@ def standard_checks() -> list[Check]:
         PlainEngine(),
         CachingEngine(),
         HostSize(),
+        ComposedReuse(gates),
         ExactAnswers(),
         FailingLoad(),
         FirstTokens(),

@@ -10,12 +10,13 @@ import msgspec
 import structlog
 
 from benchmarks.measuring.engines import Generation, generate
+from cachectl.runtime.composing.gate import GateFolder
 from cachectl.runtime.live_controller import LiveController
 from cachectl.runtime.live_instances import FixedInstances
 from cachectl.settings import ControllerSettings
 from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import PrefillResult, Sampling
-from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, DocumentOrder, PlanOutcome
+from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, DocumentOrder, PlanOutcome, Reuse
 from protocol.prompts import Prompt
 
 log = structlog.get_logger(__name__)
@@ -31,13 +32,17 @@ class LocalStack:
     @classmethod
     @asynccontextmanager
     async def over(
-        cls, engines: Mapping[str, VllmEngine], settings: ControllerSettings, profiles: Path
+        cls,
+        engines: Mapping[str, VllmEngine],
+        settings: ControllerSettings,
+        profiles: Path,
+        gates: GateFolder | None = None,
     ) -> "AsyncGenerator[LocalStack]":
         """Make a stack over running engines, by the names that they were made with.
 
-        Missing cost profiles are measured and saved in ``profiles``.
+        Missing cost profiles are measured and saved in ``profiles``. Without ``gates``, composing passes no gate.
         """
-        live = LiveController(settings, FixedInstances(engines), profiles, time.monotonic, time.time)
+        live = LiveController(settings, FixedInstances(engines), profiles, time.monotonic, time.time, gates)
         await live.start(lambda done, total: log.info("profiling the engine, once", probe=done, of=total))
         yield cls(live, engines)
         live.controller.check_integrity()
@@ -49,16 +54,18 @@ class LocalStack:
         sampling: Sampling,
         order: DocumentOrder = DocumentOrder.RETRIEVAL,
         scores: tuple[float, ...] = (),
+        reuse: Reuse | None = None,
     ) -> Generation:
         """Admit, generate and complete, like a query. The time to first token starts at the admission.
 
-        The documents are in ``order``, which may depend on their search ``scores``. Raises what controller and engine
-        raise.
+        The documents are in ``order``, which may depend on their search ``scores``. ``reuse`` is the controller's own
+        if it is None. Raises what controller and engine raise.
         """
         controller = self._live.controller
         query_id = uuid4().hex
         arrived = time.perf_counter()
-        plan = await controller.admit(AdmissionRequest(query_id, namespace, prompt, time.time(), order, scores=scores))
+        request = AdmissionRequest(query_id, namespace, prompt, time.time(), order, scores=scores, reuse=reuse)
+        plan = await controller.admit(request)
         queued_ms = (time.perf_counter() - arrived) * 1000
         report = CompletionReport(query_id, PlanOutcome.FAILED)
 
@@ -73,7 +80,8 @@ class LocalStack:
                 query_id,
                 PlanOutcome.COMPLETED,
                 cached_tokens=prefill.cached_tokens,
-                computed_tokens=prefill.prompt_tokens - prefill.cached_tokens,
+                computed_tokens=prefill.computed_tokens,
+                composed_tokens=prefill.composed_tokens,
                 completion_tokens=came.tokens,
                 prefill_ms=prefill.prefill_ms,
                 unwritten=came.unwritten,

@@ -17,6 +17,9 @@ from protocol.generation import Sampling
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
 
+COMPOSED = "composed"
+"""The origin of composed tokens among those of ``Measured.tokens``."""
+
 
 class Measured(msgspec.Struct, frozen=True):
     """Results of a system's requests: TTFT in milliseconds, and the share of prompt tokens not computed.
@@ -25,8 +28,8 @@ class Measured(msgspec.Struct, frozen=True):
     or all at once. ``served_per_s`` is all answers over the time from the first arrival to the end of the last answer.
     ``requests`` were answered of ``offered``; those missing were not sent, because the rate was already too high.
     ``answered_in_time`` is the share of the offered ones whose answer ended with the arrivals, or as long after the
-    last arrival as a single answer may take. ``tokens`` counts prompt tokens by the tier that they came from, and
-    those computed.
+    last arrival as a single answer may take. ``tokens`` counts prompt tokens by the tier that they came from, those
+    composed out of KV that was computed behind other documents, and those computed.
     """
 
     rate: float | None
@@ -66,7 +69,8 @@ class Phase(NamedTuple):
         times = [one.ttft_ms for one in self.served]
         prefills = [one.came.prefill for one in self.served]
         prompt_tokens = sum(prefill.prompt_tokens for prefill in prefills)
-        cached = sum(prefill.cached_tokens for prefill in prefills)
+        computed = sum(prefill.computed_tokens for prefill in prefills)
+        composed = sum(prefill.composed_tokens for prefill in prefills)
         tokens = {str(tier): sum(prefill.loaded.get(tier, 0) for prefill in prefills) for tier in Tier}
         seconds = max(one.ended_s for one in self.served) - self.served[0].at_s
         return Measured(
@@ -79,8 +83,8 @@ class Phase(NamedTuple):
             p50_ttft_ms=percentile(times, 50),
             p99_ttft_ms=percentile(times, 99),
             mean_answer_ms=mean((one.ended_s - one.at_s) * 1000 for one in self.served),
-            token_hit_rate=cached / prompt_tokens,
-            tokens={**tokens, "computed": prompt_tokens - cached},
+            token_hit_rate=1 - computed / prompt_tokens,
+            tokens={**tokens, COMPOSED: composed, "computed": computed},
         )
 
 

@@ -16,15 +16,19 @@ import msgspec
 from benchmarks.measuring.baselines import BASELINES, Steps
 from benchmarks.measuring.engines import INSTANCE, EngineMaker, Generation, generate
 from benchmarks.measuring.local_stack import LocalStack
+from cachectl.runtime.composing.gate import GateFolder
 from cachectl.settings import ControllerSettings
 from protocol.errors import ConfigError
 from protocol.generation import Sampling
-from protocol.plans import ControllerStats, DocumentOrder, PrefillPlan
+from protocol.plans import ControllerStats, DocumentOrder, PrefillPlan, Reuse
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
 
 NAMESPACE = "benchmark"
 OURS = "ragtree"
+OURS_EXACT = "ragtree-exact"
+"""Our system, composing nothing."""
+
 FIRST_TOKEN = Sampling(1)
 
 
@@ -57,18 +61,20 @@ class System(msgspec.Struct, frozen=True):
 
 
 class Systems:
-    """Starts systems by name. ``kv`` overrides our ``KvSettings``."""
+    """Starts systems by name. ``kv`` overrides our ``KvSettings``. Without ``gates``, composing passes no gate."""
 
     def __init__(
         self,
         engines: EngineMaker,
         controller: ControllerSettings,
         profiles: Path,
+        gates: GateFolder | None = None,
         **kv: Any,  # noqa: ANN401
     ) -> None:
         self._engines = engines
         self._controller = controller
         self._profiles = profiles
+        self._gates = gates
         self._kv = kv
 
     @asynccontextmanager
@@ -102,9 +108,12 @@ class Systems:
 
     @asynccontextmanager
     async def ours(
-        self, order: DocumentOrder = DocumentOrder.RETRIEVAL, disk_share: float = 1.0
+        self,
+        order: DocumentOrder = DocumentOrder.RETRIEVAL,
+        disk_share: float = 1.0,
+        reuse: Reuse = Reuse.EXACT,
     ) -> AsyncGenerator[System]:
-        """Run RAGTree with an empty cache; prompts get their documents in ``order``.
+        """Run RAGTree with an empty cache; prompts get their documents in ``order``, and may use KV as ``reuse`` says.
 
         It uses only ``disk_share`` of the configured disk space. Raises what its engine raises, and ConfigError if the
         engine keeps no KV.
@@ -114,13 +123,13 @@ class Systems:
         with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder:
             async with (
                 self._engines.caching(Path(folder), **{**self._kv, "disk_gib": disk_gib}) as engine,
-                LocalStack.over({INSTANCE: engine}, self._controller, self._profiles) as stack,
+                LocalStack.over({INSTANCE: engine}, self._controller, self._profiles, self._gates) as stack,
             ):
 
                 async def answer(
                     prompt: Prompt, sampling: Sampling = FIRST_TOKEN, scores: tuple[float, ...] = ()
                 ) -> Generation:
-                    return await stack.answer(prompt, NAMESPACE, sampling, order, scores)
+                    return await stack.answer(prompt, NAMESPACE, sampling, order, scores, reuse)
 
                 kv = (await engine.info()).kv
                 if kv is None:

@@ -16,14 +16,14 @@ Limits: no HTTP; one engine per system; ratios depend on the model, the document
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 import msgspec
 
 from benchmarks.measuring.baselines import Steps, check_baselines
 from benchmarks.measuring.phases import OpenLoop, Phase, Served, answered, one_by_one
 from benchmarks.measuring.progress import Progress
-from benchmarks.measuring.systems import System, Systems
+from benchmarks.measuring.systems import OURS_EXACT, System, Systems
 from benchmarks.replay.outlook import Outlook
 from benchmarks.replay.record import RAGTREE, Record, Variant
 from benchmarks.replay.report import Surroundings, report
@@ -33,7 +33,7 @@ from benchmarks.replay.warm_up import warm_up, warm_up_of
 from benchmarks.workloads.prompt_streams import Arrival, PromptStream
 from protocol.errors import ConfigError
 from protocol.generation import Sampling
-from protocol.plans import DocumentOrder
+from protocol.plans import DocumentOrder, Reuse
 from protocol.tiers import Tier
 
 OUTGROWN = 2.0
@@ -51,7 +51,8 @@ class ReplaySettings(msgspec.Struct, frozen=True):
 
     Each rate lasts for ``requests`` requests or ``seconds``, whichever is longer; for fewer than ``seconds`` if the
     stream has too few prompts. Answers have ``answer_tokens``. The search for sustained rates tries every ``stride``-th
-    rate, and baselines run in each of ``baseline_steps``. Our system arranges documents in ``order``.
+    rate, and baselines run in each of ``baseline_steps``. Our system arranges documents in ``order``, and uses KV as
+    ``reuse`` says. If that is not exact, our system without composing is one of the baselines.
     """
 
     warm_up: int
@@ -63,6 +64,7 @@ class ReplaySettings(msgspec.Struct, frozen=True):
     stride: int = 1
     baseline_steps: tuple[Steps, ...] = tuple(Steps)
     order: DocumentOrder = DocumentOrder.RETRIEVAL
+    reuse: Reuse = Reuse.EXACT
 
     def requests_at(self, rate: float, left: int | None) -> int:
         """The requests of a phase at this rate, if the stream had ``left`` prompts before the first rate."""
@@ -83,7 +85,9 @@ class ReplayBenchmark:
     ) -> None:
         check_baselines(against)
         self._systems = systems
-        self._baselines = tuple(against)
+        self._plain = tuple(against)
+        composes = settings.reuse is not Reuse.EXACT
+        self._baselines = (*against, OURS_EXACT) if composes else self._plain
         self._stream = stream
         self._settings = settings
         self._progress = progress
@@ -91,6 +95,7 @@ class ReplayBenchmark:
         self._record = Record()
         self._arrivals: dict[int, list[Arrival]] = {}
         self._left_for_rates: int | None = None
+        self._disk_share = 1.0
         self._surroundings = Surroundings(stream.document_tokens, {}, 0, 0, settings.answer_tokens)
 
     @property
@@ -112,10 +117,13 @@ class ReplayBenchmark:
             ours = await self._start_ours(running)
             self._check(ours)
             systems = {RAGTREE: ours}
-            for name in self._baselines:
+            for name in self._plain:
                 for steps in self._settings.baseline_steps:
                     plain = self._systems.running(name, steps, ours.ram_tokens)
                     systems[Variant(name, steps)] = await running.enter_async_context(plain)
+            if OURS_EXACT in self._baselines:
+                exact = self._systems.ours(self._settings.order, self._disk_share)
+                systems[Variant(OURS_EXACT)] = await running.enter_async_context(exact)
             await self._warm_up(systems)
             await self._measure_unloaded(systems)
             await self._measure_at_once(systems)
@@ -123,13 +131,17 @@ class ReplayBenchmark:
 
     async def _start_ours(self, running: AsyncExitStack) -> System:
         async with AsyncExitStack() as trial:
-            ours = await trial.enter_async_context(self._systems.ours(self._settings.order))
+            ours = await trial.enter_async_context(self._ours())
             disk = ours.memory_tokens.get(Tier.DISK, 0)
             most = self._stream.document_tokens / _OUTGROWN_WELL - (sum(ours.memory_tokens.values()) - disk)
             if disk <= most or most <= 0:
                 running.push_async_exit(trial.pop_all())
                 return ours
-        return await running.enter_async_context(self._systems.ours(self._settings.order, most / disk))
+        self._disk_share = most / disk
+        return await running.enter_async_context(self._ours())
+
+    def _ours(self) -> AbstractAsyncContextManager[System]:
+        return self._systems.ours(self._settings.order, self._disk_share, self._settings.reuse)
 
     def _check(self, ours: System) -> None:
         needed = self._stream.document_tokens

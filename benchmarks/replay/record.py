@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from benchmarks.measuring.baselines import Steps
 from benchmarks.measuring.phases import Measured
-from benchmarks.measuring.systems import OURS
+from benchmarks.measuring.systems import OURS, OURS_EXACT
 from benchmarks.replay.sustained_rate import Sustained
 from protocol.prompts import Prompt
 
@@ -17,7 +17,7 @@ class Variant(NamedTuple):
     steps: Steps = Steps.OURS
 
     def __str__(self) -> str:
-        return self.name if self.name == OURS else f"{self.name} ({self.steps} steps)"
+        return self.name if self.name in (OURS, OURS_EXACT) else f"{self.name} ({self.steps} steps)"
 
 
 RAGTREE = Variant(OURS)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.measuring.phases import Measured
+from benchmarks.measuring.phases import COMPOSED, Measured
 from benchmarks.measuring.systems import OURS
 from benchmarks.replay.record import RAGTREE, Record, Variant
 from benchmarks.replay.results import ReplayResult, SystemResult, Trial
@@ -100,4 +100,5 @@ def _hit_rates(record: Record) -> dict[str, float]:
     measured: list[Measured] = [record.unloaded[RAGTREE]]
     measured += [record.loaded[RAGTREE][step] for step in record.sustained(RAGTREE)]
     total = sum(sum(one.tokens.values()) for one in measured)
-    return {str(tier): sum(one.tokens[str(tier)] for one in measured) / total for tier in Tier}
+    origins = [*map(str, Tier), COMPOSED]
+    return {origin: sum(one.tokens[origin] for one in measured) / total for origin in origins}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from benchmarks.measuring.baselines import BASELINES
-from benchmarks.measuring.systems import OURS
+from benchmarks.measuring.systems import OURS, OURS_EXACT
 from benchmarks.workloads.prompt_streams import PromptStream
 from benchmarks.workloads.retrieved_prompts import SeenDocuments
 from protocol.prompts import Prompt
@@ -31,7 +31,7 @@ def warm_up_of(name: str, prompts: Sequence[Prompt], cache_tokens: int) -> Seque
 
     vLLM's own cache is LRU, so the last prompts, which fill it twice, leave the same content as all of them.
     """
-    if name == OURS:
+    if name in (OURS, OURS_EXACT):
         return prompts
     if not BASELINES[name].prefix_caching:
         return prompts[-1:]

@@ -51,6 +51,7 @@ BENCHMARKS = (
     Benchmark("retrieval", "--vectors 50000 --nlist 256 --queries 40"),
     Benchmark("recall", "--questions 300", _SQUAD),
     Benchmark("tiers", "--rounds 3"),
+    Benchmark("compose", "--questions 12 --shares 0.2 --rounds 3", _SQUAD),
     Benchmark("exactness", "--prompts 60 --control 20", _SQUAD),
     Benchmark(
         "sustained",

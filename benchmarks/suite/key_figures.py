@@ -56,6 +56,24 @@ KEY_FIGURES = {
         Figure("load from a cold disk", "disk_cold_bytes_per_s", "GB/s"),
         Figure("tokens of the prompts' prefix", "prefix_tokens"),
     ),
+    "compose": (
+        Figure(
+            "score over a full prefill's, {}, {}, {} of the tokens computed again",
+            "rows[task,method,share].score",
+            "x",
+            over="rows[task,method,share].full_score",
+        ),
+        Figure(
+            "tokens equal to a full prefill's, {}, {}, {} of the tokens computed again",
+            "rows[task,method,share].top1_agreement",
+            "%",
+        ),
+        Figure(
+            "time to first token, full prefill over composed, {}, {}, {} of the tokens computed again",
+            "rows[task,method,share].prefill_speedup",
+            "x",
+        ),
+    ),
     "exactness": (
         Figure("prompts with other tokens, with the cache against without", "mismatch_rate", "%"),
         Figure("prompts with other tokens, two runs without the cache", "without_cache.mismatch_rate", "%"),

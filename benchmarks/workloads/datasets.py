@@ -24,12 +24,13 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A question, the documents that hold its answer, and its right ``answers``."""
+    """A question, the documents that hold its answer, those of its whole context, and its right ``answers``."""
 
     qid: str
     question: str
     gold_doc_ids: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
+    ctx_doc_ids: tuple[str, ...] = ()
 
 
 class Questions(Protocol):

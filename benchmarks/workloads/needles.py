@@ -31,6 +31,9 @@ _SECOND = (
     "puffin raven river rocket saddle sparrow summit temple thunder tiger tulip turtle valley violin walnut willow"
 )
 
+PROJECTS = tuple(f"{first} {second}" for first, second in product(_FIRST.split(), _SECOND.split()))
+"""Names to ask for."""
+
 
 class NeedleSet:
     """The first documents of ``corpus``, each with the code of another project at a random place, and their questions.
@@ -55,7 +58,7 @@ class NeedleSet:
 
     def _hidden(self) -> Iterator[tuple[Document, Question]]:
         draws = random.Random(f"needles {self._seed}")  # noqa: S311 - a repeatable draw
-        names = [f"{first} {second}" for first, second in product(_FIRST.split(), _SECOND.split())]
+        names = list(PROJECTS)
         draws.shuffle(names)
         codes = draws.sample(range(10_000, 100_000), len(names))
         documents = (document for _, document in JsonLines(self._file, Document) if len(document.text) >= _SHORTEST)

@@ -88,6 +88,13 @@ class Chunks:
                     np.frombuffer(blob, np.float32).reshape(len(rows), dimension),
                 )
 
+    def sample(self, transaction: Transaction, count: int, characters: int) -> list[str]:
+        """Return texts of so many live chunks with at least ``characters``, drawn from all collections."""
+        rows = transaction.execute(
+            "SELECT text FROM chunks WHERE length(text) >= ? ORDER BY random() LIMIT ?", (characters, count)
+        )
+        return [row["text"] for row in rows]
+
     def last_id(self, transaction: Transaction) -> int:
         """Return the highest id that any chunk has ever had."""
         row = transaction.execute("SELECT seq FROM sqlite_sequence WHERE name = 'chunks'").fetchone()

@@ -121,8 +121,8 @@ class BenchmarkChecks:
 
         size = self._size
         engines = EngineMaker(self._settings, self._models, at_once=3, kv_tokens=size.kv_tokens)
-        room = {"host_gib": size.replay_gib, "disk_gib": size.replay_gib}
-        systems = Systems(engines, ControllerSettings(), self._profiles, **room)
+        gib = size.replay_gib
+        systems = Systems(engines, ControllerSettings(), self._profiles, host_gib=gib, disk_gib=gib)
         settings = ReplaySettings(2 * size.requests, size.requests, size.requests, size.requests, 0, 8)
         stream = _PairStream(size.documents, size.document_tokens, size.prompts)
         benchmark = ReplayBenchmark(systems, [_BASELINE], stream, settings, _quietly)

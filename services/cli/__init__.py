@@ -6,7 +6,7 @@ import typer
 
 from protocol.errors import RagtreeError
 from protocol.logs import configure_logging
-from services.cli import bench, cache, config, doctor, ingest, query, stack
+from services.cli import bench, cache, config, doctor, gate, ingest, query, stack
 from services.cli.output import errors
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command()(query.query)
 app.add_typer(bench.app, name="bench")
 app.add_typer(cache.app, name="cache")
 app.add_typer(config.app, name="config")
+app.add_typer(gate.app, name="gate")
 
 
 def main() -> None:

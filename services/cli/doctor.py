@@ -39,6 +39,7 @@ def doctor(
     from benchmarks.doctor.examination import Examination
     from benchmarks.doctor.standard_checks import standard_checks
     from benchmarks.doctor.workplace import Workplace
+    from cachectl.runtime.composing.gate import GateFolder
     from generator.models import ModelStore
 
     config = load_config()
@@ -48,7 +49,7 @@ def doctor(
         surroundings = _surroundings(config)
         with place.log.capturing() as terminal, StepBars(console=Console(file=terminal)) as show:
             context = Context(settings, ModelStore(config.cache_dir), place, surroundings, show)
-            diagnosis = asyncio.run(Examination(standard_checks()).run(context, show))
+            diagnosis = asyncio.run(Examination(standard_checks(GateFolder(config.cache_dir))).run(context, show))
     if as_json:
         print_json(diagnosis)
     else:

@@ -3,6 +3,7 @@
 import typer
 
 from services.cli.bench.all import all_benchmarks
+from services.cli.bench.compose import compose
 from services.cli.bench.exactness import exactness
 from services.cli.bench.orders import orders
 from services.cli.bench.overhead import overhead
@@ -35,6 +36,7 @@ for command in (
     policies,
     scheduling,
     exactness,
+    compose,
     tiers,
     replay,
     reorder,

@@ -16,7 +16,7 @@ import typer
 from rich.table import Table
 
 from benchmarks.workloads.popularity import Popularity
-from protocol.plans import DocumentOrder
+from protocol.plans import DocumentOrder, Reuse
 from services.cli.bench.options import (
     DEFAULT_DATA,
     DEFAULT_PART_TOKENS,
@@ -116,6 +116,14 @@ def replay(
     order: Annotated[
         DocumentOrder, typer.Option(help="Order of the documents in our prompts; the baselines have retrieval order.")
     ] = DocumentOrder.RETRIEVAL,
+    reuse: Annotated[
+        Reuse,
+        typer.Option(
+            help="Which KV our prompts may use: exact, only what was computed behind the same documents; composed, "
+            "also what was computed elsewhere; auto, composed where that has passed its gate. The last two also run "
+            "our system as ragtree-exact."
+        ),
+    ] = Reuse.EXACT,
     plot: Annotated[
         Path | None, typer.Option(help="Draw TTFT by offered rate and token hit rates by tier into this picture.")
     ] = None,
@@ -129,6 +137,7 @@ def replay(
     from benchmarks.measuring.systems import Systems
     from benchmarks.replay.benchmark import ReplayBenchmark, ReplaySettings
     from benchmarks.workloads.by_name import TRACES
+    from cachectl.runtime.composing.gate import GateFolder
     from generator.models import ModelStore
     from services.cli.bench.prompts import prompt_stream, retrieved_prompts, trace_stream
 
@@ -146,17 +155,19 @@ def replay(
         stride=2 if quick else 1,
         baseline_steps=(Steps.DEFAULT,) if quick else tuple(Steps),
         order=order,
+        reuse=reuse,
     )
     engines = EngineMaker(
         config.generator,
         ModelStore(config.cache_dir),
-        at_once=len(settings.baseline_steps) * len(baselines) + 1,
+        at_once=len(settings.baseline_steps) * len(baselines) + (1 if reuse is Reuse.EXACT else 2),
         kv_tokens=kv_tokens // size.cache,
     )
     systems = Systems(
         engines,
         config.controller,
         config.cache_dir / "profiles",
+        GateFolder(config.cache_dir),
         host_gib=host_gib / size.articles,
         disk_gib=disk_gib / size.articles,
         file_cache=False,

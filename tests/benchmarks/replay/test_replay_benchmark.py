@@ -16,7 +16,7 @@ from benchmarks.replay.benchmark import ReplayBenchmark, ReplaySettings
 from benchmarks.workloads.prompt_streams import poisson
 from protocol.errors import ConfigError
 from protocol.generation import PrefillResult
-from protocol.plans import DocumentOrder
+from protocol.plans import DocumentOrder, Reuse
 from protocol.prompts import Prompt, SegmentKind
 from protocol.tiers import Tier
 
@@ -61,14 +61,19 @@ class Servers:
         self._ours_s = ours_s
         self.asked: dict[str, list[tuple[str, int]]] = {}
         self.ram_tokens: dict[str, int] = {}
+        self.reuse: dict[str, Reuse] = {}
         self.log: list[str] = []
 
     @asynccontextmanager
-    async def ours(self, order, disk_share=1.0):
+    async def ours(self, order, disk_share=1.0, reuse=Reuse.EXACT):
         self.order = order
+        composes = ("ragtree-exact", Steps.OURS) in self._prefill_s
+        name = "ragtree-exact" if composes and reuse is Reuse.EXACT else "ragtree"
+        self.reuse[name] = reuse
+        prefill_s = self._ours_s if name == "ragtree" else self._prefill_s[name, Steps.OURS]
         disk = int(self._disk_tokens * disk_share)
         memory = {Tier.GPU: 150, Tier.HOST: HOST_TOKENS, Tier.DISK: disk}
-        yield self._server("ragtree", self._ours_s, 80, CACHE_TOKENS, memory)
+        yield self._server(name, prefill_s, 80, CACHE_TOKENS, memory)
 
     @asynccontextmanager
     async def running(self, name, steps, ram_tokens):
@@ -196,7 +201,7 @@ def test_systems_take_turns_question_by_question(twice_as_fast):
 def test_new_paths_and_tokens_by_tier_are_counted(twice_as_fast):
     _, result = twice_as_fast
     assert result.new_path_share == pytest.approx(0.5, abs=0.01)
-    assert result.token_hit_rate == {"gpu": 0, "host": pytest.approx(0.8), "disk": 0}
+    assert result.token_hit_rate == {"gpu": 0, "host": pytest.approx(0.8), "disk": 0, "composed": 0}
     assert result.warm_up_prompts == SETTINGS.warm_up
     assert (result.ram_tokens, result.prompt_tokens) == (CACHE_TOKENS + HOST_TOKENS, 100)
 
@@ -205,6 +210,14 @@ def test_a_baseline_with_equal_memory_gets_as_much_as_our_tiers_in_memory():
     servers = Servers({("vllm-prefix-equal", steps): 1.0 for steps in Steps})
     replayed(servers, ["vllm-prefix-equal"])
     assert servers.ram_tokens == {"vllm-prefix-equal": CACHE_TOKENS + HOST_TOKENS}
+
+
+def test_composing_runs_beside_exact_reuse():
+    servers = Servers({**BOTH, ("ragtree-exact", Steps.OURS): 0.75})
+    result = replayed(servers, settings=msgspec.structs.replace(SETTINGS, reuse=Reuse.COMPOSED))
+    assert servers.reuse == {"ragtree": Reuse.COMPOSED, "ragtree-exact": Reuse.EXACT}
+    assert result.ttft_ratio_unloaded == {"vllm": pytest.approx(2.0), "ragtree-exact": pytest.approx(1.5)}
+    assert result.throughput_ratio["ragtree-exact"] == pytest.approx(1.5, rel=0.15)
 
 
 def test_a_slower_stack_is_reported_as_slower():

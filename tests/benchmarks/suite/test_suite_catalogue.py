@@ -31,7 +31,8 @@ def test_every_command_line_is_one_that_its_command_takes(benchmark, quick, tmp_
     assert taken.get("plot") == (tmp_path / "picture.png" if benchmark.draws else None)
     if benchmark.sets:
         assert taken["data"] == tmp_path
-        used = {taken.get("workload"), taken.get("dataset"), *taken.get("sets", "").split(",")} - {None, ""}
+        options = [taken.get(option) for option in ("workload", "dataset", "corpus")]
+        used = {*options, *taken.get("sets", "").split(",")} - {None, ""}
         assert {name.rpartition("@")[2] for name in used} == set(benchmark.sets)
 
 

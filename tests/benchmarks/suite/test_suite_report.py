@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from scripted_benchmarks import FACTS
 
+from benchmarks.compose.rows import ComposeResult
 from benchmarks.exactness import ExactnessResult
 from benchmarks.orders import OrdersResult
 from benchmarks.overhead import OverheadResult
@@ -36,6 +37,7 @@ RESULTS = {
     "retrieval": RetrievalResult,
     "recall": RecallResult,
     "tiers": TiersResult,
+    "compose": ComposeResult,
     "exactness": ExactnessResult,
     "sustained": SustainedResult,
     "orders": OrdersResult,

@@ -1,0 +1,1 @@
+"""Composed reuse against full prefill: how good its answers are, by method and share, and how much sooner they come."""

@@ -1,0 +1,4 @@
+"""`ragtree gate`: examines whether composed answers are as good as those of full prefills (docs/composition.md).
+
+It asks the questions of `ragtree bench compose`. That is why it is here.
+"""

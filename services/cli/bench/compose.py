@@ -1,0 +1,123 @@
+"""``ragtree bench compose``: answers and speed of composed prompts, by method and share.
+
+Measures how much of a full prefill's score composed prompts keep, how often their tokens agree, and how much sooner the
+first token comes. The baseline is the full prefill of the same prompt, in the same run.
+
+Limits: no controller and no search. Small models answer real questions poorly; look at the needles, which they find.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Column, Table
+
+from services.cli.bench.options import DEFAULT_DATA, DataOption, SeedOption, numbers
+from services.cli.connection import JsonOption
+from services.cli.output import StepBars, print_json, results
+from services.config import load_config
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from benchmarks.compose.rows import ComposeResult
+    from benchmarks.compose.tasks import Task
+
+_SELECTING = "query,cacheblend,epic,random"
+
+
+def compose(
+    tasks: Annotated[
+        str,
+        typer.Option(
+            help="Tasks, separated by commas: multi-key, multi-value and two-hop, which hide codes in real text, or "
+            "question sets: folders below --data."
+        ),
+    ] = "multi-key,multi-value,two-hop,squad",
+    methods: Annotated[
+        str, typer.Option(help="Selectors of what is computed again, separated by commas.")
+    ] = _SELECTING,
+    shares: Annotated[
+        str, typer.Option(help="Shares of the known documents' tokens that are computed again, separated by commas.")
+    ] = "0.05,0.1,0.2,0.4",
+    questions: Annotated[int, typer.Option(min=2, help="Questions per task; each is asked in every way.")] = 300,
+    chunks: Annotated[int, typer.Option(min=2, help="Chunks of real text in a prompt.")] = 6,
+    corpus: Annotated[str, typer.Option(help="Question set whose documents hide the codes.")] = "squad",
+    rounds: Annotated[int, typer.Option(min=0, help="Rounds of the measurement of speed.")] = 10,
+    documents: Annotated[int, typer.Option(min=2, help="Documents per prompt when speed is measured.")] = 2,
+    document_tokens: Annotated[int, typer.Option(min=16, help="Tokens of each of these documents.")] = 900,
+    seed: SeedOption = 0,
+    data: DataOption = DEFAULT_DATA,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare answers and speed of composed prompts with those of full prefills. Ctrl-C keeps results."""
+    from benchmarks.compose.benchmark import ComposeBenchmark, ComposeSettings
+    from benchmarks.compose.rows import FULL, Way
+    from benchmarks.compose.tasks import NEEDLES, chunk_texts, first, needle_tasks, set_tasks
+    from benchmarks.measuring.engines import EngineMaker
+    from generator.models import ModelStore
+    from generator.prompts.layout import SegmentLayout
+    from generator.prompts.tokenizer import ModelTokenizer
+
+    config = load_config()
+    names = list(dict.fromkeys(name.strip() for name in tasks.split(",")))
+    texts = chunk_texts(data, corpus) if any(name in NEEDLES for name in names) else []
+    asked: Mapping[str, Sequence[Task]] = {
+        name: first(
+            needle_tasks(name, texts, chunks, seed) if name in NEEDLES else set_tasks(data, name, chunks, seed),
+            questions,
+        )
+        for name in names
+    }
+    given = [name.strip() for name in methods.split(",")]
+    ways = [Way(FULL, 0.0), Way("none", 0.0)]
+    ways += [Way(method, share) for method in given for share in numbers(shares, "--shares", 1.0)]
+    models = ModelStore(config.cache_dir)
+    tokenizer = ModelTokenizer(models.resolve(config.generator.model))
+    layout = SegmentLayout(tokenizer, config.generator.system_prompt, config.generator.max_model_len)
+    settings = ComposeSettings(tuple(ways), rounds, documents, document_tokens)
+    with StepBars() as show:
+        engines = EngineMaker(config.generator, models)
+        benchmark = ComposeBenchmark(engines, config.generator.model, layout, tokenizer, settings, show)
+        complete = False
+        try:
+            asyncio.run(benchmark.run(asked))
+            complete = True
+        finally:
+            # An interrupted run keeps what it has measured.
+            if benchmark.has_results:
+                _show(benchmark.result(complete=complete), as_json)
+
+
+def _show(result: "ComposeResult", as_json: bool) -> None:
+    if as_json:
+        print_json(result)
+        return
+    table = Table(
+        Column("task", no_wrap=True),
+        Column("method", no_wrap=True),
+        "share",
+        "computed again",
+        "score",
+        "full prefill",
+        "difference (95 %)",
+        "same token",
+        "KL",
+        "TTFT",
+    )
+    for row in result.rows:
+        table.add_row(
+            row.task,
+            row.method,
+            f"{row.share:.0%}" if row.share else "",
+            f"{row.actual_share:.1%}",
+            f"{row.score:.3f}",
+            f"{row.full_score:.3f}",
+            f"{row.difference.low:+.3f} to {row.difference.high:+.3f}",
+            f"{row.top1_agreement:.1%}",
+            f"{row.kl:.3f}",
+            f"{row.prefill_speedup:.1f} x sooner" if row.prefill_speedup else "",
+        )
+    results.print(table)
+    if not result.complete:
+        results.print("The run was ended before everything was measured.")
