@@ -64,7 +64,7 @@ format: setup ## format the sources
 lock: ## resolve pyproject.toml into requirements/*.lock
 	@scripts/lock
 
-images: ## build the container images for CPUs and GPUs; needs a Docker engine (docs/docker.md)
+images: ## build the container images for CPUs and GPUs; needs a Docker engine (docker/README.md)
 	@scripts/images
 
 clean: ## remove .venv and caches
