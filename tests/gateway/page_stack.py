@@ -40,8 +40,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 # Not all of them, so that the screenshots do not change with every new page.
 PAGES = (
     "architecture",
+    "composition",
     "dependencies",
-    "docker",
     "knowledge-tree",
     "policies",
     "retrieval",
