@@ -26,8 +26,10 @@ from benchmarks.measuring.engines import EngineMaker, Generation, generate
 from benchmarks.measuring.kv_paths import random_segment
 from benchmarks.measuring.progress import Progress
 from generator.engines.vllm_engine import VllmEngine
+from generator.models import ModelStore
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
+from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError
 from protocol.generation import Sampling
 from protocol.prompts import ChatMessage, Prompt, Segment, SegmentKind
@@ -71,6 +73,16 @@ class ComposeBenchmark:
         self._speedups: dict[Way, float] = {}
         self.fingerprint = ""
 
+    @classmethod
+    def over(
+        cls, generator: GeneratorSettings, cache_dir: Path, settings: ComposeSettings, progress: Progress
+    ) -> "ComposeBenchmark":
+        """The benchmark of a generator with these settings, whose model is in ``cache_dir`` or is put there."""
+        models = ModelStore(cache_dir)
+        tokenizer = ModelTokenizer(models.resolve(generator.model))
+        layout = SegmentLayout(tokenizer, generator.system_prompt, generator.max_model_len)
+        return cls(EngineMaker(generator, models), generator.model, layout, tokenizer, settings, progress)
+
     @property
     def has_results(self) -> bool:
         """Whether any task has been measured."""
@@ -93,7 +105,8 @@ class ComposeBenchmark:
                 if kv is None or info.composing is None:
                     raise ConfigError(info.not_composing or "the engine keeps no KV, so there is nothing to compose")
                 self.fingerprint = kv.fingerprint
-                await self._measure_speed(engine, kv.page_tokens)
+                if self._settings.rounds:
+                    await self._measure_speed(engine, kv.page_tokens)
                 for name, asked in tasks.items():
                     await self._ask(engine, kv.page_tokens, name, asked)
 
@@ -127,7 +140,7 @@ class ComposeBenchmark:
 
     async def _measure_speed(self, engine: VllmEngine, page_tokens: int) -> None:
         settings, sampling = self._settings, Sampling(1)
-        took: dict[Way, list[float]] = {way: [] for way in settings.ways}
+        took: dict[Way, list[float]] = {way: [] for way in settings.ways if way.method != FULL}
         for number in range(-1, settings.rounds):
             self._progress(_SPEED, number + 1, settings.rounds + 1)
             documents = (
@@ -139,14 +152,14 @@ class ComposeBenchmark:
             neighbour = random_segment(f"speed {number} neighbour", settings.document_tokens)
             plans = ComposedPlans(Prompt((system, *documents, question)), neighbour, page_tokens)
             await _prepare(engine, plans)
-            for way in settings.ways:
+            for way, ratios in took.items():
                 full = await generate(engine, plans.full(), sampling)
                 composed = await generate(engine, plans.composed(way), sampling)
                 # The first round warms up.
                 if number >= 0:
-                    took[way].append(full.ttft_ms / composed.ttft_ms)
+                    ratios.append(full.ttft_ms / composed.ttft_ms)
         self._progress(_SPEED, settings.rounds + 1, settings.rounds + 1)
-        self._speedups = {way: median(ratios) for way, ratios in took.items() if ratios and way.method != FULL}
+        self._speedups = {way: median(ratios) for way, ratios in took.items()}
 
 
 async def _prepare(engine: VllmEngine, plans: ComposedPlans) -> None:

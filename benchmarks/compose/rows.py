@@ -25,9 +25,6 @@ class Way(NamedTuple):
     method: str
     share: float
 
-    def __str__(self) -> str:
-        return self.method if not self.share else f"{self.method} {self.share:.0%}"
-
 
 class Interval(msgspec.Struct, frozen=True):
     """A 95 % bootstrap interval."""

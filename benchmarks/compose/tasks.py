@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from benchmarks.measuring.answer_scores import f1
 from benchmarks.workloads.datasets import Dataset, Document
-from benchmarks.workloads.needles import PROJECTS
+from benchmarks.workloads.needles import PROJECTS, hide
 from protocol.errors import ConfigError
 
 CHUNK_CHARACTERS = 600
@@ -63,7 +63,7 @@ def needle_tasks(kind: str, texts: Sequence[str], chunks: int, seed: int) -> Ite
         hidden = [needles.sentences[number::chunks] for number in range(chunks)]
         neighbour, *chosen = draws.sample(texts, chunks + 1)
         yield Task(
-            tuple(_hide(draws, text, own) for text, own in zip(chosen, hidden, strict=True)),
+            tuple(hide(draws, text, own) for text, own in zip(chosen, hidden, strict=True)),
             neighbour,
             needles.question,
             needles.opening,
@@ -139,13 +139,6 @@ NEEDLES: Mapping[str, Callable[[random.Random, int], _Needles]] = MappingProxyTy
 
 def _codes(draws: random.Random, count: int) -> list[str]:
     return [str(code) for code in draws.sample(range(10_000, 100_000), count)]
-
-
-def _hide(draws: random.Random, text: str, sentences: Sequence[str]) -> str:
-    parts = text.split(". ")
-    for sentence in sentences:
-        parts.insert(draws.randint(0, len(parts) - 1), sentence)
-    return ". ".join(parts)
 
 
 def cut(text: str) -> str:

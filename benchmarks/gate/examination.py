@@ -8,21 +8,17 @@ from benchmarks.compose.benchmark import ComposeBenchmark, ComposeSettings
 from benchmarks.compose.rows import Way
 from benchmarks.compose.tasks import NEEDLES, Task, first, needle_tasks
 from benchmarks.gate.verdict import verdict
-from benchmarks.measuring.engines import EngineMaker
 from benchmarks.measuring.progress import Progress
-from generator.models import ModelStore
-from generator.prompts.layout import SegmentLayout
-from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import GeneratorSettings
 from protocol.gate import GateReport
 
-CHUNKS = 6
+_CHUNKS = 6
 """Documents of a prompt."""
 
 
 def probe_set(texts: Sequence[str], questions: int, seed: int) -> Mapping[str, Sequence[Task]]:
     """Return so many questions of each kind, about codes that are hidden in the texts."""
-    return {kind: first(needle_tasks(kind, texts, CHUNKS, seed), questions) for kind in NEEDLES}
+    return {kind: first(needle_tasks(kind, texts, _CHUNKS, seed), questions) for kind in NEEDLES}
 
 
 async def examine(
@@ -33,15 +29,7 @@ async def examine(
     progress: Progress,
 ) -> GateReport:
     """Start an engine of these settings and ask it. Raises ConfigError if it cannot compose, and what it raises."""
-    models = ModelStore(cache_dir)
-    tokenizer = ModelTokenizer(models.resolve(settings.model))
-    benchmark = ComposeBenchmark(
-        EngineMaker(settings, models),
-        settings.model,
-        SegmentLayout(tokenizer, settings.system_prompt, settings.max_model_len),
-        tokenizer,
-        ComposeSettings((way,), rounds=0, documents=2, document_tokens=16),
-        progress,
-    )
+    asked = ComposeSettings((way,), rounds=0, documents=2, document_tokens=16)
+    benchmark = ComposeBenchmark.over(settings, cache_dir, asked, progress)
     await benchmark.run(probes)
     return verdict(benchmark.result(complete=True).rows, benchmark.fingerprint, time.time())

@@ -6,12 +6,11 @@ from statistics import fmean
 from benchmarks.compose.rows import ComposeRow
 from protocol.gate import GateReport, GateTask
 
-LEAST_FULL_SCORE = 0.2
+_LEAST_FULL_SCORE = 0.2
 """A model that scores less after a full prefill cannot do a task, so the task tells nothing about composing."""
 
-MOST_LOST = 0.1
+_MOST_LOST = 0.1
 """The share of the full prefill's score that composing may lose on each task, with 95 % confidence."""
-
 
 _BOUND_MARGIN = 1.25
 """Over the highest deviation of the questions. A prompt that deviates more is unlike all of them."""
@@ -37,7 +36,7 @@ def verdict(rows: Sequence[ComposeRow], fingerprint: str, now: float) -> GateRep
 
 
 def _task(row: ComposeRow) -> GateTask:
-    tells = row.full_score >= LEAST_FULL_SCORE
+    tells = row.full_score >= _LEAST_FULL_SCORE
     most_lost = max(0.0, -row.difference.low) / row.full_score if row.full_score else 1.0
     return GateTask(row.task, row.questions, row.score, row.full_score, most_lost, tells)
 
@@ -47,9 +46,9 @@ def _objection(tasks: Sequence[GateTask]) -> str:
     if not telling:
         return "the model answers too few questions even after a full prefill, so nothing can be said"
     worst = max(telling, key=lambda task: task.most_lost)
-    if worst.most_lost > MOST_LOST:
+    if worst.most_lost > _MOST_LOST:
         return (
             f"on {worst.name}, composing may lose {worst.most_lost:.0%} of the full prefill's score "
-            f"({worst.score:.2f} against {worst.full_score:.2f}), more than {MOST_LOST:.0%}"
+            f"({worst.score:.2f} against {worst.full_score:.2f}), more than {_MOST_LOST:.0%}"
         )
     return ""

@@ -6,7 +6,7 @@ retrieval, as in RULER, Hsieh et al. 2024).
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice, product
 from pathlib import Path
 
@@ -63,9 +63,16 @@ class NeedleSet:
         codes = draws.sample(range(10_000, 100_000), len(names))
         documents = (document for _, document in JsonLines(self._file, Document) if len(document.text) >= _SHORTEST)
         for name, code, document in zip(names, codes, islice(documents, _DOCUMENTS), strict=False):
-            sentences = document.text.split(". ")
-            sentences.insert(draws.randint(0, len(sentences) - 1), f"The access code of the {name} project is {code}")
-            hiding = Document(document.doc_id, ". ".join(sentences), document.title)
+            text = hide(draws, document.text, [f"The access code of the {name} project is {code}"])
+            hiding = Document(document.doc_id, text, document.title)
             about = f" in the text about {document.title.replace('_', ' ')}" if document.title else ""
             question = f"What is the access code of the {name} project{about}?"
             yield hiding, Question(document.doc_id, question, (document.doc_id,), (str(code),))
+
+
+def hide(draws: random.Random, text: str, sentences: Iterable[str]) -> str:
+    """Return a text with sentences at random places in front of its last one."""
+    parts = text.split(". ")
+    for sentence in sentences:
+        parts.insert(draws.randint(0, len(parts) - 1), sentence)
+    return ". ".join(parts)

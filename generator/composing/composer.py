@@ -48,14 +48,10 @@ class Task(NamedTuple):
 
 
 class Composed(NamedTuple):
-    """Result: the numbers of tokens ``reused``, ``recomputed``, and ``computed`` because there was no KV of them.
-
-    ``deviation`` is that of the ``recomputed`` ones.
-    """
+    """Result: the numbers of donated tokens ``reused`` and ``recomputed``, and the ``deviation`` of the latter."""
 
     reused: int
     recomputed: int
-    computed: int
     deviation: float
 
 
@@ -99,7 +95,7 @@ class Composer:
         if task.bound is not None and deviation > task.bound:
             raise TooFar(deviation, task.bound)
         recomputed = sum(run.tokens for run in selected)
-        yield Composed(tokens - recomputed, recomputed, sum(run.tokens for run in missing), deviation)
+        yield Composed(tokens - recomputed, recomputed, deviation)
 
     def measure_move_s(self, page_bytes: int) -> float:
         """The seconds that moving one token's KV takes. Writes into the first blocks, so the engine must be idle."""

@@ -20,11 +20,6 @@ class Rotation:
         self._neox = neox
         self._pairs = cos.shape[-1]
 
-    @property
-    def positions(self) -> int:
-        """By fewer positions than this a key can be moved."""
-        return len(self._cos)
-
     def moved(self, keys: torch.Tensor, by: int) -> torch.Tensor:
         """``keys`` [tokens, heads, key_dim], moved by this many positions, forwards or backwards."""
         if by == 0:

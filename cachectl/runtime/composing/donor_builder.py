@@ -49,7 +49,6 @@ class DonorBuilder:
         self._numbers = count(1)
         self._wanted: OrderedDict[tuple[str, str], AdmissionRequest] = OrderedDict()
         self._running = False
-        self.computed_tokens = 0
 
     def note(self, request: AdmissionRequest, grant: Grant) -> None:
         """Note the documents of a composed prompt that no document of the tree donates.
@@ -101,7 +100,6 @@ class DonorBuilder:
 
     def _ended(self, key: tuple[str, str], request: AdmissionRequest, plan: PrefillPlan, outcome: Outcome) -> None:
         self._running = False
-        self.computed_tokens += outcome.prepared_tokens
         if outcome.gave_way(plan):
             self._wanted[key] = request
         self.start()

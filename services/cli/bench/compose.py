@@ -54,10 +54,6 @@ def compose(
     from benchmarks.compose.benchmark import ComposeBenchmark, ComposeSettings
     from benchmarks.compose.rows import FULL, Way
     from benchmarks.compose.tasks import NEEDLES, chunk_texts, first, needle_tasks, set_tasks
-    from benchmarks.measuring.engines import EngineMaker
-    from generator.models import ModelStore
-    from generator.prompts.layout import SegmentLayout
-    from generator.prompts.tokenizer import ModelTokenizer
 
     config = load_config()
     names = list(dict.fromkeys(name.strip() for name in tasks.split(",")))
@@ -72,13 +68,9 @@ def compose(
     given = [name.strip() for name in methods.split(",")]
     ways = [Way(FULL, 0.0), Way("none", 0.0)]
     ways += [Way(method, share) for method in given for share in numbers(shares, "--shares", 1.0)]
-    models = ModelStore(config.cache_dir)
-    tokenizer = ModelTokenizer(models.resolve(config.generator.model))
-    layout = SegmentLayout(tokenizer, config.generator.system_prompt, config.generator.max_model_len)
     settings = ComposeSettings(tuple(ways), rounds, documents, document_tokens)
     with StepBars() as show:
-        engines = EngineMaker(config.generator, models)
-        benchmark = ComposeBenchmark(engines, config.generator.model, layout, tokenizer, settings, show)
+        benchmark = ComposeBenchmark.over(config.generator, config.cache_dir, settings, show)
         complete = False
         try:
             asyncio.run(benchmark.run(asked))
