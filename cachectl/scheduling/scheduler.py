@@ -75,7 +75,8 @@ class Scheduler:
         if not starts:
             work = Work(scheduled.tokens - prefix.computed, prefix.computed, scheduled.seconds)
             state.queue.push(request.query_id, work)
-            self._lookahead.enter(request.query_id, scheduled.keys)
+            # Dictionaries keep the order. A donor may be a node of the request's own path.
+            self._lookahead.enter(request.query_id, tuple(dict.fromkeys([*scheduled.keys, *prefix.donor_keys])))
         self.book.requests[request.query_id] = scheduled
         state.backlog_s += scheduled.seconds
         # The others may wait for more of the step than is free. A request that fits goes first if it has priority.

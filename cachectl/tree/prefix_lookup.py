@@ -40,6 +40,12 @@ class CachedPrefix(NamedTuple):
     composing: Composing | None = None
     fallback: Fallback | None = None
 
+    @property
+    def donor_keys(self) -> list[bytes]:
+        """The keys of the nodes that donate KV."""
+        donors = self.composing.donors if self.composing is not None else ()
+        return [donor.node.key for donor in donors if donor is not None]
+
 
 class PrefixLookup:
     """Finds cached prefixes, and knows what prefills cost.

@@ -37,6 +37,18 @@ def test_a_scheduler_without_slots_is_refused(build, caches):
         build(max_running=caches)
 
 
+def test_what_would_donate_to_a_waiting_request_is_looked_ahead_to(build):
+    scheduler = build()
+    fill(scheduler, "scb", "sa")
+    run(scheduler, ask("runs", "x"))
+    wait(scheduler, ask("waits", "sab", pinned=1)._replace(recompute_share=0.2), ask("waits exactly", "sab"))
+    lookahead = scheduler._lookahead
+    assert lookahead.waiting_for(key("scb")) == ["waits"]
+    assert lookahead.waiting_for(key("sa")) == ["waits", "waits exactly"]
+    assert serve_all(scheduler, "runs") == ["waits", "waits exactly"]
+    assert lookahead.waiting_for(key("scb")) == []
+
+
 # Grants
 
 
