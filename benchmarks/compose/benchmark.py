@@ -1,8 +1,8 @@
 """Compose: answers of composed prompts against those of full prefills, by task, method and share.
 
 Every chunk of a prompt but the first has KV that was computed behind another chunk, which the prompt does not have. A
-prompt is then answered after a full prefill, and after each way to compose it. All answers are greedy. The baseline is
-the full prefill; a second one shows how much of a difference is rounding.
+question is then answered over the KV of a full prefill, and after each way to compose it. All answers are greedy. The
+baseline is the full prefill; the way ``full`` is another one, which shows how much of a difference is rounding.
 
 Speed is measured apart, on prompts of random documents that are sent alone, in turn with full prefills. It includes
 everything between a plan and its first token: loading, moving, selecting and computing.
@@ -13,14 +13,15 @@ a comparison says little.
 
 import asyncio
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import TypeAlias
 
 import msgspec
 
 from benchmarks.compose.composed_plans import ComposedPlans
-from benchmarks.compose.rows import FULL, ComposeResult, ComposeRow, Way, row_of
+from benchmarks.compose.rows import FULL, Answered, ComposeResult, ComposeRow, Way, row_of
 from benchmarks.compose.tasks import Task
 from benchmarks.measuring.engines import EngineMaker, Generation, generate
 from benchmarks.measuring.kv_paths import random_segment
@@ -32,11 +33,19 @@ from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError
 from protocol.generation import Sampling
-from protocol.prompts import ChatMessage, Prompt, Segment, SegmentKind
+from protocol.plans import PrefillPlan
+from protocol.prompts import ChatMessage, Segment, SegmentKind
 from protocol.retrieval import Chunk
 
 _ALTERNATIVES = 20
 _SPEED = "measuring the speed"
+
+Enough: TypeAlias = Callable[[Sequence[ComposeRow]], bool]
+"""Whether a task's rows say enough, one for each way."""
+
+
+def _ask_all(rows: Sequence[ComposeRow]) -> bool:  # noqa: ARG001
+    return False
 
 
 class ComposeSettings(msgspec.Struct, frozen=True):
@@ -96,47 +105,70 @@ class ComposeBenchmark:
         ]
         return ComposeResult(rows, complete)
 
-    async def run(self, tasks: Mapping[str, Sequence[Task]]) -> None:
-        """Measure. Raises ConfigError if the engine cannot compose, and what the engine raises."""
+    async def run(self, tasks: Mapping[str, Sequence[Task]], enough: Enough = _ask_all) -> None:
+        """Measure. A task ends early, after one or two thirds of its questions, if its rows are ``enough``.
+
+        Raises ConfigError if the engine cannot compose or lacks a method, and what the engine raises.
+        """
         with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder:
             async with self._engines.caching(Path(folder), disk_gib=0) as engine:
                 info = await engine.info()
                 kv = info.kv
                 if kv is None or info.composing is None:
                     raise ConfigError(info.not_composing or "the engine keeps no KV, so there is nothing to compose")
+                self._check_methods(info.composing.methods)
                 self.fingerprint = kv.fingerprint
                 if self._settings.rounds:
                     await self._measure_speed(engine, kv.page_tokens)
                 for name, asked in tasks.items():
-                    await self._ask(engine, kv.page_tokens, name, asked)
+                    self._rows += await self._ask(engine, kv.page_tokens, name, asked, enough)
 
-    async def _ask(self, engine: VllmEngine, page_tokens: int, name: str, tasks: Sequence[Task]) -> None:
-        full: list[Generation] = []
-        came: dict[Way, list[Generation]] = {way: [] for way in self._settings.ways}
+    def _check_methods(self, known: Sequence[str]) -> None:
+        for way in self._settings.ways:
+            if way.method not in (FULL, *known):
+                raise ConfigError(f"the engine has no method {way.method!r}, but {', '.join(known)}", "methods")
+
+    async def _ask(
+        self, engine: VllmEngine, page_tokens: int, name: str, tasks: Sequence[Task], enough: Enough
+    ) -> list[ComposeRow]:
+        answered: dict[Way, list[Answered]] = {way: [] for way in self._settings.ways}
+        looks = {len(tasks) // 3, 2 * len(tasks) // 3}
         for done, task in enumerate(tasks):
             self._progress(f"asking {name}", done, len(tasks))
-            sampling = Sampling(task.max_tokens, logprobs=True, alternatives=_ALTERNATIVES)
-            plans = ComposedPlans(*self._laid_out(task), page_tokens)
-            await _prepare(engine, plans)
-            full.append(await generate(engine, plans.full(), sampling))
-            answers = await asyncio.gather(
-                *(generate(engine, plans.composed(way), sampling) for way in self._settings.ways)
+            if done in looks and done and enough(self._rows_of(name, answered)):
+                break
+            front, neighbour, questions = self._laid_out(task)
+            plans = ComposedPlans(front, neighbour, page_tokens)
+            await _prepare(engine, plans, questions[0])
+            samplings = [Sampling(one.max_tokens, logprobs=True, alternatives=_ALTERNATIVES) for one in task.asked]
+            # At once, because decoding several takes hardly longer than one.
+            full, *came = await asyncio.gather(
+                _answers(engine, map(plans.full, questions), samplings),
+                *(
+                    _answers(engine, (plans.composed(question, way) for question in questions), samplings)
+                    for way in self._settings.ways
+                ),
             )
-            for way, answer in zip(self._settings.ways, answers, strict=True):
-                came[way].append(answer)
+            for way, answers in zip(self._settings.ways, came, strict=True):
+                answered[way].append(Answered(task.asked, full, answers))
         self._progress(f"asking {name}", len(tasks), len(tasks))
-        self._rows += [row_of(self._model, name, way, tasks, full, given) for way, given in came.items()]
+        return self._rows_of(name, answered)
 
-    def _laid_out(self, task: Task) -> tuple[Prompt, Segment]:
-        """The task's prompt, and the neighbour of its chunks."""
+    def _rows_of(self, name: str, answered: Mapping[Way, Sequence[Answered]]) -> list[ComposeRow]:
+        return [row_of(self._model, name, way, given) for way, given in answered.items()]
+
+    def _laid_out(self, task: Task) -> tuple[Sequence[Segment], Segment, list[Segment]]:
+        """What the task's prompts begin with, the neighbour of its chunks, and its questions."""
         # Every prompt has a namespace of its own, so keys need only differ within it.
         texts = (*task.chunks, task.neighbour)
         chunks = [Chunk(str(place), str(place), "", place, text, str(place)) for place, text in enumerate(texts)]
-        prompt = self._layout.lay_out([ChatMessage("user", task.question)], chunks, task.max_tokens)
-        *front, neighbour, question = prompt.segments
-        opened = question.token_ids + self._tokenizer.encode(task.opening)
-        segments = (*front, msgspec.structs.replace(question, token_ids=opened))
-        return msgspec.structs.replace(prompt, segments=segments), neighbour
+        questions = []
+        for asked in task.asked:
+            prompt = self._layout.lay_out([ChatMessage("user", asked.question)], chunks, asked.max_tokens)
+            *front, neighbour, question = prompt.segments
+            opened = question.token_ids + self._tokenizer.encode(asked.opening)
+            questions.append(msgspec.structs.replace(question, token_ids=opened))
+        return front, neighbour, questions
 
     async def _measure_speed(self, engine: VllmEngine, page_tokens: int) -> None:
         settings, sampling = self._settings, Sampling(1)
@@ -150,11 +182,11 @@ class ComposeBenchmark:
             system = random_segment(f"speed {number} system", 45, SegmentKind.SYSTEM)
             question = random_segment(f"speed {number} question", 40, SegmentKind.QUESTION)
             neighbour = random_segment(f"speed {number} neighbour", settings.document_tokens)
-            plans = ComposedPlans(Prompt((system, *documents, question)), neighbour, page_tokens)
-            await _prepare(engine, plans)
+            plans = ComposedPlans((system, *documents), neighbour, page_tokens)
+            await _prepare(engine, plans, question)
             for way, ratios in took.items():
-                full = await generate(engine, plans.full(), sampling)
-                composed = await generate(engine, plans.composed(way), sampling)
+                full = await generate(engine, plans.computed(question), sampling)
+                composed = await generate(engine, plans.composed(question, way), sampling)
                 # The first round warms up.
                 if number >= 0:
                     ratios.append(full.ttft_ms / composed.ttft_ms)
@@ -162,7 +194,11 @@ class ComposeBenchmark:
         self._speedups = {way: median(ratios) for way, ratios in took.items()}
 
 
-async def _prepare(engine: VllmEngine, plans: ComposedPlans) -> None:
-    """Compute the documents' own KV."""
-    for plan in plans.donors():
+async def _prepare(engine: VllmEngine, plans: ComposedPlans, question: Segment) -> None:
+    """Compute all KV that the plans use."""
+    for plan in plans.prepare(question):
         await generate(engine, plan, Sampling(1))
+
+
+async def _answers(engine: VllmEngine, plans: Iterable[PrefillPlan], samplings: Iterable[Sampling]) -> list[Generation]:
+    return await asyncio.gather(*(generate(engine, *one) for one in zip(plans, samplings, strict=True)))

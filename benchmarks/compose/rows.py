@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
 
-from benchmarks.compose.tasks import Task
+from benchmarks.compose.tasks import Asked
 from benchmarks.measuring.engines import Generation
-from benchmarks.measuring.statistics import bootstrap_interval
+from benchmarks.measuring.statistics import grouped_bootstrap_interval
 from protocol.generation import TokenLogprob
 
 FULL = "full"
@@ -37,8 +38,8 @@ class ComposeRow(msgspec.Struct, frozen=True):
     """Results of one way on one task, over ``questions`` questions.
 
     ``score`` and ``full_score`` are mean scores, of this way's answers and of the full prefills'. ``difference`` is the
-    interval of the mean difference, question by question. ``actual_share`` is the share of donated tokens that were
-    computed again.
+    interval of the mean difference, question by question; questions about the same chunks count as dependent.
+    ``actual_share`` is the share of donated tokens that were computed again.
 
     ``top1_agreement`` is how often a token is the one that the full prefill has in its place, up to and including the
     first that is not; ``kl`` is the mean Kullback-Leibler divergence at these places, of the full prefill's
@@ -72,12 +73,21 @@ class ComposeResult(msgspec.Struct, frozen=True):
     complete: bool = True
 
 
-def row_of(
-    model: str, name: str, way: Way, tasks: Sequence[Task], full: Sequence[Generation], came: Sequence[Generation]
-) -> ComposeRow:
-    """Compare answers with those of full prefills to the same tasks."""
-    scores = [task.score(task.opening + one.text, task.answers) for task, one in zip(tasks, came, strict=True)]
-    right = [task.score(task.opening + one.text, task.answers) for task, one in zip(tasks, full, strict=True)]
+class Answered(NamedTuple):
+    """What was asked about the same chunks, and the answers after full prefills and after another way to prefill."""
+
+    asked: Sequence[Asked]
+    full: Sequence[Generation]
+    came: Sequence[Generation]
+
+
+def row_of(model: str, name: str, way: Way, answered: Sequence[Answered]) -> ComposeRow:
+    """Compare answers with those of full prefills."""
+    scores = [_scores(one.asked, one.came) for one in answered]
+    right = [_scores(one.asked, one.full) for one in answered]
+    differences = [[mine - its for mine, its in zip(*group, strict=True)] for group in zip(scores, right, strict=True)]
+    came = [answer for one in answered for answer in one.came]
+    full = [answer for one in answered for answer in one.full]
     places = [_compared(exact.logprobs, one.logprobs) for exact, one in zip(full, came, strict=True)]
     agreed, divergences = sum(place.agreed for place in places), [kl for place in places for kl in place.divergences]
     reused = sum(one.prefill.composed_tokens for one in came)
@@ -88,14 +98,18 @@ def row_of(
         task=name,
         share=way.share,
         actual_share=recomputed / (reused + recomputed) if reused + recomputed else 1.0,
-        questions=len(tasks),
-        score=fmean(scores),
-        full_score=fmean(right),
-        difference=Interval(*bootstrap_interval([mine - its for mine, its in zip(scores, right, strict=True)], 0)),
+        questions=len(came),
+        score=fmean(chain.from_iterable(scores)),
+        full_score=fmean(chain.from_iterable(right)),
+        difference=Interval(*grouped_bootstrap_interval(differences, 0)),
         top1_agreement=agreed / len(divergences),
         kl=fmean(divergences),
         deviation=max(one.prefill.deviation for one in came),
     )
+
+
+def _scores(asked: Sequence[Asked], answers: Sequence[Generation]) -> list[float]:
+    return [one.score(one.opening + answer.text, one.answers) for one, answer in zip(asked, answers, strict=True)]
 
 
 class _Compared(NamedTuple):

@@ -1,12 +1,13 @@
 """What is asked of composed prompts: needles hidden in real text, and question sets.
 
 A prompt has several chunks of real text. Needles are sentences of one form with codes of five digits, several to a
-prompt, so an answer is right only if the model finds the one that is asked for (RULER, Hsieh et al. 2024).
+prompt, so an answer is right only if the model finds the one that is asked for (RULER, Hsieh et al. 2024). Each of them
+is asked for, over the same chunks.
 """
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
@@ -20,19 +21,20 @@ CHUNK_CHARACTERS = 600
 """The least length of a text that needles are hidden in, and the most that is used of it."""
 
 _VALUES = 3
+"""Codes of a project that has several."""
+
+_TOKENS_PER_CODE = 12
+"""Of an answer. Most models read a code of five digits as five tokens."""
 
 Score: TypeAlias = Callable[[str, Sequence[str]], float]
 
 
-class Task(NamedTuple):
-    """A question about ``chunks``: its answer begins with ``opening``, which the prompt has already.
+class Asked(NamedTuple):
+    """A question whose answer begins with ``opening``, which the prompt has already.
 
-    ``neighbour`` is another chunk, which says nothing about the question. ``score`` compares an answer with the right
-    ``answers``, from 0 to 1.
+    ``score`` compares an answer with the right ``answers``, from 0 to 1.
     """
 
-    chunks: tuple[str, ...]
-    neighbour: str
     question: str
     opening: str
     answers: tuple[str, ...]
@@ -40,13 +42,19 @@ class Task(NamedTuple):
     max_tokens: int
 
 
+class Task(NamedTuple):
+    """Questions about the same ``chunks``. ``neighbour`` is another chunk, which says nothing about them."""
+
+    chunks: tuple[str, ...]
+    neighbour: str
+    asked: tuple[Asked, ...]
+
+
 class _Needles(NamedTuple):
-    """Sentences to hide, and the question about one of them."""
+    """Sentences to hide, and questions about them."""
 
     sentences: list[str]
-    question: str
-    opening: str
-    answers: tuple[str, ...]
+    asked: tuple[Asked, ...]
 
 
 def share_found(answer: str, right: Sequence[str]) -> float:
@@ -62,15 +70,8 @@ def needle_tasks(kind: str, texts: Sequence[str], chunks: int, seed: int) -> Ite
         draws.shuffle(needles.sentences)
         hidden = [needles.sentences[number::chunks] for number in range(chunks)]
         neighbour, *chosen = draws.sample(texts, chunks + 1)
-        yield Task(
-            tuple(hide(draws, text, own) for text, own in zip(chosen, hidden, strict=True)),
-            neighbour,
-            needles.question,
-            needles.opening,
-            needles.answers,
-            share_found,
-            12 if len(needles.answers) == 1 else 36,
-        )
+        hiding = tuple(hide(draws, text, own) for text, own in zip(chosen, hidden, strict=True))
+        yield Task(hiding, neighbour, needles.asked)
 
 
 def chunk_texts(data: Path, corpus: str) -> list[str]:
@@ -99,36 +100,70 @@ def set_tasks(data: Path, name: str, chunks: int, seed: int) -> Iterator[Task]:
             ids = draws.sample(list(dict.fromkeys(ids))[:chunks], min(chunks, len(set(ids))))
         shown = [documents[one] for one in ids if one in documents]
         neighbour = draws.choice([name for name in names if name not in ids] or names)
-        asked = f"{question.question}\nAnswer with a few words from the documents."
-        yield Task(tuple(map(_text, shown)), _text(documents[neighbour]), asked, "", question.answers, f1, 16)
+        text = f"{question.question}\nAnswer with a few words from the documents."
+        asked = Asked(text, "", question.answers, f1, 16)
+        yield Task(tuple(map(_text, shown)), _text(documents[neighbour]), (asked,))
+
+
+def auxiliary_tasks(data: Path, corpus: str, chunks: int, seed: int) -> Iterator[Task]:
+    """Endless tasks to train an auxiliary model on: needles of all kinds, and the questions of a set, in turn.
+
+    Raises ConfigError if the set is missing.
+    """
+    texts = chunk_texts(data, corpus)
+    needles = [needle_tasks(kind, texts, chunks, seed) for kind in NEEDLES]
+    asked = cycle(set_tasks(data, corpus, chunks, seed))
+    while True:
+        for source in (*needles, asked):
+            yield next(source)
 
 
 def _multi_key(draws: random.Random, chunks: int) -> _Needles:
     names = draws.sample(PROJECTS, chunks)
     codes = _codes(draws, len(names))
-    sentences = [f"The access code of the {name} project is {code}" for name, code in zip(names, codes, strict=True)]
-    opening = f"The access code of the {names[0]} project is"
-    return _Needles(sentences, f"What is the access code of the {names[0]} project?", opening, (codes[0],))
+    about = list(zip(names, codes, strict=True))
+    return _Needles(
+        [f"The access code of the {name} project is {code}" for name, code in about],
+        tuple(
+            _asked(f"What is the access code of the {name} project?", f"The access code of the {name} project is", code)
+            for name, code in about
+        ),
+    )
 
 
 def _multi_value(draws: random.Random, chunks: int) -> _Needles:
-    asked, *others = draws.sample(PROJECTS, 1 + chunks)
-    codes = _codes(draws, _VALUES + len(others))
-    names = [*[asked] * _VALUES, *others]
-    sentences = [f"One access code of the {name} project is {code}" for name, code in zip(names, codes, strict=True)]
-    question = f"List all three access codes of the {asked} project."
-    return _Needles(sentences, question, f"The access codes of the {asked} project are", tuple(codes[:_VALUES]))
+    names = draws.sample(PROJECTS, max(2, chunks // 2))
+    codes = iter(_codes(draws, _VALUES * len(names)))
+    about = [(name, tuple(islice(codes, _VALUES))) for name in names]
+    return _Needles(
+        [f"One access code of the {name} project is {code}" for name, own in about for code in own],
+        tuple(
+            _asked(f"List all three access codes of the {name} project.", f"The codes of the {name} project are", *own)
+            for name, own in about
+        ),
+    )
 
 
 def _two_hop(draws: random.Random, chunks: int) -> _Needles:
     projects, houses = draws.sample(PROJECTS, chunks), draws.sample(PROJECTS, chunks)
-    codes = _codes(draws, chunks)
-    sentences = [
-        f"The {project} project is kept in the {house} house" for project, house in zip(projects, houses, strict=True)
-    ]
-    sentences += [f"The access code of the {house} house is {code}" for house, code in zip(houses, codes, strict=True)]
-    question = f"What is the access code of the house in which the {projects[0]} project is kept?"
-    return _Needles(sentences, question, f"The {projects[0]} project is kept in the", (codes[0],))
+    about = list(zip(projects, houses, _codes(draws, chunks), strict=True))
+    return _Needles(
+        [f"The {project} project is kept in the {house} house" for project, house, _ in about]
+        + [f"The access code of the {house} house is {code}" for _, house, code in about],
+        tuple(
+            _asked(
+                f"In which house is the {project} project kept, and what is the access code of that house?",
+                f"The {project} project is kept in the",
+                code,
+                hops=2,
+            )
+            for project, _, code in about
+        ),
+    )
+
+
+def _asked(question: str, opening: str, *codes: str, hops: int = 1) -> Asked:
+    return Asked(question, opening, codes, share_found, _TOKENS_PER_CODE * len(codes) * hops)
 
 
 NEEDLES: Mapping[str, Callable[[random.Random, int], _Needles]] = MappingProxyType(
@@ -150,6 +185,13 @@ def _text(document: Document) -> str:
     return f"{document.title}\n{document.text}" if document.title else document.text
 
 
-def first(tasks: Iterator[Task], count: int) -> list[Task]:
-    """Return the first tasks."""
-    return list(islice(tasks, count))
+def first(tasks: Iterator[Task], questions: int) -> list[Task]:
+    """Return the first tasks, with so many questions in all, or as many as there are."""
+    found: list[Task] = []
+    for task in tasks:
+        asked = task.asked[:questions]
+        found.append(task._replace(asked=asked))
+        questions -= len(asked)
+        if not questions:
+            break
+    return found

@@ -22,9 +22,21 @@ def bootstrap_interval(values: Sequence[float], seed: int) -> tuple[float, float
 
     It assumes independent values and needs at least one. Equal seeds give equal intervals.
     """
-    drawn_from = np.asarray(values, dtype=np.float64)
+    return grouped_bootstrap_interval([[value] for value in values], seed)
+
+
+def grouped_bootstrap_interval(groups: Sequence[Sequence[float]], seed: int) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of all values, which depend on each other within a group.
+
+    Whole groups are resampled. It assumes independent groups and needs at least one.
+    """
+    sums = np.asarray([sum(group) for group in groups], dtype=np.float64)
+    counts = np.asarray([len(group) for group in groups])
     draws = np.random.default_rng(seed)
-    means = [drawn_from[draws.integers(len(values), size=len(values))].mean() for _ in range(_RESAMPLES)]
+    means = []
+    for _ in range(_RESAMPLES):
+        drawn = draws.integers(len(groups), size=len(groups))
+        means.append(sums[drawn].sum() / counts[drawn].sum())
     return percentile(means, 2.5), percentile(means, 97.5)
 
 

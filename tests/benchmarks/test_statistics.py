@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.measuring.statistics import TimeHistogram, bootstrap_interval, percentile
+from benchmarks.measuring.statistics import (
+    TimeHistogram,
+    bootstrap_interval,
+    grouped_bootstrap_interval,
+    percentile,
+)
 
 # From the histogram's resolution of a microsecond to eleven days.
 times = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=200)
@@ -101,6 +106,18 @@ def test_interval_reaches_two_standard_errors_from_the_mean():
     error = values.std() / 20
     assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.1 * error)
     assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.1 * error)
+
+
+def test_values_that_repeat_within_a_group_do_not_narrow_the_interval():
+    values = np.random.default_rng(1).normal(3.0, 2.0, 100).tolist()
+    repeated = [[value] * 6 for value in values]
+    assert grouped_bootstrap_interval(repeated, 0) == pytest.approx(bootstrap_interval(values, 0))
+
+
+def test_groups_count_by_their_size():
+    low, high = grouped_bootstrap_interval([[0.0], [1.0, 1.0, 1.0]], 0)
+    assert (low, high) == (0.0, 1.0)
+    assert grouped_bootstrap_interval([[1.0, 0.0, 0.5]], 0) == (0.5, 0.5)
 
 
 def test_interval_of_equal_values_is_empty():

@@ -11,24 +11,39 @@ TEXTS = [f"Text {number} begins here. It goes on for a while. It ends with a wor
 
 @pytest.mark.parametrize("kind", NEEDLES)
 def test_needles_are_hidden_in_whole_texts_and_repeat_with_the_seed(kind):
-    tasks = first(needle_tasks(kind, TEXTS, 6, 0), 5)
+    tasks = first(needle_tasks(kind, TEXTS, 6, 0), 20)
     for task in tasks:
         prompt = "".join(task.chunks)
         assert len(task.chunks) == 6
-        assert share_found(prompt, task.answers) == 1.0
-        assert all(prompt.count(answer) == 1 for answer in task.answers)
-        assert not any(answer in task.question + task.opening + task.neighbour for answer in task.answers)
         assert task.neighbour in TEXTS
         assert task.neighbour not in task.chunks
-    assert tasks == first(needle_tasks(kind, TEXTS, 6, 0), 5)
-    assert tasks != first(needle_tasks(kind, TEXTS, 6, 1), 5)
+        for asked in task.asked:
+            assert share_found(prompt, asked.answers) == 1.0
+            assert all(prompt.count(answer) == 1 for answer in asked.answers)
+            assert not any(answer in asked.question + asked.opening + task.neighbour for answer in asked.answers)
+    assert tasks == first(needle_tasks(kind, TEXTS, 6, 0), 20)
+    assert tasks != first(needle_tasks(kind, TEXTS, 6, 1), 20)
+
+
+@pytest.mark.parametrize("kind", NEEDLES)
+def test_several_questions_are_about_the_same_chunks_and_have_other_answers(kind):
+    for task in first(needle_tasks(kind, TEXTS, 6, 0), 18):
+        answers = [answer for asked in task.asked for answer in asked.answers]
+        assert len(task.asked) > 1
+        assert len(set(answers)) == len(answers)
+
+
+def test_as_many_questions_as_wanted_are_taken():
+    assert [len(task.asked) for task in first(needle_tasks("multi-key", TEXTS, 6, 0), 8)] == [6, 2]
 
 
 def test_the_code_of_two_hops_does_not_stand_beside_the_project_that_is_asked_about():
-    for task in first(needle_tasks("two-hop", TEXTS, 6, 0), 5):
-        (sentence,) = [part for part in " ".join(task.chunks).split(". ") if task.answers[0] in part]
-        project = task.question.partition("which the ")[2].partition(" project")[0]
-        assert project not in sentence
+    for task in first(needle_tasks("two-hop", TEXTS, 6, 0), 6):
+        for asked in task.asked:
+            (sentence,) = [part for part in " ".join(task.chunks).split(". ") if asked.answers[0] in part]
+            project = asked.question.partition("is the ")[2].partition(" project")[0]
+            assert project
+            assert project not in sentence
 
 
 def test_a_set_gives_each_question_its_documents_among_others(tmp_path):
@@ -40,7 +55,8 @@ def test_a_set_gives_each_question_its_documents_among_others(tmp_path):
     assert len(task.chunks) == 4
     assert "text 3" in task.chunks
     assert task.neighbour not in task.chunks
-    assert task.score("It is three", task.answers) > 0
+    (asked,) = task.asked
+    assert asked.score("It is three", asked.answers) > 0
 
 
 def test_a_set_that_names_no_documents_is_refused(tmp_path):

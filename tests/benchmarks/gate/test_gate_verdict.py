@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.compose.rows import ComposeRow, Interval
-from benchmarks.gate.verdict import verdict
+from benchmarks.gate.verdict import decided, verdict
 
 
 def row(task: str, score: float, full: float, low: float) -> ComposeRow:
@@ -35,3 +35,21 @@ def test_without_any_telling_task_it_fails():
     report = verdict([row("two-hop", 0.1, 0.1, 0.0)], "f", 0.0)
     assert not report.passed
     assert "nothing can be said" in report.why
+
+
+@pytest.mark.parametrize(
+    ("asked", "clear"),
+    [
+        pytest.param(row("multi-key", 0.6, 0.6, -0.05), True, id="it surely loses little"),
+        pytest.param(row("multi-key", 0.6, 0.6, -0.08), False, id="it may lose much"),
+        pytest.param(row("multi-key", 0.3, 0.6, -0.4), False, id="it may also lose little"),
+        pytest.param(row("two-hop", 0.0, 0.1, -0.1), True, id="the model cannot do the task"),
+    ],
+)
+def test_a_task_is_decided_when_more_questions_would_say_the_same(asked, clear):
+    assert decided([asked]) is clear
+
+
+def test_a_task_is_decided_when_composing_surely_loses_much():
+    lost = ComposeRow("a model", "query", "multi-key", 0.2, 0.19, 100, 0.3, 0.6, Interval(-0.4, -0.2), 0.9, 0.1, 0.4)
+    assert decided([lost])
