@@ -65,7 +65,8 @@ class ControllerSettings(BaseModel):
     )
     recompute_method: str = Field(
         "query",
-        description="How they are chosen: query (by the question's attention), cacheblend, epic, random or none.",
+        description="How they are chosen: query (by the question's attention), cacheclip or cacheclip-strict (by its "
+        "attention in generator.kv.auxiliary_model), cacheblend, epic, random, none or ape.",
     )
     max_running: int = Field(32, gt=0, description="Queries that run on an instance at once.")
     max_queued: int = Field(256, ge=0, description="Queries that may wait for each instance; others are refused.")

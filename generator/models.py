@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 from filelock import FileLock
 
+from generator.settings import KvSettings
 from protocol.errors import ConfigError
 
 log = structlog.get_logger(__name__)
@@ -81,6 +82,20 @@ class ModelStore:
         if name and folder.is_dir():  # an empty path would be the working directory
             return folder
         return self._downloaded(name)
+
+    def with_auxiliary(self, kv: KvSettings) -> KvSettings:
+        """Settings with the auxiliary model's folder in place of its name.
+
+        A model that cannot be fetched keeps its name. The engine then says so, and works without it.
+        """
+        if kv.auxiliary_model is None:
+            return kv
+        try:
+            folder = self.resolve(kv.auxiliary_model)
+        except ConfigError as error:
+            log.warning("the auxiliary model cannot be fetched", reason=error.message)
+            return kv
+        return kv.model_copy(update={"auxiliary_model": str(folder)})
 
     def _converted(self, model: ShippedModel) -> Path:
         target = self._cache_dir / "models" / model.folder_name

@@ -56,6 +56,12 @@ class KvSettings(BaseModel):
     loader_threads: int = Field(
         2, gt=0, description="Threads that load from host memory and disk; all of them share each load."
     )
+    auxiliary_model: str | None = Field(
+        None,
+        description="Small model that `cacheclip` selects with, on the CPU: the one that ships with the stack, a "
+        "folder, or a Hugging Face id. Without it, `cacheclip` composes nothing.",
+    )
+    auxiliary_gib: float = Field(0.25, ge=0, description="Memory for this model's own KV of documents, in GiB.")
 
     @property
     def host_file(self) -> Path:

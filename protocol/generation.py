@@ -91,9 +91,13 @@ class StepBudget(msgspec.Struct, frozen=True):
 
 
 class ComposingInfo(msgspec.Struct, frozen=True):
-    """How an engine composes KV: moving a token's KV to another position takes ``move_s`` seconds."""
+    """How an engine composes KV: moving a token's KV to another position takes ``move_s`` seconds.
+
+    ``methods`` are the selectors of what is computed again.
+    """
 
     move_s: float
+    methods: tuple[str, ...]
 
 
 class EngineInfo(msgspec.Struct, frozen=True):

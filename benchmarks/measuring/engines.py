@@ -154,7 +154,7 @@ class EngineMaker:
     ) -> AsyncGenerator[VllmEngine]:
         settings = self._settings.model_copy(
             update={
-                "kv": kv,
+                "kv": self._models.with_auxiliary(kv),
                 "cpu_threads": max(1, self._settings.cpu_threads // at_work),
                 "engine_args": {**self._settings.engine_args, **arguments},
             }

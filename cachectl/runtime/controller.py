@@ -125,7 +125,7 @@ class Controller:
             settings.recompute_share,
             settings.recompute_method,
             gate,
-            composable=composing is not None,
+            composable=composing is not None and settings.recompute_method in composing.methods,
         )
         self._requests = RequestReader(
             self._tree, self._namespaces, tombstones, settings.cached_documents, settings.document_score_gap, reuse

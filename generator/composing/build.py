@@ -1,14 +1,21 @@
 """The composition root of composing: puts a composer together for one engine."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
 import torch
 from vllm.distributed import tensor_model_parallel_all_gather, tensor_model_parallel_all_reduce
 
 from generator.composing.attention_layers import AttentionLayer, attention_layers
+from generator.composing.auxiliary.auxiliary_model import AuxiliaryModel
+from generator.composing.auxiliary.document_cache import DocumentCache
+from generator.composing.auxiliary.token_spans import TokenSpans
 from generator.composing.composer import Composer
 from generator.composing.deviation import Deviation
 from generator.composing.partial_forward import PartialForward
+from generator.composing.selection.attention_temperature import AttentionTemperature
+from generator.composing.selection.auxiliary_attention import AuxiliaryAttention
 from generator.composing.selection.base import Selector
 from generator.composing.selection.cache_blend import CacheBlend
 from generator.composing.selection.first_tokens import FirstTokens
@@ -16,10 +23,14 @@ from generator.composing.selection.nothing import Nothing
 from generator.composing.selection.question_attention import QuestionAttention
 from generator.composing.selection.random_windows import RandomWindows
 from generator.connector.worker.blocks import PagedBlocks
+from generator.settings import KvSettings
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
+    from vllm.config import ModelConfig
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+log = structlog.get_logger(__name__)
 
 _PROBED = (1, 100, 1000)
 """Positions that a token is moved to, to check the rotation."""
@@ -31,7 +42,7 @@ _TOLERANCE = 0.03
 """Of a moved key, relative to its length. Rounding to bfloat16 makes 0.01, a wrong rotation more than 1."""
 
 
-def new_composer(runner: "GPUModelRunner", blocks: PagedBlocks, num_blocks: int) -> Composer:
+def new_composer(runner: "GPUModelRunner", blocks: PagedBlocks, num_blocks: int, settings: KvSettings) -> Composer:
     """A composer on an engine's model, which must be idle. Raises ConfigError if its KV cannot be composed."""
     config = runner.vllm_config
     registered = config.compilation_config.static_forward_context
@@ -46,9 +57,27 @@ def new_composer(runner: "GPUModelRunner", blocks: PagedBlocks, num_blocks: int)
         "epic": FirstTokens(),
         "random": RandomWindows(),
         "none": Nothing(),
+        "ape": AttentionTemperature(layers, blocks.page_tokens),
     }
+    kept = DocumentCache(int(settings.auxiliary_gib * (1 << 30)))
+    if settings.auxiliary_model is not None:
+        selectors |= _auxiliary_selectors(Path(settings.auxiliary_model), config.model_config, kept)
     deviation = Deviation(layers[len(layers) // 2], tensor_model_parallel_all_reduce)
-    return Composer(layers, forward, selectors, deviation, blocks.page_tokens, step_tokens)
+    return Composer(layers, forward, selectors, deviation, kept, blocks.page_tokens, step_tokens)
+
+
+def _auxiliary_selectors(folder: Path, model: "ModelConfig", kept: DocumentCache) -> dict[str, Selector]:
+    """The selectors that ask an auxiliary model, or none if it cannot be used."""
+    try:
+        auxiliary = AuxiliaryModel(folder, model.dtype)
+        tokens = TokenSpans(Path(model.tokenizer))
+    except ConfigError as error:
+        log.warning("auxiliary_model_not_used", reason=error.message)
+        return {}
+    return {
+        "cacheclip": AuxiliaryAttention(auxiliary, tokens, kept, strict=False),
+        "cacheclip-strict": AuxiliaryAttention(auxiliary, tokens, kept, strict=True),
+    }
 
 
 def _highest_of_ranks(scores: torch.Tensor) -> torch.Tensor:

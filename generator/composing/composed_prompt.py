@@ -10,16 +10,26 @@ from generator.composing.codec import LayerKv
 from generator.composing.runs import Run
 
 
+class Content(NamedTuple):
+    """A document's content hash, in a namespace."""
+
+    namespace: str
+    key: str
+
+
 class ComposedPrompt(NamedTuple):
     """A prompt in an engine's ``blocks``: ``documents`` have KV that was computed elsewhere, moved to its positions.
 
-    ``token_ids`` are the prompt's. The ``question`` stands behind all documents; its KV is not there yet.
+    ``token_ids`` are the prompt's. The ``question`` stands behind all documents; its KV is not there yet. ``contents``
+    name the documents. Before the prompt was begun, documents were deleted ``deletions`` times.
     """
 
     token_ids: torch.Tensor
     blocks: torch.Tensor
     documents: Sequence[Run]
     question: Run
+    contents: Sequence[Content] = ()
+    deletions: int = 0
 
     def keys(self, layer: AttentionLayer, run: Run) -> torch.Tensor:
         """A layer's keys of a run of tokens, shape [tokens, heads, key_dim]."""

@@ -1,14 +1,15 @@
 """Composes a prompt's KV out of its documents' own: moves it into place, selects what to compute again, computes it."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 from generator.composing.attention_layers import AttentionLayer
+from generator.composing.auxiliary.document_cache import DocumentCache
 from generator.composing.codec import LayerKv
-from generator.composing.composed_prompt import ComposedPrompt
+from generator.composing.composed_prompt import ComposedPrompt, Content
 from generator.composing.deviation import Deviation, TooFar
 from generator.composing.partial_forward import PartialForward
 from generator.composing.runs import Run, joined, slices
@@ -19,11 +20,12 @@ _MEASUREMENTS = 3
 
 
 class Donated(NamedTuple):
-    """A document's KV as it was computed: its first token stood at ``position``, and goes to ``place.start``.
+    """KV of the document ``content`` as it was computed: its first token was at ``position``, now at ``place.start``.
 
     ``pages`` [pages, page_bytes] are those that hold any of the tokens; a page begins at a multiple of its tokens.
     """
 
+    content: Content
     place: Run
     position: int
     pages: torch.Tensor
@@ -34,7 +36,7 @@ class Task(NamedTuple):
 
     Its first ``exact`` tokens are in place. Each document behind them is ``donated``, or computed in full. ``method``
     names the selector, and ``share`` is how much of the donated tokens it may select. The prompt is given up if these
-    tokens deviate by more than ``bound``.
+    tokens deviate by more than ``bound``. ``deletions`` is what the composer had when the task came up.
     """
 
     token_ids: torch.Tensor
@@ -45,6 +47,7 @@ class Task(NamedTuple):
     method: str
     share: float
     bound: float | None = None
+    deletions: int = 0
 
 
 class Composed(NamedTuple):
@@ -64,6 +67,7 @@ class Composer:
         forward: PartialForward,
         selectors: Mapping[str, Selector],
         deviation: Deviation,
+        kept: DocumentCache,
         page_tokens: int,
         step_tokens: int,
     ) -> None:
@@ -71,8 +75,23 @@ class Composer:
         self._forward = forward
         self._selectors = selectors
         self._deviation = deviation
+        self._kept = kept
         self._page_tokens = page_tokens
         self._step_tokens = step_tokens
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The names of the selectors."""
+        return tuple(self._selectors)
+
+    @property
+    def deletions(self) -> int:
+        """How often documents were deleted."""
+        return self._kept.deletions
+
+    def forget(self, is_deleted: Callable[[str, tuple[str, ...]], bool]) -> None:
+        """Drop what selectors keep of deleted documents, by namespace and path. May be called from any thread."""
+        self._kept.forget(is_deleted)
 
     def steps(self, task: Task) -> Iterator[Composed | None]:
         """Compose a prompt in steps between which the engine may do other work. The last one yields the result.
@@ -83,7 +102,8 @@ class Composer:
             self._place(donated, task.blocks)
             yield None
         documents = [donated.place for donated in task.donated]
-        prompt = ComposedPrompt(task.token_ids, task.blocks, documents, task.question)
+        contents = [donated.content for donated in task.donated]
+        prompt = ComposedPrompt(task.token_ids, task.blocks, documents, task.question, contents, task.deletions)
         tokens = sum(document.tokens for document in documents)
         selected = self._selectors[task.method].select(prompt, int(task.share * tokens)) if documents else []
         before = self._deviation.before(prompt, selected)
@@ -102,7 +122,7 @@ class Composer:
         blocks = torch.arange(1, _MEASURED_PAGES + 1, device=self._forward.device)
         pages = torch.zeros((_MEASURED_PAGES, page_bytes), dtype=torch.uint8, device=self._forward.device)
         tokens = (_MEASURED_PAGES - 1) * self._page_tokens
-        donated = Donated(Run(1, 1 + tokens), 0, pages)
+        donated = Donated(Content("", ""), Run(1, 1 + tokens), 0, pages)
         took = []
         for _ in range(_MEASUREMENTS):
             began = time.perf_counter()

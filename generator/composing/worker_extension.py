@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
+from protocol.generation import ComposingInfo
+
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -13,11 +15,8 @@ class WorkerExtension:
 
     model_runner: "GPUModelRunner"
 
-    def give_model_to_ragtree(self) -> tuple[float, str]:
-        """Give the model to the connector.
-
-        Returns the seconds that moving a token's KV takes, and why that is not possible, or an empty text.
-        """
+    def give_model_to_ragtree(self) -> tuple[ComposingInfo | None, str]:
+        """Give the model to the connector. Returns how KV is composed, or None and why it is not."""
         connector: Any = get_kv_transfer_group()
-        answer: tuple[float, str] = connector.take_runner(self.model_runner)
+        answer: tuple[ComposingInfo | None, str] = connector.take_runner(self.model_runner)
         return answer

@@ -41,11 +41,13 @@ class Piece:
 class DonorPages:
     """All pages of a donor, to read out of ``tier``. Its tokens go to the positions from ``start`` up to ``end``.
 
-    The first of them has the position ``prefix_tokens`` in the donor's own path. ``pages`` locate the donor in host
-    memory, and ``blocks`` hold it if the tier is the GPU.
+    ``content`` is its document: the namespace, and the content hash there. The first token has the position
+    ``prefix_tokens`` in the donor's own path. ``pages`` locate the donor in host memory, and ``blocks`` hold it if the
+    tier is the GPU.
     """
 
     key: str
+    content: tuple[str, str]
     tier: Tier
     prefix_tokens: int
     start: int

@@ -29,6 +29,7 @@ from generator.connector.worker.worker_side import WorkerSide
 from generator.refusal_file import REFUSAL_FILE, refusal_passed_on
 from generator.settings import KvSettings
 from protocol.errors import ConfigError
+from protocol.generation import ComposingInfo
 from protocol.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -91,19 +92,19 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         with refusal_passed_on(self._vllm_config):
             self._opened_worker_side = self._open_worker_side(kv_caches)
 
-    def take_runner(self, runner: "GPUModelRunner") -> tuple[float, str]:
+    def take_runner(self, runner: "GPUModelRunner") -> tuple[ComposingInfo | None, str]:
         """Take the engine's model, to compose KV with.
 
-        Returns the seconds that moving a token's KV takes, and why that is not possible, or an empty text.
+        Returns how that is done, or None and why it is not possible.
         """
         assert self._blocks is not None
         try:
-            composer = new_composer(runner, self._blocks, self._kv_cache_config.num_blocks)
+            composer = new_composer(runner, self._blocks, self._kv_cache_config.num_blocks, self._settings)
         except ConfigError as error:
             log.info("kv_not_composable", reason=error.message)
-            return 0.0, error.message
+            return None, error.message
         self._worker_side.compose_with(Compositions(composer, self._page_tokens, runner.device))
-        return composer.measure_move_s(self._blocks.page_bytes), ""
+        return ComposingInfo(composer.measure_move_s(self._blocks.page_bytes), composer.methods), ""
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Take the step's jobs, and start its loads, which run beside the step's forward pass.

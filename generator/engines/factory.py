@@ -32,6 +32,7 @@ class GeneratorFactory:
         settings = self._settings
         if settings.engine == "fake":
             return FakeEngine("fake", self.tokenizer(), settings.max_model_len, settings.fake)
+        settings = settings.model_copy(update={"kv": self._models.with_auxiliary(settings.kv)})
         return VllmEngine(settings, self._model_folder(), instance)
 
     def layout(self) -> SegmentLayout:

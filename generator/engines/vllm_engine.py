@@ -187,11 +187,13 @@ async def _composing(llm: "AsyncLLM") -> tuple[ComposingInfo | None, str]:
     """How the engine composes KV, or why it does not. All ranks must be able to."""
     if llm.vllm_config.parallel_config.worker_extension_cls != WORKER_EXTENSION:
         return None, "vLLM runs with another worker_extension_cls"
-    answers = await llm.collective_rpc("give_model_to_ragtree")
-    refusals = [refusal for _, refusal in answers if refusal]
-    if refusals:
-        return None, refusals[0]
-    return ComposingInfo(max(move_s for move_s, _ in answers)), ""
+    # vLLM passes structs on as dictionaries.
+    given = await llm.collective_rpc("give_model_to_ragtree")
+    answers = msgspec.convert(given, list[tuple[ComposingInfo | None, str]])
+    able = [info for info, _ in answers if info is not None]
+    if len(able) < len(answers):
+        return None, next(refusal for info, refusal in answers if info is None)
+    return max(able, key=lambda info: info.move_s), ""
 
 
 async def _probe_prefill(requests: VllmRequests, cached_tokens: int, new_tokens: int) -> PrefillCost:

@@ -154,6 +154,7 @@ class RequestState:
             assert donor is not None
             yield DonorPages(
                 donor.key,
+                (node.namespace, node.path[-1]),
                 donor.source,
                 donor.prefix_tokens,
                 node.prefix_tokens,

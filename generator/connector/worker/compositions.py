@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 import torch
 
+from generator.composing.composed_prompt import Content
 from generator.composing.composer import Composed, Composer, Donated, Task
 from generator.composing.deviation import TooFar
 from generator.composing.runs import Run
-from generator.connector.step_jobs import ComposeStep, Composition, CompositionResult
+from generator.connector.step_jobs import ComposeStep, Composition, CompositionResult, Purge
 from generator.connector.worker.kv_failures import warn
 from generator.tiers.base import Page
 
@@ -24,7 +25,7 @@ class Ended(NamedTuple):
 class Compositions:
     """Takes the steps of compositions out of what has been read for them. ``composer`` has the engine's model.
 
-    For each, ``loaded`` comes first, and ``stage`` before that if it has donors; both on any thread.
+    For each, ``expect`` comes first, then ``stage`` if it has donors, then ``loaded``; the last two on any thread.
     """
 
     def __init__(self, composer: Composer, page_tokens: int, device: torch.device) -> None:
@@ -35,9 +36,19 @@ class Compositions:
         self._staged: dict[str, dict[str, Page]] = {}
         # The blocks that could not be loaded in front of what is to be composed, by request.
         self._failed: dict[str, set[int]] = {}
+        # How often documents had been deleted when a request's load began.
+        self._deletions: dict[str, int] = {}
         self._running: dict[str, Iterator[Composed | None]] = {}
         # The blocks of running compositions, which are of no use if they fail.
         self._unusable: dict[str, set[int]] = {}
+
+    def expect(self, request_id: str) -> None:
+        """Note that a request's load begins."""
+        self._deletions[request_id] = self._composer.deletions
+
+    def forget(self, purge: Purge) -> None:
+        """Drop what is kept of deleted documents, on any thread."""
+        self._composer.forget(purge.covers)
 
     def stage(self, request_id: str, pages: dict[str, Page]) -> None:
         """Take what was read of a request's donors, by key."""
@@ -80,6 +91,7 @@ class Compositions:
         self._running.pop(request_id, None)
         self._staged.pop(request_id, None)
         self._unusable.pop(request_id, None)
+        self._deletions.pop(request_id, None)
         failed = self._failed.pop(request_id)
         if composed is None:
             return Ended(request_id, CompositionResult(deviation=deviation, failed=True), failed)
@@ -93,6 +105,7 @@ class Compositions:
             composition.exact,
             [
                 Donated(
+                    Content(*donor.content),
                     Run(donor.start, donor.end),
                     donor.prefix_tokens,
                     torch.from_numpy(staged[donor.key]).to(self._device),
@@ -103,4 +116,5 @@ class Compositions:
             composition.recompute.method,
             composition.recompute.share,
             composition.recompute.bound,
+            self._deletions[request_id],
         )

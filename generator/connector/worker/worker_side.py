@@ -47,6 +47,8 @@ class WorkerSide:
         """Start the step's loads. Call it before the step's forward pass, so that they run beside it."""
         self._begin(len(jobs.loads))
         for load in jobs.loads:
+            if load.composes and self._compositions is not None:
+                self._compositions.expect(load.request_id)
             self._loads.start(load)
 
     def copy(self, jobs: StepJobs) -> None:
@@ -169,6 +171,8 @@ class WorkerSide:
         def run() -> None:
             left = 1
             try:
+                if self._compositions is not None:
+                    self._compositions.forget(purge)
                 left = self._jobs.purge(purge)
             except Exception as error:
                 warn("documents_not_purged", error)

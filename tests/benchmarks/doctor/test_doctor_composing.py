@@ -32,14 +32,16 @@ async def found(folder, composing, reason="", reports=()):
 
 async def test_a_passed_gate_is_shown(tmp_path):
     outcome = await found(
-        tmp_path, ComposingInfo(0.0), reports=[REPORT, msgspec.structs.replace(REPORT, share=0.1, passed=False)]
+        tmp_path,
+        ComposingInfo(0.0, ("query",)),
+        reports=[REPORT, msgspec.structs.replace(REPORT, share=0.1, passed=False)],
     )
     assert outcome.status is Status.PASSED
     assert outcome.figure == "possible; query 20% passes the gate, query 10% does not pass the gate"
 
 
 async def test_without_a_gate_the_command_is_named(tmp_path):
-    outcome = await found(tmp_path, ComposingInfo(0.0))
+    outcome = await found(tmp_path, ComposingInfo(0.0, ("query",)))
     assert outcome.status is Status.PASSED
     assert outcome.figure.endswith("`ragtree gate run`")
 

@@ -57,6 +57,7 @@ async def engine_of(tiny_model, tmp_path_factory) -> AsyncIterator[EngineOf]:
             settings.engine_args["async_scheduling"] = asynchronous
             # So small that a few files fill it.
             settings.kv.disk_gib = 0.0015
+            settings.kv.auxiliary_model = str(tiny_model)
             engine = VllmEngine(settings, tiny_model)
             await engine.start()
             started[asynchronous] = Started(engine, folder)

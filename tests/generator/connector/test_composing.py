@@ -92,7 +92,7 @@ class TestAnswers:
         assert answer.prefill.loaded == {prompts.tier: 27 + 170}
         assert (answer.prefill.composed_tokens, answer.prefill.recomputed_tokens) == (0, DONATED)
 
-    @pytest.mark.parametrize("method", ["query", "cacheblend", "epic", "random"])
+    @pytest.mark.parametrize("method", ["query", "cacheclip", "cacheblend", "epic", "random"])
     async def test_no_more_than_the_share_is_computed_again(self, engine, prompts, method):
         answer = await ask(engine, prompts.plan("why?", 0.3, method))
         recomputed = answer.prefill.recomputed_tokens
@@ -100,8 +100,9 @@ class TestAnswers:
         assert answer.prefill.composed_tokens == DONATED - recomputed
         assert answer.prefill.lost == ()
 
-    async def test_direct_reuse_computes_the_question_alone(self, engine, prompts):
-        answer = await ask(engine, prompts.plan("why?", 0.0, "none"))
+    @pytest.mark.parametrize("method", ["none", "ape", "cacheclip-strict"])
+    async def test_direct_reuse_computes_the_question_alone(self, engine, prompts, method):
+        answer = await ask(engine, prompts.plan("why?", 0.0, method))
         assert answer.prefill.composed_tokens == DONATED
         assert answer.prefill.prompt_tokens == prompts.whole.tokens + 21
 
@@ -123,6 +124,12 @@ class TestAnswers:
         nodes = (*plan.nodes[:2], donated)
         answer = await ask(engine, msgspec.structs.replace(plan, nodes=nodes, recompute=Recompute("none", 0.0)))
         assert answer.prefill.composed_tokens == 4
+
+    async def test_an_attention_temperature_changes_the_answer_and_nothing_that_others_use(self, engine, prompts):
+        direct = await ask(engine, prompts.plan("why?", 0.0, "none"))
+        sharpened = await ask(engine, prompts.plan("why?", 0.0, "ape"))
+        assert sharpened.tokens != direct.tokens
+        assert (await ask(engine, prompts.plan("why?", 0.0, "none"))).tokens == direct.tokens
 
     async def test_many_at_once_have_the_same_answers_as_one_by_one(self, engine, prompts):
         plans = {f"{question} {share}": (question, share) for question in ("why?", "who?") for share in (0.0, 0.3, 1.0)}

@@ -13,7 +13,7 @@ from protocol.tiers import Tier
 
 GPU, HOST, DISK = Tier
 STEP = StepBudget(100, 100)
-COMPOSING = ComposingInfo(0.0)
+COMPOSING = ComposingInfo(0.0, ("query",))
 
 
 class Engine:
@@ -138,7 +138,9 @@ async def test_a_share_out_of_bounds_is_refused(build, share):
         await build().admit(ask_for("q", "ab", share=share))
 
 
-@pytest.mark.parametrize("changes", [{"composing": None}, {"reuse": Reuse.EXACT}, {"composing": ComposingInfo(2.0)}])
+@pytest.mark.parametrize(
+    "changes", [{"composing": None}, {"reuse": Reuse.EXACT}, {"composing": ComposingInfo(2.0, ("query",))}]
+)
 async def test_nothing_is_composed_where_that_is_impossible_unwanted_or_slow(build, changes):
     controller = build(**changes)
     await fill(controller, "a", "b", system="s")

@@ -1,0 +1,49 @@
+"""Keeps the auxiliary model's KV of documents."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from generator.composing.auxiliary.auxiliary_model import DocumentKv
+from generator.composing.composed_prompt import Content
+
+
+class DocumentCache:
+    """The most recently used documents' KV, of at most ``size`` bytes. May be used from several threads.
+
+    ``deletions`` counts the calls of ``forget``.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.deletions = 0
+        self._room = size
+        self._kept: OrderedDict[Content, DocumentKv] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, content: Content) -> DocumentKv | None:
+        """A document's KV, if it is kept."""
+        with self._lock:
+            found = self._kept.get(content)
+            if found is not None:
+                self._kept.move_to_end(content)
+            return found
+
+    def add(self, content: Content, document: DocumentKv, deletions: int) -> None:
+        """Keep a document's KV, if there is room for it at all.
+
+        Nothing is kept if there were more than so many ``deletions``: the document may be among the deleted ones.
+        """
+        with self._lock:
+            if content in self._kept or deletions != self.deletions:
+                return
+            self._kept[content] = document
+            self._room -= document.size
+            while self._room < 0:
+                self._room += self._kept.popitem(last=False)[1].size
+
+    def forget(self, is_deleted: Callable[[str, tuple[str, ...]], bool]) -> None:
+        """Drop the documents that are deleted, by namespace and path."""
+        with self._lock:
+            self.deletions += 1
+            for content in [one for one in self._kept if is_deleted(one.namespace, (one.key,))]:
+                self._room += self._kept.pop(content).size

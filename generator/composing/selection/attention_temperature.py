@@ -1,0 +1,35 @@
+"""Selects nothing, and sharpens the attention to documents that were computed apart (APE: Yang et al. 2025)."""
+
+from collections.abc import Sequence
+
+import torch
+
+from generator.composing.attention_layers import AttentionLayer
+from generator.composing.codec import LayerKv
+from generator.composing.composed_prompt import ComposedPrompt
+from generator.composing.runs import Run
+
+_TEMPERATURE = 0.9
+"""Within the range that the paper's section 5 tries."""
+
+
+class AttentionTemperature:
+    """Divides the attention scores of all documents' tokens by a temperature below 1, by enlarging their keys.
+
+    The paper also scales the sum over these tokens. That cannot be put into keys, so it is left out.
+    """
+
+    def __init__(self, layers: Sequence[AttentionLayer], page_tokens: int) -> None:
+        self._layers = layers
+        self._page_tokens = page_tokens
+
+    def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:  # noqa: ARG002
+        """No tokens at all."""
+        for document in prompt.documents:
+            positions = torch.arange(document.start, document.end, device=prompt.blocks.device)
+            slots = prompt.blocks[positions // self._page_tokens].long() * self._page_tokens
+            slots += positions % self._page_tokens
+            for layer in self._layers:
+                kv = prompt.kv(layer, document)
+                layer.write(LayerKv(kv.keys / _TEMPERATURE, kv.values), slots)
+        return []

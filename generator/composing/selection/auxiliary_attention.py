@@ -1,0 +1,65 @@
+"""Selects the windows that the question attends to in an auxiliary model (CacheClip: section 4)."""
+
+import torch
+
+from generator.composing.auxiliary.auxiliary_model import AuxiliaryModel, DocumentKv
+from generator.composing.auxiliary.document_cache import DocumentCache
+from generator.composing.auxiliary.token_spans import Span, TokenSpans, highest_by_characters
+from generator.composing.composed_prompt import ComposedPrompt, Content
+from generator.composing.runs import Run, best, windows
+
+_WINDOW = 8
+_CROWDED = 6
+"""A window is computed again if more than 5 of its tokens are selected (section 4.2)."""
+
+
+class AuxiliaryAttention:
+    """Asks an auxiliary model what the question attends to, and selects windows of 8 tokens.
+
+    The model keeps KV of its own for each document, in ``kept``. ``tokens`` is the tokenizer of the engine's model.
+    A ``strict`` selector takes the windows that have more than 5 of the best tokens, which may be few. Another one
+    fills its budget with the best windows.
+    """
+
+    def __init__(self, model: AuxiliaryModel, tokens: TokenSpans, kept: DocumentCache, *, strict: bool) -> None:
+        self._model = model
+        self._tokens = tokens
+        self._kept = kept
+        self._strict = strict
+
+    def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:
+        """The windows with the highest scores, of ``budget`` tokens at most."""
+        candidates = windows(prompt.documents, _WINDOW)
+        scores = self._scores(prompt)
+        if not self._strict or not budget:
+            return best(candidates, scores, budget)
+        chosen = torch.zeros_like(scores)
+        chosen[scores.topk(budget).indices] = 1
+        crowded = [run for run in candidates if int(chosen[run.start : run.end].sum()) >= _CROWDED]
+        return best(crowded, chosen, budget)
+
+    def _scores(self, prompt: ComposedPrompt) -> torch.Tensor:
+        """The score of each position in front of the question."""
+        ids = prompt.token_ids.tolist()
+        question = self._tokens.of_tokens(ids[prompt.question.start : prompt.question.end]).text
+        documents, spans = zip(
+            *(
+                self._document(ids[run.start : run.end], content, prompt.deletions)
+                for run, content in zip(prompt.documents, prompt.contents, strict=True)
+            ),
+            strict=True,
+        )
+        scores = torch.zeros(prompt.question.start)
+        attention = self._model.attention(question, documents)
+        for run, document, own, paid in zip(prompt.documents, documents, spans, attention, strict=True):
+            scores[run.start : run.end] = highest_by_characters(paid, document.spans, own)
+        return scores
+
+    def _document(self, token_ids: list[int], content: Content, deletions: int) -> tuple[DocumentKv, list[Span]]:
+        """A document in the auxiliary model, and the characters of its tokens in the engine's."""
+        spelled = self._tokens.of_tokens(token_ids)
+        document = self._kept.get(content)
+        if document is None:
+            document = self._model.read(spelled.text)
+            self._kept.add(content, document, deletions)
+        return document, spelled.spans

@@ -1,0 +1,78 @@
+"""Selection by an auxiliary model's attention, which is given here."""
+
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from generator.composing.auxiliary.auxiliary_model import DocumentKv
+from generator.composing.auxiliary.document_cache import DocumentCache
+from generator.composing.auxiliary.token_spans import Span, Spelled
+from generator.composing.composed_prompt import ComposedPrompt, Content
+from generator.composing.runs import Run
+from generator.composing.selection.auxiliary_attention import AuxiliaryAttention
+
+DOCUMENTS = [Run(10, 50), Run(50, 90)]
+QUESTION = Run(90, 96)
+CONTENTS = [Content("a", "first"), Content("a", "second")]
+
+
+class Letters:
+    """A tokenizer with one character to a token."""
+
+    def of_tokens(self, token_ids):
+        text = "".join(chr(100 + one) for one in token_ids)
+        return Spelled(text, token_ids, [Span(number, number + 1) for number in range(len(token_ids))])
+
+
+class Pairs:
+    """A model with two characters to a token, which attends to these places of the prompt, by their scores."""
+
+    def __init__(self, attended: dict[int, float]) -> None:
+        self._attended = attended
+        self.read_texts: list[str] = []
+
+    def read(self, text):
+        self.read_texts.append(text)
+        return DocumentKv([], [], [Span(start, start + 2) for start in range(0, len(text), 2)])
+
+    def attention(self, question, documents):
+        assert len(question) == QUESTION.tokens
+        paid = [torch.zeros(document.tokens) for document in documents]
+        for place, score in self._attended.items():
+            within = place >= DOCUMENTS[1].start
+            paid[within][(place - DOCUMENTS[within].start) // 2] = score
+        return paid
+
+
+def selector(attended: dict[int, float], strict: bool = False) -> tuple[AuxiliaryAttention, Pairs]:
+    model = Pairs(attended)
+    return AuxiliaryAttention(model, Letters(), DocumentCache(1000), strict=strict), model
+
+
+def prompt() -> ComposedPrompt:
+    return ComposedPrompt(torch.arange(QUESTION.end), torch.arange(6), DOCUMENTS, QUESTION, CONTENTS)
+
+
+def test_the_window_that_is_attended_to_is_selected():
+    assert selector({62: 0.9})[0].select(prompt(), budget=8) == [Run(58, 66)]
+
+
+def test_a_strict_selector_takes_windows_that_are_crowded():
+    crowded = dict.fromkeys(range(58, 64), 0.9)
+    assert selector(crowded, strict=True)[0].select(prompt(), budget=6) == []
+    assert selector(crowded, strict=True)[0].select(prompt(), budget=8) == [Run(58, 66)]
+    lonely = {12: 0.9, 30: 0.8, 52: 0.7, 70: 0.6}
+    assert selector(lonely, strict=True)[0].select(prompt(), budget=8) == []
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_nothing_is_selected_without_a_budget(strict):
+    assert selector({62: 0.9}, strict)[0].select(prompt(), budget=0) == []
+
+
+def test_each_document_is_read_once():
+    asked, model = selector({62: 0.9})
+    for _ in range(3):
+        asked.select(prompt(), budget=8)
+    assert len(model.read_texts) == 2
