@@ -3,6 +3,7 @@
 import typer
 
 from services.cli.bench.all import all_benchmarks
+from services.cli.bench.auxiliary import auxiliary
 from services.cli.bench.compose import compose
 from services.cli.bench.exactness import exactness
 from services.cli.bench.orders import orders
@@ -37,6 +38,7 @@ for command in (
     scheduling,
     exactness,
     compose,
+    auxiliary,
     tiers,
     replay,
     reorder,
