@@ -2,3 +2,6 @@
 
 It asks the questions of `ragtree bench compose`. That is why it is here.
 """
+
+MOST_QUESTIONS = 600
+"""Of each kind, by default."""

@@ -7,8 +7,9 @@ from pathlib import Path
 from benchmarks.compose.benchmark import ComposeBenchmark, ComposeSettings
 from benchmarks.compose.rows import Way
 from benchmarks.compose.tasks import NEEDLES, Task, first, needle_tasks
-from benchmarks.gate.verdict import verdict
+from benchmarks.gate.verdict import decided, verdict
 from benchmarks.measuring.progress import Progress
+from cachectl.runtime.composing.gate import GateFolder
 from generator.settings import GeneratorSettings
 from protocol.gate import GateReport
 
@@ -17,8 +18,30 @@ _CHUNKS = 6
 
 
 def probe_set(texts: Sequence[str], questions: int, seed: int) -> Mapping[str, Sequence[Task]]:
-    """Return so many questions of each kind, about codes that are hidden in the texts."""
+    """Return so many questions of each kind, about codes that are hidden in the texts, several to a prompt."""
     return {kind: first(needle_tasks(kind, texts, _CHUNKS, seed), questions) for kind in NEEDLES}
+
+
+async def kept_or_examined(
+    settings: GeneratorSettings,
+    gates: GateFolder,
+    cache_dir: Path,
+    way: Way,
+    probes: Mapping[str, Sequence[Task]],
+    progress: Progress,
+) -> GateReport:
+    """The report that ``gates`` has on this way, or that of an examination, which is kept there.
+
+    Raises what ``examine`` does.
+    """
+    engine = ComposeBenchmark.over(settings, cache_dir, _asking(way), progress)
+    await engine.run({})
+    for report in gates.read(engine.fingerprint).reports:
+        if (report.method, report.share) == way:
+            return report
+    report = await examine(settings, cache_dir, way, probes, progress)
+    gates.add(report)
+    return report
 
 
 async def examine(
@@ -28,8 +51,14 @@ async def examine(
     probes: Mapping[str, Sequence[Task]],
     progress: Progress,
 ) -> GateReport:
-    """Start an engine of these settings and ask it. Raises ConfigError if it cannot compose, and what it raises."""
-    asked = ComposeSettings((way,), rounds=0, documents=2, document_tokens=16)
-    benchmark = ComposeBenchmark.over(settings, cache_dir, asked, progress)
-    await benchmark.run(probes)
+    """Start an engine of these settings and ask it, until it is clear what composing does to its answers.
+
+    Raises ConfigError if it cannot compose, and what the engine raises.
+    """
+    benchmark = ComposeBenchmark.over(settings, cache_dir, _asking(way), progress)
+    await benchmark.run(probes, decided)
     return verdict(benchmark.result(complete=True).rows, benchmark.fingerprint, time.time())
+
+
+def _asking(way: Way) -> ComposeSettings:
+    return ComposeSettings((way,), rounds=0, documents=2, document_tokens=16)

@@ -4,6 +4,7 @@ import msgspec
 
 from benchmarks.measuring.baselines import Steps
 from benchmarks.measuring.phases import Measured
+from protocol.gate import GateReport
 from protocol.tiers import Tier
 
 
@@ -41,6 +42,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
     ``token_hit_rate`` the share of our measured prompt tokens that came from each tier, over all rates that we sustain.
     ``document_tokens`` counts the KV of all the stream's documents, equal prefixes once. ``memory_tokens`` is our room
     by tier, ``ram_tokens`` the size of an equal cache. ``warm_up_prompts`` came before everything that was measured.
+    ``gate`` is set if our system composed only because, or if, composing had passed it.
     """
 
     complete: bool
@@ -59,3 +61,4 @@ class ReplayResult(msgspec.Struct, frozen=True):
     ttft_ratio: dict[str, float]
     ttft_ratio_by_rate: dict[str, dict[str, float]]
     throughput_ratio: dict[str, float]
+    gate: GateReport | None = None

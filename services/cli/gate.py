@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from benchmarks.gate import MOST_QUESTIONS
 from services.cli.bench.options import SeedOption
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, errors, print_json, results
@@ -35,7 +36,12 @@ def run(
         float | None,
         typer.Option(min=0, max=1, help="Share that is computed again; by default controller.recompute_share."),
     ] = None,
-    questions: Annotated[int, typer.Option(min=20, help="Questions of each kind.")] = 100,
+    questions: Annotated[
+        int,
+        typer.Option(
+            min=60, help="Most questions of each kind. Fewer are asked if a third or two thirds of them say enough."
+        ),
+    ] = MOST_QUESTIONS,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:

@@ -7,6 +7,7 @@ Limits: no controller and no search. Small models answer real questions poorly; 
 """
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from benchmarks.compose.tasks import Task
 
 _SELECTING = "query,cacheblend,epic,random"
+_SELECTING_NOTHING = ("none", "ape")
 
 
 def compose(
@@ -46,6 +48,9 @@ def compose(
     rounds: Annotated[int, typer.Option(min=0, help="Rounds of the measurement of speed.")] = 10,
     documents: Annotated[int, typer.Option(min=2, help="Documents per prompt when speed is measured.")] = 2,
     document_tokens: Annotated[int, typer.Option(min=16, help="Tokens of each of these documents.")] = 900,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw scores and divergence by share and method into this picture.")
+    ] = None,
     seed: SeedOption = 0,
     data: DataOption = DEFAULT_DATA,
     as_json: JsonOption = False,
@@ -66,7 +71,7 @@ def compose(
         for name in names
     }
     given = [name.strip() for name in methods.split(",")]
-    ways = [Way(FULL, 0.0), Way("none", 0.0)]
+    ways = [Way(FULL, 0.0), *(Way(method, 0.0) for method in _SELECTING_NOTHING)]
     ways += [Way(method, share) for method in given for share in numbers(shares, "--shares", 1.0)]
     settings = ComposeSettings(tuple(ways), rounds, documents, document_tokens)
     with StepBars() as show:
@@ -78,10 +83,14 @@ def compose(
         finally:
             # An interrupted run keeps what it has measured.
             if benchmark.has_results:
-                _show(benchmark.result(complete=complete), as_json)
+                _show(benchmark.result(complete=complete), plot, as_json)
 
 
-def _show(result: "ComposeResult", as_json: bool) -> None:
+def _show(result: "ComposeResult", plot: Path | None, as_json: bool) -> None:
+    if plot is not None:
+        from benchmarks.compose.plot import draw
+
+        draw(result.rows, plot)
     if as_json:
         print_json(result)
         return

@@ -12,6 +12,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+import msgspec
 import typer
 from rich.table import Table
 
@@ -32,13 +33,16 @@ from services.cli.bench.options import (
     TopKOption,
 )
 from services.cli.connection import JsonOption
-from services.cli.output import StepBars, print_json, results
-from services.config import load_config
+from services.cli.output import StepBars, errors, print_json, results
+from services.config import Config, load_config
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from benchmarks.measuring.phases import Measured
     from benchmarks.replay.results import ReplayResult, SystemResult
     from benchmarks.workloads.prompt_streams import PromptStream
+    from protocol.gate import GateReport
 
 
 _LEAST = 8
@@ -120,8 +124,8 @@ def replay(
         Reuse,
         typer.Option(
             help="Which KV our prompts may use: exact, only what was computed behind the same documents; composed, "
-            "also what was computed elsewhere; auto, composed where that has passed its gate. The last two also run "
-            "our system as ragtree-exact."
+            "also what was computed elsewhere; auto, composed where that has passed its gate, which is run first if "
+            "need be. The last two also run our system as ragtree-exact."
         ),
     ] = Reuse.EXACT,
     plot: Annotated[
@@ -132,6 +136,7 @@ def replay(
     as_json: JsonOption = False,
 ) -> None:
     """Compare TTFT and sustained rates with plain vLLM, with and without its prefix cache. Ctrl-C keeps results."""
+    from benchmarks.compose.tasks import chunk_texts
     from benchmarks.measuring.baselines import Steps, check_baselines
     from benchmarks.measuring.engines import EngineMaker
     from benchmarks.measuring.systems import Systems
@@ -173,6 +178,11 @@ def replay(
         file_cache=False,
     )
     with StepBars() as show:
+        gate = (
+            _gate(config, chunk_texts(data, text_from if workload in TRACES else workload), show, seed)
+            if reuse is Reuse.AUTO
+            else None
+        )
         source: PromptStream
         if workload in TRACES:
             source = trace_stream(config, data, workload, text_from, settings.answer_tokens, show)
@@ -199,7 +209,23 @@ def replay(
         finally:
             # An interrupted run keeps what it has measured.
             if benchmark.has_results:
-                _show(benchmark.result(complete=complete), plot, as_json)
+                _show(msgspec.structs.replace(benchmark.result(complete=complete), gate=gate), plot, as_json)
+
+
+def _gate(config: Config, texts: "Sequence[str]", show: StepBars, seed: int) -> "GateReport":
+    """What the gate says of composing, which is examined first if that was not done before."""
+    from benchmarks.compose.rows import Way
+    from benchmarks.gate import MOST_QUESTIONS
+    from benchmarks.gate.examination import kept_or_examined, probe_set
+    from cachectl.runtime.composing.gate import GateFolder
+
+    way = Way(config.controller.recompute_method, config.controller.recompute_share)
+    probes = probe_set(texts, MOST_QUESTIONS, seed)
+    gates = GateFolder(config.cache_dir)
+    report = asyncio.run(kept_or_examined(config.generator, gates, config.cache_dir, way, probes, show))
+    if not report.passed:
+        errors.print(f"Composing has not passed its gate, so nothing is composed: {report.why}.", highlight=False)
+    return report
 
 
 def _show(result: "ReplayResult", plot: Path | None, as_json: bool) -> None:
