@@ -64,14 +64,14 @@ class _Attention(NamedTuple):
 class _Reader:
     """A model that reads prompts whole. Raises ConfigError if the folder has no model."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype | str) -> None:
         from transformers import AutoModelForCausalLM
 
         self.folder = folder
         self._tokens = TokenSpans(folder)
         try:
             self.model: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+                folder, dtype=dtype, attn_implementation="eager", local_files_only=True
             )
         except (OSError, ValueError) as error:
             raise ConfigError(f"the model {folder} cannot be loaded: {error}", "folder") from error
@@ -86,7 +86,7 @@ class _Reader:
             spans += [Span(span.start + characters, span.end + characters) for span in spelled.spans]
             characters += len(spelled.text)
         output = self.model(torch.tensor([ids + asked]), use_cache=False, output_attentions=True)
-        paid = output.attentions[-1][0, :, len(ids) :, len(prefix) : len(ids)].mean((0, 1))
+        paid = output.attentions[-1][0, :, len(ids) :, len(prefix) : len(ids)].float().mean((0, 1))
         return _Attention(paid / paid.sum(), spans)
 
 
@@ -94,8 +94,9 @@ class AuxiliaryTraining:
     """Trains the auxiliary model in ``auxiliary`` after the engine's model in ``primary``."""
 
     def __init__(self, primary: Path, auxiliary: Path, learning_rate: float, progress: Progress) -> None:
-        self._teacher = _Reader(primary)
-        self._student = _Reader(auxiliary)
+        self._teacher = _Reader(primary, "auto")
+        # Small steps would be lost in half precision.
+        self._student = _Reader(auxiliary, torch.float32)
         self._optimizer = torch.optim.AdamW(self._student.model.parameters(), learning_rate)
         self._progress = progress
 

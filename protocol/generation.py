@@ -90,6 +90,10 @@ class StepBudget(msgspec.Struct, frozen=True):
     prompt_tokens: int
 
 
+ASKED_TOKENS = 64
+"""The most tokens of a question, its last ones, that select what is computed again by their attention."""
+
+
 class ComposingInfo(msgspec.Struct, frozen=True):
     """How an engine composes KV: moving a token's KV to another position takes ``move_s`` seconds.
 

@@ -133,10 +133,12 @@ class ComposeBenchmark:
     ) -> list[ComposeRow]:
         answered: dict[Way, list[Answered]] = {way: [] for way in self._settings.ways}
         looks = {len(tasks) // 3, 2 * len(tasks) // 3}
+        asked, questions_in_all = 0, sum(len(task.asked) for task in tasks)
         for done, task in enumerate(tasks):
-            self._progress(f"asking {name}", done, len(tasks))
+            self._progress(f"asking {name}", asked, questions_in_all)
             if done in looks and done and enough(self._rows_of(name, answered)):
                 break
+            asked += len(task.asked)
             front, neighbour, questions = self._laid_out(task)
             plans = ComposedPlans(front, neighbour, page_tokens)
             await _prepare(engine, plans, questions[0])
@@ -151,7 +153,7 @@ class ComposeBenchmark:
             )
             for way, answers in zip(self._settings.ways, came, strict=True):
                 answered[way].append(Answered(task.asked, full, answers))
-        self._progress(f"asking {name}", len(tasks), len(tasks))
+        self._progress(f"asking {name}", questions_in_all, questions_in_all)
         return self._rows_of(name, answered)
 
     def _rows_of(self, name: str, answered: Mapping[Way, Sequence[Answered]]) -> list[ComposeRow]:

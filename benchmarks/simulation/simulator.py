@@ -4,6 +4,9 @@ Routing, queues with reordering, the knowledge tree with its tiers, and the poli
 are modelled: an instance prefills one request after another. A prefill takes the seconds of a device's cost grid, after
 the KV of the plan is loaded over the device's link. Tokens then take ``decode_s`` each, while the next prefill runs.
 Swapping out uses the other direction of the link and costs nothing.
+
+With composed reuse, documents that a composed prompt found no KV of are computed behind its first document, as in the
+live controller, if that is done before the next request arrives. Selecting what is computed again costs nothing.
 """
 
 from __future__ import annotations
@@ -32,10 +35,15 @@ if TYPE_CHECKING:
     from cachectl.tree.grant import Grant
 
 
+_MOST_WANTED = 256
+"""As in the live controller."""
+
+
 class SimulatedService(NamedTuple):
     """The simulated service: instances, running and queued requests per instance, and the bounds on reordering.
 
     Requests that arrive while every queue is full wait outside, first come, first served. Their waiting time counts.
+    With a ``recompute_share``, prompts may be composed, and so much of what is donated to them is computed again.
     """
 
     instances: int = 1
@@ -45,14 +53,16 @@ class SimulatedService(NamedTuple):
     reorder_slack: float = SLACK
     decode_s: float = 0.0
     order: DocumentOrder = DocumentOrder.RETRIEVAL
+    recompute_share: float | None = None
 
 
 class SimulationResult(msgspec.Struct, frozen=True):
     """Results of a workload under one policy.
 
     ``doc_hit_rate`` is hits over retrieved documents, ``token_hit_rate`` the same in tokens. A document is a hit if it
-    and all documents in front of it come from a tier. Times are on the virtual clock; TTFT is from arrival to the end
-    of prefill. ``evictions`` counts nodes evicted from a tier to make room.
+    and all documents in front of it come from a tier, or if its KV comes from elsewhere in the tree. What is computed
+    again of the latter is no hit; ``composed_tokens`` are the rest. Times are on the virtual clock; TTFT is from
+    arrival to the end of prefill. ``evictions`` counts nodes evicted from a tier to make room.
     """
 
     doc_hit_rate: float
@@ -66,15 +76,18 @@ class SimulationResult(msgspec.Struct, frozen=True):
     evictions_by_tier: dict[str, int]
     largest_overtake: int
     simulated_s: float
+    composed_tokens: int = 0
 
 
 class _Running:
     """A request between its arrival and its end."""
 
-    __slots__ = ("arrival_s", "output_tokens", "system_documents", "total_tokens")
+    __slots__ = ("arrival_s", "documents", "namespace", "output_tokens", "system_documents", "total_tokens")
 
-    def __init__(self, request: TraceRequest, system_documents: int) -> None:
+    def __init__(self, request: TraceRequest, documents: tuple[PathDocument, ...], system_documents: int) -> None:
         self.arrival_s = request.arrival_s
+        self.namespace = request.system_id
+        self.documents = documents
         self.output_tokens = request.output_tokens
         self.system_documents = system_documents
         self.total_tokens = request.system_tokens + request.question_tokens
@@ -110,7 +123,10 @@ class Simulator:
         self._engine_free_s = dict.fromkeys(scheduler.tree.tiers.gpus, 0.0)
         self._running: dict[str, _Running] = {}
         self._ttft = TimeHistogram()
-        self._documents = self._hit_documents = self._tokens = 0
+        self._documents = self._hit_documents = self._tokens = self._composed_tokens = 0
+        # Paths to compute while no request is there, the latest last.
+        self._wanted: dict[tuple[str, tuple[PathDocument, ...]], None] = {}
+        self._built = 0
         self._hit_tokens = dict.fromkeys(Tier, 0)
 
     def run(self, workload: Workload, progress: Callable[[int], None]) -> SimulationResult:
@@ -123,6 +139,7 @@ class Simulator:
         while upcoming is not None or self._events:
             full = len(self._running) >= room
             if upcoming is not None and not full and (not self._events or upcoming.arrival_s <= self._events[0][0]):
+                self._build_donors(now, upcoming.arrival_s)
                 now = max(now, upcoming.arrival_s)
                 arrived += 1
                 self._arrive(str(arrived), upcoming, now)
@@ -139,8 +156,12 @@ class Simulator:
         for document in system:
             above = above.child(document.content) if above is not None else None
         documents = ordered_documents(traced, self._order, above)
-        request = Request(query_id, traced.system_id, (*system, *documents), traced.question_tokens, pinned=len(system))
-        self._running[query_id] = _Running(traced, len(system))
+        path = (*system, *documents)
+        share = self._service.recompute_share
+        request = Request(
+            query_id, traced.system_id, path, traced.question_tokens, pinned=len(system), recompute_share=share
+        )
+        self._running[query_id] = _Running(traced, path, len(system))
         grant = self._scheduler.admit(request, now)
         if grant is not None:
             self._start(grant, now)
@@ -155,18 +176,54 @@ class Simulator:
             if document:
                 self._documents += 1
                 self._tokens += step.tokens
-            if step.source is not None:
+            if step.donor is not None:
+                self._hit_documents += 1
+                reused = step.tokens - round((grant.recompute_share or 0.0) * step.tokens)
+                self._composed_tokens += reused
+                cached += reused
+                load_s += self._device.load_seconds(step.tokens, step.donor.source)
+            elif step.source is not None:
                 cached += step.tokens
                 load_s += self._device.load_seconds(step.tokens, step.source)
                 if document:
                     self._hit_documents += 1
                     self._hit_tokens[step.source] += step.tokens
+        if grant.recompute_share is not None:
+            self._want(grant, running)
         # The last token is always computed: the answer's first token comes from it.
         computed = max(1, running.total_tokens - cached)
         begin = max(now, self._engine_free_s[grant.instance])
         end = begin + load_s + self._device.prefill_seconds(max(0, running.total_tokens - computed), computed)
         self._engine_free_s[grant.instance] = end
         self._at(end, 0, grant.query_id)
+
+    def _want(self, grant: Grant, running: _Running) -> None:
+        """Note the documents of a composed prompt that neither it nor another prompt has KV of."""
+        front = running.documents[: running.system_documents + 1]
+        for document, step in zip(running.documents, grant.documents, strict=True):
+            if step.source is None and step.donor is None and document not in front:
+                path = running.namespace, (*front, document)
+                self._wanted.pop(path, None)
+                self._wanted[path] = None
+        while len(self._wanted) > _MOST_WANTED:
+            del self._wanted[next(iter(self._wanted))]
+
+    def _build_donors(self, now: float, until_s: float) -> None:
+        """Compute wanted paths, the latest first, as long as that is done before ``until_s``."""
+        if self._running or self._service.instances > 1:
+            return
+        free_s = max(now, *self._engine_free_s.values())
+        while self._wanted:
+            namespace, path = next(reversed(self._wanted))
+            free_s += self._device.prefill_seconds(0, sum(document.tokens for document in path))
+            if free_s > until_s:
+                return
+            del self._wanted[namespace, path]
+            self._built += 1
+            built = Request(f"donor {self._built}", namespace, path, 0, pinned=len(path) - 2)
+            grant = self._scheduler.admit(built, now)
+            assert grant is not None, "nothing else runs"
+            self._scheduler.complete(built.query_id, now, kept=True, unwritten=())
 
     def _prefilled(self, query_id: str, now: float) -> None:
         running = self._running[query_id]
@@ -194,7 +251,9 @@ class Simulator:
             evictions[cache.tier] += cache.evictions
         return SimulationResult(
             doc_hit_rate=self._hit_documents / self._documents if self._documents else 0.0,
-            token_hit_rate=sum(self._hit_tokens.values()) / self._tokens if self._tokens else 0.0,
+            token_hit_rate=(
+                (sum(self._hit_tokens.values()) + self._composed_tokens) / self._tokens if self._tokens else 0.0
+            ),
             mean_ttft_s=self._ttft.mean,
             p99_ttft_s=self._ttft.percentile(99),
             evictions=sum(evictions.values()),
@@ -204,4 +263,5 @@ class Simulator:
             evictions_by_tier={tier.value: count for tier, count in evictions.items()},
             largest_overtake=self._scheduler.instances.largest_overtake,
             simulated_s=now,
+            composed_tokens=self._composed_tokens,
         )

@@ -20,9 +20,10 @@ class CostGrid:
       its launch cost itself.
     - Fewer cached tokens than the first point: the time at that point. It is an upper bound, because attending to fewer
       tokens costs no more.
-    - Beyond a last point: along the slope of the last cell, or level if that is negative. Prefill is linear in cached
-      tokens, so this is as good as the slope. It is quadratic in new tokens, so this is too low for prompts much longer
-      than any measured.
+    - More cached tokens than the last point: along the slope of the last cell, or level if that is negative. Prefill is
+      linear in cached tokens.
+    - More new tokens than the last point: as several prefills of so many tokens, each behind those before. Prefill is
+      quadratic in new tokens, so a slope would be too low, and engines prefill long prompts in such steps.
 
     If the points never fall with more tokens, no time inside or outside does. If noise would break this outside, the
     slope or the launch cost of fewer tokens is used instead.
@@ -63,6 +64,30 @@ class CostGrid:
         if new_tokens <= 0 or cached_tokens < 0:
             _check_tokens(cached_tokens, new_tokens)
             return 0.0
+        longest = self._new[-1]
+        if new_tokens <= longest:
+            return self._interpolated(cached_tokens, new_tokens)
+        steps = (new_tokens - 1) // longest
+        behind = cached_tokens + steps * longest
+        return self._in_steps(cached_tokens, steps) + self._interpolated(behind, new_tokens - steps * longest)
+
+    def _in_steps(self, cached_tokens: int, steps: int) -> float:
+        """Seconds of so many prefills of the most measured new tokens, each behind those before."""
+        longest = self._new[-1]
+        total = 0.0
+        while steps:
+            row = bisect_right(self._rows, cached_tokens) - 1
+            count = steps
+            if row + 1 < len(self._rows):
+                count = min(count, -(-(self._rows[row + 1] - cached_tokens) // longest))
+            # Within a row, each takes as much longer than the one before.
+            rise = self._cells[row][-1][1] * longest
+            total += count * self._interpolated(cached_tokens, longest) + rise * count * (count - 1) / 2
+            cached_tokens += count * longest
+            steps -= count
+        return total
+
+    def _interpolated(self, cached_tokens: int, new_tokens: int) -> float:
         row = bisect_right(self._rows, cached_tokens) - 1
         column = bisect_right(self._columns, new_tokens) - 1
         time, per_cached, per_new, per_pair = self._cells[row][column]
@@ -87,7 +112,8 @@ def _cells_of(
 ) -> tuple[list[int], list[int], list[list[tuple[float, float, float, float]]]]:
     """Where cells begin, in cached and in new tokens, and each cell's time at that point, slopes and mixed slope.
 
-    Cells cover everything from 0 on. The last cell of a row or column is unbounded.
+    Cells cover all numbers of cached tokens, and of new tokens up to the last point: the last cell of each row begins
+    there.
     """
     rows, columns, table = list(cached), list(new), [list(row) for row in points]
     if columns[0] > 0:
@@ -98,11 +124,10 @@ def _cells_of(
     if rows[0] > 0:
         table.insert(0, list(table[0]))
         rows.insert(0, 0)
-    # One more point at the end of each axis, at the last cell's width, turns what lies beyond into cells. Slopes that
-    # never fall from row to row, or from column to column, keep the time from falling at any distance.
-    rises = [max(0.0, row[-1] - row[-2]) for row in table]
-    for row, rise in zip(table, accumulate(rises, max), strict=True):
-        row.append(row[-1] + rise)
+    for row in table:
+        row.append(row[-1])
+    # One more point at the end of the cached axis, at the last cell's width, turns what lies beyond into cells. Slopes
+    # that never fall from column to column keep the time from falling at any distance.
     rises = [max(0.0, last - before) for before, last in zip(table[-2], table[-1], strict=True)]
     if columns[0] < new[0]:
         # A launch cost is inferred, so it must not make a measured slope steeper.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Arrival(NamedTuple):
-    """A request as it is served: number ``tick``, its documents and the keys of their nodes.
+    """A request as it is served: number ``tick``, its documents and the keys of their nodes, or of their donors.
 
     ``missed_tokens`` are its documents' tokens that have to be computed. ``capacity`` is that of all tier caches
     together, in tokens.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl.nodes.node import Copy
+from protocol.generation import ASKED_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,5 +79,5 @@ class ComposeOrCompute:
         return load_s + node.tokens * self._move_s
 
     def _select_seconds(self, prompt_tokens: int, question_tokens: int) -> float:
-        """Selecting runs the question over the rest of the prompt."""
-        return self._cost(prompt_tokens - question_tokens, question_tokens)
+        """Selecting runs the end of the question over the documents."""
+        return self._cost(prompt_tokens - question_tokens, min(question_tokens, ASKED_TOKENS))

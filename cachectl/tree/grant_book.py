@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cachectl.policies.base import ReplacementPolicy
     from cachectl.tiers.replication import Replication
     from cachectl.tiers.tier_manager import TierManager
+    from cachectl.tree.compose_or_compute import Composing
     from cachectl.tree.node_registry import NodeRegistry
     from cachectl.tree.pins import Pins
     from cachectl.tree.prefix_lookup import CachedPrefix, PrefixLookup
@@ -89,7 +90,8 @@ class GrantBook:
         composing = prefix.composing
 
         self.tick += 1
-        self._policy.begin(Arrival(self.tick, keys, documents, computed - question_tokens, self._tiers.capacity))
+        used = keys if composing is None else _used_keys(keys, composing)
+        self._policy.begin(Arrival(self.tick, used, documents, computed - question_tokens, self._tiers.capacity))
         grant = Grant(query_id, instance, self.tick, computed)
         grant.recompute_share = recompute_share if composing is not None else None
         grant.fallback = prefix.fallback
@@ -276,6 +278,13 @@ class GrantBook:
             raise UnknownPlan(f"the plan of query {grant.query_id} was completed before")
         reserved, grant.reserved = grant.reserved, []
         return [copy for copy in reserved if copy.node.copies.get(copy.cache) is copy and not copy.condemned]
+
+
+def _used_keys(keys: Sequence[bytes], composing: Composing) -> list[bytes]:
+    """The keys of the nodes that serve a composed prompt: of a donor where there is one, else of the prompt's path."""
+    loaded = len(keys) - len(composing.donors)
+    donors = zip(keys[loaded:], composing.donors, strict=True)
+    return [*keys[:loaded], *[key if donor is None else donor.node.key for key, donor in donors]]
 
 
 def _donated(copy: Copy | None) -> GrantedDonor | None:

@@ -10,6 +10,7 @@ from generator.composing.attention_layers import AttentionLayer
 from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.partial_forward import PartialForward, Stop
 from generator.composing.runs import Run, best, windows
+from protocol.generation import ASKED_TOKENS
 
 WINDOW = 8
 """Tokens of a window (CacheClip, section 4.2)."""
@@ -20,6 +21,9 @@ _AROUND = 8
 
 class QuestionAttention:
     """Runs the question over the composed KV, and selects the windows around what it attends to.
+
+    Of a long question, it runs the last tokens as if they stood right behind the documents. A conversation in front of
+    them would cost more than selecting saves.
 
     A token's score in a layer is the highest attention of any question token in any head: few heads look facts up, and
     a mean over all would drown them. Scores are averaged over the ``layers`` from half to five sixths of the depth, and
@@ -57,6 +61,10 @@ class QuestionAttention:
 
     def _queries(self, prompt: ComposedPrompt) -> list[torch.Tensor]:
         """The question's queries in each layer, shape [tokens, heads, key_dim]."""
+        start, end = prompt.question
+        asked = Run(start, min(end, start + ASKED_TOKENS))
+        token_ids = prompt.token_ids.clone()
+        token_ids[asked.start : asked.end] = prompt.token_ids[end - asked.tokens : end]
         queries: list[torch.Tensor] = []
 
         def capture(module: Any, given: tuple[torch.Tensor, ...]) -> None:  # noqa: ANN401  # vLLM is untyped here
@@ -66,7 +74,7 @@ class QuestionAttention:
 
         hooks = [layer.module.register_forward_pre_hook(capture) for layer in self._layers]
         try:
-            self._forward.compute(prompt.token_ids, [prompt.question], prompt.blocks)
+            self._forward.compute(token_ids, [asked], prompt.blocks)
         finally:
             for hook in hooks:
                 hook.remove()

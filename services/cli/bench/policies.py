@@ -67,6 +67,15 @@ def policies(
         ),
     ] = None,
     order: Annotated[DocumentOrder, typer.Option(help="Order of a request's documents.")] = (DocumentOrder.RETRIEVAL),
+    recompute_share: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Also use KV that documents have elsewhere, with this share of it computed again. By default only "
+            "exact prefixes are used.",
+        ),
+    ] = None,
     instances: Annotated[int, typer.Option(min=1, help="Instances of the engine.")] = 1,
     max_running: Annotated[int, typer.Option(min=1, help="Requests that an instance runs at once.")] = 4,
     window: Annotated[int, typer.Option(min=0, help="How often a queued request may be overtaken.")] = WINDOW,
@@ -97,7 +106,9 @@ def policies(
     from services.cli.bench.prompts import stream_workload
 
     profile = _device(device).with_kv_bytes(kv_bytes)
-    service = SimulatedService(instances, max_running, reorder_window=window, order=order)
+    service = SimulatedService(
+        instances, max_running, reorder_window=window, order=order, recompute_share=recompute_share
+    )
     if paper_table2:
         _table2(profile, service, requests or TABLE2_REQUESTS, seed, as_json)
         return

@@ -113,6 +113,31 @@ def busy(requests: int = 300, **fields) -> Workload:
     return SyntheticWorkload("zipf", msgspec.structs.replace(made, **fields), seed=1)
 
 
+# Composed reuse
+
+
+def test_documents_are_composed_wherever_they_stand():
+    # The third request composes b, which has stood behind a: 2 of its 10 tokens are computed again.
+    long = [TraceRequest(at, tuple(TraceDocument(id_, 100) for id_ in ids), 2) for at, ids in ((0, "ab"), (900, "cb"))]
+    exact, composed = (run(*long, recompute_share=share) for share in (None, 0.2))
+    assert exact.result.token_hit_rate == 0.0
+    assert composed.result.composed_tokens == 80
+    assert composed.result.token_hit_rate == pytest.approx(80 / 400)
+    assert composed.result.doc_hit_rate == pytest.approx(1 / 4)
+    # 100 of c, 20 of b, and the question are computed, behind 80 tokens that cost 0.1 s each.
+    assert composed.ttft[1] == pytest.approx(122 + 8)
+
+
+@pytest.mark.parametrize(("gap_s", "hits"), [(1000, 2), (130, 1)], ids=["there is time", "there is none"])
+def test_documents_that_a_composed_prompt_lacked_are_computed_while_nothing_runs(gap_s, hits):
+    requests = [
+        TraceRequest(at, tuple(TraceDocument(id_, 100) for id_ in ids), 2)
+        for at, ids in ((0, "ab"), (1000, "cbd"), (1000 + 232 + gap_s, "ed"))
+    ]
+    served = run(*requests, recompute_share=0.2)
+    assert served.result.composed_tokens == 80 * hits
+
+
 # Times
 
 

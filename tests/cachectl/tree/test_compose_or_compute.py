@@ -10,6 +10,7 @@ from cachectl.policies.lookahead import Lookahead
 from cachectl.tiers.tier_cache import TierCache
 from cachectl.tree.compose_or_compute import ComposeOrCompute
 from cachectl.tree.load_or_recompute import Loading
+from protocol.generation import ASKED_TOKENS
 from protocol.tiers import Tier
 
 QUESTION = 4
@@ -41,6 +42,13 @@ def test_a_share_of_what_is_donated_is_computed_again():
     assert composing.reused == 40 + 80
     # Selecting runs the question once more.
     assert composing.seconds == QUESTION
+
+
+def test_selecting_costs_no_more_behind_a_long_conversation():
+    rule = ComposeOrCompute(a_second_a_token, None, 0.0)
+    composing = rule.choose(donors([100]), [PathDocument("a", 100)], NOTHING, 5000, 0.2)
+    assert composing is not None
+    assert composing.seconds == ASKED_TOKENS
 
 
 def test_documents_without_a_donor_are_computed():

@@ -11,6 +11,7 @@ from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.partial_forward import Stop
 from generator.composing.runs import Run
 from generator.composing.selection.question_attention import QuestionAttention
+from protocol.generation import ASKED_TOKENS
 
 LAYERS, HEADS, KV_HEADS, DIM = 6, 4, 2, 8
 DOCUMENTS = [Run(10, 50), Run(50, 90)]
@@ -70,6 +71,25 @@ def selected(looked_up: int, layer: int, head: int, budget: int, ranks=lambda sc
     # The layers behind the last one that is looked at are not computed.
     assert forward.begun == 5 * LAYERS // 6
     return runs
+
+
+def test_of_a_long_question_the_last_tokens_are_run_behind_the_documents():
+    long = Run(90, 90 + 2 * ASKED_TOKENS)
+    ran = []
+
+    class Noting:
+        def compute(self, token_ids, runs, blocks):
+            ((start, end),) = runs
+            ran.append((start, token_ids[start:end].tolist()))
+            layers[3].module(torch.zeros(end - start, HEADS * DIM))
+            layers[4].module(torch.zeros(end - start, HEADS * DIM))
+
+    layers = [Layer(torch.zeros(long.start, KV_HEADS, DIM)) for _ in range(LAYERS)]
+    asked = ComposedPrompt(torch.arange(long.end), torch.arange(20), DOCUMENTS, long)
+    with pytest.raises(Stop):
+        QuestionAttention(layers, Noting(), lambda scores: scores).select(asked, budget=8)
+    assert ran == [(90, list(range(90 + ASKED_TOKENS, 90 + 2 * ASKED_TOKENS)))]
+    assert asked.token_ids.tolist() == list(range(long.end))
 
 
 @pytest.mark.parametrize("head", range(HEADS))
