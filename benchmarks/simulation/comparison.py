@@ -82,6 +82,7 @@ class PolicyBenchmark:
             self._capacities,
             [f"instance-{number}" for number in range(self._service.instances)],
             self._device.prefill_seconds,
+            composes=self._service.recompute_share is not None,
         )
         service = self._service
         scheduler = Scheduler(

@@ -7,6 +7,7 @@ Node ── one document behind one sequence of documents
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from protocol.errors import UnknownNode
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from protocol.kv import Pages
+
+
+_TWINS = 8
+"""How many of a document's nodes are looked at for another one: a popular document has thousands."""
 
 
 class PathDocument(NamedTuple):
@@ -36,7 +41,8 @@ class Node:
 
     ``locks`` counts the plans that use the node. ``pins`` counts its own pins and those of its descendants. A node with
     either is not evicted. ``history`` belongs to the policy. A ``detached`` node has left the tree, but a plan may
-    still use it. A root has no document, no tokens and no copies, and supports children in every cache.
+    still use it. ``same_document`` has all nodes of its document, this one among them; None if no prompt is composed. A
+    root has no document, no tokens and no copies, and supports children in every cache.
     """
 
     __slots__ = (
@@ -59,6 +65,7 @@ class Node:
         "previous_accesses",
         "room",
         "root",
+        "same_document",
         "tokens",
         "window",
     )
@@ -79,6 +86,7 @@ class Node:
         self.locks = 0
         self.pins = 0
         self.detached = False
+        self.same_document: dict[Node, None] | None = None
         self.frequency = 0.0
         self.history: object = None
         self.accesses = 0
@@ -111,6 +119,13 @@ class Node:
             node = node.parent
         nodes.reverse()
         return nodes
+
+    def has_twin(self) -> bool:
+        """Whether another node could donate this document's KV. Only the oldest ones are looked at."""
+        if self.same_document is None:
+            return False
+        others = islice(self.same_document, _TWINS)
+        return any(other is not self and other.copies and other.root is self.root for other in others)
 
     def is_below(self, above: Node) -> bool:
         """Whether another node is on the path to this one."""

@@ -41,7 +41,7 @@ from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.errors import InvalidRequest, Overloaded
 from protocol.generation import ComposingInfo, StepBudget
 from protocol.kv import LostCopy
-from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
+from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, Reuse, SpeculationDecision
 
 
 class Controller:
@@ -91,6 +91,7 @@ class Controller:
             settings.frequency_window_s,
             load_seconds=costs.load_seconds,
             move_s=composing.move_s if composing is not None else 0.0,
+            composes=composing is not None and settings.reuse is not Reuse.EXACT,
             page_tokens=page_tokens,
             arena=PageAllocator(capacities.host // page_tokens, page_tokens, first_stamp),
             write_through=settings.swap is Swap.WRITE_THROUGH,

@@ -38,9 +38,10 @@ class KnowledgeTree:
 
     ``cost(cached, new)`` gives the seconds of a prefill. What a plan finds is loaded if that is faster than computing
     it, by ``load_seconds(tokens, tier)``, and always if that is None; moving a token's KV to another position takes
-    ``move_s``. Frequencies count ``window_s`` seconds. Nodes take up whole pages of ``page_tokens`` tokens; ``arena``
-    hands out host memory's pages, if they have numbers. With ``write_through``, computed nodes are copied to slower
-    tiers at once, and otherwise when they are evicted.
+    ``move_s``. It ``composes`` if prompts may be composed without asking for it. Frequencies count ``window_s``
+    seconds. Nodes take up whole pages of ``page_tokens`` tokens; ``arena`` hands out host memory's pages, if they have
+    numbers. With ``write_through``, computed nodes are copied to slower tiers at once, and otherwise when they are
+    evicted.
 
     Invariants, asserted by ``cachectl.tree.integrity``: a cache holds no node whose parent is neither there nor in a
     faster tier; no budget is exceeded; locked and pinned nodes stay; every node has a copy.
@@ -56,6 +57,7 @@ class KnowledgeTree:
         *,
         load_seconds: Callable[[int, Tier], float] | None = None,
         move_s: float = 0.0,
+        composes: bool = False,
         page_tokens: int = 1,
         arena: PageAllocator | None = None,
         write_through: bool = False,
@@ -66,7 +68,7 @@ class KnowledgeTree:
         self.page_tokens = page_tokens
         self._cost = cost
         self._blocklist = DeletionBlocklist()
-        self.registry = NodeRegistry(policy, self._blocklist)
+        self.registry = NodeRegistry(policy, self._blocklist, composes=composes)
         self.tiers = TierManager(policy, capacities, self._forget, self.registry.find, arena)
         self.lookup = PrefixLookup(
             self.registry.roots, self.registry.by_content, self.tiers, cost, load_seconds, move_s

@@ -16,9 +16,11 @@ class NodeRegistry:
     """``roots`` by namespace, ``nodes`` by key, and ``by_content`` the nodes of each document.
 
     ``detached`` are deleted nodes that plans still use, by key. The policy is told of each node that enters or leaves.
+    If the tree ``composes``, nodes know the others of their document.
     """
 
-    def __init__(self, policy: ReplacementPolicy, blocklist: DeletionBlocklist) -> None:
+    def __init__(self, policy: ReplacementPolicy, blocklist: DeletionBlocklist, *, composes: bool) -> None:
+        self._composes = composes
         self._policy = policy
         self._blocklist = blocklist
         self.roots: dict[str, Node] = {}
@@ -49,7 +51,10 @@ class NodeRegistry:
         assert node.parent is not None
         node.parent.children[node.content] = node
         self.nodes[node.key] = node
-        self.by_content.setdefault(node.content, {})[node] = None
+        same_document = self.by_content.setdefault(node.content, {})
+        same_document[node] = None
+        if self._composes:
+            node.same_document = same_document
         self._policy.entered(node)
 
     def detach(self, node: Node) -> None:

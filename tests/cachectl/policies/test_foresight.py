@@ -178,6 +178,25 @@ def test_a_document_with_a_higher_cost_per_token_is_worth_more():
     assert worth(tree, "short") > worth(tree, "long")
 
 
+@pytest.mark.parametrize("composes", [True, False])
+def test_a_document_that_another_node_could_donate_is_worth_less_where_prompts_are_composed(composes):
+    tree = KnowledgeTree(
+        create_policy("FORESIGHT", Lookahead()),
+        Capacities(100),
+        ["one"],
+        lambda cached, new: float(new),
+        composes=composes,
+    )
+    found(tree, "a", "x")
+    alone = worth(tree, "a", "x")
+    found(tree, "b", "x")
+    both = worth(tree, "a", "x")
+    assert both < alone - 1.0 if composes else both > alone - 1.0
+    # Once it is the only one again, it is worth as much as before, but for the time that has passed.
+    tree.delete("b", NAMESPACE)
+    assert worth(tree, "a", "x") > alone - 1.0
+
+
 def test_a_newcomer_of_low_worth_is_not_kept():
     tree = foresight_of(2)
     for _ in range(20):
