@@ -13,6 +13,7 @@ import pytest
 
 from generator import models
 from generator.models import ModelStore, ShippedModel
+from generator.settings import KvSettings
 from protocol.errors import ConfigError
 
 NAME = "toy"
@@ -116,6 +117,14 @@ def test_a_folder_is_used_as_it_is(cache, tmp_path):
     (tmp_path / "mine").mkdir()
     assert ModelStore(cache).resolve(str(tmp_path / "mine")) == tmp_path / "mine"
     assert not cache.exists()
+
+
+def test_an_auxiliary_model_is_named_by_its_folder_and_keeps_its_name_if_it_is_missing(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    store = ModelStore(cache)
+    assert store.with_auxiliary(KvSettings()).auxiliary_model is None
+    assert store.with_auxiliary(KvSettings(auxiliary_model=str(tmp_path))).auxiliary_model == str(tmp_path)
+    assert store.with_auxiliary(KvSettings(auxiliary_model="no/such-model")).auxiliary_model == "no/such-model"
 
 
 @pytest.mark.parametrize("name", ["nobody/has-this-model", "no-such-model", "/no/such/folder", "not a name!", ""])

@@ -139,7 +139,13 @@ async def test_a_share_out_of_bounds_is_refused(build, share):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"composing": None}, {"reuse": Reuse.EXACT}, {"composing": ComposingInfo(2.0, ("query",))}]
+    "changes",
+    [
+        {"composing": None},
+        {"reuse": Reuse.EXACT},
+        {"composing": ComposingInfo(2.0, ("query",))},
+        pytest.param({"recompute_method": "cacheclip"}, id="a selector that needs a model that is missing"),
+    ],
 )
 async def test_nothing_is_composed_where_that_is_impossible_unwanted_or_slow(build, changes):
     controller = build(**changes)
