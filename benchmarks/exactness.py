@@ -4,6 +4,9 @@ With the cache, a prompt's documents come from whichever tier holds them. Memory
 used and everything is evicted again and again. Halfway, engine and controller restart over what is on disk and in host
 memory.
 
+Composed requests may run in between: before each prompt, one with the same documents in reversed order. Their own
+answers are approximations, and are not compared.
+
 The baseline is vLLM without the connector and without its own prefix cache, one request at a time. A second run of the
 baseline, with requests side by side, shows how much the engine differs from itself.
 
@@ -24,8 +27,8 @@ from benchmarks.measuring.local_stack import LocalStack
 from benchmarks.measuring.progress import Progress
 from cachectl.settings import ControllerSettings
 from protocol.generation import Sampling
-from protocol.plans import PrefillPlan
-from protocol.prompts import Prompt
+from protocol.plans import PrefillPlan, Reuse
+from protocol.prompts import Prompt, SegmentKind
 
 NAMESPACE = "exactness"
 # Small enough that the documents of a hundred prompts do not fit, so each tier evicts to the next.
@@ -50,8 +53,8 @@ class ExactnessResult(msgspec.Struct, frozen=True):
     """Differences with the cache and between two runs without it, and the origin of prompt tokens.
 
     ``instances`` engines ran with the cache. ``mismatches`` and the next two fields compare with and without it.
-    ``tokens`` counts prompt tokens by tier, and ``computed`` ones. ``evictions`` are by tier. ``lost`` counts copies
-    that an engine reported as missing.
+    ``tokens`` counts prompt tokens by tier, and ``computed`` ones; ``composed_tokens`` those of the composed requests
+    in between. ``evictions`` are by tier. ``lost`` counts copies that an engine reported as missing.
     """
 
     dtype: str
@@ -65,6 +68,7 @@ class ExactnessResult(msgspec.Struct, frozen=True):
     largest_logprob_difference: float
     without_cache: Difference
     tokens: dict[str, int]
+    composed_tokens: int
     evictions: dict[str, int]
     lost: int
     restarts: int
@@ -75,7 +79,8 @@ class ExactnessBenchmark:
     """Asks prompts for ``answer_tokens`` tokens each; the first ``control`` run twice without the cache.
 
     With the cache, ``instances`` engines share host memory and disk, and as many prompts run at once. Each engine runs
-    with or without ``async_scheduling``, on ``tensor_parallel`` ranks. ``profiles`` is the folder of cost profiles.
+    with or without ``async_scheduling``, on ``tensor_parallel`` ranks, and with composed requests ``composed_between``
+    if wanted. ``profiles`` is the folder of cost profiles.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class ExactnessBenchmark:
         instances: int = 1,
         async_scheduling: bool = False,
         tensor_parallel: int = 1,
+        composed_between: bool = False,
     ) -> None:
         self._engines = engines
         self._controller = controller
@@ -98,6 +104,8 @@ class ExactnessBenchmark:
         self._control = control
         self._instances = instances
         self._engine_args = {"async_scheduling": async_scheduling, "tensor_parallel_size": tensor_parallel}
+        self._composed_between = composed_between
+        self._composed_tokens = 0
         self._tokens: Counter[str] = Counter()
         self._evictions: Counter[str] = Counter()
         self._lost = 0
@@ -122,6 +130,7 @@ class ExactnessBenchmark:
             largest_logprob_difference=difference.largest_logprob_difference,
             without_cache=compare(alone[: len(control)], beside),
             tokens=dict(self._tokens),
+            composed_tokens=self._composed_tokens,
             evictions=dict(self._evictions),
             lost=self._lost,
             restarts=1,
@@ -173,6 +182,8 @@ class ExactnessBenchmark:
                     async def ask(stack: LocalStack = stack, waiting: Iterator[int] = waiting) -> None:
                         for index in waiting:
                             progress(step, len(answers), len(prompts))
+                            if self._composed_between:
+                                await self._compose(stack, prompts[index])
                             answer = await stack.answer(
                                 prompts[index], NAMESPACE, Sampling(self._answer_tokens, logprobs=True)
                             )
@@ -184,6 +195,16 @@ class ExactnessBenchmark:
                         self._evictions[tier.tier] += tier.evictions
         progress(step, len(prompts), len(prompts))
         return [answers[index] for index in range(len(prompts))]
+
+    async def _compose(self, stack: LocalStack, prompt: Prompt) -> None:
+        """Compose a prompt of the same documents in reversed order."""
+        system, documents, question = (
+            [segment for segment in prompt.segments if segment.kind is kind]
+            for kind in (SegmentKind.SYSTEM, SegmentKind.DOCUMENT, SegmentKind.QUESTION)
+        )
+        reordered = Prompt((*system, *reversed(documents), *question))
+        answer = await stack.answer(reordered, NAMESPACE, Sampling(1), reuse=Reuse.COMPOSED)
+        self._composed_tokens += answer.prefill.composed_tokens + answer.prefill.recomputed_tokens
 
     def _count(self, answer: Generation) -> None:
         prefill = answer.prefill

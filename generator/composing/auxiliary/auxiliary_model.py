@@ -51,7 +51,7 @@ class AuxiliaryModel:
         self._tokens = TokenSpans(folder)
         try:
             # Eager attention, because no other returns its weights.
-            self._model: Any = AutoModelForCausalLM.from_pretrained(
+            self._model: Any = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a local folder
                 folder, dtype=dtype, attn_implementation="eager", local_files_only=True
             ).eval()
         except (OSError, ValueError) as error:

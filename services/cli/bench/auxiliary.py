@@ -31,8 +31,8 @@ def auxiliary(
     as_json: JsonOption = False,
 ) -> None:
     """Train a small model to attend to what the configured model attends to, for the method `cacheclip`."""
-    from benchmarks.auxiliary import AuxiliaryTraining
     from benchmarks.compose.tasks import auxiliary_tasks, first
+    from generator.composing.auxiliary.training import AuxiliaryTraining, Reading
     from generator.models import SHIPPED, ModelStore
 
     config = load_config()
@@ -42,9 +42,12 @@ def auxiliary(
     # The first ones are held out, so that more steps train on more prompts and change nothing else.
     kept = first(tasks, held_out)
     training = [next(tasks) for _ in range(steps)]
+    shown, asked = (
+        [Reading(task.chunks, [one.question for one in task.asked]) for task in some] for some in (training, kept)
+    )
     with StepBars() as show:
         trained = AuxiliaryTraining(models.resolve(config.generator.model), models.resolve(name), learning_rate, show)
-        result = trained.run(training, kept, out)
+        result = trained.run(shown, asked, out)
     if as_json:
         print_json(result)
         return

@@ -37,6 +37,9 @@ def exactness(
     random_weights: Annotated[
         bool, typer.Option(help="Use a small model with random weights, whose heads 2, 4 or 8 ranks can share.")
     ] = False,
+    composed_between: Annotated[
+        bool, typer.Option(help="Before each prompt, compose one of the same documents in reversed order.")
+    ] = False,
     workload: WorkloadOption = "squad",
     data: DataOption = DEFAULT_DATA,
     part_tokens: PartTokensOption = 220,
@@ -74,6 +77,7 @@ def exactness(
             instances,
             async_scheduling,
             tensor_parallel,
+            composed_between,
         )
         result = asyncio.run(benchmark.run(asked, stack.enter_context(StepBars())))
     if as_json:
@@ -89,5 +93,7 @@ def exactness(
     )
     sources = ", ".join(f"{tokens:,} {source}" for source, tokens in sorted(result.tokens.items()))
     results.print(f"prompt tokens: {sources}; {result.restarts} restart; {result.lost} copies lost", highlight=False)
+    if composed_between:
+        results.print(f"{result.composed_tokens:,} tokens of requests in between were composed", highlight=False)
     if result.first_mismatch:
         results.print(result.first_mismatch, highlight=False)

@@ -136,7 +136,7 @@ FIRES: dict[str, list[list[Series]]] = {
         [*tokens(computed=90, gpu=10, composed=0), *queries(completed=10)],
         [*tokens(computed=90, composed=0), *queries(completed=10)],
     ],
-    "RagtreeComposedAnswersDiffer": [compared(same=2, different=1, failed=0)],
+    "RagtreeComposedAnswersDiffer": [compared(same=1, different=2, failed=0)],
     "RagtreeSpeculationWasteful": [[wasted(30), *tokens(computed=100, gpu=900)]],
     "RagtreeKvDiskNearlyFull": [kv_disk(used=99, evictions=5)],
     "RagtreeDataDiskNearlyFull": [disk(f"10{HOUR}")],
@@ -191,7 +191,7 @@ SILENT: dict[str, list[list[Series]]] = {
         [*tokens(computed=100, composed=0), *queries(completed=0.01)],
     ],
     "RagtreeComposedAnswersDiffer": [
-        compared(same=9, different=1, failed=0),
+        compared(same=2, different=1, failed=0),
         compared(same=0, different=0.1, failed=1),
         compared(same=0, different=0, failed=0),
     ],

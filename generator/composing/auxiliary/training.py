@@ -13,7 +13,7 @@ Limits: the auxiliary model reads each prompt whole here. In a stack, it compose
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -21,14 +21,19 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from benchmarks.compose.tasks import Task
-from benchmarks.measuring.progress import Progress
 from generator.composing.auxiliary.token_spans import Span, TokenSpans, highest_by_characters
 from protocol.errors import ConfigError
 
 _PREFIX = "Documents:\n\n"
 _TOP = 0.2
 """The share of tokens that are compared, which is the share that composing computes again by default."""
+
+
+class Reading(NamedTuple):
+    """Chunks of text, and questions about them."""
+
+    chunks: Sequence[str]
+    questions: Sequence[str]
 
 
 class AuxiliaryScores(msgspec.Struct, frozen=True):
@@ -70,7 +75,7 @@ class _Reader:
         self.folder = folder
         self._tokens = TokenSpans(folder)
         try:
-            self.model: Any = AutoModelForCausalLM.from_pretrained(
+            self.model: Any = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a local folder
                 folder, dtype=dtype, attn_implementation="eager", local_files_only=True
             )
         except (OSError, ValueError) as error:
@@ -91,54 +96,59 @@ class _Reader:
 
 
 class AuxiliaryTraining:
-    """Trains the auxiliary model in ``auxiliary`` after the engine's model in ``primary``."""
+    """Trains the auxiliary model in ``auxiliary`` after the engine's model in ``primary``.
 
-    def __init__(self, primary: Path, auxiliary: Path, learning_rate: float, progress: Progress) -> None:
+    ``progress`` is called with (step, done, total).
+    """
+
+    def __init__(
+        self, primary: Path, auxiliary: Path, learning_rate: float, progress: Callable[[str, int, int], None]
+    ) -> None:
         self._teacher = _Reader(primary, "auto")
         # Small steps would be lost in half precision.
         self._student = _Reader(auxiliary, torch.float32)
         self._optimizer = torch.optim.AdamW(self._student.model.parameters(), learning_rate)
         self._progress = progress
 
-    def run(self, training: Sequence[Task], held_out: Sequence[Task], folder: Path) -> AuxiliaryResult:
+    def run(self, training: Sequence[Reading], held_out: Sequence[Reading], folder: Path) -> AuxiliaryResult:
         """Train on one prompt a step, and write the model into a new ``folder``. Raises ConfigError if it exists."""
         if folder.exists():
             raise ConfigError(f"{folder} exists already", "out")
         before = self._scores(held_out, "asking before")
-        for done, task in enumerate(training):
+        for done, reading in enumerate(training):
             self._progress("training", done, len(training))
-            self._train(task)
+            self._train(reading)
         self._progress("training", len(training), len(training))
         after = self._scores(held_out, "asking after")
         self._save(folder)
         return AuxiliaryResult(before, after, len(training), str(folder))
 
-    def _train(self, task: Task) -> None:
+    def _train(self, reading: Reading) -> None:
         losses = []
-        for asked in task.asked:
-            target = self._target(task, asked.question)
-            own = self._student.attention(task.chunks, asked.question)
+        for question in reading.questions:
+            target = self._target(reading, question)
+            own = self._student.attention(reading.chunks, question)
             losses.append(_divergence(_onto(target, own.spans), own.weights))
         self._optimizer.zero_grad()
         torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]  # torch annotates it in parts
         self._optimizer.step()
 
-    def _scores(self, tasks: Sequence[Task], step: str) -> AuxiliaryScores:
+    def _scores(self, readings: Sequence[Reading], step: str) -> AuxiliaryScores:
         divergences, overlaps = [], []
-        for done, task in enumerate(tasks):
-            self._progress(step, done, len(tasks))
-            for asked in task.asked:
-                target = self._target(task, asked.question)
+        for done, reading in enumerate(readings):
+            self._progress(step, done, len(readings))
+            for question in reading.questions:
+                target = self._target(reading, question)
                 with torch.inference_mode():
-                    own = self._student.attention(task.chunks, asked.question)
+                    own = self._student.attention(reading.chunks, question)
                 divergences.append(float(_divergence(_onto(target, own.spans), own.weights)))
                 overlaps.append(_jaccard(target.weights, _onto(own, target.spans)))
-        self._progress(step, len(tasks), len(tasks))
+        self._progress(step, len(readings), len(readings))
         return AuxiliaryScores(len(overlaps), fmean(divergences), fmean(overlaps))
 
-    def _target(self, task: Task, question: str) -> _Attention:
+    def _target(self, reading: Reading, question: str) -> _Attention:
         with torch.inference_mode():
-            return self._teacher.attention(task.chunks, question)
+            return self._teacher.attention(reading.chunks, question)
 
     def _save(self, folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -3,17 +3,19 @@
 import pytest
 import torch
 
-pytest.importorskip("transformers")
+pytest.importorskip("vllm")
 
 from tiny_models import llama, make_tiny_model
 from transformers import AutoModelForCausalLM
 
-from benchmarks.auxiliary import AuxiliaryTraining
-from benchmarks.compose.tasks import first, needle_tasks
 from generator.composing.auxiliary.auxiliary_model import AuxiliaryModel
+from generator.composing.auxiliary.training import AuxiliaryTraining, Reading
 from protocol.errors import ConfigError
 
-TEXTS = [f"Text {number} begins. It ends with {number}." for number in range(20)]
+READINGS = [
+    Reading([f"Text {number} begins.", f"Text {number} ends."], [f"Which text is {number}?", "Where does it end?"])
+    for number in range(14)
+]
 
 
 @pytest.fixture
@@ -36,12 +38,9 @@ def auxiliary(tmp_path, primary):
 
 
 def test_training_brings_the_attention_nearer_and_writes_a_model_that_can_be_used(tmp_path, primary, auxiliary):
-    tasks = needle_tasks("multi-key", TEXTS, 2, 0)
-    held_out = first(tasks, 4)
-    training = [next(tasks) for _ in range(12)]
     steps: list[str] = []
     trained = AuxiliaryTraining(primary, auxiliary, 3e-3, lambda step, done, total: steps.append(step))
-    result = trained.run(training, held_out, tmp_path / "trained")
+    result = trained.run(READINGS[2:], READINGS[:2], tmp_path / "trained")
     assert result.after.kl < 0.9 * result.before.kl
     assert (result.before.questions, result.steps) == (4, 12)
     assert set(steps) == {"asking before", "training", "asking after"}
@@ -51,9 +50,8 @@ def test_training_brings_the_attention_nearer_and_writes_a_model_that_can_be_use
 
 
 def test_an_existing_folder_is_not_overwritten(tmp_path, primary, auxiliary):
-    task = first(needle_tasks("multi-key", TEXTS, 2, 0), 1)
     with pytest.raises(ConfigError, match="exists already"):
-        AuxiliaryTraining(primary, auxiliary, 1e-3, lambda *_: None).run(task, task, auxiliary)
+        AuxiliaryTraining(primary, auxiliary, 1e-3, lambda *_: None).run(READINGS, READINGS, auxiliary)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path, primary):
