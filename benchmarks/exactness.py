@@ -198,12 +198,9 @@ class ExactnessBenchmark:
 
     async def _compose(self, stack: LocalStack, prompt: Prompt) -> None:
         """Compose a prompt of the same documents in reversed order."""
-        system, documents, question = (
-            [segment for segment in prompt.segments if segment.kind is kind]
-            for kind in (SegmentKind.SYSTEM, SegmentKind.DOCUMENT, SegmentKind.QUESTION)
-        )
-        reordered = Prompt((*system, *reversed(documents), *question))
-        answer = await stack.answer(reordered, NAMESPACE, Sampling(1), reuse=Reuse.COMPOSED)
+        documents = reversed(prompt.documents)
+        segments = (next(documents) if segment.kind is SegmentKind.DOCUMENT else segment for segment in prompt.segments)
+        answer = await stack.answer(Prompt(tuple(segments)), NAMESPACE, Sampling(1), reuse=Reuse.COMPOSED)
         self._composed_tokens += answer.prefill.composed_tokens + answer.prefill.recomputed_tokens
 
     def _count(self, answer: Generation) -> None:

@@ -42,7 +42,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
     ``token_hit_rate`` the share of our measured prompt tokens that came from each tier, over all rates that we sustain.
     ``document_tokens`` counts the KV of all the stream's documents, equal prefixes once. ``memory_tokens`` is our room
     by tier, ``ram_tokens`` the size of an equal cache. ``warm_up_prompts`` came before everything that was measured.
-    ``gate`` is set if our system composed only because, or if, composing had passed it.
+    ``gate`` is the verdict on composing if our system composes only where that has passed; otherwise None.
     """
 
     complete: bool

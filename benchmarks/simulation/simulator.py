@@ -19,6 +19,7 @@ import msgspec
 
 from benchmarks.measuring.statistics import TimeHistogram
 from cachectl.nodes.node import PathDocument
+from cachectl.runtime.composing.lacking import MOST_WANTED, lacking
 from cachectl.scheduling.document_order import OrderStrategy, order_by_name
 from cachectl.scheduling.queue import SLACK, WINDOW
 from cachectl.scheduling.request import Request
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
     from cachectl.costs.device_profile import DeviceProfile
     from cachectl.nodes.node import Node
     from cachectl.tree.grant import Grant
-
-
-_MOST_WANTED = 256
-"""As in the live controller."""
 
 
 class SimulatedService(NamedTuple):
@@ -199,13 +196,11 @@ class Simulator:
 
     def _want(self, grant: Grant, running: _Running) -> None:
         """Note the documents of a composed prompt that neither it nor another prompt has KV of."""
-        front = running.documents[: running.system_documents + 1]
-        for document, step in zip(running.documents, grant.documents, strict=True):
-            if step.source is None and step.donor is None and document not in front:
-                path = running.namespace, (*front, document)
-                self._wanted.pop(path, None)
-                self._wanted[path] = None
-        while len(self._wanted) > _MOST_WANTED:
+        for documents in lacking(running.documents, grant.documents, running.system_documents):
+            path = running.namespace, documents
+            self._wanted.pop(path, None)
+            self._wanted[path] = None
+        while len(self._wanted) > MOST_WANTED:
             del self._wanted[next(iter(self._wanted))]
 
     def _build_donors(self, now: float, until_s: float) -> None:

@@ -14,6 +14,7 @@ from generator.composing.auxiliary.token_spans import TokenSpans
 from generator.composing.composer import Composer
 from generator.composing.deviation import Deviation
 from generator.composing.partial_forward import PartialForward
+from generator.composing.rotation import MOST_ERROR
 from generator.composing.selection.attention_temperature import AttentionTemperature
 from generator.composing.selection.auxiliary_attention import AuxiliaryAttention
 from generator.composing.selection.base import Selector
@@ -37,9 +38,6 @@ _PROBED = (1, 100, 1000)
 
 _PROBED_TOKEN = 100
 """A token id that every vocabulary has."""
-
-_TOLERANCE = 0.03
-"""Of a moved key, relative to its length. Rounding to bfloat16 makes 0.01, a wrong rotation more than 1."""
 
 
 def new_composer(runner: "GPUModelRunner", blocks: PagedBlocks, num_blocks: int, settings: KvSettings) -> Composer:
@@ -96,9 +94,8 @@ def _check_rotation(layers: list[AttentionLayer], forward: PartialForward, longe
             continue
         forward.compute_alone(_PROBED_TOKEN, position, 1)
         for layer, keys in zip(layers, there, strict=True):
-            expected = layer.keys(block, range(1)).float()
-            error = (layer.rotation.moved(keys, position).float() - expected).norm() / expected.norm()
-            if not error < _TOLERANCE:
+            error = layer.rotation.error(keys, position, layer.keys(block, range(1)))
+            if not error < MOST_ERROR:
                 raise ConfigError(
                     f"the KV of layer {layer.name} cannot be composed: moved by {position} positions, its keys differ "
                     f"by {error:.0%} from those that the model computes there; set controller.reuse to exact",

@@ -14,6 +14,7 @@ from generator.composing.deviation import Deviation, TooFar
 from generator.composing.partial_forward import PartialForward
 from generator.composing.runs import Run, joined, slices
 from generator.composing.selection.base import Selector
+from generator.composing.slots import slots_of
 
 _MEASURED_PAGES = 8
 _MEASUREMENTS = 3
@@ -136,7 +137,7 @@ class Composer:
         first = donated.position % size
         tokens = range(first, first + place.tokens)
         positions = torch.arange(place.start, place.end, device=blocks.device)
-        slots = blocks[positions // size].long() * size + positions % size
+        slots = slots_of(positions, blocks, size)
         for layer in self._layers:
             keys, values = layer.decoded(donated.pages, tokens)
             moved = layer.rotation.moved(keys, place.start - donated.position)

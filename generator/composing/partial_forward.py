@@ -8,6 +8,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from generator.composing.runs import Run
+from generator.composing.slots import slots_of
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -55,8 +56,7 @@ class PartialForward:
         blocks: torch.Tensor,
     ) -> torch.Tensor | None:
         """Compute tokens at ``positions`` into their ``places`` of a sequence, which are those of the runs."""
-        size = self._page_tokens
-        slots = blocks[places // size].long() * size + places % size
+        slots = slots_of(places, blocks, self._page_tokens)
         metadata = {name: built for names, built in self._metadata(runs, blocks, slots) for name in names}
         with (
             torch.inference_mode(),

@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 import torch
 
+WINDOW = 8
+"""Tokens of a window that is selected whole (CacheClip, section 4.2)."""
+
 
 class Run(NamedTuple):
     """Consecutive tokens of a prompt, from ``start`` up to ``end``, by position."""

@@ -8,6 +8,7 @@ import msgspec
 import structlog
 
 from cachectl.runtime.background_prefills import BackgroundPrefills, Outcome
+from cachectl.runtime.composing.lacking import MOST_WANTED, lacking
 from cachectl.runtime.deliveries import Deliveries
 from cachectl.runtime.leases import Leases
 from cachectl.runtime.plan_builder import PlanBuilder
@@ -19,9 +20,6 @@ from protocol.plans import AdmissionRequest, PrefillPlan, Reuse
 from protocol.prompts import Prompt, SegmentKind
 
 _log = structlog.get_logger(__name__)
-
-_MOST_WANTED = 256
-"""Documents to remember. The ones that were asked for the longest time ago are forgotten first."""
 
 
 class DonorBuilder:
@@ -53,20 +51,17 @@ class DonorBuilder:
     def note(self, request: AdmissionRequest, grant: Grant) -> None:
         """Note the documents of a composed prompt that no document of the tree donates.
 
-        Each will be computed behind the prompt's first document. Composing answers better out of KV that has seen
-        another document than out of KV that has seen none (docs/composition.md).
+        Each will be computed behind the prompt's first document.
         """
         if grant.recompute_share is None:
             return
         prefix = request.prompt.prefix
-        front = prefix[: sum(segment.kind is SegmentKind.SYSTEM for segment in prefix) + 1]
-        for segment, granted in zip(prefix, grant.documents, strict=True):
-            if granted.source is None and granted.donor is None and segment not in front:
-                key = request.namespace, segment.key
-                prompt = Prompt((*front, segment))
-                self._wanted[key] = msgspec.structs.replace(request, prompt=prompt, reuse=Reuse.EXACT)
-                self._wanted.move_to_end(key)
-        while len(self._wanted) > _MOST_WANTED:
+        system = sum(segment.kind is SegmentKind.SYSTEM for segment in prefix)
+        for path in lacking(prefix, grant.documents, system):
+            key = request.namespace, path[-1].key
+            self._wanted[key] = msgspec.structs.replace(request, prompt=Prompt(path), reuse=Reuse.EXACT)
+            self._wanted.move_to_end(key)
+        while len(self._wanted) > MOST_WANTED:
             self._wanted.popitem(last=False)
 
     def start(self) -> None:

@@ -6,16 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from generator.composing.auxiliary.reading import PREFIX, model_with_attention
 from generator.composing.auxiliary.token_spans import Span, TokenSpans
-from generator.composing.rotation import Rotation
+from generator.composing.rotation import MOST_ERROR, Rotation
 from protocol.errors import ConfigError
 
-_PREFIX = "Documents:\n\n"
-"""Stands in front of every prompt. The first tokens of a prompt draw much attention, whatever they are."""
-
 _MOVED_BY = 1000
-_TOLERANCE = 0.03
-"""Of a moved key, relative to its length. Rounding to bfloat16 makes 0.01."""
 
 
 class DocumentKv(NamedTuple):
@@ -46,20 +42,10 @@ class AuxiliaryModel:
     """
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
-        from transformers import AutoModelForCausalLM
-
         self._tokens = TokenSpans(folder)
-        try:
-            # Eager attention, because no other returns its weights.
-            self._model: Any = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a local folder
-                folder, dtype=dtype, attn_implementation="eager", local_files_only=True
-            ).eval()
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"the auxiliary model {folder} cannot be loaded: {error}", "generator.auxiliary"
-            ) from error
+        self._model = model_with_attention(folder, dtype)
         self._rotation = _rotation(self._model, folder)
-        self._prefix = self._computed(_PREFIX, None)
+        self._prefix = self._computed(PREFIX, None)
         self._check_rotation(folder)
 
     def read(self, text: str) -> DocumentKv:
@@ -108,10 +94,10 @@ class AuxiliaryModel:
         )
 
     def _check_rotation(self, folder: Path) -> None:
-        there = self._computed(_PREFIX, None, _MOVED_BY)
+        there = self._computed(PREFIX, None, _MOVED_BY)
         for keys, expected in zip(self._prefix.keys, there.keys, strict=True):
-            error = (self._rotation.moved(keys, _MOVED_BY).float() - expected.float()).norm() / expected.float().norm()
-            if not error < _TOLERANCE:
+            error = self._rotation.error(keys, _MOVED_BY, expected)
+            if not error < MOST_ERROR:
                 raise _unusable(folder, f"moved keys differ by {error:.0%} from those that it computes")
 
 
@@ -139,4 +125,4 @@ def _cache(parts: Sequence[DocumentKv]) -> Any:  # noqa: ANN401  # transformers 
 
 
 def _unusable(folder: Path, why: str) -> ConfigError:
-    return ConfigError(f"the auxiliary model {folder} cannot be used: {why}", "generator.auxiliary")
+    return ConfigError(f"the auxiliary model {folder} cannot be used: {why}", "generator.kv.auxiliary_model")

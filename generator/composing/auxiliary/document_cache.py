@@ -3,9 +3,18 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import NamedTuple
 
 from generator.composing.auxiliary.auxiliary_model import DocumentKv
+from generator.composing.auxiliary.token_spans import Span
 from generator.composing.composed_prompt import Content
+
+
+class ReadDocument(NamedTuple):
+    """A document's ``kv`` in the auxiliary model, and the characters of its tokens in the engine's (``spans``)."""
+
+    kv: DocumentKv
+    spans: list[Span]
 
 
 class DocumentCache:
@@ -17,10 +26,10 @@ class DocumentCache:
     def __init__(self, size: int) -> None:
         self.deletions = 0
         self._room = size
-        self._kept: OrderedDict[Content, DocumentKv] = OrderedDict()
+        self._kept: OrderedDict[Content, ReadDocument] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, content: Content) -> DocumentKv | None:
+    def get(self, content: Content) -> ReadDocument | None:
         """A document's KV, if it is kept."""
         with self._lock:
             found = self._kept.get(content)
@@ -28,7 +37,7 @@ class DocumentCache:
                 self._kept.move_to_end(content)
             return found
 
-    def add(self, content: Content, document: DocumentKv, deletions: int) -> None:
+    def add(self, content: Content, document: ReadDocument, deletions: int) -> None:
         """Keep a document's KV, if there is room for it at all.
 
         Nothing is kept if there were more than so many ``deletions``: the document may be among the deleted ones.
@@ -37,13 +46,13 @@ class DocumentCache:
             if content in self._kept or deletions != self.deletions:
                 return
             self._kept[content] = document
-            self._room -= document.size
+            self._room -= document.kv.size
             while self._room < 0:
-                self._room += self._kept.popitem(last=False)[1].size
+                self._room += self._kept.popitem(last=False)[1].kv.size
 
     def forget(self, is_deleted: Callable[[str, tuple[str, ...]], bool]) -> None:
         """Drop the documents that are deleted, by namespace and path."""
         with self._lock:
             self.deletions += 1
             for content in [one for one in self._kept if is_deleted(one.namespace, (one.key,))]:
-                self._room += self._kept.pop(content).size
+                self._room += self._kept.pop(content).kv.size

@@ -32,7 +32,7 @@ class TokenSpans:
         try:
             self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # the library raises nothing more specific
-            raise ConfigError(f"the tokenizer of {folder} cannot be read: {error}", "generator.auxiliary") from error
+            raise ConfigError(f"the tokenizer of {folder} cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 

@@ -16,15 +16,15 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
 
+from generator.composing.auxiliary.reading import PREFIX, model_with_attention
 from generator.composing.auxiliary.token_spans import Span, TokenSpans, highest_by_characters
 from protocol.errors import ConfigError
 
-_PREFIX = "Documents:\n\n"
 _TOP = 0.2
 """The share of tokens that are compared, which is the share that composing computes again by default."""
 
@@ -70,20 +70,13 @@ class _Reader:
     """A model that reads prompts whole. Raises ConfigError if the folder has no model."""
 
     def __init__(self, folder: Path, dtype: torch.dtype | str) -> None:
-        from transformers import AutoModelForCausalLM
-
         self.folder = folder
         self._tokens = TokenSpans(folder)
-        try:
-            self.model: Any = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a local folder
-                folder, dtype=dtype, attn_implementation="eager", local_files_only=True
-            )
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"the model {folder} cannot be loaded: {error}", "folder") from error
+        self.model = model_with_attention(folder, dtype)
 
     def attention(self, chunks: Sequence[str], question: str) -> _Attention:
         """The question's attention to the chunks in the last layer."""
-        prefix, asked = (self._tokens.of_text(text).token_ids for text in (_PREFIX, question))
+        prefix, asked = (self._tokens.of_text(text).token_ids for text in (PREFIX, question))
         ids, spans, characters = list(prefix), [], 0
         for chunk in chunks:
             spelled = self._tokens.of_text(f"{chunk}\n\n")

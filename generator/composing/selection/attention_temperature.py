@@ -8,6 +8,7 @@ from generator.composing.attention_layers import AttentionLayer
 from generator.composing.codec import LayerKv
 from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.runs import Run
+from generator.composing.slots import slots_of
 
 _TEMPERATURE = 0.9
 """Within the range that the paper's section 5 tries."""
@@ -27,8 +28,7 @@ class AttentionTemperature:
         """No tokens at all."""
         for document in prompt.documents:
             positions = torch.arange(document.start, document.end, device=prompt.blocks.device)
-            slots = prompt.blocks[positions // self._page_tokens].long() * self._page_tokens
-            slots += positions % self._page_tokens
+            slots = slots_of(positions, prompt.blocks, self._page_tokens)
             for layer in self._layers:
                 kv = prompt.kv(layer, document)
                 layer.write(LayerKv(kv.keys / _TEMPERATURE, kv.values), slots)

@@ -2,13 +2,12 @@
 
 import torch
 
-from generator.composing.auxiliary.auxiliary_model import AuxiliaryModel, DocumentKv
-from generator.composing.auxiliary.document_cache import DocumentCache
-from generator.composing.auxiliary.token_spans import Span, TokenSpans, highest_by_characters
+from generator.composing.auxiliary.auxiliary_model import AuxiliaryModel
+from generator.composing.auxiliary.document_cache import DocumentCache, ReadDocument
+from generator.composing.auxiliary.token_spans import TokenSpans, highest_by_characters
 from generator.composing.composed_prompt import ComposedPrompt, Content
-from generator.composing.runs import Run, best, windows
+from generator.composing.runs import WINDOW, Run, best, windows
 
-_WINDOW = 8
 _CROWDED = 6
 """A window is computed again if more than 5 of its tokens are selected (section 4.2)."""
 
@@ -29,7 +28,7 @@ class AuxiliaryAttention:
 
     def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:
         """The windows with the highest scores, of ``budget`` tokens at most."""
-        candidates = windows(prompt.documents, _WINDOW)
+        candidates = windows(prompt.documents, WINDOW)
         scores = self._scores(prompt)
         if not self._strict or not budget:
             return best(candidates, scores, budget)
@@ -42,24 +41,21 @@ class AuxiliaryAttention:
         """The score of each position in front of the question."""
         ids = prompt.token_ids.tolist()
         question = self._tokens.of_tokens(ids[prompt.question.start : prompt.question.end]).text
-        documents, spans = zip(
-            *(
-                self._document(ids[run.start : run.end], content, prompt.deletions)
-                for run, content in zip(prompt.documents, prompt.contents, strict=True)
-            ),
-            strict=True,
-        )
+        documents = [
+            self._document(ids[run.start : run.end], content, prompt.deletions)
+            for run, content in zip(prompt.documents, prompt.contents, strict=True)
+        ]
         scores = torch.zeros(prompt.question.start)
-        attention = self._model.attention(question, documents)
-        for run, document, own, paid in zip(prompt.documents, documents, spans, attention, strict=True):
-            scores[run.start : run.end] = highest_by_characters(paid, document.spans, own)
+        attention = self._model.attention(question, [document.kv for document in documents])
+        for run, document, paid in zip(prompt.documents, documents, attention, strict=True):
+            scores[run.start : run.end] = highest_by_characters(paid, document.kv.spans, document.spans)
         return scores
 
-    def _document(self, token_ids: list[int], content: Content, deletions: int) -> tuple[DocumentKv, list[Span]]:
-        """A document in the auxiliary model, and the characters of its tokens in the engine's."""
-        spelled = self._tokens.of_tokens(token_ids)
+    def _document(self, token_ids: list[int], content: Content, deletions: int) -> ReadDocument:
+        """A document as the auxiliary model has read it."""
         document = self._kept.get(content)
         if document is None:
-            document = self._model.read(spelled.text)
+            spelled = self._tokens.of_tokens(token_ids)
+            document = ReadDocument(self._model.read(spelled.text), spelled.spans)
             self._kept.add(content, document, deletions)
-        return document, spelled.spans
+        return document

@@ -9,11 +9,8 @@ from torch.nn.functional import avg_pool1d
 from generator.composing.attention_layers import AttentionLayer
 from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.partial_forward import PartialForward, Stop
-from generator.composing.runs import Run, best, windows
+from generator.composing.runs import WINDOW, Run, best, windows
 from protocol.generation import ASKED_TOKENS
-
-WINDOW = 8
-"""Tokens of a window (CacheClip, section 4.2)."""
 
 _AROUND = 8
 """Tokens before and behind a token that share its score: what is attended to is understood by its sentence."""

@@ -3,8 +3,7 @@
 import torch
 
 from generator.composing.composed_prompt import ComposedPrompt
-from generator.composing.runs import Run, best, windows
-from generator.composing.selection.question_attention import WINDOW
+from generator.composing.runs import WINDOW, Run, best, windows
 
 
 class RandomWindows:

@@ -3,15 +3,15 @@
 import torch
 
 from generator.composing.auxiliary.auxiliary_model import DocumentKv
-from generator.composing.auxiliary.document_cache import DocumentCache
+from generator.composing.auxiliary.document_cache import DocumentCache, ReadDocument
 from generator.composing.composed_prompt import Content
 
 FIRST, SECOND, THIRD = (Content("a", name) for name in ("first", "second", "third"))
 
 
-def document() -> DocumentKv:
+def document() -> ReadDocument:
     """A document of 80 bytes."""
-    return DocumentKv([torch.zeros(10, 1, 1)], [torch.zeros(10, 1, 1)], [])
+    return ReadDocument(DocumentKv([torch.zeros(10, 1, 1)], [torch.zeros(10, 1, 1)], []), [])
 
 
 def test_the_documents_used_last_are_kept():
