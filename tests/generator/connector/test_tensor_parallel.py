@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from composed_prompts import DONATED, ComposedPrompts
 from engine_settings import small_engine
 from kv_plans import DISK, GPU, HOST, SYSTEM, THIRD, forget_blocks, held, kv_path, put, segment
 
@@ -13,7 +14,7 @@ from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import Sampling
 from protocol.kv import LostCopy, Orders
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(150)]
 
 LONG, BEHIND = segment("long", 520), segment("behind", 150)
 TIERS = (GPU, HOST, DISK)
@@ -24,11 +25,12 @@ def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("two-ranks")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def engine(folder, tiny_model):
     """A started vLLM with two ranks and a tiny model."""
     settings = small_engine(folder)
     settings.engine_args |= {"tensor_parallel_size": 2, "async_scheduling": True}
+    settings.kv.auxiliary_model = str(tiny_model)
     engine = VllmEngine(settings, tiny_model)
     await engine.start()
     yield engine
@@ -118,4 +120,54 @@ async def test_a_node_that_only_one_rank_holds_is_deleted_when_the_tiers_are_lis
     assert await held(engine, DISK) == {(path.namespace, ("system",))}
     assert await held(engine, DISK) == {(path.namespace, ("system",))}
     assert files(folder, 0, path.keys[1]) == []
+    await engine.carry_out(Orders(everything=True))
+
+
+class TestComposing:
+    @pytest_asyncio.fixture(loop_scope="session", params=TIERS)
+    async def prompts(self, engine, request):
+        """Documents with KV of their own, put into a tier."""
+        made = ComposedPrompts(kv_path((SYSTEM,)).namespace, request.param)
+        await made.put(engine)
+        yield made
+        await engine.carry_out(Orders(everything=True))
+
+    async def test_a_prompt_that_is_computed_again_whole_has_the_exact_answer(self, engine, prompts):
+        prefill, tokens = await answer(engine, prompts.plan("why?", 1.0))
+        assert tokens == await uncached(engine, prompts.whole)
+        assert prefill.loaded == {prompts.tier: 27 + 170}
+        assert (prefill.composed_tokens, prefill.recomputed_tokens) == (0, DONATED)
+
+    @pytest.mark.parametrize("method", ["query", "cacheclip", "cacheblend", "epic", "random", "none", "ape"])
+    async def test_both_ranks_together_select_what_one_alone_does(self, engine, engine_of, prompts, method):
+        share = 0.0 if method in {"none", "ape"} else 0.3
+        prefill, tokens = await answer(engine, prompts.plan("why?", share, method))
+        alone = ComposedPrompts(kv_path((SYSTEM,)).namespace, GPU)
+        single = (await engine_of(True)).engine
+        await alone.put(single)
+        expected, its_tokens = await answer(single, alone.plan("why?", share, method))
+        await single.carry_out(Orders(everything=True))
+        assert tokens == its_tokens
+        assert prefill.recomputed_tokens == expected.recomputed_tokens
+        assert prefill.composed_tokens == expected.composed_tokens > 0
+
+    async def test_a_prompt_that_deviates_more_than_its_bound_is_computed(self, engine, prompts):
+        within = (await answer(engine, prompts.plan("why?", 0.5)))[0].deviation
+        assert within > 0
+        prefill, tokens = await answer(engine, prompts.plan("why?", 0.5, bound=0.99 * within))
+        assert tokens == await uncached(engine, prompts.whole)
+        assert (prefill.composed_tokens, prefill.recomputed_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_donor_that_one_rank_has_lost_is_computed(engine, folder, rank):
+    prompts = ComposedPrompts(kv_path((SYSTEM,)).namespace, DISK)
+    await prompts.put(engine)
+    lost = prompts.own[1].keys[1]
+    (file,) = files(folder, rank, lost)
+    file.write_bytes(file.read_bytes()[:-1])
+    prefill, tokens = await answer(engine, prompts.plan("why?", 1.0))
+    assert tokens == await uncached(engine, prompts.whole)
+    assert prefill.lost == (LostCopy(lost, DISK),)
+    assert prefill.recomputed_tokens == DONATED - len(prompts.own[1].segments[1].token_ids)
     await engine.carry_out(Orders(everything=True))
