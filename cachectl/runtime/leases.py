@@ -61,9 +61,9 @@ class Leases:
             self._lease(grant)
         return grant
 
-    def prefetch(self, query_id: str, plan_id: str) -> Grant | None:
+    def prefetch(self, query_id: str, request: Request) -> Grant | None:
         """Lease the grant of ``SpeculativeSlots.prefetch``, if there is one."""
-        grant = self._scheduler.speculative.prefetch(query_id, plan_id, self._clock())
+        grant = self._scheduler.speculative.prefetch(query_id, request, self._clock())
         if grant is not None:
             self._lease(grant)
         return grant

@@ -10,16 +10,19 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 
+import msgspec
 import structlog
 
 from cachectl.runtime.background_prefills import BackgroundPrefills, Outcome
+from cachectl.runtime.composing.lacking import without_donated
 from cachectl.runtime.deliveries import Deliveries
 from cachectl.runtime.leases import Leases
 from cachectl.runtime.plan_builder import PlanBuilder
 from cachectl.runtime.request_reader import RequestReader
 from cachectl.scheduling.scheduler import Scheduler
 from protocol.errors import RagtreeError
-from protocol.plans import AdmissionRequest, PrefillPlan
+from protocol.plans import AdmissionRequest, PrefillPlan, Reuse
+from protocol.prompts import Prompt
 
 _log = structlog.get_logger(__name__)
 
@@ -86,20 +89,29 @@ class Prefetcher:
     def _prefetch(self, request: AdmissionRequest) -> None:
         if self._requests.outdated(request):
             return
+        ahead = self._ahead(request)
         try:
-            grant = self._leases.prefetch(request.query_id, self._new_plan_id(request))
+            grant = self._leases.prefetch(request.query_id, self._requests.request(ahead))
         except RagtreeError as error:
             # Logged, not raised: the caller is reporting on another query.
             _log.warning("a prefetch could not start", query_id=request.query_id, error=str(error))
             return
         if grant is not None:
-            plan = self._plans.build(request, grant, speculative=True)
+            plan = self._plans.build(ahead, grant, speculative=True)
             self._deliveries.start()
             assert self._prefills is not None
             self._running[request.query_id] = self._prefills.start(plan, partial(self._ended, request, plan))
 
-    def _new_plan_id(self, request: AdmissionRequest) -> str:
-        return f"{request.query_id}~prefetch-{next(self._numbers)}"
+    def _ahead(self, request: AdmissionRequest) -> AdmissionRequest:
+        """What to prefill for a request that waits, in full, as nothing composed is kept.
+
+        Of a prompt that will be composed, that is what it loads, and behind it what nothing is donated for.
+        """
+        plan_id = f"{request.query_id}~prefetch-{next(self._numbers)}"
+        prompt, found = request.prompt, self._scheduler.book.found(request.query_id)
+        if found.composing is not None:
+            prompt = Prompt(without_donated(prompt.prefix, found.loading.documents, found.composing.donors))
+        return msgspec.structs.replace(request, query_id=plan_id, prompt=prompt, reuse=Reuse.EXACT)
 
     def _ended(self, request: AdmissionRequest, plan: PrefillPlan, outcome: Outcome) -> None:
         del self._running[request.query_id]

@@ -74,8 +74,12 @@ class RequestBook:
             request.recompute_share,
         )
 
+    def found(self, query_id: str) -> CachedPrefix:
+        """What a waiting request finds on its instance now."""
+        scheduled = self.requests[query_id]
+        return self.cached_prefix(scheduled, scheduled.instance)
+
     def work(self, query_id: str) -> Work:
         """What a waiting request's prefill finds cached now, and what remains to be done."""
-        scheduled = self.requests[query_id]
-        prefix = self.cached_prefix(scheduled, scheduled.instance)
+        scheduled, prefix = self.requests[query_id], self.found(query_id)
         return Work(scheduled.tokens - prefix.computed, prefix.computed, prefix.seconds)

@@ -84,16 +84,17 @@ class SpeculativeSlots:
         state = self._instances.open().get(self._book.requests[query_id].instance)
         return state is not None and state.has_room_for_prefetch()
 
-    def prefetch(self, query_id: str, plan_id: str, now: float) -> Grant | None:
-        """Start to load and compute what a waiting request lacks in its instance's GPU.
+    def prefetch(self, query_id: str, request: Request, now: float) -> Grant | None:
+        """Start to load and compute for a waiting request what its instance's GPU lacks of ``request``.
 
-        The grant has the id ``plan_id``, and makes way like a speculation. The request's turn does not come before the
-        prefetch ends. None if it may not start (``may_prefetch``), if nothing is lacking, or if nothing could be kept.
+        That has a path which the waiting request will use, and an id of its own. It makes way like a speculation. The
+        turn of the waiting request does not come before the prefetch ends. None if it may not start (``may_prefetch``),
+        if nothing is lacking, or if nothing could be kept.
         """
         if not self.may_prefetch(query_id):
             return None
         waiting = self._book.requests[query_id]
-        guess = self._book.new(waiting.request._replace(query_id=plan_id))
+        guess = self._book.new(request)
         guess.instance = waiting.instance
         prefix = self._book.cached_prefix(guess, guess.instance)
         if len(prefix.copies) == len(guess.keys) and all(copy.cache.tier is Tier.GPU for copy in prefix.copies):
@@ -102,13 +103,13 @@ class SpeculativeSlots:
         guess.prefix = prefix
         guess.speculative = guess.is_prefetch = True
         state = self._instances.states[guess.instance]
-        self._book.requests[plan_id] = state.speculations[plan_id] = guess
+        self._book.requests[request.query_id] = state.speculations[request.query_id] = guess
         grant = self._dispatcher.start(guess, now)
         if not any(document.kept is not None and document.kept is not document.source for document in grant.documents):
             self._tree.grants.complete(grant, kept=False)
-            del self._book.requests[plan_id], state.speculations[plan_id]
+            del self._book.requests[request.query_id], state.speculations[request.query_id]
             return None
-        waiting.prefetched_by = plan_id
+        waiting.prefetched_by = request.query_id
         return grant
 
     def _running(self, query_id: str) -> ScheduledRequest:

@@ -1,4 +1,4 @@
-"""What composed prompts lack, to be computed ahead of time for later ones."""
+"""What composed prompts lack, to be computed ahead of time."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -21,3 +21,9 @@ def lacking(path: Sequence[Part], granted: Sequence[GrantedDocument], system: in
     for part, found in zip(path, granted, strict=True):
         if found.source is None and found.donor is None and part not in front:
             yield (*front, part)
+
+
+def without_donated(path: Sequence[Part], loaded: int, donors: Sequence[object | None]) -> tuple[Part, ...]:
+    """The path without what is donated: its ``loaded`` documents, and of those behind the ones without a donor."""
+    behind = zip(path[loaded:], donors, strict=False)
+    return (*path[:loaded], *(part for part, donor in behind if donor is None))

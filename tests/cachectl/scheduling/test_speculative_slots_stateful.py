@@ -105,7 +105,8 @@ class SpeculatingMachine(RuleBasedStateMachine):
         self.queries += 1
         plan_id = str(self.queries)
         may = self.scheduler.speculative.may_prefetch(query_id)
-        grant = self.scheduler.speculative.prefetch(query_id, plan_id, 0.0)
+        request = self.scheduler.book.requests[query_id].request._replace(query_id=plan_id)
+        grant = self.scheduler.speculative.prefetch(query_id, request, 0.0)
         if grant is None:
             assert plan_id not in self.tree.grants.open
             return

@@ -16,6 +16,7 @@ from protocol.plans import Donor, Recompute
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(150)]
 
+
 @pytest_asyncio.fixture(loop_scope="session", params=[GPU, HOST, DISK])
 async def prompts(engine, path, request) -> ComposedPrompts:
     """The three documents, put into a tier."""

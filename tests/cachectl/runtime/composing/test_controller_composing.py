@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
-from controller_under_test import TOKENS, Clock, ask, cached, checked_controllers, fill, key, report, sources
+from controller_under_test import TOKENS, Clock, ask, cached, checked_controllers, fill, key, report, sources, waiting
 
 from protocol.errors import InvalidRequest
 from protocol.generation import ComposingInfo, PrefillResult, StepBudget
@@ -195,3 +195,32 @@ async def test_a_prompt_that_is_computed_keeps_its_documents_so_none_is_computed
     await controller.complete(report("q"))
     await settled()
     assert engine.computed == []
+
+
+@pytest.mark.parametrize(
+    ("filled", "asked", "computed"),
+    [
+        # Of a prompt that is composed, what has no donor.
+        (["a", "b"], "abc", ["sac"]),
+        (["a", "b"], "cabd", ["scd"]),
+        # Of one that is computed, everything.
+        (["a"], "abc", ["sabc"]),
+        (["ab"], "ab", []),
+        # What is donated is not computed, and what is loaded is there.
+        (["a", "b"], "ab", []),
+    ],
+)
+async def test_a_queued_prompt_has_computed_ahead_what_is_not_donated(build, engine, filled, asked, computed):
+    controller = build(max_running=1, prepare_after_s=0.0)
+    await fill(controller, *filled, system="s")
+    await controller.admit(ask_for("runs", "x", Reuse.EXACT))
+    await controller.prefilled("runs")
+    task = await waiting(controller, ask_for("q", asked))
+    await settled()
+    assert engine.computed == computed
+    await controller.complete(report("runs"))
+    plan = await task
+    assert all(node.source or node.donor for node in plan.nodes)
+    await controller.complete(report("q"))
+    await settled()
+    assert engine.computed == computed
