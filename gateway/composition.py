@@ -8,7 +8,9 @@ from importlib.metadata import version
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from gateway.background.forgetting import Forgetting
+from gateway.background.idle_prefill import IdlePrefill
 from gateway.background.idle_time import IdleTime
+from gateway.background.ingested import IngestedPrefill
 from gateway.background.replay import Replay
 from gateway.background.shadow import Shadow
 from gateway.background.warmup import WarmUps
@@ -70,14 +72,17 @@ class Composition:
         )
         runs = QueryRuns(pipeline, readiness.on_query_error)
         idle = IdleTime(runs, readiness)
-        replay = Replay(parts, idle=idle, tasks=self._tasks, settings=settings)
+        prefill = IdlePrefill(parts, self._tasks, settings)
+        replay = Replay(parts, idle, prefill, settings)
         self._shadow = Shadow(composed, idle, parts, metrics=metrics, tasks=self._tasks, settings=settings)
+        self._ingested = IngestedPrefill(parts, idle, prefill, metrics, enabled=settings.prefill_ingested)
         self.gateway = Gateway(
             retriever=parts.retriever,
             controller=parts.controller,
             layout=parts.layout,
             uploads=Uploads(parts.retriever, stores.upload_records, readiness),
             runs=runs,
+            ingested=self._ingested,
             forgetting=Forgetting(parts.retriever, parts.controller, settings),
             warm_ups=WarmUps(replay, stores.query_log, settings),
             readiness=readiness,
@@ -98,7 +103,7 @@ class Composition:
         """Run the background work; at the end, cancel the running queries and release all leases."""
         gateway = self.gateway
         async with gateway.stores.opened(), gateway.readiness.watching(), gateway.forgetting.sweeping():
-            async with self._shadow.comparing():
+            async with self._shadow.comparing(), self._ingested.prefilling():
                 yield
             await gateway.warm_ups.shutdown()
             await gateway.runs.shutdown()

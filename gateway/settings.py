@@ -89,6 +89,11 @@ class GatewaySettings(BaseModel):
         le=1,
         description="Share of the composed answers that are computed again in full, in idle time, and compared.",
     )
+    prefill_ingested: bool = Field(
+        False,
+        description="Prefill ingested documents while no query runs, as far as the tiers have room, so that prompts "
+        "can be composed out of their KV.",
+    )
     query_log_mib: int = Field(
         16,
         ge=0,

@@ -5,16 +5,14 @@ from contextlib import aclosing
 from functools import partial
 from uuid import uuid4
 
+from gateway.background.idle_prefill import IdlePrefill
 from gateway.background.idle_time import IdleTime
-from gateway.background_tasks import BackgroundTasks
 from gateway.deadline import Deadline
 from gateway.limits.auth import namespace_of
-from gateway.query.lease import Lease
 from gateway.settings import GatewaySettings
 from protocol.errors import NoDocuments
-from protocol.generation import Sampling
 from protocol.parts import Parts
-from protocol.plans import AdmissionRequest, PrefillPlan, Reuse
+from protocol.plans import AdmissionRequest, Reuse
 from protocol.prompts import ChatMessage, Prompt
 from protocol.retrieval import CandidateSet, SearchRequest
 
@@ -22,21 +20,13 @@ from protocol.retrieval import CandidateSet, SearchRequest
 class Replay:
     """Searches for past queries and prefills their documents while the stack is idle.
 
-    The gateway's own queries interrupt it at any point. Queries of other gateways are known to the controller, which
-    grants a plan only on an idle instance and is asked again later. Replay one query at a time.
+    The gateway's own queries interrupt it at any point. Replay one query at a time.
     """
 
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        idle: IdleTime,
-        tasks: BackgroundTasks,
-        settings: GatewaySettings,
-    ) -> None:
+    def __init__(self, parts: Parts, idle: IdleTime, prefill: IdlePrefill, settings: GatewaySettings) -> None:
         self._parts = parts
         self._idle = idle
-        self._tasks = tasks
+        self._prefill = prefill
         self._settings = settings
 
     async def documents(self, search: SearchRequest) -> tuple[str, ...]:
@@ -55,39 +45,23 @@ class Replay:
         # Searches again, because documents may have been deleted since the past query.
         searched_at = time.time()
         found = await self._found(search)
-        prompt = self._lay_out(search, found)
-        query_id = f"warm_{uuid4().hex}"
-        deadline = self._deadline()
-        with Lease(query_id, self._parts.controller, self._tasks) as lease:
-            before = await deadline.wait(self._parts.controller.stats())
-            order = self._settings.default_document_order
-            namespace = namespace_of(search.tenant)
+        request = AdmissionRequest(
+            f"warm_{uuid4().hex}",
+            namespace_of(search.tenant),
+            self._lay_out(search, found),
+            searched_at,
+            self._settings.default_document_order,
+            scores=found.scores,
             # Composed KV is not kept, so it would warm up nothing.
-            request = AdmissionRequest(
-                query_id, namespace, prompt, searched_at, order, scores=found.scores, reuse=Reuse.EXACT
-            )
-            plan = await deadline.wait(lease.admit(self._parts.controller.warm(request)))
-            if plan is None:
-                # Either a query is running, or there is nothing to compute, if the controller was idle throughout.
-                after = await deadline.wait(self._parts.controller.stats())
-                idle = not before.running and not before.queued and after.admitted == before.admitted
-                return 0 if idle else None
-            computed = await self._computed(lease, plan, deadline)
-            lease.completed()
-            return computed
-
-    async def _computed(self, lease: Lease, plan: PrefillPlan, deadline: Deadline) -> int:
-        computed = 0
-        stream = self._parts.generator.stream(plan, Sampling(max_tokens=1))
-        async for step in lease.steps(stream, deadline, self._settings.first_step_timeout_s):
-            if step.prefill is not None:
-                computed = step.prefill.computed_tokens
-        return computed
+            reuse=Reuse.EXACT,
+        )
+        return await self._prefill.attempt(request)
 
     async def _found(self, search: SearchRequest) -> CandidateSet:
         last: CandidateSet | None = None
+        deadline = Deadline(self._settings.query_timeout_s, "The query was not replayed")
         async with aclosing(self._parts.retriever.search(search)) as stages:
-            async for found in self._deadline().each(stages):
+            async for found in deadline.each(stages):
                 last = found
         if last is None or not last.docs:
             raise NoDocuments("The query finds no documents.", "queries")
@@ -97,6 +71,3 @@ class Replay:
         # Leaves room for an answer of the default length, so that the same documents fit as in the query.
         question = (ChatMessage("user", search.query),)
         return self._parts.layout.lay_out(question, found.docs, self._settings.default_max_tokens)
-
-    def _deadline(self) -> Deadline:
-        return Deadline(self._settings.query_timeout_s, "The query was not replayed")

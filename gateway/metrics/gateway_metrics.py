@@ -124,6 +124,15 @@ class GatewayMetrics:
         )
         for outcome in ("same", "different", "failed"):
             self._shadows.labels(outcome)
+        self._ingested = Counter(
+            "ragtree_ingest_prefills_total",
+            "Chunks of ingested documents prefilled in idle time, by outcome: computed, present, no_room in the tiers "
+            "without evicting, or failed.",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in ("computed", "present", "no_room", "failed"):
+            self._ingested.labels(outcome)
         self._speculation = Counter(
             "ragtree_speculation_total",
             "Generations on provisional documents by outcome: confirmed, wrong, gave_way to a request, or abandoned "
@@ -187,6 +196,10 @@ class GatewayMetrics:
     def compared(self, outcome: str) -> None:
         """Record the comparison of a composed answer with that of a full prefill."""
         self._shadows.labels(outcome).inc()
+
+    def prefilled_ingested(self, outcome: str) -> None:
+        """Record the prefill of an ingested document's chunk."""
+        self._ingested.labels(outcome).inc()
 
     def _looked_up(self, found: Tier | None) -> None:
         for tier in Tier:

@@ -8,6 +8,7 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
 from gateway.background.forgetting import Forgetting
+from gateway.background.ingested import IngestedPrefill
 from gateway.background.warmup import WarmUps
 from gateway.limits.auth import Caller, Keyring
 from gateway.limits.quotas import QueryTicket, Quotas, UploadTicket
@@ -34,6 +35,7 @@ class Gateway:
     controller: Controller
     layout: PromptLayout
     uploads: Uploads
+    ingested: IngestedPrefill
     runs: QueryRuns
     forgetting: Forgetting
     warm_ups: WarmUps

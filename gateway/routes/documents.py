@@ -88,6 +88,7 @@ async def put_document(
             parsed = _attributes.validate_json(attributes)
         upload = DocumentUpload(document_id, body, media_type(request), filename, title, parsed)
     job = await gateway.uploads.put_document(caller.tenant, collection, upload, idempotency_key)
+    gateway.ingested.note(caller.tenant, job.job, document_id)
     gateway.http_metrics.uploaded("document", len(body))
     return _accepted(job)
 
@@ -113,6 +114,7 @@ async def put_batch(
     body = await request.body()
     await ticket.received(len(body), documents=body.count(b"\n") + (not body.endswith(b"\n")))
     job = await gateway.uploads.put_batch(caller.tenant, collection, body, idempotency_key)
+    gateway.ingested.note(caller.tenant, job.job)
     gateway.http_metrics.uploaded("batch", len(body))
     return _accepted(job)
 

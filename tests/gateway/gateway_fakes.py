@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import count, islice
 
 import msgspec
 
@@ -92,7 +93,10 @@ def chunk(rank: int) -> Chunk:
 
 
 class FakeRetriever:
-    """Finds ``top_k`` of five chunks in two stages. ``missing_shards`` are reported as missing."""
+    """Finds ``top_k`` of five documents' first chunks in two stages. ``missing_shards`` are reported as missing.
+
+    Each document has ``chunks_of`` chunks. Jobs have the status ``job_status``.
+    """
 
     def __init__(self, phases: Phases) -> None:
         self.phases = phases
@@ -103,6 +107,8 @@ class FakeRetriever:
         self.deleted: dict[tuple[str, str, str], Orphan] = {}
         self.orphaned: list[Orphan] = []
         self.missing_shards: tuple[str, ...] = ()
+        self.chunks_of = 1
+        self.job_status = "failed"
         self.open = 0
 
     def _size(self, tenant: str, collection: str) -> int:
@@ -161,7 +167,9 @@ class FakeRetriever:
 
     async def chunks(self, tenant: str, collection: str, document_id: str) -> Sequence[Chunk]:
         await self.get_document(tenant, collection, document_id)
-        return [chunk(int(document_id.removeprefix("d")))]
+        first = chunk(int(document_id.removeprefix("d")))
+        others = (msgspec.structs.replace(first, content_hash=f"{first.content_hash}-{number}") for number in count(1))
+        return [first, *islice(others, self.chunks_of - 1)]
 
     async def orphans_of(self, tenant: str, collection: str, document_id: str) -> Sequence[Orphan]:
         orphan = self.deleted.get((tenant, collection, document_id))
@@ -196,9 +204,10 @@ class FakeRetriever:
         return [CollectionInfo(name, n, n) for (owner, name), n in self.collections.items() if owner == tenant]
 
     async def get_job(self, tenant: str, job_id: str) -> IngestJob:
+        await self.phases.enter("get_job")
         if job_id != "job-1":
             raise UnknownJob(f"There is no job {job_id!r}.", "job_id")
-        return self._job("default", "failed", (JobError("broken_document", "It does not parse.", "d9"),))
+        return self._job("default", self.job_status, (JobError("broken_document", "It does not parse.", "d9"),))
 
     async def stats(self) -> RetrieverStats:
         await self.phases.enter("retriever_stats")

@@ -175,11 +175,19 @@ def test_restart_keeps_all_prefilled_documents(vllm_stack):
     before = asked_of_archive(vllm_stack, "What is the oldest map?")
     assert cached(asked_of_archive(vllm_stack, "What is the oldest letter?")) > 300
     vllm_stack.interrupt()
-    vllm_stack.start()
+    vllm_stack.start(RAGTREE_GATEWAY__PREFILL_INGESTED="true")
     events = vllm_stack.events(**{**QUESTION, "query": "What is the oldest diary?", "collection": "archive"})
     (resolved,) = [event for event in events if event["type"] == "cache.resolved"]
     assert resolved["tiers"] == {"disk": resolved["cached_tokens"]}
     assert resolved["cached_tokens"] > before["prompt_tokens"] - 60
+
+
+def test_ingested_documents_are_prefilled_before_anybody_asks(vllm_stack):
+    """The stack was started again with this setting, by the test above."""
+    vllm_stack.ingest("ledger", {"ledger": ARCHIVE.replace("archive", "ledger")})
+    until(lambda: vllm_stack.metric('ragtree_ingest_prefills_total{outcome="computed"}') == 1)
+    usage = vllm_stack.query(**{**QUESTION, "query": "What is in the ledger?", "collection": "ledger"}).json()["usage"]
+    assert cached(usage) > usage["prompt_tokens"] - 60
 
 
 def test_documents_that_do_not_fit_are_dropped_from_the_end(vllm_stack):

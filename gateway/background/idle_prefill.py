@@ -1,0 +1,48 @@
+"""Prefills on idle capacity, which bring documents into the knowledge tree."""
+
+from gateway.background_tasks import BackgroundTasks
+from gateway.deadline import Deadline
+from gateway.query.lease import Lease
+from gateway.settings import GatewaySettings
+from protocol.generation import Sampling
+from protocol.parts import Parts
+from protocol.plans import AdmissionRequest, PrefillPlan
+
+
+class IdlePrefill:
+    """Prefills what the tree lacks of a prompt's documents, if the stack is idle.
+
+    The controller knows the queries of other gateways. It grants a plan only on an idle instance.
+    """
+
+    def __init__(self, parts: Parts, tasks: BackgroundTasks, settings: GatewaySettings) -> None:
+        self._parts = parts
+        self._tasks = tasks
+        self._settings = settings
+
+    async def attempt(self, request: AdmissionRequest) -> int | None:
+        """The computed tokens, 0 if all documents were in the tree; None if the stack is busy.
+
+        Raises what the parts raise, and DeadlineExceeded.
+        """
+        deadline = Deadline(self._settings.query_timeout_s, "The documents were not prefilled")
+        controller = self._parts.controller
+        with Lease(request.query_id, controller, self._tasks) as lease:
+            before = await deadline.wait(controller.stats())
+            plan = await deadline.wait(lease.admit(controller.warm(request)))
+            if plan is None:
+                # Either a query is running, or there is nothing to compute, if the controller was idle throughout.
+                after = await deadline.wait(controller.stats())
+                idle = not before.running and not before.queued and after.admitted == before.admitted
+                return 0 if idle else None
+            computed = await self._computed(lease, plan, deadline)
+            lease.completed()
+            return computed
+
+    async def _computed(self, lease: Lease, plan: PrefillPlan, deadline: Deadline) -> int:
+        computed = 0
+        stream = self._parts.generator.stream(plan, Sampling(max_tokens=1))
+        async for step in lease.steps(stream, deadline, self._settings.first_step_timeout_s):
+            if step.prefill is not None:
+                computed = step.prefill.computed_tokens
+        return computed
