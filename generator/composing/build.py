@@ -1,5 +1,6 @@
 """The composition root of composing: puts a composer together for one engine."""
 
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,13 +59,17 @@ def new_composer(runner: "GPUModelRunner", blocks: PagedBlocks, num_blocks: int,
         "ape": AttentionTemperature(layers, blocks.page_tokens),
     }
     kept = DocumentCache(int(settings.auxiliary_gib * (1 << 30)))
+    # The number of threads that torch uses is a setting of each thread.
+    beside = ThreadPoolExecutor(1, "select", initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),))
     if settings.auxiliary_model is not None:
-        selectors |= _auxiliary_selectors(Path(settings.auxiliary_model), config.model_config, kept)
+        selectors |= _auxiliary_selectors(Path(settings.auxiliary_model), config.model_config, kept, beside)
     deviation = Deviation(layers[len(layers) // 2], tensor_model_parallel_all_reduce)
-    return Composer(layers, forward, selectors, deviation, kept, blocks.page_tokens, step_tokens)
+    return Composer(layers, forward, selectors, deviation, kept, beside, blocks.page_tokens, step_tokens)
 
 
-def _auxiliary_selectors(folder: Path, model: "ModelConfig", kept: DocumentCache) -> dict[str, Selector]:
+def _auxiliary_selectors(
+    folder: Path, model: "ModelConfig", kept: DocumentCache, beside: Executor
+) -> dict[str, Selector]:
     """The selectors that ask an auxiliary model, or none if it cannot be used."""
     try:
         auxiliary = AuxiliaryModel(folder, model.dtype)
@@ -73,8 +78,8 @@ def _auxiliary_selectors(folder: Path, model: "ModelConfig", kept: DocumentCache
         log.warning("auxiliary_model_not_used", reason=error.message)
         return {}
     return {
-        "cacheclip": AuxiliaryAttention(auxiliary, tokens, kept, strict=False),
-        "cacheclip-strict": AuxiliaryAttention(auxiliary, tokens, kept, strict=True),
+        "cacheclip": AuxiliaryAttention(auxiliary, tokens, kept, beside, strict=False),
+        "cacheclip-strict": AuxiliaryAttention(auxiliary, tokens, kept, beside, strict=True),
     }
 
 

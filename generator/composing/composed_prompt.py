@@ -1,6 +1,7 @@
 """A prompt that is being composed, as selectors see it."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,8 @@ class ComposedPrompt(NamedTuple):
     """A prompt in an engine's ``blocks``: ``documents`` have KV that was computed elsewhere, moved to its positions.
 
     ``token_ids`` are the prompt's. The ``question`` stands behind all documents; its KV is not there yet. ``contents``
-    name the documents. Before the prompt was begun, documents were deleted ``deletions`` times.
+    name the documents. Before the prompt was begun, documents were deleted ``deletions`` times. ``scores`` are those of
+    each position in front of the question, if a selector computes them beside the engine.
     """
 
     token_ids: torch.Tensor
@@ -30,6 +32,7 @@ class ComposedPrompt(NamedTuple):
     question: Run
     contents: Sequence[Content] = ()
     deletions: int = 0
+    scores: Future[torch.Tensor] | None = None
 
     def keys(self, layer: AttentionLayer, run: Run) -> torch.Tensor:
         """A layer's keys of a run of tokens, shape [tokens, heads, key_dim]."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from generator.composing.attention_layers import AttentionLayer
 from generator.composing.auxiliary.document_cache import DocumentCache
 from generator.composing.codec import LayerKv
-from generator.composing.composed_prompt import ComposedPrompt, Content
+from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.deviation import Deviation, TooFar
 from generator.composing.partial_forward import PartialForward
 from generator.composing.runs import Run, joined, slices
@@ -21,34 +22,29 @@ _MEASUREMENTS = 3
 
 
 class Donated(NamedTuple):
-    """KV of the document ``content`` as it was computed: its first token was at ``position``, now at ``place.start``.
+    """KV of a document as it was computed: its first token was at ``position`` of its prompt.
 
     ``pages`` [pages, page_bytes] are those that hold any of the tokens; a page begins at a multiple of its tokens.
     """
 
-    content: Content
-    place: Run
     position: int
     pages: torch.Tensor
 
 
 class Task(NamedTuple):
-    """A prompt to compose in an engine's ``blocks``, up to its last token, which the engine computes.
+    """A prompt to compose up to the end of its ``question``. The engine computes its last token.
 
-    Its first ``exact`` tokens are in place. Each document behind them is ``donated``, or computed in full. ``method``
-    names the selector, and ``share`` is how much of the donated tokens it may select. The prompt is given up if these
-    tokens deviate by more than ``bound``. ``deletions`` is what the composer had when the task came up.
+    Its first ``exact`` tokens are in place. ``donated`` is the KV of its documents. What else is behind the exact
+    tokens is computed. ``method`` names the selector, and ``share`` is how much of the donated tokens it may select.
+    The prompt is given up if these tokens deviate by more than ``bound``.
     """
 
-    token_ids: torch.Tensor
-    blocks: torch.Tensor
+    prompt: ComposedPrompt
     exact: int
     donated: Sequence[Donated]
-    question: Run
     method: str
     share: float
     bound: float | None = None
-    deletions: int = 0
 
 
 class Composed(NamedTuple):
@@ -60,7 +56,10 @@ class Composed(NamedTuple):
 
 
 class Composer:
-    """Composes prompts on an engine's ``layers``, computing at most ``step_tokens`` tokens at a time."""
+    """Composes prompts on an engine's ``layers``, computing at most ``step_tokens`` tokens at a time.
+
+    ``beside`` runs what ``selectors`` compute beside the engine.
+    """
 
     def __init__(
         self,
@@ -69,6 +68,7 @@ class Composer:
         selectors: Mapping[str, Selector],
         deviation: Deviation,
         kept: DocumentCache,
+        beside: Executor,
         page_tokens: int,
         step_tokens: int,
     ) -> None:
@@ -77,6 +77,7 @@ class Composer:
         self._selectors = selectors
         self._deviation = deviation
         self._kept = kept
+        self._beside = beside
         self._page_tokens = page_tokens
         self._step_tokens = step_tokens
 
@@ -94,24 +95,32 @@ class Composer:
         """Drop what selectors keep of deleted documents, by namespace and path. May be called from any thread."""
         self._kept.forget(is_deleted)
 
+    def begun(self, prompt: ComposedPrompt, method: str) -> ComposedPrompt:
+        """The prompt, whose documents are not in place yet, with what its selector computes beside the engine."""
+        selector = self._selectors.get(method)
+        return prompt if selector is None else prompt._replace(scores=selector.scores_beside(prompt))
+
+    def close(self) -> None:
+        """End what runs beside the engine."""
+        self._beside.shutdown(wait=True, cancel_futures=True)
+
     def steps(self, task: Task) -> Iterator[Composed | None]:
         """Compose a prompt in steps between which the engine may do other work. The last one yields the result.
 
         Raises TooFar if the prompt exceeds its bound.
         """
-        for donated in task.donated:
-            self._place(donated, task.blocks)
+        prompt = task.prompt
+        documents = prompt.documents
+        for donated, place in zip(task.donated, documents, strict=True):
+            self._place(donated, place, prompt.blocks)
             yield None
-        documents = [donated.place for donated in task.donated]
-        contents = [donated.content for donated in task.donated]
-        prompt = ComposedPrompt(task.token_ids, task.blocks, documents, task.question, contents, task.deletions)
         tokens = sum(document.tokens for document in documents)
         selected = self._selectors[task.method].select(prompt, int(task.share * tokens)) if documents else []
         before = self._deviation.before(prompt, selected)
-        missing = _gaps(task.exact, task.question.end, documents)
+        missing = _gaps(task.exact, prompt.question.end, documents)
         for part in slices(joined([*selected, *missing]), self._step_tokens):
             yield None
-            self._forward.compute(task.token_ids, part, task.blocks)
+            self._forward.compute(prompt.token_ids, part, prompt.blocks)
         deviation = self._deviation.since(before, prompt)
         if task.bound is not None and deviation > task.bound:
             raise TooFar(deviation, task.bound)
@@ -123,17 +132,17 @@ class Composer:
         blocks = torch.arange(1, _MEASURED_PAGES + 1, device=self._forward.device)
         pages = torch.zeros((_MEASURED_PAGES, page_bytes), dtype=torch.uint8, device=self._forward.device)
         tokens = (_MEASURED_PAGES - 1) * self._page_tokens
-        donated = Donated(Content("", ""), Run(1, 1 + tokens), 0, pages)
+        donated = Donated(0, pages)
         took = []
         for _ in range(_MEASUREMENTS):
             began = time.perf_counter()
-            self._place(donated, blocks)
+            self._place(donated, Run(1, 1 + tokens), blocks)
             took.append(time.perf_counter() - began)
         return min(took) / tokens
 
-    def _place(self, donated: Donated, blocks: torch.Tensor) -> None:
+    def _place(self, donated: Donated, place: Run, blocks: torch.Tensor) -> None:
         """Write a document's KV into its place."""
-        place, size = donated.place, self._page_tokens
+        size = self._page_tokens
         first = donated.position % size
         tokens = range(first, first + place.tokens)
         positions = torch.arange(place.start, place.end, device=blocks.device)

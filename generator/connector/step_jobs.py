@@ -60,15 +60,15 @@ class DonorPages:
 class Load:
     """What one request loads in the background. It may take several steps, in which other requests go on.
 
-    ``copies`` are made out of held blocks of the same engine. If the request ``composes`` behind the load, ``donors``
-    are read into memory for that.
+    ``copies`` are made out of held blocks of the same engine. If there is a ``composition`` behind the load, ``donors``
+    are read into memory for it.
     """
 
     request_id: str
     pieces: tuple[Piece, ...]
     copies: tuple[BlockCopy, ...] = ()
     donors: tuple[DonorPages, ...] = ()
-    composes: bool = False
+    composition: "Composition | None" = None
 
     @property
     def held_blocks(self) -> list[int]:

@@ -8,13 +8,14 @@ from generator.composing.attention_layers import AttentionLayer
 from generator.composing.codec import LayerKv
 from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.runs import Run
+from generator.composing.selection.base import Selector
 from generator.composing.slots import slots_of
 
 _TEMPERATURE = 0.9
 """Within the range that the paper's section 5 tries."""
 
 
-class AttentionTemperature:
+class AttentionTemperature(Selector):
     """Divides the attention scores of all documents' tokens by a temperature below 1, by enlarging their keys.
 
     The paper also scales the sum over these tokens. That cannot be put into keys, so it is left out.

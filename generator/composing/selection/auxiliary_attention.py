@@ -1,5 +1,7 @@
 """Selects the windows that the question attends to in an auxiliary model (CacheClip: section 4)."""
 
+from concurrent.futures import Executor, Future
+
 import torch
 
 from generator.composing.auxiliary.auxiliary_model import AuxiliaryModel
@@ -7,29 +9,37 @@ from generator.composing.auxiliary.document_cache import DocumentCache, ReadDocu
 from generator.composing.auxiliary.token_spans import TokenSpans, highest_by_characters
 from generator.composing.composed_prompt import ComposedPrompt, Content
 from generator.composing.runs import WINDOW, Run, best, windows
+from generator.composing.selection.base import Selector
 
 _CROWDED = 6
 """A window is computed again if more than 5 of its tokens are selected (section 4.2)."""
 
 
-class AuxiliaryAttention:
+class AuxiliaryAttention(Selector):
     """Asks an auxiliary model what the question attends to, and selects windows of 8 tokens.
 
     The model keeps KV of its own for each document, in ``kept``. ``tokens`` is the tokenizer of the engine's model.
     A ``strict`` selector takes the windows that have more than 5 of the best tokens, which may be few. Another one
-    fills its budget with the best windows.
+    fills its budget with the best windows. The model runs on the one thread of ``beside``, while KV is loaded.
     """
 
-    def __init__(self, model: AuxiliaryModel, tokens: TokenSpans, kept: DocumentCache, *, strict: bool) -> None:
+    def __init__(
+        self, model: AuxiliaryModel, tokens: TokenSpans, kept: DocumentCache, beside: Executor, *, strict: bool
+    ) -> None:
         self._model = model
         self._tokens = tokens
         self._kept = kept
         self._strict = strict
+        self._beside = beside
+
+    def scores_beside(self, prompt: ComposedPrompt) -> Future[torch.Tensor]:
+        """The score of each position in front of the question."""
+        return self._beside.submit(self._scores, prompt)
 
     def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:
         """The windows with the highest scores, of ``budget`` tokens at most."""
         candidates = windows(prompt.documents, WINDOW)
-        scores = self._scores(prompt)
+        scores = (prompt.scores or self.scores_beside(prompt)).result()
         if not self._strict or not budget:
             return best(candidates, scores, budget)
         chosen = torch.zeros_like(scores)

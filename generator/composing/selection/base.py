@@ -1,16 +1,27 @@
 """The contract of selectors."""
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from concurrent.futures import Future
+
+import torch
 
 from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.runs import Run
 
 
-class Selector(Protocol):
+class Selector(ABC):
     """Chooses which tokens of a prompt's composed documents are computed again."""
 
+    @abstractmethod
     def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:
         """Ascending runs within the documents, of ``budget`` tokens at most.
 
         May write the KV of the question, which is computed later, but of nothing else.
         """
+
+    def scores_beside(self, prompt: ComposedPrompt) -> Future[torch.Tensor] | None:  # noqa: ARG002
+        """What a selector that does not use the engine can compute while the documents' KV is loaded; None if it does.
+
+        ``select`` finds it in ``ComposedPrompt.scores``. Some of the documents may be missing there.
+        """
+        return None

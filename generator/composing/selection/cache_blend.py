@@ -9,12 +9,13 @@ from generator.composing.attention_layers import AttentionLayer
 from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.partial_forward import PartialForward, Stop
 from generator.composing.runs import Run, best, windows
+from generator.composing.selection.base import Selector
 
 _LAYER = 1
 """The first layer whose KV depends on a token's neighbours. Layer 0 sees embeddings alone."""
 
 
-class CacheBlend:
+class CacheBlend(Selector):
     """Computes all tokens up to layer 1, and selects those whose keys and values there differ most from the composed.
 
     One selection serves all layers. The paper narrows it from layer to layer, which an engine's own layers cannot do:

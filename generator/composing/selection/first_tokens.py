@@ -2,9 +2,10 @@
 
 from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.runs import Run, joined
+from generator.composing.selection.base import Selector
 
 
-class FirstTokens:
+class FirstTokens(Selector):
     """Selects equally many tokens at the start of each document, where models put attention sinks."""
 
     def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:

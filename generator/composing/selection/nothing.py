@@ -2,9 +2,10 @@
 
 from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.runs import Run
+from generator.composing.selection.base import Selector
 
 
-class Nothing:
+class Nothing(Selector):
     """Selects nothing: each document keeps the KV that it has on its own."""
 
     def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:  # noqa: ARG002

@@ -10,13 +10,14 @@ from generator.composing.attention_layers import AttentionLayer
 from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.partial_forward import PartialForward, Stop
 from generator.composing.runs import WINDOW, Run, best, windows
+from generator.composing.selection.base import Selector
 from protocol.generation import ASKED_TOKENS
 
 _AROUND = 8
 """Tokens before and behind a token that share its score: what is attended to is understood by its sentence."""
 
 
-class QuestionAttention:
+class QuestionAttention(Selector):
     """Runs the question over the composed KV, and selects the windows around what it attends to.
 
     Of a long question, it runs the last tokens as if they stood right behind the documents. A conversation in front of

@@ -4,9 +4,10 @@ import torch
 
 from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.runs import WINDOW, Run, best, windows
+from generator.composing.selection.base import Selector
 
 
-class RandomWindows:
+class RandomWindows(Selector):
     """Selects windows at random; the same ones for the same prompt."""
 
     def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:

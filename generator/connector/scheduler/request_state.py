@@ -189,9 +189,8 @@ class RequestState:
                     pieces.append(Piece(node.key, planned.source, first, blocks, planned.pages))
             if last:
                 break
-        return Load(
-            self.request.request_id, tuple(pieces), tuple(copies), tuple(self._donors(held)), bool(self.offer.donated)
-        )
+        composition = self.composition() if self.offer.donated else None
+        return Load(self.request.request_id, tuple(pieces), tuple(copies), tuple(self._donors(held)), composition)
 
     def node_blocks(self, index: int) -> tuple[int, ...]:
         """The blocks that hold a node. Valid once the engine has allocated them."""

@@ -310,7 +310,7 @@ class SchedulerSide:
         if state is not None:
             state.load_seconds += result.seconds
             state.missing.update(result.lost)
-        if not load.composes:
+        if load.composition is None:
             del self._loading[load.request_id]
         else:
             # Without what is in front, or without the request itself, there is nothing to compose.

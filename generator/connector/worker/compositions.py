@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from generator.composing.composed_prompt import Content
+from generator.composing.composed_prompt import ComposedPrompt, Content
 from generator.composing.composer import Composed, Composer, Donated, Task
 from generator.composing.deviation import TooFar
 from generator.composing.runs import Run
@@ -36,15 +36,19 @@ class Compositions:
         self._staged: dict[str, dict[str, Page]] = {}
         # The blocks that could not be loaded in front of what is to be composed, by request.
         self._failed: dict[str, set[int]] = {}
-        # How often documents had been deleted when a request's load began.
-        self._deletions: dict[str, int] = {}
+        # The prompts as they were when their loads began.
+        self._expected: dict[str, ComposedPrompt] = {}
         self._running: dict[str, Iterator[Composed | None]] = {}
         # The blocks of running compositions, which are of no use if they fail.
         self._unusable: dict[str, set[int]] = {}
 
-    def expect(self, request_id: str) -> None:
-        """Note that a request's load begins."""
-        self._deletions[request_id] = self._composer.deletions
+    def expect(self, request_id: str, composition: Composition) -> None:
+        """Note that a request's load begins, with donors that may turn out to be missing.
+
+        If the selector does not need the engine, it begins now.
+        """
+        prompt = self._prompt(composition)._replace(deletions=self._composer.deletions)
+        self._expected[request_id] = self._composer.begun(prompt, composition.recompute.method)
 
     def forget(self, purge: Purge) -> None:
         """Drop what is kept of deleted documents, on any thread."""
@@ -57,6 +61,10 @@ class Compositions:
     def loaded(self, request_id: str, failed: set[int]) -> None:
         """Take the end of a request's load, with the blocks that could not be loaded."""
         self._failed[request_id] = failed
+
+    def close(self) -> None:
+        """End what runs beside the engine."""
+        self._composer.close()
 
     def take(self, step: ComposeStep) -> Ended | None:
         """Take a step. Returns the end of the composition, if this was its last step.
@@ -91,30 +99,34 @@ class Compositions:
         self._running.pop(request_id, None)
         self._staged.pop(request_id, None)
         self._unusable.pop(request_id, None)
-        self._deletions.pop(request_id, None)
+        expected = self._expected.pop(request_id)
+        if expected.scores is not None:
+            expected.scores.cancel()
         failed = self._failed.pop(request_id)
         if composed is None:
             return Ended(request_id, CompositionResult(deviation=deviation, failed=True), failed)
         return Ended(request_id, CompositionResult(composed.reused, composed.recomputed, composed.deviation), failed)
 
     def _task(self, request_id: str, composition: Composition) -> Task:
-        staged = self._staged.pop(request_id, {})
+        staged, expected = self._staged.pop(request_id, {}), self._expected[request_id]
+        recompute = composition.recompute
         return Task(
-            torch.tensor(composition.token_ids, device=self._device),
-            torch.tensor(composition.blocks, device=self._device),
+            self._prompt(composition)._replace(deletions=expected.deletions, scores=expected.scores),
             composition.exact,
             [
-                Donated(
-                    Content(*donor.content),
-                    Run(donor.start, donor.end),
-                    donor.prefix_tokens,
-                    torch.from_numpy(staged[donor.key]).to(self._device),
-                )
+                Donated(donor.prefix_tokens, torch.from_numpy(staged[donor.key]).to(self._device))
                 for donor in composition.donors
             ],
+            recompute.method,
+            recompute.share,
+            recompute.bound,
+        )
+
+    def _prompt(self, composition: Composition) -> ComposedPrompt:
+        return ComposedPrompt(
+            torch.tensor(composition.token_ids, device=self._device),
+            torch.tensor(composition.blocks, device=self._device),
+            [Run(donor.start, donor.end) for donor in composition.donors],
             Run(composition.question, len(composition.token_ids) - 1),
-            composition.recompute.method,
-            composition.recompute.share,
-            composition.recompute.bound,
-            self._deletions[request_id],
+            [Content(*donor.content) for donor in composition.donors],
         )

@@ -47,8 +47,8 @@ class WorkerSide:
         """Start the step's loads. Call it before the step's forward pass, so that they run beside it."""
         self._begin(len(jobs.loads))
         for load in jobs.loads:
-            if load.composes and self._compositions is not None:
-                self._compositions.expect(load.request_id)
+            if load.composition is not None and self._compositions is not None:
+                self._compositions.expect(load.request_id, load.composition)
             self._loads.start(load)
 
     def copy(self, jobs: StepJobs) -> None:
@@ -122,6 +122,8 @@ class WorkerSide:
         """Finish what the threads have begun, and close the tiers."""
         self._loads.close()
         self._movers.close()
+        if self._compositions is not None:
+            self._compositions.close()
         for tier in self._tiers.values():
             tier.close()
 
@@ -146,7 +148,7 @@ class WorkerSide:
     def _load_ended(self, load: Load, result: LoadResult, failed: set[int]) -> None:
         with self._ending():
             self._results.loads[load.request_id] = result
-            if load.composes and self._compositions is not None:
+            if load.composition is not None and self._compositions is not None:
                 self._compositions.loaded(load.request_id, failed)
             else:
                 self._failed |= failed

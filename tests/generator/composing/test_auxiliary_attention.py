@@ -1,5 +1,7 @@
 """Selection by an auxiliary model's attention, which is given here."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -45,20 +47,27 @@ class Pairs:
         return paid
 
 
-def selector(attended: dict[int, float], strict: bool = False) -> tuple[AuxiliaryAttention, Pairs]:
-    model = Pairs(attended)
-    return AuxiliaryAttention(model, Letters(), DocumentCache(1000), strict=strict), model
+@pytest.fixture
+def selector():
+    """Makes a selector and the model that it asks."""
+    with ThreadPoolExecutor(1) as beside:
+
+        def make(attended: dict[int, float], strict: bool = False) -> tuple[AuxiliaryAttention, Pairs]:
+            model = Pairs(attended)
+            return AuxiliaryAttention(model, Letters(), DocumentCache(1000), beside, strict=strict), model
+
+        yield make
 
 
 def prompt() -> ComposedPrompt:
     return ComposedPrompt(torch.arange(QUESTION.end), torch.arange(6), DOCUMENTS, QUESTION, CONTENTS)
 
 
-def test_the_window_that_is_attended_to_is_selected():
+def test_the_window_that_is_attended_to_is_selected(selector):
     assert selector({62: 0.9})[0].select(prompt(), budget=8) == [Run(58, 66)]
 
 
-def test_a_strict_selector_takes_windows_that_are_crowded():
+def test_a_strict_selector_takes_windows_that_are_crowded(selector):
     crowded = dict.fromkeys(range(58, 64), 0.9)
     assert selector(crowded, strict=True)[0].select(prompt(), budget=6) == []
     assert selector(crowded, strict=True)[0].select(prompt(), budget=8) == [Run(58, 66)]
@@ -67,12 +76,21 @@ def test_a_strict_selector_takes_windows_that_are_crowded():
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_nothing_is_selected_without_a_budget(strict):
+def test_nothing_is_selected_without_a_budget(selector, strict):
     assert selector({62: 0.9}, strict)[0].select(prompt(), budget=0) == []
 
 
-def test_each_document_is_read_once():
+def test_each_document_is_read_once(selector):
     asked, model = selector({62: 0.9})
     for _ in range(3):
         asked.select(prompt(), budget=8)
+    assert len(model.read_texts) == 2
+
+
+def test_what_was_computed_beside_the_engine_serves_although_a_document_is_missing(selector):
+    asked, model = selector({62: 0.9, 12: 0.8})
+    scores = asked.scores_beside(prompt())
+    loaded = prompt()._replace(documents=DOCUMENTS[1:], contents=CONTENTS[1:], scores=scores)
+    assert asked.select(loaded, budget=8) == [Run(58, 66)]
+    assert asked.select(prompt()._replace(scores=scores), budget=16) == [Run(10, 18), Run(58, 66)]
     assert len(model.read_texts) == 2
