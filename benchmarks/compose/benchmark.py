@@ -13,7 +13,7 @@ a comparison says little.
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TypeAlias
@@ -145,9 +145,9 @@ class ComposeBenchmark:
             samplings = [Sampling(one.max_tokens, logprobs=True, alternatives=_ALTERNATIVES) for one in task.asked]
             # At once, because decoding several takes hardly longer than one.
             full, *came = await asyncio.gather(
-                _answers(engine, map(plans.full, questions), samplings),
+                _answers(engine, [plans.full(question) for question in questions], samplings),
                 *(
-                    _answers(engine, (plans.composed(question, way) for question in questions), samplings)
+                    _answers(engine, [plans.composed(question, way) for question in questions], samplings)
                     for way in self._settings.ways
                 ),
             )
@@ -202,5 +202,5 @@ async def _prepare(engine: VllmEngine, plans: ComposedPlans, question: Segment) 
         await generate(engine, plan, Sampling(1))
 
 
-async def _answers(engine: VllmEngine, plans: Iterable[PrefillPlan], samplings: Iterable[Sampling]) -> list[Generation]:
+async def _answers(engine: VllmEngine, plans: Sequence[PrefillPlan], samplings: Sequence[Sampling]) -> list[Generation]:
     return await asyncio.gather(*(generate(engine, *one) for one in zip(plans, samplings, strict=True)))
