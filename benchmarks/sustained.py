@@ -1,8 +1,9 @@
 """Sustained reuse: compares the stack with plain vLLM on prompts whose pairs of documents are always new.
 
-There are more documents than can be kept, and only a prompt's first one can be reused. The second is always computed
-and saved, and is useless later. A cache that lets such documents evict useful ones gets slower with every prompt. The
-baselines are ``vllm`` without any reuse and ``vllm-prefix`` with vLLM's own prefix cache.
+There are more documents than can be kept. Of exact KV, only a prompt's first document can be reused: the second is
+always computed and saved, and is useless later. A cache that lets such documents evict useful ones gets slower with
+every prompt. Composed prompts can reuse both. The baselines are ``vllm`` without any reuse, ``vllm-prefix`` with vLLM's
+own prefix cache and, if prompts may be composed, our system without that.
 
 All systems get the same prompts, one after another without a pause, so background work slows the prompts behind it.
 They take turns of a few prompts, so that slow drifts of the machine affect all alike. There is a pause only between
@@ -23,9 +24,10 @@ from benchmarks.measuring.baselines import BASELINES, check_baselines
 from benchmarks.measuring.engines import Generation
 from benchmarks.measuring.phases import one_by_one
 from benchmarks.measuring.progress import Progress
-from benchmarks.measuring.systems import OURS, System, Systems
+from benchmarks.measuring.systems import OURS, OURS_EXACT, System, Systems
 from benchmarks.workloads.retrieved_prompts import document_tokens
 from protocol.errors import ConfigError
+from protocol.plans import Reuse
 from protocol.prompts import Prompt
 
 PLAIN_WARM_UP = 3
@@ -39,7 +41,8 @@ class Stretch(msgspec.Struct, frozen=True):
     """Consecutive prompts: our mean TTFT in milliseconds, and those of the baselines by name.
 
     ``speedup`` is how many times lower ours is. ``served_per_s`` has each system's prompts per second, until no
-    background work is left. ``token_hit_rate`` is the share of our prompt tokens that were not computed.
+    background work is left. ``token_hit_rate`` is the share of our prompt tokens that were not computed, and
+    ``composed_rate`` is the share of them that had KV from elsewhere.
     """
 
     prompts: int
@@ -48,6 +51,7 @@ class Stretch(msgspec.Struct, frozen=True):
     speedup: dict[str, float]
     served_per_s: dict[str, float]
     token_hit_rate: float
+    composed_rate: float = 0.0
 
 
 class SustainedResult(msgspec.Struct, frozen=True):
@@ -74,14 +78,15 @@ class _Turn(NamedTuple):
 class SustainedBenchmark:
     """Runs prompts in stretches of ``stretch`` on our stack and the systems ``against`` it.
 
-    Raises ConfigError for unknown baselines.
+    Our prompts may use KV as ``reuse`` says. Raises ConfigError for unknown baselines.
     """
 
-    def __init__(self, systems: Systems, against: Sequence[str], stretch: int) -> None:
+    def __init__(self, systems: Systems, against: Sequence[str], stretch: int, reuse: Reuse = Reuse.EXACT) -> None:
         check_baselines(against)
         self._systems = systems
-        self._baselines = tuple(against)
+        self._plain = tuple(against)
         self._stretch = stretch
+        self._reuse = reuse
 
     async def run(self, warm_up: Sequence[Prompt], prompts: Sequence[Prompt], progress: Progress) -> SustainedResult:
         """Measure the complete stretches of ``prompts`` after ``warm_up``.
@@ -93,16 +98,18 @@ class SustainedBenchmark:
         measured = prompts[: len(prompts) // self._stretch * self._stretch]
         stretches = []
         async with AsyncExitStack() as running:
-            ours = await running.enter_async_context(self._systems.ours())
+            ours = await running.enter_async_context(self._systems.ours(reuse=self._reuse))
             systems = {OURS: ours}
-            for name in self._baselines:
+            if self._reuse is not Reuse.EXACT:
+                systems[OURS_EXACT] = await running.enter_async_context(self._systems.ours())
+            for name in self._plain:
                 plain = self._systems.running(name, ram_tokens=ours.ram_tokens)
                 systems[name] = await running.enter_async_context(plain)
             for name, system in systems.items():
-                keeps = name == OURS or BASELINES[name].prefix_caching
+                keeps = name in (OURS, OURS_EXACT) or BASELINES[name].prefix_caching
                 given = warm_up if keeps else warm_up[:PLAIN_WARM_UP]
                 await one_by_one(system, given, f"{name}, warming up", progress)
-            order, done = [*self._baselines, OURS], 0
+            order, done = [name for name in systems if name != OURS] + [OURS], 0
             for part in _parts(measured, self._stretch):
                 turns: dict[str, list[_Turn]] = {name: [] for name in systems}
                 for few in _parts(part, TURN):
@@ -137,13 +144,15 @@ def _compared(turns: Mapping[str, Sequence[_Turn]]) -> Stretch:
     ttft_ms = {name: mean(one.ttft_ms for one in each) for name, each in came.items()}
     ours = came[OURS]
     mine = ttft_ms.pop(OURS)
+    tokens = sum(one.prefill.prompt_tokens for one in ours)
     return Stretch(
         prompts=len(ours),
         mean_ttft_ms=mine,
         baseline_mean_ttft_ms=ttft_ms,
         speedup={name: theirs / mine for name, theirs in ttft_ms.items()},
         served_per_s={name: len(came[name]) / sum(turn.seconds for turn in taken) for name, taken in turns.items()},
-        token_hit_rate=sum(one.prefill.cached_tokens for one in ours) / sum(one.prefill.prompt_tokens for one in ours),
+        token_hit_rate=sum(one.prefill.cached_tokens + one.prefill.composed_tokens for one in ours) / tokens,
+        composed_rate=sum(one.prefill.composed_tokens for one in ours) / tokens,
     )
 
 

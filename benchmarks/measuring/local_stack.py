@@ -90,6 +90,13 @@ class LocalStack:
             await controller.complete(report)
         return msgspec.structs.replace(came, ttft_ms=came.ttft_ms + queued_ms)
 
+    async def settle(self) -> None:
+        """Wait until nothing is computed ahead any more, and no copies are pending."""
+        await self._live.controller.computed_ahead()
+        for engine in self._engines.values():
+            # Answers only after all pending copies.
+            await engine.residency()
+
     async def stats(self) -> ControllerStats:
         """Return the controller's counters and gauges."""
         return await self._live.controller.stats()

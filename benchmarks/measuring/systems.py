@@ -138,8 +138,7 @@ class Systems:
                 pages = {Tier.GPU: kv.gpu_pages, Tier.HOST: kv.host_pages, Tier.DISK: kv.disk_pages}
                 yield System(
                     answer,
-                    # Answers only after all pending copies.
-                    engine.residency,
+                    stack.settle,
                     int(kv.gpu_pages / share) * kv.page_tokens if share else 0,
                     {tier: count * kv.page_tokens for tier, count in pages.items()},
                     stack.stats,

@@ -46,10 +46,12 @@ class BackgroundPrefills:
     def __init__(self, leases: Leases, executor: Executor) -> None:
         self._leases = leases
         self._executor = executor
+        self._running: set[asyncio.Task[Outcome]] = set()
 
     def start(self, plan: PrefillPlan, ended: Callable[[Outcome], None]) -> asyncio.Task[Outcome]:
         """Start a plan; cancelling the task ends it. ``ended`` is called at the end, once its lease is completed."""
         task = asyncio.get_running_loop().create_task(self._prefill(plan))
+        self._running.add(task)
 
         # A callback, because a task that is cancelled before its first step runs none of its code.
         def complete(task: asyncio.Task[Outcome]) -> None:
@@ -59,10 +61,16 @@ class BackgroundPrefills:
             except UnknownPlan:
                 # Its lease has run out, or ended with its instance.
                 outcome = _FAILED
+            self._running.discard(task)
             ended(outcome)
 
         task.add_done_callback(complete)
         return task
+
+    async def all_ended(self) -> None:
+        """Wait until none runs, including those that start as others end."""
+        while self._running:
+            await asyncio.wait(set(self._running))
 
     async def _prefill(self, plan: PrefillPlan) -> Outcome:
         try:

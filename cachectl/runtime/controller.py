@@ -132,8 +132,8 @@ class Controller:
             self._tree, self._namespaces, tombstones, settings.cached_documents, settings.document_score_gap, reuse
         )
         self._plans = PlanBuilder(self._tree, self.instances, reuse)
-        prefills = BackgroundPrefills(self._leases, executor) if executor is not None else None
-        parts = (self._scheduler, self._leases, self._deliveries, self._requests, self._plans, prefills)
+        self._prefills = BackgroundPrefills(self._leases, executor) if executor is not None else None
+        parts = (self._scheduler, self._leases, self._deliveries, self._requests, self._plans, self._prefills)
         self._prefetcher = Prefetcher(*parts, settings.prepare_after_s)
         self._donors = DonorBuilder(*parts)
         self._statistics = Statistics(settings.policy, self._scheduler, self._leases, self.instances, self._prefetcher)
@@ -285,6 +285,11 @@ class Controller:
     def idle(self) -> bool:
         """Whether no query runs or waits."""
         return not self._scheduler.instances.running and not self._scheduler.instances.queued
+
+    async def computed_ahead(self) -> None:
+        """Wait until no prefill runs that no query waits for."""
+        if self._prefills is not None:
+            await self._prefills.all_ended()
 
     def expire_leases(self) -> None:
         """End leases that have run out, and retry deliveries and prefetches that wait. Call this regularly."""

@@ -12,6 +12,7 @@ from benchmarks.measuring.systems import FIRST_TOKEN, System
 from benchmarks.sustained import PLAIN_WARM_UP, TURN, SustainedBenchmark
 from protocol.errors import ConfigError
 from protocol.generation import PrefillResult
+from protocol.plans import Reuse
 from protocol.prompts import Prompt, SegmentKind
 from protocol.tiers import Tier
 
@@ -41,8 +42,9 @@ class ScriptedSystems:
         self.log: list[tuple[str, str]] = []
 
     @asynccontextmanager
-    async def ours(self):
-        async with self.running("ragtree") as system:
+    async def ours(self, reuse=Reuse.EXACT):
+        composes = reuse is not Reuse.EXACT
+        async with self.running("ragtree-composed" if composes else "ragtree") as system:
             yield system
 
     @asynccontextmanager
@@ -57,7 +59,11 @@ class ScriptedSystems:
                 return Generation(0.0, PrefillResult(100, 0, 1.0), "", ())
             ttft_ms = self._ttft_ms[name][answered // STRETCH]
             answered += 1
-            return Generation(ttft_ms, PrefillResult(100, 40 if name == "ragtree" else 0, 1.0), "", ())
+            found = {
+                "ragtree": PrefillResult(100, 40, 1.0),
+                "ragtree-composed": PrefillResult(100, 40, 1.0, composed_tokens=30),
+            }
+            return Generation(ttft_ms, found.get(name, PrefillResult(100, 0, 1.0)), "", ())
 
         async def settle():
             self.log.append((name, "settled"))
@@ -80,6 +86,16 @@ def systems():
 async def measured(systems, against=("vllm", "vllm-prefix"), count=2 * STRETCH):
     benchmark = SustainedBenchmark(systems, against, STRETCH)
     return await benchmark.run(prompts("warm-up", WARM_UP), prompts("measured", count), lambda *_: None)
+
+
+async def test_composed_reuse_is_compared_with_exact_reuse_too():
+    systems = ScriptedSystems({"vllm": [90, 80], "ragtree": [30, 20], "ragtree-composed": [15, 10]})
+    benchmark = SustainedBenchmark(systems, ["vllm"], STRETCH, Reuse.COMPOSED)
+    result = await benchmark.run(prompts("warm-up", WARM_UP), prompts("measured", 2 * STRETCH), lambda *_: None)
+    first, last = result.stretches
+    assert first.baseline_mean_ttft_ms == {"vllm": 90, "ragtree-exact": 30}
+    assert last.speedup == {"vllm": 8.0, "ragtree-exact": 2.0}
+    assert (first.token_hit_rate, first.composed_rate) == (0.7, 0.3)
 
 
 async def test_each_stretch_is_compared_with_every_baseline(systems):

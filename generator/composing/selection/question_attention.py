@@ -24,7 +24,7 @@ class QuestionAttention(Selector):
     them would cost more than selecting saves.
 
     A token's score in a layer is the highest attention of any question token in any head: few heads look facts up, and
-    a mean over all would drown them. Scores are averaged over the ``layers`` from half to five sixths of the depth, and
+    a mean over all would drown them. Scores are averaged over the ``layers`` from half to two thirds of the depth, and
     over a token's neighbours in its document. ``highest_of_ranks`` joins the heads of tensor-parallel ranks.
     """
 
@@ -35,7 +35,7 @@ class QuestionAttention(Selector):
         highest_of_ranks: Callable[[torch.Tensor], torch.Tensor],
         window: int = WINDOW,
     ) -> None:
-        self._layers = layers[len(layers) // 2 : max(5 * len(layers) // 6, len(layers) // 2 + 1)]
+        self._layers = layers[len(layers) // 2 : max(2 * len(layers) // 3, len(layers) // 2 + 1)]
         self._forward = forward
         self._highest_of_ranks = highest_of_ranks
         self._window = window

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.workloads.popularity import Popularity
+from protocol.plans import Reuse
 
 DEFAULT_DEVICE = "a10g-7b"
 DEFAULT_DATA = Path("../shared/data")
@@ -54,6 +55,15 @@ PopularityOption = Annotated[
 TopKOption = Annotated[int, typer.Option(min=1, help="Documents per prompt.")]
 
 DEFAULT_RATIOS = "0.125,0.25,0.5,1"
+
+ReuseOption = Annotated[
+    Reuse,
+    typer.Option(
+        help="Which KV our prompts may use: exact, only what was computed behind the same documents; composed, also "
+        "what was computed elsewhere; auto, composed where that has passed its gate, which is run first if need be. "
+        "The last two also run our system as ragtree-exact."
+    ),
+]
 
 SearchRatioOption = Annotated[
     str, typer.Option(help="Shares of the index's lists that a search reads, one row of results each.")

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from benchmarks.workloads.popularity import Popularity
 from protocol.plans import DocumentOrder, Reuse
+from services.cli.bench.gate_first import gate_of
 from services.cli.bench.options import (
     DEFAULT_DATA,
     DEFAULT_PART_TOKENS,
@@ -29,20 +30,18 @@ from services.cli.bench.options import (
     PartTokensOption,
     PopularityOption,
     QuestionsOption,
+    ReuseOption,
     SeedOption,
     TopKOption,
 )
 from services.cli.connection import JsonOption
-from services.cli.output import StepBars, errors, print_json, results
-from services.config import Config, load_config
+from services.cli.output import StepBars, print_json, results
+from services.config import load_config
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from benchmarks.measuring.phases import Measured
     from benchmarks.replay.results import ReplayResult, SystemResult
     from benchmarks.workloads.prompt_streams import PromptStream
-    from protocol.gate import GateReport
 
 
 _LEAST = 8
@@ -120,14 +119,7 @@ def replay(
     order: Annotated[
         DocumentOrder, typer.Option(help="Order of the documents in our prompts; the baselines have retrieval order.")
     ] = DocumentOrder.RETRIEVAL,
-    reuse: Annotated[
-        Reuse,
-        typer.Option(
-            help="Which KV our prompts may use: exact, only what was computed behind the same documents; composed, "
-            "also what was computed elsewhere; auto, composed where that has passed its gate, which is run first if "
-            "need be. The last two also run our system as ragtree-exact."
-        ),
-    ] = Reuse.EXACT,
+    reuse: ReuseOption = Reuse.EXACT,
     plot: Annotated[
         Path | None, typer.Option(help="Draw TTFT by offered rate and token hit rates by tier into this picture.")
     ] = None,
@@ -136,7 +128,6 @@ def replay(
     as_json: JsonOption = False,
 ) -> None:
     """Compare TTFT and sustained rates with plain vLLM, with and without its prefix cache. Ctrl-C keeps results."""
-    from benchmarks.compose.tasks import chunk_texts
     from benchmarks.measuring.baselines import Steps, check_baselines
     from benchmarks.measuring.engines import EngineMaker
     from benchmarks.measuring.systems import Systems
@@ -179,7 +170,7 @@ def replay(
     )
     with StepBars() as show:
         gate = (
-            _gate(config, chunk_texts(data, text_from if workload in TRACES else workload), show, seed)
+            gate_of(config, data, text_from if workload in TRACES else workload, seed, show)
             if reuse is Reuse.AUTO
             else None
         )
@@ -210,22 +201,6 @@ def replay(
             # An interrupted run keeps what it has measured.
             if benchmark.has_results:
                 _show(msgspec.structs.replace(benchmark.result(complete=complete), gate=gate), plot, as_json)
-
-
-def _gate(config: Config, texts: "Sequence[str]", show: StepBars, seed: int) -> "GateReport":
-    """What the gate says of composing, which is examined first if that was not done before."""
-    from benchmarks.compose.rows import Way
-    from benchmarks.gate import MOST_QUESTIONS
-    from benchmarks.gate.examination import kept_or_examined, probe_set
-    from cachectl.runtime.composing.gate import GateFolder
-
-    way = Way(config.controller.recompute_method, config.controller.recompute_share)
-    probes = probe_set(texts, MOST_QUESTIONS, seed)
-    gates = GateFolder(config.cache_dir)
-    report = asyncio.run(kept_or_examined(config.generator, gates, config.cache_dir, way, probes, show))
-    if not report.passed:
-        errors.print(f"Composing has not passed its gate, so nothing is composed: {report.why}.", highlight=False)
-    return report
 
 
 def _show(result: "ReplayResult", plot: Path | None, as_json: bool) -> None:

@@ -4,7 +4,7 @@ Measures the speed-up over consecutive stretches of prompts whose pairs of docum
 than the cache holds. The baselines are plain vLLM without reuse and vLLM with its own prefix cache, with the same flags
 and KV cache size. All systems answer at full speed, in turns of a few prompts.
 
-Limits: one request at a time, two documents per prompt. Only the first document can be reused.
+Limits: one request at a time, two documents per prompt. Of exact KV, only the first document can be reused.
 """
 
 import asyncio
@@ -14,12 +14,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from protocol.plans import Reuse
+from services.cli.bench.gate_first import gate_of
 from services.cli.bench.options import (
     DEFAULT_AGAINST,
     DEFAULT_DATA,
     AgainstOption,
     DataOption,
     PartTokensOption,
+    ReuseOption,
     SeedOption,
     WorkloadOption,
 )
@@ -38,6 +41,7 @@ def sustained(
     disk_gib: Annotated[float, typer.Option(min=0, help="Disk space for KV, in GiB.")] = 0.75,
     questions: Annotated[int, typer.Option(min=1, help="Questions to retrieve first documents for.")] = 500,
     part_tokens: PartTokensOption = 500,
+    reuse: ReuseOption = Reuse.EXACT,
     seed: SeedOption = 0,
     data: DataOption = DEFAULT_DATA,
     as_json: JsonOption = False,
@@ -46,20 +50,26 @@ def sustained(
     from benchmarks.measuring.engines import EngineMaker
     from benchmarks.measuring.systems import OURS, Systems
     from benchmarks.sustained import SustainedBenchmark
+    from cachectl.runtime.composing.gate import GateFolder
     from generator.models import ModelStore
     from services.cli.bench.prompts import retrieved_prompts
 
     config = load_config()
     baselines = [name.strip() for name in against.split(",")]
     systems = Systems(
-        EngineMaker(config.generator, ModelStore(config.cache_dir), at_once=len(baselines) + 1),
+        EngineMaker(
+            config.generator, ModelStore(config.cache_dir), at_once=len(baselines) + (1 if reuse is Reuse.EXACT else 2)
+        ),
         config.controller,
         config.cache_dir / "profiles",
+        GateFolder(config.cache_dir),
         host_gib=host_gib,
         disk_gib=disk_gib,
     )
-    benchmark = SustainedBenchmark(systems, baselines, stretch)
+    benchmark = SustainedBenchmark(systems, baselines, stretch, reuse)
     with StepBars() as show:
+        if reuse is Reuse.AUTO:
+            gate_of(config, data, workload, seed, show)
         drawn = retrieved_prompts(config, data, workload, questions, part_tokens, 2, seed, show)
         prompts = drawn.draw_novel_pairs(warm_up + pairs, seed)
         warming = list(islice(prompts, warm_up))

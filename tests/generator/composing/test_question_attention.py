@@ -13,7 +13,7 @@ from generator.composing.runs import Run
 from generator.composing.selection.question_attention import QuestionAttention
 from protocol.generation import ASKED_TOKENS
 
-LAYERS, HEADS, KV_HEADS, DIM = 6, 4, 2, 8
+LAYERS, HEADS, KV_HEADS, DIM = 12, 4, 2, 8
 DOCUMENTS = [Run(10, 50), Run(50, 90)]
 QUESTION = Run(90, 96)
 
@@ -69,7 +69,7 @@ def selected(looked_up: int, layer: int, head: int, budget: int, ranks=lambda sc
     forward = Forward(layers, queries)
     runs = QuestionAttention(layers, forward, ranks).select(prompt(), budget)
     # The layers behind the last one that is looked at are not computed.
-    assert forward.begun == 5 * LAYERS // 6
+    assert forward.begun == 2 * LAYERS // 3
     return runs
 
 
@@ -81,8 +81,8 @@ def test_of_a_long_question_the_last_tokens_are_run_behind_the_documents():
         def compute(self, token_ids, runs, blocks):
             ((start, end),) = runs
             ran.append((start, token_ids[start:end].tolist()))
-            layers[3].module(torch.zeros(end - start, HEADS * DIM))
-            layers[4].module(torch.zeros(end - start, HEADS * DIM))
+            layers[6].module(torch.zeros(end - start, HEADS * DIM))
+            layers[7].module(torch.zeros(end - start, HEADS * DIM))
 
     layers = [Layer(torch.zeros(long.start, KV_HEADS, DIM)) for _ in range(LAYERS)]
     asked = ComposedPrompt(torch.arange(long.end), torch.arange(20), DOCUMENTS, long)
@@ -93,19 +93,19 @@ def test_of_a_long_question_the_last_tokens_are_run_behind_the_documents():
 
 
 @pytest.mark.parametrize("head", range(HEADS))
-@pytest.mark.parametrize("layer", [3, 4])
+@pytest.mark.parametrize("layer", [6, 7])
 def test_one_head_of_one_layer_suffices_to_find_what_is_looked_up(layer, head):
     (run,) = selected(61, layer, head, budget=8)
     assert run == Run(58, 66)
 
 
 def test_what_stands_around_it_comes_next_and_never_from_another_document():
-    assert selected(61, 3, 0, budget=24) == [Run(50, 74)]
-    assert selected(50, 3, 0, budget=16) == [Run(50, 66)]
+    assert selected(61, 6, 0, budget=24) == [Run(50, 74)]
+    assert selected(50, 6, 0, budget=16) == [Run(50, 66)]
 
 
 def test_other_layers_do_not_count():
-    assert selected(61, 1, 0, budget=8) == selected(20, 5, 0, budget=8)
+    assert selected(61, 5, 0, budget=8) == selected(20, 8, 0, budget=8)
 
 
 def test_heads_of_all_ranks_count():
@@ -114,4 +114,4 @@ def test_heads_of_all_ranks_count():
         scores[:, 30] = 1.0
         return scores
 
-    assert selected(61, 3, 0, 8, lambda scores: other_rank(scores) * 1.0)[0].start in range(24, 34)
+    assert selected(61, 6, 0, 8, lambda scores: other_rank(scores) * 1.0)[0].start in range(24, 34)

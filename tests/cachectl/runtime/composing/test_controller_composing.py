@@ -179,7 +179,7 @@ async def test_a_document_without_a_donor_is_computed_behind_the_first_one_when_
     plan = await controller.admit(ask_for("q", "abc"))
     assert [donor is not None for donor in donors(plan)] == [False, False, True, False]
     await controller.complete(report("q"))
-    await settled()
+    await controller.computed_ahead()
     assert engine.computed == ["sac"]
     plan = await controller.admit(ask_for("r", "bca"))
     assert [donor is not None for donor in donors(plan)] == [False, False, True, True]
