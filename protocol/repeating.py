@@ -1,8 +1,9 @@
-"""Background work that repeats."""
+"""Background work: what runs, or is repeated, while a context is open."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import structlog
 
@@ -12,18 +13,25 @@ log = structlog.get_logger(__name__)
 
 
 @asynccontextmanager
+async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run ``work`` while the context is open, and cancel it at the end."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+@asynccontextmanager
 async def repeated(work: Callable[[], Awaitable[None]], pause_s: float) -> AsyncIterator[None]:
     """Call ``work`` every ``pause_s`` seconds while the context is open.
 
     A failure is logged, with its traceback if it is not a RagtreeError, and the work is tried again after the next
     pause.
     """
-    task = asyncio.create_task(_repeat(work, pause_s))
-    try:
+    async with in_background(_repeat(work, pause_s)):
         yield
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 async def _repeat(work: Callable[[], Awaitable[None]], pause_s: float) -> None:

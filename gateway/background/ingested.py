@@ -20,6 +20,7 @@ from protocol.errors import RagtreeError, Unavailable
 from protocol.parts import Parts
 from protocol.plans import AdmissionRequest, Reuse
 from protocol.prompts import ChatMessage, Prompt
+from protocol.repeating import in_background
 from protocol.retrieval import Chunk
 
 Outcome: TypeAlias = Literal["computed", "present", "no_room"]
@@ -67,12 +68,8 @@ class IngestedPrefill:
     @asynccontextmanager
     async def prefilling(self) -> AsyncIterator[None]:
         """Prefill in the background while the context is open."""
-        prefilling = asyncio.create_task(self._run())
-        try:
+        async with in_background(self._run()):
             yield
-        finally:
-            prefilling.cancel()
-            await asyncio.wait({prefilling})
 
     async def _run(self) -> None:
         while True:

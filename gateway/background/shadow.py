@@ -1,6 +1,5 @@
 """Shadow comparison: a sample of composed answers against full prefills of the same prompts."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -19,6 +18,7 @@ from protocol.errors import RagtreeError
 from protocol.generation import Sampling
 from protocol.parts import Parts
 from protocol.plans import AdmissionRequest, Reuse
+from protocol.repeating import in_background
 
 COMPARED_TOKENS = 4
 """Of each answer. Two full prefills also differ sometimes, by rounding, and the more often the longer they answer."""
@@ -49,12 +49,8 @@ class Shadow:
     @asynccontextmanager
     async def comparing(self) -> AsyncIterator[None]:
         """Compare in the background while the context is open."""
-        comparing = asyncio.create_task(self._run())
-        try:
+        async with in_background(self._run()):
             yield
-        finally:
-            comparing.cancel()
-            await asyncio.wait({comparing})
 
     async def _run(self) -> None:
         while True:

@@ -11,6 +11,7 @@ from typing import Any
 from gateway.stores.query_log import count, entry
 from gateway.wire.schemas import WarmQuery
 from protocol.errors import Unavailable
+from protocol.repeating import in_background
 from protocol.retrieval import SearchRequest
 from services.redis.link import PROBE_S, RedisAway, RedisLink
 from services.redis.metrics import RedisMetrics
@@ -67,12 +68,10 @@ class StreamQueryLog:
     @asynccontextmanager
     async def written(self) -> AsyncIterator[None]:
         """Write waiting entries while the context is open, and the rest at its end."""
-        writing = asyncio.create_task(self._write())
         try:
-            yield
+            async with in_background(self._write()):
+                yield
         finally:
-            writing.cancel()
-            await asyncio.wait({writing})
             with suppress(RedisAway):
                 while self._waiting:
                     await self._write_some()
