@@ -87,6 +87,7 @@ def has_all_shards(stack):
 def kill_a_shard(stack) -> None:
     (replica,) = stack.processes("ServeReplica:retriever-1")
     replica.kill()
+    replica.wait(10)
 
 
 def test_a_lost_shard_leaves_the_answer_partial_until_it_is_back(sharded):
