@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -56,14 +55,12 @@ class IngestedPrefill:
         self._prefill = prefill
         self._metrics = metrics
         self._enabled = enabled
-        self._waiting: deque[Ingested] = deque()
-        self._any = asyncio.Event()
+        self._waiting: asyncio.Queue[Ingested] = asyncio.Queue()
 
     def note(self, tenant: str, job: IngestJob, document_id: str | None = None) -> None:
         """Prefill a job's documents once it has ended."""
         if self._enabled:
-            self._waiting.append(Ingested(tenant, job, document_id))
-            self._any.set()
+            self._waiting.put_nowait(Ingested(tenant, job, document_id))
 
     @asynccontextmanager
     async def prefilling(self) -> AsyncIterator[None]:
@@ -73,20 +70,17 @@ class IngestedPrefill:
 
     async def _run(self) -> None:
         while True:
-            await self._any.wait()
-            ingested = self._waiting.popleft()
-            if not self._waiting:
-                self._any.clear()
+            ingested = await self._waiting.get()
             try:
                 await self._prefill_all(ingested)
             except RagtreeError as error:
                 log.warning("ingested_documents_not_prefilled", job_id=ingested.job.job_id, error=str(error))
 
     async def _prefill_all(self, ingested: Ingested) -> None:
-        tenant, job, only = ingested
+        tenant, job, _ = ingested
         if (await self._ended(tenant, job)).status == "failed":
             return
-        async for document_id in self._documents(tenant, job) if only is None else _one(only):
+        async for document_id in self._documents(ingested):
             try:
                 await self._prefill_document(tenant, job.collection, document_id)
             except RagtreeError as error:
@@ -104,8 +98,12 @@ class IngestedPrefill:
                 continue
         return job
 
-    async def _documents(self, tenant: str, job: IngestJob) -> AsyncIterator[str]:
-        """The documents that were stored since a job began, so at least its own."""
+    async def _documents(self, ingested: Ingested) -> AsyncIterator[str]:
+        """The job's one document, or all that were stored since it began, so at least its own."""
+        tenant, job, only = ingested
+        if only is not None:
+            yield only
+            return
         after: str | None = None
         while True:
             page = await self._parts.retriever.list_documents(tenant, job.collection, _PAGE, after)
@@ -143,7 +141,3 @@ class IngestedPrefill:
         """Whether the tiers have room, so that nothing has to leave for a document that nobody may ask for."""
         tiers = (await self._parts.controller.stats()).tiers
         return sum(tier.capacity_tokens - tier.used_tokens for tier in tiers) >= tokens
-
-
-async def _one(document_id: str) -> AsyncIterator[str]:
-    yield document_id
