@@ -1,6 +1,6 @@
 """Composes requests' KV on the engine's own thread, one step at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,7 +9,7 @@ from generator.composing.composed_prompt import ComposedPrompt, Content
 from generator.composing.composer import Composed, Composer, Donated, Task
 from generator.composing.deviation import TooFar
 from generator.composing.runs import Run
-from generator.connector.step_jobs import ComposeStep, Composition, CompositionResult, Purge
+from generator.connector.step_jobs import ComposeStep, Composition, CompositionResult, DonorPages, Purge
 from generator.connector.worker.kv_failures import warn
 from generator.tiers.base import Page
 
@@ -47,7 +47,14 @@ class Compositions:
 
         If the selector does not need the engine, it begins now.
         """
-        prompt = self._prompt(composition)._replace(deletions=self._composer.deletions)
+        prompt = ComposedPrompt(
+            torch.tensor(composition.token_ids, device=self._device),
+            torch.tensor(composition.blocks, device=self._device),
+            _documents(composition.donors),
+            Run(composition.question, len(composition.token_ids) - 1),
+            _contents(composition.donors),
+            self._composer.deletions,
+        )
         self._expected[request_id] = self._composer.begun(prompt, composition.recompute.method)
 
     def forget(self, purge: Purge) -> None:
@@ -108,25 +115,22 @@ class Compositions:
         return Ended(request_id, CompositionResult(composed.reused, composed.recomputed, composed.deviation), failed)
 
     def _task(self, request_id: str, composition: Composition) -> Task:
-        staged, expected = self._staged.pop(request_id, {}), self._expected[request_id]
+        staged, donors = self._staged.pop(request_id, {}), composition.donors
         recompute = composition.recompute
         return Task(
-            self._prompt(composition)._replace(deletions=expected.deletions, scores=expected.scores),
+            # Without the donors that have turned out to be missing.
+            self._expected[request_id]._replace(documents=_documents(donors), contents=_contents(donors)),
             composition.exact,
-            [
-                Donated(donor.prefix_tokens, torch.from_numpy(staged[donor.key]).to(self._device))
-                for donor in composition.donors
-            ],
+            [Donated(donor.prefix_tokens, torch.from_numpy(staged[donor.key]).to(self._device)) for donor in donors],
             recompute.method,
             recompute.share,
             recompute.bound,
         )
 
-    def _prompt(self, composition: Composition) -> ComposedPrompt:
-        return ComposedPrompt(
-            torch.tensor(composition.token_ids, device=self._device),
-            torch.tensor(composition.blocks, device=self._device),
-            [Run(donor.start, donor.end) for donor in composition.donors],
-            Run(composition.question, len(composition.token_ids) - 1),
-            [Content(*donor.content) for donor in composition.donors],
-        )
+
+def _documents(donors: Sequence[DonorPages]) -> list[Run]:
+    return [Run(donor.start, donor.end) for donor in donors]
+
+
+def _contents(donors: Sequence[DonorPages]) -> list[Content]:
+    return [Content(*donor.content) for donor in donors]
