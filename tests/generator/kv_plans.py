@@ -1,5 +1,6 @@
 """Plans that put KV where a test needs it, and what a real engine answers to them."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -51,6 +52,13 @@ async def held(engine: VllmEngine, tier: Tier) -> set[tuple[str, tuple[str, ...]
         if report.tier is tier
         for node in report.nodes
     }
+
+
+async def until_held(engine: VllmEngine, path: KvPath, tier: Tier) -> None:
+    """Wait until a tier holds a path. A copy that a plan saves is written after its answer, in asynchronous steps."""
+    keys = [segment.key for segment in path.segments]
+    while (path.namespace, tuple(keys)) not in await held(engine, tier):
+        await asyncio.sleep(0.01)
 
 
 async def forget_blocks(engine: VllmEngine, path: KvPath) -> None:

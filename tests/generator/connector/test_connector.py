@@ -20,6 +20,7 @@ from kv_plans import (
     put,
     segment,
     uncached_tokens,
+    until_held,
 )
 
 from benchmarks.measuring.engines import generate
@@ -54,6 +55,7 @@ class TestTiers:
 
     async def test_a_plan_may_save_directly_to_host_memory(self, engine, path):
         await ask(engine, path.plan("to compute it", None, HOST), max_tokens=1)
+        await until_held(engine, path, HOST)
         assert len(await held(engine, HOST)) == 3
         assert await held(engine, GPU) == set()
         await forget_blocks(engine, path)

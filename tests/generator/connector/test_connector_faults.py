@@ -22,6 +22,7 @@ from kv_plans import (
     put,
     segment,
     uncached_tokens,
+    until_held,
 )
 from safetensors.numpy import load_file
 
@@ -106,6 +107,7 @@ class TestFaults:
         await put(engine, path, HOST)
         usurper = kv_path((SYSTEM, THIRD), first_page=path.pages[1].numbers[0])
         await ask(engine, usurper.plan("to compute it", None, HOST), max_tokens=1)
+        await until_held(engine, usurper, HOST)
         answer = await ask(engine, path.plan("why?", HOST, None))
         assert LostCopy(path.keys[1], HOST) in answer.prefill.lost
         assert answer.tokens == await uncached_tokens(engine, path, "why?")
