@@ -80,6 +80,7 @@ class Dispatcher:
     def start(self, scheduled: ScheduledRequest, now: float) -> Grant:
         """Admit a request to the tree; speculations on its instance make way for it."""
         request = scheduled.request
+        ends = [] if scheduled.speculative else self._make_way(scheduled)
         prefix, scheduled.prefix = scheduled.prefix, None
         grant = scheduled.grant = self._tree.grants.admit(
             request.query_id,
@@ -93,13 +94,21 @@ class Dispatcher:
             prefix,
             request.recompute_share,
         )
-        if not scheduled.speculative:
-            state = self._instances.states[scheduled.instance]
-            state.running += 1
-            state.step_tokens += scheduled.step_share
-            grant.ends += state.make_way()
+        grant.ends += ends
         self.began(grant)
         return grant
+
+    def _make_way(self, scheduled: ScheduledRequest) -> list[str]:
+        """Give a request its slot and its part of the step; the speculations that end for it."""
+        state = self._instances.states[scheduled.instance]
+        state.running += 1
+        state.step_tokens += scheduled.step_share
+        ends = state.make_way()
+        for query_id in ends:
+            guess = self._book.requests[query_id]
+            assert guess.grant is not None, "a speculation waits"
+            self._tree.grants.make_way(guess.grant)
+        return ends
 
     def began(self, batch: MoveBatch) -> None:
         """Reprioritise the requests that find a copy now because their instance has begun to write it."""

@@ -85,6 +85,16 @@ class MovesUnderWay:
                 if copy.node.copies.get(copy.cache) is not copy:
                     self._drop_late(copy, batch.instance)
 
+    def pass_on(self, batch: MoveBatch, tick: float) -> None:
+        """Make a batch's moves pending again although it goes on: its instance may get it too late to carry them out.
+
+        Carrying them out twice does no harm.
+        """
+        if batch in self._batches:
+            self._delete_no_more(batch)
+            self._pending.give_back(batch.moves, batch.instance, tick)
+            batch.moves = []
+
     def lose(self, instance: str) -> None:
         """End the batches of a removed instance. The others take its moves of shared tiers, and look for its copies."""
         for batch in [batch for batch in self._batches if batch.instance == instance]:
@@ -121,11 +131,14 @@ class MovesUnderWay:
         if batch not in self._batches:
             return False
         del self._batches[batch]
+        self._delete_no_more(batch)
+        return True
+
+    def _delete_no_more(self, batch: MoveBatch) -> None:
         if self._deleting:
             for move in batch.moves:
                 if self._deleting.get(move.node) is batch:
                     del self._deleting[move.node]
-        return True
 
     def _check(self, batch: MoveBatch, writer: str, repeated: set[tuple[str, Tier | None]]) -> None:
         """Have a writer, or any instance if it is empty, look for a batch's copies but for those that it makes again.

@@ -3,8 +3,11 @@
 import pytest
 from scheduler_cases import (
     STEP,
+    TOKENS,
     ask_without_question,
     checked_schedulers,
+    end,
+    fill,
     run,
     speculate,
     speculations,
@@ -155,6 +158,38 @@ def test_speculations_give_the_whole_step_to_requests(scheduler):
     assert run(scheduler, ask_without_question("request", "xy")).ends == ["c", "b"]
     assert run(scheduler, ask_without_question("another", "z")).ends == ["a"]
     wait(scheduler, ask_without_question("too much", "w"))
+
+
+def test_what_a_speculation_was_to_move_is_moved_by_the_request_that_ends_it(build):
+    # The request's plan may be there first, and its moves need the pages that those of the speculation free.
+    scheduler = build(gpu=2 * TOKENS, host=2 * TOKENS, max_running=1)
+    fill(scheduler, "a", "b")
+    guess = scheduler.speculative.admit(ask_without_question("guess", "c"), 0.0)
+    assert guess is not None
+    moves = list(guess.moves)
+    assert [(move.source, move.target) for move in moves] == [(Tier.GPU, Tier.HOST)]
+    request = run(scheduler, ask_without_question("request", "de"))
+    assert request.ends == ["guess"]
+    assert request.moves[: len(moves)] == moves
+    assert guess.moves == []
+    end(scheduler, "guess", kept=False)
+    end(scheduler, "request")
+    assert not scheduler.tree.tiers.pending_moves
+
+
+def test_what_a_speculation_has_begun_to_move_is_left_to_it(build):
+    scheduler = build(gpu=2 * TOKENS, host=2 * TOKENS, max_running=1)
+    fill(scheduler, "a", "b")
+    guess = scheduler.speculative.admit(ask_without_question("guess", "c"), 0.0)
+    assert guess is not None
+    scheduler.prefilled("guess", 0.0)
+    moves = list(guess.moves)
+    request = run(scheduler, ask_without_question("request", "d"))
+    assert request.ends == ["guess"]
+    assert guess.moves == moves
+    assert not set(moves) & set(request.moves)
+    end(scheduler, "guess")
+    end(scheduler, "request")
 
 
 def test_a_request_that_fits_ends_no_speculation(scheduler):
