@@ -148,6 +148,9 @@ class PrefillPlan(msgspec.Struct, frozen=True):
     - ``unshared``: no later query may find what the plan computes, because one of its documents has been deleted.
     - ``recompute``: how donated nodes are composed; None if no node has a donor. No later query finds what a plan
       composes.
+    - ``first``: the plan of a prefill in front of this one, with an id of its own, if this one composes and some
+      documents have no donors. It computes them exactly, behind what is loaded, so that they are kept and donate. It is
+      part of this plan: what it computes counts as computed.
     - ``fallback``: why nothing is composed; None if something is, or if nobody asked for it, or if all is cached.
 
     A plan is a lease under its ``query_id``. It is released exactly once: when the plan completes, fails or is
@@ -168,6 +171,7 @@ class PrefillPlan(msgspec.Struct, frozen=True):
     unshared: bool = False
     overtaken: int = 0
     recompute: Recompute | None = None
+    first: "PrefillPlan | None" = None
     fallback: Fallback | None = None
 
 

@@ -19,7 +19,6 @@ import msgspec
 
 from benchmarks.measuring.statistics import TimeHistogram
 from cachectl.nodes.node import PathDocument
-from cachectl.runtime.composing.lacking import MOST_WANTED, lacking
 from cachectl.scheduling.document_order import OrderStrategy, order_by_name
 from cachectl.scheduling.queue import SLACK, WINDOW
 from cachectl.scheduling.request import Request
@@ -79,12 +78,10 @@ class SimulationResult(msgspec.Struct, frozen=True):
 class _Running:
     """A request between its arrival and its end."""
 
-    __slots__ = ("arrival_s", "documents", "namespace", "output_tokens", "system_documents", "total_tokens")
+    __slots__ = ("arrival_s", "output_tokens", "system_documents", "total_tokens")
 
-    def __init__(self, request: TraceRequest, documents: tuple[PathDocument, ...], system_documents: int) -> None:
+    def __init__(self, request: TraceRequest, system_documents: int) -> None:
         self.arrival_s = request.arrival_s
-        self.namespace = request.system_id
-        self.documents = documents
         self.output_tokens = request.output_tokens
         self.system_documents = system_documents
         self.total_tokens = request.system_tokens + request.question_tokens
@@ -121,9 +118,6 @@ class Simulator:
         self._running: dict[str, _Running] = {}
         self._ttft = TimeHistogram()
         self._documents = self._hit_documents = self._tokens = self._composed_tokens = 0
-        # Paths to compute while no request is there, the latest last.
-        self._wanted: dict[tuple[str, tuple[PathDocument, ...]], None] = {}
-        self._built = 0
         self._hit_tokens = dict.fromkeys(Tier, 0)
 
     def run(self, workload: Workload, progress: Callable[[int], None]) -> SimulationResult:
@@ -136,7 +130,6 @@ class Simulator:
         while upcoming is not None or self._events:
             full = len(self._running) >= room
             if upcoming is not None and not full and (not self._events or upcoming.arrival_s <= self._events[0][0]):
-                self._build_donors(now, upcoming.arrival_s)
                 now = max(now, upcoming.arrival_s)
                 arrived += 1
                 self._arrive(str(arrived), upcoming, now)
@@ -158,7 +151,7 @@ class Simulator:
         request = Request(
             query_id, traced.system_id, path, traced.question_tokens, pinned=len(system), recompute_share=share
         )
-        self._running[query_id] = _Running(traced, path, len(system))
+        self._running[query_id] = _Running(traced, len(system))
         grant = self._scheduler.admit(request, now)
         if grant is not None:
             self._start(grant, now)
@@ -166,59 +159,40 @@ class Simulator:
     def _start(self, grant: Grant, now: float) -> None:
         """Count the plan's hits, and schedule its prefill for when the engine is free."""
         running = self._running[grant.query_id]
-        cached = 0
+        first = {document.key: document.tokens for _, document in grant.first if document.source is None}
+        cached = sum(first.values())
         load_s = 0.0
-        for index, step in enumerate(grant.documents):
+        origins = {document.key: document for _, document in grant.first}
+        for index, granted in enumerate(grant.documents):
+            step = origins.get(granted.key, granted)
             document = index >= running.system_documents
             if document:
                 self._documents += 1
                 self._tokens += step.tokens
             if step.donor is not None:
-                self._hit_documents += 1
-                reused = step.tokens - round((grant.recompute_share or 0.0) * step.tokens)
-                self._composed_tokens += reused
-                cached += reused
+                again = round((grant.recompute_share or 0.0) * step.tokens)
                 load_s += self._device.load_seconds(step.tokens, step.donor.source)
+                if step.donor.key in first:
+                    cached -= again
+                    continue
+                self._hit_documents += 1
+                self._composed_tokens += step.tokens - again
+                cached += step.tokens - again
             elif step.source is not None:
                 cached += step.tokens
                 load_s += self._device.load_seconds(step.tokens, step.source)
                 if document:
                     self._hit_documents += 1
                     self._hit_tokens[step.source] += step.tokens
-        if grant.recompute_share is not None:
-            self._want(grant, running)
         # The last token is always computed: the answer's first token comes from it.
         computed = max(1, running.total_tokens - cached)
         begin = max(now, self._engine_free_s[grant.instance])
         end = begin + load_s + self._device.prefill_seconds(max(0, running.total_tokens - computed), computed)
+        if first:
+            front = sum(document.tokens for _, document in grant.first if document.source is not None)
+            end += self._device.prefill_seconds(front, sum(first.values()))
         self._engine_free_s[grant.instance] = end
         self._at(end, 0, grant.query_id)
-
-    def _want(self, grant: Grant, running: _Running) -> None:
-        """Note the documents of a composed prompt that neither it nor another prompt has KV of."""
-        for documents in lacking(running.documents, grant.documents, running.system_documents):
-            path = running.namespace, documents
-            self._wanted.pop(path, None)
-            self._wanted[path] = None
-        while len(self._wanted) > MOST_WANTED:
-            del self._wanted[next(iter(self._wanted))]
-
-    def _build_donors(self, now: float, until_s: float) -> None:
-        """Compute wanted paths, the latest first, as long as that is done before ``until_s``."""
-        if self._running or self._service.instances > 1:
-            return
-        free_s = max(now, *self._engine_free_s.values())
-        while self._wanted:
-            namespace, path = next(reversed(self._wanted))
-            free_s += self._device.prefill_seconds(0, sum(document.tokens for document in path))
-            if free_s > until_s:
-                return
-            del self._wanted[namespace, path]
-            self._built += 1
-            built = Request(f"donor {self._built}", namespace, path, 0, pinned=len(path) - 2)
-            grant = self._scheduler.admit(built, now)
-            assert grant is not None, "nothing else runs"
-            self._scheduler.complete(built.query_id, now, kept=True, unwritten=())
 
     def _prefilled(self, query_id: str, now: float) -> None:
         running = self._running[query_id]

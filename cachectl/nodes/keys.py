@@ -6,7 +6,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 KEY_BYTES = 16
 
@@ -23,8 +23,12 @@ def root_key(namespace: str) -> bytes:
 
 def path_keys(namespace: str, contents: Sequence[str]) -> list[bytes]:
     """The keys of all nodes on a path, first document first."""
+    return keys_below(root_key(namespace), contents)
+
+
+def keys_below(key: bytes, contents: Iterable[str]) -> list[bytes]:
+    """The keys of the nodes of documents behind the path with this ``key``, each behind the one before it."""
     keys = []
-    key = root_key(namespace)
     for content in contents:
         key = child_key(key, content)
         keys.append(key)

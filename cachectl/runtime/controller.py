@@ -12,7 +12,6 @@ from cachectl.costs.device_profile import Costs
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.runtime.background_prefills import BackgroundPrefills
-from cachectl.runtime.composing.donor_builder import DonorBuilder
 from cachectl.runtime.composing.gate import Gate
 from cachectl.runtime.composing.reuse_rule import ReuseRule
 from cachectl.runtime.deletion import Deletion
@@ -133,9 +132,15 @@ class Controller:
         )
         self._plans = PlanBuilder(self._tree, self.instances, reuse)
         self._prefills = BackgroundPrefills(self._leases, executor) if executor is not None else None
-        parts = (self._scheduler, self._leases, self._deliveries, self._requests, self._plans, self._prefills)
-        self._prefetcher = Prefetcher(*parts, settings.prepare_after_s)
-        self._donors = DonorBuilder(*parts)
+        self._prefetcher = Prefetcher(
+            self._scheduler,
+            self._leases,
+            self._deliveries,
+            self._requests,
+            self._plans,
+            self._prefills,
+            settings.prepare_after_s,
+        )
         self._statistics = Statistics(settings.policy, self._scheduler, self._leases, self.instances, self._prefetcher)
 
     # The path of a query
@@ -183,7 +188,6 @@ class Controller:
         except Overloaded:
             self._statistics.rejected += 1
             raise
-        self._donors.note(request, grant)
         return self._leased(request, grant, queued_ms=(self._clock() - arrived) * 1000, unshared=unshared)
 
     async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = ()) -> None:
@@ -194,7 +198,6 @@ class Controller:
         """
         self._leases.prefilled(query_id, lost_copies(lost))
         self._prefetcher.start()
-        self._donors.start()
         self._deliveries.start()
 
     async def complete(self, report: CompletionReport) -> None:
@@ -211,7 +214,6 @@ class Controller:
         unwritten = None if report.unwritten is None else lost_copies(report.unwritten)
         self._leases.complete(report.query_id, prefilled, lost_copies(report.lost), unwritten)
         self._prefetcher.start()
-        self._donors.start()
         self._deliveries.start()
         self._statistics.count_completion(report)
 
@@ -297,7 +299,6 @@ class Controller:
         self.instances.forget_ended()
         self._speculations.sweep()
         self._prefetcher.start()
-        self._donors.start()
         self._deliveries.start()
 
     def check_integrity(self) -> None:

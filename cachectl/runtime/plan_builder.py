@@ -6,6 +6,7 @@ from cachectl.scheduling.plan_translation import planned_nodes, spare_keys
 from cachectl.tree.grant import Grant
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.plans import AdmissionRequest, PrefillPlan
+from protocol.prompts import Prompt
 
 
 class PlanBuilder:
@@ -27,14 +28,15 @@ class PlanBuilder:
     ) -> PrefillPlan:
         """The plan of a grant, for the prompt of ``request``."""
         share = grant.recompute_share
+        first = self._first(request, grant, speculative=speculative)
         return PrefillPlan(
             query_id=grant.query_id,
             instance=grant.instance,
             namespace=request.namespace,
             prompt=request.prompt,
             queued_ms=queued_ms,
-            nodes=planned_nodes(grant),
-            moves=tuple(grant.moves),
+            nodes=planned_nodes(grant.documents),
+            moves=tuple(grant.moves) if first is None else (),
             ends=tuple(grant.ends),
             speculative=speculative,
             spare=spare_keys(self._tree, grant.instance),
@@ -42,5 +44,22 @@ class PlanBuilder:
             unshared=unshared,
             overtaken=grant.overtaken,
             recompute=self._reuse.recompute(share) if share is not None else None,
+            first=first,
             fallback=grant.fallback or self._reuse.fallback(request),
+        )
+
+    def _first(self, request: AdmissionRequest, grant: Grant, *, speculative: bool) -> PrefillPlan | None:
+        """The plan of the prefill in front of a composed prompt, which makes the room for both."""
+        if not grant.first:
+            return None
+        return PrefillPlan(
+            query_id=f"{grant.query_id}~first",
+            instance=grant.instance,
+            namespace=request.namespace,
+            prompt=Prompt(tuple(request.prompt.prefix[index] for index, _ in grant.first)),
+            nodes=planned_nodes(document for _, document in grant.first),
+            moves=tuple(grant.moves),
+            speculative=speculative,
+            spare=spare_keys(self._tree, grant.instance),
+            boot=self._instances.boots.get(grant.instance, ""),
         )

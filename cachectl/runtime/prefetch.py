@@ -14,7 +14,6 @@ import msgspec
 import structlog
 
 from cachectl.runtime.background_prefills import BackgroundPrefills, Outcome
-from cachectl.runtime.composing.lacking import without_donated
 from cachectl.runtime.deliveries import Deliveries
 from cachectl.runtime.leases import Leases
 from cachectl.runtime.plan_builder import PlanBuilder
@@ -110,7 +109,8 @@ class Prefetcher:
         plan_id = f"{request.query_id}~prefetch-{next(self._numbers)}"
         prompt, found = request.prompt, self._scheduler.book.found(request.query_id)
         if found.composing is not None:
-            prompt = Prompt(without_donated(prompt.prefix, found.loading.documents, found.composing.donors))
+            exact = found.composing.exact(found.loading.documents)
+            prompt = Prompt(tuple(prompt.prefix[index] for index in exact))
         return msgspec.structs.replace(request, query_id=plan_id, prompt=prompt, reuse=Reuse.EXACT)
 
     def _ended(self, request: AdmissionRequest, plan: PrefillPlan, outcome: Outcome) -> None:

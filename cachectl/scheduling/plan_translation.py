@@ -8,7 +8,7 @@ import msgspec
 from cachectl.nodes.node import PathDocument
 from cachectl.scheduling.document_order import CachedNode, OrderStrategy
 from cachectl.scheduling.request import Request
-from cachectl.tree.grant import Grant, GrantedDonor
+from cachectl.tree.grant import GrantedDocument, GrantedDonor
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.errors import UnknownNode
 from protocol.kv import LostCopy
@@ -53,11 +53,11 @@ def reordered(prompt: Prompt, strategy: OrderStrategy, root: CachedNode | None, 
     return msgspec.structs.replace(prompt, segments=segments)
 
 
-def planned_nodes(grant: Grant) -> tuple[PlannedNode, ...]:
-    """The plan's entry for each document of a grant's path."""
+def planned_nodes(documents: Iterable[GrantedDocument]) -> tuple[PlannedNode, ...]:
+    """The plan's entries for granted documents."""
     return tuple(
         PlannedNode(each.key.hex(), each.tokens, each.source, each.kept, each.pages, _donor(each.donor))
-        for each in grant.documents
+        for each in documents
     )
 
 

@@ -68,7 +68,7 @@ class LocalController:
             self._instance,
             namespace,
             prompt,
-            nodes=planned_nodes(grant),
+            nodes=planned_nodes(grant.documents),
             moves=tuple(grant.moves),
             spare=spare_keys(self._tree, self._instance),
         )

@@ -18,13 +18,22 @@ if TYPE_CHECKING:
 class Composing(NamedTuple):
     """What a prefill composes: the copy that donates each document behind the loaded ones, or None to compute it.
 
-    ``reused`` tokens of them are not computed. Loading and moving the donors' KV, and selecting what is computed again,
-    takes ``seconds``.
+    What is computed although others donate is computed first, without them, so that it can be kept and donates too.
+    ``reused`` tokens are spared in all. Loading and moving the donors' KV, and selecting what is computed again, takes
+    ``seconds``.
     """
 
     donors: tuple[Copy | None, ...]
     reused: int
     seconds: float
+
+    def exact(self, loaded: int) -> list[int]:
+        """Which documents of the prompt are exact: the ``loaded`` ones, and those behind them without a donor."""
+        return [*range(loaded), *[loaded + index for index, donor in enumerate(self.donors) if donor is None]]
+
+    def donor(self, index: int, loaded: int) -> Copy | None:
+        """What donates the document at ``index`` of a prompt with ``loaded`` ones, if anything does."""
+        return self.donors[index - loaded] if index >= loaded else None
 
 
 class ComposeOrCompute:
@@ -64,12 +73,15 @@ class ComposeOrCompute:
         for donor, document in zip(donors, documents, strict=True):
             spared = document.tokens - round(share * document.tokens)
             if donor is None or self._donate_seconds(donor) >= spared * per_token_s:
+                if any(chosen):
+                    # It is computed first, and then composed behind the donated ones.
+                    reused -= document.tokens - spared
                 chosen.append(None)
                 continue
             chosen.append(donor)
             reused += spared
             seconds += self._donate_seconds(donor)
-        if not reused or seconds + self._cost(loading.tokens + reused, computed - reused) >= exact_s:
+        if reused <= 0 or seconds + self._cost(loading.tokens + reused, computed - reused) >= exact_s:
             return None
         return Composing(tuple(chosen), reused, seconds)
 

@@ -37,9 +37,17 @@ class GrantedDocument(NamedTuple):
     donor: GrantedDonor | None = None
 
 
+class ComputedFirst(NamedTuple):
+    """A document of the prefill in front of a composed one; ``place`` is its index in the composed prompt."""
+
+    place: int
+    document: GrantedDocument
+
+
 class Grant(MoveBatch):
     """Locks on a plan's path, and room reserved for what the plan loads or computes.
 
+    If it composes and some documents have no donors, these are prefilled exactly, behind what is loaded: ``first``.
     ``moves`` come with the plan and are begun before its own loads; once the grant is ``prefilled``, they have been.
     ``writes`` also has the plan's own copies in shared tiers. ``ends`` are the speculations that give way to the plan.
     ``overtaken`` counts the younger requests served while the request waited. The plan computes ``computed_tokens``.
@@ -53,6 +61,7 @@ class Grant(MoveBatch):
         "documents",
         "ends",
         "fallback",
+        "first",
         "locked",
         "overtaken",
         "prefilled",
@@ -68,6 +77,7 @@ class Grant(MoveBatch):
         self.query_id = query_id
         self.tick = tick
         self.documents: list[GrantedDocument] = []
+        self.first: list[ComputedFirst] = []
         self.ends: list[str] = []
         self.overtaken = 0
         self.computed_tokens = computed_tokens

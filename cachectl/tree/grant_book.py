@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from cachectl.nodes.node import Node
 from cachectl.policies.base import Arrival
-from cachectl.tree.grant import Grant, GrantedDocument, GrantedDonor
+from cachectl.tree.composed_path import Path, compose, used_keys
+from cachectl.tree.grant import Grant, GrantedDocument
 from protocol.errors import InvalidRequest, UnknownPlan
 from protocol.tiers import Tier
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from cachectl.policies.base import ReplacementPolicy
     from cachectl.tiers.replication import Replication
     from cachectl.tiers.tier_manager import TierManager
-    from cachectl.tree.compose_or_compute import Composing
     from cachectl.tree.node_registry import NodeRegistry
     from cachectl.tree.pins import Pins
     from cachectl.tree.prefix_lookup import CachedPrefix, PrefixLookup
@@ -89,46 +89,59 @@ class GrantBook:
         seconds_per_token = (prefix.seconds - prefix.moving_s) / computed if computed else 0.0
         composing = prefix.composing
 
+        root = self._registry.root(namespace)
+        path = Path(root, documents, keys, hits[:loaded], pinned)
+        # What is composed leaves nothing that could be kept.
+        indices = composing.exact(loaded) if composing is not None else range(len(documents))
+        exact = path.part(indices)
+        used = keys if composing is None else used_keys(path, composing, dict(zip(indices, exact.keys, strict=True)))
+
         self.tick += 1
-        used = keys if composing is None else _used_keys(keys, composing)
         self._policy.begin(Arrival(self.tick, used, documents, computed - question_tokens, self._tiers.capacity))
         grant = Grant(query_id, instance, self.tick, computed)
-        grant.recompute_share = recompute_share if composing is not None else None
         grant.fallback = prefix.fallback
         self._tiers.take_moves(grant)
-        root = self._registry.root(namespace)
-        _lock(root, documents, grant)
+        locked = _lock(exact, grant)
         for copy in composing.donors if composing is not None else ():
             if copy is not None:
                 self._use_donor(copy, grant, now)
-        parent: Node | None = root
-        for index, (document, key) in enumerate(zip(documents, keys, strict=True)):
-            hit = index < loaded
-            if composing is not None and not hit:
-                donor = _donated(composing.donors[index - loaded])
-                grant.documents.append(GrantedDocument(key, document.tokens, None, None, None, donor))
-                continue
-            known = index < len(grant.locked)
-            kept: Tier | None = None
-            if parent is not None and not known and not self._registry.may_attach(parent, document.content, key):
-                parent = None
-            if parent is not None:
-                node = grant.locked[index] if known else Node(key, *document, parent, self._page_tokens)
-                node.count_access(self.tick, now, self._window_s)
-                if not hit:
-                    node.count_computation(seconds_per_token)
-                kept = self._keep(node, known, hit, index < pinned, grant)
-                parent = node if node.copies else None
-            source = hits[index] if hit else None
-            pages = source.pages if source is not None else None
-            if source is None and kept is Tier.HOST and parent is not None:
-                pages = parent.copies[self._tiers.host].pages
-            tier = source.cache.tier if source is not None else None
-            grant.documents.append(GrantedDocument(key, document.tokens, tier, kept, pages))
+        granted = self._keep_path(exact, locked, grant, now, seconds_per_token)
+        if composing is None:
+            grant.documents = granted
+        else:
+            grant.recompute_share = recompute_share
+            compose(path, composing, dict(zip(indices, granted, strict=True)), grant)
         self._registry.keep_root(root)
         self._tiers.send(grant)
         self.open[query_id] = grant
         return grant
+
+    def _keep_path(
+        self, path: Path, locked: Sequence[Node], grant: Grant, now: float, seconds_per_token: float
+    ) -> list[GrantedDocument]:
+        """Count accesses to a path, whose known nodes are ``locked``, and reserve room for it."""
+        granted: list[GrantedDocument] = []
+        parent: Node | None = path.root
+        for index, (document, key) in enumerate(zip(path.documents, path.keys, strict=True)):
+            hit = index < len(path.hits)
+            known = index < len(locked)
+            kept: Tier | None = None
+            if parent is not None and not known and not self._registry.may_attach(parent, document.content, key):
+                parent = None
+            if parent is not None:
+                node = locked[index] if known else Node(key, *document, parent, self._page_tokens)
+                node.count_access(self.tick, now, self._window_s)
+                if not hit:
+                    node.count_computation(seconds_per_token)
+                kept = self._keep(node, known, hit, index < path.pinned, grant)
+                parent = node if node.copies else None
+            source = path.hits[index] if hit else None
+            pages = source.pages if source is not None else None
+            if source is None and kept is Tier.HOST and parent is not None:
+                pages = parent.copies[self._tiers.host].pages
+            tier = source.cache.tier if source is not None else None
+            granted.append(GrantedDocument(key, document.tokens, tier, kept, pages))
+        return granted
 
     def prefilled(self, grant: Grant, lost: Collection[tuple[bytes, Tier]] = ()) -> bytes | None:
         """Make what a grant reserved findable: its prefill is done. Its locks stay.
@@ -147,7 +160,8 @@ class GrantBook:
         self.lose(grant.instance, lost)
         if self._write_through:
             gpu = self._tiers.gpu(grant.instance)
-            computed = {document.key for document in grant.documents if document.source is None}
+            granted = [*grant.documents, *(first.document for first in grant.first)]
+            computed = {document.key for document in granted if document.source is None}
             new = [copy.node for copy in reserved if copy.cache is gpu and copy.node.key in computed]
             self._replication.write_through([node for node in new if not node.detached], grant.instance)
         return reserved[0].node.key if reserved else None
@@ -285,26 +299,16 @@ class GrantBook:
         return [copy for copy in reserved if copy.node.copies.get(copy.cache) is copy and not copy.condemned]
 
 
-def _used_keys(keys: Sequence[bytes], composing: Composing) -> list[bytes]:
-    """The keys of the nodes that serve a composed prompt: of a donor where there is one, else of the prompt's path."""
-    loaded = len(keys) - len(composing.donors)
-    donors = zip(keys[loaded:], composing.donors, strict=True)
-    return [*keys[:loaded], *[key if donor is None else donor.node.key for key, donor in donors]]
-
-
-def _donated(copy: Copy | None) -> GrantedDonor | None:
-    if copy is None:
-        return None
-    return GrantedDonor(copy.node.key, copy.cache.tier, copy.node.prefix_tokens, copy.pages)
-
-
-def _lock(root: Node, documents: Sequence[PathDocument], grant: Grant) -> None:
-    """Lock the known part of a path at once, so that making room further down evicts none of it."""
-    node = root
-    for document in documents:
+def _lock(path: Path, grant: Grant) -> list[Node]:
+    """Lock the known part of a path at once, so that making room further down evicts none of it; its nodes."""
+    node = path.root
+    locked: list[Node] = []
+    for document in path.documents:
         child = node.children.get(document.content)
         if child is None or child.tokens != document.tokens:
             break
         child.locks += 1
-        grant.locked.append(child)
+        locked.append(child)
         node = child
+    grant.locked += locked
+    return locked

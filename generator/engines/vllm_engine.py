@@ -98,7 +98,7 @@ class VllmEngine:
 
     async def end(self, plan_id: str) -> None:
         """Abort a speculative plan's request in vLLM, which does so between two steps."""
-        self._parts().requests.end(plan_id)
+        self._parts().plans.end(plan_id)
 
     async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
         """Carry out orders outside of plans to their end. Returns the copies that should have been made and were not.

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 import msgspec
@@ -38,15 +38,43 @@ class PlanStreams:
         self._requests = requests
         self._router = router
         self._boot = boot
+        # The running prefills in front of others, by the ids of those.
+        self._firsts: dict[str, str] = {}
+
+    def end(self, plan_id: str) -> None:
+        """End a plan's request in the background, or that of the prefill in front of it."""
+        self._requests.end(plan_id)
+        if plan_id in self._firsts:
+            self._requests.end(self._firsts[plan_id])
 
     async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         """Prefill a plan's prompt and stream the answer. Closing the iterator aborts the request."""
-        parameters = sampling_params(sampling)
         for plan_id in plan.ends:
-            self._requests.end(plan_id)
+            self.end(plan_id)
+        first = await self._prefill_first(plan, plan.first) if plan.first is not None else None
         if self._requests.has_ended_early(plan.query_id):
-            yield GenerationStep("", 0, finish_reason="ended")
+            yield GenerationStep("", 0, first.prefill if first is not None else None, "ended")
             return
+        async with contextlib.aclosing(self._steps(plan, sampling)) as steps:
+            async for step in steps:
+                yield step if first is None else first.in_front_of(step)
+
+    async def _prefill_first(self, plan: PrefillPlan, first: PrefillPlan) -> "_First":
+        """Carry out the prefill in front of a plan's."""
+        prefill: PrefillResult | None = None
+        unwritten: tuple[LostCopy, ...] | None = None
+        self._firsts[plan.query_id] = first.query_id
+        try:
+            if not self._requests.has_ended_early(plan.query_id):
+                async with contextlib.aclosing(self._steps(first, Sampling(max_tokens=1))) as steps:
+                    async for step in steps:
+                        prefill, unwritten = step.prefill or prefill, step.unwritten
+        finally:
+            del self._firsts[plan.query_id]
+        return _First(plan, first, prefill, unwritten)
+
+    async def _steps(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
+        parameters = sampling_params(sampling)
         with contextlib.ExitStack() as waiting:
             report: asyncio.Future[Prefilled] | None = None
             written: asyncio.Future[tuple[LostCopy, ...]] | None = None
@@ -138,6 +166,39 @@ class PlanStreams:
             kv_load_ms=prefilled.load_ms,
             loaded=prefilled.loaded,
             lost=self._router.take_lost(),
+        )
+
+
+class _First(NamedTuple):
+    """What the ``first`` prefill of a ``plan`` came to. ``prefill`` is None if none of it is kept."""
+
+    plan: PrefillPlan
+    first: PrefillPlan
+    prefill: PrefillResult | None
+    unwritten: tuple[LostCopy, ...] | None
+
+    def in_front_of(self, step: GenerationStep) -> GenerationStep:
+        """A step of the plan, with what this prefill has done for it."""
+        if step.prefill is not None and self.prefill is not None:
+            step = msgspec.structs.replace(step, prefill=self._joined(self.prefill, step.prefill))
+        if step.unwritten is not None:
+            written = None if self.unwritten is None else (*self.unwritten, *step.unwritten)
+            step = msgspec.structs.replace(step, unwritten=written)
+        return step
+
+    def _joined(self, first: PrefillResult, prefill: PrefillResult) -> PrefillResult:
+        """The result of both prefills. What the first one has computed was neither cached nor donated."""
+        computed = {node.key for node in self.first.nodes if node.source is None}
+        donated = sum(node.tokens for node in self.plan.nodes if node.donor is not None and node.donor.key in computed)
+        loaded = first.loaded if first.cached_tokens <= prefill.cached_tokens else prefill.loaded
+        return msgspec.structs.replace(
+            prefill,
+            cached_tokens=sum(loaded.values()),
+            composed_tokens=max(0, prefill.composed_tokens - donated),
+            prefill_ms=first.prefill_ms + prefill.prefill_ms,
+            kv_load_ms=first.kv_load_ms + prefill.kv_load_ms,
+            loaded=loaded,
+            lost=(*first.lost, *prefill.lost),
         )
 
 

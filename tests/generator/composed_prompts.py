@@ -7,6 +7,7 @@ from benchmarks.measuring.kv_paths import KvPath
 from generator.engines.vllm_engine import VllmEngine
 from protocol.kv import Orders
 from protocol.plans import Donor, PlannedNode, PrefillPlan, Recompute
+from protocol.prompts import Prompt
 from protocol.tiers import Tier
 
 DONATED = 113 + 70
@@ -22,6 +23,7 @@ class ComposedPrompts:
         second = kv_path((SYSTEM, SECOND), namespace, first.page_count)
         third = kv_path((SYSTEM, THIRD), namespace, first.page_count + second.page_count)
         self.own = [first, second, third]
+        self.beside = kv_path((SYSTEM, FIRST, THIRD), namespace, sum(own.page_count for own in self.own))
         self.whole = kv_path((SYSTEM, FIRST, SECOND, THIRD), namespace)
 
     def donor(self, path: KvPath) -> Donor:
@@ -47,6 +49,30 @@ class ComposedPrompts:
             donor = self.donor(self.own[number]) if number in given else None
             nodes.append(msgspec.structs.replace(plan.nodes[number + 1], donor=donor))
         return msgspec.structs.replace(plan, nodes=tuple(nodes), recompute=Recompute(method, share, bound))
+
+    def plan_behind_another(self, question: str, share: float, kept: Tier) -> PrefillPlan:
+        """A plan that composes the second document, and the third one as a prefill in front computes and keeps it."""
+        front = zip(self.own[0].keys, self.own[0].segments, self.own[0].pages, strict=True)
+        loaded = [
+            PlannedNode(key, len(segment.token_ids), self.tier, GPU, pages if self.tier is HOST else None)
+            for key, segment, pages in front
+        ]
+        pages = self.beside.pages[2] if kept is HOST else None
+        computed = PlannedNode(self.beside.keys[2], 70, None, kept, pages)
+        plan = self.plan(question, share, given=(1,))
+        first = PrefillPlan(
+            f"{plan.query_id}~first",
+            plan.instance,
+            plan.namespace,
+            Prompt(self.beside.segments),
+            nodes=(*loaded, computed),
+        )
+        nodes = (
+            *(msgspec.structs.replace(node, source=GPU, pages=None) for node in plan.nodes[:2]),
+            plan.nodes[2],
+            msgspec.structs.replace(plan.nodes[3], donor=Donor(computed.key, kept, 27 + 170, pages)),
+        )
+        return msgspec.structs.replace(plan, nodes=nodes, first=first)
 
     async def put(self, engine: VllmEngine) -> None:
         """Compute the documents, and put them into the tier and no other."""

@@ -56,6 +56,14 @@ def test_documents_without_a_donor_are_computed():
     assert composing is not None
     assert [donor is not None for donor in composing.donors] == [False, True]
     assert composing.reused == 80
+    assert composing.exact(loaded=2) == [0, 1, 2]
+
+
+def test_a_document_without_a_donor_behind_a_donated_one_is_composed_too_once_it_is_computed():
+    composing = choose([100, 50, 100], [100, None, 100])
+    assert composing is not None
+    assert composing.reused == 80 + 80 - 10
+    assert composing.exact(loaded=1) == [0, 2]
 
 
 @pytest.mark.parametrize("costs", [{"load_s": 0.9}, {"move_s": 0.9}, {"load_s": 0.5, "move_s": 0.4}, {"share": 1.0}])

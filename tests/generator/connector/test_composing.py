@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 from composed_prompts import DONATED, ComposedPrompts
-from kv_plans import DISK, FIRST, GPU, HOST, SYSTEM, ask, held, kv_path, uncached_tokens
+from kv_plans import DISK, FIRST, GPU, HOST, SYSTEM, ask, held, kv_path, uncached_tokens, until_held
 
 from benchmarks.measuring.kv_paths import random_segment
 from protocol.generation import Sampling
@@ -76,6 +76,42 @@ class TestAnswers:
         alone = {name: (await ask(engine, prompts.plan(*plan))).tokens for name, plan in plans.items()}
         answers = await asyncio.gather(*(ask(engine, prompts.plan(*plan)) for plan in plans.values()))
         assert {name: answer.tokens for name, answer in zip(plans, answers, strict=True)} == alone
+
+
+@pytest.mark.parametrize("kept", [GPU, HOST])
+class TestPrefillInFront:
+    async def test_what_it_computes_is_kept_and_donates(self, engine, prompts, kept):
+        answer = await ask(engine, prompts.plan_behind_another("why?", 1.0, kept))
+        assert answer.tokens == await uncached_tokens(engine, prompts.whole, "why?")
+        assert answer.prefill.lost == ()
+        assert answer.prefill.loaded == {prompts.tier: 27 + 170}
+        assert answer.prefill.recomputed_tokens == DONATED
+        await until_held(engine, prompts.beside, kept)
+        again = await ask(engine, prompts.beside.plan("why?", [GPU, GPU, kept], None))
+        assert (again.prefill.cached_tokens, again.prefill.lost) == (prompts.beside.tokens, ())
+        assert again.tokens == await uncached_tokens(engine, prompts.beside, "why?")
+
+    async def test_what_it_computes_counts_as_computed(self, engine, prompts, kept):
+        prefill = (await ask(engine, prompts.plan_behind_another("why?", 0.3, kept))).prefill
+        assert prefill.composed_tokens == 113 - prefill.recomputed_tokens
+        assert prefill.computed_tokens == 70 + 21 + prefill.recomputed_tokens
+
+    async def test_a_plan_that_ends_in_it_keeps_what_it_computed(self, engine, prompts, kept):
+        plan = msgspec.structs.replace(prompts.plan_behind_another("why?", 0.3, kept), speculative=True)
+        stream = engine.stream(plan, Sampling(max_tokens=8))
+        task = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        await engine.end(plan.query_id)
+        step = await task
+        assert (step.tokens, step.finish_reason) == (0, "ended")
+        assert step.prefill is None or step.prefill.prompt_tokens <= prompts.beside.tokens
+        await stream.aclose()
+
+    async def test_a_plan_that_ends_before_it_does_nothing(self, engine, prompts, kept):
+        plan = prompts.plan_behind_another("why?", 0.3, kept)
+        await engine.end(plan.query_id)
+        steps = [step async for step in engine.stream(plan, Sampling(max_tokens=8))]
+        assert [(step.prefill, step.finish_reason) for step in steps] == [(None, "ended")]
 
 
 class TestIsolation:

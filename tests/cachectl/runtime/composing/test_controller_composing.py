@@ -4,7 +4,19 @@ import asyncio
 
 import msgspec
 import pytest
-from controller_under_test import TOKENS, Clock, ask, cached, checked_controllers, fill, key, report, sources, waiting
+from controller_under_test import (
+    TOKENS,
+    Clock,
+    ask,
+    cached,
+    checked_controllers,
+    fill,
+    kept,
+    key,
+    report,
+    sources,
+    waiting,
+)
 
 from protocol.errors import InvalidRequest
 from protocol.generation import ComposingInfo, PrefillResult, StepBudget
@@ -32,7 +44,7 @@ class Engine:
     @property
     def computed(self) -> list[str]:
         """The documents of each prefill."""
-        return ["".join(segment.key for segment in plan.prompt.prefix) for plan in self.plans]
+        return [documents(plan) for plan in self.plans]
 
 
 @pytest.fixture
@@ -50,6 +62,10 @@ def build(engine):
 
 def ask_for(query_id: str, documents: str, reuse: Reuse | None = None, share: float | None = None) -> AdmissionRequest:
     return msgspec.structs.replace(ask(query_id, documents, system="s"), reuse=reuse, recompute_share=share)
+
+
+def documents(plan: PrefillPlan) -> str:
+    return "".join(segment.key for segment in plan.prompt.prefix)
 
 
 def donors(plan: PrefillPlan) -> list[Donor | None]:
@@ -173,28 +189,62 @@ async def test_a_donor_stays_while_a_plan_uses_it_although_its_document_is_delet
     await controller.complete(report("q"))
 
 
-async def test_a_document_without_a_donor_is_computed_behind_the_first_one_when_there_is_room(build, engine):
+async def test_what_has_no_donor_is_prefilled_first_so_that_it_is_kept_and_donates(build):
+    controller = build()
+    await fill(controller, "ab", "b", "c", system="s")
+    plan = await controller.admit(ask_for("q", "acde"))
+    assert documents(plan.first) == "sade"
+    assert (sources(plan.first), kept(plan.first)) == ([GPU, GPU, None, None], [GPU] * 4)
+    assert (sources(plan), kept(plan)) == ([GPU, GPU, None, None, None], [GPU, GPU, None, None, None])
+    assert donors(plan)[2:] == [
+        Donor(key("sc"), GPU, TOKENS),
+        Donor(key("sad"), GPU, 2 * TOKENS),
+        Donor(key("sade"), GPU, 3 * TOKENS),
+    ]
+    await controller.complete(report("q"))
+    assert await cached(controller, "ade", system="s") == [GPU] * 4
+
+
+async def test_what_stands_in_front_of_all_that_is_donated_stays_exact(build):
+    controller = build()
+    await fill(controller, "b", system="s")
+    plan = await controller.admit(ask_for("q", "acb"))
+    assert documents(plan.first) == "sac"
+    assert sources(plan) == [GPU, GPU, GPU, None]
+    assert donors(plan) == [None, None, None, Donor(key("sb"), GPU, TOKENS)]
+    await controller.complete(report("q"))
+    assert await cached(controller, "ac", system="s") == [GPU] * 3
+
+
+async def test_what_cannot_be_kept_is_computed_among_what_is_composed(build):
+    controller = build(gpu=3 * TOKENS)
+    await fill(controller, "a", "b", system="s")
+    plan = await controller.admit(ask_for("q", "abc"))
+    assert plan.first is None
+    assert sources(plan) == [GPU, GPU, None, None]
+    assert [donor is not None for donor in donors(plan)] == [False, False, True, False]
+    await controller.complete(report("q"))
+    assert await cached(controller, "ab", system="s") == [GPU, GPU, None]
+
+
+async def test_what_is_loaded_for_both_prefills_is_loaded_once(build):
+    controller = build(gpu=4 * TOKENS, host=8 * TOKENS)
+    await fill(controller, "a", "bcd", system="s")
+    plan = await controller.admit(ask_for("q", "abx", reuse=Reuse.COMPOSED))
+    assert documents(plan.first) == "sax"
+    assert sources(plan.first) == [GPU, HOST, None]
+    assert sources(plan)[:2] == [GPU, GPU]
+    assert (plan.first.moves != (), plan.moves) == (True, ())
+    await controller.complete(report("q"))
+
+
+async def test_a_failed_plan_keeps_nothing_of_the_prefill_in_front_of_it(build):
     controller = build()
     await fill(controller, "a", "b", system="s")
     plan = await controller.admit(ask_for("q", "abc"))
-    assert [donor is not None for donor in donors(plan)] == [False, False, True, False]
-    await controller.complete(report("q"))
-    await controller.computed_ahead()
-    assert engine.computed == ["sac"]
-    plan = await controller.admit(ask_for("r", "bca"))
-    assert [donor is not None for donor in donors(plan)] == [False, False, True, True]
-    await controller.complete(report("r"))
-    await settled()
-    assert engine.computed == ["sac"]
-
-
-async def test_a_prompt_that_is_computed_keeps_its_documents_so_none_is_computed_again(build, engine):
-    controller = build()
-    plan = await controller.admit(ask_for("q", "abc"))
-    assert plan.recompute is None
-    await controller.complete(report("q"))
-    await settled()
-    assert engine.computed == []
+    assert documents(plan.first) == "sac"
+    await controller.complete(report("q", PlanOutcome.FAILED, computed=0))
+    assert await cached(controller, "ac", system="s") == [GPU, GPU, None]
 
 
 @pytest.mark.parametrize(

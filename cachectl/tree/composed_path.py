@@ -1,0 +1,74 @@
+"""A composed prompt's path: what is loaded, what is prefilled exactly in front of the prompt, and what is donated.
+
+prompt      system ── D1 ── D2 ── D3 ── D4      D1 is cached here, D2 and D4 elsewhere, D3 nowhere
+exact       system ── D1 ────── D3              prefilled first, so that D3 is kept, and donates
+composed    system ── D1 ── D2 ── D3 ── D4
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from cachectl.nodes.keys import keys_below
+from cachectl.nodes.node import Copy, Node, PathDocument
+from cachectl.tree.compose_or_compute import Composing
+from cachectl.tree.grant import ComputedFirst, Grant, GrantedDocument, GrantedDonor
+from protocol.tiers import Tier
+
+
+class Path(NamedTuple):
+    """Documents below a ``root``, with their ``keys``: the first are loaded from ``hits``, and the first ``pinned``."""
+
+    root: Node
+    documents: Sequence[PathDocument]
+    keys: Sequence[bytes]
+    hits: Sequence[Copy]
+    pinned: int
+
+    def part(self, indices: Sequence[int]) -> Path:
+        """The path of some of the documents, which begins with all that are loaded."""
+        if len(indices) == len(self.documents):
+            return self
+        documents = [self.documents[index] for index in indices]
+        keys = keys_below(self.root.key, [document.content for document in documents])
+        return Path(self.root, documents, keys, self.hits, self.pinned)
+
+
+def used_keys(path: Path, composing: Composing, exact: Mapping[int, bytes]) -> list[bytes]:
+    """The keys of the nodes that serve a composed prompt: of donors, and of the documents that are ``exact``."""
+    donors = [composing.donor(index, len(path.hits)) for index in range(len(path.documents))]
+    return [exact[index] if donor is None else donor.node.key for index, donor in enumerate(donors)]
+
+
+def compose(path: Path, composing: Composing, exact: Mapping[int, GrantedDocument], grant: Grant) -> None:
+    """Grant a composed prompt's path, of which the ``exact`` documents are granted already, by their places.
+
+    Those that are computed and kept are prefilled first, with what is in front of them. Those that cannot be kept are
+    computed among what is composed.
+    """
+    loaded = len(path.hits)
+    kept = [index for index, document in exact.items() if index >= loaded and document.kept is not None]
+    if kept:
+        grant.first = [ComputedFirst(index, document) for index, document in exact.items() if index <= kept[-1]]
+    before, donated = 0, False
+    for index, (document, key) in enumerate(zip(path.documents, path.keys, strict=True)):
+        donor = composing.donor(index, loaded)
+        if donor is not None:
+            donated = True
+            node = donor.node
+            given = GrantedDonor(node.key, donor.cache.tier, node.prefix_tokens, donor.pages)
+            grant.documents.append(GrantedDocument(key, document.tokens, None, None, None, given))
+            continue
+        ready = exact[index]
+        if index < loaded:
+            # The prefill in front brings it into the GPU.
+            grant.documents.append(ready._replace(source=Tier.GPU) if kept and ready.kept is Tier.GPU else ready)
+        elif ready.kept is None:
+            grant.documents.append(GrantedDocument(key, document.tokens, None, None))
+        elif donated:
+            given = GrantedDonor(ready.key, ready.kept, before, ready.pages)
+            grant.documents.append(GrantedDocument(key, document.tokens, None, None, None, given))
+        else:
+            grant.documents.append(GrantedDocument(key, document.tokens, ready.kept, None, ready.pages))
+        before += document.tokens
