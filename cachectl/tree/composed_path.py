@@ -1,5 +1,7 @@
 """A composed prompt's path: what is loaded, what is prefilled exactly in front of the prompt, and what is donated.
 
+Nothing composed is kept, so what no document donates is computed without the donated ones in front of it:
+
 prompt      system ── D1 ── D2 ── D3 ── D4      D1 is cached here, D2 and D4 elsewhere, D3 nowhere
 exact       system ── D1 ────── D3              prefilled first, so that D3 is kept, and donates
 composed    system ── D1 ── D2 ── D3 ── D4
