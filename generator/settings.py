@@ -113,5 +113,14 @@ class GeneratorSettings(BaseModel):
         "If the documents do not hold the answer, say that you do not know.",
         description="System prompt, in front of the documents.",
     )
+    preamble: str = Field(
+        "The documents below were found for the question that follows them. They come from several sources, and their "
+        "order has no meaning. Some of them may hold the answer; others may only look as if they did. Read all of them "
+        "before you answer. If they disagree, prefer what is stated in more detail. Take names, numbers and codes "
+        "exactly as they are written, and add nothing that the documents do not say. If none of them holds the answer, "
+        "say that you do not know.",
+        description="Text at the start of the user's turn, in front of the documents; may be empty. About a hundred "
+        "tokens of it make composed answers better.",
+    )
     kv: KvSettings = Field(KvSettings(), description="Storage of documents' KV.")
     fake: FakeEngineSettings = Field(FakeEngineSettings(), description="Speeds of the fake engine.")

@@ -37,7 +37,8 @@ class GeneratorFactory:
 
     def layout(self) -> SegmentLayout:
         """The prompt layout for the configured model."""
-        return SegmentLayout(self.tokenizer(), self._settings.system_prompt, self._settings.max_model_len)
+        settings = self._settings
+        return SegmentLayout(self.tokenizer(), settings.system_prompt, settings.max_model_len, settings.preamble)
 
     def tokenizer(self) -> ModelTokenizer:
         """The configured model's tokenizer."""

@@ -33,9 +33,9 @@ class SegmentLayout:
     ``max_model_len`` bounds prompt plus answer, in tokens.
     """
 
-    def __init__(self, tokenizer: ModelTokenizer, system_prompt: str, max_model_len: int) -> None:
+    def __init__(self, tokenizer: ModelTokenizer, system_prompt: str, max_model_len: int, preamble: str = "") -> None:
         self._tokenizer = tokenizer
-        self._template = PromptTemplate(tokenizer.chat_template, system_prompt)
+        self._template = PromptTemplate(tokenizer.chat_template, system_prompt, preamble)
         self._max_model_len = max_model_len
 
     def lay_out(self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int) -> Prompt:
@@ -63,7 +63,8 @@ class SegmentLayout:
         """A digest of how texts become token ids. KV is valid only for layouts with the same one.
 
         Keys of segments are hashes of texts. So KV of the same key belongs to other tokens once the text around a
-        document or the tokenizer changes. The chat template and the system prompt are part of a segment's text.
+        document or the tokenizer changes. The chat template, the system prompt and the preamble are part of a segment's
+        text.
         """
         digest = blake3()
         for text in (*_PROBES, "\n".join(self._tokenizer.control_tokens)):

@@ -1,8 +1,9 @@
 """The prompt template: what stands where in a prompt. Change the wording and the order of prompts here.
 
-    [system prompt] [document 1] ... [document k] [conversation]
+    [system prompt, preamble] [document 1] ... [document k] [conversation]
 
-The default system prompt itself is the option ``generator.system_prompt``. The model's chat template is rendered once,
+The default system prompt and the preamble, which opens the user's turn, are the options ``generator.system_prompt`` and
+``generator.preamble``. The model's chat template is rendered once,
 with marks in place of all texts that come from outside, and split at the marks. So a document's token ids depend on its
 text alone, the ids in front of the documents depend on the system prompt alone, and control tokens come only from the
 chat template.
@@ -35,18 +36,19 @@ class Frame(NamedTuple):
 
 
 class PromptTemplate:
-    """The texts of a prompt, from a model's ``chat_template`` and the default ``system_prompt``."""
+    """The texts of a prompt, from a model's ``chat_template``, the default ``system_prompt``, and the ``preamble``."""
 
-    def __init__(self, chat_template: ChatTemplate, system_prompt: str) -> None:
+    def __init__(self, chat_template: ChatTemplate, system_prompt: str, preamble: str = "") -> None:
         self._chat_template = chat_template
         self._system_prompt = system_prompt
+        self._preamble = f"{preamble}\n\n" if preamble else ""
 
     def document(self, text: str) -> str:
         """A document as it stands in the prompt."""
         return f"{text}\n\n"
 
     def frame(self, messages: Sequence[ChatMessage]) -> Frame:
-        """The text around the documents. They stand in front of the first turn's text.
+        """The text around the documents. They stand behind the preamble, in front of the first turn's text.
 
         A system or developer message at the start of the conversation replaces the default system prompt. Raises
         InvalidRequest if the last message is not the user's, or if the chat template refuses the conversation.
@@ -57,15 +59,15 @@ class PromptTemplate:
             system_text = conversation.pop(0).content
         if not conversation or conversation[-1].role != "user":
             raise InvalidRequest("the last message must be the user's", param="messages")
-        contents = [system_text, *(message.content for message in conversation)]
+        contents = [system_text, self._preamble, *(message.content for message in conversation)]
         rendered = self._render([message.role for message in conversation])
         head, tail = rendered.split(_DOCUMENTS_MARK, maxsplit=1)
         return Frame(list(_parts(head, contents)), list(_parts(tail, contents)))
 
     def _render(self, roles: Sequence[str]) -> str:
         """The rendered chat template, with a mark for each text and one for the documents."""
-        marks = [f"\x02{number}\x03" for number in range(1, len(roles) + 1)]
-        marks[0] = _DOCUMENTS_MARK + marks[0]
+        marks = [f"\x02{number}\x03" for number in range(2, len(roles) + 2)]
+        marks[0] = f"\x021\x03{_DOCUMENTS_MARK}{marks[0]}"
         turns = [ChatMessage(role, mark) for role, mark in zip(roles, marks, strict=True)]
         try:
             return self._render_all([ChatMessage("system", "\x020\x03"), *turns])

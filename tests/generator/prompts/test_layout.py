@@ -106,6 +106,16 @@ def test_a_prompt_has_system_documents_and_question(layout, read):
     )
 
 
+def test_the_preamble_opens_the_users_turn_and_belongs_to_what_never_changes(folder, read):
+    layout = SegmentLayout(ModelTokenizer(folder), SYSTEM, 1000, "Read <|end|> all of them.")
+    prompt = layout.lay_out([user("Why?")], [document("First.")], 1)
+    assert read(prompt.segments[0].token_ids) == (
+        f"<|start|>system\n{SYSTEM}<|end|>\n<|start|>user\nRead <|end|> all of them.\n\n"
+    )
+    assert not set(prompt.segments[0].token_ids[-8:]) & control_ids(folder)
+    assert read(prompt.token_ids).endswith("\n\nFirst.\n\nWhy?<|end|>\n<|start|>assistant\n")
+
+
 def test_documents_stand_in_front_of_the_first_turn(layout, read):
     turns = [user("Hello"), ChatMessage("assistant", "Hi"), user("Why?")]
     prompt = layout.lay_out(turns, [document("Doc.")], 1)
