@@ -16,9 +16,9 @@ from protocol.tiers import Tier
 class ComposedPlans:
     """Plans for prompts that begin with the same segments: the system prompt and documents, which are donated.
 
-    Each document but the first has KV that was computed behind a ``neighbour`` that the prompts do not have, as in a
-    prompt that was asked before. The documents as they stand in the prompts have KV, too, for ``full``. All of it is in
-    host memory, whose pages have ``page_tokens`` tokens.
+    Each document but the first has KV that was computed elsewhere, as in prompts that were asked before: by turns right
+    behind the system prompt, and behind a ``neighbour`` that the prompts do not have. The documents as they stand in
+    the prompts have KV, too, for ``full``. All of it is in host memory, whose pages have ``page_tokens`` tokens.
     """
 
     def __init__(self, prefix: Sequence[Segment], neighbour: Segment, page_tokens: int) -> None:
@@ -28,8 +28,9 @@ class ComposedPlans:
         behind = KvPath((system, neighbour), page_tokens, namespace, self._whole.page_count)
         first_page = self._whole.page_count + behind.page_count
         self._others: list[KvPath] = []
-        for other in others:
-            path = KvPath((system, neighbour, other), page_tokens, namespace, first_page)
+        for number, other in enumerate(others):
+            in_front = (system, neighbour) if number % 2 else (system,)
+            path = KvPath((*in_front, other), page_tokens, namespace, first_page)
             first_page += path.page_count
             self._others.append(path)
         self._behind = behind
@@ -40,7 +41,8 @@ class ComposedPlans:
         yield self._whole.plan(question, None, Tier.HOST)
         yield _loading(self._behind.plan(question, None, [None, Tier.HOST]), self._front[:1])
         for path in self._others:
-            yield _loading(path.plan(question, None, [None, None, Tier.HOST]), self._front)
+            kept = [*[None] * (len(path.segments) - 1), Tier.HOST]
+            yield _loading(path.plan(question, None, kept), self._front[: len(kept) - 1])
 
     def full(self, question: Segment) -> PrefillPlan:
         """A prompt whose documents have the KV of a full prefill."""
