@@ -2,6 +2,12 @@
 
 import msgspec
 
+SELECTION = 2
+"""The version of what decides on composed answers: the selectors, and the text around documents in prompts.
+
+A report of an earlier one says nothing about this one.
+"""
+
 
 class GateTask(msgspec.Struct, frozen=True):
     """Mean scores on one kind of question, from 0 to 1: of composed prompts, and of the same prompts prefilled in full.
@@ -24,6 +30,7 @@ class GateReport(msgspec.Struct, frozen=True):
     ``method`` is the selector of these tokens. ``why`` says in one sentence why it has not passed. ``top1_agreement``
     is how often the first tokens of an answer are those of a full prefill. ``bound`` is the deviation up to which the
     examined prompts speak for others (``PrefillResult.deviation``). ``examined_at`` is in seconds since the epoch.
+    ``selection`` is the ``SELECTION`` that was examined; files from before it have none.
     """
 
     fingerprint: str
@@ -37,6 +44,7 @@ class GateReport(msgspec.Struct, frozen=True):
     kl: float
     bound: float
     examined_at: float
+    selection: int = 0
 
 
 class GateReports(msgspec.Struct, frozen=True):

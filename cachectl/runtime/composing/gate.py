@@ -7,7 +7,7 @@ import msgspec
 import structlog
 
 from cachectl.atomic_file import write_atomically
-from protocol.gate import GateReport
+from protocol.gate import SELECTION, GateReport
 
 _log = structlog.get_logger(__name__)
 
@@ -49,7 +49,10 @@ class GateFolder:
         if any(report.fingerprint != fingerprint for report in reports):
             _log.warning("the gate's file is of another model, so nothing passes; run the gate again")
             return Gate()
-        return Gate(reports)
+        current = [report for report in reports if report.selection == SELECTION]
+        if len(current) < len(reports):
+            _log.warning("the gate was run with an earlier version of the selectors; run it again")
+        return Gate(current)
 
     def all(self) -> Iterator[GateReport]:
         """The reports of all fingerprints whose files can be read."""

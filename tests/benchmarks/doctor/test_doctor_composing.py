@@ -8,12 +8,12 @@ from doctor_cases import doctor_context
 from benchmarks.doctor.checks.composed_reuse import ComposedReuse
 from benchmarks.doctor.outcome import Status
 from cachectl.runtime.composing.gate import GateFolder
-from protocol.gate import GateReport
+from protocol.gate import SELECTION, GateReport
 from protocol.generation import ComposingInfo, EngineInfo
 from protocol.kv import KvMemory
 
 KV = KvMemory("f1", "b", 16, 1600, 9, 0, 0, 1.0, 1.0)
-REPORT = GateReport("f1", "a model", "query", 0.2, True, "", (), 0.98, 0.01, 0.5, 1000.0)
+REPORT = GateReport("f1", "a model", "query", 0.2, True, "", (), 0.98, 0.01, 0.5, 1000.0, SELECTION)
 
 
 async def found(folder, composing, reason="", reports=()):

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from cachectl.runtime.composing.gate import Gate, GateFolder
-from protocol.gate import GateReport
+from protocol.gate import SELECTION, GateReport
 
-REPORT = GateReport("f1", "a model", "query", 0.2, True, "", (), 0.98, 0.01, 0.5, 1000.0)
+REPORT = GateReport("f1", "a model", "query", 0.2, True, "", (), 0.98, 0.01, 0.5, 1000.0, SELECTION)
 
 
 @pytest.fixture
@@ -58,3 +58,8 @@ def test_a_file_of_another_model_passes_nothing(folder, tmp_path):
     folder.add(REPORT)
     (tmp_path / "gates" / "f1.json").rename(tmp_path / "gates" / "f2.json")
     assert folder.read("f2").reports == ()
+
+
+def test_a_report_on_an_earlier_version_of_the_selectors_passes_nothing(folder):
+    folder.add(msgspec.structs.replace(REPORT, selection=SELECTION - 1))
+    assert folder.read("f1").reports == ()
