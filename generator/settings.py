@@ -114,12 +114,11 @@ class GeneratorSettings(BaseModel):
         description="System prompt, in front of the documents.",
     )
     preamble: str = Field(
-        "The documents below were found for the question that follows them. They come from several sources, and their "
-        "order has no meaning. Some of them may hold the answer; others may only look as if they did. Read all of them "
-        "before you answer. If they disagree, prefer what is stated in more detail. Take names, numbers and codes "
-        "exactly as they are written, and add nothing that the documents do not say. If none of them holds the answer, "
-        "say that you do not know.",
-        description="Text at the start of the user's turn, in front of the documents; may be empty. About a hundred "
+        "The following documents were collected from several sources. Each of them is independent of the others, and "
+        "the order in which they appear has no meaning. They are quoted in full and without any changes. The question "
+        "stands at the end. Read all of the documents before you answer it, and compare what they say. Answer with "
+        "names, numbers and codes exactly as they are written in the documents.",
+        description="Text at the start of the user's turn, in front of the documents; may be empty. Some eighty "
         "tokens of it make composed answers better.",
     )
     kv: KvSettings = Field(KvSettings(), description="Storage of documents' KV.")

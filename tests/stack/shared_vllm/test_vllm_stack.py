@@ -107,7 +107,7 @@ def test_document_is_prefilled_once(vllm_stack):
 
 def test_documents_of_a_queued_query_are_prefetched(vllm_stack):
     vllm_stack.ingest("museum", {"museum": ARCHIVE.replace("archive", "museum")})
-    long = {**QUESTION, "query": "Tell me everything about Freedonia.", "max_tokens": 250}
+    long = {**QUESTION, "query": "Write a long story about Freedonia.", "max_tokens": 250}
     prepared = vllm_stack.metric("ragtree_cache_prepared_tokens_total")
     with ThreadPoolExecutor(1) as pool:
         with vllm_stack.asking(**long) as one, vllm_stack.asking(**long) as other:
@@ -165,7 +165,7 @@ def test_deleted_document_leaves_nothing_in_the_cache(vllm_stack):
         client.delete("/v1/collections/archive/documents/ruritania").raise_for_status()
         tree = client.get("/v1/admin/cache/tree?depth=9").raise_for_status().text
     vllm_stack.ingest("archive", {"ruritania": ARCHIVE})
-    assert cached(asked_of_archive(vllm_stack, "Is it here again?")) < 100
+    assert cached(asked_of_archive(vllm_stack, "Is it here again?")) < 200
     with vllm_stack.client() as client:
         assert len(client.get("/v1/admin/cache/tree?depth=9").raise_for_status().text) > len(tree)
 
@@ -231,7 +231,7 @@ def test_the_openai_client_works_unchanged(client):
 
 def test_a_client_that_leaves_stops_the_engine(vllm_stack):
     """After a disconnect in mid-answer, the engine must stop working, which its CPU usage shows."""
-    asked = {**QUESTION, "query": "Tell me everything about Freedonia.", "max_tokens": 250}
+    asked = {**QUESTION, "query": "Write a long story about Freedonia.", "max_tokens": 250}
     (engine,) = vllm_stack.engines()
     # What was ingested before may still be prefilled.
     until(lambda: engine.cpu_percent(interval=0.5) < 20)
