@@ -81,13 +81,8 @@ class ComposeOrCompute:
             chosen.append(donor)
             reused += spared
             seconds += self._donate_seconds(donor)
-        if reused <= 0:
-            return None
-        first = sum([document.tokens for donor, document in zip(chosen, documents, strict=True) if donor is None])
-        prefill_s = self._cost(loading.tokens + reused + first, computed - reused - first)
-        if first:
-            prefill_s += self._cost(loading.tokens, first)
-        if seconds + prefill_s >= exact_s:
+        # If some documents are computed first, that takes another pass, which is not counted: it is worth what it keeps.
+        if reused <= 0 or seconds + self._cost(loading.tokens + reused, computed - reused) >= exact_s:
             return None
         return Composing(tuple(chosen), reused, seconds)
 
