@@ -81,7 +81,7 @@ class ComposeOrCompute:
             chosen.append(donor)
             reused += spared
             seconds += self._donate_seconds(donor)
-        # If some documents are computed first, that takes another pass, which is not counted: it is worth what it keeps.
+        # Computing documents first takes another pass. That does not count: it is worth what it keeps.
         if reused <= 0 or seconds + self._cost(loading.tokens + reused, computed - reused) >= exact_s:
             return None
         return Composing(tuple(chosen), reused, seconds)

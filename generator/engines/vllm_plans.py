@@ -53,11 +53,17 @@ class PlanStreams:
             self.end(plan_id)
         first = await self._prefill_first(plan, plan.first) if plan.first is not None else None
         if self._requests.has_ended_early(plan.query_id):
-            yield GenerationStep("", 0, first.prefill if first is not None else None, "ended")
+            ended = GenerationStep("", 0, finish_reason="ended")
+            yield ended if first is None else first.alone(ended)
             return
+        begun = False
         async with contextlib.aclosing(self._steps(plan, sampling)) as steps:
             async for step in steps:
-                yield step if first is None else first.in_front_of(step)
+                if first is None:
+                    yield step
+                else:
+                    yield first.in_front_of(step) if begun or step.finish_reason != "ended" else first.alone(step)
+                begun = True
 
     async def _prefill_first(self, plan: PrefillPlan, first: PrefillPlan) -> "_First":
         """Carry out the prefill in front of a plan's."""
@@ -176,6 +182,10 @@ class _First(NamedTuple):
     first: PrefillPlan
     prefill: PrefillResult | None
     unwritten: tuple[LostCopy, ...] | None
+
+    def alone(self, ended: GenerationStep) -> GenerationStep:
+        """The step that ends the plan before its own first token. What this prefill has computed is kept."""
+        return msgspec.structs.replace(ended, prefill=self.prefill, unwritten=self.unwritten)
 
     def in_front_of(self, step: GenerationStep) -> GenerationStep:
         """A step of the plan, with what this prefill has done for it."""
