@@ -22,6 +22,7 @@ async def test_each_row_has_the_answers_of_its_way(tmp_path):
         max_model_len=1024,
         dtype="float32",
         system_prompt="",
+        preamble="",
         kv=KvSettings(host_gib=0.1, host_dir=tmp_path),
         engine_args={"num_gpu_blocks_override": 400},
     )
