@@ -89,7 +89,7 @@ class ComposeBenchmark:
         """The benchmark of a generator with these settings, whose model is in ``cache_dir`` or is put there."""
         models = ModelStore(cache_dir)
         tokenizer = ModelTokenizer(models.resolve(generator.model))
-        layout = SegmentLayout(tokenizer, generator.system_prompt, generator.max_model_len, generator.preamble)
+        layout = SegmentLayout.configured(tokenizer, generator)
         return cls(EngineMaker(generator, models), generator.model, layout, tokenizer, settings, progress)
 
     @property

@@ -37,8 +37,7 @@ class GeneratorFactory:
 
     def layout(self) -> SegmentLayout:
         """The prompt layout for the configured model."""
-        settings = self._settings
-        return SegmentLayout(self.tokenizer(), settings.system_prompt, settings.max_model_len, settings.preamble)
+        return SegmentLayout.configured(self.tokenizer(), self._settings)
 
     def tokenizer(self) -> ModelTokenizer:
         """The configured model's tokenizer."""

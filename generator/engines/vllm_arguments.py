@@ -97,7 +97,7 @@ def _connector_arguments(settings: GeneratorSettings, instance: str) -> dict[str
 
 def _with_prompt_layout(arguments: dict[str, Any], settings: GeneratorSettings, folder: Path) -> dict[str, Any]:
     """The arguments with the digest of the prompt layout, also for a connector that the user has configured."""
-    layout = SegmentLayout(ModelTokenizer(folder), settings.system_prompt, settings.max_model_len, settings.preamble)
+    layout = SegmentLayout.configured(ModelTokenizer(folder), settings)
     transfer = arguments["kv_transfer_config"]
     extra = {**transfer.get("kv_connector_extra_config", {}), "prompt_layout": layout.digest}
     return {**arguments, "kv_transfer_config": {**transfer, "kv_connector_extra_config": extra}}

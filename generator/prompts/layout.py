@@ -10,6 +10,7 @@ from blake3 import blake3
 
 from generator.prompts.prompt_template import PromptTemplate, TextPart
 from generator.prompts.tokenizer import ModelTokenizer
+from generator.settings import GeneratorSettings
 from protocol.errors import QuestionTooLong
 from protocol.prompts import ChatMessage, Prompt, Segment, SegmentKind
 from protocol.retrieval import Chunk
@@ -37,6 +38,11 @@ class SegmentLayout:
         self._tokenizer = tokenizer
         self._template = PromptTemplate(tokenizer.chat_template, system_prompt, preamble)
         self._max_model_len = max_model_len
+
+    @classmethod
+    def configured(cls, tokenizer: ModelTokenizer, settings: GeneratorSettings) -> "SegmentLayout":
+        """The layout of prompts for a generator with these settings, whose model has this ``tokenizer``."""
+        return cls(tokenizer, settings.system_prompt, settings.max_model_len, settings.preamble)
 
     def lay_out(self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int) -> Prompt:
         """Lay out documents in front of a conversation. Documents that do not fit are dropped from the tail.
