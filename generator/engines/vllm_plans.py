@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import msgspec
 import structlog
 
 from generator.connector.messages import Composed, Prefilled, RequestMessage
+from generator.engines.first_prefill import FirstPrefill
 from generator.engines.vllm_requests import VllmRequests
 from generator.engines.vllm_sampling import finish_reason, sampling_params, token_logprobs
 from protocol.generation import GenerationStep, PrefillResult, Sampling
@@ -65,7 +66,7 @@ class PlanStreams:
                     yield first.in_front_of(step) if begun or step.finish_reason != "ended" else first.alone(step)
                 begun = True
 
-    async def _prefill_first(self, plan: PrefillPlan, first: PrefillPlan) -> "_First":
+    async def _prefill_first(self, plan: PrefillPlan, first: PrefillPlan) -> FirstPrefill:
         """Carry out the prefill in front of a plan's."""
         prefill: PrefillResult | None = None
         unwritten: tuple[LostCopy, ...] | None = None
@@ -77,7 +78,7 @@ class PlanStreams:
                         prefill, unwritten = step.prefill or prefill, step.unwritten
         finally:
             del self._firsts[plan.query_id]
-        return _First(plan, first, prefill, unwritten)
+        return FirstPrefill(plan, first, prefill, unwritten)
 
     async def _steps(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         parameters = sampling_params(sampling)
@@ -172,43 +173,6 @@ class PlanStreams:
             kv_load_ms=prefilled.load_ms,
             loaded=prefilled.loaded,
             lost=self._router.take_lost(),
-        )
-
-
-class _First(NamedTuple):
-    """What the ``first`` prefill of a ``plan`` came to. ``prefill`` is None if none of it is kept."""
-
-    plan: PrefillPlan
-    first: PrefillPlan
-    prefill: PrefillResult | None
-    unwritten: tuple[LostCopy, ...] | None
-
-    def alone(self, ended: GenerationStep) -> GenerationStep:
-        """The step that ends the plan before its own first token. What this prefill has computed is kept."""
-        return msgspec.structs.replace(ended, prefill=self.prefill, unwritten=self.unwritten)
-
-    def in_front_of(self, step: GenerationStep) -> GenerationStep:
-        """A step of the plan, with what this prefill has done for it."""
-        if step.prefill is not None and self.prefill is not None:
-            step = msgspec.structs.replace(step, prefill=self._joined(self.prefill, step.prefill))
-        if step.unwritten is not None:
-            written = None if self.unwritten is None else (*self.unwritten, *step.unwritten)
-            step = msgspec.structs.replace(step, unwritten=written)
-        return step
-
-    def _joined(self, first: PrefillResult, prefill: PrefillResult) -> PrefillResult:
-        """The result of both prefills. What the first one has computed was neither cached nor donated."""
-        computed = {node.key for node in self.first.nodes if node.source is None}
-        donated = sum(node.tokens for node in self.plan.nodes if node.donor is not None and node.donor.key in computed)
-        loaded = first.loaded if first.cached_tokens <= prefill.cached_tokens else prefill.loaded
-        return msgspec.structs.replace(
-            prefill,
-            cached_tokens=sum(loaded.values()),
-            composed_tokens=max(0, prefill.composed_tokens - donated),
-            prefill_ms=first.prefill_ms + prefill.prefill_ms,
-            kv_load_ms=first.kv_load_ms + prefill.kv_load_ms,
-            loaded=loaded,
-            lost=(*first.lost, *prefill.lost),
         )
 
 
