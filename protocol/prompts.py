@@ -1,5 +1,6 @@
 """The prompt after tokenization: segments of token ids, in order."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from itertools import takewhile
 
@@ -49,6 +50,11 @@ class Prompt(msgspec.Struct, frozen=True):
         """The non-empty segments in front of the first question: the path of nodes whose KV can be cached."""
         in_front = takewhile(lambda segment: segment.kind is not SegmentKind.QUESTION, self.segments)
         return tuple(segment for segment in in_front if segment.token_ids)
+
+    def of_prefix(self, places: Iterable[int]) -> "Prompt":
+        """A prompt of the segments at these ``places`` of ``prefix``, without a question."""
+        prefix = self.prefix
+        return Prompt(tuple(prefix[place] for place in places))
 
     @property
     def documents(self) -> tuple[Segment, ...]:

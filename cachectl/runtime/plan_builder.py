@@ -1,12 +1,13 @@
 """Grants as the plans that the generator executes."""
 
+import msgspec
+
 from cachectl.runtime.composing.reuse_rule import ReuseRule
 from cachectl.runtime.instance_registry import InstanceRegistry
 from cachectl.scheduling.plan_translation import planned_nodes, spare_keys
 from cachectl.tree.grant import Grant
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.plans import AdmissionRequest, PrefillPlan
-from protocol.prompts import Prompt
 
 
 class PlanBuilder:
@@ -28,15 +29,14 @@ class PlanBuilder:
     ) -> PrefillPlan:
         """The plan of a grant, for the prompt of ``request``."""
         share = grant.recompute_share
-        first = self._first(request, grant, speculative=speculative)
-        return PrefillPlan(
+        plan = PrefillPlan(
             query_id=grant.query_id,
             instance=grant.instance,
             namespace=request.namespace,
             prompt=request.prompt,
             queued_ms=queued_ms,
             nodes=planned_nodes(grant.documents),
-            moves=tuple(grant.moves) if first is None else (),
+            moves=tuple(grant.moves),
             ends=tuple(grant.ends),
             speculative=speculative,
             spare=spare_keys(self._tree, grant.instance),
@@ -44,22 +44,22 @@ class PlanBuilder:
             unshared=unshared,
             overtaken=grant.overtaken,
             recompute=self._reuse.recompute(share) if share is not None else None,
-            first=first,
             fallback=grant.fallback or self._reuse.fallback(request),
         )
+        return _behind_first(plan, grant) if grant.first else plan
 
-    def _first(self, request: AdmissionRequest, grant: Grant, *, speculative: bool) -> PrefillPlan | None:
-        """The plan of the prefill in front of a composed prompt, which makes the room for both."""
-        if not grant.first:
-            return None
-        return PrefillPlan(
-            query_id=f"{grant.query_id}~first",
-            instance=grant.instance,
-            namespace=request.namespace,
-            prompt=Prompt(tuple(request.prompt.prefix[index] for index, _ in grant.first)),
-            nodes=planned_nodes(document for _, document in grant.first),
-            moves=tuple(grant.moves),
-            speculative=speculative,
-            spare=spare_keys(self._tree, grant.instance),
-            boot=self._instances.boots.get(grant.instance, ""),
-        )
+
+def _behind_first(plan: PrefillPlan, grant: Grant) -> PrefillPlan:
+    """A composed prompt's plan behind that of the prefill in front of it, which makes the room for both."""
+    first = PrefillPlan(
+        query_id=f"{plan.query_id}~first",
+        instance=plan.instance,
+        namespace=plan.namespace,
+        prompt=plan.prompt.of_prefix(place for place, _ in grant.first),
+        nodes=planned_nodes(document for _, document in grant.first),
+        moves=plan.moves,
+        speculative=plan.speculative,
+        spare=plan.spare,
+        boot=plan.boot,
+    )
+    return msgspec.structs.replace(plan, moves=(), first=first)

@@ -21,7 +21,6 @@ from cachectl.runtime.request_reader import RequestReader
 from cachectl.scheduling.scheduler import Scheduler
 from protocol.errors import RagtreeError
 from protocol.plans import AdmissionRequest, PrefillPlan, Reuse
-from protocol.prompts import Prompt
 
 _log = structlog.get_logger(__name__)
 
@@ -109,8 +108,7 @@ class Prefetcher:
         plan_id = f"{request.query_id}~prefetch-{next(self._numbers)}"
         prompt, found = request.prompt, self._scheduler.book.found(request.query_id)
         if found.composing is not None:
-            exact = found.composing.exact(found.loading.documents)
-            prompt = Prompt(tuple(prompt.prefix[index] for index in exact))
+            prompt = prompt.of_prefix(found.composing.exact(found.loading.documents))
         return msgspec.structs.replace(request, query_id=plan_id, prompt=prompt, reuse=Reuse.EXACT)
 
     def _ended(self, request: AdmissionRequest, plan: PrefillPlan, outcome: Outcome) -> None:
