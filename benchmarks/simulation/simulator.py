@@ -159,10 +159,11 @@ class Simulator:
     def _start(self, grant: Grant, now: float) -> None:
         """Count the plan's hits, and schedule its prefill for when the engine is free."""
         running = self._running[grant.query_id]
-        first = {document.key: document.tokens for _, document in grant.first if document.source is None}
+        # What a prefill in front computes is no hit, although the prompt itself finds it cached or donated.
+        origins = {document.key: document for _, document in grant.first}
+        first = {key: document.tokens for key, document in origins.items() if document.source is None}
         cached = sum(first.values())
         load_s = 0.0
-        origins = {document.key: document for _, document in grant.first}
         for index, granted in enumerate(grant.documents):
             step = origins.get(granted.key, granted)
             document = index >= running.system_documents

@@ -85,7 +85,7 @@ class MovesUnderWay:
                 if copy.node.copies.get(copy.cache) is not copy:
                     self._drop_late(copy, batch.instance)
 
-    def pass_on(self, batch: MoveBatch, tick: float) -> None:
+    def give_moves_back(self, batch: MoveBatch, tick: float) -> None:
         """Make a batch's moves pending again although it goes on: its instance may get it too late to carry them out.
 
         Carrying them out twice does no harm.

@@ -2,9 +2,9 @@
 
 Nothing composed is kept, so what no document donates is computed without the donated ones in front of it:
 
-prompt      system ── D1 ── D2 ── D3 ── D4      D1 is cached here, D2 and D4 elsewhere, D3 nowhere
-exact       system ── D1 ────── D3              prefilled first, so that D3 is kept, and donates
-composed    system ── D1 ── D2 ── D3 ── D4
+    prompt      system ── D1 ── D2 ── D3 ── D4      D1 is cached here, D2 and D4 elsewhere, D3 nowhere
+    exact       system ── D1 ────── D3              prefilled first, so that D3 is kept, and donates
+    composed    system ── D1 ── D2 ── D3 ── D4
 """
 
 from __future__ import annotations
@@ -53,24 +53,23 @@ def compose(path: Path, composing: Composing, exact: Mapping[int, GrantedDocumen
     kept = [index for index, document in exact.items() if index >= loaded and document.kept is not None]
     if kept:
         grant.first = [ComputedFirst(index, document) for index, document in exact.items() if index <= kept[-1]]
-    before, donated = 0, False
+    prefix_tokens, donated = 0, False
     for index, (document, key) in enumerate(zip(path.documents, path.keys, strict=True)):
+        granted = GrantedDocument(key, document.tokens, None, None)
         donor = composing.donor(index, loaded)
         if donor is not None:
             donated = True
             node = donor.node
             given = GrantedDonor(node.key, donor.cache.tier, node.prefix_tokens, donor.pages)
-            grant.documents.append(GrantedDocument(key, document.tokens, None, None, None, given))
-            continue
-        ready = exact[index]
-        if index < loaded:
-            # The prefill in front brings it into the GPU.
-            grant.documents.append(ready._replace(source=Tier.GPU) if kept and ready.kept is Tier.GPU else ready)
-        elif ready.kept is None:
-            grant.documents.append(GrantedDocument(key, document.tokens, None, None))
-        elif donated:
-            given = GrantedDonor(ready.key, ready.kept, before, ready.pages)
-            grant.documents.append(GrantedDocument(key, document.tokens, None, None, None, given))
+            granted = granted._replace(donor=given)
         else:
-            grant.documents.append(GrantedDocument(key, document.tokens, ready.kept, None, ready.pages))
-        before += document.tokens
+            ready = exact[index]
+            if index < loaded:
+                # The prefill in front brings it into the GPU.
+                granted = ready._replace(source=Tier.GPU) if kept and ready.kept is Tier.GPU else ready
+            elif ready.kept is not None and donated:
+                granted = granted._replace(donor=GrantedDonor(ready.key, ready.kept, prefix_tokens, ready.pages))
+            elif ready.kept is not None:
+                granted = granted._replace(source=ready.kept, pages=ready.pages)
+            prefix_tokens += document.tokens
+        grant.documents.append(granted)

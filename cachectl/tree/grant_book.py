@@ -209,7 +209,7 @@ class GrantBook:
     def make_way(self, grant: Grant) -> None:
         """Leave a grant's moves to the plan that it gives way to, which may reach the instance first."""
         if not grant.prefilled:
-            self._tiers.under_way.pass_on(grant, grant.tick)
+            self._tiers.under_way.give_moves_back(grant, grant.tick)
 
     def lose(self, instance: str, lost: Iterable[tuple[bytes, Tier]]) -> None:
         """Remove copies that an instance reports missing, by node and tier, with what only they support.

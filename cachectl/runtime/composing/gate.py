@@ -51,7 +51,7 @@ class GateFolder:
             return Gate()
         current = [report for report in reports if report.selection == SELECTION]
         if len(current) < len(reports):
-            _log.warning("the gate was run with an earlier version of the selectors; run it again")
+            _log.warning("what an earlier version of the selectors has passed is ignored; run the gate for it again")
         return Gate(current)
 
     def all(self) -> Iterator[GateReport]:
