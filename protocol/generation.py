@@ -90,7 +90,7 @@ class StepBudget(msgspec.Struct, frozen=True):
     prompt_tokens: int
 
 
-ASKED_TOKENS = 64
+ASKED_TOKENS = 24
 """The most tokens of a question, its last ones, that select what is computed again by their attention."""
 
 

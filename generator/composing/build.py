@@ -27,6 +27,7 @@ from generator.composing.selection.random_windows import RandomWindows
 from generator.connector.worker.blocks import PagedBlocks
 from generator.settings import KvSettings
 from protocol.errors import ConfigError
+from protocol.generation import ASKED_TOKENS
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -51,7 +52,7 @@ def new_composer(runner: "GPUModelRunner", blocks: PagedBlocks, num_blocks: int,
     scheduler = config.scheduler_config
     step_tokens = scheduler.long_prefill_token_threshold or scheduler.max_num_batched_tokens
     selectors: dict[str, Selector] = {
-        "query": QuestionAttention(layers, forward, _highest_of_ranks),
+        "query": QuestionAttention(layers, forward, _highest_of_ranks, min(ASKED_TOKENS, blocks.page_tokens)),
         "cacheblend": CacheBlend(layers, forward, tensor_model_parallel_all_reduce),
         "epic": FirstTokens(),
         "random": RandomWindows(),

@@ -21,7 +21,8 @@ class Content(NamedTuple):
 class ComposedPrompt(NamedTuple):
     """A prompt in an engine's ``blocks``: ``documents`` have KV that was computed elsewhere, moved to its positions.
 
-    ``token_ids`` are the prompt's. The ``question`` stands behind all documents; its KV is not there yet. ``contents``
+    ``token_ids`` are the prompt's. The ``question`` stands behind all documents; its KV is not there yet, and may have
+    no blocks. One block more than the documents need is there to write to. ``contents``
     name the documents. Before the prompt was begun, documents were deleted ``deletions`` times. ``scores`` are those of
     each position in front of the question, if a selector computes them beside the engine.
     """

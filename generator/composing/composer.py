@@ -32,7 +32,7 @@ class Donated(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A prompt to compose up to the end of its ``question``. The engine computes its last token.
+    """A prompt to compose up to ``end``. The engine computes what is behind, with the question.
 
     Its first ``exact`` tokens are in place. ``donated`` is the KV of its documents. What else is behind the exact
     tokens is computed. ``method`` names the selector, and ``share`` is how much of the donated tokens it may select.
@@ -41,6 +41,7 @@ class Task(NamedTuple):
 
     prompt: ComposedPrompt
     exact: int
+    end: int
     donated: Sequence[Donated]
     method: str
     share: float
@@ -117,7 +118,7 @@ class Composer:
         tokens = sum(document.tokens for document in documents)
         selected = self._selectors[task.method].select(prompt, int(task.share * tokens)) if documents else []
         before = self._deviation.before(prompt, selected)
-        missing = _gaps(task.exact, prompt.question.end, documents)
+        missing = _gaps(task.exact, task.end, documents)
         for part in slices(joined([*selected, *missing]), self._step_tokens):
             yield None
             self._forward.compute(prompt.token_ids, part, prompt.blocks)

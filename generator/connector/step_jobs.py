@@ -94,17 +94,18 @@ class Load:
 
 @dataclass(frozen=True)
 class Composition:
-    """A request's KV to compose in its ``blocks``, up to its last token, once its load is done.
+    """A request's KV to compose in its ``blocks``, up to ``end``, once its load is done.
 
     The first ``exact`` of its ``token_ids`` have their KV. Behind them stand documents, those of the ``donors`` and
-    others, which are computed; then the question, from ``question`` on. ``recompute`` says which donated tokens are
-    computed again.
+    others, which are computed. ``recompute`` says which donated tokens are computed again. The engine itself computes
+    what is behind ``end``, with the question from ``question`` on.
     """
 
     token_ids: tuple[int, ...]
     blocks: tuple[int, ...]
     exact: int
     donors: tuple[DonorPages, ...]
+    end: int
     question: int
     recompute: Recompute
 

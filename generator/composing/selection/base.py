@@ -16,7 +16,7 @@ class Selector(ABC):
     def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:
         """Ascending runs within the documents, of ``budget`` tokens at most.
 
-        May write the KV of the question, which is computed later, but of nothing else.
+        May write KV behind the last document, up to the end of ``ComposedPrompt.blocks``, but nothing else.
         """
 
     def scores_beside(self, prompt: ComposedPrompt) -> Future[torch.Tensor] | None:  # noqa: ARG002

@@ -11,7 +11,6 @@ from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.partial_forward import PartialForward, Stop
 from generator.composing.runs import WINDOW, Run, best, windows
 from generator.composing.selection.base import Selector
-from protocol.generation import ASKED_TOKENS
 
 _AROUND = 8
 """Tokens before and behind a token that share its score: what is attended to is understood by its sentence."""
@@ -20,8 +19,8 @@ _AROUND = 8
 class QuestionAttention(Selector):
     """Runs the question over the composed KV, and selects the windows around what it attends to.
 
-    Of a long question, it runs the last tokens as if they stood right behind the documents. A conversation in front of
-    them would cost more than selecting saves.
+    It runs the last ``asked_tokens`` of the question at most, as if they stood right behind the documents. They select
+    as well as all of them, and a conversation in front of them would cost more than selecting saves.
 
     A token's score in a layer is the highest attention of any question token in any head: few heads look facts up, and
     a mean over all would drown them. Scores are averaged over the ``layers`` from half to two thirds of the depth, and
@@ -33,11 +32,13 @@ class QuestionAttention(Selector):
         layers: Sequence[AttentionLayer],
         forward: PartialForward,
         highest_of_ranks: Callable[[torch.Tensor], torch.Tensor],
+        asked_tokens: int,
         window: int = WINDOW,
     ) -> None:
         self._layers = layers[len(layers) // 2 : max(2 * len(layers) // 3, len(layers) // 2 + 1)]
         self._forward = forward
         self._highest_of_ranks = highest_of_ranks
+        self._asked_tokens = asked_tokens
         self._window = window
 
     def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:
@@ -49,8 +50,8 @@ class QuestionAttention(Selector):
         return best(windows(prompt.documents, self._window), scores, budget)
 
     def scores(self, prompt: ComposedPrompt) -> torch.Tensor:
-        """The score of each position in front of the question."""
-        context = Run(0, prompt.question.start)
+        """The score of each position up to the end of the last document."""
+        context = Run(0, prompt.documents[-1].end)
         highest = [
             _attention(queries, prompt.keys(layer, context), layer.module.impl.scale)
             for layer, queries in zip(self._layers, self._queries(prompt), strict=True)
@@ -59,10 +60,10 @@ class QuestionAttention(Selector):
 
     def _queries(self, prompt: ComposedPrompt) -> list[torch.Tensor]:
         """The question's queries in each layer, shape [tokens, heads, key_dim]."""
-        start, end = prompt.question
-        asked = Run(start, min(end, start + ASKED_TOKENS))
+        behind, tokens = prompt.documents[-1].end, min(prompt.question.tokens, self._asked_tokens)
+        asked = Run(behind, behind + tokens)
         token_ids = prompt.token_ids.clone()
-        token_ids[asked.start : asked.end] = prompt.token_ids[end - asked.tokens : end]
+        token_ids[asked.start : asked.end] = prompt.token_ids[-tokens:]
         queries: list[torch.Tensor] = []
 
         def capture(module: Any, given: tuple[torch.Tensor, ...]) -> None:  # noqa: ANN401  # vLLM is untyped here

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class Offer(NamedTuple):
     """What a request can load: tokens from ``local``, the start of a block, up to ``end``, out of ``nodes``.
 
-    If there are ``donated`` nodes, the tokens behind ``nodes`` are composed or computed, also in the background.
+    If there are ``donated`` nodes, the tokens behind ``nodes``, up to the last donated one's end, are composed or
+    computed, also in the background.
     """
 
     local: int
@@ -91,9 +92,10 @@ class RequestState:
         found = self.loadable(local, held)
         # The last token of a prompt is always computed: the next token is sampled from it.
         last: int = self.request.num_tokens - 1
-        end = min(_end(self.nodes[found[-1]]), last) if found else 0
         donated = self._donated(len(found), held)
-        self.offer = Offer(local, last if donated else max(local, end), found, donated)
+        reached = donated or found
+        end = min(_end(self.nodes[reached[-1]]), last) if reached else 0
+        self.offer = Offer(local, max(local, end), found, donated)
         return self.offer
 
     def copies_offered(self) -> Iterator[tuple[str, Tier | None]]:
@@ -144,6 +146,7 @@ class RequestState:
             tuple(self.blocks),
             self.exact,
             tuple(donor for donor in self._donors({}) if (donor.key, donor.tier) not in self.missing),
+            self.offer.end,
             _end(self.nodes[-1]),
             self.message.recompute,
         )

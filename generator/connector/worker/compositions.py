@@ -13,6 +13,9 @@ from generator.connector.step_jobs import ComposeStep, Composition, CompositionR
 from generator.connector.worker.kv_failures import warn
 from generator.tiers.base import Page
 
+_SCRATCH = 0
+"""vLLM's null block, which no request's KV is in: selectors write to it."""
+
 
 class Ended(NamedTuple):
     """The end of a request's composition. After a failure, the engine computes what is in the ``failed`` blocks."""
@@ -49,9 +52,9 @@ class Compositions:
         """
         prompt = ComposedPrompt(
             torch.tensor(composition.token_ids, device=self._device),
-            torch.tensor(composition.blocks, device=self._device),
+            torch.tensor([*composition.blocks, _SCRATCH], device=self._device),
             _documents(composition.donors),
-            Run(composition.question, len(composition.token_ids) - 1),
+            Run(composition.question, len(composition.token_ids)),
             _contents(composition.donors),
             self._composer.deletions,
         )
@@ -121,6 +124,7 @@ class Compositions:
             # Without the donors that have turned out to be missing.
             self._expected[request_id]._replace(documents=_documents(donors), contents=_contents(donors)),
             composition.exact,
+            composition.end,
             [Donated(donor.prefix_tokens, torch.from_numpy(staged[donor.key]).to(self._device)) for donor in donors],
             recompute.method,
             recompute.share,

@@ -46,8 +46,10 @@ def compose(
     chunks: Annotated[int, typer.Option(min=2, help="Chunks of real text in a prompt.")] = 6,
     corpus: Annotated[str, typer.Option(help="Question set whose documents hide the codes.")] = "squad",
     rounds: Annotated[int, typer.Option(min=0, help="Rounds of the measurement of speed.")] = 10,
-    documents: Annotated[int, typer.Option(min=2, help="Documents per prompt when speed is measured.")] = 2,
-    document_tokens: Annotated[int, typer.Option(min=16, help="Tokens of each of these documents.")] = 900,
+    documents: Annotated[
+        int, typer.Option(min=2, help="Documents per prompt when speed is measured; all but the first are donated.")
+    ] = 6,
+    document_tokens: Annotated[int, typer.Option(min=16, help="Tokens of each of these documents.")] = 300,
     plot: Annotated[
         Path | None, typer.Option(help="Draw scores and divergence by share and method into this picture.")
     ] = None,

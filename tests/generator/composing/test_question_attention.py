@@ -11,8 +11,8 @@ from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.partial_forward import Stop
 from generator.composing.runs import Run
 from generator.composing.selection.question_attention import QuestionAttention
-from protocol.generation import ASKED_TOKENS
 
+ASKED_TOKENS = 8
 LAYERS, HEADS, KV_HEADS, DIM = 12, 4, 2, 8
 DOCUMENTS = [Run(10, 50), Run(50, 90)]
 QUESTION = Run(90, 96)
@@ -67,7 +67,7 @@ def selected(looked_up: int, layer: int, head: int, budget: int, ranks=lambda sc
     queries[layer, 2, head, 0] = 10.0
     layers = [Layer(each) for each in keys]
     forward = Forward(layers, queries)
-    runs = QuestionAttention(layers, forward, ranks).select(prompt(), budget)
+    runs = QuestionAttention(layers, forward, ranks, ASKED_TOKENS).select(prompt(), budget)
     # The layers behind the last one that is looked at are not computed.
     assert forward.begun == 2 * LAYERS // 3
     return runs
@@ -87,7 +87,7 @@ def test_of_a_long_question_the_last_tokens_are_run_behind_the_documents():
     layers = [Layer(torch.zeros(long.start, KV_HEADS, DIM)) for _ in range(LAYERS)]
     asked = ComposedPrompt(torch.arange(long.end), torch.arange(20), DOCUMENTS, long)
     with pytest.raises(Stop):
-        QuestionAttention(layers, Noting(), lambda scores: scores).select(asked, budget=8)
+        QuestionAttention(layers, Noting(), lambda scores: scores, ASKED_TOKENS).select(asked, budget=8)
     assert ran == [(90, list(range(90 + ASKED_TOKENS, 90 + 2 * ASKED_TOKENS)))]
     assert asked.token_ids.tolist() == list(range(long.end))
 

@@ -8,7 +8,7 @@ from generator.connector.scheduler.compositions import Compositions
 from generator.connector.step_jobs import ComposeStep, Composition
 from protocol.plans import Recompute
 
-FIRST, SECOND = (Composition((1, 2, 3), (block,), 0, (), 2, Recompute("none", 0.0)) for block in (1, 2))
+FIRST, SECOND = (Composition((1, 2, 3), (block,), 0, (), 1, 2, Recompute("none", 0.0)) for block in (1, 2))
 
 
 def test_one_is_composed_after_the_other():
