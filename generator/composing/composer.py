@@ -115,10 +115,11 @@ class Composer:
         for donated, place in zip(task.donated, documents, strict=True):
             self._place(donated, place, prompt.blocks)
             yield None
+        missing = _gaps(task.exact, task.end, documents)
+        self._blank(missing, prompt.blocks)
         tokens = sum(document.tokens for document in documents)
         selected = self._selectors[task.method].select(prompt, int(task.share * tokens)) if documents else []
         before = self._deviation.before(prompt, selected)
-        missing = _gaps(task.exact, task.end, documents)
         for part in slices(joined([*selected, *missing]), self._step_tokens):
             yield None
             self._forward.compute(prompt.token_ids, part, prompt.blocks)
@@ -143,15 +144,26 @@ class Composer:
 
     def _place(self, donated: Donated, place: Run, blocks: torch.Tensor) -> None:
         """Write a document's KV into its place."""
-        size = self._page_tokens
-        first = donated.position % size
+        first = donated.position % self._page_tokens
         tokens = range(first, first + place.tokens)
-        positions = torch.arange(place.start, place.end, device=blocks.device)
-        slots = slots_of(positions, blocks, size)
+        slots = self._slots(place, blocks)
         for layer in self._layers:
             keys, values = layer.decoded(donated.pages, tokens)
             moved = layer.rotation.moved(keys, place.start - donated.position)
             layer.write(LayerKv(moved, values), slots)
+
+    def _blank(self, runs: Sequence[Run], blocks: torch.Tensor) -> None:
+        """Write zeros into what is computed after the selection: its blocks hold what other requests left there."""
+        for run in runs:
+            slots = self._slots(run, blocks)
+            for layer in self._layers:
+                one = layer.kv(blocks[:1], range(1))
+                keys, values = (part.new_zeros(run.tokens, *part.shape[1:]) for part in one)
+                layer.write(LayerKv(keys, values), slots)
+
+    def _slots(self, run: Run, blocks: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(run.start, run.end, device=blocks.device)
+        return slots_of(positions, blocks, self._page_tokens)
 
 
 def _gaps(start: int, end: int, runs: Sequence[Run]) -> list[Run]:

@@ -52,6 +52,16 @@ class TestAnswers:
         assert answer.tokens == await uncached_tokens(engine, prompts.whole, "why?")
         assert answer.prefill.recomputed_tokens == {1: 113, 2: 70}[given[0]]
 
+    async def test_what_other_requests_left_behind_does_not_change_the_selection(self, engine, prompts, path):
+        # The second document has no donor, so it is computed after the selection, whose question stands behind it.
+        answers = []
+        for number in range(3):
+            other = kv_path([random_segment(f"other {number} {part}", 230) for part in range(4)], path.namespace)
+            await ask(engine, other.plan("to fill the blocks", None, None), max_tokens=1)
+            answers.append(await ask(engine, prompts.plan("why?", 0.3, given=(2,))))
+        assert len({answer.prefill.deviation for answer in answers}) == 1
+        assert len({tuple(answer.tokens) for answer in answers}) == 1
+
     async def test_a_document_within_one_page_is_composed(self, engine, path):
         note = random_segment("a note", 4)
         front = kv_path((SYSTEM, FIRST), path.namespace)
