@@ -28,6 +28,9 @@ _HOST_GIB, _DISK_GIB = 0.25, 0.25
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
 """How far log probabilities may be apart in each dtype. Those of a few layers differ by 0.1 in bfloat16."""
 
+_RUSH_TOKENS = 80
+"""Tokens of each answer when requests outgrow the KV cache."""
+
 _ABORTED_AFTER_S = (0.0, 0.001, 0.003, 0.01)
 
 
@@ -159,7 +162,8 @@ class EngineChecks:
     async def preemption(self) -> str:
         """Four requests outgrow the KV cache, so vLLM preempts some. Two of them have loaded KV from host memory."""
         engine = await self._engine()
-        # With its question, each has 603 of 2,560 tokens, and grows by 40.
+        # With its question, each has 603 of 2,560 tokens. The last ones outgrow it long before the first one ends,
+        # although those that are loaded begin to answer sooner.
         rush = [self._path(f"rush {number}", documents=(555,), first_page=60 * number) for number in range(4)]
         sources = [Tier.HOST, Tier.HOST, None, None]
         for path, source in zip(rush, sources, strict=True):
@@ -167,11 +171,14 @@ class EngineChecks:
                 await self._put(path, source)
         before = await self._preemptions(engine)
         plans = [path.plan("now", source, None) for path, source in zip(rush, sources, strict=True)]
-        answers = await asyncio.gather(*(ask(engine, plan, 40) for plan in plans))
+        answers = await asyncio.gather(*(ask(engine, plan, _RUSH_TOKENS) for plan in plans))
         preempted = await self._preemptions(engine) - before
         if not preempted:
             raise ValueError("vLLM preempted no request, so nothing was tested")
-        pairs = [(answer, await uncached(engine, path, "now", 40)) for answer, path in zip(answers, rush, strict=True)]
+        pairs = [
+            (answer, await uncached(engine, path, "now", _RUSH_TOKENS))
+            for answer, path in zip(answers, rush, strict=True)
+        ]
         await engine.carry_out(Orders(everything=True))
         return f"{preempted:.0f} preempted; {compare(pairs, self._tolerance)}"
 
