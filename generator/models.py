@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -137,7 +138,11 @@ def _convert_gguf(source: Path, target: Path) -> None:
     """Convert a GGUF file to a Hugging Face folder: its weights, dequantised to bfloat16, and its tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils.logging import disable_progress_bar
 
+    if not sys.stderr.isatty():
+        # In a log, each update of a bar is a line.
+        disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a folder, not the hub
         source.parent,
         gguf_file=source.name,
