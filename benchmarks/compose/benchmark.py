@@ -78,7 +78,7 @@ class ComposeBenchmark:
         self._tokenizer = tokenizer
         self._settings = settings
         self._progress = progress
-        self._rows: list[ComposeRow] = []
+        self._answered: dict[str, dict[Way, list[Answered]]] = {}
         self._speedups: dict[Way, float] = {}
         self.fingerprint = ""
 
@@ -94,14 +94,15 @@ class ComposeBenchmark:
 
     @property
     def has_results(self) -> bool:
-        """Whether any task has been measured."""
-        return bool(self._rows)
+        """Whether any question has been answered in every way."""
+        return bool(self._measured())
 
     def result(self, *, complete: bool) -> ComposeResult:
-        """What has been measured so far."""
+        """What has been measured so far. An unfinished task has rows of the questions that were asked."""
         rows = [
             msgspec.structs.replace(row, prefill_speedup=self._speedups.get(Way(row.method, row.share)))
-            for row in self._rows
+            for name in self._measured()
+            for row in self._rows_of(name)
         ]
         return ComposeResult(rows, complete)
 
@@ -121,7 +122,7 @@ class ComposeBenchmark:
                 if self._settings.rounds:
                     await self._measure_speed(engine, kv.page_tokens)
                 for name, asked in tasks.items():
-                    self._rows += await self._ask(engine, kv.page_tokens, name, asked, enough)
+                    await self._ask(engine, kv.page_tokens, name, asked, enough)
 
     def _check_methods(self, known: Sequence[str]) -> None:
         for way in self._settings.ways:
@@ -130,13 +131,14 @@ class ComposeBenchmark:
 
     async def _ask(
         self, engine: VllmEngine, page_tokens: int, name: str, tasks: Sequence[Task], enough: Enough
-    ) -> list[ComposeRow]:
+    ) -> None:
         answered: dict[Way, list[Answered]] = {way: [] for way in self._settings.ways}
+        self._answered[name] = answered
         looks = {len(tasks) // 3, 2 * len(tasks) // 3}
         asked, questions_in_all = 0, sum(len(task.asked) for task in tasks)
         for done, task in enumerate(tasks):
             self._progress(f"asking {name}", asked, questions_in_all)
-            if done in looks and done and enough(self._rows_of(name, answered)):
+            if done in looks and done and enough(self._rows_of(name)):
                 break
             asked += len(task.asked)
             front, neighbour, questions = self._laid_out(task)
@@ -154,10 +156,13 @@ class ComposeBenchmark:
             for way, answers in zip(self._settings.ways, came, strict=True):
                 answered[way].append(Answered(task.asked, full, answers))
         self._progress(f"asking {name}", questions_in_all, questions_in_all)
-        return self._rows_of(name, answered)
 
-    def _rows_of(self, name: str, answered: Mapping[Way, Sequence[Answered]]) -> list[ComposeRow]:
-        return [row_of(self._model, name, way, given) for way, given in answered.items()]
+    def _measured(self) -> list[str]:
+        """The tasks with answers. All ways of a task have the same questions."""
+        return [name for name, answered in self._answered.items() if all(answered.values())]
+
+    def _rows_of(self, name: str) -> list[ComposeRow]:
+        return [row_of(self._model, name, way, given) for way, given in self._answered[name].items()]
 
     def _laid_out(self, task: Task) -> tuple[Sequence[Segment], Segment, list[Segment]]:
         """What the task's prompts begin with, the neighbour of its chunks, and its questions."""

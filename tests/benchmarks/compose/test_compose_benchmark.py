@@ -16,7 +16,17 @@ QUESTIONS = tuple(Asked(f"What is {name}?", "It is ", ("x",), share_found, 6) fo
 TASK = Task(tuple(f"{name} text. " * 8 for name in ("First", "Second", "Third")), "Other text. " * 8, QUESTIONS)
 
 
-async def test_each_row_has_the_answers_of_its_way(tmp_path):
+class Ended(Exception):
+    """What ends the benchmark in the middle of a task."""
+
+
+def end_early(rows):
+    if rows[0].task == "ended":
+        raise Ended
+    return False
+
+
+async def test_each_row_has_the_answers_of_its_way_also_of_a_task_that_was_ended(tmp_path):
     settings = GeneratorSettings(
         model=str(make_tiny_model(tmp_path / "model", llama())),
         max_model_len=1024,
@@ -27,8 +37,11 @@ async def test_each_row_has_the_answers_of_its_way(tmp_path):
         engine_args={"num_gpu_blocks_override": 400},
     )
     benchmark = ComposeBenchmark.over(settings, tmp_path, ComposeSettings(WAYS, 1, 2, 64), lambda *_: None)
-    await benchmark.run({"texts": [TASK]})
-    rows = {row.method: row for row in benchmark.result(complete=True).rows}
+    with pytest.raises(Ended):
+        await benchmark.run({"texts": [TASK], "ended": [TASK] * 3}, end_early)
+    found = benchmark.result(complete=False).rows
+    rows = {row.method: row for row in found if row.task == "texts"}
+    assert [row.questions for row in found if row.task == "ended"] == [2] * len(WAYS)
     assert [row.questions for row in rows.values()] == [2] * len(WAYS)
     assert {name: row.actual_share for name, row in rows.items() if name in (FULL, "none", "query")} == {
         FULL: 1.0,
