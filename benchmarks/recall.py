@@ -1,19 +1,22 @@
-"""Recall: compares the shipped retriever's index with exact search over the same embeddings.
+"""Recall: how well the kinds of search find the documents that answer questions.
 
-The corpus is ingested once into a folder that is kept, so later runs embed nothing. Every question is searched twice:
-with the configured index, and by comparison with every stored embedding, which is the baseline.
+The corpus is ingested once into a folder that is kept, so later runs embed nothing. Every question is searched by each
+kind with the shipped retriever, and by comparison with every stored embedding (``exact``), which is the baseline of the
+dense index.
 
-Limits: recall is by document and needs questions that name their gold documents.
+Limits: documents are found by their chunks, and questions must name their gold documents.
 """
 
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+import ir_measures
 import msgspec
+from ir_measures import R, nDCG
 
 from benchmarks.measuring.exact_search import ExactSearch
 from benchmarks.measuring.progress import Progress
@@ -21,29 +24,41 @@ from benchmarks.measuring.statistics import percentile
 from benchmarks.workloads.corpus_store import ingest_corpus, search_corpus
 from benchmarks.workloads.datasets import Dataset, Question
 from protocol.errors import ConfigError
+from protocol.retrieval import SearchKind
 from retriever.build import build_retriever
 from retriever.retriever import Retriever
 from retriever.settings import RetrieverSettings
 
-TOP_K = 5
+EXACT = "exact"
+TOP_K = 10
 
-Search = Callable[[str], Awaitable[set[str]]]
-"""Maps a question to the documents of its found chunks."""
+Search = Callable[[str], Awaitable[Sequence[str]]]
+"""Maps a question to the documents of its first ``TOP_K`` chunks, best first; a document may occur several times."""
+
+
+class ByKind(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A figure by kind of search, and of exact dense search. Absent for a kind that was not measured."""
+
+    dense: float | None = None
+    sparse: float | None = None
+    hybrid: float | None = None
+    exact: float | None = None
 
 
 class RecallResult(msgspec.Struct, frozen=True):
-    """Shares of questions with a gold document among the documents of the first k chunks.
+    """Figures of each search.
 
-    Search times are in milliseconds and include the question's embedding.
+    ``recall_at_5`` is the share of a question's gold documents that are among the documents of the first 5 chunks,
+    ``ndcg_at_10`` the normalized discounted cumulative gain of the documents of the first 10. Both are means over all
+    questions. Search times include embedding the question.
     """
 
     dataset: str
     documents: int
     questions: int
-    recall_at_5: float
-    exact_recall_at_5: float
-    search_p50_ms: float
-    exact_search_p50_ms: float
+    recall_at_5: ByKind
+    ndcg_at_10: ByKind
+    search_p50_ms: ByKind
 
 
 class RecallBenchmark:
@@ -52,9 +67,12 @@ class RecallBenchmark:
     ``progress`` is called with (step, done, total).
     """
 
-    def __init__(self, settings: RetrieverSettings, folder: Path, progress: Progress) -> None:
+    def __init__(
+        self, settings: RetrieverSettings, folder: Path, kinds: Sequence[SearchKind], progress: Progress
+    ) -> None:
         self._settings = settings
         self._folder = folder
+        self._kinds = kinds
         self._progress = progress
 
     async def run(self, dataset: Dataset, sample: int, seed: int) -> RecallResult:
@@ -70,39 +88,59 @@ class RecallBenchmark:
             documents = await ingest_corpus(retriever, dataset, self._progress)
             # The retriever keeps the folder until both have searched, so the store does not change in between.
             with closing(ExactSearch(self._settings, self._folder, dataset.corpus)) as exact:
-                searches = (_search_of(retriever, dataset), partial(exact.search, top_k=TOP_K))
-                (recall, times), (exact_recall, exact_times) = await self._ask(asked, searches)
+                searches: dict[str, Search] = {kind.value: _search_of(retriever, dataset, kind) for kind in self._kinds}
+                searches[EXACT] = partial(exact.search, top_k=TOP_K)
+                found, times = await self._ask(asked, searches)
         finally:
             await retriever.close()
+        scores = {name: _scores(asked, documents_of) for name, documents_of in found.items()}
         return RecallResult(
             dataset=dataset.name,
             documents=documents,
             questions=len(asked),
-            recall_at_5=recall,
-            exact_recall_at_5=exact_recall,
-            search_p50_ms=percentile(times, 50),
-            exact_search_p50_ms=percentile(exact_times, 50),
+            recall_at_5=ByKind(**{name: recall for name, (recall, _) in scores.items()}),
+            ndcg_at_10=ByKind(**{name: gain for name, (_, gain) in scores.items()}),
+            search_p50_ms=ByKind(**{name: percentile(taken, 50) for name, taken in times.items()}),
         )
 
-    async def _ask(self, questions: Sequence[Question], searches: Sequence[Search]) -> list[tuple[float, list[float]]]:
-        """Return each search's share of answered questions, and its times in milliseconds.
+    async def _ask(
+        self, questions: Sequence[Question], searches: Mapping[str, Search]
+    ) -> tuple[dict[str, list[Sequence[str]]], dict[str, list[float]]]:
+        """Return what each search finds for each question, and its times in milliseconds.
 
         The searches take turns, so that the machine's noise affects all alike.
         """
-        found = [0] * len(searches)
-        times: list[list[float]] = [[] for _ in searches]
+        found: dict[str, list[Sequence[str]]] = {name: [] for name in searches}
+        times: dict[str, list[float]] = {name: [] for name in searches}
         for done, question in enumerate(questions, start=1):
-            for number, search in enumerate(searches):
+            for name, search in searches.items():
                 began = time.perf_counter()
                 documents = await search(question.question)
-                times[number].append((time.perf_counter() - began) * 1000)
-                found[number] += not documents.isdisjoint(question.gold_doc_ids)
+                times[name].append((time.perf_counter() - began) * 1000)
+                found[name].append(documents)
             self._progress("searching", done, len(questions))
-        return [(count / len(questions), taken) for count, taken in zip(found, times, strict=True)]
+        return found, times
 
 
-def _search_of(retriever: Retriever, dataset: Dataset) -> Search:
-    async def search(question: str) -> set[str]:
-        return {chunk.document_id for chunk in (await search_corpus(retriever, dataset, question, TOP_K)).docs}
+def _search_of(retriever: Retriever, dataset: Dataset, kind: SearchKind) -> Search:
+    async def search(question: str) -> Sequence[str]:
+        found = await search_corpus(retriever, dataset, question, TOP_K, kind)
+        return [chunk.document_id for chunk in found.docs]
 
     return search
+
+
+def _scores(questions: Sequence[Question], found: Sequence[Sequence[str]]) -> tuple[float, float]:
+    """Recall@5 and nDCG@10, means over the questions."""
+    gold = {str(place): dict.fromkeys(question.gold_doc_ids, 1) for place, question in enumerate(questions)}
+    recall = ir_measures.calc_aggregate([R @ 5], gold, _run(documents[:5] for documents in found))[R @ 5]
+    gain = ir_measures.calc_aggregate([nDCG @ 10], gold, _run(found))[nDCG @ 10]
+    return recall, gain
+
+
+def _run(found: Iterable[Sequence[str]]) -> dict[str, dict[str, float]]:
+    """Rankings as trec_eval reads them: scores by document, by question. The best chunk of a document counts."""
+    return {
+        str(place): {document: 1 / rank for rank, document in enumerate(dict.fromkeys(documents), start=1)}
+        for place, documents in enumerate(found)
+    }

@@ -43,7 +43,7 @@ from protocol.errors import InternalError
 from protocol.generation import Sampling
 from protocol.plans import DocumentOrder
 from protocol.prompts import ChatMessage
-from protocol.retrieval import SearchRequest
+from protocol.retrieval import SearchKind, SearchRequest
 from retriever.build import build_retriever
 from retriever.retriever import Retriever
 from retriever.settings import ChunkSettings, IndexSettings, RetrieverSettings
@@ -287,7 +287,8 @@ class SpeculationBenchmark:
 
     @asynccontextmanager
     async def _retriever(self, index: IndexSettings) -> AsyncGenerator[Retriever]:
-        settings = RetrieverSettings(chunks=ChunkSettings(size=4096), index=index)
+        # The vectors are synthetic, so the words of documents and questions say nothing.
+        settings = RetrieverSettings(chunks=ChunkSettings(size=4096), index=index, search=SearchKind.DENSE)
         self._progress("opening the index", 0, 1)
         retriever = build_retriever(settings, self._folder, self._embedder)
         await retriever.start()

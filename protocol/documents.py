@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from protocol.filters import Attributes
+from protocol.retrieval import SearchKind
 
 
 class DocumentUpload(msgspec.Struct, frozen=True):
@@ -62,11 +63,12 @@ class Orphan(msgspec.Struct, frozen=True):
 
 
 class CollectionInfo(msgspec.Struct, frozen=True):
-    """A tenant's collection and how much it holds."""
+    """A tenant's collection, how much it holds, and how it is searched; None: as the configuration says."""
 
     name: str
     documents: int
     chunks: int
+    search: SearchKind | None = None
 
 
 class RetrieverStats(msgspec.Struct, frozen=True):

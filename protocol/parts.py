@@ -24,7 +24,7 @@ from protocol.generation import EngineInfo, GenerationStep, Sampling
 from protocol.kv import LostCopy, Orders, ResidencyReport
 from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
 from protocol.prompts import ChatMessage, Prompt
-from protocol.retrieval import CandidateSet, Chunk, SearchRequest
+from protocol.retrieval import CandidateSet, Chunk, SearchKind, SearchRequest
 
 
 class Retriever(Protocol):
@@ -33,7 +33,8 @@ class Retriever(Protocol):
     def search(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:
         """Search in stages; reads only.
 
-        Raises UnknownCollection, NoDocuments or UnknownFilterKey, always before the first set.
+        Raises UnknownCollection, NoDocuments or UnknownFilterKey, always before the first set. Embedding the question
+        may fail after the first set of a hybrid search.
         """
 
     async def put_document(
@@ -64,6 +65,9 @@ class Retriever(Protocol):
 
     async def chunks(self, tenant: str, collection: str, document_id: str) -> Sequence[Chunk]:
         """Return a document's chunks in order; reads only. Raises UnknownCollection or UnknownDocument."""
+
+    async def put_collection(self, tenant: str, collection: str, search: SearchKind | None) -> None:
+        """Create a collection, or change how it is searched; None: as the configuration says. Raises StorageFull."""
 
     async def list_documents(self, tenant: str, collection: str, limit: int, after: str | None = None) -> DocumentPage:
         """Return a page of documents after the cursor ``after``. Raises UnknownCollection or InvalidRequest."""

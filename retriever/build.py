@@ -21,10 +21,12 @@ from retriever.ingestion.ingest_counts import IngestCounts
 from retriever.ingestion.ingest_thread import IngestThread
 from retriever.ingestion.ingester import Ingester
 from retriever.ingestion.upload_intake import UploadIntake
+from retriever.lexical.lexical_catalog import LexicalCatalog
 from retriever.lifecycle import Lifecycle
 from retriever.loaders.registry import LOADERS, LoaderRegistry
 from retriever.loaders.sandbox import SandboxedLoaders
 from retriever.retriever import Retriever
+from retriever.search.proposals import Proposer
 from retriever.search.searcher import Searcher
 from retriever.settings import RetrieverSettings
 from retriever.store.chunks import Chunks
@@ -59,9 +61,12 @@ def build_retriever(
     builder = IndexBuilder(database, chunks, mapped, embedder.dimension, preparer.fingerprint, settings.index)
     rebuilder = Rebuilder(builder, wake_ingestion)
     catalog = IndexCatalog(database, chunks, files, mapped, builder, rebuilder, preparer.fingerprint)
+    lexical = LexicalCatalog(database, chunks, data_dir / "lexical")
     replacement_lock = ReadWriteLock()
     counts = IngestCounts()
-    ingester = Ingester(database, documents, jobs, preparer, catalog, replacement_lock, settings.ingest, counts)
+    ingester = Ingester(
+        database, documents, jobs, preparer, catalog, lexical, replacement_lock, settings.ingest, counts
+    )
     sandboxed = SandboxedLoaders(settings.loaders)
     loaders = LoaderRegistry({**LOADERS, **sandboxed.loaders})
     ingest_thread = IngestThread(
@@ -78,11 +83,22 @@ def build_retriever(
         chunks=chunks,
         jobs=jobs,
         orphans=orphans,
-        searcher=Searcher(database, documents, chunks, catalog, embedder, replacement_lock, tracer or NoOpTracer()),
+        searcher=Searcher(
+            database,
+            documents,
+            chunks,
+            Proposer(catalog, lexical),
+            embedder,
+            replacement_lock,
+            settings.search,
+            tracer or NoOpTracer(),
+        ),
         intake=UploadIntake(database, documents, jobs, loaders, ingester, settings.ingest, counts),
         ingester=ingester,
         counts=counts,
         ingest_thread=ingest_thread,
-        lifecycle=Lifecycle(database, documents, chunks, preparer, catalog, ingest_thread, sandboxed, data_lock),
+        lifecycle=Lifecycle(
+            database, documents, chunks, preparer, catalog, lexical, ingest_thread, sandboxed, data_lock
+        ),
         search_threads=settings.search_threads,
     )

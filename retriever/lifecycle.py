@@ -9,6 +9,7 @@ from retriever.index.catalog import IndexCatalog
 from retriever.ingestion.chunk_preparer import ChunkPreparer
 from retriever.ingestion.ingest_thread import IngestThread
 from retriever.ingestion.reembedding import reembed
+from retriever.lexical.lexical_catalog import LexicalCatalog
 from retriever.loaders.sandbox import SandboxedLoaders
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database
@@ -30,6 +31,7 @@ class Lifecycle:
         chunks: Chunks,
         preparer: ChunkPreparer,
         catalog: IndexCatalog,
+        lexical: LexicalCatalog,
         ingest_thread: IngestThread,
         loaders: SandboxedLoaders,
         data_lock: FileLock,
@@ -39,6 +41,7 @@ class Lifecycle:
         self._chunks = chunks
         self._preparer = preparer
         self._catalog = catalog
+        self._lexical = lexical
         self._ingest_thread = ingest_thread
         self._loaders = loaders
         self._data_lock = data_lock
@@ -62,6 +65,7 @@ class Lifecycle:
             self._preparer.start_ids_after(self._chunks.last_id(transaction))
         reembed(self._database, self._documents, self._preparer)
         self._catalog.open()
+        self._lexical.open()
         self._ingest_thread.start()
 
     def close(self) -> None:

@@ -17,7 +17,8 @@ from protocol.documents import (
     StoredDocument,
 )
 from protocol.errors import InvalidRequest, RetrieverNotReady, UnknownDocument
-from protocol.retrieval import CandidateSet, Chunk, SearchRequest
+from protocol.retrieval import CandidateSet, Chunk, SearchKind, SearchRequest
+from retriever.ingestion.document_checks import checked_name
 from retriever.ingestion.ingest_counts import IngestCounts
 from retriever.ingestion.ingest_thread import IngestThread
 from retriever.ingestion.ingester import Ingester
@@ -143,6 +144,10 @@ class Retriever:
         """Return a document's chunks in order. Raises UnknownCollection or UnknownDocument."""
         return await self._read(self._chunks_of, tenant, collection, document_id)
 
+    async def put_collection(self, tenant: str, collection: str, search: SearchKind | None) -> None:
+        """Create a collection, or change how it is searched. Raises InvalidRequest or StorageFull."""
+        await self._change(self._put_collection, tenant, collection, search)
+
     async def list_documents(self, tenant: str, collection: str, limit: int, after: str | None = None) -> DocumentPage:
         """Return a page of documents with ids above ``after``. Raises UnknownCollection or InvalidRequest."""
         if not 1 <= limit <= _LONGEST_PAGE:
@@ -198,6 +203,11 @@ class Retriever:
     def _stats(self, transaction: Transaction) -> RetrieverStats:
         disk = shutil.disk_usage(self._lifecycle.data_dir)
         return RetrieverStats(self._counts.snapshot(), self._jobs.queued(transaction), disk.total, disk.free)
+
+    def _put_collection(self, tenant: str, collection: str, search: SearchKind | None) -> None:
+        checked_name(collection, "collection")
+        with self._database.write() as transaction:
+            self._documents.put_collection(transaction, tenant, collection, search)
 
     def _forget(self, orphans: Sequence[Orphan]) -> None:
         with self._database.write() as transaction:

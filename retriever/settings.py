@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
+from protocol.retrieval import SearchKind
+
 _FIXED = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -164,6 +166,11 @@ class RetrieverSettings(BaseModel):
 
     embedder: EmbedderSettings = Field(SentenceTransformerSettings(), description="The embedder.")
     chunks: ChunkSettings = Field(ChunkSettings(), description="How documents are cut into chunks.")
+    search: SearchKind = Field(
+        SearchKind.HYBRID,
+        description="How collections are searched that are not set otherwise. dense: by embeddings; sparse: by words; "
+        "hybrid: by both.",
+    )
     index: IndexSettings = Field(IndexSettings(), description="How vectors are searched.")
     ingest: IngestSettings = Field(IngestSettings(), description="How documents are ingested.")
     loaders: LoaderSettings = Field(LoaderSettings(), description="Limits for reading a document.")

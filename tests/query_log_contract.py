@@ -3,7 +3,7 @@
 from gateway.settings import GatewaySettings
 from gateway.wire.schemas import WarmQuery
 from protocol.filters import Comparison, Compound
-from protocol.retrieval import SearchRequest
+from protocol.retrieval import SearchKind, SearchRequest
 
 SETTINGS = GatewaySettings()
 
@@ -13,13 +13,18 @@ def search(number: int = 0, **changes) -> SearchRequest:
 
 
 def as_search(query: WarmQuery) -> SearchRequest:
-    return query.search(query.query, "query", query.tenant, SETTINGS)
+    return query.to_search(query.query, "query", query.tenant, SETTINGS)
 
 
 class QueryLogContract:
     async def test_reading_returns_the_logged_searches(self, noting):
         filters = Compound("or", (Comparison("lang", "in", ("en", 1.0, True)), Comparison("year", "gte", 2000.0)))
-        asked = [search(1), search(2, filters=filters), search(1), search(3, query="naïve\n\u2028 \U0001f333")]
+        asked = [
+            search(1),
+            search(2, filters=filters),
+            search(1),
+            search(3, query="naïve\n\u2028 \U0001f333", search=SearchKind.SPARSE),
+        ]
         async with noting() as log:
             for one in asked:
                 log.note(one)

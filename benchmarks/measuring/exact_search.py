@@ -36,8 +36,8 @@ class ExactSearch:
             for ids, vectors in self._chunks.vectors(transaction, stored, self._embedder.dimension):
                 self._index.add(ids, vectors)
 
-    async def search(self, question: str, top_k: int) -> set[str]:
-        """Return the documents of the ``top_k`` nearest chunks."""
+    async def search(self, question: str, top_k: int) -> list[str]:
+        """Return the documents of the ``top_k`` nearest chunks, nearest first."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._search, question, top_k)
 
     def close(self) -> None:
@@ -45,8 +45,8 @@ class ExactSearch:
         self._pool.shutdown()
         self._database.close()
 
-    def _search(self, question: str, top_k: int) -> set[str]:
+    def _search(self, question: str, top_k: int) -> list[str]:
         *_, hits = self._index.search(self._embedder.embed_query(question), top_k)
         with self._database.read() as transaction:
             chunks = self._chunks.resolve(transaction, self._collection, hits.ids.tolist())
-        return {chunk.document_id for chunk in chunks.values()}
+        return [chunks[id_].document_id for id_ in hits.ids.tolist()]

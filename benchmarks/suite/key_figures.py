@@ -36,10 +36,11 @@ KEY_FIGURES = {
         Figure("results that differ from the search in one shot", "unequal_results"),
     ),
     "recall": (
-        Figure("recall@5, index over exact search", "recall_at_5", "x", over="exact_recall_at_5"),
-        Figure("search time, index over exact search, medians", "search_p50_ms", "x", over="exact_search_p50_ms"),
-        Figure("recall@5", "recall_at_5"),
-        Figure("search time, median", "search_p50_ms", "ms"),
+        Figure("recall@5, hybrid over dense search", "recall_at_5.hybrid", "x", over="recall_at_5.dense"),
+        Figure("recall@5, dense index over exact search", "recall_at_5.dense", "x", over="recall_at_5.exact"),
+        Figure("recall@5, {} search", "recall_at_5.*"),
+        Figure("nDCG@10, {} search", "ndcg_at_10.*"),
+        Figure("search time, {}, median", "search_p50_ms.*", "ms"),
         Figure("documents", "documents"),
     ),
     "tiers": (

@@ -7,7 +7,7 @@ import msgspec
 from benchmarks.measuring.progress import Progress
 from benchmarks.workloads.datasets import Questions
 from protocol.errors import InternalError
-from protocol.retrieval import CandidateSet, SearchRequest
+from protocol.retrieval import CandidateSet, SearchKind, SearchRequest
 from retriever.retriever import Retriever
 
 TENANT = "bench"
@@ -37,8 +37,10 @@ async def ingest_corpus(retriever: Retriever, dataset: Questions, progress: Prog
     return len(lines)
 
 
-async def search_corpus(retriever: Retriever, dataset: Questions, query: str, top_k: int) -> CandidateSet:
+async def search_corpus(
+    retriever: Retriever, dataset: Questions, query: str, top_k: int, kind: SearchKind | None = None
+) -> CandidateSet:
     """Return the last stage of a search for ``top_k`` chunks. Raises what the retriever raises."""
-    async for candidates in retriever.search(SearchRequest(TENANT, dataset.corpus, query, top_k)):
+    async for candidates in retriever.search(SearchRequest(TENANT, dataset.corpus, query, top_k, search=kind)):
         last = candidates
     return last

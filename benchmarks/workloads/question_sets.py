@@ -122,7 +122,7 @@ class QuestionRetrieval:
         return {place: found[place].chunks[:top_k] for place, _ in asked}
 
     def _file(self, questions: QuestionSet) -> Path:
-        settings = self._settings.model_dump_json(include={"embedder", "chunks", "index"})
+        settings = self._settings.model_dump_json(include={"embedder", "chunks", "index", "search"})
         key = blake3(msgspec.json.encode((questions.hash(), settings))).hexdigest(8)
         return self._folder / "bench" / "retrieved" / f"{questions.name}-{key}.json"
 

@@ -70,7 +70,9 @@ class WarmUps:
 
         def as_search(query: WarmQuery) -> SearchRequest:
             named = query if query.collection else query.model_copy(update={"collection": body.collection})
-            return named.search(query.query.strip(), "queries", query.tenant or body.tenant or tenant, self._settings)
+            return named.to_search(
+                query.query.strip(), "queries", query.tenant or body.tenant or tenant, self._settings
+            )
 
         given = None if body.log else Counter(map(as_search, body.queries))
         now = self._clock()

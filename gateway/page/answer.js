@@ -42,7 +42,7 @@ export class Answer {
 
   found(results) {
     this.noSources.hidden = results.length > 0;
-    this.cards = results.map((result) => card(result));
+    this.cards = results.map((result) => card(result, results[0].score));
     this.sources.replaceChildren(...this.cards);
   }
 
@@ -95,9 +95,10 @@ export class Answer {
   }
 }
 
-function card({ index, filename, document_id: documentId, chunk_id: chunkId, score }) {
+function card({ index, filename, document_id: documentId, chunk_id: chunkId, score }, best) {
   const share = el("span", { class: "share" });
-  share.style.setProperty("--share", Math.max(0, Math.min(1, score)));
+  // Scores have no common scale: those of hybrid searches are sums, and BM25 has no upper end.
+  share.style.setProperty("--share", Math.max(0, score) / Math.max(best, Number.EPSILON));
   return el(
     "li",
     { class: "source" },

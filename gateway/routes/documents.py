@@ -3,18 +3,18 @@
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
 from gateway.routes.bodies import JSON_LINES, validating
-from gateway.routes.dependencies import CallerDep, GatewayDep, UploadTicketDep, media_type
+from gateway.routes.dependencies import CallerDep, GatewayDep, UploadTicketDep, json_only, media_type
 from gateway.routes.responses import json_response
 from gateway.stores.uploads import SeenJob
 from gateway.wire.document_replies import CollectionList, Deleted, DocumentList, DocumentReply, JobReply
 from gateway.wire.openapi import errors, json_reply
-from gateway.wire.schemas import COLLECTION, DOCUMENT_ID, AttributeMap, DocumentBody
-from protocol.documents import DocumentUpload
+from gateway.wire.schemas import COLLECTION, DOCUMENT_ID, AttributeMap, CollectionBody, DocumentBody
+from protocol.documents import CollectionInfo, DocumentUpload
 from protocol.errors import InvalidEncoding, UnsupportedMediaType
 from protocol.filters import Attributes
 
@@ -170,6 +170,23 @@ async def list_documents(
 async def list_collections(caller: CallerDep, gateway: GatewayDep) -> Response:
     """List the tenant's collections."""
     return json_response(CollectionList(data=tuple(await gateway.retriever.list_collections(caller.tenant))))
+
+
+@router.put(
+    "/collections/{collection}",
+    responses={
+        200: json_reply(CollectionInfo, "The collection."),
+        **errors(400, 401, 413, 415, 422, 429, 500, 503, 507),
+    },
+    dependencies=[Depends(json_only)],
+)
+async def put_collection(
+    collection: CollectionPath, body: CollectionBody, caller: CallerDep, gateway: GatewayDep
+) -> Response:
+    """Create a collection, or change its settings."""
+    await gateway.retriever.put_collection(caller.tenant, collection, body.search)
+    held = {info.name: info for info in await gateway.retriever.list_collections(caller.tenant)}
+    return json_response(held[collection])
 
 
 @router.get("/jobs/{job_id}", responses={200: json_reply(JobReply, "The job."), **errors(401, 404, 422, 429, 500, 503)})

@@ -66,7 +66,7 @@ def _query(body: ChatBody, caller: Caller, gateway: Gateway) -> Query:
     question = next(filter(None, asked), None)
     if question is None:
         raise InvalidRequest("The conversation has no user message with text.", "messages")
-    search = body.search(question, "messages", caller.tenant, settings)
+    search = body.to_search(question, "messages", caller.tenant, settings)
     engine = _served(body.model, gateway)
     gateway.readiness.require_parts()
     return Query(

@@ -51,7 +51,7 @@ async def ask(
 def _query(body: QueryBody, caller: Caller, gateway: Gateway) -> Query:
     settings = gateway.settings
     question = body.query.strip()
-    search = body.search(question, "query", caller.tenant, settings)
+    search = body.to_search(question, "query", caller.tenant, settings)
     engine = gateway.readiness.engine()
     gateway.readiness.require_parts()
     return Query(

@@ -36,6 +36,8 @@ def entry(search: SearchRequest, time: float) -> bytes:
         "query": search.query,
         "top_k": search.top_k,
     }
+    if search.search is not None:
+        fields["search"] = search.search
     if search.filters is not None:
         fields["filters"] = as_requested(search.filters)
     return msgspec.json.encode(fields)

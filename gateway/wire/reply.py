@@ -9,17 +9,24 @@ from gateway.wire.timeline import TimelineEntry
 from protocol.filters import Attributes
 from protocol.generation import FinishReason
 from protocol.plans import Fallback
-from protocol.retrieval import CandidateSet, Chunk
+from protocol.retrieval import CandidateSet, Chunk, SearchKind
 
 
 class SearchResult(msgspec.Struct, frozen=True):
-    """A chunk that the search found. ``index`` is its rank from 0, ``score`` its cosine similarity to the question."""
+    """A chunk that the search found. ``index`` is its rank from 0, by ``score``.
+
+    The score of a dense search is the cosine similarity to the question, that of a sparse one is BM25, and that of a
+    hybrid one is a weighted sum of both. ``dense_score`` and ``sparse_score`` are those behind it; null if the
+    chunk is not among the best of that ranking.
+    """
 
     index: int
     document_id: str
     filename: str
     chunk_id: str
     score: float
+    dense_score: float | None
+    sparse_score: float | None
     attributes: Attributes
 
 
@@ -120,8 +127,16 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 def search_results(candidates: CandidateSet) -> tuple[SearchResult, ...]:
     """The final documents of a search, as clients receive them."""
     return tuple(
-        SearchResult(rank, chunk.document_id, chunk.filename, chunk.chunk_id, score, chunk.attributes)
-        for rank, (chunk, score) in enumerate(zip(candidates.docs, candidates.scores, strict=True))
+        SearchResult(rank, chunk.document_id, chunk.filename, chunk.chunk_id, score, dense, sparse, chunk.attributes)
+        for rank, (chunk, score, dense, sparse) in enumerate(
+            zip(
+                candidates.docs,
+                candidates.scores,
+                candidates.ranking(SearchKind.DENSE),
+                candidates.ranking(SearchKind.SPARSE),
+                strict=True,
+            )
+        )
     )
 
 

@@ -13,7 +13,7 @@ from protocol.documents import DEFAULT_COLLECTION
 from protocol.errors import QuestionTooLong
 from protocol.plans import DocumentOrder, Reuse
 from protocol.prompts import ChatMessage
-from protocol.retrieval import SearchRequest
+from protocol.retrieval import SearchKind, SearchRequest
 
 COLLECTION = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 DOCUMENT_ID = r"^[^\x00-\x1f\x7f]{1,512}$"
@@ -49,8 +49,13 @@ class SearchBody(BaseModel):
     collection: CollectionName | None = None
     filters: RequestFilter | None = None
     top_k: TopK | None = None
+    search: SearchKind | None = Field(
+        default=None,
+        description="`dense`: by the nearness of embeddings. `sparse`: by words. `hybrid`: by both. By default as the "
+        "collection is set.",
+    )
 
-    def search(self, question: str, param: str, tenant: str, settings: GatewaySettings) -> SearchRequest:
+    def to_search(self, question: str, param: str, tenant: str, settings: GatewaySettings) -> SearchRequest:
         """The search for ``question``, which is in the request's field ``param``. Raises QuestionTooLong."""
         limit = settings.max_query_chars
         if len(question) > limit:
@@ -61,6 +66,7 @@ class SearchBody(BaseModel):
             query=question,
             top_k=self.top_k or settings.default_top_k,
             filters=None if self.filters is None else self.filters.to_protocol(),
+            search=self.search,
         )
 
 
@@ -198,6 +204,15 @@ class WarmBody(BaseModel):
         if self.log == bool(self.queries):
             raise ValueError("set either queries or log")
         return self
+
+
+class CollectionBody(BaseModel):
+    """The settings of a collection."""
+
+    model_config = ConfigDict(extra="forbid")
+    search: SearchKind | None = Field(
+        default=None, description="How it is searched by default. null: as the stack is configured."
+    )
 
 
 class PinBody(BaseModel):

@@ -13,6 +13,7 @@ from retriever.index.catalog import IndexCatalog
 from retriever.index.read_write_lock import ReadWriteLock
 from retriever.ingestion.chunk_preparer import ChunkPreparer, SourceText, ids_of, vectors_of
 from retriever.ingestion.ingest_counts import IngestCounts
+from retriever.lexical.lexical_catalog import LexicalCatalog
 from retriever.settings import IngestSettings
 from retriever.store.database import Database
 from retriever.store.documents import Documents
@@ -38,6 +39,7 @@ class Ingester:
         jobs: Jobs,
         preparer: ChunkPreparer,
         catalog: IndexCatalog,
+        lexical: LexicalCatalog,
         replacement_lock: ReadWriteLock,
         settings: IngestSettings,
         counts: IngestCounts,
@@ -47,6 +49,7 @@ class Ingester:
         self._jobs = jobs
         self._preparer = preparer
         self._catalog = catalog
+        self._lexical = lexical
         self._replacement_lock = replacement_lock
         self._settings = settings
         self._counts = counts
@@ -64,10 +67,7 @@ class Ingester:
         """
         with self._group_lock:
             self._catalog.install_rebuilt()
-            while self._removals:
-                collection, chunk_ids = self._removals.popleft()
-                self._catalog.remove(collection, chunk_ids)
-                self._catalog.rebuild_if_due(collection)
+            self._remove_scheduled()
             with self._database.read() as transaction:
                 group = self._jobs.next_group(transaction, self._settings.group_documents, self._settings.group_bytes)
             if group:
@@ -148,15 +148,36 @@ class Ingester:
                     self._jobs.finish(transaction, finished)
                     for collection, chunks in added.items():
                         self._catalog.add(collection, ids_of(chunks), vectors_of(chunks))
+                        self._lexical.change(collection, [(chunk.id, chunk.chunk.text) for chunk in chunks])
             except BaseException:
                 for collection, chunks in added.items():
-                    self._catalog.remove(collection, (chunk.id for chunk in chunks))
+                    self.remove_from_indexes(collection, [chunk.id for chunk in chunks])
                 raise
             self._counts.add(result.outcome for result in finished)
             for collection, chunk_ids in removed.items():
-                self._catalog.remove(collection, chunk_ids)
+                self.remove_from_indexes(collection, chunk_ids)
+        self._remove_scheduled()
         for collection in added:
             self._catalog.rebuild_if_due(collection)
+
+    def _remove_scheduled(self) -> None:
+        """Remove the scheduled chunks. All of a collection share one change of its lexical index.
+
+        If the disk fails, all of them stay scheduled. Raises OSError.
+        """
+        removed: dict[int, list[int]] = defaultdict(list)
+        while self._removals:
+            collection, chunk_ids = self._removals.popleft()
+            removed[collection] += chunk_ids
+        try:
+            for collection, chunk_ids in removed.items():
+                self._catalog.remove(collection, chunk_ids)
+                self._lexical.change(collection, [], chunk_ids)
+                self._catalog.rebuild_if_due(collection)
+        except OSError:
+            # Removing a chunk twice does no harm.
+            self._removals.extend(removed.items())
+            raise
 
     def _fail(self, item: JobItem, error: Exception) -> None:
         if not isinstance(error, RagtreeError):

@@ -1,20 +1,22 @@
-"""The search: embed the query, search the index, resolve the hits in the store."""
+"""The search: ask the indexes, resolve what they propose in the store, and rank it."""
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import nullcontext
+from functools import lru_cache, partial
+from itertools import islice
 
 from msgspec.structs import replace
 from opentelemetry.trace import Tracer
 
 from protocol.errors import InvalidRequest, NoDocuments, UnknownFilterKey
 from protocol.filters import Filter
-from protocol.retrieval import CandidateSet, SearchRequest
+from protocol.retrieval import CandidateSet, SearchKind, SearchRequest
 from retriever.embedding.base import Embedder, Vector
-from retriever.index.base import StageHits
-from retriever.index.catalog import IndexCatalog
 from retriever.index.read_write_lock import ReadWriteLock
 from retriever.search.embedding_span import embedding_span
+from retriever.search.fusion import depth, ranked
+from retriever.search.proposals import Proposals, Proposer
 from retriever.store.chunks import Chunks, Ids
 from retriever.store.database import Database, Transaction
 from retriever.store.documents import Documents
@@ -24,11 +26,11 @@ _ATTEMPTS = 3
 
 
 class Searcher:
-    """Searches a collection's index and resolves the proposed ids in the store.
+    """Asks a collection's indexes and resolves the proposed ids in the store.
 
-    The index may propose stale chunks, which the store no longer has, in place of live ones. Then the search repeats:
-    once with a larger ``k``, and at last among live chunks only, with ``replacement_lock`` held so that none is
-    replaced meanwhile.
+    An index may propose stale chunks, which the store no longer has, in place of live ones. Then the search repeats:
+    once for more of them, and at last among live chunks only, with ``replacement_lock`` held so that none is replaced
+    meanwhile. ``default`` is the kind of search where neither request nor collection say one.
     """
 
     def __init__(
@@ -36,56 +38,69 @@ class Searcher:
         database: Database,
         documents: Documents,
         chunks: Chunks,
-        catalog: IndexCatalog,
+        proposer: Proposer,
         embedder: Embedder,
         replacement_lock: ReadWriteLock,
+        default: SearchKind,
         tracer: Tracer,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._database = database
         self._documents = documents
         self._chunks = chunks
-        self._catalog = catalog
+        self._proposer = proposer
         self._embedder = embedder
         self._replacement_lock = replacement_lock
+        self._default = default
         self._tracer = tracer
         self._clock = clock
 
     def stages(self, request: SearchRequest) -> Generator[CandidateSet, None, None]:
         """Yield the candidates of each stage.
 
-        Raises InvalidRequest, UnknownCollection, NoDocuments or UnknownFilterKey, and what the embedder raises. All of
-        these are raised before the first stage.
+        Raises InvalidRequest, UnknownCollection, NoDocuments or UnknownFilterKey before the first stage. A hybrid
+        search embeds the query after its first stage. What the embedder raises, and InvalidRequest for a query without
+        a direction, may therefore come after it.
         """
         started = self._clock()
         if request.top_k < 1:
             raise InvalidRequest("top_k must be at least 1", param="top_k")
         with self._database.read() as transaction:
             collection = self._searchable(transaction, request)
+            kind = request.search or self._documents.search_kind(transaction, collection) or self._default
             unknown = self._unknown_keys(transaction, collection, request.filters)
         if unknown and request.check_keys:
             raise UnknownFilterKey(f"no document has an attribute {unknown[0]!r}", param="filters")
-        with embedding_span(self._tracer, self._embedder, request.traceparent):
-            query = self._embedder.embed_query(request.query)
-        spare = stale = 0
+        embedded = lru_cache(1)(partial(self._embedded, request))
+        searched = CandidateSet(1, 1, (), (), final=False, elapsed_ms=0.0, search=kind, unknown_keys=unknown)
+        wanted, spare, stale = depth(kind, request.top_k), 0, 0
         of = 1
-        provisional: tuple[list[int], CandidateSet] | None = None
+        provisional: tuple[list[list[int]], CandidateSet] | None = None
         for attempt in range(1, _ATTEMPTS + 1):
             last_attempt = attempt == _ATTEMPTS
             with self._replacement_lock.reading() if last_attempt else nullcontext():
-                for hits in self._index_hits(collection, request, query, spare, live_only=last_attempt):
-                    ids = hits.ids.tolist()
-                    if hits.stage < hits.of and provisional is not None and provisional[0] == ids:
+                allowed = self._allowed(collection, request.filters, live_only=last_attempt)
+                for proposals in self._proposer.propose(
+                    collection, kind, request.query, embedded, wanted + spare, allowed
+                ):
+                    ids = [list(proposals.dense), list(proposals.sparse)]
+                    if proposals.stage < proposals.of and provisional is not None and provisional[0] == ids:
                         # Only the final stage must match the store's current state.
-                        elapsed_ms = 1000 * (self._clock() - started)
-                        candidates = replace(provisional[1], stage=hits.stage, elapsed_ms=elapsed_ms)
+                        candidates = provisional[1]
                     else:
-                        candidates, stale = self._resolve(collection, ids, hits, request.top_k, unknown, started)
+                        candidates, stale = self._resolve(collection, proposals, wanted, request, searched)
                         provisional = ids, candidates
+                    candidates = replace(
+                        candidates,
+                        stage=proposals.stage,
+                        of=proposals.of,
+                        final=proposals.stage == proposals.of,
+                        elapsed_ms=1000 * (self._clock() - started),
+                    )
                     if candidates.final:
                         break
                     if attempt == 1:
-                        of = hits.of
+                        of = proposals.of
                         yield candidates
             if last_attempt or not stale:
                 # A repeated search also ends the stage sequence of the first attempt.
@@ -93,14 +108,9 @@ class Searcher:
                 return
             spare = 2 * stale + request.top_k
 
-    def _index_hits(
-        self, collection: int, request: SearchRequest, query: Vector, spare: int, *, live_only: bool
-    ) -> Iterator[StageHits]:
-        index = self._catalog.get(collection)
-        if index is None:
-            raise NoDocuments(f"{request.collection!r} has no documents to search yet", param="collection")
-        allowed = self._allowed(collection, request.filters, live_only=live_only)
-        return index.search(query, request.top_k + spare, allowed)
+    def _embedded(self, request: SearchRequest) -> Vector:
+        with embedding_span(self._tracer, self._embedder, request.traceparent):
+            return self._embedder.embed_query(request.query)
 
     def _searchable(self, transaction: Transaction, request: SearchRequest) -> int:
         collection = self._documents.collection(transaction, request.tenant, request.collection)
@@ -119,26 +129,29 @@ class Searcher:
             return self._chunks.ids(transaction, collection) if live_only else None
 
     def _resolve(
-        self,
-        collection: int,
-        ids: list[int],
-        hits: StageHits,
-        top_k: int,
-        unknown_keys: tuple[str, ...],
-        started: float,
+        self, collection: int, proposals: Proposals, wanted: int, request: SearchRequest, searched: CandidateSet
     ) -> tuple[CandidateSet, int]:
-        """Return the live hits, all read from one snapshot of the store, and the number of stale hits."""
+        """Return the live chunks, all read from one snapshot of the store, and the number of stale proposals.
+
+        Rankings are cut to ``wanted`` live chunks each. ``searched`` is the set to fill.
+        """
+        proposed = list(dict.fromkeys([*proposals.dense, *proposals.sparse]))
         with self._database.read() as transaction:
-            live = self._chunks.resolve(transaction, collection, ids)
-        found = [(live[id_], score) for id_, score in zip(ids, hits.scores.tolist(), strict=True) if id_ in live]
-        candidates = CandidateSet(
-            stage=hits.stage,
-            of=hits.of,
-            docs=tuple(chunk for chunk, _ in found[:top_k]),
-            # Rounding can push the inner product of unit vectors above 1.
-            scores=tuple(max(-1.0, min(1.0, score)) for _, score in found[:top_k]),
-            final=hits.stage == hits.of,
-            elapsed_ms=1000 * (self._clock() - started),
-            unknown_keys=unknown_keys,
+            live = self._chunks.live(transaction, collection, proposed)
+            dense, sparse = (_first(ranking, live, wanted) for ranking in (proposals.dense, proposals.sparse))
+            hits = ranked(searched.search, dense, sparse, wanted)
+            shown = list(islice(hits, request.top_k if request.fuse else None))
+            chunks = self._chunks.resolve(transaction, collection, shown)
+        found = replace(
+            searched,
+            docs=tuple(chunks[id_] for id_ in shown),
+            scores=tuple(hits[id_].score for id_ in shown),
+            dense_scores=tuple(hits[id_].dense for id_ in shown),
+            sparse_scores=tuple(hits[id_].sparse for id_ in shown),
         )
-        return candidates, len(ids) - len(live)
+        return found, len(proposed) - len(live)
+
+
+def _first(ranking: Mapping[int, float], live: set[int], count: int) -> dict[int, float]:
+    """The first ``count`` live chunks of a ranking."""
+    return dict(islice(((id_, score) for id_, score in ranking.items() if id_ in live), count))

@@ -23,7 +23,12 @@ def merged_collections(listed: Iterable[Sequence[CollectionInfo]]) -> list[Colle
         for info in infos:
             held[info.name].append(info)
     return [
-        CollectionInfo(name, sum(part.documents for part in parts), sum(part.chunks for part in parts))
+        CollectionInfo(
+            name,
+            sum(part.documents for part in parts),
+            sum(part.chunks for part in parts),
+            next((part.search for part in parts if part.search is not None), None),
+        )
         for name, parts in sorted(held.items())
     ]
 

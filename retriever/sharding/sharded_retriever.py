@@ -17,7 +17,7 @@ from protocol.documents import (
     StoredDocument,
 )
 from protocol.errors import Unavailable, UnknownCollection, UnknownDocument
-from protocol.retrieval import CandidateSet, Chunk, SearchRequest
+from protocol.retrieval import CandidateSet, Chunk, SearchKind, SearchRequest
 from retriever.ingestion.upload_intake import body_hash
 from retriever.settings import ShardSettings
 from retriever.sharding.batch_splitter import split_batch
@@ -109,6 +109,10 @@ class ShardedRetriever:
             tenant, collection, document_id, lambda shard: shard.chunks(tenant, collection, document_id)
         )
         return [chunk_of(self._shard_of(tenant, collection, document_id), chunk) for chunk in found]
+
+    async def put_collection(self, tenant: str, collection: str, search: SearchKind | None) -> None:
+        """Create a collection in every shard, or change how it is searched. Repeating a failed call repairs it."""
+        await self._shards.call(self._shards.numbers, lambda _, shard: shard.put_collection(tenant, collection, search))
 
     async def list_documents(self, tenant: str, collection: str, limit: int, after: str | None = None) -> DocumentPage:
         """Return a page of documents with ids above ``after``. Raises UnknownCollection or InvalidRequest."""

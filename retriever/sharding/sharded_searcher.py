@@ -48,7 +48,7 @@ class ShardedSearcher:
         merger = StageMerger(len(self._shards), request.top_k)
         for shard, error in lost.items():
             self._lose(merger, shard, error)
-        asked = replace(request, check_keys=False)
+        asked = replace(request, check_keys=False, fuse=False)
         events: asyncio.Queue[_Event] = asyncio.Queue()
         readers = {
             shard: asyncio.create_task(_read(shard, self._shards[shard].search(asked), events)) for shard in merger.open

@@ -1,21 +1,30 @@
 """Merge the stages of one search over several shards."""
 
-import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from protocol.errors import NoDocuments, RagtreeError, UnknownFilterKey
-from protocol.retrieval import CandidateSet, Chunk
+from protocol.retrieval import CandidateSet, Chunk, SearchKind
+from retriever.search.fusion import depth, ranked
+
+
+class _Key(NamedTuple):
+    """A candidate: its shard, and its place among the shard's candidates."""
+
+    shard: int
+    place: int
 
 
 class StageMerger:
     """Merges the latest candidates of each shard into one set.
 
     A shard is open until it sends its final set, reports that it has no documents, or is lost. The candidates of a lost
-    shard still count. Candidates are ordered by score, then by shard, then by the shard's order, so the result does not
-    depend on which shard answers first. A chunk's id names its shard.
+    shard still count. Shards send both rankings of a hybrid search, which are merged one by one and then fused. A
+    ranking is ordered by score, then by shard, then by the shard's order, so the result does not depend on which shard
+    answers first. A chunk's id names its shard.
     """
 
     def __init__(self, shards: int, top_k: int) -> None:
@@ -68,14 +77,21 @@ class StageMerger:
         self._awaited = set(self._open)
         # The shard with the most stages bounds the number of merged sets, so only the final one reaches ``of``.
         of = max(found.of for found in self._best.values())
-        best = list(islice(_by_score(self._best.items()), self._top_k))
+        kind = min(self._best.items())[1].search
+        count = depth(kind, self._top_k)
+        dense = _ranking({shard: found.ranking(SearchKind.DENSE) for shard, found in self._best.items()}, count)
+        sparse = _ranking({shard: found.ranking(SearchKind.SPARSE) for shard, found in self._best.items()}, count)
+        best = list(islice(ranked(kind, dense, sparse, count).items(), self._top_k))
         return CandidateSet(
             stage=self._stage if self._open else of,
             of=of,
-            docs=tuple(chunk_of(shard, chunk) for _, shard, chunk in best),
-            scores=tuple(score for score, _, _ in best),
+            docs=tuple(chunk_of(shard, self._best[shard].docs[place]) for (shard, place), _ in best),
+            scores=tuple(hit.score for _, hit in best),
             final=not self._open,
             elapsed_ms=elapsed_ms,
+            search=kind,
+            dense_scores=tuple(hit.dense for _, hit in best),
+            sparse_scores=tuple(hit.sparse for _, hit in best),
             missing_shards=tuple(str(shard) for shard in sorted(self._lost)),
         )
 
@@ -104,10 +120,13 @@ def _is_unknown_collection(error: RagtreeError) -> bool:
     return not isinstance(error, NoDocuments)
 
 
-def _by_score(found: Iterable[tuple[int, CandidateSet]]) -> Iterator[tuple[float, int, Chunk]]:
-    ranked = (
-        [(score, shard, chunk) for chunk, score in zip(best.docs, best.scores, strict=True)]
-        for shard, best in sorted(found, key=lambda item: item[0])
-    )
-    # The merge is stable: among equal scores, lower shards come first.
-    return heapq.merge(*ranked, key=lambda hit: -hit[0])
+def _ranking(scores: Mapping[int, Sequence[float | None]], count: int) -> dict[_Key, float]:
+    """The ``count`` best candidates of all shards in one ranking, best first."""
+    found = [
+        (score, _Key(shard, place))
+        for shard, of_shard in sorted(scores.items())
+        for place, score in enumerate(of_shard)
+        if score is not None
+    ]
+    found.sort(key=lambda hit: -hit[0])
+    return {key: score for score, key in found[:count]}

@@ -23,6 +23,15 @@ _ROWS_AT_ONCE = 8192
 class Chunks:
     """Reads the live chunks: those of the current documents. Each call runs in the given transaction."""
 
+    def live(self, transaction: Transaction, collection: int, ids: Sequence[int]) -> set[int]:
+        """Return those of the ``ids`` that are of live chunks."""
+        rows = transaction.execute(
+            """SELECT c.id FROM json_each(?) AS wanted CROSS JOIN chunks c ON c.id = wanted.value
+               WHERE c.collection = ?""",
+            (json.dumps(list(ids)), collection),
+        )
+        return {row["id"] for row in rows}
+
     def resolve(self, transaction: Transaction, collection: int, ids: Sequence[int]) -> dict[int, Chunk]:
         """Return the live chunks among ``ids``, by id."""
         rows = transaction.execute(
@@ -87,6 +96,15 @@ class Chunks:
                     np.array([row["id"] for row in rows], np.int64),
                     np.frombuffer(blob, np.float32).reshape(len(rows), dimension),
                 )
+
+    def texts(self, transaction: Transaction, ids: Ids) -> Iterator[list[tuple[int, str]]]:
+        """Yield the texts of chunks in parts of up to 8,192, as (id, text)."""
+        for at in range(0, len(ids), _ROWS_AT_ONCE):
+            rows = transaction.execute(
+                "SELECT c.id, c.text FROM json_each(?) AS wanted CROSS JOIN chunks c ON c.id = wanted.value",
+                (json.dumps(ids[at : at + _ROWS_AT_ONCE].tolist()),),
+            )
+            yield [(row["id"], row["text"]) for row in rows]
 
     def sample(self, transaction: Transaction, count: int, characters: int) -> list[str]:
         """Return texts of so many live chunks with at least ``characters``, drawn from all collections."""

@@ -9,6 +9,7 @@ import msgspec
 from protocol.documents import DEFAULT_COLLECTION, CollectionInfo, DocumentInfo, DocumentPage, StoredDocument
 from protocol.errors import UnknownCollection, UnknownDocument
 from protocol.filters import Attributes
+from protocol.retrieval import SearchKind
 from retriever.store.database import Transaction
 from retriever.store.filter_sql import kind_of
 from retriever.store.incoming_document import IncomingDocument
@@ -36,6 +37,16 @@ class Documents:
             raise UnknownCollection(f"there is no collection {name!r}", param="collection")
         return None if row is None else int(row["id"])
 
+    def search_kind(self, transaction: Transaction, collection: int) -> SearchKind | None:
+        """Return how a collection is searched by default; None if it is not set."""
+        (kind,) = transaction.execute("SELECT search FROM collections WHERE id = ?", (collection,)).fetchone()
+        return None if kind is None else SearchKind(kind)
+
+    def put_collection(self, transaction: Transaction, tenant: str, name: str, search: SearchKind | None) -> None:
+        """Create a collection if necessary, and set how it is searched by default."""
+        collection = self.ensure_collection(transaction, tenant, name)
+        transaction.execute("UPDATE collections SET search = ? WHERE id = ?", (search, collection))
+
     def ensure_collection(self, transaction: Transaction, tenant: str, name: str) -> int:
         """Return the key of a collection, creating it if necessary."""
         insert = "INSERT INTO collections (tenant, name, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
@@ -48,11 +59,11 @@ class Documents:
         """Return the tenant's collections, sorted by name. The default collection is always listed."""
         rows = transaction.execute(
             """SELECT name, (SELECT count(*) FROM documents WHERE collection = c.id) AS documents,
-                      (SELECT count(*) FROM chunks WHERE collection = c.id) AS chunks
+                      (SELECT count(*) FROM chunks WHERE collection = c.id) AS chunks, search
                FROM collections c WHERE tenant = ?""",
             (tenant,),
         ).fetchall()
-        infos = {row["name"]: CollectionInfo(**row) for row in rows}
+        infos = {row["name"]: msgspec.convert(dict(row), CollectionInfo) for row in rows}
         infos.setdefault(DEFAULT_COLLECTION, CollectionInfo(DEFAULT_COLLECTION, 0, 0))
         return [infos[name] for name in sorted(infos)]
 

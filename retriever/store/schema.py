@@ -109,5 +109,10 @@ CREATE TABLE claimed_keys (
 CREATE INDEX claimed_keys_by_time ON claimed_keys (since);
 """
 
-VERSIONS = (_FIRST, _ORPHANS, _CLAIMED_KEYS)
+_SEARCH_KIND = """
+-- How the collection is searched by default. NULL: as the configuration says.
+ALTER TABLE collections ADD COLUMN search TEXT;
+"""
+
+VERSIONS = (_FIRST, _ORPHANS, _CLAIMED_KEYS, _SEARCH_KIND)
 """The statements that upgrade a store by one version each, starting from an empty file."""

@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 
 from protocol.documents import DEFAULT_COLLECTION
+from protocol.retrieval import SearchKind
 from services.cli.connection import ApiKeyOption, CollectionOption, JsonOption, UrlOption, connect
 from services.cli.output import errors, results
 
@@ -17,12 +18,16 @@ def query(
     top_k: Annotated[int | None, typer.Option(help="Number of chunks to answer from.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None,
     filters: Annotated[str | None, typer.Option(help="Metadata filter, as JSON.")] = None,
+    search: Annotated[
+        SearchKind | None,
+        typer.Option(help="Search by embeddings, by words, or by both. By default as the collection."),
+    ] = None,
     url: UrlOption = None,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask a question and stream the answer."""
-    given = {"query": question, "collection": collection, "top_k": top_k, "max_tokens": max_tokens}
+    given = {"query": question, "collection": collection, "top_k": top_k, "max_tokens": max_tokens, "search": search}
     body = {name: value for name, value in given.items() if value is not None}
     if filters is not None:
         body["filters"] = _parsed(filters)
@@ -43,6 +48,9 @@ def query(
     if response["partial"]:
         missing = ", ".join(response["missing_shards"])
         errors.print(f"[bold yellow]partial:[/] results of these shards are missing: {missing}")
+    if response["finish_reason"] == "length":
+        written = response["usage"]["completion_tokens"]
+        errors.print(f"[bold yellow]cut:[/] the answer reached its longest length, {written} tokens (--max-tokens)")
     _print_sources(response)
     _print_timings(response)
 

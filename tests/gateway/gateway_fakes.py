@@ -49,7 +49,7 @@ from protocol.plans import (
     SpeculationDecision,
 )
 from protocol.prompts import ChatMessage, Prompt, Segment, SegmentKind
-from protocol.retrieval import CandidateSet, Chunk, SearchRequest
+from protocol.retrieval import CandidateSet, Chunk, SearchKind, SearchRequest
 from protocol.tiers import Tier
 
 ANSWER = ("Paris ", "is ", "the ", "capital ", "of ", "France.")
@@ -101,6 +101,7 @@ class FakeRetriever:
     def __init__(self, phases: Phases) -> None:
         self.phases = phases
         self.collections = {("default", "default"): 5, ("acme", "default"): 5, ("default", "empty"): 0}
+        self.kinds: dict[tuple[str, str], SearchKind | None] = {}
         self.requests: list[SearchRequest] = []
         self.uploads: list[tuple[str, str, DocumentUpload, str | None]] = []
         self.batches: list[bytes] = []
@@ -200,8 +201,16 @@ class FakeRetriever:
         page = tuple(self._info(collection, rank) for rank in range(start, min(size, start + limit)))
         return DocumentPage(page, str(start + limit) if start + limit < size else None)
 
+    async def put_collection(self, tenant: str, collection: str, search: SearchKind | None) -> None:
+        self.collections.setdefault((tenant, collection), 0)
+        self.kinds[tenant, collection] = search
+
     async def list_collections(self, tenant: str) -> Sequence[CollectionInfo]:
-        return [CollectionInfo(name, n, n) for (owner, name), n in self.collections.items() if owner == tenant]
+        return [
+            CollectionInfo(name, n, n, self.kinds.get((tenant, name)))
+            for (owner, name), n in self.collections.items()
+            if owner == tenant
+        ]
 
     async def get_job(self, tenant: str, job_id: str) -> IngestJob:
         await self.phases.enter("get_job")

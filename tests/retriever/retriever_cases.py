@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from protocol.documents import DocumentUpload, IngestJob
-from protocol.retrieval import CandidateSet, SearchRequest
+from protocol.retrieval import CandidateSet, SearchKind, SearchRequest
 from retriever.build import build_retriever
 from retriever.embedding.hashing import HashingEmbedder
 from retriever.index.builder import AnyIndex
@@ -21,7 +21,8 @@ QUICK = IngestSettings(retry_first_s=0.01, retry_max_s=0.05)
 
 
 def settings(**changes: Any) -> RetrieverSettings:
-    return RetrieverSettings(**{"embedder": HashingSettings(), "ingest": QUICK, **changes})
+    # Dense unless a test is about words: the hashing embedder makes scores that can be told beforehand.
+    return RetrieverSettings(**{"embedder": HashingSettings(), "ingest": QUICK, "search": SearchKind.DENSE, **changes})
 
 
 @asynccontextmanager

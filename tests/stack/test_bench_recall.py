@@ -3,6 +3,7 @@
 import gzip
 import json
 
+import pytest
 from stacks import HASHING, command
 
 WORDS = ["amber", "basalt", "cedar", "dune", "ember", "fjord", "glade", "heath", "islet", "jetty", "knoll", "lagoon"]
@@ -34,5 +35,8 @@ def test_recall_is_measured_against_exact_search(tmp_path):
     assert ran.returncode == 0, ran.stderr
     result = json.loads(ran.stdout)
     assert (result["documents"], result["questions"]) == (len(pairs), len(pairs) + 1)
-    assert result["exact_recall_at_5"] == len(pairs) / (len(pairs) + 1)
-    assert 0.9 < result["recall_at_5"] <= result["exact_recall_at_5"]
+    recall = result["recall_at_5"]
+    assert set(recall) == {"dense", "sparse", "hybrid", "exact"}
+    assert recall["exact"] == pytest.approx(len(pairs) / (len(pairs) + 1))
+    assert recall["sparse"] == pytest.approx(recall["exact"])
+    assert 0.9 < recall["dense"] <= recall["exact"]

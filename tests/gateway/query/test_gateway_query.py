@@ -28,7 +28,7 @@ async def test_json_answer(served, path: str):
     assert [result["document_id"] for result in reply["results"]] == ["d0", "d1", "d2"]
     assert reply["results"][1] == {
         "index": 1, "document_id": "d1", "filename": "d1.txt", "chunk_id": "d1#0", "score": 0.9,
-        "attributes": {"lang": "en"},
+        "dense_score": 0.9, "sparse_score": None, "attributes": {"lang": "en"},
     }  # fmt: skip
     assert reply["citations"][1] == {
         "type": "file_citation", "document_id": "d1", "filename": "d1.txt", "index": 1, "chunk_id": "d1#0",

@@ -175,3 +175,22 @@ async def test_job_has_its_last_error(served):
     assert job["last_error"] == job["errors"][-1]
     assert job["last_error"]["code"] == "broken_document"
     assert shape(await served.client.get("/v1/jobs/none"))["code"] == "unknown_job"
+
+
+async def test_put_collection_creates_it_or_changes_how_it_is_searched(served):
+    answer = await served.client.put("/v1/collections/news", json={"search": "sparse"})
+    assert (answer.status_code, answer.json()) == (
+        200,
+        {"name": "news", "documents": 0, "chunks": 0, "search": "sparse"},
+    )
+    answer = await served.client.put("/v1/collections/default", json={})
+    assert (answer.json()["documents"], answer.json()["search"]) == (5, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [("news", {"search": "fuzzy"}, "search"), ("news", {"kind": "dense"}, "kind"), ("a%20b", {}, "collection")],
+)
+async def test_invalid_collections_are_refused(served, path, body, param):
+    answer = await served.client.put(f"/v1/collections/{path}", json=body)
+    assert (answer.status_code, shape(answer)["param"]) == (422, param)

@@ -47,12 +47,13 @@ def test_an_answer_that_began_during_the_search_is_the_same(vllm_stack):
     vllm_stack.query(**QUESTION)
     events = vllm_stack.events(**QUESTION, include=["stages"])
     stages = [event for event in events if event["type"] == "retrieval.stage"]
-    assert [stage["final"] for stage in stages] == [False, True]
+    # What is found by words comes first, and then both stages of the vectors.
+    assert [stage["final"] for stage in stages] == [False, False, True]
     assert {tuple(stage["doc_ids"]) for stage in stages} == {("freedonia",)}
     reply = events[-1]["response"]
     assert reply["timings"]["speculation"]["outcome"] == "confirmed"
     assert reply["timings"]["speculation"]["generations"] == 1
-    assert len(reply["timings"]["stages_ms"]) == 2
+    assert len(reply["timings"]["stages_ms"]) == 3
     types = [event["type"] for event in events]
     assert types.index("retrieval.completed") < types.index("cache.resolved") < types.index("output_text.delta")
     assert "Marxville" in reply["output_text"]

@@ -1,0 +1,85 @@
+"""The catalog: one lexical index per collection."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import structlog
+
+from retriever.lexical.lexical_index import LexicalIndex
+from retriever.lexical.words import ANALYZER_VERSION
+from retriever.store.chunks import Chunks
+from retriever.store.database import Database
+
+_log = structlog.get_logger(__name__)
+
+
+class LexicalCatalog:
+    """The lexical indexes of all collections, by collection key, below ``folder``.
+
+    Any thread may call ``get``. All other methods change indexes and belong to one thread. The store is the source of
+    truth: ``open`` compares each index with it id by id, and corrects it before any search.
+    """
+
+    def __init__(self, database: Database, chunks: Chunks, folder: Path) -> None:
+        self._database = database
+        self._chunks = chunks
+        self._folder = folder
+        self._current = folder / f"words-{ANALYZER_VERSION}"
+        self._indexes: dict[int, LexicalIndex] = {}
+
+    def get(self, collection: int) -> LexicalIndex | None:
+        """Return a collection's index, or None if it has none."""
+        return self._indexes.get(collection)
+
+    def open(self) -> None:
+        """Open the index of every collection that has chunks, and delete all others. Raises OSError."""
+        with self._database.read() as transaction:
+            collections = self._chunks.collections(transaction)
+        for folder in self._superfluous(collections):
+            shutil.rmtree(folder)
+        for collection in collections:
+            index = self._opened(collection)
+            self._reconcile(index, collection)
+            self._indexes[collection] = index
+
+    def change(self, collection: int, added: Sequence[tuple[int, str]], removed: Sequence[int] = ()) -> None:
+        """Add chunks, as (id, text), to a collection's index, and remove others. Raises OSError."""
+        index = self._indexes.get(collection)
+        if index is None:
+            if not added:
+                return
+            index = self._opened(collection)
+        index.change(added, removed)
+        self._indexes[collection] = index
+
+    def _superfluous(self, collections: Sequence[int]) -> Iterator[Path]:
+        """The folders of other versions of the analyzer, and of collections without chunks."""
+        named = {str(collection) for collection in collections}
+        if self._folder.exists():
+            yield from (folder for folder in self._folder.iterdir() if folder != self._current)
+        if self._current.exists():
+            yield from (folder for folder in self._current.iterdir() if folder.name not in named)
+
+    def _opened(self, collection: int) -> LexicalIndex:
+        folder = self._current / str(collection)
+        # tantivy's own files are as open as the umask says.
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            return LexicalIndex(folder)
+        except ValueError as error:
+            # A crash of the machine or another version of tantivy. The store has everything.
+            _log.warning("lexical index not readable, rebuilding", collection=collection, error=str(error))
+            shutil.rmtree(folder)
+            return LexicalIndex(folder)
+
+    def _reconcile(self, index: LexicalIndex, collection: int) -> None:
+        with self._database.read() as transaction:
+            live, held = self._chunks.ids(transaction, collection), index.ids()
+            missing, stale = np.setdiff1d(live, held), np.setdiff1d(held, live)
+            index.change(removed=stale.tolist())
+            for texts in self._chunks.texts(transaction, missing):
+                index.change(texts)
+        if len(missing) or len(stale):
+            _log.info("lexical index corrected", collection=collection, added=len(missing), removed=len(stale))
