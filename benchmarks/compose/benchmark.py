@@ -4,8 +4,9 @@ Every chunk of a prompt but the first has KV that was computed behind another ch
 question is then answered over the KV of a full prefill, and after each way to compose it. All answers are greedy. The
 baseline is the full prefill; the way ``full`` is another one, which shows how much of a difference is rounding.
 
-Speed is measured apart, on prompts of random documents that are sent alone, in turn with full prefills. It includes
-everything between a plan and its first token: loading, moving, selecting and computing.
+Speed is measured apart, on prompts of real text that are sent alone, in turn with full prefills. It includes everything
+between a plan and its first token: loading, moving, selecting and computing. Documents of random tokens would not do:
+the question attends to the last of them, and what is computed there attends to all others, so it takes longer.
 
 Limits: no controller and no search; one engine. Quality depends on the model: where its full prefills score little,
 a comparison says little.
@@ -16,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -24,7 +25,6 @@ from benchmarks.compose.composed_plans import ComposedPlans
 from benchmarks.compose.rows import FULL, Answered, ComposeResult, ComposeRow, Way, row_of
 from benchmarks.compose.tasks import Task
 from benchmarks.measuring.engines import EngineMaker, Generation, generate
-from benchmarks.measuring.kv_paths import random_segment
 from benchmarks.measuring.progress import Progress
 from generator.engines.vllm_engine import VllmEngine
 from generator.models import ModelStore
@@ -34,7 +34,7 @@ from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError
 from protocol.generation import Sampling
 from protocol.plans import PrefillPlan
-from protocol.prompts import ChatMessage, Segment, SegmentKind
+from protocol.prompts import ChatMessage, Segment
 from protocol.retrieval import Chunk
 
 _ALTERNATIVES = 20
@@ -48,17 +48,15 @@ def _ask_all(rows: Sequence[ComposeRow]) -> bool:  # noqa: ARG001
     return False
 
 
-class ComposeSettings(msgspec.Struct, frozen=True):
-    """What to measure: ``ways`` to prefill, and ``rounds`` of speed on ``documents`` of ``document_tokens`` tokens."""
+class SpeedProbe(NamedTuple):
+    """Prompts to measure speed on: one to warm up, then at least another. Documents are cut to ``document_tokens``."""
 
-    ways: tuple[Way, ...]
-    rounds: int
-    documents: int
+    tasks: Sequence[Task]
     document_tokens: int
 
 
 class ComposeBenchmark:
-    """Asks tasks in every way on one engine of the model named ``model``, whose prompts ``layout`` lays out.
+    """Asks tasks in each of the ``ways`` on one engine of the model ``model``, whose prompts ``layout`` lays out.
 
     Once it runs, ``fingerprint`` is that of the engine's KV.
     """
@@ -69,14 +67,14 @@ class ComposeBenchmark:
         model: str,
         layout: SegmentLayout,
         tokenizer: ModelTokenizer,
-        settings: ComposeSettings,
+        ways: Sequence[Way],
         progress: Progress,
     ) -> None:
         self._engines = engines
         self._model = model
         self._layout = layout
         self._tokenizer = tokenizer
-        self._settings = settings
+        self._ways = ways
         self._progress = progress
         self._answered: dict[str, dict[Way, list[Answered]]] = {}
         self._speedups: dict[Way, float] = {}
@@ -84,13 +82,13 @@ class ComposeBenchmark:
 
     @classmethod
     def over(
-        cls, generator: GeneratorSettings, cache_dir: Path, settings: ComposeSettings, progress: Progress
+        cls, generator: GeneratorSettings, cache_dir: Path, ways: Sequence[Way], progress: Progress
     ) -> "ComposeBenchmark":
         """The benchmark of a generator with these settings, whose model is in ``cache_dir`` or is put there."""
         models = ModelStore(cache_dir)
         tokenizer = ModelTokenizer(models.resolve(generator.model))
         layout = SegmentLayout.configured(tokenizer, generator)
-        return cls(EngineMaker(generator, models), generator.model, layout, tokenizer, settings, progress)
+        return cls(EngineMaker(generator, models), generator.model, layout, tokenizer, ways, progress)
 
     @property
     def has_results(self) -> bool:
@@ -106,7 +104,9 @@ class ComposeBenchmark:
         ]
         return ComposeResult(rows, complete)
 
-    async def run(self, tasks: Mapping[str, Sequence[Task]], enough: Enough = _ask_all) -> None:
+    async def run(
+        self, tasks: Mapping[str, Sequence[Task]], speed: SpeedProbe | None = None, enough: Enough = _ask_all
+    ) -> None:
         """Measure. A task ends early, after one or two thirds of its questions, if its rows are ``enough``.
 
         Raises ConfigError if the engine cannot compose or lacks a method, and what the engine raises.
@@ -119,20 +119,20 @@ class ComposeBenchmark:
                     raise ConfigError(info.not_composing or "the engine keeps no KV, so there is nothing to compose")
                 self._check_methods(info.composing.methods)
                 self.fingerprint = kv.fingerprint
-                if self._settings.rounds:
-                    await self._measure_speed(engine, kv.page_tokens)
+                if speed is not None:
+                    await self._measure_speed(engine, kv.page_tokens, speed)
                 for name, asked in tasks.items():
                     await self._ask(engine, kv.page_tokens, name, asked, enough)
 
     def _check_methods(self, known: Sequence[str]) -> None:
-        for way in self._settings.ways:
+        for way in self._ways:
             if way.method not in (FULL, *known):
                 raise ConfigError(f"the engine has no method {way.method!r}, but {', '.join(known)}", "methods")
 
     async def _ask(
         self, engine: VllmEngine, page_tokens: int, name: str, tasks: Sequence[Task], enough: Enough
     ) -> None:
-        answered: dict[Way, list[Answered]] = {way: [] for way in self._settings.ways}
+        answered: dict[Way, list[Answered]] = {way: [] for way in self._ways}
         self._answered[name] = answered
         looks = {len(tasks) // 3, 2 * len(tasks) // 3}
         asked, questions_in_all = 0, sum(len(task.asked) for task in tasks)
@@ -150,10 +150,10 @@ class ComposeBenchmark:
                 _answers(engine, [plans.full(question) for question in questions], samplings),
                 *(
                     _answers(engine, [plans.composed(question, way) for question in questions], samplings)
-                    for way in self._settings.ways
+                    for way in self._ways
                 ),
             )
-            for way, answers in zip(self._settings.ways, came, strict=True):
+            for way, answers in zip(self._ways, came, strict=True):
                 answered[way].append(Answered(task.asked, full, answers))
         self._progress(f"asking {name}", questions_in_all, questions_in_all)
 
@@ -177,28 +177,26 @@ class ComposeBenchmark:
             questions.append(msgspec.structs.replace(question, token_ids=opened))
         return front, neighbour, questions
 
-    async def _measure_speed(self, engine: VllmEngine, page_tokens: int) -> None:
-        settings, sampling = self._settings, Sampling(1)
-        took: dict[Way, list[float]] = {way: [] for way in settings.ways if way.method != FULL}
-        for number in range(-1, settings.rounds):
-            self._progress(_SPEED, number + 1, settings.rounds + 1)
-            documents = (
-                random_segment(f"speed {number} {place}", settings.document_tokens)
-                for place in range(settings.documents)
-            )
-            system = random_segment(f"speed {number} system", 45, SegmentKind.SYSTEM)
-            question = random_segment(f"speed {number} question", 40, SegmentKind.QUESTION)
-            neighbour = random_segment(f"speed {number} neighbour", settings.document_tokens)
+    async def _measure_speed(self, engine: VllmEngine, page_tokens: int, speed: SpeedProbe) -> None:
+        took: dict[Way, list[float]] = {way: [] for way in self._ways if way.method != FULL}
+        for number, task in enumerate(speed.tasks):
+            self._progress(_SPEED, number, len(speed.tasks))
+            (system, *documents), neighbour, questions = self._laid_out(task)
+            *documents, neighbour = (_cut(document, speed.document_tokens) for document in (*documents, neighbour))
             plans = ComposedPlans((system, *documents), neighbour, page_tokens)
-            await _prepare(engine, plans, question)
+            await _prepare(engine, plans, questions[0])
             for way, ratios in took.items():
-                full = await generate(engine, plans.computed(question), sampling)
-                composed = await generate(engine, plans.composed(question, way), sampling)
-                # The first round warms up.
-                if number >= 0:
+                full = await generate(engine, plans.computed(questions[0]), Sampling(1))
+                composed = await generate(engine, plans.composed(questions[0], way), Sampling(1))
+                # The first task warms up.
+                if number:
                     ratios.append(full.ttft_ms / composed.ttft_ms)
-        self._progress(_SPEED, settings.rounds + 1, settings.rounds + 1)
+        self._progress(_SPEED, len(speed.tasks), len(speed.tasks))
         self._speedups = {way: median(ratios) for way, ratios in took.items()}
+
+
+def _cut(document: Segment, tokens: int) -> Segment:
+    return msgspec.structs.replace(document, token_ids=document.token_ids[:tokens])
 
 
 async def _prepare(engine: VllmEngine, plans: ComposedPlans, question: Segment) -> None:

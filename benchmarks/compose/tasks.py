@@ -6,7 +6,7 @@ is asked for, over the same chunks.
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from types import MappingProxyType
@@ -78,6 +78,17 @@ def chunk_texts(data: Path, corpus: str) -> list[str]:
     """Return the beginnings of a corpus's documents, those that fill a chunk. Raises ConfigError if it is missing."""
     texts = [document.text for document in Dataset(data, corpus).documents()]
     return [cut(text) for text in texts if len(text) >= CHUNK_CHARACTERS]
+
+
+def long_texts(texts: Iterable[str], characters: int) -> list[str]:
+    """Return texts joined in order, until each has so many characters."""
+    found, joined = [], ""
+    for text in texts:
+        joined = f"{joined} {text}"
+        if len(joined) > characters:
+            found.append(joined.strip())
+            joined = ""
+    return found
 
 
 def set_tasks(data: Path, name: str, chunks: int, seed: int) -> Iterator[Task]:

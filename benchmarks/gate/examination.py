@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.compose.benchmark import ComposeBenchmark, ComposeSettings
+from benchmarks.compose.benchmark import ComposeBenchmark
 from benchmarks.compose.rows import Way
 from benchmarks.compose.tasks import NEEDLES, Task, first, needle_tasks
 from benchmarks.gate.verdict import decided, verdict
@@ -34,7 +34,7 @@ async def kept_or_examined(
 
     Raises what ``examine`` does.
     """
-    engine = ComposeBenchmark.over(settings, cache_dir, _asking(way), progress)
+    engine = ComposeBenchmark.over(settings, cache_dir, (way,), progress)
     await engine.run({})
     for report in gates.read(engine.fingerprint).reports:
         if (report.method, report.share) == way:
@@ -55,10 +55,6 @@ async def examine(
 
     Raises ConfigError if it cannot compose, and what the engine raises.
     """
-    benchmark = ComposeBenchmark.over(settings, cache_dir, _asking(way), progress)
-    await benchmark.run(probes, decided)
+    benchmark = ComposeBenchmark.over(settings, cache_dir, (way,), progress)
+    await benchmark.run(probes, enough=decided)
     return verdict(benchmark.result(complete=True).rows, benchmark.fingerprint, time.time())
-
-
-def _asking(way: Way) -> ComposeSettings:
-    return ComposeSettings((way,), rounds=0, documents=2, document_tokens=16)

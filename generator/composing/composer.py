@@ -17,6 +17,9 @@ from generator.composing.runs import Run, joined, slices
 from generator.composing.selection.base import Selector
 from generator.composing.slots import slots_of
 
+_MOVED_FOR_COMPUTED = 16
+"""Tokens that are moved in less than the time that computing one takes."""
+
 _MEASURED_PAGES = 8
 _MEASUREMENTS = 3
 
@@ -112,9 +115,14 @@ class Composer:
         """
         prompt = task.prompt
         documents = prompt.documents
+        moved = 0
         for donated, place in zip(task.donated, documents, strict=True):
+            if moved > _MOVED_FOR_COMPUTED * self._step_tokens:
+                yield None
+                moved = 0
             self._place(donated, place, prompt.blocks)
-            yield None
+            moved += place.tokens
+        yield None
         missing = _gaps(task.exact, task.end, documents)
         self._blank(missing, prompt.blocks)
         tokens = sum(document.tokens for document in documents)

@@ -7,6 +7,7 @@ Limits: no controller and no search. Small models answer real questions poorly; 
 """
 
 import asyncio
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from benchmarks.compose.tasks import Task
 
 _SELECTING = "query,cacheblend,epic,random"
+_MOST_CHARACTERS_PER_TOKEN = 8
+"""Of a long text."""
+
 _SELECTING_NOTHING = ("none", "ape")
 
 
@@ -44,7 +48,9 @@ def compose(
     ] = "0.05,0.1,0.2,0.4",
     questions: Annotated[int, typer.Option(min=2, help="Questions per task; each is asked in every way.")] = 300,
     chunks: Annotated[int, typer.Option(min=2, help="Chunks of real text in a prompt.")] = 6,
-    corpus: Annotated[str, typer.Option(help="Question set whose documents hide the codes.")] = "squad",
+    corpus: Annotated[
+        str, typer.Option(help="Question set whose documents hide the codes, and measure speed.")
+    ] = "squad",
     rounds: Annotated[int, typer.Option(min=0, help="Rounds of the measurement of speed.")] = 10,
     documents: Annotated[
         int, typer.Option(min=2, help="Documents per prompt when speed is measured; all but the first are donated.")
@@ -58,13 +64,13 @@ def compose(
     as_json: JsonOption = False,
 ) -> None:
     """Compare answers and speed of composed prompts with those of full prefills. Ctrl-C keeps results."""
-    from benchmarks.compose.benchmark import ComposeBenchmark, ComposeSettings
+    from benchmarks.compose.benchmark import ComposeBenchmark, SpeedProbe
     from benchmarks.compose.rows import FULL, Way
-    from benchmarks.compose.tasks import NEEDLES, chunk_texts, first, needle_tasks, set_tasks
+    from benchmarks.compose.tasks import NEEDLES, chunk_texts, first, long_texts, needle_tasks, set_tasks
 
     config = load_config()
     names = list(dict.fromkeys(name.strip() for name in tasks.split(",")))
-    texts = chunk_texts(data, corpus) if any(name in NEEDLES for name in names) else []
+    texts = chunk_texts(data, corpus) if rounds or any(name in NEEDLES for name in names) else []
     asked: Mapping[str, Sequence[Task]] = {
         name: first(
             needle_tasks(name, texts, chunks, seed) if name in NEEDLES else set_tasks(data, name, chunks, seed),
@@ -75,12 +81,16 @@ def compose(
     given = [name.strip() for name in methods.split(",")]
     ways = [Way(FULL, 0.0), *(Way(method, 0.0) for method in _SELECTING_NOTHING)]
     ways += [Way(method, share) for method in given for share in numbers(shares, "--shares", 1.0)]
-    settings = ComposeSettings(tuple(ways), rounds, documents, document_tokens)
+    speed = None
+    if rounds:
+        long = long_texts(texts, _MOST_CHARACTERS_PER_TOKEN * document_tokens)
+        prompts = needle_tasks("multi-key", long, documents, seed)
+        speed = SpeedProbe(list(islice(prompts, rounds + 1)), document_tokens)
     with StepBars() as show:
-        benchmark = ComposeBenchmark.over(config.generator, config.cache_dir, settings, show)
+        benchmark = ComposeBenchmark.over(config.generator, config.cache_dir, ways, show)
         complete = False
         try:
-            asyncio.run(benchmark.run(asked))
+            asyncio.run(benchmark.run(asked, speed))
             complete = True
         finally:
             # An interrupted run keeps what it has measured.
