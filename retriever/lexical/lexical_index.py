@@ -59,11 +59,6 @@ class LexicalIndex:
         self._index.config_reader("manual")
         self._index.reload()
 
-    @property
-    def size(self) -> int:
-        """The number of chunks."""
-        return self._index.searcher().num_docs
-
     def ids(self) -> Ids:
         """Return the ids of all chunks, ascending."""
         searcher = self._index.searcher()
