@@ -69,6 +69,9 @@ class GatewaySettings(BaseModel):
     max_concurrent_queries: int = Field(1024, gt=0, description="Concurrent queries of all keys together.")
     max_open_requests: int = Field(4096, gt=0, description="Concurrent requests of any kind.")
     default_top_k: int = Field(4, gt=0, description="Chunks to answer from, if the request does not say.")
+    context_questions: int = Field(
+        1, ge=0, description="Earlier questions of a conversation that its last one is searched with."
+    )
     default_document_order: DocumentOrder = Field(
         DocumentOrder.RETRIEVAL,
         description="Order of a prompt's documents, if the request does not say: retrieval (best first), canonical "

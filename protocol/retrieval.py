@@ -18,8 +18,9 @@ class SearchKind(StrEnum):
 class SearchRequest(msgspec.Struct, frozen=True):
     """A search for the ``top_k`` best chunks of a tenant's collection for ``query`` that pass ``filters``.
 
-    ``search`` is by default what the collection is set to. With ``fuse`` off, a hybrid search returns the best chunks
-    of both its rankings: a shard cannot fuse them, because ranks count over all shards.
+    ``context`` is what was asked before in a conversation: a follow-up such as "And in Python?" names its subject only
+    there. ``search`` is by default what the collection is set to. With ``fuse`` off, a hybrid search returns the best
+    chunks of both its rankings: a shard cannot fuse them, because ranks count over all shards.
 
     With ``check_keys``, filtering on an attribute that no document has is an error. Without, the results list such
     attributes: a shard cannot refuse one, because it does not know the other shards' documents. ``traceparent`` is the
@@ -30,11 +31,17 @@ class SearchRequest(msgspec.Struct, frozen=True):
     collection: str
     query: str
     top_k: int
+    context: str = ""
     filters: Filter | None = None
     search: SearchKind | None = None
     fuse: bool = True
     check_keys: bool = True
     traceparent: str | None = None
+
+    @property
+    def in_context(self) -> str:
+        """The query behind its context."""
+        return f"{self.context}\n{self.query}" if self.context else self.query
 
 
 class Chunk(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ def search(number: int = 0, **changes) -> SearchRequest:
 
 
 def as_search(query: WarmQuery) -> SearchRequest:
-    return query.to_search(query.query, "query", query.tenant, SETTINGS)
+    return query.to_search(query.query, "query", query.tenant, SETTINGS, query.context)
 
 
 class QueryLogContract:
@@ -23,7 +23,7 @@ class QueryLogContract:
             search(1),
             search(2, filters=filters),
             search(1),
-            search(3, query="naïve\n\u2028 \U0001f333", search=SearchKind.SPARSE),
+            search(3, query="naïve\n\u2028 \U0001f333", search=SearchKind.SPARSE, context="before\nthat"),
         ]
         async with noting() as log:
             for one in asked:

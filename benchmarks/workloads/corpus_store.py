@@ -38,9 +38,15 @@ async def ingest_corpus(retriever: Retriever, dataset: Questions, progress: Prog
 
 
 async def search_corpus(
-    retriever: Retriever, dataset: Questions, query: str, top_k: int, kind: SearchKind | None = None
+    retriever: Retriever,
+    dataset: Questions,
+    query: str,
+    top_k: int,
+    kind: SearchKind | None = None,
+    context: str = "",
 ) -> CandidateSet:
     """Return the last stage of a search for ``top_k`` chunks. Raises what the retriever raises."""
-    async for candidates in retriever.search(SearchRequest(TENANT, dataset.corpus, query, top_k, search=kind)):
+    request = SearchRequest(TENANT, dataset.corpus, query, top_k, context, search=kind)
+    async for candidates in retriever.search(request):
         last = candidates
     return last

@@ -71,7 +71,11 @@ class WarmUps:
         def as_search(query: WarmQuery) -> SearchRequest:
             named = query if query.collection else query.model_copy(update={"collection": body.collection})
             return named.to_search(
-                query.query.strip(), "queries", query.tenant or body.tenant or tenant, self._settings
+                query.query.strip(),
+                "queries",
+                query.tenant or body.tenant or tenant,
+                self._settings,
+                query.context[: self._settings.max_query_chars],
             )
 
         given = None if body.log else Counter(map(as_search, body.queries))

@@ -1,7 +1,8 @@
 """OpenAI's chat and models endpoints over the query pipeline.
 
-A chat searches with its last user message that has text. A ``collection`` that it names must exist and have documents,
-as for ``/query``. Without one, the chat uses the default collection, or no documents if that is empty.
+A chat searches with its last user message that has text, in the context of those before it. A ``collection`` that it
+names must exist and have documents, as for ``/query``. Without one, the chat uses the default collection, or no
+documents if that is empty.
 """
 
 from typing import Any
@@ -10,6 +11,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from gateway.limits.auth import Caller
+from gateway.query.last_question import last_question
 from gateway.query.query import Query
 from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
@@ -62,11 +64,10 @@ async def get_model(model_id: str, _caller: CallerDep, gateway: GatewayDep) -> R
 def _query(body: ChatBody, caller: Caller, gateway: Gateway) -> Query:
     settings = gateway.settings
     messages = tuple(turn.to_protocol() for turn in body.messages)
-    asked = (message.content.strip() for message in reversed(messages) if message.role == "user")
-    question = next(filter(None, asked), None)
+    question = last_question(messages, settings.context_questions, settings.max_query_chars)
     if question is None:
         raise InvalidRequest("The conversation has no user message with text.", "messages")
-    search = body.to_search(question, "messages", caller.tenant, settings)
+    search = body.to_search(question.text, "messages", caller.tenant, settings, question.context)
     engine = _served(body.model, gateway)
     gateway.readiness.require_parts()
     return Query(

@@ -28,7 +28,10 @@ class QueryLog(Protocol):
 
 
 def entry(search: SearchRequest, time: float) -> bytes:
-    """A query's log entry: ``{time, tenant, collection, query, top_k, filters?}`` as JSON without line breaks."""
+    """A query's log entry, as JSON without line breaks.
+
+    It is ``{time, tenant, collection, query, top_k, context?, search?, filters?}``.
+    """
     fields: dict[str, object] = {
         "time": time,
         "tenant": search.tenant,
@@ -36,6 +39,8 @@ def entry(search: SearchRequest, time: float) -> bytes:
         "query": search.query,
         "top_k": search.top_k,
     }
+    if search.context:
+        fields["context"] = search.context
     if search.search is not None:
         fields["search"] = search.search
     if search.filters is not None:

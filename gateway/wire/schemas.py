@@ -55,8 +55,13 @@ class SearchBody(BaseModel):
         "collection is set.",
     )
 
-    def to_search(self, question: str, param: str, tenant: str, settings: GatewaySettings) -> SearchRequest:
-        """The search for ``question``, which is in the request's field ``param``. Raises QuestionTooLong."""
+    def to_search(
+        self, question: str, param: str, tenant: str, settings: GatewaySettings, context: str = ""
+    ) -> SearchRequest:
+        """The search for ``question``, which is in the request's field ``param``, asked in this ``context``.
+
+        Raises QuestionTooLong.
+        """
         limit = settings.max_query_chars
         if len(question) > limit:
             raise QuestionTooLong(f"The question has {len(question):,} characters; the limit is {limit:,}.", param)
@@ -65,6 +70,7 @@ class SearchBody(BaseModel):
             collection=self.collection or DEFAULT_COLLECTION,
             query=question,
             top_k=self.top_k or settings.default_top_k,
+            context=context,
             filters=None if self.filters is None else self.filters.to_protocol(),
             search=self.search,
         )
@@ -180,6 +186,7 @@ class WarmQuery(SearchBody):
     time: float | None = None
     tenant: TenantName | None = None
     query: Question
+    context: str = Field("", description="What was asked before in a conversation.")
 
     @model_validator(mode="before")
     @classmethod

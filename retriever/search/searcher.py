@@ -6,13 +6,14 @@ from contextlib import nullcontext
 from functools import lru_cache, partial
 from itertools import islice
 
+import numpy as np
 from msgspec.structs import replace
 from opentelemetry.trace import Tracer
 
 from protocol.errors import InvalidRequest, NoDocuments, UnknownFilterKey
 from protocol.filters import Filter
 from protocol.retrieval import CandidateSet, SearchKind, SearchRequest
-from retriever.embedding.base import Embedder, Vector
+from retriever.embedding.base import Embedder, Vector, unit_rows
 from retriever.index.read_write_lock import ReadWriteLock
 from retriever.search.embedding_span import embedding_span
 from retriever.search.fusion import depth, ranked
@@ -81,7 +82,7 @@ class Searcher:
             with self._replacement_lock.reading() if last_attempt else nullcontext():
                 allowed = self._allowed(collection, request.filters, live_only=last_attempt)
                 for proposals in self._proposer.propose(
-                    collection, kind, request.query, embedded, wanted + spare, allowed
+                    collection, kind, request.in_context, embedded, wanted + spare, allowed
                 ):
                     ids = [list(proposals.dense), list(proposals.sparse)]
                     if proposals.stage < proposals.of and provisional is not None and provisional[0] == ids:
@@ -109,8 +110,17 @@ class Searcher:
             spare = 2 * stale + request.top_k
 
     def _embedded(self, request: SearchRequest) -> Vector:
+        """The query's vector. With a context, the mean of those with and without it.
+
+        So a follow-up finds what the conversation is about, and a change of subject what is new
+        (docs/retrieval.md has figures).
+        """
         with embedding_span(self._tracer, self._embedder, request.traceparent):
-            return self._embedder.embed_query(request.query)
+            vector = self._embedder.embed_query(request.query)
+            if not request.context:
+                return vector
+            both = np.stack([vector, self._embedder.embed_query(request.in_context)])
+            return unit_rows(both.mean(0, keepdims=True)).reshape(-1)
 
     def _searchable(self, transaction: Transaction, request: SearchRequest) -> int:
         collection = self._documents.collection(transaction, request.tenant, request.collection)

@@ -6,6 +6,7 @@ from services.cli.bench.all import all_benchmarks
 from services.cli.bench.auxiliary import auxiliary
 from services.cli.bench.compose import compose
 from services.cli.bench.exactness import exactness
+from services.cli.bench.follow_ups import follow_ups
 from services.cli.bench.orders import orders
 from services.cli.bench.overhead import overhead
 from services.cli.bench.policies import policies
@@ -32,6 +33,7 @@ def bench(context: typer.Context) -> None:
 for command in (
     overhead,
     recall,
+    follow_ups,
     retrieval,
     speculation,
     policies,

@@ -150,3 +150,10 @@ async def test_closing_the_stream_aborts_the_engine(live, client):
     await stream.close()
     await eventually(lambda: bool(live.stack.controller.reports) and live.stack.at_rest)
     assert [report.outcome for report in live.stack.controller.reports] == [PlanOutcome.CANCELLED]
+
+
+async def test_a_follow_up_is_searched_in_the_context_of_the_question_before(live, client):
+    talk = [*ASKED, {"role": "assistant", "content": "Marxville."}, {"role": "user", "content": "And its river?"}]
+    await client.chat.completions.create(model=MODEL, messages=talk)
+    asked = live.stack.retriever.requests[-1]
+    assert (asked.query, asked.context) == ("And its river?", "What is the capital?")

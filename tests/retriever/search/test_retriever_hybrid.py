@@ -160,3 +160,20 @@ async def test_documents_of_several_chunks_are_found_by_words(tmp_path):
 
 def _line(document):
     return f'{{"id": "{document["id"]}", "text": "{document["text"]}"}}'.encode()
+
+
+@pytest.mark.parametrize("kind", [DENSE, SPARSE, HYBRID])
+async def test_a_follow_up_finds_its_subject_in_its_context(tmp_path, kind):
+    async with running(tmp_path, HashingEmbedder()) as retriever:
+        await put_lines(retriever, DOCUMENTS)
+        alone = await search(retriever, "what do they do", top_k=1, search=kind)
+        followed = await search(retriever, "what do they do", top_k=1, search=kind, context="tell me about owls")
+        assert ids(alone) != ["owls"]
+        assert ids(followed) == ["owls"]
+
+
+async def test_a_new_subject_is_found_before_that_of_its_context(tmp_path):
+    async with running(tmp_path, HashingEmbedder()) as retriever:
+        await put_lines(retriever, DOCUMENTS)
+        found = await search(retriever, "crows caw", top_k=2, search=DENSE, context="owls")
+        assert ids(found) == ["crows", "owls"]
