@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from benchmarks.gate import MOST_QUESTIONS
-from services.cli.bench.options import SeedOption
+from services.cli.bench.common.options import SeedOption
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, errors, print_json, results
 from services.config import Config, load_config

@@ -18,7 +18,7 @@ from benchmarks.suite.outcome import Outcome, Status
 from protocol.errors import ConfigError
 from services.cli import app
 from services.cli.bench.all import LAUNCHER
-from services.cli.bench.suite_progress import SuiteProgress
+from services.cli.bench.common.suite_progress import SuiteProgress
 
 
 @pytest.fixture(autouse=True)

@@ -65,8 +65,8 @@ def ended(monkeypatch):
             return RESULT
 
     monkeypatch.setattr("benchmarks.replay.benchmark.ReplayBenchmark", EndedBenchmark)
-    monkeypatch.setattr("services.cli.bench.prompts.retrieved_prompts", lambda *_, **__: None)
-    monkeypatch.setattr("services.cli.bench.prompts.prompt_stream", lambda *_: None)
+    monkeypatch.setattr("services.cli.bench.common.prompts.retrieved_prompts", lambda *_, **__: None)
+    monkeypatch.setattr("services.cli.bench.common.prompts.prompt_stream", lambda *_: None)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield EndedBenchmark
     signal.signal(signal.SIGINT, before)

@@ -21,8 +21,8 @@ from benchmarks.suite.outcome import Status, SuiteResult
 from benchmarks.suite.report import duration
 from benchmarks.suite.report_folder import REPORT, ReportFolder
 from benchmarks.suite.suite import Suite
-from services.cli.bench.options import DEFAULT_DATA, DataOption
-from services.cli.bench.suite_progress import SuiteProgress
+from services.cli.bench.common.options import DEFAULT_DATA, DataOption
+from services.cli.bench.common.suite_progress import SuiteProgress
 from services.cli.connection import JsonOption
 from services.cli.output import errors, print_json, results
 from services.config import load_config

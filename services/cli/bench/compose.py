@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Column, Table
 
-from services.cli.bench.options import DEFAULT_DATA, DataOption, SeedOption, numbers
+from services.cli.bench.common.options import DEFAULT_DATA, DataOption, SeedOption, numbers
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
 from services.config import load_config

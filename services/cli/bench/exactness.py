@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.bench.options import DEFAULT_DATA, DataOption, PartTokensOption, SeedOption, WorkloadOption
+from services.cli.bench.common.options import DEFAULT_DATA, DataOption, PartTokensOption, SeedOption, WorkloadOption
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
 from services.config import load_config

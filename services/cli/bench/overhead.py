@@ -15,7 +15,7 @@ import httpx
 import typer
 from rich.table import Table
 
-from services.cli.bench.options import counts
+from services.cli.bench.common.options import counts
 from services.cli.connection import JsonOption
 from services.cli.output import print_json, progress_bar, results
 from services.config import Config, load_config

@@ -18,7 +18,7 @@ from cachectl.scheduling.queue import WINDOW
 from cachectl.settings import ControllerSettings
 from cachectl.tiers.tier_manager import Capacities
 from protocol.plans import DocumentOrder
-from services.cli.bench.options import (
+from services.cli.bench.common.options import (
     DEFAULT_DATA,
     DEFAULT_DEVICE,
     DEFAULT_PART_TOKENS,
@@ -103,7 +103,7 @@ def policies(
     from benchmarks.simulation.simulator import SimulatedService
     from benchmarks.simulation.sweep import draw, size_where_lru_hits, sweep
     from benchmarks.workloads.by_name import open_workload
-    from services.cli.bench.prompts import stream_workload
+    from services.cli.bench.common.prompts import stream_workload
 
     profile = _device(device).with_kv_bytes(kv_bytes)
     service = SimulatedService(

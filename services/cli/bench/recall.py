@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from rich.table import Table
 
 from protocol.retrieval import SearchKind
-from services.cli.bench.options import DEFAULT_DATA, DataOption
+from services.cli.bench.common.options import DEFAULT_DATA, DataOption
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
 from services.config import load_config

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from benchmarks.workloads.popularity import Popularity
 from cachectl.scheduling.queue import SLACK, WINDOW
-from services.cli.bench.options import (
+from services.cli.bench.common.options import (
     DEFAULT_DATA,
     DEFAULT_PART_TOKENS,
     DEFAULT_QUESTIONS,
@@ -64,7 +64,7 @@ def reorder(
     from benchmarks.measuring.systems import Systems
     from benchmarks.reorder import ReorderBenchmark, ReorderSettings
     from generator.models import ModelStore
-    from services.cli.bench.prompts import prompt_stream, retrieved_prompts
+    from services.cli.bench.common.prompts import prompt_stream, retrieved_prompts
 
     config = load_config()
     engines = EngineMaker(config.generator, ModelStore(config.cache_dir), at_once=2, kv_tokens=kv_tokens)

@@ -18,8 +18,8 @@ from rich.table import Table
 
 from benchmarks.workloads.popularity import Popularity
 from protocol.plans import DocumentOrder, Reuse
-from services.cli.bench.gate_first import gate_of
-from services.cli.bench.options import (
+from services.cli.bench.common.gate_first import gate_of
+from services.cli.bench.common.options import (
     DEFAULT_DATA,
     DEFAULT_PART_TOKENS,
     DEFAULT_QUESTIONS,
@@ -135,7 +135,7 @@ def replay(
     from benchmarks.workloads.by_name import TRACES
     from cachectl.runtime.composing.gate import GateFolder
     from generator.models import ModelStore
-    from services.cli.bench.prompts import prompt_stream, retrieved_prompts, trace_stream
+    from services.cli.bench.common.prompts import prompt_stream, retrieved_prompts, trace_stream
 
     baselines = [name.strip() for name in against.split(",")]
     check_baselines(baselines)

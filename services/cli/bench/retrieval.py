@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from services.cli.bench.options import DEFAULT_RATIOS, SearchRatioOption, SeedOption, counts, numbers
+from services.cli.bench.common.options import DEFAULT_RATIOS, SearchRatioOption, SeedOption, counts, numbers
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
 from services.config import load_config

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.settings import ControllerSettings
-from services.cli.bench.options import DEFAULT_DEVICE
+from services.cli.bench.common.options import DEFAULT_DEVICE
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
 

@@ -16,7 +16,7 @@ import typer
 from rich.table import Table
 
 from protocol.plans import DocumentOrder
-from services.cli.bench.options import DEFAULT_RATIOS, SearchRatioOption, SeedOption, numbers
+from services.cli.bench.common.options import DEFAULT_RATIOS, SearchRatioOption, SeedOption, numbers
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
 from services.config import Config, load_config

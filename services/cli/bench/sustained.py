@@ -15,8 +15,8 @@ import typer
 from rich.table import Table
 
 from protocol.plans import Reuse
-from services.cli.bench.gate_first import gate_of
-from services.cli.bench.options import (
+from services.cli.bench.common.gate_first import gate_of
+from services.cli.bench.common.options import (
     DEFAULT_AGAINST,
     DEFAULT_DATA,
     AgainstOption,
@@ -52,7 +52,7 @@ def sustained(
     from benchmarks.sustained import SustainedBenchmark
     from cachectl.runtime.composing.gate import GateFolder
     from generator.models import ModelStore
-    from services.cli.bench.prompts import retrieved_prompts
+    from services.cli.bench.common.prompts import retrieved_prompts
 
     config = load_config()
     baselines = [name.strip() for name in against.split(",")]
