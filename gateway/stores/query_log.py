@@ -38,6 +38,8 @@ def entry(search: SearchRequest, time: float) -> bytes:
     }
     if search.search is not None:
         fields["search"] = search.search
+    if search.rerank is not None:
+        fields["rerank"] = search.rerank
     if search.filters is not None:
         fields["filters"] = as_requested(search.filters)
     return msgspec.json.encode(fields)

@@ -81,9 +81,9 @@ class EndpointReranker:
 def _by_text(ranks: Sequence[Rank], count: int) -> Scores:
     scores: list[float | None] = [None] * count
     for rank in ranks:
-        if not 0 <= rank.index < count:
-            raise RerankFailed(f"a score for text {rank.index} of {count}", failure=RerankFailure.INVALID)
-        if scores[rank.index] is not None:
-            raise RerankFailed(f"two scores for text {rank.index}", failure=RerankFailure.INVALID)
-        scores[rank.index] = rank.score
+        if not 0 <= rank.place < count:
+            raise RerankFailed(f"a score for text {rank.place} of {count}", failure=RerankFailure.INVALID)
+        if scores[rank.place] is not None:
+            raise RerankFailed(f"two scores for text {rank.place}", failure=RerankFailure.INVALID)
+        scores[rank.place] = rank.score
     return scores

@@ -7,9 +7,9 @@ import msgspec
 
 
 class Rank(NamedTuple):
-    """The score of the text at ``index``."""
+    """The score of the text at ``place``, counted from 0."""
 
-    index: int
+    place: int
     score: float
 
 
