@@ -55,7 +55,7 @@ class EndpointReranker:
             raise RerankFailed(f"no answer within {limit_s:g} s", failure=RerankFailure.TIMEOUT) from error
         except httpx.HTTPError as error:
             raise RerankFailed(f"{type(error).__name__}: {error}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except msgspec.DecodeError as error:
             raise RerankFailed(f"the reply does not parse: {error}", failure=RerankFailure.INVALID) from error
         return _by_text(ranks, len(texts))
 
