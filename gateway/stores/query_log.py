@@ -28,7 +28,10 @@ class QueryLog(Protocol):
 
 
 def entry(search: SearchRequest, time: float) -> bytes:
-    """A query's log entry: ``{time, tenant, collection, query, top_k, search?, rerank?, filters?}`` as JSON without line breaks."""
+    """A query's log entry, as JSON without line breaks.
+
+    It is ``{time, tenant, collection, query, top_k, search?, rerank?, filters?}``.
+    """
     fields: dict[str, object] = {
         "time": time,
         "tenant": search.tenant,

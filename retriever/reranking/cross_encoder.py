@@ -26,7 +26,8 @@ class CrossEncoderReranker:
                 device=settings.device,
                 revision=settings.revision,
                 max_length=settings.max_sequence,
-                model_kwargs={"dtype": settings.dtype},
+                # Weights are never unpickled.
+                model_kwargs={"dtype": settings.dtype, "use_safetensors": True},
             )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ConfigError(f"the reranker {settings.model} cannot be loaded: {error}") from error

@@ -74,6 +74,13 @@ def test_missing_model_is_a_config_error(tmp_path):
         build_reranker(settings(tmp_path / "nowhere"))
 
 
+def test_pickled_weights_are_refused(tmp_path):
+    (make_cross_encoder(tmp_path) / "model.safetensors").unlink()
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="safetensors"):
+        build_reranker(settings(tmp_path))
+
+
 def test_model_with_several_scores_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match="3 scores"):
         build_reranker(settings(make_cross_encoder(tmp_path, labels=3)))
