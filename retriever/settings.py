@@ -138,7 +138,7 @@ class RerankStageSettings(BaseModel):
         1.0, gt=0, description="Longest wait for the reranker in seconds. Then the results are not reranked."
     )
     pause_s: float = Field(
-        5.0, ge=0, description="How long a reranker that did not answer is left alone, except by one query."
+        5.0, ge=0, description="How long the reranker is not asked after it did not answer, in seconds."
     )
 
 
