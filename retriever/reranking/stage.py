@@ -96,9 +96,11 @@ class RerankStage:
         except RerankFailed as error:
             self._failed(error)
             raise
-        except RagtreeError as error:
-            # The shard that was asked is not there.
-            failed = RerankFailed(error.message)
+        except Exception as error:
+            # The shard that was asked is not there, or the reranker has a defect.
+            if not isinstance(error, RagtreeError):
+                _log.exception("reranker_defect")
+            failed = RerankFailed(str(error))
             self._failed(failed)
             raise failed from error
         self._circuit.succeeded()

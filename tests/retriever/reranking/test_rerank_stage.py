@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import pickle
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
@@ -161,10 +162,19 @@ async def test_failed_reranker_leaves_the_results_as_they_were(failure):
     assert sets[-1].reranking.reason is failure
 
 
-async def test_lost_shard_counts_as_unavailable():
+@pytest.mark.parametrize(("error", "defects"), [(RetrieverNotReady("shard 1 is gone"), 0), (KeyError("a defect"), 1)])
+async def test_lost_shards_and_defects_count_as_unavailable(error, defects):
     scores = Scores()
-    scores.given = RetrieverNotReady("shard 1 is gone")
-    assert await failure_of(stage(scores)) is RerankFailure.UNAVAILABLE
+    scores.given = error
+    with capture_logs() as logs:
+        assert await failure_of(stage(scores)) is RerankFailure.UNAVAILABLE
+    assert [entry["event"] for entry in logs].count("reranker_defect") == defects
+
+
+@pytest.mark.parametrize("failure", list(RerankFailure))
+def test_errors_keep_their_reason_between_processes(failure):
+    error = pickle.loads(pickle.dumps(RerankFailed("no", failure=failure)))
+    assert (error.message, error.param, error.failure) == ("no", None, failure)
 
 
 async def test_slow_reranker_is_not_waited_for():
