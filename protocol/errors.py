@@ -32,6 +32,7 @@
         EngineDied               the engine died while it served this request
         RetrieverNotReady        the index is loading or restarting
         ShardTimeout             a shard of the index did not answer in time
+        RerankFailed             the reranker did not order the documents
         DeployFailed             a part of the stack failed to start and will not be tried again
         DeadlineExceeded         the query's deadline passed before its answer was complete
       StorageFull                the disk is full; nothing was stored
@@ -44,6 +45,8 @@ Only the gateway knows HTTP statuses.
 """
 
 from typing import ClassVar
+
+from protocol.retrieval import RerankFailure
 
 
 class RagtreeError(Exception):
@@ -250,6 +253,19 @@ class ShardTimeout(Unavailable):
     """A shard of the index did not answer in time."""
 
     code = "shard_timeout"
+
+
+class RerankFailed(Unavailable):
+    """The reranker did not order the documents. ``failure`` says why. Searches go on without it."""
+
+    code = "rerank_failed"
+
+    def __init__(
+        self, message: str, param: str | None = None, failure: RerankFailure = RerankFailure.UNAVAILABLE
+    ) -> None:
+        super().__init__(message, param)
+        self.args = (message, param, failure)
+        self.failure = failure
 
 
 class DeployFailed(Unavailable):

@@ -33,8 +33,9 @@ class Retriever(Protocol):
     def search(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:
         """Search in stages; reads only.
 
-        Raises UnknownCollection, NoDocuments or UnknownFilterKey, always before the first set. Embedding the question
-        may fail after the first set of a hybrid search.
+        Raises UnknownCollection, NoDocuments or UnknownFilterKey, always before the first set, and InvalidRequest if it
+        is to be reranked and no reranker is configured. Embedding the question may fail after the first set of a hybrid
+        search. A reranker that fails is reported in the final set.
         """
 
     async def put_document(

@@ -1,6 +1,7 @@
 """Search requests, and the stages of their results."""
 
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 
@@ -15,6 +16,33 @@ class SearchKind(StrEnum):
     HYBRID = "hybrid"
 
 
+class RerankFailure(StrEnum):
+    """Why a search's results are not reranked.
+
+    The reranker did not answer in time (``timeout``), cannot be reached or is overloaded (``unavailable``), does not
+    accept the request (``refused``), or answered nonsense (``invalid``). ``paused``: it was not asked, because it has
+    just failed.
+    """
+
+    TIMEOUT = "timeout"
+    UNAVAILABLE = "unavailable"
+    REFUSED = "refused"
+    INVALID = "invalid"
+    PAUSED = "paused"
+
+
+class Reranking(msgspec.Struct, frozen=True):
+    """What became of a search's reranking: the reranker had ``candidates`` chunks, and took ``elapsed_ms``.
+
+    If it ``failed``, ``reason`` says why, and the results are those of the search.
+    """
+
+    status: Literal["done", "failed"]
+    reason: RerankFailure | None
+    candidates: int
+    elapsed_ms: float
+
+
 class SearchRequest(msgspec.Struct, frozen=True):
     """A search for the ``top_k`` best chunks of a tenant's collection for ``query`` that pass ``filters``.
 
@@ -23,8 +51,11 @@ class SearchRequest(msgspec.Struct, frozen=True):
     chunks of both its rankings: a shard cannot fuse them, because ranks count over all shards.
 
     With ``check_keys``, filtering on an attribute that no document has is an error. Without, the results list such
-    attributes: a shard cannot refuse one, because it does not know the other shards' documents. ``traceparent`` is the
-    caller's span in W3C format, if there is one.
+    attributes: a shard cannot refuse one, because it does not know the other shards' documents.
+
+    ``rerank`` says whether results are reranked; by default, they are if a reranker is configured. ``candidates`` is
+    how many chunks a set has for a reranker, if that is more than ``top_k``. ``traceparent`` is the caller's span in
+    W3C format, if there is one.
     """
 
     tenant: str
@@ -36,12 +67,19 @@ class SearchRequest(msgspec.Struct, frozen=True):
     search: SearchKind | None = None
     fuse: bool = True
     check_keys: bool = True
+    rerank: bool | None = None
+    candidates: int = 0
     traceparent: str | None = None
 
     @property
     def in_context(self) -> str:
         """The query behind its context."""
         return f"{self.context}\n{self.query}" if self.context else self.query
+
+    @property
+    def shown(self) -> int:
+        """How many chunks a set of candidates has."""
+        return max(self.top_k, self.candidates)
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -65,12 +103,14 @@ class CandidateSet(msgspec.Struct, frozen=True):
 
     ``scores`` are those that order the documents. In a dense search, they are inner products of unit vectors: cosines
     in [-1, 1]. In a sparse one, they are BM25 scores. In a hybrid one, they are weighted sums of both, and
-    ``dense_scores`` and ``sparse_scores`` are those of both rankings.
+    ``dense_scores`` and ``sparse_scores`` are those of both rankings. In a reranked set, ``scores`` are the reranker's,
+    and those of both rankings are there whatever the kind of search. Documents that the reranker did not score follow
+    in the search's order, with the lowest of its scores.
 
     Only the last set of a search is ``final``. The first set of a hybrid search has been found by words alone, and
     counts all that follows as one stage, which is not planned yet. ``elapsed_ms`` counts from the start of the search.
     ``unknown_keys`` are filter attributes that no document has. ``missing_shards`` did not return all their results,
-    and may have had better chunks.
+    and may have had better chunks. ``reranking`` is what became of it, if the final documents were to be reranked.
     """
 
     stage: int
@@ -84,9 +124,15 @@ class CandidateSet(msgspec.Struct, frozen=True):
     sparse_scores: tuple[float | None, ...] = ()
     unknown_keys: tuple[str, ...] = ()
     missing_shards: tuple[str, ...] = ()
+    reranking: Reranking | None = None
+
+    @property
+    def reranked(self) -> bool:
+        """Whether the scores are a reranker's."""
+        return self.reranking is not None and self.reranking.status == "done"
 
     def ranking(self, kind: SearchKind) -> tuple[float | None, ...]:
         """The documents' scores in the dense or the sparse ranking; None if a document is not among its best."""
-        if self.search is not SearchKind.HYBRID:
+        if self.search is not SearchKind.HYBRID and not self.reranked:
             return self.scores if kind is self.search else (None,) * len(self.docs)
         return self.dense_scores if kind is SearchKind.DENSE else self.sparse_scores

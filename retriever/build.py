@@ -25,6 +25,7 @@ from retriever.lexical.lexical_catalog import LexicalCatalog
 from retriever.lifecycle import Lifecycle
 from retriever.loaders.registry import LOADERS, LoaderRegistry
 from retriever.loaders.sandbox import SandboxedLoaders
+from retriever.reranking.factory import build_reranker, build_reranking
 from retriever.retriever import Retriever
 from retriever.search.proposals import Proposer
 from retriever.search.searcher import Searcher
@@ -51,6 +52,7 @@ def build_retriever(
     endpoint does not answer.
     """
     embedder = embedder or build_embedder(settings.embedder)
+    reranker = build_reranker(settings.reranker)
     database = database or Database(data_dir / "store.sqlite3", settings.max_database_bytes)
     orphans = Orphans()
     documents, chunks, jobs = Documents(orphans), Chunks(), Jobs()
@@ -93,6 +95,8 @@ def build_retriever(
             settings.search,
             tracer or NoOpTracer(),
         ),
+        reranker=reranker,
+        reranking=build_reranking(settings.reranker, reranker.scores),
         intake=UploadIntake(database, documents, jobs, loaders, ingester, settings.ingest, counts),
         ingester=ingester,
         counts=counts,

@@ -24,6 +24,7 @@ from retriever.ingestion.ingest_thread import IngestThread
 from retriever.ingestion.ingester import Ingester
 from retriever.ingestion.upload_intake import UploadIntake
 from retriever.lifecycle import Lifecycle
+from retriever.reranking.base import Reranker, Reranking, Scores
 from retriever.search.iterate_in_thread import iterate_in_thread
 from retriever.search.searcher import Searcher
 from retriever.store.chunks import Chunks
@@ -54,6 +55,8 @@ class Retriever:
         jobs: Jobs,
         orphans: Orphans,
         searcher: Searcher,
+        reranker: Reranker,
+        reranking: Reranking,
         intake: UploadIntake,
         ingester: Ingester,
         counts: IngestCounts,
@@ -67,6 +70,8 @@ class Retriever:
         self._jobs = jobs
         self._orphans = orphans
         self._searcher = searcher
+        self._reranker = reranker
+        self._reranking = reranking
         self._intake = intake
         self._ingester = ingester
         self._counts = counts
@@ -91,6 +96,7 @@ class Retriever:
         if not self._closed:
             self._closed = True
             await asyncio.get_running_loop().run_in_executor(None, self._shut_down)
+            await self._reranker.close()
 
     async def ready(self) -> None:
         """Return if searches can be served. Raises RetrieverNotReady otherwise."""
@@ -107,9 +113,14 @@ class Retriever:
         The search continues while the caller handles a stage. Closing the generator ends it after the current stage.
         """
         self._check_ready()
-        async with aclosing(iterate_in_thread(self._search_pool, self._searcher.stages(request))) as stages:
+        async with aclosing(self._reranking.stages(request, self._searched)) as stages:
             async for candidates in stages:
                 yield candidates
+
+    async def rerank(self, query: str, texts: Sequence[str], wanted: int) -> Scores:
+        """Return the reranker's score of each text. Raises as the shard's contract says."""
+        self._check_ready()
+        return await self._reranker.scores(query, texts, wanted)
 
     async def put_document(
         self, tenant: str, collection: str, upload: DocumentUpload, idempotency_key: str | None = None
@@ -177,6 +188,9 @@ class Retriever:
     async def stats(self) -> RetrieverStats:
         """Return counters since the start, and gauges."""
         return await self._read(self._stats)
+
+    def _searched(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:
+        return iterate_in_thread(self._search_pool, self._searcher.stages(request))
 
     def _check_ready(self) -> None:
         if not self._ready:

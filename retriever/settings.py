@@ -120,6 +120,58 @@ class IndexSettings(BaseModel):
     )
 
 
+class NoRerankerSettings(BaseModel):
+    """No reranker."""
+
+    model_config = _FIXED
+
+    kind: Literal["none"] = Field("none", description="Do not rerank.")
+
+
+class RerankStageSettings(BaseModel):
+    """What is reranked, and how long a search waits for it."""
+
+    model_config = _FIXED
+
+    candidates: int = Field(30, gt=0, le=1000, description="Chunks that are reranked, if more than top_k.")
+    timeout_s: float = Field(
+        1.0, gt=0, description="Longest wait for the reranker in seconds. Then the results are not reranked."
+    )
+    pause_s: float = Field(
+        5.0, ge=0, description="How long the reranker is not asked after it did not answer, in seconds."
+    )
+
+
+class EndpointRerankerSettings(RerankStageSettings):
+    """A rerank endpoint over HTTP."""
+
+    kind: Literal["endpoint"] = Field("endpoint", description="Use a rerank endpoint.")
+    url: str = Field(pattern=r"^https?://", description="Full URL of the endpoint, such as http://host:8080/rerank.")
+    shape: Literal["cohere", "tei"] = Field(
+        description="cohere: as Cohere, Jina and vLLM have it. tei: as Text Embeddings Inference has it."
+    )
+    model: str | None = Field(None, description="Name of the model at the endpoint, with the shape cohere.")
+    api_key: SecretStr | None = Field(None, description="API key, sent as a bearer token.")
+    connections: int = Field(32, gt=0, description="Requests at once.")
+
+
+class CrossEncoderSettings(RerankStageSettings):
+    """A sentence-transformers cross-encoder that runs in this process."""
+
+    kind: Literal["cross-encoder"] = Field("cross-encoder", description="Run a model in this process.")
+    model: str = Field(description="Model folder or Hugging Face id.")
+    revision: str | None = Field(None, description="Revision of the model on the hub.")
+    device: str = Field("cpu", description="Device that runs the model.")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of the weights.")
+    max_sequence: int = Field(512, gt=2, description="Longest query and text in tokens. The rest is cut off.")
+    batch_texts: int = Field(32, gt=0, description="Texts that are scored at once.")
+
+
+RerankerSettings = Annotated[
+    NoRerankerSettings | EndpointRerankerSettings | CrossEncoderSettings, Field(discriminator="kind")
+]
+
+
 class IngestSettings(BaseModel):
     """How ingestion groups documents. A group is committed as a whole, while searches continue."""
 
@@ -172,6 +224,7 @@ class RetrieverSettings(BaseModel):
         "hybrid: by both.",
     )
     index: IndexSettings = Field(IndexSettings(), description="How vectors are searched.")
+    reranker: RerankerSettings = Field(NoRerankerSettings(), description="What reranks the results of searches.")
     ingest: IngestSettings = Field(IngestSettings(), description="How documents are ingested.")
     loaders: LoaderSettings = Field(LoaderSettings(), description="Limits for reading a document.")
     shards: ShardSettings = Field(ShardSettings(), description="How documents are distributed over several retrievers.")

@@ -103,7 +103,7 @@ def _retriever(config: Config) -> Retriever:
         return shards[0]
     # A silent shard must time out before the gateway gives up on all of them.
     ready_within_s = _SHARD_READINESS_SHARE * config.gateway.readiness_timeout_s
-    return ShardedRetriever(shards, config.retriever.shards, ready_within_s)
+    return ShardedRetriever(shards, config.retriever.shards, ready_within_s, config.retriever.reranker)
 
 
 def _handle(name: str) -> DeploymentHandle:

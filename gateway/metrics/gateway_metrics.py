@@ -10,6 +10,7 @@ from gateway.wire.reuse import fallback_of
 from protocol.errors import InternalError, Overloaded, RagtreeError
 from protocol.generation import PrefillResult
 from protocol.plans import Fallback, PrefillPlan
+from protocol.retrieval import CandidateSet, RerankFailure
 from protocol.tiers import Tier
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -71,7 +72,7 @@ class GatewayMetrics:
         )
         self._stage = Histogram(
             "ragtree_retrieval_stage_seconds",
-            "Time of one stage of a search.",
+            "Time of one stage of a search. The stage of reranking is named rerank.",
             ["stage"],
             buckets=_STAGE_SECONDS,
             registry=registry,
@@ -81,6 +82,14 @@ class GatewayMetrics:
             "Searches that ended without the results of a lost or slow shard.",
             registry=registry,
         )
+        self._rerank_failures = Counter(
+            "ragtree_rerank_failures_total",
+            "Searches whose results were not reranked although that was asked for, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        for failure in RerankFailure:
+            self._rerank_failures.labels(failure.value)
         self._queue_wait = Histogram(
             "ragtree_queue_wait_seconds", "Time a query waited for admission.", buckets=_SECONDS, registry=registry
         )
@@ -154,9 +163,14 @@ class GatewayMetrics:
             "ragtree_requests_rejected_total", "Requests refused, by error code.", ["reason"], registry=registry
         )
 
-    def stage(self, stage: int, seconds: float) -> None:
+    def stage(self, found: CandidateSet, seconds: float) -> None:
         """Record one stage of a search."""
-        self._stage.labels(str(stage)).observe(seconds)
+        if found.reranking is None:
+            self._stage.labels(str(found.stage)).observe(seconds)
+            return
+        self._stage.labels("rerank").observe(seconds)
+        if found.reranking.reason is not None:
+            self._rerank_failures.labels(found.reranking.reason.value).inc()
 
     def partial(self) -> None:
         """Count a search that ended without the results of a shard."""

@@ -12,6 +12,14 @@ const FALLBACKS = {
   failed: "the engine failed to, and computed them",
 };
 
+const RERANK_FAILURES = {
+  timeout: "the reranker took too long",
+  unavailable: "the reranker did not answer",
+  refused: "the reranker refused the question",
+  invalid: "the reranker's answer made no sense",
+  paused: "the reranker has just failed",
+};
+
 export class Answer {
   constructor() {
     this.area = byId("answer");
@@ -73,6 +81,7 @@ export class Answer {
     const notes = [
       response.finish_reason === "length" && "The answer reached its maximum length.",
       response.fallback && `No documents were composed: ${FALLBACKS[response.fallback]}.`,
+      response.reranking?.reason && `The sources are not reranked: ${RERANK_FAILURES[response.reranking.reason]}.`,
       response.partial && `Parts of the index did not answer: ${response.missing_shards.join(", ")}.`,
     ].filter(Boolean);
     if (notes.length) this.area.append(el("p", { class: "note" }, notes.join(" ")));

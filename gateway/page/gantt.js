@@ -5,6 +5,7 @@ import { duration, ticks } from "./numbers.js";
 
 const LANES = [
   ["Search", "retrieval_stage"],
+  ["Rerank", "rerank"],
   ["Speculation", "speculation"],
   ["Queue", "queue"],
   ["KV load", "kv_load"],

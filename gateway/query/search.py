@@ -44,7 +44,7 @@ class Search:
         stages = self._stages = context.parts.retriever.search(context.trace.retrieval(context.query.search))
         try:
             async for found in context.deadline.each(stages):
-                context.metrics.stage(found.stage, (found.elapsed_ms - before_ms) / 1000)
+                context.metrics.stage(found, (found.elapsed_ms - before_ms) / 1000)
                 before_ms = found.elapsed_ms
                 if found.final:
                     # The end of the stream is a message of its own, which the query need not wait for.

@@ -30,7 +30,15 @@ class Speculation:
         query = context.query
         self._ranked = query.order is DocumentOrder.RETRIEVAL
         search = query.search
-        self._kind = search.tenant, search.collection, search.search, search.top_k, search.filters is None, self._ranked
+        self._kind = (
+            search.tenant,
+            search.collection,
+            search.search,
+            search.rerank,
+            search.top_k,
+            search.filters is None,
+            self._ranked,
+        )
         self._first_stage: CandidateSet | None = None
         # The newest documents, and the stage since which they have not changed.
         self._newest: tuple[CandidateSet, Sequence[str]] | None = None

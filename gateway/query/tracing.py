@@ -101,6 +101,8 @@ class QueryTrace:
             if found.final:
                 self._retrieval.set_attribute("ragtree.documents", len(found.docs))
                 self._retrieval.set_attribute("ragtree.partial", bool(found.missing_shards))
+                if found.reranking is not None:
+                    self._retrieval.set_attribute("ragtree.reranking", found.reranking.status)
                 end(self._retrieval)
 
     def chat(self, plan: PrefillPlan) -> ChatTrace:

@@ -28,7 +28,7 @@ from protocol.errors import DeadlineExceeded, InternalError, RagtreeError
 from protocol.generation import FinishReason, GenerationStep, PrefillResult
 from protocol.plans import Fallback, PrefillPlan
 from protocol.prompts import Prompt
-from protocol.retrieval import CandidateSet
+from protocol.retrieval import CandidateSet, Reranking
 
 _NO_PREFILL = PrefillResult(prompt_tokens=0, cached_tokens=0, prefill_ms=0.0)
 
@@ -59,6 +59,7 @@ class Transcript:
         self._citations: tuple[Citation, ...] = ()
         self._dropped: tuple[str, ...] = ()
         self._missing_shards: tuple[str, ...] = ()
+        self._reranking: Reranking | None = None
         self._queue_ms = 0.0
         self._overtakes = 0
         self._prefill = _NO_PREFILL
@@ -83,7 +84,10 @@ class Transcript:
     def searched(self, found: CandidateSet) -> None:
         """Record a stage of the search."""
         self._stages_ms.append(found.elapsed_ms)
-        self.timeline.stage(found.stage, found.of)
+        if found.reranking is None:
+            self.timeline.stage(found.stage, found.of)
+        else:
+            self.timeline.reranked(found.reranking)
 
     def speculated(self, speculation: SpeculationTimings | None) -> None:
         """Record the result of the speculation."""
@@ -104,6 +108,7 @@ class Transcript:
         self._citations = tuple(citation(rank, chunk) for rank, chunk in enumerate(found.docs[:kept]))
         self._dropped = tuple(chunk.chunk_id for chunk in found.docs[kept:])
         self._missing_shards = found.missing_shards
+        self._reranking = found.reranking
 
     def retrieved(self) -> events.RetrievalCompleted:
         """The event of the final documents."""
@@ -113,6 +118,7 @@ class Transcript:
             elapsed_ms=self._retrieval_ms,
             partial=bool(self._missing_shards),
             missing_shards=self._missing_shards,
+            reranking=self._reranking,
         )
 
     def admitted(self, plan: PrefillPlan) -> None:
@@ -192,6 +198,7 @@ class Transcript:
             fallback=self._fallback,
             partial=bool(self._missing_shards),
             missing_shards=self._missing_shards,
+            reranking=self._reranking,
             timeline=self.timeline.entries if self.query.include_timeline else msgspec.UNSET,
         )
 

@@ -30,7 +30,7 @@ class QueryLog(Protocol):
 def entry(search: SearchRequest, time: float) -> bytes:
     """A query's log entry, as JSON without line breaks.
 
-    It is ``{time, tenant, collection, query, top_k, context?, search?, filters?}``.
+    It is ``{time, tenant, collection, query, top_k, context?, search?, rerank?, filters?}``.
     """
     fields: dict[str, object] = {
         "time": time,
@@ -43,6 +43,8 @@ def entry(search: SearchRequest, time: float) -> bytes:
         fields["context"] = search.context
     if search.search is not None:
         fields["search"] = search.search
+    if search.rerank is not None:
+        fields["rerank"] = search.rerank
     if search.filters is not None:
         fields["filters"] = as_requested(search.filters)
     return msgspec.json.encode(fields)

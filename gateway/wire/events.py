@@ -22,6 +22,7 @@ from gateway.wire.errors import ErrorBody
 from gateway.wire.reply import Citation, Reply, SearchResult, Timings, Usage
 from gateway.wire.reuse import ReuseClass
 from protocol.plans import Fallback
+from protocol.retrieval import Reranking
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -51,12 +52,14 @@ class RetrievalCompleted(Event, frozen=True, kw_only=True, omit_defaults=True, t
     """The final documents, best first.
 
     If results are missing, ``partial`` is true and ``missing_shards`` names the shards. Otherwise both are absent.
+    ``reranking`` is as in the reply, and absent if the results were not to be reranked.
     """
 
     results: tuple[SearchResult, ...]
     elapsed_ms: float
     partial: bool = False
     missing_shards: tuple[str, ...] = ()
+    reranking: Reranking | None = None
 
 
 class CacheResolved(Event, frozen=True, kw_only=True, tag="cache.resolved"):

@@ -9,15 +9,15 @@ from gateway.wire.timeline import TimelineEntry
 from protocol.filters import Attributes
 from protocol.generation import FinishReason
 from protocol.plans import Fallback
-from protocol.retrieval import CandidateSet, Chunk, SearchKind
+from protocol.retrieval import CandidateSet, Chunk, Reranking, SearchKind
 
 
 class SearchResult(msgspec.Struct, frozen=True):
     """A chunk that the search found. ``index`` is its rank from 0, by ``score``.
 
     The score of a dense search is the cosine similarity to the question, that of a sparse one is BM25, and that of a
-    hybrid one is a weighted sum of both. ``dense_score`` and ``sparse_score`` are those behind it; null if the
-    chunk is not among the best of that ranking.
+    hybrid one is a weighted sum of both. If the results are reranked, it is the reranker's. ``dense_score`` and
+    ``sparse_score`` are those of the search; null if the chunk is not among the best of that ranking.
     """
 
     index: int
@@ -101,7 +101,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     ``citations`` are the ``results`` that were in the prompt. ``dropped_documents`` counts the last results, which did
     not fit the model's context; ``dropped_chunk_ids`` lists them. A ``partial`` answer lacks results of
     ``missing_shards`` of the index, so better documents may be missing. ``reuse`` says which KV the prompt used;
-    ``fallback`` why none of it was composed, if that was asked for. ``timeline`` is present on request.
+    ``fallback`` why none of it was composed, if that was asked for. ``reranking`` says whether a reranker ordered the
+    results, or why it did not; null if it was not to. ``timeline`` is present on request.
     """
 
     query_id: str
@@ -121,6 +122,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     fallback: Fallback | None
     partial: bool = False
     missing_shards: tuple[str, ...] = ()
+    reranking: Reranking | None = None
     timeline: tuple[TimelineEntry, ...] | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -54,6 +54,9 @@ class SearchBody(BaseModel):
         description="`dense`: by the nearness of embeddings. `sparse`: by words. `hybrid`: by both. By default as the "
         "collection is set.",
     )
+    rerank: StrictBool | None = Field(
+        default=None, description="Whether a reranker orders the results. By default, if one is configured."
+    )
 
     def to_search(
         self, question: str, param: str, tenant: str, settings: GatewaySettings, context: str = ""
@@ -73,6 +76,7 @@ class SearchBody(BaseModel):
             context=context,
             filters=None if self.filters is None else self.filters.to_protocol(),
             search=self.search,
+            rerank=self.rerank,
         )
 
 

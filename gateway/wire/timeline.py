@@ -6,18 +6,20 @@ from typing import Literal
 import msgspec
 
 from protocol.generation import PrefillResult
+from protocol.retrieval import Reranking
 
 EntryName = Literal[
-    "retrieval_stage", "speculation", "queue", "kv_load", "prefill", "first_token", "decode", "end"
+    "retrieval_stage", "rerank", "speculation", "queue", "kv_load", "prefill", "first_token", "decode", "end"
 ]  # fmt: skip
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """A phase of ``duration_ms``, or a moment without duration, ``at_ms`` after the query's arrival.
 
-    A ``speculation`` ends with its outcome, given as ``detail``: ``confirmed``, ``wrong`` or ``gave_way``. ``kv_load``
-    is the first part of ``prefill``. Both lie within the speculation if one was confirmed. ``first_token`` is the
-    moment at which the first token could be sent.
+    The ``detail`` of a ``rerank`` says how many chunks were reranked, or why they were not. A ``speculation`` ends with
+    its outcome, given as ``detail``: ``confirmed``, ``wrong`` or ``gave_way``. ``kv_load`` is the first part of
+    ``prefill``. Both lie within the speculation if one was confirmed. ``first_token`` is the moment at which the first
+    token could be sent.
     """
 
     name: EntryName
@@ -57,6 +59,11 @@ class Timeline:
         """Record a stage of the search that ends now. It began at the end of the previous stage."""
         self.phase("retrieval_stage", self._stage_began_ms, f"stage {number} of {of}")
         self._stage_began_ms = self.now_ms()
+
+    def reranked(self, reranking: Reranking) -> None:
+        """Record the search's last stage, which ends now. It began at the end of the previous stage."""
+        detail = f"failed: {reranking.reason}" if reranking.reason else f"{reranking.candidates} chunks"
+        self.phase("rerank", self._stage_began_ms, detail)
 
     def queued(self, asked_ms: float, overtakes: int) -> None:
         """Record a wait in the queue that ends now."""

@@ -21,9 +21,10 @@ class Hit(NamedTuple):
     sparse: float | None
 
 
-def depth(kind: SearchKind, top_k: int) -> int:
-    """How many hits of each ranking a search for ``top_k`` results needs."""
-    return max(_LEAST_DEPTH, _DEPTH_PER_RESULT * top_k) if kind is SearchKind.HYBRID else top_k
+def depth(kind: SearchKind, top_k: int, shown: int = 0) -> int:
+    """How many hits of each ranking a search for ``top_k`` results needs, if its sets have up to ``shown`` chunks."""
+    least = max(_LEAST_DEPTH, _DEPTH_PER_RESULT * top_k) if kind is SearchKind.HYBRID else top_k
+    return max(least, shown)
 
 
 def ranked(kind: SearchKind, dense: Mapping[K, float], sparse: Mapping[K, float], wanted: int) -> dict[K, Hit]:

@@ -74,7 +74,7 @@ class Searcher:
             raise UnknownFilterKey(f"no document has an attribute {unknown[0]!r}", param="filters")
         embedded = lru_cache(1)(partial(self._embedded, request))
         searched = CandidateSet(1, 1, (), (), final=False, elapsed_ms=0.0, search=kind, unknown_keys=unknown)
-        wanted, spare, stale = depth(kind, request.top_k), 0, 0
+        wanted, spare, stale = depth(kind, request.top_k, request.shown), 0, 0
         of = 1
         provisional: tuple[list[list[int]], CandidateSet] | None = None
         for attempt in range(1, _ATTEMPTS + 1):
@@ -150,7 +150,7 @@ class Searcher:
             live = self._chunks.live(transaction, collection, proposed)
             dense, sparse = (_first(ranking, live, wanted) for ranking in (proposals.dense, proposals.sparse))
             hits = ranked(searched.search, dense, sparse, wanted)
-            shown = list(islice(hits, request.top_k if request.fuse else None))
+            shown = list(islice(hits, request.shown if request.fuse else None))
             chunks = self._chunks.resolve(transaction, collection, shown)
         found = replace(
             searched,

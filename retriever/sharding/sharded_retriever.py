@@ -19,7 +19,8 @@ from protocol.documents import (
 from protocol.errors import Unavailable, UnknownCollection, UnknownDocument
 from protocol.retrieval import CandidateSet, Chunk, SearchKind, SearchRequest
 from retriever.ingestion.upload_intake import body_hash
-from retriever.settings import ShardSettings
+from retriever.reranking.factory import build_reranking
+from retriever.settings import NoRerankerSettings, RerankerSettings, ShardSettings
 from retriever.sharding.batch_splitter import split_batch
 from retriever.sharding.document_placement import shard_of
 from retriever.sharding.merged_jobs import merged_job, shard_job_ids
@@ -27,6 +28,7 @@ from retriever.sharding.merged_listings import merged_collections, merged_page, 
 from retriever.sharding.orphan_numbers import by_shard, globally_numbered
 from retriever.sharding.shard import Shard
 from retriever.sharding.shard_group import ShardGroup
+from retriever.sharding.shard_reranker import ShardReranker
 from retriever.sharding.sharded_searcher import ShardedSearcher
 from retriever.sharding.stage_merger import chunk_of
 
@@ -40,9 +42,16 @@ class ShardedRetriever:
     ``ShardGroup`` describes when a shard is lost.
     """
 
-    def __init__(self, shards: Sequence[Shard], settings: ShardSettings, ready_within_s: float) -> None:
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        settings: ShardSettings,
+        ready_within_s: float,
+        reranker: RerankerSettings | None = None,
+    ) -> None:
         self._shards = ShardGroup(shards, ready_within_s, partial=settings.on_lost == "partial")
         self._searcher = ShardedSearcher(shards, settings)
+        self._reranking = build_reranking(reranker or NoRerankerSettings(), ShardReranker(self._shards).scores)
 
     async def ready(self) -> None:
         """Return if searches can be served: by every shard or, with partial answers, by at least one.
@@ -58,7 +67,7 @@ class ShardedRetriever:
         name it in ``missing_shards``, or its error is raised, in any stage. Its error is always raised if no shard has
         finished, even if the other shards have no documents.
         """
-        async with aclosing(self._searcher.stages(request, self._shards.lost)) as stages:
+        async with aclosing(self._reranking.stages(request, self._searched)) as stages:
             async for candidates in stages:
                 yield candidates
 
@@ -176,6 +185,9 @@ class ShardedRetriever:
     async def stats(self) -> RetrieverStats:
         """Return the sums over all shards. Raises a lost shard's error, because a sum without it would jump."""
         return merged_stats((await self._shards.call(self._shards.numbers, lambda _, shard: shard.stats())).values())
+
+    def _searched(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:
+        return self._searcher.stages(request, self._shards.lost)
 
     def _shard_of(self, *names: str) -> int:
         return shard_of(len(self._shards), *names)

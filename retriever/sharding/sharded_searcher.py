@@ -45,10 +45,10 @@ class ShardedSearcher:
         Raises as a retriever's search. For a lost shard it may raise that shard's error, or ShardTimeout, in any stage.
         """
         started = self._clock()
-        merger = StageMerger(len(self._shards), request.top_k)
+        merger = StageMerger(len(self._shards), request.top_k, request.shown)
         for shard, error in lost.items():
             self._lose(merger, shard, error)
-        asked = replace(request, check_keys=False, fuse=False)
+        asked = replace(request, check_keys=False, fuse=False, rerank=False)
         events: asyncio.Queue[_Event] = asyncio.Queue()
         readers = {
             shard: asyncio.create_task(_read(shard, self._shards[shard].search(asked), events)) for shard in merger.open

@@ -24,11 +24,12 @@ class StageMerger:
     A shard is open until it sends its final set, reports that it has no documents, or is lost. The candidates of a lost
     shard still count. Shards send both rankings of a hybrid search, which are merged one by one and then fused. A
     ranking is ordered by score, then by shard, then by the shard's order, so the result does not depend on which shard
-    answers first. A chunk's id names its shard.
+    answers first. A chunk's id names its shard. A merged set has ``shown`` chunks, or ``top_k`` if those are more.
     """
 
-    def __init__(self, shards: int, top_k: int) -> None:
+    def __init__(self, shards: int, top_k: int, shown: int = 0) -> None:
         self._top_k = top_k
+        self._shown = max(top_k, shown)
         self._open = set(range(shards))
         self._awaited = set(self._open)
         self._best: dict[int, CandidateSet] = {}
@@ -78,10 +79,10 @@ class StageMerger:
         # The shard with the most stages bounds the number of merged sets, so only the final one reaches ``of``.
         of = max(found.of for found in self._best.values())
         kind = min(self._best.items())[1].search
-        count = depth(kind, self._top_k)
+        count = depth(kind, self._top_k, self._shown)
         dense = _ranking({shard: found.ranking(SearchKind.DENSE) for shard, found in self._best.items()}, count)
         sparse = _ranking({shard: found.ranking(SearchKind.SPARSE) for shard, found in self._best.items()}, count)
-        best = list(islice(ranked(kind, dense, sparse, count).items(), self._top_k))
+        best = list(islice(ranked(kind, dense, sparse, count).items(), self._shown))
         return CandidateSet(
             stage=self._stage if self._open else of,
             of=of,

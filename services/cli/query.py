@@ -22,12 +22,22 @@ def query(
         SearchKind | None,
         typer.Option(help="Search by embeddings, by words, or by both. By default as the collection."),
     ] = None,
+    rerank: Annotated[
+        bool | None, typer.Option(help="Whether a reranker orders the sources. By default, if one is configured.")
+    ] = None,
     url: UrlOption = None,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask a question and stream the answer."""
-    given = {"query": question, "collection": collection, "top_k": top_k, "max_tokens": max_tokens, "search": search}
+    given = {
+        "query": question,
+        "collection": collection,
+        "top_k": top_k,
+        "max_tokens": max_tokens,
+        "search": search,
+        "rerank": rerank,
+    }
     body = {name: value for name, value in given.items() if value is not None}
     if filters is not None:
         body["filters"] = _parsed(filters)
@@ -48,6 +58,8 @@ def query(
     if response["partial"]:
         missing = ", ".join(response["missing_shards"])
         errors.print(f"[bold yellow]partial:[/] results of these shards are missing: {missing}")
+    if response["reranking"] and response["reranking"]["reason"]:
+        errors.print(f"[bold yellow]not reranked:[/] {response['reranking']['reason']}")
     if response["finish_reason"] == "length":
         written = response["usage"]["completion_tokens"]
         errors.print(f"[bold yellow]cut:[/] the answer reached its longest length, {written} tokens (--max-tokens)")

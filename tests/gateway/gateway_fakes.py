@@ -49,7 +49,7 @@ from protocol.plans import (
     SpeculationDecision,
 )
 from protocol.prompts import ChatMessage, Prompt, Segment, SegmentKind
-from protocol.retrieval import CandidateSet, Chunk, SearchKind, SearchRequest
+from protocol.retrieval import CandidateSet, Chunk, Reranking, SearchKind, SearchRequest
 from protocol.tiers import Tier
 
 ANSWER = ("Paris ", "is ", "the ", "capital ", "of ", "France.")
@@ -95,6 +95,7 @@ def chunk(rank: int) -> Chunk:
 class FakeRetriever:
     """Finds ``top_k`` of five documents' first chunks in two stages. ``missing_shards`` are reported as missing.
 
+    With ``reranking``, a third stage reports it and, if that is done, has the documents in reverse order.
     Each document has ``chunks_of`` chunks. Jobs have the status ``job_status``.
     """
 
@@ -108,6 +109,7 @@ class FakeRetriever:
         self.deleted: dict[tuple[str, str, str], Orphan] = {}
         self.orphaned: list[Orphan] = []
         self.missing_shards: tuple[str, ...] = ()
+        self.reranking: Reranking | None = None
         self.chunks_of = 1
         self.job_status = "failed"
         self.open = 0
@@ -129,9 +131,24 @@ class FakeRetriever:
                 raise UnknownFilterKey(f"No document has {request.filters.key!r}.", "filters")
             docs = tuple(chunk(rank) for rank in range(min(size, request.top_k)))
             scores = tuple(1.0 - rank / 10 for rank in range(len(docs)))
-            yield CandidateSet(1, 2, docs[:1], scores[:1], final=False, elapsed_ms=1.0)
+            of = 2 if self.reranking is None else 3
+            yield CandidateSet(1, of, docs[:1], scores[:1], final=False, elapsed_ms=1.0)
             await self.phases.enter("second_stage")
-            yield CandidateSet(2, 2, docs, scores, True, elapsed_ms=2.5, missing_shards=self.missing_shards)
+            last = CandidateSet(2, of, docs, scores, of == 2, elapsed_ms=2.5, missing_shards=self.missing_shards)
+            yield last
+            if self.reranking is not None:
+                await self.phases.enter("rerank")
+                ordered = docs[::-1] if self.reranking.status == "done" else docs
+                yield msgspec.structs.replace(
+                    last,
+                    stage=3,
+                    docs=ordered,
+                    final=True,
+                    elapsed_ms=2.5 + self.reranking.elapsed_ms,
+                    dense_scores=scores,
+                    sparse_scores=(None,) * len(scores),
+                    reranking=self.reranking,
+                )
         finally:
             self.open -= 1
 

@@ -104,7 +104,7 @@ async def test_other_final_documents_mean_ordinary_admission(scene: Scene, final
 
 async def test_guess_waits_for_a_stage_worth_it(scene: Scene):
     """Searches of this kind are final after five of nine stages, and the engine releases guesses slowly."""
-    kind = ("default", "default", None, 3, True, True)
+    kind = ("default", "default", None, None, 3, True, True)
     for _ in range(40):
         scene.start.record_search(kind, 5 / 9, 1.0)
         SpeculationStart.record_ending(scene.start, 9.0)

@@ -1,0 +1,35 @@
+"""The interfaces of rerankers, and of the stage that uses one."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Protocol
+
+from protocol.retrieval import CandidateSet, SearchRequest
+
+Scores = Sequence[float | None]
+"""The score of each text, higher is better. None for texts that the reranker did not score."""
+
+Score = Callable[[str, Sequence[str], int], Awaitable[Scores]]
+"""``Reranker.scores``, of a reranker in this process or in another one."""
+
+Search = Callable[[SearchRequest], AsyncGenerator[CandidateSet, None]]
+"""A search in stages."""
+
+
+class Reranker(Protocol):
+    """Scores how well texts answer a query. Calls do not block the event loop, and may run at once."""
+
+    async def scores(self, query: str, texts: Sequence[str], wanted: int) -> Scores:
+        """Return the score of each text, at least those of the ``wanted`` best ones. Raises RerankFailed."""
+
+    async def close(self) -> None:
+        """Free the model or the connections."""
+
+
+class Reranking(Protocol):
+    """Does a search, and reranks its results if the configuration and the request say so."""
+
+    def stages(self, request: SearchRequest, search: Search) -> AsyncGenerator[CandidateSet, None]:
+        """Yield the stages of ``search``, and those of reranking.
+
+        Raises what ``search`` raises, and InvalidRequest if the request needs a reranker and there is none.
+        """
