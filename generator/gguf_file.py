@@ -1,0 +1,59 @@
+"""A user's model in the format GGUF."""
+
+import re
+from pathlib import Path
+
+from generator.model_files import digest_of_model
+from protocol.errors import ConfigError
+
+SUFFIX = ".gguf"
+_MAGIC = b"GGUF"
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class GgufFile:
+    """A GGUF file anywhere on this machine. It is told from others by its content, not by its path.
+
+    Raises ConfigError if it cannot be read, or does not begin as GGUF files do.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            with path.open("rb") as file:
+                magic = file.read(len(_MAGIC))
+            self._digest = digest_of_model(path)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}", param="generator.model") from error
+        if magic != _MAGIC:
+            raise ConfigError(f"{path} is not a GGUF file: it does not begin with GGUF", param="generator.model")
+
+    @property
+    def name(self) -> str:
+        """What logs call it."""
+        return str(self._path)
+
+    @property
+    def folder_name(self) -> str:
+        """Name of the converted folder. A file with another content, or another name, has another one."""
+        return f"{_NOT_IN_NAMES.sub('-', self._path.stem).strip('.')}-{self._digest[:12]}"
+
+    def locate(self) -> Path:
+        """The file."""
+        return self._path
+
+
+def gguf_in(place: Path) -> Path | None:
+    """The GGUF file that a path names: itself, or the only one of a folder that is no model folder. None: neither.
+
+    Raises ConfigError if such a folder has several.
+    """
+    if place.is_file():
+        return place
+    if not place.is_dir() or (place / "config.json").exists():
+        return None
+    files = sorted(place.glob(f"*{SUFFIX}"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise ConfigError(f"{place} has several GGUF files, name one of them: {names}", param="generator.model")
+    return files[0] if files else None
