@@ -17,7 +17,7 @@ from typing import Protocol
 import structlog
 from filelock import FileLock
 
-from generator.gguf_file import SUFFIX, GgufFile, gguf_in
+from generator.gguf_file import SUFFIX, GgufFile, gguf_in, require_memory
 from generator.settings import KvSettings
 from protocol.errors import ConfigError
 
@@ -195,6 +195,7 @@ def _convert_gguf(source: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils.logging import disable_progress_bar
 
+    require_memory(source)
     if not sys.stderr.isatty():
         # In a log, each update of a bar is a line.
         disable_progress_bar()

@@ -2,6 +2,7 @@
 
 import json
 
+import psutil
 import pytest
 from safetensors import safe_open
 from tiny_gguf import LAYERS, VOCABULARY, write_tiny_gguf
@@ -76,6 +77,15 @@ def test_a_damaged_gguf_file_is_a_config_error_that_names_it_and_leaves_nothing(
     with pytest.raises(ConfigError, match=r"damaged\.gguf") as wrong:
         store.resolve(str(damaged))
     assert wrong.value.param == "generator.model"
+    assert store.converted() == []
+
+
+def test_a_model_that_memory_cannot_convert_is_refused(store, tmp_path, monkeypatch):
+    file = write_tiny_gguf(tmp_path / "tiny.gguf")
+    there = psutil.virtual_memory()
+    monkeypatch.setattr("psutil.virtual_memory", lambda: there._replace(available=100_000))
+    with pytest.raises(ConfigError, match=r"takes about 0\.0 GiB of memory.*model folder"):
+        store.resolve(str(file))
     assert store.converted() == []
 
 
