@@ -38,20 +38,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asker:
-    """Asks questions with ``concurrency`` threads. ``body`` has the fields that all queries share.
+    """Asks questions with ``concurrency`` threads. ``body`` has the fields that all queries share."""
 
-    The modes of a question follow each other in one thread, so that the machine's noise affects both alike.
-    """
-
-    def __init__(self, ask: Ask, modes: Sequence[Mode], body: dict[str, Any], concurrency: int) -> None:
+    def __init__(self, ask: Ask, body: dict[str, Any], concurrency: int) -> None:
         self._ask = ask
-        self._modes = modes
         self._body = body
         self._concurrency = concurrency
 
-    def rows(self, questions: Sequence[NumberedQuestion]) -> Iterator[Row]:
+    def rows(self, questions: Sequence[NumberedQuestion], modes: Sequence[Mode]) -> Iterator[Row]:
         """Yield a row for each question and mode, in the order of their ends. A failing question never ends it.
 
+        The modes of a question follow each other in one thread, so that the machine's noise affects all alike.
         Who stops iterating ends the threads after their current queries.
         """
         waiting: SimpleQueue[NumberedQuestion | None] = SimpleQueue()
@@ -62,18 +59,22 @@ class Asker:
         for _ in range(self._concurrency):
             waiting.put(None)
             # A thread that waits for a reply must not keep an interrupted command alive.
-            threading.Thread(target=self._work, args=(waiting, rows, stopped), daemon=True).start()
+            threading.Thread(target=self._work, args=(waiting, modes, rows, stopped), daemon=True).start()
         try:
-            for _ in range(len(questions) * len(self._modes)):
+            for _ in range(len(questions) * len(modes)):
                 yield rows.get()
         finally:
             stopped.set()
 
     def _work(
-        self, waiting: "SimpleQueue[NumberedQuestion | None]", rows: SimpleQueue[Row], stopped: threading.Event
+        self,
+        waiting: "SimpleQueue[NumberedQuestion | None]",
+        modes: Sequence[Mode],
+        rows: SimpleQueue[Row],
+        stopped: threading.Event,
     ) -> None:
         while (question := waiting.get()) is not None:
-            for mode in self._modes:
+            for mode in modes:
                 if stopped.is_set():
                     return
                 rows.put(self._row(question, mode))

@@ -1,6 +1,6 @@
 """An evaluation: every question asked, scored and kept, and the report on what was measured so far."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -19,9 +19,15 @@ COMPOSED = Mode("composed", Reuse.COMPOSED)
 BOTH = (COMPOSED, EXACT)
 """Composed first: an exact prompt leaves KV that would serve the same prompt in full, so nothing would be composed."""
 
+Clear = Callable[[], object]
+"""Empties the stack's cache."""
+
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked of which stack. ``sha256`` is the file's. Options are None if they were left to the stack."""
+    """What was asked of which stack. ``sha256`` is the file's. Options are None if they were left to the stack.
+
+    ``cleared`` says whether the cache was emptied before each mode, and the modes followed each other.
+    """
 
     url: str
     dataset: str
@@ -33,6 +39,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     search: str | None
     max_tokens: int | None
     concurrency: int
+    cleared: bool
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -63,31 +70,42 @@ class EvaluationReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluation:
-    """Asks ``questions`` in ``modes``, and adds each row to a file in ``folder``, if there is one.
+    """Asks questions in ``modes``, and adds each row to a file in ``folder``, if there is one.
 
+    The modes take turns at each question. With ``clear``, each mode gets all questions, and an empty cache before.
     ``progress`` is called with (step, done, total).
     """
 
     def __init__(
-        self, asker: Asker, modes: Sequence[Mode], asked: Asked, folder: ReportFolder | None, progress: Progress
+        self,
+        asker: Asker,
+        modes: Sequence[Mode],
+        asked: Asked,
+        folder: ReportFolder | None,
+        progress: Progress,
+        clear: Clear | None = None,
     ) -> None:
         self._asker = asker
         self._modes = modes
         self._asked = asked
         self._folder = folder
         self._progress = progress
+        self._clear = clear
         self.rows: list[Row] = []
 
     def run(self, questions: Sequence[NumberedQuestion]) -> None:
-        """Ask all questions. What was measured before an interruption is kept. Raises OSError if no row can be written.
+        """Ask all questions. Before an interruption, too, the rows so far are in ``rows``.
 
-        The rows are in ``rows`` afterwards.
+        Raises OSError if a row cannot be written, and what ``clear`` raises.
         """
         total = len(questions) * len(self._modes)
         self._progress("asking", 0, total)
-        for row in self._asker.rows(questions):
-            self._keep(row)
-            self._progress("asking", len(self.rows), total)
+        for modes in [self._modes] if self._clear is None else [[mode] for mode in self._modes]:
+            if self._clear is not None:
+                self._clear()
+            for row in self._asker.rows(questions, modes):
+                self._keep(row)
+                self._progress("asking", len(self.rows), total)
 
     def report(self, *, complete: bool) -> EvaluationReport:
         """Return the figures of the rows so far."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from benchmarks.evaluation.evaluation import ANSWERS, PICTURE, REPORT, EvaluationReport
-from benchmarks.evaluation.tables import fallbacks, figures
+from benchmarks.evaluation.tables import figures, notes
 from benchmarks.measuring.markdown import table
 
 _MOST_FAILURES = 20
@@ -23,7 +23,7 @@ def _parts(report: EvaluationReport) -> Iterator[str]:
     yield table(found.head, found.rows)
     if report.answered:
         yield f"![scores and times to the first token]({PICTURE})"
-    yield from fallbacks(report)
+    yield from notes(report)
     if report.failures:
         yield f"## {len(report.failures):,} without an answer"
         shown = report.failures[:_MOST_FAILURES]
@@ -46,3 +46,4 @@ def _facts(report: EvaluationReport) -> Iterator[tuple[str, str]]:
         value = getattr(asked, name)
         yield name, "the stack's own" if value is None else str(value)
     yield "concurrency", str(asked.concurrency)
+    yield "cache emptied before each mode", "yes" if asked.cleared else "no"

@@ -55,12 +55,17 @@ def recall_name(report: EvaluationReport) -> str:
     return "recall" if report.asked.top_k is None else f"recall@{report.asked.top_k}"
 
 
-def fallbacks(report: EvaluationReport) -> Iterator[str]:
-    """Yield a sentence for each mode that asked for composed prompts and did not always get them."""
+def notes(report: EvaluationReport) -> Iterator[str]:
+    """Yield what a reader has to know about the figures: modes that did not compose, and times that compare badly."""
     for name, mode in report.modes.items():
         if mode.fallbacks:
             counts = ", ".join(f"{reason} {count:,}" for reason, count in sorted(mode.fallbacks.items()))
             yield f"Why nothing was composed, in the mode {name}: {counts}."
+    if report.differences and not report.asked.cleared:
+        yield (
+            "Exact prompts were asked second and found documents that composed ones had computed, so their times are "
+            "too good. --clear-cache compares times."
+        )
 
 
 def _metrics(report: EvaluationReport) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from protocol.documents import DEFAULT_COLLECTION
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, RagtreeError
 from protocol.plans import Reuse
 from protocol.retrieval import SearchKind
 from services.cli.connection import ApiKeyOption, CollectionOption, JsonOption, UrlOption, connect
@@ -64,6 +64,14 @@ def evaluate(
         int,
         typer.Option(min=1, max=256, help="Questions asked at the same time. With 1, times are those without load."),
     ] = 1,
+    clear_cache: Annotated[
+        bool,
+        typer.Option(
+            "--clear-cache",
+            help="Empty the stack's cache first; with --reuse both, ask all questions composed, empty it again, and "
+            "ask them exact. Needs the right to administer the cache.",
+        ),
+    ] = False,
     report: Annotated[
         Path | None, typer.Option(help="New or empty folder for tables, figures, a picture and every answer.")
     ] = None,
@@ -95,18 +103,21 @@ def evaluate(
         search=search,
         max_tokens=max_tokens,
         concurrency=concurrency,
+        cleared=clear_cache,
     )
     modes = _modes(reuse)
     shared = {"collection": collection, "top_k": top_k, "search": search, "max_tokens": max_tokens}
     body: dict[str, Any] = {name: value for name, value in shared.items() if value is not None}
     with ended_by_signals(), StepBars() as show:
-        evaluation = Evaluation(Asker(client.query, modes, body, concurrency), modes, asked, folder, show)
+        clear = client.clear_cache if clear_cache else None
+        evaluation = Evaluation(Asker(client.query, body, concurrency), modes, asked, folder, show, clear)
         try:
             evaluation.run(questions)
-        except SystemExit:
-            # An interrupted evaluation reports what it has measured.
+        except (SystemExit, RagtreeError):
+            # An evaluation that ends early reports what it has measured.
             with undisturbed_by_signals():
-                _publish(evaluation, folder, as_json=as_json, complete=False)
+                if evaluation.rows:
+                    _publish(evaluation, folder, as_json=as_json, complete=False)
             raise
         except OSError as error:
             raise ConfigError(f"the report's folder {report} cannot be written: {error.strerror}", "report") from error
@@ -165,7 +176,7 @@ def _write(report: "EvaluationReport", evaluation: "Evaluation", folder: "Report
 
 
 def _show(report: "EvaluationReport", folder: "ReportFolder | None") -> None:
-    from benchmarks.evaluation.tables import fallbacks, figures
+    from benchmarks.evaluation.tables import figures, notes
 
     found = figures(report)
     table = Table(box=None, pad_edge=False)
@@ -174,7 +185,7 @@ def _show(report: "EvaluationReport", folder: "ReportFolder | None") -> None:
     for row in found.rows:
         table.add_row(*row)
     results.print(table)
-    for sentence in fallbacks(report):
+    for sentence in notes(report):
         results.print(sentence, highlight=False, soft_wrap=True)
     for failure in report.failures[:_SHOWN_FAILURES]:
         place = f"line {failure.line} ({failure.mode})"

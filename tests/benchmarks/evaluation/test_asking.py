@@ -19,7 +19,7 @@ def questions(count: int) -> list[NumberedQuestion]:
 
 def test_modes_take_turns_and_composed_comes_first():
     stack = ScriptedStack(lambda _: stream(reply("x")))
-    rows = list(Asker(stack.query, BOTH, {"collection": "c"}, 1).rows(questions(2)))
+    rows = list(Asker(stack.query, {"collection": "c"}, 1).rows(questions(2), BOTH))
     assert [(row.line, row.mode) for row in rows] == [(1, "composed"), (1, "exact"), (2, "composed"), (2, "exact")]
     assert [body["reuse"] for body in stack.bodies] == ["composed", "exact"] * 2
     assert stack.bodies[0] == {"collection": "c", "query": "question 1", "reuse": "composed"}
@@ -27,7 +27,7 @@ def test_modes_take_turns_and_composed_comes_first():
 
 def test_without_a_choice_the_stack_decides_about_reuse():
     stack = ScriptedStack(lambda _: stream(reply("x")))
-    list(Asker(stack.query, CONFIGURED, {}, 1).rows(questions(1)))
+    list(Asker(stack.query, {}, 1).rows(questions(1), CONFIGURED))
     assert stack.bodies == [{"query": "question 1"}]
 
 
@@ -38,7 +38,7 @@ def test_a_failing_question_is_a_row_and_ends_nothing(error):
             raise error
         return stream(reply("x"))
 
-    first, second, third = Asker(ScriptedStack(script).query, CONFIGURED, {}, 1).rows(questions(3))
+    first, second, third = Asker(ScriptedStack(script).query, {}, 1).rows(questions(3), CONFIGURED)
     assert (first.error, third.error) == (None, None)
     assert str(error) in second.error
     assert (second.answer, second.scores) == (None, None)
@@ -52,7 +52,7 @@ def test_as_many_questions_run_at_once_as_wanted():
         yield from stream(reply("x"))
 
     stack = ScriptedStack(script)
-    rows = list(Asker(stack.query, CONFIGURED, {}, 3).rows(questions(9)))
+    rows = list(Asker(stack.query, {}, 3).rows(questions(9), CONFIGURED))
     assert stack.most_running == 3
     assert sorted(row.line for row in rows) == list(range(1, 10))
     assert [row.error for row in rows] == [None] * 9
@@ -68,7 +68,7 @@ def test_who_stops_reading_stops_the_asking():
 
     stack = ScriptedStack(script)
     before = set(threading.enumerate())
-    rows = Asker(stack.query, CONFIGURED, {}, 1).rows(questions(50))
+    rows = Asker(stack.query, {}, 1).rows(questions(50), CONFIGURED)
     assert next(rows).line == 1
     (worker,) = set(threading.enumerate()) - before
     rows.close()

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 from scripted_stack import ScriptedStack, reply, stream
 
@@ -10,7 +11,7 @@ from benchmarks.evaluation.evaluation import BOTH, Asked, Evaluation
 from benchmarks.evaluation.markdown_report import render
 from benchmarks.evaluation.plot import draw
 from benchmarks.evaluation.question_file import AskedQuestion, NumberedQuestion
-from benchmarks.evaluation.tables import fallbacks, figures
+from benchmarks.evaluation.tables import figures, notes
 from benchmarks.suite.report_folder import ReportFolder
 
 QUESTIONS = [
@@ -30,6 +31,7 @@ ASKED = Asked(
     search=None,
     max_tokens=None,
     concurrency=1,
+    cleared=False,
 )
 
 
@@ -45,9 +47,7 @@ def script(body):
 
 
 def evaluated(modes, folder=None, seen=None):
-    evaluation = Evaluation(
-        Asker(ScriptedStack(script).query, modes, {}, 1), modes, ASKED, folder, seen or (lambda *_: None)
-    )
+    evaluation = Evaluation(Asker(ScriptedStack(script).query, {}, 1), modes, ASKED, folder, seen or (lambda *_: None))
     evaluation.run(QUESTIONS)
     return evaluation
 
@@ -74,7 +74,9 @@ def test_composed_is_compared_with_exact_over_the_questions_that_both_answered()
     assert (lost.value, lost.low, lost.high, lost.questions) == (-1, -1, -1, 1)
     assert report.differences["reciprocal_rank"].value == -0.5
     assert report.differences["ttft_ms"].questions == 3
-    assert list(fallbacks(report)) == ["Why nothing was composed, in the mode composed: no_donor 1."]
+    fallbacks, order = notes(report)
+    assert fallbacks == "Why nothing was composed, in the mode composed: no_donor 1."
+    assert "times are too good" in order
 
 
 def test_the_table_has_a_column_for_each_mode_and_the_difference():
@@ -122,3 +124,20 @@ def test_rows_are_kept_as_they_come_and_the_report_links_them(tmp_path):
     assert "[answers.jsonl](answers.jsonl)" in text
     draw(report, evaluation.rows, tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_with_an_empty_cache_for_each_mode_all_questions_are_asked_in_one_after_the_other():
+    happened = []
+
+    def noted(body):
+        happened.append(body["reuse"])
+        return script(body)
+
+    asked = msgspec.structs.replace(ASKED, cleared=True)
+    asker = Asker(ScriptedStack(noted).query, {}, 1)
+    evaluation = Evaluation(asker, BOTH, asked, None, lambda *_: None, clear=lambda: happened.append("clear"))
+    evaluation.run(QUESTIONS[:2])
+    assert happened == ["clear", "composed", "composed", "clear", "exact", "exact"]
+    report = evaluation.report(complete=True)
+    assert report.differences["exact_match"].value == -1
+    assert list(notes(report)) == []

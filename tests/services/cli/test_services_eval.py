@@ -79,6 +79,23 @@ def test_both_modes_are_compared_and_everything_is_in_the_folder(stack, dataset,
     assert len((folder / "answers.jsonl").read_text().splitlines()) == 4
 
 
+def test_what_was_measured_is_kept_if_the_cache_cannot_be_cleared_again(stack, dataset, tmp_path):
+    clears = []
+
+    def clear_cache():
+        clears.append(len(stack.bodies))
+        if len(clears) == 2:
+            raise Overloaded("no controller")
+
+    stack.clear_cache = clear_cache
+    ran = evaluate(dataset, "--reuse", "both", "--clear-cache", "--limit", "2", "--report", str(tmp_path / "report"))
+    assert isinstance(ran.exception, Overloaded)
+    assert clears == [0, 2]
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert (report["complete"], report["asked"]["cleared"]) == (False, True)
+    assert (report["modes"]["composed"]["answered"], report["modes"]["exact"]["asked"]) == (2, 0)
+
+
 @pytest.mark.parametrize("reuse", ["exact", "auto"])
 def test_one_mode_is_asked_for(stack, dataset, reuse):
     assert evaluate(dataset, "--reuse", reuse).exit_code == 0
