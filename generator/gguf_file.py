@@ -18,19 +18,23 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 class GgufFile:
     """A GGUF file anywhere on this machine. It is told from others by its content, not by its path.
 
-    Raises ConfigError if it cannot be read, or does not begin as GGUF files do.
+    Raises ConfigError if it cannot be read, does not begin as GGUF files do, or has another suffix.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
             with path.open("rb") as file:
-                magic = file.read(len(_MAGIC))
+                if file.read(len(_MAGIC)) != _MAGIC:
+                    raise ConfigError(
+                        f"{path} is not a GGUF file: it does not begin with GGUF", param="generator.model"
+                    )
+            if path.suffix != SUFFIX:
+                # The digest would take it for a text that is no part of a model.
+                raise ConfigError(f"name the GGUF file {path} so that it ends in {SUFFIX}", param="generator.model")
             self._digest = digest_of_model(path)
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}", param="generator.model") from error
-        if magic != _MAGIC:
-            raise ConfigError(f"{path} is not a GGUF file: it does not begin with GGUF", param="generator.model")
 
     @property
     def name(self) -> str:
@@ -63,11 +67,18 @@ def gguf_in(place: Path) -> Path | None:
     return files[0] if files else None
 
 
-def require_memory(path: Path) -> None:
-    """Raise ConfigError if the machine has too little memory to convert a GGUF file, instead of being killed for it."""
+def require_convertible(path: Path) -> None:
+    """Raise ConfigError if a GGUF file is one part of a model, or the machine has too little memory to convert it.
+
+    Otherwise, weights that are in other parts would be random, and the kernel would kill the process.
+    """
     from gguf import GGUFReader
 
-    parameters = sum(int(tensor.n_elements) for tensor in GGUFReader(path).tensors)
+    reader = GGUFReader(path)
+    parts = reader.get_field("split.count")
+    if parts is not None and int(parts.contents()) > 1:
+        raise ConfigError(f"{path} is one of {parts.contents()} parts: merge them first", param="generator.model")
+    parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
     needed, available = parameters * _CONVERSION_BYTES, psutil.virtual_memory().available
     if needed > available:
         raise ConfigError(

@@ -17,7 +17,7 @@ from typing import Protocol
 import structlog
 from filelock import FileLock
 
-from generator.gguf_file import SUFFIX, GgufFile, gguf_in, require_memory
+from generator.gguf_file import SUFFIX, GgufFile, gguf_in, require_convertible
 from generator.settings import KvSettings
 from protocol.errors import ConfigError
 
@@ -195,16 +195,22 @@ def _convert_gguf(source: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils.logging import disable_progress_bar
 
-    require_memory(source)
+    require_convertible(source)
     if not sys.stderr.isatty():
         # In a log, each update of a bar is a line.
         disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a folder, not the hub
+    model, loaded = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a folder, not the hub
         source.parent,
         gguf_file=source.name,
         quantization_config=GgufConfig(dequantize=True),
         dtype=torch.bfloat16,
+        output_loading_info=True,
     )
+    if loaded["missing_keys"]:
+        # transformers would leave them random.
+        raise ConfigError(
+            f"{source} lacks weights: {', '.join(sorted(loaded['missing_keys']))}", param="generator.model"
+        )
     model.save_pretrained(target)
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)  # nosec B615  # the same folder
     tokenizer.save_pretrained(target)

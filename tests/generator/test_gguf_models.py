@@ -89,6 +89,21 @@ def test_a_model_that_memory_cannot_convert_is_refused(store, tmp_path, monkeypa
     assert store.converted() == []
 
 
+def test_a_file_that_lacks_weights_or_is_one_of_several_parts_is_refused(store, tmp_path):
+    lacking = write_tiny_gguf(tmp_path / "lacking.gguf", left_out="blk.1.ffn_down.weight")
+    with pytest.raises(ConfigError, match=r"lacking\.gguf.*layers\.1\.mlp\.down_proj\.weight"):
+        store.resolve(str(lacking))
+    with pytest.raises(ConfigError, match="one of 3 parts"):
+        store.resolve(str(write_tiny_gguf(tmp_path / "part.gguf", parts=3)))
+    assert store.converted() == []
+
+
+def test_a_gguf_file_of_another_suffix_is_refused(store, tmp_path):
+    file = write_tiny_gguf(tmp_path / "tiny.gguf").rename(tmp_path / "sha256-0123")
+    with pytest.raises(ConfigError, match=r"ends in \.gguf"):
+        store.resolve(str(file))
+
+
 def test_other_files_and_missing_ones_are_config_errors(store, tmp_path):
     (tmp_path / "notes.txt").write_text("no model")
     with pytest.raises(ConfigError, match="is not a GGUF file"):

@@ -9,8 +9,8 @@ WIDTH, LAYERS, KV_WIDTH, INNER = 64, 2, 32, 128
 VOCABULARY = ["<unk>", "<s>", "</s>", *(chr(33 + number) for number in range(94)), "ab"]
 
 
-def write_tiny_gguf(path: Path, seed: int = 0) -> Path:
-    """Write a Llama with random weights. Returns the path."""
+def write_tiny_gguf(path: Path, seed: int = 0, left_out: str = "", parts: int = 1) -> Path:
+    """Write a Llama with random weights, all but ``left_out``, as the first of so many parts. Returns the path."""
     writer = GGUFWriter(path, "llama")
     writer.add_context_length(256)
     writer.add_embedding_length(WIDTH)
@@ -30,8 +30,12 @@ def write_tiny_gguf(path: Path, seed: int = 0) -> Path:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
+    if parts > 1:
+        writer.add_uint16("split.count", parts)
     draws = np.random.default_rng(seed)
     for name, shape in _shapes().items():
+        if name == left_out:
+            continue
         ones = name.endswith("norm.weight")
         writer.add_tensor(name, (np.ones(shape) if ones else draws.normal(size=shape) * 0.02).astype(np.float32))
     writer.write_header_to_file()
