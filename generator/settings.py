@@ -92,7 +92,7 @@ class GeneratorSettings(BaseModel):
     engine: Literal["vllm", "fake"] = Field("vllm", description="`fake` answers without a model, at fixed speeds.")
     model: str = Field(
         "smollm2-135m-instruct",
-        description="The model that ships with the stack, a Hugging Face model folder, or a Hugging Face id.",
+        description="The model that ships with the stack, a model folder, a GGUF file, or a Hugging Face id.",
     )
     max_model_len: int = Field(8192, gt=0, description="Longest prompt plus answer, in tokens.")
     dtype: str = Field(

@@ -1,8 +1,11 @@
-"""Scores of answers: exact match and F1, as defined by SQuAD's official evaluation.
+"""Scores of answers: exact match and F1, as defined by SQuAD's official evaluation, and ROUGE-L.
 
-Both take the best over all right answers (Rajpurkar et al., 2016, section 6.1). Texts are compared in lower case,
+All take the best over all right answers (Rajpurkar et al., 2016, section 6.1). Texts are compared in lower case,
 without ASCII punctuation, articles and extra white space. Words are separated by white space, so the scores suit only
 languages that write it.
+
+ROUGE-L is computed here, over these words. The package rouge-score would bring nltk, and its own words: it stems them
+and drops all that is not ASCII.
 """
 
 import re
@@ -33,6 +36,15 @@ def f1(answer: str, right: Sequence[str]) -> float:
     return max((_f1(normalised(answer).split(), normalised(one).split()) for one in right), default=0.0)
 
 
+def rouge_l(answer: str, right: Sequence[str]) -> float:
+    """Return ROUGE-L's F-measure (Lin, 2004, section 3), from 0 to 1; 0 without right answers.
+
+    With n words in the longest common subsequence, it is 2n over the number of words of both. Answers without words
+    count as for F1.
+    """
+    return max((_rouge_l(normalised(answer).split(), normalised(one).split()) for one in right), default=0.0)
+
+
 def holds_answer(text: str, right: Sequence[str]) -> bool:
     """Return whether the text contains the words of a right answer, in sequence.
 
@@ -47,3 +59,20 @@ def _f1(answer: Sequence[str], right: Sequence[str]) -> float:
         return float(answer == right)
     common = (Counter(answer) & Counter(right)).total()
     return 2 * common / (len(answer) + len(right))
+
+
+def _rouge_l(answer: Sequence[str], right: Sequence[str]) -> float:
+    if not answer or not right:
+        return float(answer == right)
+    return 2 * _longest_common_subsequence(answer, right) / (len(answer) + len(right))
+
+
+def _longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
+    """Return its length, by a table of which only one row is kept."""
+    lengths = [0] * (len(other) + 1)
+    for word in one:
+        before = 0
+        for place, candidate in enumerate(other, start=1):
+            longer = before + 1 if word == candidate else max(lengths[place], lengths[place - 1])
+            before, lengths[place] = lengths[place], longer
+    return lengths[-1]

@@ -1,8 +1,9 @@
 """The text of ``report.md``."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
+from benchmarks.measuring.markdown import table
 from benchmarks.suite.facts import Facts
 from benchmarks.suite.key_figures import KEY_FIGURES
 from benchmarks.suite.outcome import Outcome, Status
@@ -16,8 +17,8 @@ def render(facts: Facts, outcomes: Sequence[Outcome], to_come: Sequence[str], fo
     parts = [
         "# RAGTree's benchmarks on this machine",
         *([_QUICK] if facts.quick else []),
-        _table(("fact", "value"), _facts(facts)),
-        *([_table(("benchmark", "status", "h:mm:ss"), map(_line, outcomes))] if outcomes else []),
+        table(("fact", "value"), _facts(facts)),
+        *([table(("benchmark", "status", "h:mm:ss"), map(_line, outcomes))] if outcomes else []),
         *([f"Not run so far: {', '.join(to_come)}."] if to_come else []),
     ]
     for outcome in outcomes:
@@ -60,15 +61,9 @@ def _section(outcome: Outcome, folder: ReportFolder) -> Iterator[str]:
         yield "\n".join(f"    {line}" for line in outcome.log)
     if outcome.result is not None:
         rows = [row for figure in KEY_FIGURES[name] for row in figure.rows(outcome.result)]
-        yield _table(("figure", "value"), rows)
+        yield table(("figure", "value"), rows)
     if folder.picture(name).exists():
         yield f"![{name}]({folder.picture(name).name})"
     yield "Files: " + ", ".join(
         f"[{file.name}]({file.name})" for file in (folder.result(name), folder.log(name)) if file.exists()
     )
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table. Bars in cells are escaped."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -10,18 +10,19 @@ REPORT = "report.md"
 class ReportFolder:
     """The folder ``path``, which is made if it does not exist. It has the report, and the files of each benchmark.
 
-    Raises ConfigError if it holds anything already, because that would mix two reports, or cannot be made.
+    ``option`` names it on the command line. Raises ConfigError if it holds anything already, because that would mix two
+    reports, or cannot be made.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, option: str = "out") -> None:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
             occupied = any(path.iterdir())
         except OSError as error:
-            raise ConfigError(f"the report's folder {path} cannot be made: {error.strerror}", "out") from error
+            raise ConfigError(f"the report's folder {path} cannot be made: {error.strerror}", option) from error
         if occupied:
-            raise ConfigError(f"the folder {path} is not empty: name a new one with --out", "out")
+            raise ConfigError(f"the folder {path} is not empty: name a new one with --{option}", option)
 
     def result(self, name: str) -> Path:
         """The object that a benchmark printed."""

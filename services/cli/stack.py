@@ -1,18 +1,30 @@
 """``ragtree up``, ``down`` and ``status``: start, stop and check a stack on this machine."""
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from services.cli.connection import ApiKeyOption, JsonOption, UrlOption, connect
+from services.cli.models import advice
 from services.cli.output import errors, results
-from services.config import load_config
+from services.config import Config, load_config
 from services.model import generator_factory
 from services.stack.detached import StackProcess
 
+MODEL_VARIABLE = "RAGTREE_GENERATOR__MODEL"
+"""The environment variable that tells a detached stack its model."""
+
 
 def up(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A GGUF file, a model folder or a Hugging Face id, as `ragtree models` lists them; by default the "
+            "configured one (generator.model)."
+        ),
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once the stack is ready, and leave it running.")
     ] = False,
@@ -21,19 +33,34 @@ def up(
     ] = 300.0,
 ) -> None:
     """Start the stack. Ctrl-C stops it."""
-    config = load_config()
+    config = _with_model(load_config(), model)
     if not detach:
         config.observability.configure_logging()
-    # Download here, in view of the user: it may take longer than the stack waits for its gateway.
+    better = advice(config)
+    if better is not None:
+        errors.print(better, highlight=False, soft_wrap=True)
+    # Convert or download here, in view of the user: it may take longer than the stack waits for its gateway.
+    if config.generator.engine == "vllm":
+        errors.print(f"Preparing the model {config.generator.model}", highlight=False, markup=False, soft_wrap=True)
     generator_factory(config).fetch()
     if detach:
+        environment = {MODEL_VARIABLE: config.generator.model}
         with errors.status("starting Ray") as spinner:
-            running = StackProcess(config.data_dir).start(wait_s, on_wait=spinner.update)
+            running = StackProcess(config.data_dir, environment).start(wait_s, on_wait=spinner.update)
         errors.print(f"Ready at [bold]{running.url}[/] (process {running.pid}); stop it with `ragtree down`.")
         return
     from services.stack.foreground import Stack
 
     Stack(config).run()
+
+
+def _with_model(config: Config, model: str | None) -> Config:
+    """Return the configuration with another model. A path on this machine becomes absolute."""
+    if model is None:
+        return config
+    place = Path(model).expanduser()
+    name = str(place.absolute()) if place.exists() else model
+    return config.model_copy(update={"generator": config.generator.model_copy(update={"model": name})})
 
 
 def down(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.measuring.answer_scores import exact_match, f1, holds_answer, normalised
+from benchmarks.measuring.answer_scores import exact_match, f1, holds_answer, normalised, rouge_l
 
 # Words that normalising changes, and plain letters, so that texts often share words.
 words = st.lists(st.sampled_from(["a", "An", "THE", "theme", "red", "Red!", "fox", "'", "--", "1972", "ß", "\u00a0"]))
@@ -104,3 +104,35 @@ def test_normalized_text_has_only_words(text):
 def test_answer_is_found_in_a_text_by_whole_words(right, holds):
     text = "The prize, in 1901, went to Wilhelm Conrad Röntgen of Germany."
     assert holds_answer(text, right) is holds
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "expected"),
+    [
+        ("the Eiffel Tower", ["Eiffel tower."], 1.0),
+        # Two of three and two words in sequence, with one between them.
+        ("Eiffel old tower", ["Eiffel Tower"], 4 / 5),
+        # The same words in another sequence: one of two and two.
+        ("tower Eiffel", ["Eiffel Tower"], 1 / 2),
+        # The example of the paper (Lin, 2004, section 3.1) without its articles.
+        ("police kill gunman", ["police killed gunman"], 2 / 3),
+        ("gunman kill police", ["police killed gunman"], 1 / 3),
+        ("red fox", ["blue", "red", "red hen"], 2 / 3),
+        ("", [""], 1.0),
+        ("", ["red"], 0.0),
+        ("red", [], 0.0),
+    ],
+)
+def test_rouge_l(answer, right, expected):
+    assert rouge_l(answer, right) == pytest.approx(expected)
+
+
+@given(texts, texts)
+def test_rouge_l_is_symmetric_and_at_most_f1(answer, right):
+    assert rouge_l(answer, [right]) == rouge_l(right, [answer])
+    assert 0 <= rouge_l(answer, [right]) <= f1(answer, [right])
+
+
+@given(texts)
+def test_rouge_l_of_a_right_answer_is_1(answer):
+    assert rouge_l(answer, [answer]) == 1

@@ -60,6 +60,23 @@ def test_the_command_line_streams_with_sources_and_timings(fake_stack):
     assert "first token after" in ran.stdout
 
 
+def test_the_eval_command_scores_a_users_questions(fake_stack, tmp_path):
+    (tmp_path / "questions.jsonl").write_text(
+        '{"question": "What is the capital of Freedonia?", "answers": ["Marxville"], "document_ids": ["freedonia"]}\n'
+        '{"question": "Who is asking?"}\n'
+    )
+    arguments = ("--dataset", str(tmp_path / "questions.jsonl"), "--collection", "countries", "--top-k", "1")
+    ran = fake_stack.command("eval", *arguments, "--report", str(tmp_path / "report"), "--json")
+    assert ran.returncode == 0, ran.stderr
+    (mode,) = json.loads(ran.stdout)["modes"].values()
+    assert (mode["answered"], mode["failed"]) == (2, 0)
+    for metric in ("recall", "reciprocal_rank", "ndcg_at_10", "citation_precision", "holds_answer"):
+        assert mode["scores"][metric] == {"value": 1.0, "low": 1.0, "high": 1.0, "questions": 1}, metric
+    assert 0 < mode["ttft_ms"]["p50"] <= mode["total_ms"]["p95"]
+    assert sum(mode["tokens"][source] for source in ("cached", "composed", "computed")) == pytest.approx(1)
+    assert (tmp_path / "report" / "evaluation.png").exists()
+
+
 def test_the_command_line_reports_errors_in_one_line(fake_stack):
     ran = fake_stack.command("query", "anything", "--collection", "nowhere")
     assert ran.returncode == 1
