@@ -132,8 +132,9 @@ class Documents:
         """Replace a document's chunks. Return the ids of the removed ones."""
         removed = self._remove_chunks(transaction, document)
         transaction.executemany(
-            """INSERT INTO chunks (id, document, collection, position, text, content_hash, embedding)
-               VALUES (?, ?, ?, ?, ?, ?, ?)""",
+            """INSERT INTO chunks (id, document, collection, position, text, content_hash, embedding, first_line,
+                                   last_line)
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
             [
                 (
                     prepared.id,
@@ -143,6 +144,8 @@ class Documents:
                     prepared.chunk.text,
                     prepared.chunk.content_hash,
                     prepared.embedding.tobytes(),
+                    prepared.lines.first,
+                    prepared.lines.last,
                 )
                 for position, prepared in enumerate(chunks)
             ],
