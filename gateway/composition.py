@@ -26,6 +26,7 @@ from gateway.metrics.part_metrics import Scrape
 from gateway.metrics.state_metrics import StateMetrics
 from gateway.query.pipeline import QueryPipeline
 from gateway.query.runs import QueryRuns
+from gateway.query.searches import Searches
 from gateway.query.speculation_start import SpeculationStart
 from gateway.query.tracing import Tracing
 from gateway.readiness import Readiness
@@ -82,6 +83,7 @@ class Composition:
             layout=parts.layout,
             uploads=Uploads(parts.retriever, stores.upload_records, readiness),
             runs=runs,
+            searches=Searches(parts.retriever, metrics, self._tasks, settings),
             ingested=self._ingested,
             forgetting=Forgetting(parts.retriever, parts.controller, settings),
             warm_ups=WarmUps(replay, stores.query_log, settings),

@@ -99,7 +99,7 @@ class Transcript:
     def laid_out(self, found: CandidateSet, prompt: Prompt) -> None:
         """Record the final documents, and which of them are in the prompt."""
         kept = len(found.docs) - prompt.dropped_documents
-        self._results = search_results(found)
+        self._results = search_results(found, self.query.search.collection, self.query.include_text)
         self._retrieval_ms = found.elapsed_ms
         self._citations = tuple(citation(rank, chunk) for rank, chunk in enumerate(found.docs[:kept]))
         self._dropped = tuple(chunk.chunk_id for chunk in found.docs[kept:])

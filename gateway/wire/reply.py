@@ -6,14 +6,19 @@ import msgspec
 
 from gateway.wire.reuse import ReuseClass
 from gateway.wire.timeline import TimelineEntry
+from gateway.wire.urls import chunk_url, document_url
 from protocol.filters import Attributes
 from protocol.generation import FinishReason
 from protocol.plans import Fallback
-from protocol.retrieval import CandidateSet, Chunk, SearchKind
+from protocol.retrieval import CandidateSet, Chunk, Lines, SearchKind
 
 
 class SearchResult(msgspec.Struct, frozen=True):
     """A chunk that the search found. ``index`` is its rank from 0, by ``score``.
+
+    ``title`` is its document's, and ``lines`` are where it lies in the document's text; null where unknown. ``url`` is
+    the path of the chunk, which lasts until the document is replaced; ``document_url`` that of the document. ``text``
+    is present on request.
 
     The score of a dense search is the cosine similarity to the question, that of a sparse one is BM25, and that of a
     hybrid one is a weighted sum of both. ``dense_score`` and ``sparse_score`` are those behind it; null if the
@@ -28,6 +33,11 @@ class SearchResult(msgspec.Struct, frozen=True):
     dense_score: float | None
     sparse_score: float | None
     attributes: Attributes
+    title: str | None
+    lines: Lines | None
+    url: str
+    document_url: str
+    text: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Citation(msgspec.Struct, frozen=True, tag_field="type", tag="file_citation"):
@@ -124,10 +134,24 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     timeline: tuple[TimelineEntry, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
-def search_results(candidates: CandidateSet) -> tuple[SearchResult, ...]:
-    """The final documents of a search, as clients receive them."""
+def search_results(candidates: CandidateSet, collection: str, with_text: bool = False) -> tuple[SearchResult, ...]:
+    """The final documents of a search of ``collection``, as clients receive them."""
     return tuple(
-        SearchResult(rank, chunk.document_id, chunk.filename, chunk.chunk_id, score, dense, sparse, chunk.attributes)
+        SearchResult(
+            rank,
+            chunk.document_id,
+            chunk.filename,
+            chunk.chunk_id,
+            score,
+            dense,
+            sparse,
+            chunk.attributes,
+            chunk.title,
+            chunk.lines,
+            chunk_url(collection, chunk),
+            document_url(collection, chunk.document_id),
+            chunk.text if with_text else msgspec.UNSET,
+        )
         for rank, (chunk, score, dense, sparse) in enumerate(
             zip(
                 candidates.docs,

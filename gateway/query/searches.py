@@ -1,0 +1,60 @@
+"""Searches without generation."""
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import NamedTuple
+
+import msgspec
+from opentelemetry.trace import get_current_span
+
+from gateway.background_tasks import BackgroundTasks
+from gateway.deadline import Deadline
+from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.query.search_stages import SearchStages
+from gateway.settings import GatewaySettings
+from gateway.wire.search import SearchTimings
+from protocol.errors import InternalError
+from protocol.parts import Retriever
+from protocol.retrieval import CandidateSet, SearchRequest
+from protocol.tracing import traceparent_of
+
+
+class Found(NamedTuple):
+    """The final candidates of a search, and its times."""
+
+    candidates: CandidateSet
+    timings: SearchTimings
+
+
+class Searches:
+    """Runs searches that nothing is generated from. ``clock`` returns monotonic seconds."""
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        metrics: GatewayMetrics,
+        tasks: BackgroundTasks,
+        settings: GatewaySettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._retriever = retriever
+        self._metrics = metrics
+        self._tasks = tasks
+        self._settings = settings
+        self._clock = clock
+
+    async def run(self, request: SearchRequest) -> Found:
+        """Search to the end. Raises what ``Retriever.search`` raises, and DeadlineExceeded."""
+        began = self._clock()
+        deadline = Deadline(self._settings.query_timeout_s, "The search did not end")
+        # The retriever's spans continue the caller's trace.
+        request = msgspec.structs.replace(request, traceparent=traceparent_of(get_current_span()))
+        ends_ms: list[float] = []
+        with closing(SearchStages(self._retriever, deadline, self._metrics, self._tasks)) as stages:
+            async for found in stages.of(request):
+                ends_ms.append(found.elapsed_ms)
+                if found.final:
+                    total_ms = 1000 * (self._clock() - began)
+                    return Found(found, SearchTimings(found.elapsed_ms, tuple(ends_ms), total_ms))
+        raise InternalError("The search ended without its final documents.")
