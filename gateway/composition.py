@@ -26,11 +26,11 @@ from gateway.metrics.part_metrics import Scrape
 from gateway.metrics.state_metrics import StateMetrics
 from gateway.query.pipeline import QueryPipeline
 from gateway.query.runs import QueryRuns
-from gateway.query.searches import Searches
 from gateway.query.speculation_start import SpeculationStart
 from gateway.query.tracing import Tracing
 from gateway.readiness import Readiness
 from gateway.routes.dependencies import Gateway
+from gateway.search.searches import Searches
 from gateway.settings import GatewaySettings
 from gateway.stores.composed_answers import ComposedAnswers
 from gateway.stores.recent_documents import RecentDocuments

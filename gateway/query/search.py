@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from types import TracebackType
 
 from gateway.query.context import QueryContext
-from gateway.query.search_stages import SearchStages
+from gateway.search.search_stages import SearchStages
 from protocol.errors import InternalError, NoDocuments, UnknownCollection
 from protocol.retrieval import CandidateSet
 

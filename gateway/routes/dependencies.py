@@ -17,8 +17,8 @@ from gateway.metrics.http_metrics import HttpMetrics
 from gateway.metrics.part_metrics import Scrape
 from gateway.middleware.request_context import extra_headers
 from gateway.query.runs import QueryRuns
-from gateway.query.searches import Searches
 from gateway.readiness import Readiness
+from gateway.search.searches import Searches
 from gateway.settings import GatewaySettings
 from gateway.stores.recent_documents import RecentDocuments
 from gateway.stores.stores import Stores

@@ -49,6 +49,27 @@ class Citation(msgspec.Struct, frozen=True, tag_field="type", tag="file_citation
     chunk_id: str
 
 
+class TextSpan(msgspec.Struct, frozen=True):
+    """A part of ``output_text``: Unicode characters from ``start`` up to ``end``."""
+
+    start: int
+    end: int
+
+
+class CitedPassage(msgspec.Struct, frozen=True):
+    """A result that the answer rests on, by its words. ``index`` is its position in ``results``.
+
+    ``spans`` are the sentences that rest on it. ``overlap`` is the share of the best of them that it holds, from 0 to
+    1.
+    """
+
+    index: int
+    document_id: str
+    chunk_id: str
+    overlap: float
+    spans: tuple[TextSpan, ...]
+
+
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     """The prompt's tokens that were not simply computed.
 
@@ -108,7 +129,8 @@ class Timings(msgspec.Struct, frozen=True):
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """An answer with its sources.
 
-    ``citations`` are the ``results`` that were in the prompt. ``dropped_documents`` counts the last results, which did
+    ``citations`` are the ``results`` that were in the prompt, ``cited`` those of them that the answer rests on, by
+    their words. ``dropped_documents`` counts the last results, which did
     not fit the model's context; ``dropped_chunk_ids`` lists them. A ``partial`` answer lacks results of
     ``missing_shards`` of the index, so better documents may be missing. ``reuse`` says which KV the prompt used;
     ``fallback`` why none of it was composed, if that was asked for. ``timeline`` is present on request.
@@ -122,6 +144,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     output_text: str
     citations: tuple[Citation, ...]
+    cited: tuple[CitedPassage, ...]
     results: tuple[SearchResult, ...]
     dropped_documents: int
     dropped_chunk_ids: tuple[str, ...]

@@ -11,7 +11,7 @@ from opentelemetry.trace import get_current_span
 from gateway.background_tasks import BackgroundTasks
 from gateway.deadline import Deadline
 from gateway.metrics.gateway_metrics import GatewayMetrics
-from gateway.query.search_stages import SearchStages
+from gateway.search.search_stages import SearchStages
 from gateway.settings import GatewaySettings
 from gateway.wire.search import SearchTimings
 from protocol.errors import InternalError
