@@ -6,7 +6,7 @@ import typer
 
 from protocol.errors import RagtreeError
 from protocol.logs import configure_logging
-from services.cli import bench, cache, config, doctor, gate, ingest, query, stack
+from services.cli import bench, cache, config, doctor, gate, ingest, query, search, stack
 from services.cli.output import errors
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app.command()(stack.status)
 app.command()(doctor.doctor)
 app.command()(ingest.ingest)
 app.command()(query.query)
+app.command()(search.search)
 app.add_typer(bench.app, name="bench")
 app.add_typer(cache.app, name="cache")
 app.add_typer(config.app, name="config")
