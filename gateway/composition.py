@@ -83,7 +83,7 @@ class Composition:
             layout=parts.layout,
             uploads=Uploads(parts.retriever, stores.upload_records, readiness),
             runs=runs,
-            searches=Searches(parts.retriever, metrics, self._tasks, settings),
+            searches=Searches(parts.retriever, metrics, self._tasks, settings, tracing),
             ingested=self._ingested,
             forgetting=Forgetting(parts.retriever, parts.controller, settings),
             warm_ups=WarmUps(replay, stores.query_log, settings),
