@@ -64,6 +64,7 @@ class RagtreeRetriever(Generic[DocumentT]):
                     "source": result["url"],
                     "title": result["title"],
                     "lines": result["lines"],
+                    "pages": result["pages"],
                     "score": result["score"],
                 },
                 id=result["chunk_id"],

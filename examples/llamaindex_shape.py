@@ -112,7 +112,7 @@ class RagtreeChatEngine:
 
 def fields_of(result: dict[str, Any]) -> dict[str, Any]:
     """The fields of a node, from a result of RAGTree."""
-    where = {"url": result["url"], "title": result["title"], "lines": result["lines"]}
+    where = {key: result[key] for key in ("url", "title", "lines", "pages")}
     return {"id_": result["chunk_id"], "text": result["text"], "metadata": {**result["attributes"], **where}}
 
 

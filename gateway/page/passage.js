@@ -30,10 +30,11 @@ export function marked(text, words) {
   return parts.filter((part) => part !== "");
 }
 
+const range = (unit, { first, last }) => (first === last ? `, ${unit} ${first}` : `, ${unit}s ${first}–${last}`);
+
 /** A disclosure that shows where a source lies, and its text when it is opened. */
-export function passage({ text, lines }, words) {
-  const { first, last } = lines ?? {};
-  const where = first === undefined ? "" : first === last ? `, line ${first}` : `, lines ${first}–${last}`;
+export function passage({ text, lines, pages }, words) {
+  const where = pages ? range("page", pages) : lines ? range("line", lines) : "";
   const body = el("p", { class: "passage-text", tabindex: "0", role: "region", "aria-label": "Passage" });
   const details = el("details", { class: "passage" }, el("summary", {}, `Passage${where}`), body);
   const fill = () => body.replaceChildren(...marked(text, words));

@@ -8,7 +8,7 @@ from gateway.stores.uploads import SeenJob
 from gateway.wire.urls import chunk_url, document_url
 from protocol.documents import CollectionInfo, DocumentInfo, JobError, JobStatus, StoredDocument
 from protocol.filters import Attributes
-from protocol.retrieval import Chunk, Lines
+from protocol.retrieval import Chunk, Lines, Pages
 
 
 class JobReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class DocumentReply(DocumentInfo, frozen=True, kw_only=True):
 
 
 class ChunkReply(msgspec.Struct, frozen=True, kw_only=True):
-    """A chunk of a document. ``index`` counts the document's chunks from 0; ``lines`` are null if they are unknown."""
+    """A chunk of a document. ``index`` counts the document's chunks from 0; ``lines`` and ``pages`` are null if unknown."""
 
     object: Literal["chunk"] = "chunk"
     chunk_id: str
@@ -60,6 +60,7 @@ class ChunkReply(msgspec.Struct, frozen=True, kw_only=True):
     title: str | None
     index: int
     lines: Lines | None
+    pages: Pages | None
     attributes: Attributes
     text: str
     url: str
@@ -76,6 +77,7 @@ class ChunkReply(msgspec.Struct, frozen=True, kw_only=True):
             title=chunk.title,
             index=chunk.index,
             lines=chunk.lines,
+            pages=chunk.pages,
             attributes=chunk.attributes,
             text=chunk.text,
             url=chunk_url(collection, chunk),

@@ -10,15 +10,15 @@ from gateway.wire.urls import chunk_url, document_url
 from protocol.filters import Attributes
 from protocol.generation import FinishReason
 from protocol.plans import Fallback
-from protocol.retrieval import CandidateSet, Chunk, Lines, SearchKind
+from protocol.retrieval import CandidateSet, Chunk, Lines, Pages, SearchKind
 
 
 class SearchResult(msgspec.Struct, frozen=True):
     """A chunk that the search found. ``index`` is its rank from 0, by ``score``.
 
-    ``title`` is its document's, and ``lines`` are where it lies in the document's text; null where unknown. ``url`` is
-    the path of the chunk, which lasts until the document is replaced; ``document_url`` that of the document. ``text``
-    is present on request.
+    ``title`` is its document's, ``lines`` and ``pages`` are where it lies in the document; null where unknown. ``url``
+    is the path of the chunk, which lasts until the document is replaced; ``document_url`` that of the document.
+    ``text`` is present on request.
 
     The score of a dense search is the cosine similarity to the question, that of a sparse one is BM25, and that of a
     hybrid one is a weighted sum of both. ``dense_score`` and ``sparse_score`` are those behind it; null if the
@@ -35,6 +35,7 @@ class SearchResult(msgspec.Struct, frozen=True):
     attributes: Attributes
     title: str | None
     lines: Lines | None
+    pages: Pages | None
     url: str
     document_url: str
     text: str | msgspec.UnsetType = msgspec.UNSET
@@ -171,6 +172,7 @@ def search_results(candidates: CandidateSet, collection: str, with_text: bool = 
             chunk.attributes,
             chunk.title,
             chunk.lines,
+            chunk.pages,
             chunk_url(collection, chunk),
             document_url(collection, chunk.document_id),
             chunk.text if with_text else msgspec.UNSET,

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.filters import Attributes
-from protocol.retrieval import Chunk, Lines
+from protocol.retrieval import Chunk, Lines, Pages
 from retriever.embedding.base import Vector
 from retriever.store.database import Transaction
 from retriever.store.filter_sql import Condition
@@ -19,7 +20,7 @@ Ids = npt.NDArray[np.int64]
 
 _ROWS_AT_ONCE = 8192
 _CHUNK = """SELECT c.id, c.position, c.text, c.content_hash, c.first_line, c.last_line, d.document_id, d.filename,
-                   d.title, d.attributes """
+                   d.title, d.attributes, d.pages """
 
 
 class Chunks:
@@ -122,6 +123,7 @@ class Chunks:
 
 
 def _chunk(row: sqlite3.Row) -> Chunk:
+    lines = None if row["first_line"] is None else Lines(row["first_line"], row["last_line"])
     return Chunk(
         chunk_id=str(row["id"]),
         document_id=row["document_id"],
@@ -131,5 +133,11 @@ def _chunk(row: sqlite3.Row) -> Chunk:
         content_hash=row["content_hash"],
         attributes=msgspec.json.decode(row["attributes"], type=Attributes),
         title=row["title"],
-        lines=None if row["first_line"] is None else Lines(row["first_line"], row["last_line"]),
+        lines=lines,
+        pages=None if lines is None or row["pages"] is None else _pages(lines, msgspec.json.decode(row["pages"])),
     )
+
+
+def _pages(lines: Lines, first_lines: Sequence[int]) -> Pages:
+    """The pages that hold these lines, given the first line of each page."""
+    return Pages(bisect_right(first_lines, lines.first), bisect_right(first_lines, lines.last))

@@ -104,17 +104,18 @@ class Documents:
         now = self._clock()
         row = transaction.execute(
             """INSERT INTO documents (collection, document_id, filename, title, text, bytes, attributes, content_hash,
-                                      fingerprint, created_at, updated_at)
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                                      fingerprint, created_at, updated_at, pages)
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
                ON CONFLICT (collection, document_id) DO UPDATE SET filename = excluded.filename, title = excluded.title,
                    text = excluded.text, bytes = excluded.bytes, attributes = excluded.attributes,
                    content_hash = excluded.content_hash, fingerprint = excluded.fingerprint,
-                   updated_at = excluded.updated_at
+                   updated_at = excluded.updated_at, pages = excluded.pages
                RETURNING id""",
             (
                 *(collection, document.document_id, document.filename, document.title, document.text),
                 *(len(document.text.encode()), msgspec.json.encode(document.attributes).decode()),
                 *(document.content_hash, fingerprint, now, now),
+                msgspec.json.encode(document.pages).decode() if document.pages else None,
             ),
         ).fetchone()
         key = row["id"]

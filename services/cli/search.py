@@ -51,11 +51,12 @@ def _print_passages(found: dict[str, Any]) -> None:
 
 
 def _place(result: dict[str, Any]) -> str:
-    lines = result["lines"]
-    if lines is None:
-        where = ""
-    elif lines["first"] == lines["last"]:
-        where = f"line {lines['first']}"
-    else:
-        where = f"lines {lines['first']}-{lines['last']}"
+    where = _range("page", result["pages"]) or _range("line", result["lines"])
     return "\n".join(filter(None, [result["document_id"], result["title"], where]))
+
+
+def _range(unit: str, given: dict[str, int] | None) -> str:
+    if given is None:
+        return ""
+    first, last = given["first"], given["last"]
+    return f"{unit} {first}" if first == last else f"{unit}s {first}-{last}"

@@ -12,7 +12,7 @@ async def test_links_of_results_lead_to_chunk_and_document(served):
     found = await served.client.get(result["url"])
     assert found.json() == {
         "object": "chunk", "chunk_id": "d0#0", "document_id": "d0", "collection": "default", "filename": "d0.txt",
-        "title": None, "index": 0, "lines": {"first": 1, "last": 2}, "attributes": {"lang": "en"},
+        "title": None, "index": 0, "lines": {"first": 1, "last": 2}, "pages": None, "attributes": {"lang": "en"},
         "text": result["text"], "url": result["url"], "document_url": result["document_url"],
     }  # fmt: skip
     document = (await served.client.get(result["document_url"])).json()

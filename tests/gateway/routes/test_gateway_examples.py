@@ -45,7 +45,7 @@ async def test_langchain_retriever(live):
     assert (first.page_content, first.id) == ("document number 0", "d0#0")
     assert second.metadata == {
         "lang": "en", "source": "/v1/collections/default/documents/d1/chunks/d1%230", "title": None,
-        "lines": {"first": 2, "last": 3}, "score": 0.9,
+        "lines": {"first": 2, "last": 3}, "pages": None, "score": 0.9,
     }  # fmt: skip
     with pytest.raises(httpx.HTTPStatusError):
         await using_http(

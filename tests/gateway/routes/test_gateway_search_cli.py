@@ -4,17 +4,17 @@ import json
 from collections.abc import Callable, Iterator
 
 import httpx
-import msgspec
 import pytest
 from click.testing import Result
 from fastapi.testclient import TestClient
 from gateway_fakes import ANSWER, Stack
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
-from protocol.retrieval import SearchKind
+from protocol.retrieval import Pages, SearchKind
 from services.cli import app as ragtree
 from services.cli import query, search
 from services.client import RequestFailed, StackClient
@@ -46,17 +46,17 @@ def test_search_prints_passages(run: Run, stack: Stack, monkeypatch):
 
     async def bracketed(request):
         async for stage in found(request):
-            docs = tuple(
-                msgspec.structs.replace(doc, text=f"[bold]{doc.text}[/bold]", title="A title") for doc in stage.docs
-            )
-            yield msgspec.structs.replace(stage, docs=docs)
+            docs = [replace(doc, text=f"[bold]{doc.text}[/bold]", title="A title") for doc in stage.docs]
+            docs[0] = replace(docs[0], pages=Pages(4, 4))
+            yield replace(stage, docs=tuple(docs))
 
     monkeypatch.setattr(stack.retriever, "search", bracketed)
     only_english = '{"key": "lang", "type": "eq", "value": "en"}'
     done = run("search", "What is it?", "--top-k", "2", "--search", "sparse", "--filters", only_english)
     assert done.exit_code == 0, done.output
     assert "[bold]document number 1[/bold]" in done.output
-    assert ("d1" in done.output, "A title" in done.output, "lines 2-3" in done.output) == (True, True, True)
+    for shown in ("d1", "A title", "lines 2-3", "page 4"):
+        assert shown in done.output
     assert "d2" not in done.output
     (request,) = stack.retriever.requests
     assert (request.search, request.filters.key, request.top_k) == (SearchKind.SPARSE, "lang", 2)

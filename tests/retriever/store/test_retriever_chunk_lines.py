@@ -3,8 +3,9 @@
 import sqlite3
 
 import pytest
-from retriever_cases import TENANT, put, running, search
+from retriever_cases import TENANT, ended, pdf, put, running, search
 
+from protocol.documents import DocumentUpload
 from protocol.retrieval import Lines
 from retriever.ingestion.line_counter import LineCounter
 from retriever.store.chunks import Chunks
@@ -47,6 +48,23 @@ async def test_document_without_a_title(tmp_path):
     assert (chunk.title, chunk.lines) == (None, Lines(1, 1))
 
 
+async def test_chunks_of_a_pdf_know_their_pages(tmp_path):
+    pages = ("", "the heron fishes in the morning", "", "the owl hunts at night")
+    async with running(tmp_path, chunks={"size": 8, "overlap": 0}) as retriever:
+        job = await retriever.put_document(
+            TENANT, "default", DocumentUpload("birds", pdf(*pages), "application/pdf", "birds.pdf")
+        )
+        assert (await ended(retriever, job)).stored == 1
+        chunks = await retriever.chunks(TENANT, "default", "birds")
+        await put(retriever, "plain", "no pages")
+        (plain,) = await retriever.chunks(TENANT, "default", "plain")
+    held = {page: chunk.pages for chunk in chunks for page in pages if page and page.split()[1] in chunk.text}
+    assert held[pages[1]].first == 2
+    assert held[pages[3]].last == 4
+    assert chunks[-1].pages.last == 4
+    assert plain.pages is None
+
+
 def test_chunks_of_an_earlier_store_have_no_lines(tmp_path):
     path = tmp_path / "store.sqlite3"
     old = sqlite3.connect(path)
@@ -63,4 +81,4 @@ def test_chunks_of_an_earlier_store_have_no_lines(tmp_path):
         (chunk,) = Chunks().of_document(transaction, 7, "d")
         assert Chunks().resolve(transaction, 7, [5]) == {5: chunk}
     database.close()
-    assert (chunk.chunk_id, chunk.text, chunk.title, chunk.lines) == ("5", "text", "A title", None)
+    assert (chunk.chunk_id, chunk.text, chunk.title, chunk.lines, chunk.pages) == ("5", "text", "A title", None, None)
