@@ -50,7 +50,10 @@ class DocumentReply(DocumentInfo, frozen=True, kw_only=True):
 
 
 class ChunkReply(msgspec.Struct, frozen=True, kw_only=True):
-    """A chunk of a document. ``index`` counts the document's chunks from 0; ``lines`` and ``pages`` are null if unknown."""
+    """A chunk of a document.
+
+    ``index`` counts the document's chunks from 0. ``lines`` and ``pages`` are null where unknown.
+    """
 
     object: Literal["chunk"] = "chunk"
     chunk_id: str
