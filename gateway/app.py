@@ -14,7 +14,7 @@ from gateway.middleware.cross_site import CrossSite
 from gateway.middleware.open_requests import OpenRequests
 from gateway.middleware.request_context import RequestContext
 from gateway.query.tracing import Tracing
-from gateway.routes import admin, docs, documents, health, page, query
+from gateway.routes import admin, docs, documents, health, page, query, search
 from gateway.routes import openai as openai_routes
 from gateway.routes.dependencies import Gateway
 from gateway.routes.error_handlers import install_handlers
@@ -23,7 +23,7 @@ from gateway.stores.stores import EmbeddedStores, Stores
 from gateway.wire import openapi
 from protocol.parts import Parts
 
-_ROUTES = (query, documents, openai_routes, admin, health, page, docs)
+_ROUTES = (query, search, documents, openai_routes, admin, health, page, docs)
 
 
 def create_app(

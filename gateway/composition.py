@@ -30,6 +30,7 @@ from gateway.query.speculation_start import SpeculationStart
 from gateway.query.tracing import Tracing
 from gateway.readiness import Readiness
 from gateway.routes.dependencies import Gateway
+from gateway.search.searches import Searches
 from gateway.settings import GatewaySettings
 from gateway.stores.composed_answers import ComposedAnswers
 from gateway.stores.recent_documents import RecentDocuments
@@ -82,6 +83,7 @@ class Composition:
             layout=parts.layout,
             uploads=Uploads(parts.retriever, stores.upload_records, readiness),
             runs=runs,
+            searches=Searches(parts.retriever, metrics, self._tasks, settings, tracing),
             ingested=self._ingested,
             forgetting=Forgetting(parts.retriever, parts.controller, settings),
             warm_ups=WarmUps(replay, stores.query_log, settings),

@@ -53,6 +53,11 @@ class Readiness:
             if part != "engine":
                 raise error
 
+    def require_retriever(self) -> None:
+        """Check that the retriever can serve. Raises RetrieverNotReady or Unavailable."""
+        if "retriever" in self._missing:
+            raise self._missing["retriever"]
+
     def missing(self) -> dict[str, RagtreeError]:
         """The reason for each part that cannot serve, by name. Empty if all parts can."""
         return dict(sorted(self._missing.items()))

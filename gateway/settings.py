@@ -27,7 +27,7 @@ class Limits(BaseModel):
     tokens_per_minute: int | None = Field(
         None, gt=0, description="Tokens of prompts, cached ones included, and of answers."
     )
-    concurrent_queries: int | None = Field(None, gt=0, description="Concurrent queries per gateway.")
+    concurrent_queries: int | None = Field(None, gt=0, description="Concurrent queries and searches per gateway.")
     documents_per_minute: int | None = Field(None, gt=0, description="Uploaded documents. Each line of a batch is one.")
     upload_bytes_per_minute: int | None = Field(None, gt=0, description="Uploaded bytes, documents and batches.")
     concurrent_uploads: int | None = Field(None, gt=0, description="Concurrent uploads per gateway.")
@@ -66,7 +66,7 @@ class GatewaySettings(BaseModel):
     )
     default_tenant: str = Field("default", description="Tenant of all callers while there are no API keys.")
     limits: Limits = Field(Limits(), description="Limits of each key. Without keys, all callers share them.")
-    max_concurrent_queries: int = Field(1024, gt=0, description="Concurrent queries of all keys together.")
+    max_concurrent_queries: int = Field(1024, gt=0, description="Concurrent queries and searches of all keys together.")
     max_open_requests: int = Field(4096, gt=0, description="Concurrent requests of any kind.")
     default_top_k: int = Field(4, gt=0, description="Chunks to answer from, if the request does not say.")
     context_questions: int = Field(

@@ -10,6 +10,7 @@
       NotFound                   what the request names does not exist
         UnknownCollection        the collection has never had a document
         UnknownDocument          the collection has no document of this id
+        UnknownChunk             the document has no chunk of this id, or has been replaced
         UnknownJob               no ingestion job has this id
         UnknownModel             the stack serves another model
         UnknownPlan              no query holds a plan of this id, or the plan is already complete
@@ -116,6 +117,12 @@ class UnknownDocument(NotFound):
     """The collection has no document of this id."""
 
     code = "unknown_document"
+
+
+class UnknownChunk(NotFound):
+    """The document has no chunk of this id, or has been replaced."""
+
+    code = "unknown_chunk"
 
 
 class UnknownJob(NotFound):

@@ -82,11 +82,27 @@ class SearchRequest(msgspec.Struct, frozen=True):
         return max(self.top_k, self.candidates)
 
 
+class Lines(msgspec.Struct, frozen=True):
+    """A range of lines of a document's text, counted from 1. Both ends belong to it."""
+
+    first: int
+    last: int
+
+
+class Pages(msgspec.Struct, frozen=True):
+    """A range of pages of a document, counted from 1. Both ends belong to it."""
+
+    first: int
+    last: int
+
+
 class Chunk(msgspec.Struct, frozen=True):
     """A piece of a document: the unit that is embedded, found, put into a prompt and cached.
 
     ``content_hash`` is the hash of ``text`` alone. Equal texts share it, so it can key a KV cache. ``index`` counts the
-    chunks of one document from 0.
+    chunks of one document from 0. ``title`` is the document's, if it has one. ``lines`` are where the chunk lies in the
+    document's text; None for chunks that were stored before their lines were. ``pages`` are None unless the document
+    has pages.
     """
 
     chunk_id: str
@@ -96,6 +112,9 @@ class Chunk(msgspec.Struct, frozen=True):
     text: str
     content_hash: str
     attributes: Attributes = {}
+    title: str | None = None
+    lines: Lines | None = None
+    pages: Pages | None = None
 
 
 class CandidateSet(msgspec.Struct, frozen=True):

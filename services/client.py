@@ -86,6 +86,10 @@ class StackClient:
             for event in source.iter_sse():
                 yield event.json()
 
+    def search(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Search without an answer, and return the passages."""
+        return self._call("POST", "/search", json=body)
+
     @_retried
     def put_document(
         self, collection: str, document_id: str, content: bytes, media_type: str, filename: str

@@ -1,7 +1,7 @@
 """Quotas of callers: admission, charges, and the rate-limit headers of replies."""
 
-from collections.abc import AsyncIterator, Callable, MutableMapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
+from contextlib import asynccontextmanager, contextmanager
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.limits.auth import Caller
@@ -83,6 +83,15 @@ class Quotas:
             finally:
                 if not ticket.followed:
                     self._reservations.release(caller.owner, reserved)
+
+    @contextmanager
+    def search(self, caller: Caller) -> Iterator[None]:
+        """Admit a search, which holds the slot of a query until the block ends, but uses no tokens.
+
+        Raises RateLimited or Overloaded.
+        """
+        with self._queries.slot(caller.owner, caller.limits.concurrent_queries):
+            yield
 
     @asynccontextmanager
     async def upload(self, caller: Caller) -> AsyncIterator[UploadTicket]:

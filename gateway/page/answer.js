@@ -2,6 +2,7 @@
 
 import { byId, el } from "./dom.js";
 import { count, duration, percent } from "./numbers.js";
+import { passage, wordsOf } from "./passage.js";
 
 const FALLBACKS = {
   model: "this model's KV cannot be moved",
@@ -29,7 +30,8 @@ export class Answer {
     this.noSources = byId("no-sources");
   }
 
-  begin() {
+  begin(question) {
+    this.words = wordsOf(question);
     this.text = document.createTextNode("");
     this.area.replaceChildren(el("p", { class: "text" }, this.text));
     this.area.setAttribute("aria-busy", "true");
@@ -50,13 +52,13 @@ export class Answer {
 
   found(results) {
     this.noSources.hidden = results.length > 0;
-    this.cards = results.map((result) => card(result, results[0].score));
+    this.cards = results.map((result) => card(result, results[0].score, this.words));
     this.sources.replaceChildren(...this.cards);
   }
 
   /** Mark a source that is part of the prompt. */
-  cited(citation) {
-    this.cards[citation.index]?.classList.add("cited");
+  given(citation) {
+    this.cards[citation.index]?.classList.add("given");
   }
 
   completed({ response }) {
@@ -75,8 +77,13 @@ export class Answer {
       ...figures.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
     );
     this.figures.hidden = false;
+    for (const { index, overlap } of response.cited) {
+      const card = this.cards[index];
+      card.classList.add("cited");
+      card.lastChild.before(el("p", { class: "rests" }, `Cited: ${percent(overlap)} of a sentence stands here`));
+    }
     for (const card of this.cards) {
-      if (!card.classList.contains("cited")) card.append(el("p", { class: "left-out" }, "Did not fit the prompt"));
+      if (!card.classList.contains("given")) card.lastChild.before(el("p", { class: "left-out" }, "Did not fit the prompt"));
     }
     const notes = [
       response.finish_reason === "length" && "The answer reached its maximum length.",
@@ -104,7 +111,8 @@ export class Answer {
   }
 }
 
-function card({ index, filename, document_id: documentId, chunk_id: chunkId, score }, best) {
+function card(result, best, words) {
+  const { index, filename, title, document_id: documentId, chunk_id: chunkId, score } = result;
   const share = el("span", { class: "share" });
   // Scores have no common scale: those of hybrid searches are sums, and BM25 has no upper end.
   share.style.setProperty("--share", Math.max(0, score) / Math.max(best, Number.EPSILON));
@@ -113,6 +121,7 @@ function card({ index, filename, document_id: documentId, chunk_id: chunkId, sco
     { class: "source" },
     el("span", { class: "number", "aria-label": `Source ${index + 1}` }, String(index + 1)),
     el("p", { class: "filename", title: filename }, filename),
+    ...(title ? [el("p", { class: "title", title }, title)] : []),
     el("p", { class: "chunk" }, documentId === filename ? chunkId : `${documentId} · ${chunkId}`),
     el(
       "p",
@@ -121,5 +130,6 @@ function card({ index, filename, document_id: documentId, chunk_id: chunkId, sco
       el("span", { class: "track", "aria-hidden": "true" }, share),
       score.toFixed(3),
     ),
+    passage(result, words),
   );
 }

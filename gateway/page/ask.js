@@ -55,7 +55,7 @@ export class Ask {
     if (!question || this.running) return;
     const running = (this.running = new AbortController());
     this.busy(true);
-    this.answer.begin();
+    this.answer.begin(question);
     let timeline;
     try {
       timeline = await this.read(question, running.signal);
@@ -71,7 +71,7 @@ export class Ask {
 
   /** Stream the answer into the page. Returns its timeline. */
   async read(question, signal) {
-    const body = { query: question, stream: true, include: ["stages", "timeline"] };
+    const body = { query: question, stream: true, include: ["stages", "timeline", "results.text"] };
     if (this.collection.value) body.collection = this.collection.value;
     const headers = { "Content-Type": "application/json", Accept: "text/event-stream" };
     const response = await call("query", { method: "POST", headers, body: JSON.stringify(body), signal });
@@ -104,7 +104,7 @@ export class Ask {
         );
         break;
       case "output_text.annotation.added":
-        answer.cited(event.annotation);
+        answer.given(event.annotation);
         break;
       case "output_text.delta":
         answer.add(event.delta);

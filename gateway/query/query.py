@@ -31,6 +31,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     question_field: str
     include_stages: bool = False
     include_timeline: bool = False
+    include_text: bool = False
     order: DocumentOrder = DocumentOrder.RETRIEVAL
     reuse: Reuse | None = None
     recompute_share: float | None = None

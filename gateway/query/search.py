@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator
 from types import TracebackType
 
-from gateway.query.closing import close_iterator, finish_iterator
 from gateway.query.context import QueryContext
+from gateway.search.search_stages import SearchStages
 from protocol.errors import InternalError, NoDocuments, UnknownCollection
 from protocol.retrieval import CandidateSet
 
@@ -16,7 +16,7 @@ class Search:
 
     def __init__(self, context: QueryContext) -> None:
         self._context = context
-        self._stages: AsyncGenerator[CandidateSet] | None = None
+        self._stages = SearchStages(context.parts.retriever, context.deadline, context.metrics, context.tasks)
         self._found: CandidateSet | None = None
 
     def __enter__(self) -> "Search":
@@ -25,8 +25,7 @@ class Search:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._stages is not None:
-            self._context.tasks.start(close_iterator(self._stages))
+        self._stages.close()
 
     @property
     def documents(self) -> CandidateSet:
@@ -40,21 +39,12 @@ class Search:
 
         If the query's documents are optional, an unknown or empty collection yields one final stage without documents.
         """
-        context, before_ms = self._context, 0.0
-        stages = self._stages = context.parts.retriever.search(context.trace.retrieval(context.query.search))
+        query = self._context.query
         try:
-            async for found in context.deadline.each(stages):
-                context.metrics.stage(found, (found.elapsed_ms - before_ms) / 1000)
-                before_ms = found.elapsed_ms
-                if found.final:
-                    # The end of the stream is a message of its own, which the query need not wait for.
-                    context.tasks.start(finish_iterator(stages))
-                    self._stages = None
+            async for found in self._stages.of(self._context.trace.retrieval(query.search)):
                 yield self._record(found)
-                if found.final:
-                    return
         except (UnknownCollection, NoDocuments):
-            if not context.query.documents_optional:
+            if not query.documents_optional:
                 raise
             yield self._record(_NOTHING_FOUND)
 
@@ -62,6 +52,4 @@ class Search:
         self._found = found
         self._context.trace.found(found)
         self._context.transcript.searched(found)
-        if found.missing_shards and found.final:
-            self._context.metrics.partial()
         return found

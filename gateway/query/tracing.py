@@ -5,7 +5,8 @@
       │    └─ embeddings            in the retriever's process
       └─ chat                       each generation, including those on provisional documents
 
-Without a recording tracer, all calls do nothing. None is made per token.
+A search without generation has the span ``retrieval`` alone. Without a recording tracer, all calls do nothing. None is
+made per token.
 """
 
 import time
@@ -13,17 +14,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 
-import msgspec
 import structlog
 from opentelemetry.context import attach, detach
 from opentelemetry.trace import NoOpTracer, Span, SpanKind, Tracer, format_span_id, format_trace_id, set_span_in_context
 
 from gateway.query.query import Query
+from gateway.search.search_trace import SearchTrace, span_attributes, span_name
 from gateway.wire.reply import Reply
 from protocol.generation import FinishReason, PrefillResult
 from protocol.plans import PrefillPlan
 from protocol.retrieval import CandidateSet, SearchRequest
-from protocol.tracing import OPERATION, PROVIDER, REQUEST_MODEL, context_of, end, traceparent_of
+from protocol.tracing import OPERATION, PROVIDER, REQUEST_MODEL, context_of, end
 
 _Attributes = Mapping[str, str | float | bool]
 
@@ -69,7 +70,7 @@ class QueryTrace:
         self._root = self._tracer.start_span(
             f"invoke_workflow {_US}", attributes={**self._attributes("invoke_workflow"), **attributes}
         )
-        self._retrieval = self._root
+        self._search: SearchTrace | None = None
 
     def __enter__(self) -> "QueryTrace":
         context = self._root.get_span_context()
@@ -88,22 +89,13 @@ class QueryTrace:
 
     def retrieval(self, search: SearchRequest) -> SearchRequest:
         """Start the span of a search. Returns the request with the span's context for the retriever."""
-        collection = search.collection
-        attributes: _Attributes = {"gen_ai.data_source.id": collection, "gen_ai.request.top_k": search.top_k}
-        self._retrieval = self._start(f"retrieval {collection}", "retrieval", attributes)
-        traceparent = traceparent_of(self._retrieval)
-        return search if traceparent is None else msgspec.structs.replace(search, traceparent=traceparent)
+        self._search = SearchTrace(self._start(span_name(search), "retrieval", span_attributes(search)), search)
+        return self._search.request
 
     def found(self, found: CandidateSet) -> None:
         """Record a stage of the search. The final stage ends its span."""
-        if self._retrieval.is_recording():
-            self._retrieval.add_event("stage", {"ragtree.stage": found.stage, "ragtree.documents": len(found.docs)})
-            if found.final:
-                self._retrieval.set_attribute("ragtree.documents", len(found.docs))
-                self._retrieval.set_attribute("ragtree.partial", bool(found.missing_shards))
-                if found.reranking is not None:
-                    self._retrieval.set_attribute("ragtree.reranking", found.reranking.status)
-                end(self._retrieval)
+        if self._search is not None:
+            self._search.found(found)
 
     def chat(self, plan: PrefillPlan) -> ChatTrace:
         """Start the span of a generation."""
@@ -149,7 +141,7 @@ class QueryTrace:
 
 
 class Tracing:
-    """Makes the spans of queries with ``tracer``. ``close`` sends the remaining spans."""
+    """Makes the spans of queries and searches with ``tracer``. ``close`` sends the remaining spans."""
 
     def __init__(self, tracer: Tracer | None = None, close: Callable[[], None] = lambda: None) -> None:
         self._tracer = tracer or NoOpTracer()
@@ -158,6 +150,11 @@ class Tracing:
     def query(self, query: Query) -> QueryTrace:
         """Start the span of a query, in the trace of the current context."""
         return QueryTrace(self._tracer, query)
+
+    def search(self, search: SearchRequest) -> SearchTrace:
+        """Start the span of a search without generation, in the trace of the current context."""
+        attributes = {OPERATION: "retrieval", PROVIDER: _US, **span_attributes(search)}
+        return SearchTrace(self._tracer.start_span(span_name(search), None, SpanKind.CLIENT, attributes), search)
 
 
 @contextmanager

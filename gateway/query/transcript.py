@@ -6,6 +6,7 @@ from typing import TypedDict
 
 import msgspec
 
+from gateway.query.citations import supports
 from gateway.query.hits import found_in
 from gateway.query.query import Query
 from gateway.query.token_times import TokenTimes
@@ -13,10 +14,12 @@ from gateway.wire import events
 from gateway.wire.errors import error_body
 from gateway.wire.reply import (
     Citation,
+    CitedPassage,
     PromptTokensDetails,
     Reply,
     SearchResult,
     SpeculationTimings,
+    TextSpan,
     Timings,
     Usage,
     citation,
@@ -28,7 +31,7 @@ from protocol.errors import DeadlineExceeded, InternalError, RagtreeError
 from protocol.generation import FinishReason, GenerationStep, PrefillResult
 from protocol.plans import Fallback, PrefillPlan
 from protocol.prompts import Prompt
-from protocol.retrieval import CandidateSet, Reranking
+from protocol.retrieval import CandidateSet, Chunk, Reranking
 
 _NO_PREFILL = PrefillResult(prompt_tokens=0, cached_tokens=0, prefill_ms=0.0)
 
@@ -56,6 +59,7 @@ class Transcript:
         self._retrieval_ms = 0.0
         self._stages_ms: list[float] = []
         self._speculation: SpeculationTimings | None = None
+        self._passages: tuple[Chunk, ...] = ()
         self._citations: tuple[Citation, ...] = ()
         self._dropped: tuple[str, ...] = ()
         self._missing_shards: tuple[str, ...] = ()
@@ -103,9 +107,10 @@ class Transcript:
     def laid_out(self, found: CandidateSet, prompt: Prompt) -> None:
         """Record the final documents, and which of them are in the prompt."""
         kept = len(found.docs) - prompt.dropped_documents
-        self._results = search_results(found)
+        self._results = search_results(found, self.query.search.collection, self.query.include_text)
         self._retrieval_ms = found.elapsed_ms
-        self._citations = tuple(citation(rank, chunk) for rank, chunk in enumerate(found.docs[:kept]))
+        self._passages = found.docs[:kept]
+        self._citations = tuple(citation(rank, chunk) for rank, chunk in enumerate(self._passages))
         self._dropped = tuple(chunk.chunk_id for chunk in found.docs[kept:])
         self._missing_shards = found.missing_shards
         self._reranking = found.reranking
@@ -175,13 +180,15 @@ class Transcript:
         if self._finish_reason is None:
             raise InternalError("The query ended without a finish reason.")
         prompt_tokens = self._prefill.prompt_tokens
+        answer = "".join(self._text)
         return Reply(
             query_id=self.query.query_id,
             created_at=int(self.arrived_at),
             model=self.query.model,
             finish_reason=self._finish_reason,
-            output_text="".join(self._text),
+            output_text=answer,
             citations=self._citations,
+            cited=self._cited(answer),
             results=self._results,
             dropped_documents=len(self._dropped),
             dropped_chunk_ids=self._dropped,
@@ -200,6 +207,19 @@ class Transcript:
             missing_shards=self._missing_shards,
             reranking=self._reranking,
             timeline=self.timeline.entries if self.query.include_timeline else msgspec.UNSET,
+        )
+
+    def _cited(self, answer: str) -> tuple[CitedPassage, ...]:
+        held = supports(answer, self.query.search.query, [passage.text for passage in self._passages])
+        return tuple(
+            CitedPassage(
+                index,
+                self._passages[index].document_id,
+                self._passages[index].chunk_id,
+                round(overlap, 3),
+                tuple(TextSpan(span.start, span.end) for span in spans),
+            )
+            for index, overlap, spans in held
         )
 
     def _timings(self) -> Timings:

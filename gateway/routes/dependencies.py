@@ -18,6 +18,7 @@ from gateway.metrics.part_metrics import Scrape
 from gateway.middleware.request_context import extra_headers
 from gateway.query.runs import QueryRuns
 from gateway.readiness import Readiness
+from gateway.search.searches import Searches
 from gateway.settings import GatewaySettings
 from gateway.stores.recent_documents import RecentDocuments
 from gateway.stores.stores import Stores
@@ -37,6 +38,7 @@ class Gateway:
     uploads: Uploads
     ingested: IngestedPrefill
     runs: QueryRuns
+    searches: Searches
     forgetting: Forgetting
     warm_ups: WarmUps
     readiness: Readiness
@@ -83,6 +85,12 @@ async def _query_ticket(request: Request, caller: CallerDep, gateway: GatewayDep
         yield ticket
 
 
+async def _search_slot(caller: CallerDep, gateway: GatewayDep) -> AsyncIterator[None]:
+    """Admission of a search, held until its response is sent. Raises RateLimited or Overloaded."""
+    with gateway.quotas.search(caller):
+        yield
+
+
 async def _upload_ticket(caller: CallerDep, gateway: GatewayDep) -> AsyncIterator[UploadTicket]:
     """Admission of an upload, before its body is read. Raises RateLimited."""
     async with gateway.quotas.upload(caller) as ticket:
@@ -90,6 +98,7 @@ async def _upload_ticket(caller: CallerDep, gateway: GatewayDep) -> AsyncIterato
 
 
 QueryTicketDep = Annotated[QueryTicket, Depends(_query_ticket)]
+SearchSlotDep = Annotated[None, Depends(_search_slot)]
 UploadTicketDep = Annotated[UploadTicket, Depends(_upload_ticket)]
 
 

@@ -1,5 +1,6 @@
 """Upload, deletion and listing of documents."""
 
+from contextlib import suppress
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -11,17 +12,18 @@ from gateway.routes.bodies import JSON_LINES, validating
 from gateway.routes.dependencies import CallerDep, GatewayDep, UploadTicketDep, json_only, media_type
 from gateway.routes.responses import json_response
 from gateway.stores.uploads import SeenJob
-from gateway.wire.document_replies import CollectionList, Deleted, DocumentList, DocumentReply, JobReply
+from gateway.wire.document_replies import ChunkReply, CollectionList, Deleted, DocumentList, DocumentReply, JobReply
 from gateway.wire.openapi import errors, json_reply
 from gateway.wire.schemas import COLLECTION, DOCUMENT_ID, AttributeMap, CollectionBody, DocumentBody
 from protocol.documents import CollectionInfo, DocumentUpload
-from protocol.errors import InvalidEncoding, UnsupportedMediaType
+from protocol.errors import InvalidEncoding, UnknownChunk, UnknownDocument, UnsupportedMediaType
 from protocol.filters import Attributes
 
 router = APIRouter(prefix="/v1", tags=["documents"])
 
 CollectionPath = Annotated[str, Path(pattern=COLLECTION)]
 DocumentPath = Annotated[str, Path(pattern=DOCUMENT_ID, description="1-512 characters; slashes may be sent as %2F.")]
+ChunkPath = Annotated[str, Path(pattern=DOCUMENT_ID)]
 IdempotencyKey = Annotated[
     str | None,
     Header(pattern=r"^[\x21-\x7e]{1,255}$", description="The same key with the same body returns the same job."),
@@ -117,6 +119,26 @@ async def put_batch(
     gateway.ingested.note(caller.tenant, job.job)
     gateway.http_metrics.uploaded("batch", len(body))
     return _accepted(job)
+
+
+# Before the route of documents, whose path covers this one.
+@router.get(
+    "/collections/{collection}/documents/{document_id:path}/chunks/{chunk_id}",
+    responses={200: json_reply(ChunkReply, "The chunk."), **errors(401, 404, 422, 429, 500, 503)},
+)
+async def get_chunk(
+    collection: CollectionPath, document_id: DocumentPath, chunk_id: ChunkPath, caller: CallerDep, gateway: GatewayDep
+) -> Response:
+    """Get a chunk of a document with its text.
+
+    A document whose own id ends in ``/chunks/`` and a name takes precedence.
+    """
+    with suppress(UnknownDocument):
+        return await get_document(collection, f"{document_id}/chunks/{chunk_id}", caller, gateway)
+    for chunk in await gateway.retriever.chunks(caller.tenant, collection, document_id):
+        if chunk.chunk_id == chunk_id:
+            return json_response(ChunkReply.of(chunk, collection))
+    raise UnknownChunk(f"There is no chunk {chunk_id!r} in {document_id!r}.", "chunk_id")
 
 
 @router.get(

@@ -14,8 +14,8 @@ from starlette.responses import Response
 router = APIRouter()
 
 _SCRIPTS = (
-    "access", "answer", "api", "ask", "charts", "dom", "gantt", "live", "main", "numbers", "sse", "theme", "tree",
-    "treemap",
+    "access", "answer", "api", "ask", "charts", "dom", "gantt", "live", "main", "numbers", "passage", "sse", "theme",
+    "tree", "treemap",
 )  # fmt: skip
 _FILES = {"index.html": "text/html", "style.css": "text/css", "icon.svg": "image/svg+xml"} | {
     f"{name}.js": "text/javascript" for name in _SCRIPTS

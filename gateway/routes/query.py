@@ -68,6 +68,7 @@ def _query(body: QueryBody, caller: Caller, gateway: Gateway) -> Query:
         ),
         include_stages="stages" in body.include,
         include_timeline="timeline" in body.include,
+        include_text="results.text" in body.include,
         order=body.document_order or settings.default_document_order,
         reuse=body.reuse or caller.reuse,
         recompute_share=body.recompute_share,

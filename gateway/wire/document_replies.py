@@ -5,7 +5,10 @@ from typing import Literal
 import msgspec
 
 from gateway.stores.uploads import SeenJob
+from gateway.wire.urls import chunk_url, document_url
 from protocol.documents import CollectionInfo, DocumentInfo, JobError, JobStatus, StoredDocument
+from protocol.filters import Attributes
+from protocol.retrieval import Chunk, Lines, Pages
 
 
 class JobReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +47,45 @@ class DocumentReply(DocumentInfo, frozen=True, kw_only=True):
     def of(cls, stored: StoredDocument) -> "DocumentReply":
         """Make the reply from a stored document."""
         return cls(**msgspec.structs.asdict(stored.info), text=stored.text)
+
+
+class ChunkReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A chunk of a document.
+
+    ``index`` counts the document's chunks from 0. ``lines`` and ``pages`` are null where unknown.
+    """
+
+    object: Literal["chunk"] = "chunk"
+    chunk_id: str
+    document_id: str
+    collection: str
+    filename: str
+    title: str | None
+    index: int
+    lines: Lines | None
+    pages: Pages | None
+    attributes: Attributes
+    text: str
+    url: str
+    document_url: str
+
+    @classmethod
+    def of(cls, chunk: Chunk, collection: str) -> "ChunkReply":
+        """Make the reply from a chunk of a document in ``collection``."""
+        return cls(
+            chunk_id=chunk.chunk_id,
+            document_id=chunk.document_id,
+            collection=collection,
+            filename=chunk.filename,
+            title=chunk.title,
+            index=chunk.index,
+            lines=chunk.lines,
+            pages=chunk.pages,
+            attributes=chunk.attributes,
+            text=chunk.text,
+            url=chunk_url(collection, chunk),
+            document_url=document_url(collection, chunk.document_id),
+        )
 
 
 class DocumentList(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,10 +12,11 @@ from gateway.wire import events, reply
 from gateway.wire.activity_replies import ActivityReport
 from gateway.wire.cache_replies import CacheStats, CacheTree, Dropped, Pinned, WarmUpReply
 from gateway.wire.chat import ChatCompletion, Model, ModelList
-from gateway.wire.document_replies import CollectionList, Deleted, DocumentList, DocumentReply, JobReply
+from gateway.wire.document_replies import ChunkReply, CollectionList, Deleted, DocumentList, DocumentReply, JobReply
 from gateway.wire.errors import ErrorReply
 from gateway.wire.health_replies import Health, Ready
 from gateway.wire.schemas import WarmBody
+from gateway.wire.search import SearchReply
 
 API_KEY, ADMIN_KEY = "api_key", "admin_key"
 """Names of the two security schemes."""
@@ -36,10 +37,12 @@ _REFERENCE = "#/components/schemas/{name}"
 _TYPES = (
     ErrorReply,
     reply.Reply,
+    SearchReply,
     *QUERY_EVENTS,
     ChatCompletion,
     Model,
     ModelList,
+    ChunkReply,
     CollectionList,
     Deleted,
     DocumentList,

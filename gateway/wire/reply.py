@@ -6,14 +6,19 @@ import msgspec
 
 from gateway.wire.reuse import ReuseClass
 from gateway.wire.timeline import TimelineEntry
+from gateway.wire.urls import chunk_url, document_url
 from protocol.filters import Attributes
 from protocol.generation import FinishReason
 from protocol.plans import Fallback
-from protocol.retrieval import CandidateSet, Chunk, Reranking, SearchKind
+from protocol.retrieval import CandidateSet, Chunk, Lines, Pages, Reranking, SearchKind
 
 
 class SearchResult(msgspec.Struct, frozen=True):
     """A chunk that the search found. ``index`` is its rank from 0, by ``score``.
+
+    ``title`` is its document's, ``lines`` and ``pages`` are where it lies in the document; null where unknown. ``url``
+    is the path of the chunk, which lasts until the document is replaced; ``document_url`` that of the document.
+    ``text`` is present on request.
 
     The score of a dense search is the cosine similarity to the question, that of a sparse one is BM25, and that of a
     hybrid one is a weighted sum of both. If the results are reranked, it is the reranker's. ``dense_score`` and
@@ -28,6 +33,12 @@ class SearchResult(msgspec.Struct, frozen=True):
     dense_score: float | None
     sparse_score: float | None
     attributes: Attributes
+    title: str | None
+    lines: Lines | None
+    pages: Pages | None
+    url: str
+    document_url: str
+    text: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Citation(msgspec.Struct, frozen=True, tag_field="type", tag="file_citation"):
@@ -37,6 +48,27 @@ class Citation(msgspec.Struct, frozen=True, tag_field="type", tag="file_citation
     filename: str
     index: int
     chunk_id: str
+
+
+class TextSpan(msgspec.Struct, frozen=True):
+    """A part of ``output_text``: Unicode characters from ``start`` up to ``end``."""
+
+    start: int
+    end: int
+
+
+class CitedPassage(msgspec.Struct, frozen=True):
+    """A result that the answer rests on, by its words. ``index`` is its position in ``results``.
+
+    ``spans`` are the sentences that rest on it. ``overlap`` is the share of the best of them that it holds, from 0 to
+    1.
+    """
+
+    index: int
+    document_id: str
+    chunk_id: str
+    overlap: float
+    spans: tuple[TextSpan, ...]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -98,11 +130,12 @@ class Timings(msgspec.Struct, frozen=True):
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """An answer with its sources.
 
-    ``citations`` are the ``results`` that were in the prompt. ``dropped_documents`` counts the last results, which did
-    not fit the model's context; ``dropped_chunk_ids`` lists them. A ``partial`` answer lacks results of
-    ``missing_shards`` of the index, so better documents may be missing. ``reuse`` says which KV the prompt used;
-    ``fallback`` why none of it was composed, if that was asked for. ``reranking`` says whether a reranker ordered the
-    results, or why it did not; null if it was not to. ``timeline`` is present on request.
+    ``citations`` are the ``results`` that were in the prompt, ``cited`` those of them that the answer rests on, by
+    their words. ``dropped_documents`` counts the last results, which did not fit the model's context;
+    ``dropped_chunk_ids`` lists them. A ``partial`` answer lacks results of ``missing_shards`` of the index, so better
+    documents may be missing. ``reuse`` says which KV the prompt used; ``fallback`` why none of it was composed, if that
+    was asked for. ``reranking`` says whether a reranker ordered the results, or why it did not; null if it was not to.
+    ``timeline`` is present on request.
     """
 
     query_id: str
@@ -113,6 +146,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     output_text: str
     citations: tuple[Citation, ...]
+    cited: tuple[CitedPassage, ...]
     results: tuple[SearchResult, ...]
     dropped_documents: int
     dropped_chunk_ids: tuple[str, ...]
@@ -126,10 +160,25 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     timeline: tuple[TimelineEntry, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
-def search_results(candidates: CandidateSet) -> tuple[SearchResult, ...]:
-    """The final documents of a search, as clients receive them."""
+def search_results(candidates: CandidateSet, collection: str, with_text: bool = False) -> tuple[SearchResult, ...]:
+    """The final documents of a search of ``collection``, as clients receive them."""
     return tuple(
-        SearchResult(rank, chunk.document_id, chunk.filename, chunk.chunk_id, score, dense, sparse, chunk.attributes)
+        SearchResult(
+            rank,
+            chunk.document_id,
+            chunk.filename,
+            chunk.chunk_id,
+            score,
+            dense,
+            sparse,
+            chunk.attributes,
+            chunk.title,
+            chunk.lines,
+            chunk.pages,
+            chunk_url(collection, chunk),
+            document_url(collection, chunk.document_id),
+            chunk.text if with_text else msgspec.UNSET,
+        )
         for rank, (chunk, score, dense, sparse) in enumerate(
             zip(
                 candidates.docs,

@@ -107,11 +107,11 @@ class QueryBody(AnswerBody):
     temperature: Temperature = 0.0
     top_p: TopP = 1.0
     seed: Seed | None = None
-    include: list[Literal["stages", "timeline"]] = Field(
+    include: list[Literal["stages", "timeline", "results.text"]] = Field(
         default=[],
         max_length=8,
         description="`stages`: an event for each stage of the search. `timeline`: the times of the query's phases, "
-        "in the reply.",
+        "in the reply. `results.text`: the text of each result.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Prepare documents for the store: cut, embed, and number their chunks."""
+"""Prepare documents for the store: cut, embed, number and locate their chunks."""
 
 import threading
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from protocol.errors import EmptyDocument
 from retriever.embedding.base import Embedder, Vector
 from retriever.embedding.vector_checks import checked_vectors
 from retriever.ingestion.chunker import Chunker
+from retriever.ingestion.line_counter import LineCounter
 from retriever.store.chunks import Ids
 from retriever.store.prepared_chunk import PreparedChunk
 
@@ -60,8 +61,14 @@ class ChunkPreparer:
             self._next_id += len(vectors)
         prepared: list[list[PreparedChunk]] = []
         at = 0
-        for chunks in cut:
-            prepared.append([PreparedChunk(first + at + n, chunk, vectors[at + n]) for n, chunk in enumerate(chunks)])
+        for source, chunks in zip(sources, cut, strict=True):
+            lines = LineCounter(source.text)
+            prepared.append(
+                [
+                    PreparedChunk(first + at + n, chunk, vectors[at + n], lines.of(chunk.start, chunk.end))
+                    for n, chunk in enumerate(chunks)
+                ]
+            )
             at += len(chunks)
         return prepared
 

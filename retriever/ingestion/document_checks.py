@@ -13,7 +13,12 @@ _UNWRITABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def checked_document(
-    document_id: str, text: str, filename: str | None, title: str | None, attributes: Attributes
+    document_id: str,
+    text: str,
+    filename: str | None,
+    title: str | None,
+    attributes: Attributes,
+    pages: tuple[int, ...] = (),
 ) -> IncomingDocument:
     """Check and clean a document. The file name defaults to the id. Raises InvalidRequest or EmptyDocument."""
     text = clean(text)
@@ -26,6 +31,7 @@ def checked_document(
         filename=checked_name(filename, "filename") if filename else document_id,
         title=" ".join(clean(title).split()) or None if title else None,
         attributes=_checked_attributes(attributes),
+        pages=pages,
     )
 
 

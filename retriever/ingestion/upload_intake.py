@@ -50,7 +50,9 @@ class UploadIntake:
         """
         loaded = self._loaders.load(upload.content, upload.media_type)
         title = upload.title or loaded.title
-        document = checked_document(upload.document_id, loaded.text, upload.filename, title, upload.attributes)
+        document = checked_document(
+            upload.document_id, loaded.text, upload.filename, title, upload.attributes, loaded.pages
+        )
         return self._create_job(
             tenant, collection, ParsedBatch([(None, document)], []), key, body_hash(collection, upload)
         )

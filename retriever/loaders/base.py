@@ -11,10 +11,11 @@ _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 class LoadedText(NamedTuple):
-    """A document's text, and the title that the document itself contains."""
+    """A document's text, the title that the document itself contains, and the first line of each page, from 1."""
 
     title: str | None
     text: str
+    pages: tuple[int, ...] = ()
 
 
 Loader = Callable[[bytes], LoadedText]

@@ -1,12 +1,13 @@
 """The PDF loader."""
 
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 
 from pypdf import PdfReader
 from pypdf.errors import FileNotDecryptedError, PdfReadError, PyPdfError, WrongPasswordError
 
 from protocol.errors import BrokenDocument, EncryptedDocument
-from retriever.loaders.base import LoadedText
+from retriever.loaders.base import LoadedText, clean
 
 
 def load_pdf(content: bytes) -> LoadedText:
@@ -17,7 +18,7 @@ def load_pdf(content: bytes) -> LoadedText:
         if reader.is_encrypted and not reader.decrypt(""):
             raise EncryptedDocument("the PDF requires a password")
         title = reader.metadata.title if reader.metadata else None
-        pages = [page.extract_text().strip() for page in reader.pages]
+        pages = [clean(page.extract_text()) for page in reader.pages]
     except EncryptedDocument:
         raise
     except (FileNotDecryptedError, WrongPasswordError) as error:
@@ -27,4 +28,15 @@ def load_pdf(content: bytes) -> LoadedText:
     except Exception as error:
         # pypdf raises nearly any exception for damaged files: KeyError, RecursionError, zlib.error and more.
         raise BrokenDocument(f"the PDF cannot be parsed: {type(error).__name__}") from error
-    return LoadedText(str(title) if title else None, "\n\n".join(pages))
+    text = "\n\n".join(pages)
+    return LoadedText(str(title) if title else None, text, tuple(_first_lines(pages)))
+
+
+def _first_lines(pages: Sequence[str]) -> Iterator[int]:
+    """The first line of each page. Empty pages in front of the first text begin with it."""
+    begun, line = False, 1
+    for page in pages:
+        yield line
+        begun = begun or page != ""
+        if begun:
+            line += page.count("\n") + 2

@@ -62,4 +62,4 @@ class LoaderRegistry:
         if not text:
             raise EmptyDocument("the document has no text")
         title = " ".join(clean(loaded.title).split()) if loaded.title else ""
-        return LoadedText(title or None, text)
+        return LoadedText(title or None, text, loaded.pages)

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.filters import Attributes
-from protocol.retrieval import Chunk
+from protocol.retrieval import Chunk, Lines, Pages
 from retriever.embedding.base import Vector
 from retriever.store.database import Transaction
 from retriever.store.filter_sql import Condition
@@ -18,6 +19,8 @@ Ids = npt.NDArray[np.int64]
 """Chunk ids, [n]."""
 
 _ROWS_AT_ONCE = 8192
+_CHUNK = """SELECT c.id, c.position, c.text, c.content_hash, c.first_line, c.last_line, d.document_id, d.filename,
+                   d.title, d.attributes, d.pages """
 
 
 class Chunks:
@@ -35,8 +38,8 @@ class Chunks:
     def resolve(self, transaction: Transaction, collection: int, ids: Sequence[int]) -> dict[int, Chunk]:
         """Return the live chunks among ``ids``, by id."""
         rows = transaction.execute(
-            """SELECT c.id, c.position, c.text, c.content_hash, d.document_id, d.filename, d.attributes
-               FROM json_each(?) AS wanted CROSS JOIN chunks c ON c.id = wanted.value
+            _CHUNK
+            + """FROM json_each(?) AS wanted CROSS JOIN chunks c ON c.id = wanted.value
                     JOIN documents d ON d.id = c.document
                WHERE c.collection = ?""",
             (json.dumps(list(ids)), collection),
@@ -46,8 +49,8 @@ class Chunks:
     def of_document(self, transaction: Transaction, collection: int, document_id: str) -> list[Chunk]:
         """Return a document's chunks in order; an empty list if the document does not exist."""
         rows = transaction.execute(
-            """SELECT c.id, c.position, c.text, c.content_hash, d.document_id, d.filename, d.attributes
-               FROM documents d JOIN chunks c ON c.document = d.id
+            _CHUNK
+            + """FROM documents d JOIN chunks c ON c.document = d.id
                WHERE d.collection = ? AND d.document_id = ? ORDER BY c.position""",
             (collection, document_id),
         )
@@ -120,6 +123,7 @@ class Chunks:
 
 
 def _chunk(row: sqlite3.Row) -> Chunk:
+    lines = None if row["first_line"] is None else Lines(row["first_line"], row["last_line"])
     return Chunk(
         chunk_id=str(row["id"]),
         document_id=row["document_id"],
@@ -128,4 +132,12 @@ def _chunk(row: sqlite3.Row) -> Chunk:
         text=row["text"],
         content_hash=row["content_hash"],
         attributes=msgspec.json.decode(row["attributes"], type=Attributes),
+        title=row["title"],
+        lines=lines,
+        pages=None if lines is None or row["pages"] is None else _pages(lines, msgspec.json.decode(row["pages"])),
     )
+
+
+def _pages(lines: Lines, first_lines: Sequence[int]) -> Pages:
+    """The pages that hold these lines, given the first line of each page."""
+    return Pages(bisect_right(first_lines, lines.first), bisect_right(first_lines, lines.last))

@@ -104,17 +104,18 @@ class Documents:
         now = self._clock()
         row = transaction.execute(
             """INSERT INTO documents (collection, document_id, filename, title, text, bytes, attributes, content_hash,
-                                      fingerprint, created_at, updated_at)
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                                      fingerprint, created_at, updated_at, pages)
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
                ON CONFLICT (collection, document_id) DO UPDATE SET filename = excluded.filename, title = excluded.title,
                    text = excluded.text, bytes = excluded.bytes, attributes = excluded.attributes,
                    content_hash = excluded.content_hash, fingerprint = excluded.fingerprint,
-                   updated_at = excluded.updated_at
+                   updated_at = excluded.updated_at, pages = excluded.pages
                RETURNING id""",
             (
                 *(collection, document.document_id, document.filename, document.title, document.text),
                 *(len(document.text.encode()), msgspec.json.encode(document.attributes).decode()),
                 *(document.content_hash, fingerprint, now, now),
+                msgspec.json.encode(document.pages).decode() if document.pages else None,
             ),
         ).fetchone()
         key = row["id"]
@@ -132,8 +133,9 @@ class Documents:
         """Replace a document's chunks. Return the ids of the removed ones."""
         removed = self._remove_chunks(transaction, document)
         transaction.executemany(
-            """INSERT INTO chunks (id, document, collection, position, text, content_hash, embedding)
-               VALUES (?, ?, ?, ?, ?, ?, ?)""",
+            """INSERT INTO chunks (id, document, collection, position, text, content_hash, embedding, first_line,
+                                   last_line)
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
             [
                 (
                     prepared.id,
@@ -143,6 +145,8 @@ class Documents:
                     prepared.chunk.text,
                     prepared.chunk.content_hash,
                     prepared.embedding.tobytes(),
+                    prepared.lines.first,
+                    prepared.lines.last,
                 )
                 for position, prepared in enumerate(chunks)
             ],

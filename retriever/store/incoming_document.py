@@ -7,13 +7,17 @@ from protocol.filters import Attributes
 
 
 class IncomingDocument(msgspec.Struct, frozen=True):
-    """A checked document that is not stored yet. Queued jobs keep it encoded as MessagePack."""
+    """A checked document that is not stored yet. Queued jobs keep it encoded as MessagePack.
+
+    ``pages`` are the first lines of its pages, from 1; empty if it has none.
+    """
 
     document_id: str
     text: str
     filename: str
     title: str | None
     attributes: Attributes
+    pages: tuple[int, ...] = ()
 
     @property
     def content_hash(self) -> str:

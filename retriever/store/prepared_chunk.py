@@ -1,7 +1,8 @@
-"""A chunk on its way into the store: its text, its id and its embedding."""
+"""A chunk on its way into the store: its text, its id, its embedding and its lines."""
 
 from typing import NamedTuple
 
+from protocol.retrieval import Lines
 from retriever.embedding.base import Vector
 
 
@@ -20,3 +21,4 @@ class PreparedChunk(NamedTuple):
     id: int
     chunk: ChunkText
     embedding: Vector
+    lines: Lines

@@ -114,5 +114,13 @@ _SEARCH_KIND = """
 ALTER TABLE collections ADD COLUMN search TEXT;
 """
 
-VERSIONS = (_FIRST, _ORPHANS, _CLAIMED_KEYS, _SEARCH_KIND)
+_LINES = """
+-- Where the chunk lies in the document's text: lines from 1, both included. NULL: stored before this version.
+ALTER TABLE chunks ADD COLUMN first_line INTEGER;
+ALTER TABLE chunks ADD COLUMN last_line INTEGER;
+-- The first line of each page, as a JSON array. NULL: the document has no pages, or was stored before this version.
+ALTER TABLE documents ADD COLUMN pages TEXT;
+"""
+
+VERSIONS = (_FIRST, _ORPHANS, _CLAIMED_KEYS, _SEARCH_KIND, _LINES)
 """The statements that upgrade a store by one version each, starting from an empty file."""

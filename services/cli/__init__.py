@@ -6,7 +6,7 @@ import typer
 
 from protocol.errors import RagtreeError
 from protocol.logs import configure_logging
-from services.cli import bench, cache, config, doctor, evaluate, gate, ingest, models, query, stack
+from services.cli import bench, cache, config, doctor, evaluate, gate, ingest, models, query, search, stack
 from services.cli.output import errors
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command()(ingest.ingest)
 app.command()(query.query)
 app.command("eval")(evaluate.evaluate)
 app.command()(models.models)
+app.command()(search.search)
 app.add_typer(bench.app, name="bench")
 app.add_typer(cache.app, name="cache")
 app.add_typer(config.app, name="config")

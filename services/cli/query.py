@@ -7,9 +7,9 @@ import typer
 from rich.table import Table
 
 from protocol.documents import DEFAULT_COLLECTION
-from protocol.retrieval import SearchKind
 from services.cli.connection import ApiKeyOption, CollectionOption, JsonOption, UrlOption, connect
 from services.cli.output import errors, results
+from services.cli.search_options import FiltersOption, RerankOption, SearchKindOption, search_body
 
 
 def query(
@@ -17,30 +17,17 @@ def query(
     collection: CollectionOption = DEFAULT_COLLECTION,
     top_k: Annotated[int | None, typer.Option(help="Number of chunks to answer from.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None,
-    filters: Annotated[str | None, typer.Option(help="Metadata filter, as JSON.")] = None,
-    search: Annotated[
-        SearchKind | None,
-        typer.Option(help="Search by embeddings, by words, or by both. By default as the collection."),
-    ] = None,
-    rerank: Annotated[
-        bool | None, typer.Option(help="Whether a reranker orders the sources. By default, if one is configured.")
-    ] = None,
+    filters: FiltersOption = None,
+    search: SearchKindOption = None,
+    rerank: RerankOption = None,
     url: UrlOption = None,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask a question and stream the answer."""
-    given = {
-        "query": question,
-        "collection": collection,
-        "top_k": top_k,
-        "max_tokens": max_tokens,
-        "search": search,
-        "rerank": rerank,
-    }
-    body = {name: value for name, value in given.items() if value is not None}
-    if filters is not None:
-        body["filters"] = _parsed(filters)
+    body = search_body(question, collection, top_k, filters, search, rerank)
+    if max_tokens is not None:
+        body["max_tokens"] = max_tokens
     last: dict[str, Any] = {}
     for event in connect(url, api_key).query(body):
         last = event
@@ -67,21 +54,16 @@ def query(
     _print_timings(response)
 
 
-def _parsed(filters: str) -> Any:  # noqa: ANN401 - the stack checks it
-    try:
-        return json.loads(filters)
-    except ValueError as error:
-        raise typer.BadParameter(f"not JSON: {error}", param_hint="--filters") from error
-
-
 def _print_sources(response: dict[str, Any]) -> None:
     table = Table(title="Sources", title_justify="left", box=None, pad_edge=False)
     table.add_column("score", justify="right")
     table.add_column("document")
     table.add_column("chunk", justify="right")
-    cited = {citation["chunk_id"] for citation in response["citations"]}
+    given = {citation["index"] for citation in response["citations"]}
+    cited = {passage["index"] for passage in response["cited"]}
     for result in response["results"]:
-        mark = "" if result["chunk_id"] in cited else " (left out: the prompt was full)"
+        mark = "" if result["index"] in given else " (left out: the prompt was full)"
+        mark = " (cited)" if result["index"] in cited else mark
         table.add_row(f"{result['score']:.3f}", f"{result['document_id']}{mark}", str(result["chunk_id"]))
     results.print(table)
 

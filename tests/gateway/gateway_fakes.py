@@ -49,7 +49,7 @@ from protocol.plans import (
     SpeculationDecision,
 )
 from protocol.prompts import ChatMessage, Prompt, Segment, SegmentKind
-from protocol.retrieval import CandidateSet, Chunk, Reranking, SearchKind, SearchRequest
+from protocol.retrieval import CandidateSet, Chunk, Lines, Reranking, SearchKind, SearchRequest
 from protocol.tiers import Tier
 
 ANSWER = ("Paris ", "is ", "the ", "capital ", "of ", "France.")
@@ -89,7 +89,8 @@ class Phases:
 
 def chunk(rank: int) -> Chunk:
     text = f"document number {rank}"
-    return Chunk(f"d{rank}#0", f"d{rank}", f"d{rank}.txt", 0, text, f"hash{rank}", {"lang": "en"})
+    lines = Lines(rank + 1, rank + 2)
+    return Chunk(f"d{rank}#0", f"d{rank}", f"d{rank}.txt", 0, text, f"hash{rank}", {"lang": "en"}, lines=lines)
 
 
 class FakeRetriever:

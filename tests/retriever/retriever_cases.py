@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from reportlab.pdfgen.canvas import Canvas
 
 from protocol.documents import DocumentUpload, IngestJob
 from protocol.retrieval import CandidateSet, SearchKind, SearchRequest
@@ -37,6 +39,17 @@ async def running(folder: Path, embedder: HashingEmbedder | None = None, **chang
 
 def upload(document_id: str, text: str, **fields: Any) -> DocumentUpload:
     return DocumentUpload(document_id, text.encode(), fields.pop("media_type", "text/plain"), **fields)
+
+
+def pdf(*pages: str, title: str | None = None) -> bytes:
+    file = BytesIO()
+    canvas = Canvas(file)
+    canvas.setTitle(title or "")
+    for page in pages:
+        canvas.drawString(72, 700, page)
+        canvas.showPage()
+    canvas.save()
+    return file.getvalue()
 
 
 def lines(documents: Sequence[dict[str, Any]]) -> bytes:

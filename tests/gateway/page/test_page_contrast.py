@@ -28,6 +28,8 @@ def contrast(one: str, other: str) -> float:
     [
         *((text, ground, TEXT) for text in ("ink", "soft") for ground in ("panel", "ground", "sunk")),
         ("on-accent", "accent", TEXT),
+        ("accent", "panel", TEXT),
+        ("on-mark", "mark", TEXT),
         ("problem", "problem-ground", TEXT),
         ("problem", "ground", TEXT),
         *((f"on-age-{age}", f"age-{age}", TEXT) for age in range(6)),

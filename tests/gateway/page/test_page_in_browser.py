@@ -128,6 +128,30 @@ def test_timeline_bars_are_in_order(page: Browser, stack: PageStack, monkeypatch
     assert rows[-1] == "End"
 
 
+def test_passage_opens_with_the_questions_words_marked(page: Browser, stack: PageStack):
+    text = "Tides rise and fall.\nThe moon pulls the sea.\nWater flows back at ebb."
+    stack.ingest({"tides": text}, "sea")
+    page.driver.refresh()
+    page.until(lambda: page.all("#collection option[value=sea]"))
+    page.run("document.querySelector('#collection').value = 'sea'")
+    ask(page, "Why does the MOON move the water?")
+    page.until(lambda: progress(page) == "Complete")
+    assert page.texts(".source.given .number") == page.texts(".source.cited .number") == ["1"]
+    assert page.text(".rests") == "Cited: 100 % of a sentence stands here"
+    assert page.texts(".passage summary") == ["Passage, lines 1\u20133"]
+    # By keyboard, and by a click.
+    page.run("document.querySelector('.passage summary').focus()")
+    page.press(Keys.ENTER)
+    page.until(lambda: page.all(".passage-text")[0].is_displayed() and page.text(".passage-text"))
+    assert page.text(".passage-text") == text
+    assert page.texts(".passage-text mark") == ["moon", "Water"]
+    page.press(Keys.ENTER)
+    page.until(lambda: not page.all(".passage-text")[0].is_displayed())
+    page.all(".passage summary")[0].click()
+    page.until(page.all(".passage-text")[0].is_displayed)
+    page.shoot("passage")
+
+
 def test_tree_updates_while_visible(page: Browser, stack: PageStack):
     count = "return document.querySelectorAll('.tier:first-child .cell').length"
     page.until(lambda: page.run(count) > 1)
@@ -225,6 +249,9 @@ def test_keys_are_requested_and_stored_in_the_tab(browser: Browser, tmp_path):
         browser.until(lambda: len(browser.all(".cell")) == 2)
         assert browser.text("#answer .text").strip().endswith(MARKUP)
         assert browser.text(".filename") == f"{MARKUP}.md"
+        browser.all(".passage summary")[0].click()
+        browser.until(lambda: browser.text(".passage-text") == f"The only document that there is. {MARKUP}")
+        assert browser.texts(".passage-text mark")
         assert len(browser.all("img")) == 1
         assert browser.driver.title == "RAGTree"
 

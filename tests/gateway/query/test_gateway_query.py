@@ -29,6 +29,9 @@ async def test_json_answer(served, path: str):
     assert reply["results"][1] == {
         "index": 1, "document_id": "d1", "filename": "d1.txt", "chunk_id": "d1#0", "score": 0.9,
         "dense_score": 0.9, "sparse_score": None, "attributes": {"lang": "en"},
+            "title": None, "lines": {"first": 2, "last": 3}, "pages": None,
+            "url": "/v1/collections/default/documents/d1/chunks/d1%230",
+            "document_url": "/v1/collections/default/documents/d1",
     }  # fmt: skip
     assert reply["citations"][1] == {
         "type": "file_citation", "document_id": "d1", "filename": "d1.txt", "index": 1, "chunk_id": "d1#0",

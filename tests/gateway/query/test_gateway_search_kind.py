@@ -37,7 +37,7 @@ def test_results_show_the_scores_of_both_rankings(kind, dense, sparse):
     found = CandidateSet(
         1, 1, (chunk(0), chunk(1)), (0.9, 0.8), True, 1.0, kind, dense_scores=(0.5, None), sparse_scores=(None, 7.5)
     )
-    results = search_results(found)
+    results = search_results(found, "default")
     assert [result.score for result in results] == [0.9, 0.8]
     assert [result.dense_score for result in results] == dense
     assert [result.sparse_score for result in results] == sparse

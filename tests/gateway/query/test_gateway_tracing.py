@@ -254,3 +254,30 @@ async def test_without_a_tracer_the_search_has_no_traceparent(served):
     await served.client.post("/query", json=ASKED)
     (request,) = served.stack.retriever.requests
     assert request.traceparent is None
+
+
+async def test_search_without_generation_has_one_span(traced: Traced):
+    async with traced.client() as client:
+        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+        assert (await client.post("/search", json=ASKED, headers=headers)).status_code == 200
+    (span,) = traced.spans
+    assert (span.name, span.kind, span.status.status_code) == (RETRIEVAL, SpanKind.CLIENT, StatusCode.UNSET)
+    assert (format_trace_id(span.context.trace_id), format_span_id(span.parent.span_id)) == (TRACE, PARENT)
+    assert span.attributes == {
+        "gen_ai.operation.name": "retrieval",
+        "gen_ai.provider.name": "ragtree",
+        "gen_ai.data_source.id": "default",
+        "gen_ai.request.top_k": 3,
+        "ragtree.documents": 3,
+        "ragtree.partial": False,
+    }
+    assert [event.attributes["ragtree.stage"] for event in span.events] == [1, 2]
+    (request,) = traced.stack.retriever.requests
+    assert request.traceparent == f"00-{TRACE}-{format_span_id(span.context.span_id)}-01"
+
+
+async def test_failed_search_ends_its_span(traced: Traced):
+    traced.stack.phases.failing["second_stage"] = NoDocuments("It is empty.")
+    async with traced.client() as client:
+        assert (await client.post("/search", json=ASKED)).status_code == 409
+    assert traced.one(RETRIEVAL).attributes["error.type"] == NoDocuments.code

@@ -2,23 +2,13 @@ from io import BytesIO
 
 import pytest
 from pypdf import PdfReader, PdfWriter
-from reportlab.pdfgen.canvas import Canvas
+from retriever_cases import pdf
 
 from protocol.errors import BrokenDocument, EmptyDocument, EncryptedDocument, InvalidEncoding, UnsupportedMediaType
+from retriever.loaders.base import LoadedText
 from retriever.loaders.registry import JSON_LINES, LoaderRegistry, media_type_of
 
 LOADERS = LoaderRegistry()
-
-
-def pdf(*pages: str, title: str | None = None) -> bytes:
-    file = BytesIO()
-    canvas = Canvas(file)
-    canvas.setTitle(title or "")
-    for page in pages:
-        canvas.drawString(72, 700, page)
-        canvas.showPage()
-    canvas.save()
-    return file.getvalue()
 
 
 def encrypted(content: bytes, password: str) -> bytes:
@@ -31,7 +21,7 @@ def encrypted(content: bytes, password: str) -> bytes:
 
 def test_plain_text_loses_only_characters_that_cannot_be_stored():
     loaded = LOADERS.load(b"\xef\xbb\xbfone\x00 two\r\nthree\x07\n", "Text/Plain; charset=utf-8")
-    assert loaded == (None, "one two\nthree")
+    assert loaded == LoadedText(None, "one two\nthree")
 
 
 def test_markdown_title_is_the_first_heading_outside_code():
@@ -78,6 +68,17 @@ def test_pdf_gives_the_text_of_all_pages():
     loaded = LOADERS.load(pdf("first page", "second page", title="Report"), "application/pdf")
     assert loaded.title == "Report"
     assert loaded.text == "first page\n\nsecond page"
+
+
+@pytest.mark.parametrize(
+    ("pages", "first_lines"),
+    [(("one",), (1,)), (("one", "two", "three"), (1, 3, 5)), (("", "", "three", "", "five"), (1, 1, 1, 3, 5))],
+)
+def test_pdf_knows_the_first_line_of_each_page(pages, first_lines):
+    loaded = LOADERS.load(pdf(*pages), "application/pdf")
+    assert loaded.pages == first_lines
+    for page, first in zip(pages, loaded.pages, strict=True):
+        assert not page or loaded.text.split("\n")[first - 1] == page
 
 
 def test_pdf_encrypted_for_printing_only_is_read():

@@ -1,0 +1,28 @@
+"""``POST /search``: finds the chunks that a query would be answered from."""
+
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from gateway.routes.dependencies import CallerDep, GatewayDep, SearchSlotDep, json_only
+from gateway.routes.responses import json_response
+from gateway.wire.openapi import errors, json_reply
+from gateway.wire.search import FindBody, SearchReply
+
+router = APIRouter(tags=["query"])
+
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: json_reply(SearchReply, "The chunks found, best first."),
+    **errors(400, 401, 404, 408, 409, 413, 415, 422, 429, 500, 503),
+}
+
+
+@router.post("/search", responses=_RESPONSES, dependencies=[Depends(json_only)], summary="Search without an answer")
+@router.post("/v1/search", responses=_RESPONSES, dependencies=[Depends(json_only)], summary="Search without an answer")
+async def search(body: FindBody, caller: CallerDep, gateway: GatewayDep, _slot: SearchSlotDep) -> Response:
+    """Find the chunks of a collection that fit a question best, without generating an answer."""
+    request = body.to_search(body.query.strip(), "query", caller.tenant, gateway.settings)
+    gateway.readiness.require_retriever()
+    candidates, timings = await gateway.searches.run(request)
+    return json_response(SearchReply.of(candidates, request.collection, timings, "results.text" in body.include))

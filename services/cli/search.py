@@ -1,0 +1,65 @@
+"""``ragtree search``: finds the passages that a question would be answered from."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from protocol.documents import DEFAULT_COLLECTION
+from services.cli.connection import ApiKeyOption, CollectionOption, JsonOption, UrlOption, connect
+from services.cli.output import errors, results
+from services.cli.search_options import FiltersOption, RerankOption, SearchKindOption, search_body
+
+
+def search(
+    question: Annotated[str, typer.Argument(help="The question.")],
+    collection: CollectionOption = DEFAULT_COLLECTION,
+    top_k: Annotated[int | None, typer.Option(help="Number of passages.")] = None,
+    filters: FiltersOption = None,
+    search: SearchKindOption = None,
+    rerank: RerankOption = None,
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Search without an answer, and print the passages."""
+    found = connect(url, api_key).search(search_body(question, collection, top_k, filters, search, rerank))
+    if as_json:
+        print(json.dumps(found))
+        return
+    if found["partial"]:
+        missing = ", ".join(found["missing_shards"])
+        errors.print(f"[bold yellow]partial:[/] results of these shards are missing: {missing}")
+    if found["reranking"] and found["reranking"]["reason"]:
+        errors.print(f"[bold yellow]not reranked:[/] {found['reranking']['reason']}")
+    _print_passages(found)
+    results.print(
+        f"{found['search']} search of {found['collection']}: {found['timings']['total_ms']:.0f} ms",
+        style="dim",
+        highlight=False,
+    )
+
+
+def _print_passages(found: dict[str, Any]) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 1, 0))
+    table.add_column("score", justify="right", no_wrap=True)
+    table.add_column("document", max_width=40)
+    table.add_column("passage", ratio=1)
+    for result in found["results"]:
+        # Text, not str: rich would take brackets in a document for markup.
+        table.add_row(f"{result['score']:.3f}", Text(_place(result)), Text(result["text"]))
+    results.print(table)
+
+
+def _place(result: dict[str, Any]) -> str:
+    where = _range("page", result["pages"]) or _range("line", result["lines"])
+    return "\n".join(filter(None, [result["document_id"], result["title"], where]))
+
+
+def _range(unit: str, given: dict[str, int] | None) -> str:
+    if given is None:
+        return ""
+    first, last = given["first"], given["last"]
+    return f"{unit} {first}" if first == last else f"{unit}s {first}-{last}"

@@ -1,0 +1,35 @@
+"""Options of the commands that search: ``ragtree query`` and ``ragtree search``."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from protocol.retrieval import SearchKind
+
+FiltersOption = Annotated[str | None, typer.Option(help="Metadata filter, as JSON.")]
+SearchKindOption = Annotated[
+    SearchKind | None, typer.Option(help="Search by embeddings, by words, or by both. By default as the collection.")
+]
+RerankOption = Annotated[
+    bool | None, typer.Option(help="Whether a reranker orders the results. By default, if one is configured.")
+]
+
+
+def search_body(
+    question: str,
+    collection: str,
+    top_k: int | None,
+    filters: str | None,
+    search: SearchKind | None,
+    rerank: bool | None,
+) -> dict[str, Any]:
+    """The request's fields that control the search. Raises typer.BadParameter for filters that are not JSON."""
+    given = {"query": question, "collection": collection, "top_k": top_k, "search": search, "rerank": rerank}
+    body = {name: value for name, value in given.items() if value is not None}
+    if filters is not None:
+        try:
+            body["filters"] = json.loads(filters)
+        except ValueError as error:
+            raise typer.BadParameter(f"not JSON: {error}", param_hint="--filters") from error
+    return body
