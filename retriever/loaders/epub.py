@@ -35,7 +35,7 @@ def _package_path(archive: ZipFile) -> str:
     if "META-INF/container.xml" not in archive.namelist():
         raise BrokenDocument("the file is an archive, not an EPUB")
     root = fromstring(archive.read("META-INF/container.xml")).find("{*}rootfiles/{*}rootfile")
-    path = root.get("full-path") if root is not None else None
+    path: str | None = root.get("full-path") if root is not None else None
     if not path:
         raise BrokenDocument("the EPUB does not name its package file")
     return path

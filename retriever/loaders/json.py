@@ -35,7 +35,7 @@ def _sections(value: Value) -> Iterator[str]:
     if not isinstance(value, dict):
         yield from _blocks(value)
         return
-    plain = {key: inner for key, inner in value.items() if not isinstance(inner, dict | list)}
+    plain: dict[str, Value] = {key: inner for key, inner in value.items() if not isinstance(inner, dict | list)}
     yield "\n".join(_lines(plain, 0))
     for key, inner in value.items():
         if key not in plain and inner:
