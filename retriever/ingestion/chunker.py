@@ -1,6 +1,6 @@
 """The chunker: cuts documents into chunks that the embedder sees whole."""
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator
 
 from blake3 import blake3
@@ -52,7 +52,8 @@ class Chunker:
 
     def _cut(self, text: str, heading: str) -> Iterator[ChunkText]:
         starts = self._piece_starts(text)
-        sections = _pieces_at(starts, section_starts(text))
+        # Some tokenizers put line feeds and what follows into one piece.
+        sections = [bisect_right(starts, offset) - 1 for offset in section_starts(text)]
         room = self.limit - (self._count(heading) if heading else 0)
         overlap = min(self._overlap, room // 2)
         slack = room // 8
@@ -113,15 +114,6 @@ def _word_start(text: str, starts: list[int], at: int, lowest: int) -> int:
         if text[here].isspace() or text[here - 1].isspace():
             return candidate
     return at
-
-
-def _pieces_at(starts: list[int], offsets: list[int]) -> list[int]:
-    """Return the pieces that hold the characters at the offsets. Of pieces that share a character, the first."""
-    if not starts:
-        return []
-    # Some tokenizers put line feeds and what follows into one piece.
-    holding = [max(bisect_right(starts, offset) - 1, 0) for offset in offsets]
-    return [bisect_left(starts, starts[piece]) for piece in holding]
 
 
 def _last_between(pieces: list[int], lowest: int, highest: int) -> int | None:

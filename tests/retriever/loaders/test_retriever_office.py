@@ -1,5 +1,6 @@
 """DOCX, PPTX and XLSX, and what the three refuse alike."""
 
+import time
 from datetime import date, datetime
 from io import BytesIO
 
@@ -285,11 +286,18 @@ def test_repeated_text_is_bounded(monkeypatch):
         load(xlsx(*(["x" * 1000] for _ in range(200))), "xlsx")
 
 
-def test_declared_size_of_a_sheet_costs_nothing():
-    content = xlsx(["a", "b"], ["c", "d"])
-    sheet = unzipped(content)[MAIN_PARTS["xlsx"]].replace(b'ref="A1:B2"', b'ref="A1:XFD1048576"')
+def test_declared_size_and_gaps_of_a_sheet_cost_little():
+    content = xlsx(*[["a"]] * 2000)
+    sheet = unzipped(content)[MAIN_PARTS["xlsx"]].replace(b'ref="A1:A2000"', b'ref="A1:XFD1048576"')
+    sheet = sheet.replace(b'<row r="2000"', b'<row r="500000"').replace(b'r="A2000"', b'r="B500000"')
     assert b"XFD1048576" in sheet
-    assert load(with_files(content, {MAIN_PARTS["xlsx"]: sheet}), "xlsx").text == "# Sheet\n\na | b\nc | d"
+    assert b"B500000" in sheet
+    began = time.process_time()
+    text = load(with_files(content, {MAIN_PARTS["xlsx"]: sheet}), "xlsx").text
+    # Rows of the declared width would take seconds.
+    assert time.process_time() - began < 2
+    assert text.count("\na") > 1999
+    assert text.endswith("\n | a")
 
 
 def test_sheet_of_very_many_rows_is_refused_within_the_limits_and_the_next_file_is_read():
