@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from posixpath import dirname, join, normpath
 from urllib.parse import unquote
-from xml.etree.ElementTree import Element
+from xml.etree.ElementTree import Element  # nosec B405  # only a type; defusedxml parses
 from zipfile import ZipFile
 
 from defusedxml.ElementTree import fromstring
