@@ -194,8 +194,8 @@ class LoaderSettings(BaseModel):
 
     model_config = _FIXED
 
-    cpu_s: int = Field(30, gt=0, description="Processor time for reading an HTML or PDF document.")
-    memory_mib: int = Field(2048, ge=512, description="Memory for reading an HTML or PDF document.")
+    cpu_s: int = Field(30, gt=0, description="Processor time for reading one document, except plain text.")
+    memory_mib: int = Field(2048, ge=512, description="Memory for reading one document, except plain text.")
 
 
 class ShardSettings(BaseModel):

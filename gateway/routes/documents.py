@@ -38,6 +38,8 @@ AttributesQuery = Annotated[
 ]
 
 _text = {"schema": {"type": "string", "minLength": 1}}
+_binary = {"schema": {"type": "string", "format": "binary"}}
+_office = "application/vnd.openxmlformats-officedocument."
 _UPLOAD: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -45,7 +47,16 @@ _UPLOAD: dict[str, Any] = {
             "text/plain": _text,
             "text/markdown": _text,
             "text/html": _text,
-            "application/pdf": {"schema": {"type": "string", "format": "binary"}},
+            "application/xhtml+xml": _text,
+            "text/csv": _text,
+            "text/tab-separated-values": _text,
+            "text/json": _text,
+            "text/x-source": _text,
+            "application/pdf": _binary,
+            "application/epub+zip": _binary,
+            f"{_office}wordprocessingml.document": _binary,
+            f"{_office}presentationml.presentation": _binary,
+            f"{_office}spreadsheetml.sheet": _binary,
             "application/json": {"schema": DocumentBody.openapi()},
         },
     }

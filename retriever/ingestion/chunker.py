@@ -1,11 +1,13 @@
 """The chunker: cuts documents into chunks that the embedder sees whole."""
 
+from bisect import bisect_right
 from collections.abc import Iterator
 
 from blake3 import blake3
 from tokenizers import Tokenizer
 
 from protocol.errors import ConfigError
+from retriever.ingestion.section_starts import section_starts
 from retriever.settings import ChunkSettings
 from retriever.store.prepared_chunk import ChunkText
 
@@ -14,7 +16,9 @@ _LONGEST_PIECE = 32
 
 
 class Chunker:
-    """Cuts texts by tokens, with overlap, preferably at word boundaries.
+    """Cuts texts by tokens, preferably before a section in the second half of a chunk, otherwise at word boundaries.
+
+    A chunk repeats the end of the previous one, unless it starts with a section.
 
     Every chunk starts with the document's title, if there is one, so that the prompt and the embedding both contain it.
     A chunk has at most ``limit`` tokens, title included. Every character except white space is part of some chunk.
@@ -32,7 +36,7 @@ class Chunker:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies how texts are cut. Chunkers of one embedder with equal fingerprints cut alike."""
+        """Identifies the sizes that texts are cut to. A store with other ones is cut and embedded again."""
         return f"chunks:{self.limit}/{self._overlap}"
 
     def chunks(self, text: str, title: str | None = None) -> list[ChunkText]:
@@ -48,14 +52,18 @@ class Chunker:
 
     def _cut(self, text: str, heading: str) -> Iterator[ChunkText]:
         starts = self._piece_starts(text)
+        # Some tokenizers put line feeds and what follows into one piece.
+        sections = [bisect_right(starts, offset) - 1 for offset in section_starts(text)]
         room = self.limit - (self._count(heading) if heading else 0)
         overlap = min(self._overlap, room // 2)
         slack = room // 8
         first = covered = 0
         while first < len(starts):
             last = min(first + room, len(starts))
+            section = None
             if last < len(starts):
-                last = _whole(starts, first, _word_start(text, starts, last, last - slack))
+                section = _last_between(sections, first + room // 2, last)
+                last = section or _whole(starts, first, _word_start(text, starts, last, last - slack))
             while True:
                 begin = starts[first] if first else 0
                 end = starts[last] if last < len(starts) else len(text)
@@ -75,7 +83,8 @@ class Chunker:
             if last >= len(starts):
                 return
             back = last - overlap
-            first = _whole(starts, first, _word_start(text, starts, back, back - slack)) if overlap else last
+            repeats = overlap and last != section
+            first = _whole(starts, first, _word_start(text, starts, back, back - slack)) if repeats else last
 
     def _heading(self, title: str | None) -> str:
         """Return the title, shortened to a quarter of a chunk."""
@@ -105,6 +114,12 @@ def _word_start(text: str, starts: list[int], at: int, lowest: int) -> int:
         if text[here].isspace() or text[here - 1].isspace():
             return candidate
     return at
+
+
+def _last_between(pieces: list[int], lowest: int, highest: int) -> int | None:
+    """Return the last of the pieces from ``lowest`` to ``highest``."""
+    at = bisect_right(pieces, highest) - 1
+    return pieces[at] if at >= 0 and pieces[at] >= lowest else None
 
 
 def _whole(starts: list[int], first: int, at: int) -> int:

@@ -5,10 +5,20 @@ from pathlib import PurePath
 
 from protocol.errors import EmptyDocument, UnsupportedMediaType
 from retriever.loaders.base import LoadedText, Loader, clean
+from retriever.loaders.csv import load_csv
+from retriever.loaders.docx import load_docx
+from retriever.loaders.epub import load_epub
 from retriever.loaders.html import load_html
+from retriever.loaders.json import JSON_DOCUMENT, load_json
 from retriever.loaders.markdown import load_markdown
 from retriever.loaders.pdf import load_pdf
+from retriever.loaders.pptx import load_pptx
+from retriever.loaders.source_code import SOURCE_CODE, load_source_code
+from retriever.loaders.source_code import SUFFIXES as SOURCE_SUFFIXES
 from retriever.loaders.text import load_text
+from retriever.loaders.xlsx import load_xlsx
+
+_OFFICE = "application/vnd.openxmlformats-officedocument."
 
 LOADERS: Mapping[str, Loader] = {
     "text/plain": load_text,
@@ -16,6 +26,14 @@ LOADERS: Mapping[str, Loader] = {
     "text/html": load_html,
     "application/xhtml+xml": load_html,
     "application/pdf": load_pdf,
+    f"{_OFFICE}wordprocessingml.document": load_docx,
+    f"{_OFFICE}presentationml.presentation": load_pptx,
+    f"{_OFFICE}spreadsheetml.sheet": load_xlsx,
+    "application/epub+zip": load_epub,
+    "text/csv": load_csv,
+    "text/tab-separated-values": load_csv,
+    JSON_DOCUMENT: load_json,
+    SOURCE_CODE: load_source_code,
 }
 
 JSON_LINES = "application/jsonl"
@@ -32,8 +50,16 @@ _SUFFIXES = {
     ".htm": "text/html",
     ".xhtml": "application/xhtml+xml",
     ".pdf": "application/pdf",
+    ".docx": f"{_OFFICE}wordprocessingml.document",
+    ".pptx": f"{_OFFICE}presentationml.presentation",
+    ".xlsx": f"{_OFFICE}spreadsheetml.sheet",
+    ".epub": "application/epub+zip",
+    ".csv": "text/csv",
+    ".tsv": "text/tab-separated-values",
+    ".json": JSON_DOCUMENT,
     ".jsonl": JSON_LINES,
     ".ndjson": JSON_LINES,
+    **dict.fromkeys(SOURCE_SUFFIXES, SOURCE_CODE),
 }
 
 

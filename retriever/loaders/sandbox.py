@@ -1,6 +1,7 @@
 """Loaders that run in worker processes with limited processor time and memory.
 
-A PDF of a few kilobytes can take pypdf minutes, and nested HTML takes time quadratic in its size. In the retriever's
+A PDF of a few kilobytes can take pypdf minutes, nested HTML takes time quadratic in its size, and a spreadsheet can
+repeat a long text in every cell. In the retriever's
 process that would delay every search. Here the kernel ends the worker, and the document is refused.
 """
 
@@ -15,11 +16,15 @@ import msgspec
 
 from protocol.errors import BrokenDocument
 from retriever.loaders.base import LoadedText, Loader
+from retriever.loaders.registry import LOADERS
 from retriever.loaders.sandbox_worker import REFUSALS, LoadReply, LoadRequest, read_frame, write_frame
+from retriever.loaders.source_code import SOURCE_CODE
 from retriever.settings import LoaderSettings
 
-SANDBOXED = ("text/html", "application/xhtml+xml", "application/pdf")
-"""The media types that need a sandbox. The other loaders take time linear in a document's size."""
+UNCONFINED = ("text/plain", "text/markdown", SOURCE_CODE)
+"""The media types that need no sandbox: their loaders take time and memory linear in a document's size."""
+
+SANDBOXED = tuple(kind for kind in LOADERS if kind not in UNCONFINED)
 
 Worker = subprocess.Popen[bytes]
 

@@ -1,4 +1,4 @@
-"""The worker process that reads documents with untrusted complexity, such as HTML and PDF.
+"""The worker process that reads documents with untrusted complexity, such as HTML, PDF and Office files.
 
 It reads one document after another from standard input. The kernel limits its processor time and memory: at a limit the
 process is killed or gets a MemoryError. It cannot write files.

@@ -20,11 +20,18 @@ BATCH_DOCUMENTS = 1000
 BATCH_BYTES = 8 * 1024 * 1024
 """Large enough to embed a batch efficiently; small enough for the progress bar and the limit of a request body."""
 
+# Office writes a file ~$report.docx while report.docx is open.
+_HIDDEN = (".", "~$")
+
 
 def ingest(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="Files or folders: text, Markdown, HTML, PDF, and JSON lines of documents.", exists=True),
+        typer.Argument(
+            help="Files or folders: text, Markdown, HTML, PDF, Office, EPUB, CSV, JSON, source code, and JSON lines of "
+            "documents.",
+            exists=True,
+        ),
     ] = None,
     collection: CollectionOption = DEFAULT_COLLECTION,
     python_stdlib: Annotated[
@@ -186,7 +193,7 @@ def _files(path: Path) -> Iterator[Path]:
     yield from sorted(
         file
         for file in path.rglob("*")
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+        if file.is_file() and not any(part.startswith(_HIDDEN) for part in file.relative_to(path).parts)
     )
 
 

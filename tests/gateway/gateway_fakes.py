@@ -51,6 +51,7 @@ from protocol.plans import (
 from protocol.prompts import ChatMessage, Prompt, Segment, SegmentKind
 from protocol.retrieval import CandidateSet, Chunk, Lines, Reranking, SearchKind, SearchRequest
 from protocol.tiers import Tier
+from retriever.loaders.registry import LOADERS
 
 ANSWER = ("Paris ", "is ", "the ", "capital ", "of ", "France.")
 MODEL = "fake-model"
@@ -160,7 +161,7 @@ class FakeRetriever:
         self, tenant: str, collection: str, upload: DocumentUpload, idempotency_key: str | None = None
     ) -> IngestJob:
         await self.phases.enter("put")
-        if upload.media_type not in ("text/plain", "text/markdown", "text/html", "application/pdf"):
+        if upload.media_type not in LOADERS:
             raise UnsupportedMediaType(f"Nothing reads {upload.media_type!r}.")
         if not upload.content.strip():
             raise EmptyDocument("The document has no text.")

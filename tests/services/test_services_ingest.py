@@ -89,3 +89,22 @@ def test_ingest_reports_a_broken_line_by_its_number_in_the_file(ingestion, tmp_p
     file.write_text("\n".join(["{}"] * 4 + ["broken"] + ["{}"] * 3 + ["broken"]))
     ingestion.send_file(file, "many.jsonl")
     assert [failure.split(": ")[0] for failure in ingestion.failures] == [f"{file} (line 5)", f"{file} (line 9)"]
+
+
+def test_ingest_reads_every_format_in_a_folder_and_skips_hidden_files(client, monkeypatch, tmp_path):
+    monkeypatch.setattr(ingest, "connect", lambda *_: client)
+    read = ["a.docx", "b.PPTX", "c.xlsx", "d.epub", "e.csv", "f.json", "src/g.py", "src/h.yaml"]
+    hidden = [".git/config.toml", ".env.yaml", "~$a.docx", "src/~$b.docx"]
+    for name in [*read, *hidden]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    ingest.ingest([tmp_path])
+    assert sorted(client.documents) == read
+
+
+@pytest.mark.parametrize("name", ["picture.png", "report.docm", "sheet.xlsm", "old.doc", "a.out", "Makefile"])
+def test_ingest_refuses_other_files(client, ingestion, tmp_path, name):
+    (tmp_path / name).write_bytes(b"\x00")
+    ingestion.send_file(tmp_path / name, name)
+    assert not client.documents
+    assert ingestion.failed == 1

@@ -6,6 +6,7 @@ from gateway_fakes import MODEL
 
 from gateway.settings import ApiKey
 from gateway.wire import events
+from retriever.loaders.registry import LOADERS
 
 
 async def document(served) -> dict:
@@ -31,6 +32,11 @@ async def test_every_error_has_the_same_schema(served):
                     assert references(reply) == {"ErrorReply"}, (method, path, status)
                     seen.add(int(status))
     assert seen >= {400, 404, 409, 413, 415, 422, 500, 503, 507}
+
+
+async def test_every_loaders_media_type_is_described(served):
+    upload = (await document(served))["paths"]["/v1/collections/{collection}/documents/{document_id}"]["put"]
+    assert upload["requestBody"]["content"].keys() == {*LOADERS, "application/json"}
 
 
 @pytest.mark.parametrize("keys", [(), (ApiKey(secret="k", tenant="acme"),)])

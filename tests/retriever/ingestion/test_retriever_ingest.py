@@ -133,7 +133,7 @@ async def test_bad_upload_leaves_nothing(tmp_path, bad, error):
 async def test_bad_encoding_is_refused_at_once(tmp_path):
     async with running(tmp_path) as retriever:
         with pytest.raises(InvalidEncoding):
-            await retriever.put_document(TENANT, "default", DocumentUpload("a", b"\xff\xfe", "text/plain"))
+            await retriever.put_document(TENANT, "default", DocumentUpload("a", b"\xff\xff", "text/plain"))
 
 
 async def test_batch_skips_and_reports_invalid_lines(tmp_path):

@@ -58,7 +58,7 @@ def test_html_gives_the_visible_text():
   b</pre><!-- not this --></body></html>"""
     loaded = LOADERS.load(page, "text/html")
     assert loaded.title == "A page"
-    assert loaded.text.split("\n\n")[:2] == ["Head", "one bold word"]
+    assert loaded.text.split("\n\n")[:2] == ["# Head", "one bold word"]
     assert "a\n  b" in loaded.text
     for unseen in ("menu", "alert", "p {}", "not this"):
         assert unseen not in loaded.text

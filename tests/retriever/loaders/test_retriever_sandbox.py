@@ -8,6 +8,7 @@ from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
 from protocol.errors import BrokenDocument, EncryptedDocument, InvalidEncoding
+from retriever.loaders.registry import LOADERS, media_type_of
 from retriever.loaders.sandbox import SandboxedLoaders
 from retriever.settings import LoaderSettings
 
@@ -79,6 +80,27 @@ def test_errors_of_the_loader_are_passed_on(loaders):
         loaders["application/pdf"](written(writer))
     with pytest.raises(InvalidEncoding, match="UTF-8"):
         loaders["text/html"](b"\xff")
+
+
+def test_every_format_but_linear_text_is_confined(loaders):
+    assert LOADERS.keys() - loaders.keys() == {"text/plain", "text/markdown", "text/x-source"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.docx", b"PK"),
+        ("a.pptx", b"PK"),
+        ("a.xlsx", b"PK"),
+        ("a.epub", b"PK"),
+        ("a.csv", b'"'),
+        ("a.tsv", b'"'),
+        ("a.json", b"[" * 1_000_000),
+    ],
+)
+def test_broken_file_is_refused_by_its_loader_in_the_worker(loaders, name, content):
+    with pytest.raises(BrokenDocument, match=r"cannot be parsed|nested deeper"):
+        loaders[media_type_of(name)](content)
 
 
 def test_worker_is_reused_and_has_no_environment(loaders, monkeypatch):

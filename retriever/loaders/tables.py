@@ -1,0 +1,35 @@
+"""Text of tables."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+_BLOCK_CHARACTERS = 800
+"""A chunk of 512 tokens holds at least two blocks of usual text, so each chunk can begin with the column names."""
+
+
+def table_blocks(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield a table as blocks of lines ``a | b | c``, without empty rows.
+
+    The first row has the column names. Every further block repeats it under a heading ``### Rows 40 to 62``.
+    """
+    header, size, first, number = "", 0, 2, 0
+    lines: list[str] = []
+    for number, line in enumerate(filter(None, map(_line, rows)), 1):
+        if number == 1:
+            header = line
+            continue
+        if lines and size + len(line) > _BLOCK_CHARACTERS:
+            yield _block(header, lines, first)
+            lines, size, first = [], 0, number
+        lines.append(line)
+        size += len(line)
+    if number:
+        yield _block(header, lines, first)
+
+
+def _line(row: Sequence[str]) -> str:
+    return " | ".join(" ".join(cell.split()) for cell in row).rstrip(" |")
+
+
+def _block(header: str, lines: list[str], first: int) -> str:
+    heading = [] if first == 2 else [f"### Rows {first} to {first + len(lines) - 1}"]
+    return "\n".join([*heading, header, *lines])
