@@ -169,7 +169,14 @@ class Generator(Protocol):
     def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         """Generate for a plan. Closing the iterator aborts the engine's work within one step.
 
-        Raises EngineNotReady before the first step, EngineDied at any.
+        Raises EngineNotReady before the first step, EngineDied at any, and InvalidRequest if the engine refuses the
+        prompt or the sampling.
+        """
+
+    async def check(self, sampling: Sampling) -> None:
+        """Check that the engine can sample like this; reads only. Raises InvalidRequest, EngineNotReady or EngineDied.
+
+        ``param`` of an InvalidRequest is the sampling's field to blame. ``Sampling.needs_check`` says when to ask.
         """
 
     async def end(self, plan_id: str) -> None:

@@ -24,7 +24,7 @@ from gateway.stores.stores import Stores
 from gateway.stores.uploads import Uploads
 from gateway.wire.openapi import ADMIN_KEY, API_KEY
 from protocol.errors import UnsupportedMediaType
-from protocol.parts import Controller, PromptLayout, Retriever
+from protocol.parts import Controller, Generator, PromptLayout, Retriever
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Gateway:
 
     retriever: Retriever
     controller: Controller
+    generator: Generator
     layout: PromptLayout
     uploads: Uploads
     ingested: IngestedPrefill

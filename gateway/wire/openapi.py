@@ -11,10 +11,11 @@ from pydantic.json_schema import models_json_schema
 from gateway.wire import events, reply
 from gateway.wire.activity_replies import ActivityReport
 from gateway.wire.cache_replies import CacheStats, CacheTree, Dropped, Pinned, WarmUpReply
-from gateway.wire.chat import ChatCompletion, Model, ModelList
 from gateway.wire.document_replies import CollectionList, Deleted, DocumentList, DocumentReply, JobReply
 from gateway.wire.errors import ErrorReply
 from gateway.wire.health_replies import Health, Ready
+from gateway.wire.openai.chat import ChatCompletion
+from gateway.wire.openai.models import Model, ModelList
 from gateway.wire.schemas import WarmBody
 
 API_KEY, ADMIN_KEY = "api_key", "admin_key"

@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from gateway.wire.logprobs import ScoredToken
 from gateway.wire.reuse import ReuseClass
 from gateway.wire.timeline import TimelineEntry
 from protocol.filters import Attributes
@@ -101,7 +102,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     ``citations`` are the ``results`` that were in the prompt. ``dropped_documents`` counts the last results, which did
     not fit the model's context; ``dropped_chunk_ids`` lists them. A ``partial`` answer lacks results of
     ``missing_shards`` of the index, so better documents may be missing. ``reuse`` says which KV the prompt used;
-    ``fallback`` why none of it was composed, if that was asked for. ``timeline`` is present on request.
+    ``fallback`` why none of it was composed, if that was asked for. ``timeline`` and ``logprobs`` are present on
+    request.
     """
 
     query_id: str
@@ -122,6 +124,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     partial: bool = False
     missing_shards: tuple[str, ...] = ()
     timeline: tuple[TimelineEntry, ...] | msgspec.UnsetType = msgspec.UNSET
+    logprobs: tuple[ScoredToken, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 def search_results(candidates: CandidateSet) -> tuple[SearchResult, ...]:

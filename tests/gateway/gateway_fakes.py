@@ -1,6 +1,7 @@
 """Fakes of the other parts. Tests can script them, count their calls, and hold them in any phase."""
 
 import asyncio
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -35,7 +36,7 @@ from protocol.errors import (
     UnsupportedMediaType,
 )
 from protocol.filters import Comparison
-from protocol.generation import EngineInfo, GenerationStep, PrefillResult, Sampling
+from protocol.generation import EngineInfo, GenerationStep, PrefillResult, Sampling, TokenLogprob
 from protocol.kv import KvMemory, LostCopy, Orders, ResidencyReport
 from protocol.plans import (
     AdmissionRequest,
@@ -371,7 +372,8 @@ class FakeController:
 class FakeGenerator:
     """Answers with ``words``, one token per word. ``cached`` prompt tokens are cached, in the tiers of ``loaded``.
 
-    Others are ``composed`` and ``recomputed``, with a ``deviation``.
+    Others are ``composed`` and ``recomputed``, with a ``deviation``. It refuses a sampling with ``refusal``. A word's
+    token is its number; the token in its place that is half as likely is the word in capitals, 100 higher.
     """
 
     def __init__(self, phases: Phases, words: Sequence[str] = ANSWER) -> None:
@@ -386,6 +388,8 @@ class FakeGenerator:
         self.kv: KvMemory | None = None
         self.counted: dict[str, str] = {}
         self.samplings: list[Sampling] = []
+        self.checked: list[Sampling] = []
+        self.refusal: InvalidRequest | None = None
         self.calls = Counter[str]()
         self.open = 0
         self._ended: dict[str, asyncio.Event] = {}
@@ -414,7 +418,8 @@ class FakeGenerator:
             for number, word in enumerate(words, start=1):
                 last = number == len(words)
                 reason = ("stop" if len(words) == len(self.words) else "length") if last else None
-                yield GenerationStep(word, 1, prefill, reason, unwritten=self.unwritten if last else None)
+                scores = (_token(number, word),) if sampling.logprobs else ()
+                yield GenerationStep(word, 1, prefill, reason, scores, unwritten=self.unwritten if last else None)
                 prefill = None
                 if await self._enter("decode", ended) and not last:
                     yield GenerationStep("", 0, None, "ended")
@@ -438,6 +443,12 @@ class FakeGenerator:
             entering.result()
         return ended.is_set()
 
+    async def check(self, sampling: Sampling) -> None:
+        await self.phases.enter("check")
+        self.checked.append(sampling)
+        if self.refusal is not None:
+            raise self.refusal
+
     async def end(self, plan_id: str) -> None:
         await self.phases.enter("end")
         if plan_id in self._ended:
@@ -458,6 +469,11 @@ class FakeGenerator:
 
     async def ready(self) -> None:
         await self.phases.enter("engine_ready")
+
+
+def _token(number: int, word: str) -> TokenLogprob:
+    likely = {number + 100: -2.0, number: -1.0, number + 200: -math.inf}
+    return TokenLogprob(number, -1.0, likely, {number: word, number + 100: word.upper(), number + 200: "?"})
 
 
 class FakeLayout:

@@ -9,25 +9,9 @@ from typing import Literal
 import msgspec
 
 from gateway.wire import events
+from gateway.wire.logprobs import ScoredToken
 from gateway.wire.reply import Citation, Reply, Usage
 from protocol.generation import FinishReason
-
-
-class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """The served model in OpenAI's format. ``max_model_len`` bounds prompt and answer together, in tokens."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "ragtree"
-    max_model_len: int
-
-
-class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """The list of served models, which has one entry."""
-
-    object: Literal["list"] = "list"
-    data: tuple[Model, ...]
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,12 +22,19 @@ class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
     refusal: None = None
 
 
+class ChoiceLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """The log probabilities of a choice's tokens. The end of an answer is a token, too."""
+
+    content: tuple[ScoredToken, ...]
+    refusal: None = None
+
+
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """The one choice of a completion."""
 
     index: int = 0
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason
 
 
@@ -72,7 +63,7 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int = 0
     delta: Delta
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason | None = None
 
 
@@ -96,7 +87,7 @@ def chat_completion(reply: Reply) -> ChatCompletion:
         id=_chat_id(reply.query_id),
         created=reply.created_at,
         model=reply.model,
-        choices=(Choice(message=message, finish_reason=reply.finish_reason),),
+        choices=(Choice(message=message, logprobs=_logprobs(reply.logprobs), finish_reason=reply.finish_reason),),
         usage=reply.usage,
         citations=reply.citations,
         partial=reply.partial,
@@ -112,6 +103,8 @@ class ChatChunks:
         self._citations: list[Citation] = []
         self._partial = False
         self._opened = False
+        # How many of the answer's tokens have left with their log probabilities.
+        self._scored = 0
         self._created: events.QueryCreated | None = None
 
     def of(self, event: events.Event) -> list[ChatChunk]:
@@ -124,7 +117,7 @@ class ChatChunks:
             case events.AnnotationAdded():
                 self._citations.append(event.annotation)
             case events.OutputTextDelta():
-                return [*self._opening(), self._chunk(Delta(content=event.delta))]
+                return [*self._opening(), self._chunk(Delta(content=event.delta), logprobs=event.logprobs)]
             case events.QueryCompleted():
                 return [*self._opening(), *self._closing(event)]
         return []
@@ -137,20 +130,33 @@ class ChatChunks:
         return [msgspec.structs.replace(first, citations=tuple(self._citations), partial=self._partial)]
 
     def _closing(self, completed: events.QueryCompleted) -> list[ChatChunk]:
-        last = self._chunk(Delta(), completed.response.finish_reason)
+        logprobs = completed.response.logprobs
+        # The last tokens may have no text of their own.
+        rest = msgspec.UNSET if logprobs is msgspec.UNSET else logprobs[self._scored :] or msgspec.UNSET
+        last = self._chunk(Delta(), completed.response.finish_reason, rest)
         if not self._include_usage:
             return [last]
         return [last, msgspec.structs.replace(last, choices=(), usage=completed.usage)]
 
-    def _chunk(self, delta: Delta, finish_reason: FinishReason | None = None) -> ChatChunk:
+    def _chunk(
+        self,
+        delta: Delta,
+        finish_reason: FinishReason | None = None,
+        logprobs: tuple[ScoredToken, ...] | msgspec.UnsetType = msgspec.UNSET,
+    ) -> ChatChunk:
         assert self._created is not None, "query.created comes first"
+        self._scored += 0 if logprobs is msgspec.UNSET else len(logprobs)
         return ChatChunk(
             id=_chat_id(self._created.query_id),
             created=self._created.created_at,
             model=self._created.model,
-            choices=(ChunkChoice(delta=delta, finish_reason=finish_reason),),
+            choices=(ChunkChoice(delta=delta, logprobs=_logprobs(logprobs), finish_reason=finish_reason),),
             usage=self._usage,
         )
+
+
+def _logprobs(tokens: tuple[ScoredToken, ...] | msgspec.UnsetType) -> ChoiceLogprobs | None:
+    return None if tokens is msgspec.UNSET else ChoiceLogprobs(content=tokens)
 
 
 def _chat_id(query_id: str) -> str:
