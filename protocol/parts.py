@@ -20,6 +20,7 @@ from protocol.documents import (
     RetrieverStats,
     StoredDocument,
 )
+from protocol.embeddings import EmbeddingRequest, Embeddings
 from protocol.generation import EngineInfo, GenerationStep, Sampling
 from protocol.kv import LostCopy, Orders, ResidencyReport
 from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
@@ -36,6 +37,9 @@ class Retriever(Protocol):
         Raises UnknownCollection, NoDocuments or UnknownFilterKey, always before the first set. Embedding the question
         may fail after the first set of a hybrid search.
         """
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """Embed texts as documents or queries are embedded; reads only. Raises UnknownModel or InvalidRequest."""
 
     async def put_document(
         self, tenant: str, collection: str, upload: DocumentUpload, idempotency_key: str | None = None

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import struct
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,6 +22,7 @@ from protocol.documents import (
     RetrieverStats,
     StoredDocument,
 )
+from protocol.embeddings import EmbeddingRequest, Embeddings
 from protocol.errors import (
     EmptyDocument,
     InvalidEncoding,
@@ -32,6 +34,7 @@ from protocol.errors import (
     UnknownDocument,
     UnknownFilterKey,
     UnknownJob,
+    UnknownModel,
     UnknownNode,
     UnsupportedMediaType,
 )
@@ -55,6 +58,7 @@ from protocol.tiers import Tier
 
 ANSWER = ("Paris ", "is ", "the ", "capital ", "of ", "France.")
 MODEL = "fake-model"
+EMBEDDER = "fake-embedder"
 
 
 async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -104,6 +108,7 @@ class FakeRetriever:
         self.collections = {("default", "default"): 5, ("acme", "default"): 5, ("default", "empty"): 0}
         self.kinds: dict[tuple[str, str], SearchKind | None] = {}
         self.requests: list[SearchRequest] = []
+        self.embedded: list[EmbeddingRequest] = []
         self.uploads: list[tuple[str, str, DocumentUpload, str | None]] = []
         self.batches: list[bytes] = []
         self.deleted: dict[tuple[str, str, str], Orphan] = {}
@@ -135,6 +140,14 @@ class FakeRetriever:
             yield CandidateSet(2, 2, docs, scores, True, elapsed_ms=2.5, missing_shards=self.missing_shards)
         finally:
             self.open -= 1
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        await self.phases.enter("embed")
+        if request.model != EMBEDDER:
+            raise UnknownModel(f"Use {EMBEDDER!r}.", "model")
+        self.embedded.append(request)
+        vectors = tuple(struct.pack("<2f", 0.6, -0.8) for _ in request.texts)
+        return Embeddings(vectors, sum(len(text.split()) for text in request.texts))
 
     def _job(self, collection: str, status: str = "queued", errors: tuple[JobError, ...] = ()) -> IngestJob:
         return IngestJob("job-1", collection, status, 1, 0, 0, len(errors), 1.0, 2.0, errors)
