@@ -15,6 +15,7 @@ from gateway.wire.document_replies import CollectionList, Deleted, DocumentList,
 from gateway.wire.errors import ErrorReply
 from gateway.wire.health_replies import Health, Ready
 from gateway.wire.openai.chat import ChatCompletion
+from gateway.wire.openai.completions import Completion
 from gateway.wire.openai.embeddings import EmbeddingList
 from gateway.wire.openai.models import Model, ModelList
 from gateway.wire.schemas import WarmBody
@@ -40,6 +41,7 @@ _TYPES = (
     reply.Reply,
     *QUERY_EVENTS,
     ChatCompletion,
+    Completion,
     EmbeddingList,
     Model,
     ModelList,

@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.wire import events
 from gateway.wire.logprobs import ScoredToken
+from gateway.wire.openai.stream_record import StreamRecord
 from gateway.wire.reply import Citation, Reply, Usage
 from protocol.generation import FinishReason
 
@@ -95,27 +96,17 @@ def chat_completion(reply: Reply) -> ChatCompletion:
 
 
 class ChatChunks:
-    """Converts a query's events into chunks. Collects what the first chunk needs until the first text arrives."""
+    """Converts a query's events into chunks. The first one, at the first text, has the citations."""
 
     def __init__(self, include_usage: bool) -> None:
-        self._usage: msgspec.UnsetType | None = None if include_usage else msgspec.UNSET
         self._include_usage = include_usage
-        self._citations: list[Citation] = []
-        self._partial = False
+        self._record = StreamRecord()
         self._opened = False
-        # How many of the answer's tokens have left with their log probabilities.
-        self._scored = 0
-        self._created: events.QueryCreated | None = None
 
     def of(self, event: events.Event) -> list[ChatChunk]:
         """The chunks of the next event."""
+        self._record.note(event)
         match event:
-            case events.QueryCreated():
-                self._created = event
-            case events.RetrievalCompleted():
-                self._partial = event.partial
-            case events.AnnotationAdded():
-                self._citations.append(event.annotation)
             case events.OutputTextDelta():
                 return [*self._opening(), self._chunk(Delta(content=event.delta), logprobs=event.logprobs)]
             case events.QueryCompleted():
@@ -127,13 +118,11 @@ class ChatChunks:
             return []
         self._opened = True
         first = self._chunk(Delta(role="assistant", content=""))
-        return [msgspec.structs.replace(first, citations=tuple(self._citations), partial=self._partial)]
+        citations = tuple(self._record.citations)
+        return [msgspec.structs.replace(first, citations=citations, partial=self._record.partial)]
 
     def _closing(self, completed: events.QueryCompleted) -> list[ChatChunk]:
-        logprobs = completed.response.logprobs
-        # The last tokens may have no text of their own.
-        rest = msgspec.UNSET if logprobs is msgspec.UNSET else logprobs[self._scored :] or msgspec.UNSET
-        last = self._chunk(Delta(), completed.response.finish_reason, rest)
+        last = self._chunk(Delta(), completed.response.finish_reason, self._record.left(completed))
         if not self._include_usage:
             return [last]
         return [last, msgspec.structs.replace(last, choices=(), usage=completed.usage)]
@@ -144,14 +133,13 @@ class ChatChunks:
         finish_reason: FinishReason | None = None,
         logprobs: tuple[ScoredToken, ...] | msgspec.UnsetType = msgspec.UNSET,
     ) -> ChatChunk:
-        assert self._created is not None, "query.created comes first"
-        self._scored += 0 if logprobs is msgspec.UNSET else len(logprobs)
+        created = self._record.created
         return ChatChunk(
-            id=_chat_id(self._created.query_id),
-            created=self._created.created_at,
-            model=self._created.model,
+            id=_chat_id(created.query_id),
+            created=created.created_at,
+            model=created.model,
             choices=(ChunkChoice(delta=delta, logprobs=_logprobs(logprobs), finish_reason=finish_reason),),
-            usage=self._usage,
+            usage=None if self._include_usage else msgspec.UNSET,
         )
 
 

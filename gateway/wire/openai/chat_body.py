@@ -1,39 +1,27 @@
 """The body of a chat request."""
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from gateway.wire.openai.messages import ASKS, ChatTurn
 from gateway.wire.openai.parameters import OpenAIBody
 from gateway.wire.openai.response_format import ResponseFormat
 from gateway.wire.openai.sampling_fields import SamplingFields, TopLogprobs
+from gateway.wire.openai.stream_fields import StreamFields
 from gateway.wire.schemas import AnswerBody, MaxTokens
 from protocol.errors import InvalidRequest
 from protocol.generation import Sampling
 
 
-class StreamOptions(BaseModel):
-    """Options of a stream."""
-
-    include_usage: bool = False
-
-
-class ChatBody(OpenAIBody, AnswerBody, SamplingFields):
+class ChatBody(StreamFields, OpenAIBody, AnswerBody, SamplingFields):
     """OpenAI's chat request, plus the fields of ``AnswerBody`` and vLLM's sampling parameters."""
 
     model: str = Field(min_length=1)
     messages: list[ChatTurn] = Field(min_length=1, json_schema_extra=ASKS)
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-
-    @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk of the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self, default_max_tokens: int) -> Sampling:
         """The sampling of the answer. Raises InvalidRequest for ``top_logprobs`` without ``logprobs``."""

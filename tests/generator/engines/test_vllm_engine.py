@@ -155,7 +155,7 @@ class TestVllmEngine(EngineContract):
 
     async def test_sampling_parameters_reach_vllm(self, engine, layout):
         greedy = text_of(await steps_of(engine, plan(layout), Sampling(12)))
-        (biased,) = {text_of(await steps_of(engine, plan(layout), Sampling(4, logit_bias={42: 100.0})))}
+        biased = text_of(await steps_of(engine, plan(layout), Sampling(4, logit_bias={42: 100.0})))
         assert biased == 4 * biased[0]
         for only_the_best in (Sampling(12, 2.0, top_k=1, seed=1), Sampling(12, 2.0, min_p=1.0, seed=1)):
             assert text_of(await steps_of(engine, plan(layout), only_the_best)) == greedy
