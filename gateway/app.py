@@ -17,13 +17,13 @@ from gateway.query.tracing import Tracing
 from gateway.routes import admin, docs, documents, health, page, query
 from gateway.routes.dependencies import Gateway
 from gateway.routes.error_handlers import install_handlers
-from gateway.routes.openai import chat, completions, embeddings, models
+from gateway.routes.openai import chat, completions, embeddings, models, responses
 from gateway.settings import GatewaySettings
 from gateway.stores.stores import EmbeddedStores, Stores
 from gateway.wire import openapi
 from protocol.parts import Parts
 
-_ROUTES = (query, documents, chat, completions, embeddings, models, admin, health, page, docs)
+_ROUTES = (query, documents, chat, completions, responses, embeddings, models, admin, health, page, docs)
 
 
 def create_app(

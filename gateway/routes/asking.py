@@ -8,7 +8,7 @@ from gateway.routes.dependencies import Gateway
 from protocol.errors import InvalidRequest
 
 
-async def ask(query: Query, gateway: Gateway, ticket: QueryTicket) -> QueryRun:
+async def start_query(query: Query, gateway: Gateway, ticket: QueryTicket) -> QueryRun:
     """Start a query, if the engine can sample as it asks. Raises InvalidRequest before anything is searched."""
     if query.sampling.needs_check:
         deadline = Deadline(gateway.settings.query_timeout_s)

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from gateway.limits.auth import Caller
 from gateway.query.query import Query
-from gateway.routes.asking import ask as start
+from gateway.routes.asking import start_query
 from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
 from gateway.routes.responses import json_response
@@ -41,7 +41,7 @@ async def ask(
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Response:
     """Answer a question from the documents of a collection."""
-    run = await start(_query(body, caller, gateway), gateway, ticket)
+    run = await start_query(_query(body, caller, gateway), gateway, ticket)
     if body.stream or "text/event-stream" in accept.lower():
         await while_connected(request, run, run.started())
         return RunResponse(run, event_frames(run), gateway.settings)

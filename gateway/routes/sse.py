@@ -19,6 +19,7 @@ from gateway.query.runs import QueryRun
 from gateway.settings import GatewaySettings
 from gateway.wire.errors import ErrorReply, error_body
 from gateway.wire.events import Event
+from gateway.wire.openai.response_events import ResponseEvent, ResponseEvents
 from protocol.errors import RagtreeError
 
 _HEADERS = {"Cache-Control": "no-cache"}  # EventSourceResponse adds X-Accel-Buffering: no
@@ -63,9 +64,19 @@ async def event_frames(run: QueryRun) -> AsyncIterator[bytes]:
         yield frame(run.transcript.failed(error))
 
 
-def frame(event: Event) -> bytes:
+def frame(event: Event | ResponseEvent) -> bytes:
     """One event in wire format. JSON escapes line breaks, so the data is a single line."""
     return b"event: %b\ndata: %b\n\n" % (str(type(event).__struct_config__.tag).encode(), _encode(event))
+
+
+async def response_frames(run: QueryRun, response: ResponseEvents) -> AsyncIterator[bytes]:
+    """The run's events as those of OpenAI's responses. The last one is the only terminal event."""
+    try:
+        async for event in run.events():
+            for one in response.of(event):
+                yield frame(one)
+    except RagtreeError as error:
+        yield frame(response.failed(error))
 
 
 class Chunks(Protocol):

@@ -18,6 +18,8 @@ from gateway.wire.openai.chat import ChatCompletion
 from gateway.wire.openai.completions import Completion
 from gateway.wire.openai.embeddings import EmbeddingList
 from gateway.wire.openai.models import Model, ModelList
+from gateway.wire.openai.response_events import RESPONSE_EVENTS
+from gateway.wire.openai.response_object import ResponseObject
 from gateway.wire.schemas import WarmBody
 
 API_KEY, ADMIN_KEY = "api_key", "admin_key"
@@ -42,6 +44,8 @@ _TYPES = (
     *QUERY_EVENTS,
     ChatCompletion,
     Completion,
+    ResponseObject,
+    *RESPONSE_EVENTS,
     EmbeddingList,
     Model,
     ModelList,

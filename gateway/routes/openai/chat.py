@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from gateway.routes.asking import ask
+from gateway.routes.asking import start_query
 from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
 from gateway.routes.openai.conversation import QuestionFields, conversation_query
@@ -34,7 +34,9 @@ async def chat(
     messages = [turn.to_protocol(f"messages.{number}") for number, turn in enumerate(body.messages)]
     sampling = body.sampling(gateway.settings.default_max_tokens)
     fields = QuestionFields("messages", schema="response_format")
-    run = await ask(conversation_query(body, body.model, messages, fields, sampling, caller, gateway), gateway, ticket)
+    run = await start_query(
+        conversation_query(body, body.model, messages, fields, sampling, caller, gateway), gateway, ticket
+    )
     if body.stream:
         await while_connected(request, run, run.started())
         return RunResponse(run, chunk_frames(run, ChatChunks(body.include_usage)), gateway.settings)

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from gateway.routes.asking import ask
+from gateway.routes.asking import start_query
 from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
 from gateway.routes.openai.conversation import QuestionFields, conversation_query
@@ -35,7 +35,7 @@ async def complete(
     asked = (ChatMessage("user", body.question()),)
     sampling = body.sampling(gateway.settings.default_max_tokens)
     query = conversation_query(body, body.model, asked, QuestionFields("prompt"), sampling, caller, gateway)
-    run = await ask(query, gateway, ticket)
+    run = await start_query(query, gateway, ticket)
     if body.stream:
         await while_connected(request, run, run.started())
         return RunResponse(run, chunk_frames(run, CompletionChunks(body.include_usage)), gateway.settings)

@@ -39,6 +39,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none"),
     "tools": ([],),
     "truncation": ("disabled",),
+    "verbosity": ("medium",),
 }
 """Values that ask for nothing, by parameter. So does null, for all parameters."""
 
