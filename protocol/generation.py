@@ -46,7 +46,7 @@ class Sampling(msgspec.Struct, frozen=True):
     @property
     def needs_check(self) -> bool:
         """Whether only the engine knows if it can sample like this: see ``Generator.check``."""
-        return self.json_schema is not None or self.logprobs or bool(self.logit_bias)
+        return self.json_schema is not None or self.logprobs or self.min_p > 0 or bool(self.logit_bias)
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):

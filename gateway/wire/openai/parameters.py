@@ -35,6 +35,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "service_tier": ("auto", "default"),
     "store": (False,),
+    "stream_options": ({}, {"include_obfuscation": False}),
     "suffix": ("",),
     "tool_choice": ("auto", "none"),
     "tools": ([],),
