@@ -80,6 +80,7 @@ class Composition:
         self.gateway = Gateway(
             retriever=parts.retriever,
             controller=parts.controller,
+            generator=parts.generator,
             layout=parts.layout,
             uploads=Uploads(parts.retriever, stores.upload_records, readiness),
             runs=runs,

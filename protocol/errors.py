@@ -5,6 +5,7 @@
         UnknownFilterKey         a filter names an attribute that no document of the collection has
         QuestionTooLong          system prompt, question and answer alone exceed the model's context
         InvalidEncoding          text that should be UTF-8 is not
+        UnsupportedParameter     a parameter of another API that RAGTree does not serve
       Unauthenticated            no API key, or an unknown one
       PermissionDenied           the key is known, but may not do this
       NotFound                   what the request names does not exist
@@ -87,6 +88,12 @@ class InvalidEncoding(InvalidRequest):
     """Text that should be UTF-8 is not."""
 
     code = "invalid_encoding"
+
+
+class UnsupportedParameter(InvalidRequest):
+    """The request sets a parameter of another API that RAGTree does not serve."""
+
+    code = "unsupported_parameter"
 
 
 class Unauthenticated(RagtreeError):

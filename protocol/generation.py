@@ -14,30 +14,52 @@ FinishReason = Literal["stop", "length", "ended"]
 class Sampling(msgspec.Struct, frozen=True):
     """How to choose tokens: greedy at temperature 0. ``max_tokens`` limits the answer, ``stop`` strings end it.
 
+    ``top_p``, ``top_k`` and ``min_p`` leave out unlikely tokens; 0 ``top_k`` leaves out none. The penalties are vLLM's.
+    ``logit_bias`` is added to the logits of tokens, by id. The answer follows ``json_schema``, a schema as JSON text.
     With ``ignore_eos``, the model's own end of an answer does not end it: then all answers are equally long.
-    With ``logprobs``, each step has its tokens' ids and the natural logarithms of their probabilities, and those of
-    so many ``alternatives``.
+    With ``logprobs``, each step has its tokens and the natural logarithms of their probabilities, and those of so many
+    ``alternatives``.
     """
 
     max_tokens: int
     temperature: float = 0.0
     top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    json_schema: str | None = None
     logprobs: bool = False
     alternatives: int = 0
     ignore_eos: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        """Whether each token is the model's most likely one."""
+        plain = Sampling(self.max_tokens, seed=self.seed, stop=self.stop, ignore_eos=self.ignore_eos)
+        return msgspec.structs.replace(self, top_p=1.0, top_k=0, min_p=0.0, logprobs=False, alternatives=0) == plain
+
+    @property
+    def needs_check(self) -> bool:
+        """Whether only the engine knows if it can sample like this: see ``Generator.check``."""
+        return self.json_schema is not None or self.logprobs or self.min_p > 0 or bool(self.logit_bias)
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
     """A generated token and the natural logarithm of its probability.
 
-    ``alternatives`` are those of the most likely tokens in its place.
+    ``alternatives`` are those of the most likely tokens in its place. ``texts`` are the texts of all these tokens, by
+    id: that of a token inside a character is empty, and the token that completes the character has all of it.
     """
 
     token_id: int
     logprob: float
     alternatives: dict[int, float] = {}
+    texts: dict[int, str] = {}
 
 
 class PrefillResult(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from protocol.documents import (
     RetrieverStats,
     StoredDocument,
 )
+from protocol.embeddings import EmbeddingRequest, Embeddings
 from protocol.generation import EngineInfo, GenerationStep, Sampling
 from protocol.kv import LostCopy, Orders, ResidencyReport
 from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
@@ -37,6 +38,9 @@ class Retriever(Protocol):
         is to be reranked and no reranker is configured. Embedding the question may fail after the first set of a hybrid
         search. A reranker that fails is reported in the final set.
         """
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """Embed texts as documents or queries are embedded; reads only. Raises UnknownModel or InvalidRequest."""
 
     async def put_document(
         self, tenant: str, collection: str, upload: DocumentUpload, idempotency_key: str | None = None
@@ -170,7 +174,14 @@ class Generator(Protocol):
     def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         """Generate for a plan. Closing the iterator aborts the engine's work within one step.
 
-        Raises EngineNotReady before the first step, EngineDied at any.
+        Raises EngineNotReady before the first step, EngineDied at any, and InvalidRequest if the engine refuses the
+        prompt or the sampling.
+        """
+
+    async def check(self, sampling: Sampling) -> None:
+        """Check that the engine can sample like this; reads only. Raises InvalidRequest, EngineNotReady or EngineDied.
+
+        ``param`` of an InvalidRequest is the sampling's field to blame. ``Sampling.needs_check`` says when to ask.
         """
 
     async def end(self, plan_id: str) -> None:

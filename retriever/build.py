@@ -9,6 +9,7 @@ from opentelemetry.trace import NoOpTracer, Tracer
 
 from retriever.embedding.base import Embedder
 from retriever.embedding.factory import build_embedder
+from retriever.embedding.text_embedding import TextEmbedding
 from retriever.index.builder import IndexBuilder
 from retriever.index.catalog import IndexCatalog
 from retriever.index.index_files import IndexFiles
@@ -97,6 +98,7 @@ def build_retriever(
         ),
         reranker=reranker,
         reranking=build_reranking(settings.reranker, reranker.scores),
+        text_embedding=TextEmbedding(embedder),
         intake=UploadIntake(database, documents, jobs, loaders, ingester, settings.ingest, counts),
         ingester=ingester,
         counts=counts,

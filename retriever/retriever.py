@@ -16,8 +16,10 @@ from protocol.documents import (
     RetrieverStats,
     StoredDocument,
 )
+from protocol.embeddings import EmbeddingRequest, Embeddings
 from protocol.errors import InvalidRequest, RetrieverNotReady, UnknownDocument
 from protocol.retrieval import CandidateSet, Chunk, SearchKind, SearchRequest
+from retriever.embedding.text_embedding import TextEmbedding
 from retriever.ingestion.document_checks import checked_name
 from retriever.ingestion.ingest_counts import IngestCounts
 from retriever.ingestion.ingest_thread import IngestThread
@@ -57,6 +59,7 @@ class Retriever:
         searcher: Searcher,
         reranker: Reranker,
         reranking: Reranking,
+        text_embedding: TextEmbedding,
         intake: UploadIntake,
         ingester: Ingester,
         counts: IngestCounts,
@@ -72,12 +75,15 @@ class Retriever:
         self._searcher = searcher
         self._reranker = reranker
         self._reranking = reranking
+        self._text_embedding = text_embedding
         self._intake = intake
         self._ingester = ingester
         self._counts = counts
         self._ingest_thread = ingest_thread
         self._lifecycle = lifecycle
         self._search_pool = _pool(search_threads, "retriever-search")
+        # Its own thread, so that many texts delay no search.
+        self._embedding_pool = _pool(1, "retriever-embedding")
         self._store_pool = _pool(2, "retriever-store")
         self._ready = False
         self._closed = False
@@ -121,6 +127,12 @@ class Retriever:
         """Return the reranker's score of each text. Raises as the shard's contract says."""
         self._check_ready()
         return await self._reranker.scores(query, texts, wanted)
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """Embed texts. Raises UnknownModel, InvalidRequest, and what the embedder raises."""
+        self._check_ready()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._embedding_pool, self._text_embedding.embed, request)
 
     async def put_document(
         self, tenant: str, collection: str, upload: DocumentUpload, idempotency_key: str | None = None
@@ -229,6 +241,7 @@ class Retriever:
 
     def _shut_down(self) -> None:
         self._search_pool.shutdown()
+        self._embedding_pool.shutdown(cancel_futures=True)
         self._store_pool.shutdown()
         self._lifecycle.close()
 

@@ -18,9 +18,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """An answer, what it rests on, and what it took.
 
     ``found`` are the documents of the results, best first, one entry a chunk. ``cited`` are those of the passages that
-    the answer rests on, or of all passages in the prompt if the stack does not tell them apart. Times are in
-    milliseconds from sending the question, measured by the client; ``ttft_ms`` is None for an answer without text.
-    ``computed_tokens`` of the prompt had no KV before, or had theirs computed again.
+    the answer rests on. Times are in milliseconds from sending the question, measured by the client; ``ttft_ms`` is None
+    for an answer without text. ``computed_tokens`` of the prompt had no KV before, or had theirs computed again.
     """
 
     text: str
@@ -57,17 +56,16 @@ class _Usage(msgspec.Struct):
 
 
 class _Response(msgspec.Struct):
-    """What is read of a reply. ``cited`` is missing in those of stacks that do not judge their answers."""
+    """What is read of a reply."""
 
     output_text: str
     model: str
     results: tuple[_Passage, ...]
-    citations: tuple[_Passage, ...]
+    cited: tuple[_Passage, ...]
     usage: _Usage
     finish_reason: str
     reuse: str
     fallback: str | None = None
-    cited: tuple[_Passage, ...] | None = None
 
 
 def answer_to(ask: Ask, body: dict[str, Any]) -> Answer:
@@ -92,12 +90,11 @@ def _answer(event: Mapping[str, Any], ttft_ms: float | None, total_ms: float) ->
         reply = msgspec.convert(event.get("response"), _Response)
     except msgspec.ValidationError as error:
         raise NoAnswer(f"the reply is not one of this API: {error}") from error
-    passages = reply.citations if reply.cited is None else reply.cited
     return Answer(
         text=reply.output_text,
         model=reply.model,
         found=tuple(passage.document_id for passage in reply.results),
-        cited=tuple(dict.fromkeys(passage.document_id for passage in passages)),
+        cited=tuple(dict.fromkeys(passage.document_id for passage in reply.cited)),
         finish_reason=reply.finish_reason,
         reuse=reply.reuse,
         fallback=reply.fallback,

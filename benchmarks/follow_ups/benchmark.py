@@ -16,7 +16,7 @@ from benchmarks.follow_ups.conversations import ALONE, CHANGES, FOLLOW_UPS, Conv
 from benchmarks.measuring.progress import Progress
 from benchmarks.workloads.corpus_store import ingest_corpus, search_corpus
 from benchmarks.workloads.datasets import Document, Question
-from gateway.query.last_question import last_question
+from gateway.search.last_question import last_question
 from protocol.prompts import ChatMessage
 from retriever.build import build_retriever
 from retriever.demo_corpus.stdlib_corpus import stdlib_documents

@@ -43,6 +43,9 @@ KEY_FIGURES = {
         Figure("search time, {}, median", "search_p50_ms.*", "ms"),
         Figure("documents", "documents"),
     ),
+    "follow-ups": (
+        Figure("a {} finds its answer among five chunks, with {} earlier questions", "rows[kind,earlier].found_at_5"),
+    ),
     "tiers": (
         Figure("TTFT, KV in GPU over vLLM's own prefix cache", "gpu_over_floor", "x"),
         Figure("TTFT, KV in host memory over vLLM's own prefix cache", "host_over_floor", "x"),

@@ -16,7 +16,7 @@ ReplyHeaders = MutableMapping[str, str]
 
 
 class QueryTicket:
-    """An admitted query. ``charge`` is called with its tokens when its run has ended, with any outcome."""
+    """An admitted query. ``charge`` is called once with its tokens: when its run has ended, with any outcome."""
 
     def __init__(self, charge: Callable[[int], None]) -> None:
         self._charge = charge
@@ -26,6 +26,11 @@ class QueryTicket:
         """Charge for this run when it has ended."""
         self.followed = True
         run.task.add_done_callback(lambda _: self._charge(run.transcript.tokens))
+
+    def used(self, tokens: int) -> None:
+        """Charge for tokens that were used without a run."""
+        self.followed = True
+        self._charge(tokens)
 
 
 class UploadTicket:

@@ -4,6 +4,7 @@ from uuid import uuid4
 
 import msgspec
 
+from protocol.errors import InvalidRequest
 from protocol.generation import Sampling
 from protocol.plans import DocumentOrder, Reuse
 from protocol.prompts import ChatMessage
@@ -18,9 +19,9 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     """One question to one collection.
 
     ``messages`` is the conversation that ends with the question. ``question_field`` is the request's field that holds
-    the question. ``query_id`` is unique. ``order`` is the order of the documents in the prompt. ``reuse`` and
-    ``recompute_share`` are the controller's own if they are None. With ``documents_optional``, an unknown or empty
-    collection means an answer without documents instead of an error.
+    the question, and ``schema_field`` that of the sampling's JSON schema. ``query_id`` is unique. ``order`` is the
+    order of the documents in the prompt. ``reuse`` and ``recompute_share`` are the controller's own if they are None.
+    With ``documents_optional``, an unknown or empty collection means an answer without documents instead of an error.
     """
 
     namespace: str
@@ -29,6 +30,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[ChatMessage, ...]
     sampling: Sampling
     question_field: str
+    schema_field: str = "json_schema"
     include_stages: bool = False
     include_timeline: bool = False
     include_text: bool = False
@@ -37,3 +39,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     recompute_share: float | None = None
     documents_optional: bool = False
     query_id: str = msgspec.field(default_factory=_new_id)
+
+    def blamed(self, error: InvalidRequest) -> InvalidRequest:
+        """The error with the request's own name of the schema, if that is to blame."""
+        return InvalidRequest(error.message, self.schema_field) if error.param == "json_schema" else error

@@ -9,9 +9,9 @@ import structlog
 from gateway.query.pipeline import QueryPipeline
 from gateway.query.query import Query
 from gateway.query.transcript import Transcript
-from gateway.wire.events import Event, QueryCompleted, RetrievalCompleted
+from gateway.wire.events import CacheResolved, Event, QueryCompleted, RetrievalCompleted
 from gateway.wire.reply import Reply
-from protocol.errors import InternalError, RagtreeError, Unavailable
+from protocol.errors import InternalError, InvalidRequest, RagtreeError, Unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -28,6 +28,9 @@ class QueryRun:
         self._source = source
         self._buffer: asyncio.Queue[Event | None] = asyncio.Queue()
         self._startable = asyncio.Event()
+        # An engine may meet a schema that no answer can follow at its first token only.
+        constrained = transcript.query.sampling.json_schema is not None
+        self._starts: type[Event] = CacheResolved if constrained else RetrievalCompleted
         # The task and its child tasks inherit this context, so all their log lines name the query.
         with structlog.contextvars.bound_contextvars(query_id=transcript.query.query_id):
             self.task = asyncio.create_task(self._drive())
@@ -36,6 +39,8 @@ class QueryRun:
 
     async def started(self) -> None:
         """Wait until a response may start: the documents are final, and the query was not refused.
+
+        If the answer has to follow a schema, also wait for the engine's first step.
 
         Raises the query's error if it fails before, while the error can still become an HTTP status.
         """
@@ -65,8 +70,10 @@ class QueryRun:
         try:
             async for event in self._source:
                 self._buffer.put_nowait(event)
-                if isinstance(event, RetrievalCompleted):
+                if isinstance(event, self._starts):
                     self._startable.set()
+        except InvalidRequest as error:
+            self.error = self.transcript.query.blamed(error)
         except RagtreeError as error:
             self.error = error
         except Exception:

@@ -12,6 +12,7 @@ from gateway.query.query import Query
 from gateway.query.token_times import TokenTimes
 from gateway.wire import events
 from gateway.wire.errors import error_body
+from gateway.wire.logprobs import ScoredToken, scored
 from gateway.wire.reply import (
     Citation,
     CitedPassage,
@@ -69,6 +70,9 @@ class Transcript:
         self._prefill = _NO_PREFILL
         self._fallback: Fallback | None = None
         self._text: list[str] = []
+        self._scored: list[ScoredToken] = []
+        # How many of them have left.
+        self._scored_sent = 0
         self._finish_reason: FinishReason | None = None
 
     @property
@@ -145,9 +149,12 @@ class Transcript:
                 self.timeline.moment("first_token") if first else self.timeline.now_ms(), step.tokens
             )
         self._finish_reason = step.finish_reason
+        self._scored += (scored(token, self.query.sampling.alternatives) for token in step.logprobs)
         if step.text:
             self._text.append(step.text)
-            yield events.OutputTextDelta(**self._stamp(), delta=step.text)
+            logprobs = self._logprobs(self._scored_sent)
+            self._scored_sent = len(self._scored)
+            yield events.OutputTextDelta(**self._stamp(), delta=step.text, logprobs=logprobs)
 
     def completed(self) -> events.QueryCompleted:
         """Make the terminal event of an answered query."""
@@ -207,6 +214,7 @@ class Transcript:
             missing_shards=self._missing_shards,
             reranking=self._reranking,
             timeline=self.timeline.entries if self.query.include_timeline else msgspec.UNSET,
+            logprobs=self._logprobs(),
         )
 
     def _cited(self, answer: str) -> tuple[CitedPassage, ...]:
@@ -221,6 +229,9 @@ class Transcript:
             )
             for index, overlap, spans in held
         )
+
+    def _logprobs(self, since: int = 0) -> tuple[ScoredToken, ...] | msgspec.UnsetType:
+        return tuple(self._scored[since:]) if self.query.sampling.logprobs else msgspec.UNSET
 
     def _timings(self) -> Timings:
         total_ms = self.elapsed_s * 1000

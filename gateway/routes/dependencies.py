@@ -25,7 +25,7 @@ from gateway.stores.stores import Stores
 from gateway.stores.uploads import Uploads
 from gateway.wire.openapi import ADMIN_KEY, API_KEY
 from protocol.errors import UnsupportedMediaType
-from protocol.parts import Controller, PromptLayout, Retriever
+from protocol.parts import Controller, Generator, PromptLayout, Retriever
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Gateway:
 
     retriever: Retriever
     controller: Controller
+    generator: Generator
     layout: PromptLayout
     uploads: Uploads
     ingested: IngestedPrefill

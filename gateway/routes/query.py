@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from gateway.limits.auth import Caller
 from gateway.query.query import Query
+from gateway.routes.asking import start_query
 from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
 from gateway.routes.responses import json_response
@@ -40,8 +41,7 @@ async def ask(
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Response:
     """Answer a question from the documents of a collection."""
-    run = gateway.runs.start(_query(body, caller, gateway))
-    ticket.follow(run)
+    run = await start_query(_query(body, caller, gateway), gateway, ticket)
     if body.stream or "text/event-stream" in accept.lower():
         await while_connected(request, run, run.started())
         return RunResponse(run, event_frames(run), gateway.settings)
@@ -65,6 +65,7 @@ def _query(body: QueryBody, caller: Caller, gateway: Gateway) -> Query:
             temperature=body.temperature,
             top_p=body.top_p,
             seed=body.seed,
+            logprobs="logprobs" in body.include,
         ),
         include_stages="stages" in body.include,
         include_timeline="timeline" in body.include,

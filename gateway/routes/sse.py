@@ -6,7 +6,8 @@ cannot reply with both JSON and events. starlette's StreamingResponse sends no p
 disconnect only at the next write.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -16,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.query.runs import QueryRun
 from gateway.settings import GatewaySettings
-from gateway.wire.chat import ChatChunks
 from gateway.wire.errors import ErrorReply, error_body
 from gateway.wire.events import Event
+from gateway.wire.openai.response_events import ResponseEvent, ResponseEvents
 from protocol.errors import RagtreeError
 
 _HEADERS = {"Cache-Control": "no-cache"}  # EventSourceResponse adds X-Accel-Buffering: no
@@ -63,14 +64,30 @@ async def event_frames(run: QueryRun) -> AsyncIterator[bytes]:
         yield frame(run.transcript.failed(error))
 
 
-def frame(event: Event) -> bytes:
+def frame(event: Event | ResponseEvent) -> bytes:
     """One event in wire format. JSON escapes line breaks, so the data is a single line."""
     return b"event: %b\ndata: %b\n\n" % (str(type(event).__struct_config__.tag).encode(), _encode(event))
 
 
-async def chat_frames(run: QueryRun, include_usage: bool) -> AsyncIterator[bytes]:
+async def response_frames(run: QueryRun, response: ResponseEvents) -> AsyncIterator[bytes]:
+    """The run's events as those of OpenAI's responses. The last one is the only terminal event."""
+    try:
+        async for event in run.events():
+            for one in response.of(event):
+                yield frame(one)
+    except RagtreeError as error:
+        yield frame(response.failed(error))
+
+
+class Chunks(Protocol):
+    """Converts a query's events into the chunks of one of OpenAI's streams."""
+
+    def of(self, event: Event) -> Sequence[msgspec.Struct]:
+        """The chunks of the next event."""
+
+
+async def chunk_frames(run: QueryRun, chunks: Chunks) -> AsyncIterator[bytes]:
     """The run's events as OpenAI's unnamed chunks. A late error becomes an error chunk, without ``[DONE]`` after it."""
-    chunks = ChatChunks(include_usage)
     try:
         async for event in run.events():
             for chunk in chunks.of(event):

@@ -34,7 +34,7 @@ class ComposedAnswers:
 
     def note(self, answer: ComposedAnswer, sampling: Sampling) -> None:
         """Keep an answer if it is drawn. Only greedy ones are comparable."""
-        if sampling.temperature == 0 and self._draw() < self._share:
+        if sampling.greedy and self._draw() < self._share:
             self._answers.append(answer)
             self._any.set()
 

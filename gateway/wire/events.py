@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 
 from gateway.wire.errors import ErrorBody
+from gateway.wire.logprobs import ScoredToken
 from gateway.wire.reply import Citation, Reply, SearchResult, Timings, Usage
 from gateway.wire.reuse import ReuseClass
 from protocol.plans import Fallback
@@ -79,9 +80,10 @@ class CacheResolved(Event, frozen=True, kw_only=True, tag="cache.resolved"):
 
 
 class OutputTextDelta(Event, frozen=True, kw_only=True, tag="output_text.delta"):
-    """New text of the answer. Never empty."""
+    """New text of the answer. Never empty. ``logprobs``, on request, are the tokens since the last delta."""
 
     delta: str
+    logprobs: tuple[ScoredToken, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class AnnotationAdded(Event, frozen=True, kw_only=True, tag="output_text.annotation.added"):

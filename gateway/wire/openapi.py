@@ -11,10 +11,15 @@ from pydantic.json_schema import models_json_schema
 from gateway.wire import events, reply
 from gateway.wire.activity_replies import ActivityReport
 from gateway.wire.cache_replies import CacheStats, CacheTree, Dropped, Pinned, WarmUpReply
-from gateway.wire.chat import ChatCompletion, Model, ModelList
 from gateway.wire.document_replies import ChunkReply, CollectionList, Deleted, DocumentList, DocumentReply, JobReply
 from gateway.wire.errors import ErrorReply
 from gateway.wire.health_replies import Health, Ready
+from gateway.wire.openai.chat import ChatCompletion
+from gateway.wire.openai.completions import Completion
+from gateway.wire.openai.embeddings import EmbeddingList
+from gateway.wire.openai.models import Model, ModelList
+from gateway.wire.openai.response_events import RESPONSE_EVENTS
+from gateway.wire.openai.response_object import ResponseObject
 from gateway.wire.schemas import WarmBody
 from gateway.wire.search import SearchReply
 
@@ -40,6 +45,10 @@ _TYPES = (
     SearchReply,
     *QUERY_EVENTS,
     ChatCompletion,
+    Completion,
+    ResponseObject,
+    *RESPONSE_EVENTS,
+    EmbeddingList,
     Model,
     ModelList,
     ChunkReply,

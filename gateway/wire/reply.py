@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from gateway.wire.logprobs import ScoredToken
 from gateway.wire.reuse import ReuseClass
 from gateway.wire.timeline import TimelineEntry
 from gateway.wire.urls import chunk_url, document_url
@@ -135,7 +136,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     ``dropped_chunk_ids`` lists them. A ``partial`` answer lacks results of ``missing_shards`` of the index, so better
     documents may be missing. ``reuse`` says which KV the prompt used; ``fallback`` why none of it was composed, if that
     was asked for. ``reranking`` says whether a reranker ordered the results, or why it did not; null if it was not to.
-    ``timeline`` is present on request.
+    ``timeline`` and ``logprobs`` are present on request.
     """
 
     query_id: str
@@ -158,6 +159,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     missing_shards: tuple[str, ...] = ()
     reranking: Reranking | None = None
     timeline: tuple[TimelineEntry, ...] | msgspec.UnsetType = msgspec.UNSET
+    logprobs: tuple[ScoredToken, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 def search_results(candidates: CandidateSet, collection: str, with_text: bool = False) -> tuple[SearchResult, ...]:

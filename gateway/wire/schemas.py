@@ -12,7 +12,6 @@ from gateway.wire.filters import RequestFilter
 from protocol.documents import DEFAULT_COLLECTION
 from protocol.errors import QuestionTooLong
 from protocol.plans import DocumentOrder, Reuse
-from protocol.prompts import ChatMessage
 from protocol.retrieval import SearchKind, SearchRequest
 
 COLLECTION = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
@@ -107,77 +106,13 @@ class QueryBody(AnswerBody):
     temperature: Temperature = 0.0
     top_p: TopP = 1.0
     seed: Seed | None = None
-    include: list[Literal["stages", "timeline", "results.text"]] = Field(
+    include: list[Literal["stages", "timeline", "results.text", "logprobs"]] = Field(
         default=[],
         max_length=8,
         description="`stages`: an event for each stage of the search. `timeline`: the times of the query's phases, "
-        "in the reply. `results.text`: the text of each result.",
+        "in the reply. `results.text`: the text of each result. `logprobs`: the log probabilities of the "
+        "answer's tokens.",
     )
-
-
-class TextPart(BaseModel):
-    """A text part of a message's content. A text model accepts no other kind."""
-
-    type: Literal["text"]
-    text: Text
-
-
-class ChatTurn(BaseModel):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart] | None = None
-
-    def to_protocol(self) -> ChatMessage:
-        """Convert to the prompt layout's message. ``developer`` is OpenAI's newer name of ``system``."""
-        role = "system" if self.role == "developer" else self.role
-        if isinstance(self.content, list):
-            return ChatMessage(role, "".join(part.text for part in self.content))
-        return ChatMessage(role, self.content or "")
-
-
-class StreamOptions(BaseModel):
-    """Options of a streamed chat."""
-
-    include_usage: bool = False
-
-
-_HAS_TEXT = {"pattern": r"\S"}
-_ASKS: dict[str, Any] = {
-    "contains": {
-        "required": ["role", "content"],
-        "properties": {
-            "role": {"const": "user"},
-            "content": {
-                "anyOf": [
-                    {"type": "string", **_HAS_TEXT},
-                    {"type": "array", "contains": {"properties": {"text": _HAS_TEXT}, "required": ["text"]}},
-                ]
-            },
-        },
-    }
-}
-"""Documents in /docs that a conversation needs a user message with text. The route checks it."""
-
-
-class ChatBody(AnswerBody):
-    """OpenAI's chat request, plus the fields of ``AnswerBody``.
-
-    Unknown fields are ignored, so that OpenAI's clients work unchanged.
-    """
-
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
-    model: str = Field(min_length=1)
-    messages: list[ChatTurn] = Field(min_length=1, json_schema_extra=_ASKS)
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: MaxTokens | None = None
-    max_completion_tokens: MaxTokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    seed: Seed | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
-    n: Literal[1] | None = None
 
 
 class WarmQuery(SearchBody):

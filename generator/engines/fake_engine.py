@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import FakeEngineSettings
-from protocol.errors import EngineDied, EngineNotReady
+from protocol.errors import EngineDied, EngineNotReady, InvalidRequest
 from protocol.generation import (
     EngineInfo,
     FinishReason,
@@ -95,6 +95,13 @@ class FakeEngine:
                 yield GenerationStep("", 0, finish_reason="ended")
         finally:
             del self._ending[plan.query_id]
+
+    async def check(self, sampling: Sampling) -> None:
+        """Raise InvalidRequest for a schema or log probabilities: answers are repeated text."""
+        await self.ready()
+        for field, asked in {"json_schema": sampling.json_schema is not None, "logprobs": sampling.logprobs}.items():
+            if asked:
+                raise InvalidRequest(f"the fake engine has no model, so it does not serve {field}", field)
 
     async def end(self, plan_id: str) -> None:
         """End a stream after its current step."""

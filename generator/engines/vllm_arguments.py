@@ -56,6 +56,8 @@ def engine_arguments(settings: GeneratorSettings, folder: Path, instance: str) -
         # One worker needs no process of its own.
         "distributed_executor_backend": "uni" if _ranks(settings) == 1 else "mp",
         "enable_log_requests": False,
+        # By default vLLM checks each schema for the backend that suits it, and then uses that of the first request.
+        "structured_outputs_config": {"backend": "xgrammar"},
         **_device_arguments(settings.engine_args.get("max_model_len", settings.max_model_len)),
         **(_connector_arguments(settings, instance) if settings.kv.enabled else {}),
         **settings.engine_args,

@@ -96,6 +96,12 @@ class VllmEngine:
             async for step in steps:
                 yield step
 
+    async def check(self, sampling: Sampling) -> None:
+        """Check a sampling as vLLM will. Raises InvalidRequest."""
+        requests = self._parts().requests
+        requests.check()
+        await requests.check_sampling(sampling)
+
     async def end(self, plan_id: str) -> None:
         """Abort a speculative plan's request in vLLM, which does so between two steps."""
         self._parts().plans.end(plan_id)

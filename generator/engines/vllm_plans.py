@@ -107,7 +107,7 @@ class PlanStreams:
                         tokens=len(completion.token_ids),
                         prefill=await self._prefill(output, plan, report) if first else None,
                         finish_reason=finish_reason(completion.finish_reason) if output.finished else None,
-                        logprobs=token_logprobs(completion) if sampling.logprobs else (),
+                        logprobs=token_logprobs(completion, sampling.alternatives) if sampling.logprobs else (),
                         unwritten=_result(written) if output.finished else None,
                     )
                     first = False

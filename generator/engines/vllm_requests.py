@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from generator.engines.vllm_sampling import sampling_params
+from generator.engines.vllm_sampling import check_sampling, refusal, sampling_params
 from protocol.errors import EngineDied, EngineNotReady, InvalidRequest
 from protocol.generation import Sampling
 
@@ -41,6 +41,11 @@ class VllmRequests:
         if self._llm.errored:
             raise EngineDied("the engine's process is gone")
 
+    async def check_sampling(self, sampling: Sampling) -> None:
+        """Raise InvalidRequest if vLLM refuses a request with this sampling."""
+        # In a thread, because this loop delivers tokens.
+        await asyncio.to_thread(check_sampling, self._llm.vllm_config, self._llm.tokenizer, sampling)
+
     async def close(self) -> None:
         """Abort all requests, whose streams end with EngineDied, and shut vLLM down."""
         self._closed = True
@@ -66,7 +71,7 @@ class VllmRequests:
         """Stream a request's outputs. ``salt`` separates its KV in vLLM's prefix cache from that of other salts.
 
         Closing the iterator aborts the request. Raises EngineNotReady or EngineDied, and InvalidRequest if vLLM refuses
-        the request.
+        the request or cannot compile its schema.
         """
         from vllm.exceptions import VLLMValidationError
         from vllm.inputs import TokensPrompt
@@ -80,13 +85,15 @@ class VllmRequests:
             async with contextlib.aclosing(self._llm.generate(prompt, params, request_id)) as outputs:
                 async for output in outputs:
                     reason = output.outputs[0].finish_reason
+                    if reason == "error" and params.structured_outputs is not None:
+                        raise InvalidRequest("vLLM cannot make answers that follow this schema", "json_schema")
                     if reason == "error" or (reason == "abort" and request_id not in self._ending):
                         raise EngineDied("the engine aborted the request")
                     yield output
         except EngineDeadError as error:
             raise EngineDied("the engine's process is gone") from error
         except VLLMValidationError as error:
-            raise InvalidRequest(f"vLLM refuses the request: {error}") from error
+            raise refusal(error) from error
         except EngineGenerateError as error:
             raise EngineDied("the engine failed during the request") from error
         finally:

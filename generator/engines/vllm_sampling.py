@@ -1,39 +1,83 @@
 """Translation between the protocol's sampling types and vLLM's."""
 
+import re
 from typing import TYPE_CHECKING
 
+from protocol.errors import InvalidRequest
 from protocol.generation import FinishReason, Sampling, TokenLogprob
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+    from vllm.config import VllmConfig
     from vllm.outputs import CompletionOutput
+    from vllm.tokenizers import TokenizerLike
+
+_PLACE_IN_SOURCE = re.compile(r"\[[\d:]+\] \S+:\d+: ")
+"""The time and the line of C++ in front of messages of xgrammar."""
 
 
 def sampling_params(sampling: Sampling) -> "SamplingParams":
-    """The vLLM parameters for a sampling. Each output has only the tokens since the last one."""
+    """The vLLM parameters for a sampling. Each output has only the tokens since the last one. Raises InvalidRequest."""
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.exceptions import VLLMValidationError
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-    return SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        seed=sampling.seed,
-        stop=list(sampling.stop) or None,
-        ignore_eos=sampling.ignore_eos,
-        # With 0 alternatives, vLLM returns the log probabilities of the sampled tokens.
-        logprobs=sampling.alternatives if sampling.logprobs else None,
-        output_kind=RequestOutputKind.DELTA,
-    )
+    try:
+        return SamplingParams(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            frequency_penalty=sampling.frequency_penalty,
+            presence_penalty=sampling.presence_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            logit_bias=sampling.logit_bias or None,
+            seed=sampling.seed,
+            stop=list(sampling.stop) or None,
+            structured_outputs=(
+                None if sampling.json_schema is None else StructuredOutputsParams(json=sampling.json_schema)
+            ),
+            ignore_eos=sampling.ignore_eos,
+            # With 0 alternatives, vLLM returns the log probabilities of the sampled tokens.
+            logprobs=sampling.alternatives if sampling.logprobs else None,
+            output_kind=RequestOutputKind.DELTA,
+        )
+    except VLLMValidationError as error:
+        raise refusal(error) from error
 
 
-def token_logprobs(completion: "CompletionOutput") -> tuple[TokenLogprob, ...]:
-    """The log probabilities of an output's sampled tokens."""
+def check_sampling(config: "VllmConfig", tokenizer: "TokenizerLike | None", sampling: Sampling) -> None:
+    """Check a sampling with the function that vLLM calls for each request. Raises InvalidRequest.
+
+    Converts a schema, which takes tens of milliseconds for the largest. May run in any thread.
+    """
+    from vllm.exceptions import VLLMValidationError
+
+    params = sampling_params(sampling)
+    try:
+        params.verify(config.model_config, config.speculative_config, config.structured_outputs_config, tokenizer)
+    # Some of its checks raise plain ValueErrors.
+    except (VLLMValidationError, ValueError) as error:
+        # Only its checks of schemas name no parameter.
+        raise refusal(error, "json_schema" if params.structured_outputs is not None else None) from error
+
+
+def refusal(error: Exception, unnamed: str | None = None) -> InvalidRequest:
+    """The protocol's error for a request that vLLM refuses. ``unnamed`` is to blame if vLLM names no parameter."""
+    # Not str(error), which also quotes the value.
+    said = _PLACE_IN_SOURCE.sub("", str(error.args[0] if error.args else error)).strip()
+    return InvalidRequest(f"vLLM refuses the request: {said}", getattr(error, "parameter", None) or unnamed)
+
+
+def token_logprobs(completion: "CompletionOutput", alternatives: int) -> tuple[TokenLogprob, ...]:
+    """The log probabilities of an output's sampled tokens. vLLM has decoded the tokens."""
     return tuple(
         TokenLogprob(
             token_id,
             ranked[token_id].logprob,
-            {other: one.logprob for other, one in ranked.items()} if len(ranked) > 1 else {},
+            {other: one.logprob for other, one in ranked.items()} if alternatives else {},
+            {other: one.decoded_token or "" for other, one in ranked.items()},
         )
         for token_id, ranked in zip(completion.token_ids, completion.logprobs or [], strict=True)
     )

@@ -16,6 +16,7 @@ from protocol.documents import (
     RetrieverStats,
     StoredDocument,
 )
+from protocol.embeddings import EmbeddingRequest, Embeddings
 from protocol.errors import Unavailable, UnknownCollection, UnknownDocument
 from protocol.retrieval import CandidateSet, Chunk, SearchKind, SearchRequest
 from retriever.ingestion.upload_intake import body_hash
@@ -70,6 +71,11 @@ class ShardedRetriever:
         async with aclosing(self._reranking.stages(request, self._searched)) as stages:
             async for candidates in stages:
                 yield candidates
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """Embed texts in the first shard that is not lost. Raises as the contract says, and a shard's error."""
+        lost = self._shards.lost
+        return await self._shards[next((n for n in self._shards.numbers if n not in lost), 0)].embed(request)
 
     async def put_document(
         self, tenant: str, collection: str, upload: DocumentUpload, idempotency_key: str | None = None

@@ -51,6 +51,7 @@ class GeneratorHandle:
     carry_out = forwarded(Generator.carry_out)
     residency = forwarded(Generator.residency)
     info = forwarded(Generator.info)
+    check = forwarded(Generator.check)
 
     def names(self) -> Collection[str]:
         """Return the instances that take plans now; none before the first call."""

@@ -9,6 +9,7 @@ import msgspec
 from gateway.wire.events import OutputTextDelta, QueryCompleted, QueryIncomplete
 from gateway.wire.reply import (
     Citation,
+    CitedPassage,
     PromptTokensDetails,
     Reply,
     SearchResult,
@@ -23,23 +24,33 @@ TIMINGS = Timings(1.0, 2.0, (2.0,), 2.0, None, 0.0, 3.0, 6.0, 9.0, 0)
 def reply(
     text: str, found: Sequence[str] = (), dropped: int = 0, cached: int = 0, composed: int = 0, **other: Any
 ) -> Reply:
-    """A reply on documents, of which the last ``dropped`` were not in the prompt. Its prompt has 100 tokens."""
-    results = tuple(SearchResult(n, doc, doc, f"{doc}#{n}", 1.0, 1.0, None, {}) for n, doc in enumerate(found))
+    """A reply on documents, of which the last ``dropped`` were not in the prompt, and the others are cited.
+
+    Its prompt has 100 tokens.
+    """
+    results = tuple(
+        SearchResult(n, doc, doc, f"{doc}#{n}", 1.0, 1.0, None, {}, None, None, None, f"/{doc}/{n}", f"/{doc}")
+        for n, doc in enumerate(found)
+    )
+    given = results[: len(results) - dropped]
     return Reply(
         query_id="q",
         created_at=0,
         model="scripted",
         output_text=text,
-        citations=tuple(Citation(one.document_id, one.filename, one.index, one.chunk_id) for one in results)[
-            : len(results) - dropped
-        ],
+        citations=tuple(Citation(one.document_id, one.filename, one.index, one.chunk_id) for one in given),
         results=results,
         dropped_documents=dropped,
         dropped_chunk_ids=(),
         usage=Usage(100, 5, 105, PromptTokensDetails(cached, composed, 0)),
         timings=TIMINGS,
         reuse="composed" if composed else "exact" if cached else "none",
-        **{"finish_reason": "stop", "fallback": None} | other,
+        **{
+            "finish_reason": "stop",
+            "fallback": None,
+            "cited": tuple(CitedPassage(one.index, one.document_id, one.chunk_id, 1.0, ()) for one in given),
+        }
+        | other,
     )
 
 

@@ -1,6 +1,8 @@
 """Fakes of the other parts. Tests can script them, count their calls, and hold them in any phase."""
 
 import asyncio
+import math
+import struct
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,6 +22,7 @@ from protocol.documents import (
     RetrieverStats,
     StoredDocument,
 )
+from protocol.embeddings import EmbeddingRequest, Embeddings
 from protocol.errors import (
     EmptyDocument,
     InvalidEncoding,
@@ -31,11 +34,12 @@ from protocol.errors import (
     UnknownDocument,
     UnknownFilterKey,
     UnknownJob,
+    UnknownModel,
     UnknownNode,
     UnsupportedMediaType,
 )
 from protocol.filters import Comparison
-from protocol.generation import EngineInfo, GenerationStep, PrefillResult, Sampling
+from protocol.generation import EngineInfo, GenerationStep, PrefillResult, Sampling, TokenLogprob
 from protocol.kv import KvMemory, LostCopy, Orders, ResidencyReport
 from protocol.plans import (
     AdmissionRequest,
@@ -55,6 +59,7 @@ from retriever.loaders.registry import LOADERS
 
 ANSWER = ("Paris ", "is ", "the ", "capital ", "of ", "France.")
 MODEL = "fake-model"
+EMBEDDER = "fake-embedder"
 
 
 async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -106,6 +111,7 @@ class FakeRetriever:
         self.collections = {("default", "default"): 5, ("acme", "default"): 5, ("default", "empty"): 0}
         self.kinds: dict[tuple[str, str], SearchKind | None] = {}
         self.requests: list[SearchRequest] = []
+        self.embedded: list[EmbeddingRequest] = []
         self.uploads: list[tuple[str, str, DocumentUpload, str | None]] = []
         self.batches: list[bytes] = []
         self.deleted: dict[tuple[str, str, str], Orphan] = {}
@@ -153,6 +159,14 @@ class FakeRetriever:
                 )
         finally:
             self.open -= 1
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        await self.phases.enter("embed")
+        if request.model != EMBEDDER:
+            raise UnknownModel(f"Use {EMBEDDER!r}.", "model")
+        self.embedded.append(request)
+        vectors = tuple(struct.pack("<2f", 0.6, -0.8) for _ in request.texts)
+        return Embeddings(vectors, sum(len(text.split()) for text in request.texts))
 
     def _job(self, collection: str, status: str = "queued", errors: tuple[JobError, ...] = ()) -> IngestJob:
         return IngestJob("job-1", collection, status, 1, 0, 0, len(errors), 1.0, 2.0, errors)
@@ -390,7 +404,8 @@ class FakeController:
 class FakeGenerator:
     """Answers with ``words``, one token per word. ``cached`` prompt tokens are cached, in the tiers of ``loaded``.
 
-    Others are ``composed`` and ``recomputed``, with a ``deviation``.
+    Others are ``composed`` and ``recomputed``, with a ``deviation``. It refuses a sampling with ``refusal``. A word's
+    token is its number; the token in its place that is half as likely is the word in capitals, 100 higher.
     """
 
     def __init__(self, phases: Phases, words: Sequence[str] = ANSWER) -> None:
@@ -405,6 +420,8 @@ class FakeGenerator:
         self.kv: KvMemory | None = None
         self.counted: dict[str, str] = {}
         self.samplings: list[Sampling] = []
+        self.checked: list[Sampling] = []
+        self.refusal: InvalidRequest | None = None
         self.calls = Counter[str]()
         self.open = 0
         self._ended: dict[str, asyncio.Event] = {}
@@ -433,7 +450,8 @@ class FakeGenerator:
             for number, word in enumerate(words, start=1):
                 last = number == len(words)
                 reason = ("stop" if len(words) == len(self.words) else "length") if last else None
-                yield GenerationStep(word, 1, prefill, reason, unwritten=self.unwritten if last else None)
+                scores = (_token(number, word),) if sampling.logprobs else ()
+                yield GenerationStep(word, 1, prefill, reason, scores, unwritten=self.unwritten if last else None)
                 prefill = None
                 if await self._enter("decode", ended) and not last:
                     yield GenerationStep("", 0, None, "ended")
@@ -457,6 +475,12 @@ class FakeGenerator:
             entering.result()
         return ended.is_set()
 
+    async def check(self, sampling: Sampling) -> None:
+        await self.phases.enter("check")
+        self.checked.append(sampling)
+        if self.refusal is not None:
+            raise self.refusal
+
     async def end(self, plan_id: str) -> None:
         await self.phases.enter("end")
         if plan_id in self._ended:
@@ -477,6 +501,11 @@ class FakeGenerator:
 
     async def ready(self) -> None:
         await self.phases.enter("engine_ready")
+
+
+def _token(number: int, word: str) -> TokenLogprob:
+    likely = {number + 100: -2.0, number: -1.0, number + 200: -math.inf}
+    return TokenLogprob(number, -1.0, likely, {number: word, number + 100: word.upper(), number + 200: "?"})
 
 
 class FakeLayout:

@@ -38,18 +38,13 @@ def test_nothing_found_scores_nothing_and_cites_nothing():
     assert (scores.recall, scores.reciprocal_rank, scores.ndcg_at_10, scores.citation_precision) == (0, 0, 0, None)
 
 
-def test_citations_are_the_documents_of_the_prompt():
+def test_documents_that_the_answer_rests_on_count_once_as_citations():
     scores = scored(AskedQuestion("?", document_ids=("a", "z")), text="", found=["a", "a", "b", "z"], dropped=1)
     assert scores.citation_precision == 0.5
 
 
-def test_cited_passages_are_used_where_the_reply_has_them():
-    (ended,) = stream(reply("", found=["a", "b", "c"]))
-    cited = [{"index": 0, "document_id": "a", "chunk_id": "a#0", "support": 0.9}]
-    answer = answer_to(lambda _: iter([completed({**ended["response"], "cited": cited})]), {})
-    assert score(AskedQuestion("?", document_ids=("a",)), answer).citation_precision == 1
-    answer = answer_to(lambda _: iter([completed({**ended["response"], "cited": []})]), {})
-    assert score(AskedQuestion("?", document_ids=("a",)), answer).citation_precision is None
+def test_an_answer_that_rests_on_nothing_has_no_citation_precision():
+    assert scored(AskedQuestion("?", document_ids=("a",)), text="", found=["a"], cited=()).citation_precision is None
 
 
 def test_answers_are_scored_by_the_best_right_one():

@@ -9,6 +9,7 @@ from scripted_benchmarks import FACTS
 
 from benchmarks.compose.rows import ComposeResult
 from benchmarks.exactness import ExactnessResult
+from benchmarks.follow_ups.benchmark import FollowUpResult
 from benchmarks.orders import OrdersResult
 from benchmarks.overhead import OverheadResult
 from benchmarks.recall import RecallResult
@@ -36,6 +37,7 @@ RESULTS = {
     "policies": SweepResult,
     "retrieval": RetrievalResult,
     "recall": RecallResult,
+    "follow-ups": FollowUpResult,
     "tiers": TiersResult,
     "compose": ComposeResult,
     "exactness": ExactnessResult,

@@ -57,7 +57,7 @@ async def test_every_event_is_described(served):
 
 async def test_replies_have_the_documented_fields(served):
     schemas = (await document(served))["components"]["schemas"]
-    reply = (await served.client.post("/query", json={"query": "x", "include": ["timeline"]})).json()
+    reply = (await served.client.post("/query", json={"query": "x", "include": ["timeline", "logprobs"]})).json()
     assert set(reply) == set(schemas["Reply"]["properties"])
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
     completion = (await served.client.post("/v1/chat/completions", json=chat)).json()

@@ -26,6 +26,10 @@ async def test_replies_match_the_openapi_document(over_http, mode, configured, s
         asked = await asyncio.to_thread(check_api, served.url, mode, sent, examples=4)
     assert asked >= {
         "POST /v1/query",
+        "POST /v1/chat/completions",
+        "POST /v1/completions",
+        "POST /v1/embeddings",
+        "POST /v1/responses",
         "PUT /v1/collections/{collection}/documents/{document_id}",
         "POST /v1/collections/{collection}/documents:batch",
         "GET /v1/admin/cache/activity",

@@ -13,7 +13,7 @@ from generator.engines.fake_engine import FakeEngine
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import FakeEngineSettings
-from protocol.errors import EngineNotReady
+from protocol.errors import EngineNotReady, InvalidRequest
 from protocol.generation import Sampling
 
 MAX_MODEL_LEN = 4096
@@ -46,6 +46,16 @@ async def engine(new_engine):
 class TestFakeEngine(EngineContract):
     async def test_closing_ends_running_streams_and_refuses_new_ones(self, engine, layout):
         await assert_closing_ends_streams(engine, layout)
+
+    @pytest.mark.parametrize(
+        ("sampling", "param"),
+        [(Sampling(4, json_schema="{}"), "json_schema"), (Sampling(4, logprobs=True), "logprobs")],
+    )
+    async def test_it_refuses_what_needs_a_model(self, engine, sampling, param):
+        with pytest.raises(InvalidRequest) as caught:
+            await engine.check(sampling)
+        assert caught.value.param == param
+        await engine.check(Sampling(4, temperature=1.0, logit_bias={1: 2.0}))
 
 
 class Clock:

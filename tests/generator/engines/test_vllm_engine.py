@@ -1,6 +1,7 @@
 """The real engine keeps the engine contract. Aborts and cache namespaces are vLLM's own."""
 
 import asyncio
+import json
 from contextlib import aclosing
 
 import msgspec
@@ -97,6 +98,76 @@ class TestVllmEngine(EngineContract):
         answers = [text_of(await steps_of(engine, plan(layout), asked(seed))) for seed in (1, 1, 2)]
         assert answers[0] == answers[1]
         assert answers[0] != answers[2]
+
+    async def test_an_answer_follows_its_schema(self, engine, layout):
+        name = {"type": "string", "maxLength": 12}
+        years = {"type": "integer", "minimum": 1, "maximum": 99}
+        schema = json.dumps(
+            {
+                "type": "object",
+                "properties": {"name": name, "years": years},
+                "required": ["name", "years"],
+                "additionalProperties": False,
+            }
+        )
+        answer = json.loads(text_of(await steps_of(engine, plan(layout), Sampling(80, json_schema=schema))))
+        assert list(answer) == ["name", "years"]
+        assert isinstance(answer["name"], str)
+        assert 1 <= answer["years"] <= 99
+
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            {"type": "nonsense"},
+            {"$ref": "#/nowhere"},
+            {"type": "string", "pattern": "("},
+            {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        ],
+    )
+    async def test_a_schema_that_vllm_refuses_is_an_invalid_request(self, engine, layout, schema):
+        sampling = Sampling(4, json_schema=json.dumps(schema))
+        with pytest.raises(InvalidRequest) as caught:
+            await engine.check(sampling)
+        assert caught.value.param == "json_schema"
+        assert ".cc" not in caught.value.message
+        with pytest.raises(InvalidRequest):
+            await steps_of(engine, plan(layout), sampling)
+        assert await steps_of(engine, plan(layout), Sampling(max_tokens=1))
+
+    async def test_a_schema_that_no_answer_follows_is_an_invalid_request(self, engine, layout):
+        sampling = Sampling(4, json_schema='{"$ref": "#"}')
+        await engine.check(sampling)
+        with pytest.raises(InvalidRequest):
+            await steps_of(engine, plan(layout), sampling)
+        assert await steps_of(engine, plan(layout), Sampling(max_tokens=1))
+
+    @pytest.mark.parametrize(
+        ("sampling", "param"),
+        [
+            (Sampling(4, logit_bias={10**6: 1.0}), "logit_bias"),
+            (Sampling(4, logprobs=True, alternatives=21), "logprobs"),
+        ],
+    )
+    async def test_a_check_names_what_vllm_refuses(self, engine, sampling, param):
+        with pytest.raises(InvalidRequest) as caught:
+            await engine.check(sampling)
+        assert caught.value.param == param
+
+    async def test_sampling_parameters_reach_vllm(self, engine, layout):
+        greedy = text_of(await steps_of(engine, plan(layout), Sampling(12)))
+        biased = text_of(await steps_of(engine, plan(layout), Sampling(4, logit_bias={42: 100.0})))
+        assert biased == 4 * biased[0]
+        for only_the_best in (Sampling(12, 2.0, top_k=1, seed=1), Sampling(12, 2.0, min_p=1.0, seed=1)):
+            assert text_of(await steps_of(engine, plan(layout), only_the_best)) == greedy
+        looped = Sampling(24, logit_bias={42: 20.0}, frequency_penalty=2.0)
+        assert len(set(text_of(await steps_of(engine, plan(layout), looped)))) > 1
+
+    async def test_tokens_have_their_texts_and_as_many_alternatives_as_asked_for(self, engine, layout):
+        steps = await steps_of(engine, plan(layout), Sampling(6, logprobs=True, alternatives=1))
+        tokens = [token for step in steps for token in step.logprobs]
+        assert "".join(token.texts[token.token_id] for token in tokens) == text_of(steps)
+        # Greedy tokens are their own best alternatives.
+        assert [list(token.alternatives) for token in tokens] == [[token.token_id] for token in tokens]
 
     async def test_a_prompt_beyond_the_context_is_an_invalid_request(self, engine, layout):
         max_model_len = (await engine.info()).max_model_len

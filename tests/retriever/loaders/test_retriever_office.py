@@ -86,7 +86,7 @@ def test_docx_heading_style_is_found_through_the_styles_it_is_based_on():
     style = document.styles.add_style("Chapter", WD_STYLE_TYPE.PARAGRAPH)
     style.base_style = document.styles["Heading 2"]
     document.add_paragraph("Inherited", style=style)
-    assert load(saved(document), "docx") == ("Inherited", "## Inherited")
+    assert load(saved(document), "docx")[:2] == ("Inherited", "## Inherited")
 
 
 def test_docx_style_based_on_itself_ends():

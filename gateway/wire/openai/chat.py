@@ -9,25 +9,10 @@ from typing import Literal
 import msgspec
 
 from gateway.wire import events
+from gateway.wire.logprobs import ScoredToken
+from gateway.wire.openai.stream_record import StreamRecord
 from gateway.wire.reply import Citation, Reply, Usage
 from protocol.generation import FinishReason
-
-
-class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """The served model in OpenAI's format. ``max_model_len`` bounds prompt and answer together, in tokens."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "ragtree"
-    max_model_len: int
-
-
-class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """The list of served models, which has one entry."""
-
-    object: Literal["list"] = "list"
-    data: tuple[Model, ...]
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,12 +23,19 @@ class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
     refusal: None = None
 
 
+class ChoiceLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """The log probabilities of a choice's tokens. The end of an answer is a token, too."""
+
+    content: tuple[ScoredToken, ...]
+    refusal: None = None
+
+
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """The one choice of a completion."""
 
     index: int = 0
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason
 
 
@@ -72,7 +64,7 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int = 0
     delta: Delta
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason | None = None
 
 
@@ -96,7 +88,7 @@ def chat_completion(reply: Reply) -> ChatCompletion:
         id=_chat_id(reply.query_id),
         created=reply.created_at,
         model=reply.model,
-        choices=(Choice(message=message, finish_reason=reply.finish_reason),),
+        choices=(Choice(message=message, logprobs=_logprobs(reply.logprobs), finish_reason=reply.finish_reason),),
         usage=reply.usage,
         citations=reply.citations,
         partial=reply.partial,
@@ -104,27 +96,19 @@ def chat_completion(reply: Reply) -> ChatCompletion:
 
 
 class ChatChunks:
-    """Converts a query's events into chunks. Collects what the first chunk needs until the first text arrives."""
+    """Converts a query's events into chunks. The first one, at the first text, has the citations."""
 
     def __init__(self, include_usage: bool) -> None:
-        self._usage: msgspec.UnsetType | None = None if include_usage else msgspec.UNSET
         self._include_usage = include_usage
-        self._citations: list[Citation] = []
-        self._partial = False
+        self._record = StreamRecord()
         self._opened = False
-        self._created: events.QueryCreated | None = None
 
     def of(self, event: events.Event) -> list[ChatChunk]:
         """The chunks of the next event."""
+        self._record.note(event)
         match event:
-            case events.QueryCreated():
-                self._created = event
-            case events.RetrievalCompleted():
-                self._partial = event.partial
-            case events.AnnotationAdded():
-                self._citations.append(event.annotation)
             case events.OutputTextDelta():
-                return [*self._opening(), self._chunk(Delta(content=event.delta))]
+                return [*self._opening(), self._chunk(Delta(content=event.delta), logprobs=event.logprobs)]
             case events.QueryCompleted():
                 return [*self._opening(), *self._closing(event)]
         return []
@@ -134,23 +118,33 @@ class ChatChunks:
             return []
         self._opened = True
         first = self._chunk(Delta(role="assistant", content=""))
-        return [msgspec.structs.replace(first, citations=tuple(self._citations), partial=self._partial)]
+        citations = tuple(self._record.citations)
+        return [msgspec.structs.replace(first, citations=citations, partial=self._record.partial)]
 
     def _closing(self, completed: events.QueryCompleted) -> list[ChatChunk]:
-        last = self._chunk(Delta(), completed.response.finish_reason)
+        last = self._chunk(Delta(), completed.response.finish_reason, self._record.left(completed))
         if not self._include_usage:
             return [last]
         return [last, msgspec.structs.replace(last, choices=(), usage=completed.usage)]
 
-    def _chunk(self, delta: Delta, finish_reason: FinishReason | None = None) -> ChatChunk:
-        assert self._created is not None, "query.created comes first"
+    def _chunk(
+        self,
+        delta: Delta,
+        finish_reason: FinishReason | None = None,
+        logprobs: tuple[ScoredToken, ...] | msgspec.UnsetType = msgspec.UNSET,
+    ) -> ChatChunk:
+        created = self._record.created
         return ChatChunk(
-            id=_chat_id(self._created.query_id),
-            created=self._created.created_at,
-            model=self._created.model,
-            choices=(ChunkChoice(delta=delta, finish_reason=finish_reason),),
-            usage=self._usage,
+            id=_chat_id(created.query_id),
+            created=created.created_at,
+            model=created.model,
+            choices=(ChunkChoice(delta=delta, logprobs=_logprobs(logprobs), finish_reason=finish_reason),),
+            usage=None if self._include_usage else msgspec.UNSET,
         )
+
+
+def _logprobs(tokens: tuple[ScoredToken, ...] | msgspec.UnsetType) -> ChoiceLogprobs | None:
+    return None if tokens is msgspec.UNSET else ChoiceLogprobs(content=tokens)
 
 
 def _chat_id(query_id: str) -> str:

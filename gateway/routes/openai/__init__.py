@@ -1,0 +1,1 @@
+"""OpenAI's endpoints over the query pipeline and the embedder."""

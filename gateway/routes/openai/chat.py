@@ -1,0 +1,43 @@
+"""``POST /v1/chat/completions``: a conversation, answered from documents."""
+
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from gateway.routes.asking import start_query
+from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
+from gateway.routes.disconnect import while_connected
+from gateway.routes.openai.conversation import QuestionFields, conversation_query
+from gateway.routes.responses import json_response
+from gateway.routes.sse import RunResponse, chunk_frames
+from gateway.wire.openai.chat import ChatChunks, ChatCompletion, chat_completion
+from gateway.wire.openai.chat_body import ChatBody
+from gateway.wire.openapi import errors, event_stream, json_reply
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+
+_chatted: dict[str, Any] = json_reply(ChatCompletion, "The answer. With `stream`, chunks and `[DONE]`.")
+_chatted["content"]["text/event-stream"] = event_stream()
+
+
+@router.post(
+    "/chat/completions",
+    responses={200: _chatted, **errors(400, 401, 404, 408, 409, 413, 415, 422, 429, 500, 503)},
+    dependencies=[Depends(json_only)],
+)
+async def chat(
+    body: ChatBody, request: Request, caller: CallerDep, gateway: GatewayDep, ticket: QueryTicketDep
+) -> Response:
+    """Answer the last user message of a conversation from the documents of a collection."""
+    body.refuse_unserved()
+    messages = [turn.to_protocol(f"messages.{number}") for number, turn in enumerate(body.messages)]
+    sampling = body.sampling(gateway.settings.default_max_tokens)
+    fields = QuestionFields("messages", schema="response_format")
+    run = await start_query(
+        conversation_query(body, body.model, messages, fields, sampling, caller, gateway), gateway, ticket
+    )
+    if body.stream:
+        await while_connected(request, run, run.started())
+        return RunResponse(run, chunk_frames(run, ChatChunks(body.include_usage)), gateway.settings)
+    return json_response(chat_completion(await while_connected(request, run, run.reply())))

@@ -1,0 +1,58 @@
+"""From a conversation to a query."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gateway.limits.auth import Caller
+from gateway.query.query import Query
+from gateway.routes.dependencies import Gateway
+from gateway.routes.openai.models import served_model
+from gateway.search.last_question import last_question
+from gateway.wire.schemas import AnswerBody
+from protocol.errors import InvalidRequest
+from protocol.generation import Sampling
+from protocol.prompts import ChatMessage
+
+
+class QuestionFields(NamedTuple):
+    """The request's fields of the conversation and of the schema that the answer follows, for errors."""
+
+    messages: str
+    schema: str = "json_schema"
+
+
+def conversation_query(
+    body: AnswerBody,
+    model_id: str,
+    messages: Sequence[ChatMessage],
+    fields: QuestionFields,
+    sampling: Sampling,
+    caller: Caller,
+    gateway: Gateway,
+) -> Query:
+    """The query that answers a conversation.
+
+    It searches with the last user message that has text, in the context of those before it. A ``collection`` that the
+    request names must exist and have documents, as for ``/query``. Without one, it uses the default collection, or no
+    documents if that is empty. Raises InvalidRequest, UnknownModel or Unavailable.
+    """
+    settings = gateway.settings
+    question = last_question(messages, settings.context_questions, settings.max_query_chars)
+    if question is None:
+        raise InvalidRequest("The conversation has no user message with text.", fields.messages)
+    search = body.to_search(question.text, fields.messages, caller.tenant, settings, question.context)
+    engine = served_model(model_id, gateway)
+    gateway.readiness.require_parts()
+    return Query(
+        namespace=caller.namespace,
+        model=engine.model,
+        search=search,
+        messages=tuple(messages),
+        question_field=fields.messages,
+        schema_field=fields.schema,
+        sampling=sampling,
+        documents_optional=body.collection is None,
+        order=body.document_order or settings.default_document_order,
+        reuse=body.reuse or caller.reuse,
+        recompute_share=body.recompute_share,
+    )

@@ -1,0 +1,29 @@
+"""``POST /v1/embeddings``: the vectors of texts, by the embedder of the documents."""
+
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from gateway.deadline import Deadline
+from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
+from gateway.routes.responses import json_response
+from gateway.wire.openai.embeddings import EmbeddingList, EmbeddingsBody, embedding_list
+from gateway.wire.openapi import errors, json_reply
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+
+
+@router.post(
+    "/embeddings",
+    responses={
+        200: json_reply(EmbeddingList, "The vectors."),
+        **errors(400, 401, 404, 408, 413, 415, 422, 429, 500, 503),
+    },
+    dependencies=[Depends(json_only)],
+)
+async def embed(body: EmbeddingsBody, _caller: CallerDep, gateway: GatewayDep, ticket: QueryTicketDep) -> Response:
+    """Embed texts like documents or queries."""
+    body.refuse_unserved()
+    deadline = Deadline(gateway.settings.query_timeout_s, "The texts were not embedded")
+    found = await deadline.wait(gateway.retriever.embed(body.to_protocol()))
+    ticket.used(found.tokens)
+    return json_response(embedding_list(body, found))

@@ -1,0 +1,44 @@
+"""``POST /v1/responses``: OpenAI's responses in their plain form, without tools and without state."""
+
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from gateway.routes.asking import start_query
+from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
+from gateway.routes.disconnect import while_connected
+from gateway.routes.openai.conversation import QuestionFields, conversation_query
+from gateway.routes.responses import json_response
+from gateway.routes.sse import RunResponse, response_frames
+from gateway.wire.openai.response_body import ResponseBody
+from gateway.wire.openai.response_events import RESPONSE_EVENTS, ResponseEvents
+from gateway.wire.openai.response_object import ResponseObject, begun, ended
+from gateway.wire.openapi import errors, event_stream, json_reply
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+
+_FIELDS = QuestionFields("input", schema="text.format")
+_responded: dict[str, Any] = json_reply(ResponseObject, "The response. With `stream`, OpenAI's events of one.")
+_responded["content"]["text/event-stream"] = event_stream(*RESPONSE_EVENTS)
+
+
+@router.post(
+    "/responses",
+    responses={200: _responded, **errors(400, 401, 404, 408, 409, 413, 415, 422, 429, 500, 503)},
+    dependencies=[Depends(json_only)],
+)
+async def respond(
+    body: ResponseBody, request: Request, caller: CallerDep, gateway: GatewayDep, ticket: QueryTicketDep
+) -> Response:
+    """Answer an input like a chat."""
+    body.refuse_unserved()
+    sampling = body.sampling(gateway.settings.default_max_tokens)
+    query = conversation_query(body, body.model, body.messages(), _FIELDS, sampling, caller, gateway)
+    run = await start_query(query, gateway, ticket)
+    accepted = sampling, query.query_id, query.model, int(run.transcript.arrived_at)
+    if body.stream:
+        await while_connected(request, run, run.started())
+        return RunResponse(run, response_frames(run, ResponseEvents(body, *accepted)), gateway.settings)
+    reply = await while_connected(request, run, run.reply())
+    return json_response(ended(begun(body, *accepted), reply))

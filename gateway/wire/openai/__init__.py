@@ -1,0 +1,1 @@
+"""OpenAI's shapes: request bodies, replies and streamed objects."""

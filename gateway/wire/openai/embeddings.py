@@ -1,0 +1,76 @@
+"""Texts to embed and their vectors, in OpenAI's format."""
+
+import base64
+from array import array
+from typing import Annotated, Literal
+
+import msgspec
+from pydantic import Field
+
+from gateway.wire.openai.parameters import OpenAIBody
+from gateway.wire.schemas import Text
+from protocol.embeddings import EmbeddingRequest, Embeddings, TextKind
+from protocol.errors import UnsupportedParameter
+
+_Input = Annotated[Text, Field(min_length=1)]
+_TokenIds = list[int]
+
+
+class EmbeddingsBody(OpenAIBody):
+    """OpenAI's request for embeddings. ``input_type`` says whether the texts are documents or queries."""
+
+    model: str = Field(min_length=1)
+    input: _Input | Annotated[list[_Input] | _TokenIds | list[_TokenIds], Field(min_length=1, max_length=2048)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(default=None, ge=1, le=1_000_000)
+    input_type: TextKind | None = None
+
+    def to_protocol(self) -> EmbeddingRequest:
+        """The texts to embed. Raises UnsupportedParameter for token ids, which are those of OpenAI's own models."""
+        given = [self.input] if isinstance(self.input, str) else self.input
+        texts = tuple(text for text in given if isinstance(text, str))
+        if len(texts) < len(given):
+            raise UnsupportedParameter("RAGTree embeds strings, not token ids.", "input")
+        return EmbeddingRequest(texts, self.model, self.input_type or "document", self.dimensions)
+
+
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    """The vector of the text at ``index``: numbers, or little-endian float32 in base64."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(msgspec.Struct, frozen=True):
+    """The tokens of all texts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
+    """The vectors of all texts, in order."""
+
+    object: Literal["list"] = "list"
+    data: tuple[Embedding, ...]
+    model: str
+    usage: EmbeddingUsage
+
+
+def embedding_list(body: EmbeddingsBody, found: Embeddings) -> EmbeddingList:
+    """The reply to a request, in the encoding that it asks for."""
+    encode = _base64 if body.encoding_format == "base64" else _floats
+    return EmbeddingList(
+        data=tuple(Embedding(index=number, embedding=encode(vector)) for number, vector in enumerate(found.vectors)),
+        model=body.model,
+        usage=EmbeddingUsage(found.tokens, found.tokens),
+    )
+
+
+def _floats(vector: bytes) -> list[float]:
+    return list(array("f", vector))
+
+
+def _base64(vector: bytes) -> str:
+    return base64.b64encode(vector).decode()
