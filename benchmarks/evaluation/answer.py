@@ -18,7 +18,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """An answer, what it rests on, and what it took.
 
     ``found`` are the documents of the results, best first, one entry a chunk. ``cited`` are those of the passages that
-    the answer rests on. Times are in milliseconds from sending the question, measured by the client; ``ttft_ms`` is None
+    the answer rests on. Times are in milliseconds from sending the question, by the client; ``ttft_ms`` is None
     for an answer without text. ``computed_tokens`` of the prompt had no KV before, or had theirs computed again.
     """
 
