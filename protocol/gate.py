@@ -2,7 +2,7 @@
 
 import msgspec
 
-SELECTION = 4
+SELECTION = 3
 """The version of what decides on composed answers: the selectors, and the text around documents in prompts.
 
 A report of an earlier one says nothing about this one.

@@ -15,10 +15,6 @@ from generator.composing.selection.base import Selector
 _AROUND = 8
 """Tokens before and behind a token that share its score: what is attended to is understood by its sentence."""
 
-_NEIGHBOURHOOD = 128
-"""Tokens before and behind a token that its score is compared with: some heads attend to whatever is near, so scores
-rise towards the question."""
-
 
 class QuestionAttention(Selector):
     """Runs the question over the composed KV, and selects the windows around what it attends to.
@@ -28,9 +24,7 @@ class QuestionAttention(Selector):
 
     A token's score in a layer is the highest attention of any question token in any head: few heads look facts up, and
     a mean over all would drown them. Scores are averaged over the ``layers`` from half to two thirds of the depth, and
-    over a token's neighbours in its document, and divided by the square root of the mean in a wider neighbourhood: by
-    scores alone, most of what is selected stands right in front of the question; by scores over that mean, each part of
-    the documents has as much. ``highest_of_ranks`` joins the heads of tensor-parallel ranks.
+    over a token's neighbours in its document. ``highest_of_ranks`` joins the heads of tensor-parallel ranks.
     """
 
     def __init__(
@@ -50,12 +44,9 @@ class QuestionAttention(Selector):
     def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:
         """The windows with the highest scores, of ``budget`` tokens at most."""
         scores = self.scores(prompt)
-        behind = prompt.documents[0].start
-        wide = _mean_around(scores[behind:], _NEIGHBOURHOOD)
         for document in prompt.documents:
             within = slice(document.start, document.end)
-            scores[within] = _mean_around(scores[within], _AROUND)
-        scores[behind:] /= wide.sqrt()
+            scores[within] = avg_pool1d(scores[within][None], 2 * _AROUND + 1, 1, _AROUND, count_include_pad=False)[0]
         return best(windows(prompt.documents, self._window), scores, budget)
 
     def scores(self, prompt: ComposedPrompt) -> torch.Tensor:
@@ -87,11 +78,6 @@ class QuestionAttention(Selector):
             for hook in hooks:
                 hook.remove()
         return queries
-
-
-def _mean_around(scores: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Each token's mean score with so many before and behind it."""
-    return avg_pool1d(scores[None], 2 * tokens + 1, 1, tokens, count_include_pad=False)[0]
 
 
 def _attention(queries: torch.Tensor, keys: torch.Tensor, scale: float) -> torch.Tensor:

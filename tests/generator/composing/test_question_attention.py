@@ -115,16 +115,3 @@ def test_heads_of_all_ranks_count():
         return scores
 
     assert selected(61, 6, 0, 8, lambda scores: other_rank(scores) * 1.0)[0].start in range(24, 34)
-
-
-def test_what_stands_out_where_it_stands_comes_before_what_is_merely_near_the_question():
-    class Given(QuestionAttention):
-        def scores(self, prompt):
-            scores = torch.ones(prompt.documents[-1].end)
-            scores[-300:] = 3.0
-            scores[200:217] = 2.9
-            return scores
-
-    long = prompt()._replace(documents=[Run(10, 410), Run(410, 810)])
-    (run,) = Given([Layer(None)] * LAYERS, None, lambda scores: scores, ASKED_TOKENS).select(long, budget=8)
-    assert run == Run(202, 210)
