@@ -9,7 +9,7 @@ from rich.table import Table
 from protocol.documents import DEFAULT_COLLECTION
 from services.cli.connection import ApiKeyOption, CollectionOption, JsonOption, UrlOption, connect
 from services.cli.output import errors, results
-from services.cli.search_options import FiltersOption, RerankOption, SearchKindOption, search_body
+from services.cli.search_options import FiltersOption, RerankOption, SearchKindOption, search_body, warn_of_gaps
 
 
 def query(
@@ -42,11 +42,7 @@ def query(
         print(json.dumps(response))
         return
     print("\n")
-    if response["partial"]:
-        missing = ", ".join(response["missing_shards"])
-        errors.print(f"[bold yellow]partial:[/] results of these shards are missing: {missing}")
-    if response["reranking"] and response["reranking"]["reason"]:
-        errors.print(f"[bold yellow]not reranked:[/] {response['reranking']['reason']}")
+    warn_of_gaps(response)
     if response["finish_reason"] == "length":
         written = response["usage"]["completion_tokens"]
         errors.print(f"[bold yellow]cut:[/] the answer reached its longest length, {written} tokens (--max-tokens)")

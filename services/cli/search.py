@@ -9,8 +9,8 @@ from rich.text import Text
 
 from protocol.documents import DEFAULT_COLLECTION
 from services.cli.connection import ApiKeyOption, CollectionOption, JsonOption, UrlOption, connect
-from services.cli.output import errors, results
-from services.cli.search_options import FiltersOption, RerankOption, SearchKindOption, search_body
+from services.cli.output import results
+from services.cli.search_options import FiltersOption, RerankOption, SearchKindOption, search_body, warn_of_gaps
 
 
 def search(
@@ -29,11 +29,7 @@ def search(
     if as_json:
         print(json.dumps(found))
         return
-    if found["partial"]:
-        missing = ", ".join(found["missing_shards"])
-        errors.print(f"[bold yellow]partial:[/] results of these shards are missing: {missing}")
-    if found["reranking"] and found["reranking"]["reason"]:
-        errors.print(f"[bold yellow]not reranked:[/] {found['reranking']['reason']}")
+    warn_of_gaps(found)
     _print_passages(found)
     results.print(
         f"{found['search']} search of {found['collection']}: {found['timings']['total_ms']:.0f} ms",

@@ -1,4 +1,4 @@
-"""Options of the commands that search: ``ragtree query`` and ``ragtree search``."""
+"""What the commands that search share, ``ragtree query`` and ``ragtree search``: options, and warnings."""
 
 import json
 from typing import Annotated, Any
@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from protocol.retrieval import SearchKind
+from services.cli.output import errors
 
 FiltersOption = Annotated[str | None, typer.Option(help="Metadata filter, as JSON.")]
 SearchKindOption = Annotated[
@@ -33,3 +34,12 @@ def search_body(
         except ValueError as error:
             raise typer.BadParameter(f"not JSON: {error}", param_hint="--filters") from error
     return body
+
+
+def warn_of_gaps(reply: dict[str, Any]) -> None:
+    """Say on standard error what a reply's results lack: those of lost shards, and reranking."""
+    if reply["partial"]:
+        missing = ", ".join(reply["missing_shards"])
+        errors.print(f"[bold yellow]partial:[/] results of these shards are missing: {missing}")
+    if reply["reranking"] and reply["reranking"]["reason"]:
+        errors.print(f"[bold yellow]not reranked:[/] {reply['reranking']['reason']}")
