@@ -7,11 +7,11 @@ from starlette.responses import Response
 
 from gateway.limits.auth import Caller
 from gateway.query.query import Query
-from gateway.routes.asking import start_query
+from gateway.routes.asking import start_query, streamed
 from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
 from gateway.routes.responses import json_response
-from gateway.routes.sse import RunResponse, event_frames
+from gateway.routes.sse import event_frames
 from gateway.wire.openapi import QUERY_EVENTS, errors, event_stream, json_reply
 from gateway.wire.reply import Reply
 from gateway.wire.schemas import QueryBody
@@ -43,8 +43,7 @@ async def ask(
     """Answer a question from the documents of a collection."""
     run = await start_query(_query(body, caller, gateway), gateway, ticket)
     if body.stream or "text/event-stream" in accept.lower():
-        await while_connected(request, run, run.started())
-        return RunResponse(run, event_frames(run), gateway.settings)
+        return await streamed(run, event_frames(run), request, gateway)
     return json_response(await while_connected(request, run, run.reply()))
 
 

@@ -5,12 +5,12 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from gateway.routes.asking import start_query
+from gateway.routes.asking import start_query, streamed
 from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
 from gateway.routes.openai.conversation import QuestionFields, conversation_query
 from gateway.routes.responses import json_response
-from gateway.routes.sse import RunResponse, chunk_frames
+from gateway.routes.sse import chunk_frames
 from gateway.wire.openai.chat import ChatChunks, ChatCompletion, chat_completion
 from gateway.wire.openai.chat_body import ChatBody
 from gateway.wire.openapi import errors, event_stream, json_reply
@@ -38,6 +38,5 @@ async def chat(
         conversation_query(body, body.model, messages, fields, sampling, caller, gateway), gateway, ticket
     )
     if body.stream:
-        await while_connected(request, run, run.started())
-        return RunResponse(run, chunk_frames(run, ChatChunks(body.include_usage)), gateway.settings)
+        return await streamed(run, chunk_frames(run, ChatChunks(body.include_usage)), request, gateway)
     return json_response(chat_completion(await while_connected(request, run, run.reply())))

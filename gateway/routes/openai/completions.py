@@ -5,12 +5,12 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from gateway.routes.asking import start_query
+from gateway.routes.asking import start_query, streamed
 from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
 from gateway.routes.openai.conversation import QuestionFields, conversation_query
 from gateway.routes.responses import json_response
-from gateway.routes.sse import RunResponse, chunk_frames
+from gateway.routes.sse import chunk_frames
 from gateway.wire.openai.completion_body import CompletionBody
 from gateway.wire.openai.completions import Completion, CompletionChunks, completion
 from gateway.wire.openapi import errors, event_stream, json_reply
@@ -37,6 +37,5 @@ async def complete(
     query = conversation_query(body, body.model, asked, QuestionFields("prompt"), sampling, caller, gateway)
     run = await start_query(query, gateway, ticket)
     if body.stream:
-        await while_connected(request, run, run.started())
-        return RunResponse(run, chunk_frames(run, CompletionChunks(body.include_usage)), gateway.settings)
+        return await streamed(run, chunk_frames(run, CompletionChunks(body.include_usage)), request, gateway)
     return json_response(completion(await while_connected(request, run, run.reply())))

@@ -5,12 +5,12 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from gateway.routes.asking import start_query
+from gateway.routes.asking import start_query, streamed
 from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
 from gateway.routes.openai.conversation import QuestionFields, conversation_query
 from gateway.routes.responses import json_response
-from gateway.routes.sse import RunResponse, response_frames
+from gateway.routes.sse import response_frames
 from gateway.wire.openai.response_body import ResponseBody
 from gateway.wire.openai.response_events import RESPONSE_EVENTS, ResponseEvents
 from gateway.wire.openai.response_object import ResponseObject, begun, ended
@@ -38,7 +38,6 @@ async def respond(
     run = await start_query(query, gateway, ticket)
     accepted = sampling, query.query_id, query.model, int(run.transcript.arrived_at)
     if body.stream:
-        await while_connected(request, run, run.started())
-        return RunResponse(run, response_frames(run, ResponseEvents(body, *accepted)), gateway.settings)
+        return await streamed(run, response_frames(run, ResponseEvents(body, *accepted)), request, gateway)
     reply = await while_connected(request, run, run.reply())
     return json_response(ended(begun(body, *accepted), reply))
