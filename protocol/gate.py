@@ -2,8 +2,9 @@
 
 import msgspec
 
-SELECTION = 3
-"""The version of what decides on composed answers: the selectors, and the text around documents in prompts.
+SELECTION = 4
+"""The version of what decides on composed answers: the selectors, what recomputed tokens attend to, and the text around
+documents in prompts.
 
 A report of an earlier one says nothing about this one.
 """

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from generator.composing.attended_blocks import AttendedBlocks
 from generator.composing.attention_layers import AttentionLayer
 from generator.composing.auxiliary.document_cache import DocumentCache
 from generator.composing.codec import LayerKv
@@ -14,7 +15,7 @@ from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.deviation import Deviation, TooFar
 from generator.composing.partial_forward import PartialForward
 from generator.composing.runs import Run, joined, slices
-from generator.composing.selection.base import Selector
+from generator.composing.selection.base import Selection, Selector
 from generator.composing.slots import slots_of
 
 _MOVED_FOR_COMPUTED = 16
@@ -126,16 +127,24 @@ class Composer:
         missing = _gaps(task.exact, task.end, documents)
         self._blank(missing, prompt.blocks)
         tokens = sum(document.tokens for document in documents)
-        selected = self._selectors[task.method].select(prompt, int(task.share * tokens)) if documents else []
+        selected, attention = self._select(task, tokens)
+        attended = None
+        if attention is not None:
+            attended = AttendedBlocks(attention, documents, task.share, self._page_tokens)
         before = self._deviation.before(prompt, selected)
         for part in slices(joined([*selected, *missing]), self._step_tokens):
             yield None
-            self._forward.compute(prompt.token_ids, part, prompt.blocks)
+            self._forward.compute(prompt.token_ids, part, prompt.blocks, attended)
         deviation = self._deviation.since(before, prompt)
         if task.bound is not None and deviation > task.bound:
             raise TooFar(deviation, task.bound)
         recomputed = sum(run.tokens for run in selected)
         yield Composed(tokens - recomputed, recomputed, deviation)
+
+    def _select(self, task: Task, donated_tokens: int) -> Selection:
+        if not task.prompt.documents:
+            return Selection(())
+        return self._selectors[task.method].select(task.prompt, int(task.share * donated_tokens))
 
     def measure_move_s(self, page_bytes: int) -> float:
         """The seconds that moving one token's KV takes. Writes into the first blocks, so the engine must be idle."""

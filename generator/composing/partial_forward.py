@@ -7,6 +7,7 @@ import torch
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from generator.composing.attended_blocks import AttendedBlocks
 from generator.composing.runs import Run
 from generator.composing.slots import slots_of
 
@@ -22,8 +23,8 @@ class PartialForward:
     """Forward passes over selected tokens, on the model and the attention backend of an engine's ``runner``.
 
     A run of tokens is a request of its own to the attention backend: its queries are the run's tokens, and its keys are
-    everything up to the run's end. All runs of a prompt share one block table. Each layer writes the keys and values of
-    all its tokens before its attention, so later runs attend to the fresh ones of earlier runs.
+    everything up to the run's end, or those blocks of it that matter. Each layer writes the keys and values of all its
+    tokens before its attention, so later runs attend to the fresh ones of earlier runs.
     """
 
     def __init__(self, runner: "GPUModelRunner", page_tokens: int) -> None:
@@ -31,14 +32,21 @@ class PartialForward:
         self._page_tokens = page_tokens
         self.device = runner.device
 
-    def compute(self, token_ids: torch.Tensor, runs: Sequence[Run], blocks: torch.Tensor) -> torch.Tensor | None:
+    def compute(
+        self,
+        token_ids: torch.Tensor,
+        runs: Sequence[Run],
+        blocks: torch.Tensor,
+        attended: AttendedBlocks | None = None,
+    ) -> torch.Tensor | None:
         """Compute runs of a prompt, and write their keys and values into its blocks.
 
-        ``token_ids`` are the prompt's, ``blocks`` the numbers of its blocks in order, and ``runs`` ascend. Returns the
-        tokens' hidden states behind the last layer, or None if a hook has ended the pass.
+        ``token_ids`` are the prompt's, ``blocks`` the numbers of its blocks in order, and ``runs`` ascend. A run
+        attends to its ``attended`` blocks, by default to all up to its end. Returns the tokens' hidden states behind
+        the last layer, or None if a hook has ended the pass.
         """
         positions = torch.cat([torch.arange(run.start, run.end) for run in runs]).to(self.device)
-        return self._forward(token_ids[positions], positions, positions, runs, blocks)
+        return self._forward(token_ids[positions], positions, positions, runs, blocks, attended)
 
     def compute_alone(self, token_id: int, position: int, block: int) -> None:
         """Compute a token as if it stood alone at a position, into the first slot of a block."""
@@ -54,10 +62,12 @@ class PartialForward:
         places: torch.Tensor,
         runs: Sequence[Run],
         blocks: torch.Tensor,
+        attended: AttendedBlocks | None = None,
     ) -> torch.Tensor | None:
         """Compute tokens at ``positions`` into their ``places`` of a sequence, which are those of the runs."""
         slots = slots_of(places, blocks, self._page_tokens)
-        metadata = {name: built for names, built in self._metadata(runs, blocks, slots) for name in names}
+        table, ends = self._keys(runs, blocks, attended)
+        metadata = {name: built for names, built in self._metadata(runs, table, ends, slots) for name in names}
         with (
             torch.inference_mode(),
             set_forward_context(
@@ -74,13 +84,31 @@ class PartialForward:
                 return None
         return hidden
 
+    def _keys(
+        self, runs: Sequence[Run], blocks: torch.Tensor, attended: AttendedBlocks | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each run's block table, shape [runs, blocks], and how many tokens it has, up to the run's end.
+
+        A table may leave out blocks: keys carry their positions, so the others need not be consecutive.
+        """
+        ends = torch.tensor([run.end for run in runs], dtype=torch.int32)
+        table = blocks.to("cpu", torch.int32).expand(len(runs), -1).contiguous()
+        if attended is not None:
+            for row, run in enumerate(runs):
+                seen = attended.of(run)
+                table[row, : len(seen)] = table[row, seen]
+                ends[row] -= (-(-run.end // self._page_tokens) - len(seen)) * self._page_tokens
+        return table.to(self.device), ends
+
     def _metadata(
-        self, runs: Sequence[Run], blocks: torch.Tensor, slots: torch.Tensor
+        self, runs: Sequence[Run], table: torch.Tensor, ends: torch.Tensor, slots: torch.Tensor
     ) -> Iterator[tuple[list[str], Any]]:
-        """What each group of layers needs to know about the runs, as its attention backend wants it."""
+        """What each group of layers needs to know about the runs, as its attention backend wants it.
+
+        A run's keys are those in its row of the block ``table``, up to its end among ``ends``.
+        """
         counts = torch.tensor([0, *(run.tokens for run in runs)], dtype=torch.int32)
         starts = counts.cumsum(0).to(torch.int32)
-        ends = torch.tensor([run.end for run in runs], dtype=torch.int32)
         common = CommonAttentionMetadata(
             query_start_loc=starts.to(self.device),
             query_start_loc_cpu=starts,
@@ -88,8 +116,8 @@ class PartialForward:
             num_reqs=len(runs),
             num_actual_tokens=len(slots),
             max_query_len=max(run.tokens for run in runs),
-            max_seq_len=max(run.end for run in runs),
-            block_table_tensor=blocks.to(torch.int32).expand(len(runs), -1).contiguous(),
+            max_seq_len=int(ends.max()),
+            block_table_tensor=table,
             slot_mapping=slots,
             causal=True,
         )

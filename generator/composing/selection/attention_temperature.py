@@ -7,8 +7,7 @@ import torch
 from generator.composing.attention_layers import AttentionLayer
 from generator.composing.codec import LayerKv
 from generator.composing.composed_prompt import ComposedPrompt
-from generator.composing.runs import Run
-from generator.composing.selection.base import Selector
+from generator.composing.selection.base import Selection, Selector
 from generator.composing.slots import slots_of
 
 _TEMPERATURE = 0.9
@@ -25,7 +24,7 @@ class AttentionTemperature(Selector):
         self._layers = layers
         self._page_tokens = page_tokens
 
-    def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:  # noqa: ARG002
+    def select(self, prompt: ComposedPrompt, budget: int) -> Selection:  # noqa: ARG002
         """No tokens at all."""
         for document in prompt.documents:
             positions = torch.arange(document.start, document.end, device=prompt.blocks.device)
@@ -33,4 +32,4 @@ class AttentionTemperature(Selector):
             for layer in self._layers:
                 kv = prompt.kv(layer, document)
                 layer.write(LayerKv(kv.keys / _TEMPERATURE, kv.values), slots)
-        return []
+        return Selection(())

@@ -8,8 +8,8 @@ from generator.composing.auxiliary.auxiliary_model import AuxiliaryModel
 from generator.composing.auxiliary.document_cache import DocumentCache, ReadDocument
 from generator.composing.auxiliary.token_spans import TokenSpans, highest_by_characters
 from generator.composing.composed_prompt import ComposedPrompt, Content
-from generator.composing.runs import WINDOW, Run, best, windows
-from generator.composing.selection.base import Selector
+from generator.composing.runs import WINDOW, best, windows
+from generator.composing.selection.base import Selection, Selector
 
 _CROWDED = 6
 """A window is computed again if more than 5 of its tokens are selected (section 4.2)."""
@@ -36,16 +36,16 @@ class AuxiliaryAttention(Selector):
         """The score of each position in front of the question."""
         return self._beside.submit(self._scores, prompt)
 
-    def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:
+    def select(self, prompt: ComposedPrompt, budget: int) -> Selection:
         """The windows with the highest scores, of ``budget`` tokens at most."""
         candidates = windows(prompt.documents, WINDOW)
         scores = (prompt.scores or self.scores_beside(prompt)).result()
         if not self._strict or not budget:
-            return best(candidates, scores, budget)
+            return Selection(best(candidates, scores, budget))
         chosen = torch.zeros_like(scores)
         chosen[scores.topk(budget).indices] = 1
         crowded = [run for run in candidates if int(chosen[run.start : run.end].sum()) >= _CROWDED]
-        return best(crowded, chosen, budget)
+        return Selection(best(crowded, chosen, budget))
 
     def _scores(self, prompt: ComposedPrompt) -> torch.Tensor:
         """The score of each position in front of the question."""

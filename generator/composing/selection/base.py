@@ -1,7 +1,9 @@
 """The contract of selectors."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import NamedTuple
 
 import torch
 
@@ -9,12 +11,23 @@ from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.runs import Run
 
 
+class Selection(NamedTuple):
+    """Ascending ``runs`` within a prompt's documents, which are computed again.
+
+    ``attention`` is what the question pays to each position up to the end of the last document, if the selector has
+    measured it on the engine's own KV.
+    """
+
+    runs: Sequence[Run]
+    attention: torch.Tensor | None = None
+
+
 class Selector(ABC):
     """Chooses which tokens of a prompt's composed documents are computed again."""
 
     @abstractmethod
-    def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:
-        """Ascending runs within the documents, of ``budget`` tokens at most.
+    def select(self, prompt: ComposedPrompt, budget: int) -> Selection:
+        """Select ``budget`` tokens at most.
 
         May write KV behind the last document, up to the end of ``ComposedPrompt.blocks``, but nothing else.
         """

@@ -8,8 +8,8 @@ import torch
 from generator.composing.attention_layers import AttentionLayer
 from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.partial_forward import PartialForward, Stop
-from generator.composing.runs import Run, best, windows
-from generator.composing.selection.base import Selector
+from generator.composing.runs import best, windows
+from generator.composing.selection.base import Selection, Selector
 
 _LAYER = 1
 """The first layer whose KV depends on a token's neighbours. Layer 0 sees embeddings alone."""
@@ -32,7 +32,7 @@ class CacheBlend(Selector):
         self._forward = forward
         self._over_ranks = over_ranks
 
-    def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:
+    def select(self, prompt: ComposedPrompt, budget: int) -> Selection:
         """The tokens with the largest squared difference, ``budget`` of them at most."""
         scores = torch.zeros(prompt.question.start, device=prompt.token_ids.device)
         kept = [prompt.kv(self._layer, document) for document in prompt.documents]
@@ -55,7 +55,7 @@ class CacheBlend(Selector):
                 values[there], kv.values
             )
             at += document.tokens
-        return best(windows(prompt.documents, 1), self._over_ranks(scores), budget)
+        return Selection(best(windows(prompt.documents, 1), self._over_ranks(scores), budget))
 
 
 def _difference(fresh: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:

@@ -2,13 +2,13 @@
 
 from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.runs import Run, joined
-from generator.composing.selection.base import Selector
+from generator.composing.selection.base import Selection, Selector
 
 
 class FirstTokens(Selector):
     """Selects equally many tokens at the start of each document, where models put attention sinks."""
 
-    def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:
+    def select(self, prompt: ComposedPrompt, budget: int) -> Selection:
         """The first tokens of each document, of ``budget`` tokens at most."""
         left = len(prompt.documents)
         chosen = []
@@ -18,4 +18,4 @@ class FirstTokens(Selector):
             chosen.append(Run(document.start, document.start + tokens))
             budget -= tokens
             left -= 1
-        return joined(chosen)
+        return Selection(joined(chosen))

@@ -1,13 +1,12 @@
 """Selects nothing: direct reuse, as in Shared RAG-DCache without cross-attention."""
 
 from generator.composing.composed_prompt import ComposedPrompt
-from generator.composing.runs import Run
-from generator.composing.selection.base import Selector
+from generator.composing.selection.base import Selection, Selector
 
 
 class Nothing(Selector):
     """Selects nothing: each document keeps the KV that it has on its own."""
 
-    def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:  # noqa: ARG002
+    def select(self, prompt: ComposedPrompt, budget: int) -> Selection:  # noqa: ARG002
         """No runs."""
-        return []
+        return Selection(())

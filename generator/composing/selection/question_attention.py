@@ -10,7 +10,7 @@ from generator.composing.attention_layers import AttentionLayer
 from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.partial_forward import PartialForward, Stop
 from generator.composing.runs import WINDOW, Run, best, windows
-from generator.composing.selection.base import Selector
+from generator.composing.selection.base import Selection, Selector
 
 _AROUND = 8
 """Tokens before and behind a token that share its score: what is attended to is understood by its sentence."""
@@ -41,13 +41,14 @@ class QuestionAttention(Selector):
         self._asked_tokens = asked_tokens
         self._window = window
 
-    def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:
+    def select(self, prompt: ComposedPrompt, budget: int) -> Selection:
         """The windows with the highest scores, of ``budget`` tokens at most."""
-        scores = self.scores(prompt)
+        attention = self.scores(prompt)
+        scores = attention.clone()
         for document in prompt.documents:
             within = slice(document.start, document.end)
             scores[within] = avg_pool1d(scores[within][None], 2 * _AROUND + 1, 1, _AROUND, count_include_pad=False)[0]
-        return best(windows(prompt.documents, self._window), scores, budget)
+        return Selection(best(windows(prompt.documents, self._window), scores, budget), attention)
 
     def scores(self, prompt: ComposedPrompt) -> torch.Tensor:
         """The score of each position up to the end of the last document."""

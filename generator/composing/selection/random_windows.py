@@ -3,18 +3,18 @@
 import torch
 
 from generator.composing.composed_prompt import ComposedPrompt
-from generator.composing.runs import WINDOW, Run, best, windows
-from generator.composing.selection.base import Selector
+from generator.composing.runs import WINDOW, best, windows
+from generator.composing.selection.base import Selection, Selector
 
 
 class RandomWindows(Selector):
     """Selects windows at random; the same ones for the same prompt."""
 
-    def select(self, prompt: ComposedPrompt, budget: int) -> list[Run]:
+    def select(self, prompt: ComposedPrompt, budget: int) -> Selection:
         """Random windows, of ``budget`` tokens at most."""
         draws = torch.Generator().manual_seed(int(prompt.token_ids.sum()))
         scores = torch.zeros(prompt.question.start)
         found = windows(prompt.documents, WINDOW)
         for window, score in zip(found, torch.rand(len(found), generator=draws).tolist(), strict=True):
             scores[window.start : window.end] = score
-        return best(found, scores, budget)
+        return Selection(best(found, scores, budget))

@@ -64,20 +64,20 @@ def prompt() -> ComposedPrompt:
 
 
 def test_the_window_that_is_attended_to_is_selected(selector):
-    assert selector({62: 0.9})[0].select(prompt(), budget=8) == [Run(58, 66)]
+    assert selector({62: 0.9})[0].select(prompt(), budget=8).runs == [Run(58, 66)]
 
 
 def test_a_strict_selector_takes_windows_that_are_crowded(selector):
     crowded = dict.fromkeys(range(58, 64), 0.9)
-    assert selector(crowded, strict=True)[0].select(prompt(), budget=6) == []
-    assert selector(crowded, strict=True)[0].select(prompt(), budget=8) == [Run(58, 66)]
+    assert selector(crowded, strict=True)[0].select(prompt(), budget=6).runs == []
+    assert selector(crowded, strict=True)[0].select(prompt(), budget=8).runs == [Run(58, 66)]
     lonely = {12: 0.9, 30: 0.8, 52: 0.7, 70: 0.6}
-    assert selector(lonely, strict=True)[0].select(prompt(), budget=8) == []
+    assert selector(lonely, strict=True)[0].select(prompt(), budget=8).runs == []
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_nothing_is_selected_without_a_budget(selector, strict):
-    assert selector({62: 0.9}, strict)[0].select(prompt(), budget=0) == []
+    assert selector({62: 0.9}, strict)[0].select(prompt(), budget=0).runs == []
 
 
 def test_each_document_is_read_once(selector):
@@ -91,6 +91,6 @@ def test_what_was_computed_beside_the_engine_serves_although_a_document_is_missi
     asked, model = selector({62: 0.9, 12: 0.8})
     scores = asked.scores_beside(prompt())
     loaded = prompt()._replace(documents=DOCUMENTS[1:], contents=CONTENTS[1:], scores=scores)
-    assert asked.select(loaded, budget=8) == [Run(58, 66)]
-    assert asked.select(prompt()._replace(scores=scores), budget=16) == [Run(10, 18), Run(58, 66)]
+    assert asked.select(loaded, budget=8).runs == [Run(58, 66)]
+    assert asked.select(prompt()._replace(scores=scores), budget=16).runs == [Run(10, 18), Run(58, 66)]
     assert len(model.read_texts) == 2

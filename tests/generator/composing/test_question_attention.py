@@ -67,10 +67,10 @@ def selected(looked_up: int, layer: int, head: int, budget: int, ranks=lambda sc
     queries[layer, 2, head, 0] = 10.0
     layers = [Layer(each) for each in keys]
     forward = Forward(layers, queries)
-    runs = QuestionAttention(layers, forward, ranks, ASKED_TOKENS).select(prompt(), budget)
+    selection = QuestionAttention(layers, forward, ranks, ASKED_TOKENS).select(prompt(), budget)
     # The layers behind the last one that is looked at are not computed.
     assert forward.begun == 2 * LAYERS // 3
-    return runs
+    return selection.runs
 
 
 def test_of_a_long_question_the_last_tokens_are_run_behind_the_documents():
@@ -97,6 +97,20 @@ def test_of_a_long_question_the_last_tokens_are_run_behind_the_documents():
 def test_one_head_of_one_layer_suffices_to_find_what_is_looked_up(layer, head):
     (run,) = selected(61, layer, head, budget=8)
     assert run == Run(58, 66)
+
+
+def test_the_attention_to_single_tokens_comes_with_the_selection():
+    keys = torch.zeros(LAYERS, QUESTION.start, KV_HEADS, DIM)
+    queries = torch.zeros(LAYERS, QUESTION.tokens, HEADS, DIM)
+    keys[6:8, 61, :, 0] = queries[6:8, :, :, 0] = 10.0
+    layers = [Layer(each) for each in keys]
+    selection = QuestionAttention(layers, Forward(layers, queries), lambda scores: scores, ASKED_TOKENS).select(
+        prompt(), budget=8
+    )
+    assert selection.attention.shape == (QUESTION.start,)
+    # Scores of windows are means over neighbours, this is not.
+    assert selection.attention.argmax() == 61
+    assert selection.attention[61] > 100 * selection.attention[62]
 
 
 def test_what_stands_around_it_comes_next_and_never_from_another_document():
