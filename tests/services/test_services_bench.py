@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from benchmarks.measuring.engines import Generation
 from benchmarks.measuring.systems import System, Systems
 from benchmarks.simulation.policies import simulated_policies
+from cachectl.costs import device_profile
 from protocol.errors import ConfigError, UnknownPolicy
 from protocol.generation import PrefillResult
 from services.cli import app
@@ -78,6 +79,20 @@ def test_policies_are_measured_on_the_same_requests(trace):
 def test_top_k_limits_documents_per_request(trace):
     result = json.loads(bench("policies", "--trace", trace, "--policies", "LRU", "--top-k", "1", "--json"))
     assert result["policies"]["LRU"]["documents"] == 60
+
+
+def test_a_profile_file_says_how_large_kv_is(trace, tmp_path):
+    shipped = json.loads((Path(device_profile.__file__).parent / "profiles" / "a10g-7b.json").read_bytes())
+    ttft = []
+    for kv_bytes in (shipped["kv_bytes_per_token"], 100 * shipped["kv_bytes_per_token"]):
+        file = tmp_path / f"{kv_bytes}.json"
+        file.write_text(json.dumps(shipped | {"kv_bytes_per_token": kv_bytes}))
+        cached = ("policies", "--trace", trace, "--policies", "LRU", "--gpu-tokens", "0", "--json")
+        for more in ((), ("--kv-bytes", "1000")):
+            result = json.loads(bench(*cached, "--device", str(file), *more))
+            ttft.append(result["policies"]["LRU"]["mean_ttft_s"])
+    small, given, large, given_again = ttft
+    assert large > small > given == given_again
 
 
 def test_policies_print_a_table_by_default(trace):

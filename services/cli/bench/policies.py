@@ -83,9 +83,12 @@ def policies(
     device: Annotated[
         str, typer.Option(help="Device profile: the name of a shipped one, or a JSON file.")
     ] = DEFAULT_DEVICE,
-    kv_bytes: Annotated[int, typer.Option(min=1, help="KV bytes per token; by default Mistral-7B's.")] = (
-        MISTRAL_7B_KV_BYTES
-    ),
+    kv_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="KV bytes per token; by default those in the JSON file, or Mistral-7B's with a shipped profile."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     paper_table2: Annotated[
         bool,
@@ -105,7 +108,7 @@ def policies(
     from benchmarks.workloads.by_name import open_workload
     from services.cli.bench.common.prompts import stream_workload
 
-    profile = _device(device).with_kv_bytes(kv_bytes)
+    profile = _device(device, kv_bytes)
     service = SimulatedService(
         instances, max_running, reorder_window=window, order=order, recompute_share=recompute_share
     )
@@ -165,9 +168,12 @@ def policies(
     results.print(f"plotted into {plot}", highlight=False)
 
 
-def _device(name: str) -> DeviceProfile:
+def _device(name: str, kv_bytes: int | None) -> DeviceProfile:
     file = Path(name)
-    return DeviceProfile.load(file) if file.suffix == ".json" else DeviceProfile.shipped(name)
+    if file.suffix == ".json":
+        profile = DeviceProfile.load(file)
+        return profile if kv_bytes is None else profile.with_kv_bytes(kv_bytes)
+    return DeviceProfile.shipped(name).with_kv_bytes(kv_bytes or MISTRAL_7B_KV_BYTES)
 
 
 def _table2(device: DeviceProfile, service: "SimulatedService", requests: int, seed: int, as_json: bool) -> None:
