@@ -11,6 +11,7 @@ from protocol.retrieval import SearchKind
 class DocumentUpload(msgspec.Struct, frozen=True):
     """A document as uploaded: raw bytes, the media type that says how to read them, and metadata.
 
+    If ``media_type`` is empty or ``application/octet-stream``, the suffix of ``filename``, or else of the id, says it.
     ``title`` stands above the text in prompts. If it is None, the loader takes the document's own title.
     """
 

@@ -2,38 +2,47 @@
 
 import { key } from "./access.js";
 
-/** A failed call. `message` is shown to the user. `status` is 0 if there was no reply. */
+/** A failed call. `said` is why, `message` adds when to try again. `status` and `retryAfter` are 0 if unknown. */
 export class Problem extends Error {
-  constructor(message, status = 0) {
-    super(message);
+  constructor(said, status = 0, retryAfter = 0) {
+    super(retryAfter ? `${said} Try again in ${retryAfter} s.` : said);
+    this.said = said;
     this.status = status;
+    this.retryAfter = retryAfter;
   }
 }
 
-export async function call(path, { admin = false, ...options } = {}) {
+export const noAnswer = () =>
+  new Problem("The gateway does not answer. It may be stopped, or the connection may be lost.");
+
+export function authorization({ admin = false } = {}) {
   const bearer = (admin && key("admin")) || key("api");
-  const headers = { ...options.headers, ...(bearer && { Authorization: `Bearer ${bearer}` }) };
+  return bearer ? { Authorization: `Bearer ${bearer}` } : {};
+}
+
+export async function call(path, { admin, ...options } = {}) {
+  const headers = { ...options.headers, ...authorization({ admin }) };
   let response;
   try {
     response = await fetch(path, { ...options, headers, credentials: "omit" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem("The gateway does not answer. It may be stopped, or the connection may be lost.");
+    throw noAnswer();
   }
-  if (!response.ok) throw new Problem(await words(response), response.status);
+  if (!response.ok) throw await refusal(response);
   return response;
 }
 
 export const json = async (path, options) => (await call(path, options)).json();
 
-async function words(response) {
+/** What a reply that is no success says. */
+export async function refusal(response) {
   let said = "";
   try {
     said = (await response.json()).error.message;
   } catch {
     // The reply is not the gateway's: a proxy in front of it sent it.
   }
-  const after = Number(response.headers.get("Retry-After"));
-  const again = after ? ` Try again in ${after} s.` : "";
-  return (said || `The gateway replied with status ${response.status}.`) + again;
+  const after = Number(response.headers.get("Retry-After")) || 0;
+  return new Problem(said || `The gateway replied with status ${response.status}.`, response.status, after);
 }

@@ -1,7 +1,7 @@
 // The question form. It runs one question at a time; the user can stop it.
 
-import { Problem, call, json } from "./api.js";
-import { byId, el } from "./dom.js";
+import { Problem, call } from "./api.js";
+import { byId } from "./dom.js";
 import { count } from "./numbers.js";
 import { events } from "./sse.js";
 
@@ -14,7 +14,6 @@ export class Ask {
     this.form = byId("ask");
     this.question = byId("question");
     this.collection = byId("collection");
-    this.note = byId("collection-note");
     this.submit = byId("submit");
     this.stop = byId("stop");
     this.running = null;
@@ -32,22 +31,6 @@ export class Ask {
       if (event.key === "Escape") this.running?.abort();
     });
     this.stop.addEventListener("click", () => this.running?.abort());
-  }
-
-  /** Load the list of collections. */
-  async open() {
-    try {
-      const { data } = await json("v1/collections");
-      const chosen = this.collection.value;
-      this.collection.replaceChildren(
-        ...data.map(({ name, documents }) => el("option", { value: name }, `${name} (${count(documents)})`)),
-      );
-      if (data.some(({ name }) => name === chosen)) this.collection.value = chosen;
-      this.note.textContent = data.length ? "" : "No documents are stored yet: ragtree ingest takes files and folders.";
-      this.keys.accepted();
-    } catch (error) {
-      this.refused(error, (why) => (this.note.textContent = error.status === 401 ? "" : why));
-    }
   }
 
   async ask() {

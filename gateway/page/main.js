@@ -1,10 +1,13 @@
-// Connects the parts of the page: the question form, and the views that are refreshed by polling.
+// Connects the parts of the page: the question form, the documents, and the views that are
+// refreshed by polling.
 
 import { KeyForm } from "./access.js";
 import { Answer } from "./answer.js";
 import { json } from "./api.js";
 import { Ask } from "./ask.js";
 import { Charts } from "./charts.js";
+import { Collections } from "./collections.js";
+import { Documents } from "./documents/documents.js";
 import { byId } from "./dom.js";
 import { Gantt } from "./gantt.js";
 import { Live } from "./live.js";
@@ -44,14 +47,16 @@ const live = new Live(async () => {
 
 const adminKey = new KeyForm("admin", "The tree and the charts are for administrators.", () => live.now());
 const apiKey = new KeyForm("api", "To use this gateway, you must have a key.", open);
-const ask = new Ask(new Answer(), apiKey, (timeline) => {
+new Ask(new Answer(), apiKey, (timeline) => {
   if (timeline) gantt.show(timeline);
   else greet();
   live.again();
 });
+const collections = new Collections(apiKey);
+const documents = new Documents(collections, apiKey);
 
 async function open() {
-  ask.open();
+  documents.open();
   live.now();
   greet();
 }

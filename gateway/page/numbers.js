@@ -9,6 +9,12 @@ export const compact = (number) => short.format(number);
 
 export const percent = (share) => `${Math.round(share * 100)} %`;
 
+export function bytes(size) {
+  const power = size < 1000 ? 0 : Math.min(3, Math.floor(Math.log10(size) / 3));
+  const scaled = size / 1000 ** power;
+  return `${power && scaled < 10 ? scaled.toFixed(1) : Math.round(scaled)} ${["B", "kB", "MB", "GB"][power]}`;
+}
+
 export function duration(ms) {
   if (ms < 1) return `${ms.toFixed(2)} ms`;
   if (ms < 10) return `${ms.toFixed(1)} ms`;

@@ -58,6 +58,7 @@ _UPLOAD: dict[str, Any] = {
             f"{_office}presentationml.presentation": _binary,
             f"{_office}spreadsheetml.sheet": _binary,
             "application/json": {"schema": DocumentBody.openapi()},
+            "application/octet-stream": _binary,
         },
     }
 }
@@ -90,7 +91,8 @@ async def put_document(
 ) -> Response:
     """Add a document, or replace the document with its id.
 
-    ``filename``, ``title`` and ``attributes`` describe raw bodies. A JSON body contains them.
+    ``filename``, ``title`` and ``attributes`` describe raw bodies. A JSON body contains them. The suffix of the file
+    name, or else of the id, says how to read a body of ``application/octet-stream`` or without a content type.
     """
     body = await request.body()
     await ticket.received(len(body))

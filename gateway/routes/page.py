@@ -1,4 +1,4 @@
-"""The page at ``/``: ask questions, watch the answers stream, and inspect the cache.
+"""The page at ``/``: ask questions, watch the answers stream, manage documents, and inspect the cache.
 
 The page is static and needs no key. It calls the API with the keys that the user enters. Its content security policy
 lets the browser load and run only these files.
@@ -14,12 +14,17 @@ from starlette.responses import Response
 router = APIRouter()
 
 _SCRIPTS = (
-    "access", "answer", "api", "ask", "charts", "dom", "gantt", "live", "main", "numbers", "passage", "sse", "theme",
-    "tree", "treemap",
+    "access", "answer", "api", "ask", "charts", "collections", "dom", "gantt", "live", "main", "numbers", "passage",
+    "sse", "theme", "tree", "treemap", "documents/deletion", "documents/documents", "documents/dropzone",
+    "documents/jobs", "documents/names", "documents/queue", "documents/row", "documents/stored", "documents/stored_row",
+    "documents/transfer", "documents/upload", "documents/uploads",
 )  # fmt: skip
-_FILES = {"index.html": "text/html", "style.css": "text/css", "icon.svg": "image/svg+xml"} | {
-    f"{name}.js": "text/javascript" for name in _SCRIPTS
-}
+_STYLES = ("style.css", "documents/style.css")
+_FILES = (
+    {"index.html": "text/html", "icon.svg": "image/svg+xml"}
+    | dict.fromkeys(_STYLES, "text/css")
+    | {f"{name}.js": "text/javascript" for name in _SCRIPTS}
+)
 _POLICY = "; ".join([
     "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'", "connect-src 'self'",
     "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",

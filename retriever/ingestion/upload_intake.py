@@ -48,7 +48,7 @@ class UploadIntake:
         Raises the loader's errors, InvalidRequest, StorageFull, IdempotencyMismatch, and Overloaded if the queue is
         full.
         """
-        loaded = self._loaders.load(upload.content, upload.media_type)
+        loaded = self._loaders.load(upload.content, upload.media_type, upload.filename or upload.document_id)
         title = upload.title or loaded.title
         document = checked_document(
             upload.document_id, loaded.text, upload.filename, title, upload.attributes, loaded.pages

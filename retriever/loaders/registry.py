@@ -39,6 +39,9 @@ LOADERS: Mapping[str, Loader] = {
 JSON_LINES = "application/jsonl"
 """The media type of a batch of documents. No loader reads it."""
 
+UNTYPED = ("", "application/octet-stream")
+"""Media types of documents whose sender knows no type. The suffix of their name says what they are."""
+
 # The mimetypes module reads system files, so its answers differ between machines.
 _SUFFIXES = {
     ".txt": "text/plain",
@@ -74,18 +77,27 @@ class LoaderRegistry:
     def __init__(self, loaders: Mapping[str, Loader] = LOADERS) -> None:
         self._loaders = dict(loaders)
 
-    def load(self, content: bytes, media_type: str) -> LoadedText:
-        """Read a document. Parameters of the media type are ignored.
+    def load(self, content: bytes, media_type: str, name: str = "") -> LoadedText:
+        """Read a document. Parameters of the media type are ignored. ``UNTYPED`` ones are read by their ``name``.
 
         Raises UnsupportedMediaType, InvalidEncoding, EncryptedDocument, BrokenDocument or EmptyDocument.
         """
-        loader = self._loaders.get(media_type.partition(";")[0].strip().lower())
-        if loader is None:
-            known = ", ".join(sorted(self._loaders))
-            raise UnsupportedMediaType(f"no loader reads {media_type!r}; supported: {known}")
-        loaded = loader(content)
+        loaded = self._loader(media_type.partition(";")[0].strip().lower(), name)(content)
         text = clean(loaded.text)
         if not text:
             raise EmptyDocument("the document has no text")
         title = " ".join(clean(loaded.title).split()) if loaded.title else ""
         return LoadedText(title or None, text, loaded.pages)
+
+    def _loader(self, media_type: str, name: str) -> Loader:
+        by_name = media_type in UNTYPED
+        loader = self._loaders.get((media_type_of(name) or "") if by_name else media_type)
+        if loader is not None:
+            return loader
+        if by_name:
+            listed = self._loaders.keys() - {SOURCE_CODE}
+            suffixes = sorted(suffix for suffix, kind in _SUFFIXES.items() if kind in listed)
+            raise UnsupportedMediaType(
+                f"no loader reads a file named {name!r}; supported: {', '.join(suffixes)} and source code"
+            )
+        raise UnsupportedMediaType(f"no loader reads {media_type!r}; supported: {', '.join(sorted(self._loaders))}")

@@ -66,6 +66,18 @@ class Browser:
         """Send keys to the focused element."""
         webdriver.ActionChains(self.driver, duration=0).send_keys(*keys).perform()
 
+    def drop(self, css: str, files: list[Path]) -> None:
+        """Drag files of the system over an element, and drop them."""
+        data = {"items": [], "files": [str(file) for file in files], "dragOperationsMask": 1}
+        x, y = self.run(
+            "const element = document.querySelector(arguments[0]); element.scrollIntoView({ block: 'center' });"
+            "const box = element.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]",
+            css,
+        )
+        for event in ("dragEnter", "dragOver", "drop"):
+            at = {"type": event, "x": x, "y": y, "data": data}
+            self.driver.execute_cdp_cmd("Input.dispatchDragEvent", at)
+
     @property
     def focused(self) -> str:
         return self.run("return document.activeElement.id || document.activeElement.className")

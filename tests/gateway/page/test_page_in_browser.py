@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import httpx
 import pytest
-from page_browser import PHONE, Browser, chromium
+from page_browser import PHONE, Browser
 from page_stack import PageStack, documents, serving
 from selenium.webdriver.common.keys import Keys
 
@@ -17,12 +17,6 @@ from gateway.settings import ApiKey
 QUESTION = "What is done with a document when it leaves the GPU?"
 MARKUP = "<img src=x onerror=document.title=1>"
 BUSY_QUERIES = 75
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with chromium(tmp_path_factory.mktemp("chromium") / "profile") as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import re
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
@@ -9,12 +10,13 @@ from gateway.routes.page import router
 from gateway.settings import ApiKey
 
 PATHS = sorted(route.path for route in router.routes)
-FOLDER = files("gateway") / "page"
+FOLDER = Path(str(files("gateway") / "page"))
+FILES = [file for file in FOLDER.rglob("*") if file.is_file()]
 
 
 def test_exactly_the_files_of_the_folder_are_served():
-    names = {path.removeprefix("/page/") or "index.html" for path in PATHS}
-    assert {"index.html" if name == "/" else name for name in names} == {file.name for file in FOLDER.iterdir()}
+    names = {"index.html" if path == "/" else path.removeprefix("/page/") for path in PATHS}
+    assert names == {file.relative_to(FOLDER).as_posix() for file in FILES}
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -58,6 +60,9 @@ async def test_head_has_the_same_headers(live):
         "/page/../app.py",
         "/page/%2e%2e/app.py",
         "/page/main.js/x",
+        "/page/documents",
+        "/page/documents/",
+        "/page/documents/../main.js",
     ],
 )
 async def test_unknown_paths_are_404(live, path):
@@ -87,7 +92,7 @@ async def test_page_is_not_in_the_openapi_document(served):
 
 
 def test_page_loads_only_its_own_files_and_writes_no_markup():
-    for file in FOLDER.iterdir():
+    for file in FILES:
         text = file.read_text(encoding="utf-8")
         hosts = set(re.findall(r"(?:https?:)?//[a-z][\w.-]*\.[a-z]+", text)) - {"http://www.w3.org"}
         assert not hosts, file.name

@@ -36,7 +36,7 @@ async def test_every_error_has_the_same_schema(served):
 
 async def test_every_loaders_media_type_is_described(served):
     upload = (await document(served))["paths"]["/v1/collections/{collection}/documents/{document_id}"]["put"]
-    assert upload["requestBody"]["content"].keys() == {*LOADERS, "application/json"}
+    assert upload["requestBody"]["content"].keys() == {*LOADERS, "application/json", "application/octet-stream"}
 
 
 @pytest.mark.parametrize("keys", [(), (ApiKey(secret="k", tenant="acme"),)])

@@ -86,6 +86,13 @@ async def test_given_title_overrides_the_extracted_one(tmp_path):
         assert (info.title, info.filename) == ("Given", "f.md")
 
 
+@pytest.mark.parametrize(("document_id", "fields"), [("a.md", {}), ("a.pdf", {"filename": "b.md"})])
+async def test_untyped_upload_is_read_by_its_file_name_or_id(tmp_path, document_id, fields):
+    async with running(tmp_path) as retriever:
+        await put(retriever, document_id, "# Found\nbody", media_type="application/octet-stream", **fields)
+        assert (await retriever.get_document(TENANT, "default", document_id)).info.title == "Found"
+
+
 @pytest.mark.parametrize(
     ("change", "outcome"),
     [

@@ -129,6 +129,19 @@ def test_document_without_text_is_refused(content, media_type):
         LOADERS.load(content, media_type)
 
 
+@pytest.mark.parametrize("media_type", ["", "application/octet-stream", "Application/Octet-Stream; x=y"])
+def test_document_without_a_type_is_read_by_its_name(media_type):
+    assert LOADERS.load(b"<p>Hi<script>x</script>", media_type, "a/Page.HTML").text == "Hi"
+    assert LOADERS.load(b'{"a": 1}', media_type, "a.json").text == "a: 1"
+    for name in ("", "picture.gif", "README", "lines.jsonl"):
+        with pytest.raises(UnsupportedMediaType, match=r"\.docx, \.epub.* and source code"):
+            LOADERS.load(b"x", media_type, name)
+
+
+def test_known_type_counts_more_than_the_name():
+    assert LOADERS.load(b"# Not a title", "text/plain", "a.md") == LoadedText(None, "# Not a title")
+
+
 def test_unknown_media_type_is_refused():
     with pytest.raises(UnsupportedMediaType, match="image/png"):
         LOADERS.load(b"", "image/png")
