@@ -4,6 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from gateway.search.follow_ups import FollowUps
 from protocol.plans import DocumentOrder, Reuse
 
 MIB = 1024 * 1024
@@ -71,6 +72,17 @@ class GatewaySettings(BaseModel):
     default_top_k: int = Field(4, gt=0, description="Chunks to answer from, if the request does not say.")
     context_questions: int = Field(
         1, ge=0, description="Earlier questions of a conversation that its last one is searched with."
+    )
+    default_follow_ups: FollowUps = Field(
+        FollowUps.JOINED,
+        description="How a follow-up in a conversation is searched, if the request does not say: alone, joined with "
+        "the questions before it, or rewritten by the model into a question that stands alone.",
+    )
+    rewrite_timeout_s: float = Field(
+        5.0, gt=0, description="Time for the model to rewrite a follow-up; after it, the follow-up is joined."
+    )
+    rewrite_max_tokens: int = Field(
+        64, gt=0, description="Longest rewritten question in tokens; a longer one is discarded."
     )
     default_document_order: DocumentOrder = Field(
         DocumentOrder.RETRIEVAL,

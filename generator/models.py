@@ -8,8 +8,8 @@ import hashlib
 import importlib.util
 import os
 import shutil
-import sys
 import tempfile
+import time
 from glob import escape
 from pathlib import Path
 from typing import Protocol
@@ -164,6 +164,7 @@ class ModelStore:
                 # This process has the lock, so these belong to processes that were killed.
                 for leftover in target.parent.glob(f".{escape(target.name)}-*"):
                     shutil.rmtree(leftover, ignore_errors=True)
+                began = time.monotonic()
                 scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
                 try:
                     _convert_gguf(model.locate(), scratch)
@@ -172,6 +173,7 @@ class ModelStore:
                 except BaseException:
                     shutil.rmtree(scratch, ignore_errors=True)
                     raise
+                log.info("the GGUF file is converted", model=model.name, seconds=round(time.monotonic() - began, 1))
         return target
 
     def _downloaded(self, name: str) -> Path:
@@ -196,9 +198,9 @@ def _convert_gguf(source: Path, target: Path) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     require_convertible(source)
-    if not sys.stderr.isatty():
-        # In a log, each update of a bar is a line.
-        disable_progress_bar()
+    # One bar is enough: that of the tensors, which has no switch of its own, and is drawn on terminals only
+    # (services/__init__.py).
+    disable_progress_bar()
     model, loaded = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a folder, not the hub
         source.parent,
         gguf_file=source.name,

@@ -212,12 +212,15 @@ class Generator(Protocol):
 class PromptLayout(Protocol):
     """Turns text into segments of token ids. Stateless."""
 
-    def lay_out(self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int) -> Prompt:
+    def lay_out(
+        self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int, *, preamble: bool = True
+    ) -> Prompt:
         """Lay out documents in front of a conversation that ends with the question, leaving room for the answer.
 
-        ``max_tokens`` is the answer's room. Documents that do not fit are dropped from the end. Raises InvalidRequest
-        if the model does not accept the conversation, and QuestionTooLong if it does not fit even without documents;
-        ``param`` names ``messages`` or ``max_tokens``, whichever is to blame.
+        ``max_tokens`` is the answer's room. Without ``preamble``, the text that introduces documents is left out.
+        Documents that do not fit are dropped from the end. Raises InvalidRequest if the model does not accept the
+        conversation, and QuestionTooLong if it does not fit even without documents; ``param`` names ``messages`` or
+        ``max_tokens``, whichever is to blame.
         """
 
 

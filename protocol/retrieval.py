@@ -76,6 +76,10 @@ class SearchRequest(msgspec.Struct, frozen=True):
         """The query behind its context."""
         return f"{self.context}\n{self.query}" if self.context else self.query
 
+    def asking(self, question: str) -> "SearchRequest":
+        """The same search for another question, which needs no context."""
+        return msgspec.structs.replace(self, query=question, context="")
+
     @property
     def shown(self) -> int:
         """How many chunks a set of candidates has."""

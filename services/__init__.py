@@ -4,6 +4,7 @@ The only package that imports ray, and the only one that knows all the others.
 """
 
 import os
+import sys
 
 RAY_ENVIRONMENT = {
     # Runs user code on the replica's own event loop, which halves the cost of a handle call.
@@ -25,3 +26,8 @@ RAY_ENVIRONMENT = {
 
 for _name, _value in RAY_ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
+
+if not sys.stderr.isatty():
+    # In a log, each update of a progress bar is a line. tqdm, which draws the bars of the model libraries and of vLLM,
+    # reads the variable when it is first imported. A replica writes into a log even if the stack has a terminal.
+    os.environ.setdefault("TQDM_DISABLE", "1")

@@ -44,7 +44,9 @@ KEY_FIGURES = {
         Figure("documents", "documents"),
     ),
     "follow-ups": (
-        Figure("a {} finds its answer among five chunks, with {} earlier questions", "rows[kind,earlier].found_at_5"),
+        Figure("a {} finds its answer among five chunks, {}", "rows[kind,way].found_at_5"),
+        Figure("rewriting a follow-up, median", "rewriting.p50_ms", "ms"),
+        Figure("rewrites that cannot be used", "rewriting.unusable"),
     ),
     "tiers": (
         Figure("TTFT, KV in GPU over vLLM's own prefix cache", "gpu_over_floor", "x"),

@@ -7,6 +7,7 @@ from gateway.query.hits import found_in
 from gateway.query.transcript import Transcript
 from gateway.wire.errors import http_error
 from gateway.wire.reuse import fallback_of
+from gateway.wire.rewriting import RewriteFailure, Rewriting
 from protocol.errors import InternalError, Overloaded, RagtreeError
 from protocol.generation import PrefillResult
 from protocol.plans import Fallback, PrefillPlan
@@ -77,6 +78,15 @@ class GatewayMetrics:
             buckets=_STAGE_SECONDS,
             registry=registry,
         )
+        self._rewrites = Counter(
+            "ragtree_follow_up_rewrites_total",
+            "Follow-ups that the model was to rewrite: done, or why they were searched as they are: timeout, failed, "
+            "empty or too_long.",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in ("done", *RewriteFailure):
+            self._rewrites.labels(outcome)
         self._partial = Counter(
             "ragtree_retrieval_partial_total",
             "Searches that ended without the results of a lost or slow shard.",
@@ -171,6 +181,10 @@ class GatewayMetrics:
         self._stage.labels("rerank").observe(seconds)
         if found.reranking.reason is not None:
             self._rerank_failures.labels(found.reranking.reason.value).inc()
+
+    def rewritten(self, rewriting: Rewriting) -> None:
+        """Count a follow-up that was to be rewritten, by what became of it."""
+        self._rewrites.labels(rewriting.reason.value if rewriting.reason else rewriting.status).inc()
 
     def partial(self) -> None:
         """Count a search that ended without the results of a shard."""

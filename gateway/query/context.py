@@ -16,7 +16,7 @@ from gateway.query.transcript import Transcript
 from gateway.settings import GatewaySettings
 from gateway.wire.timeline import Timeline
 from protocol.errors import QuestionTooLong
-from protocol.generation import GenerationStep
+from protocol.generation import GenerationStep, Sampling
 from protocol.parts import Parts
 from protocol.plans import AdmissionRequest, PrefillPlan
 from protocol.prompts import Prompt
@@ -103,7 +103,10 @@ class QueryContext:
         """A new lease for the attempt's plan."""
         return Lease(attempt.plan_id, self.parts.controller, self.tasks)
 
-    def stream(self, lease: Lease, plan: PrefillPlan) -> AsyncGenerator[GenerationStep]:
-        """The generator's steps for an admitted plan, under its lease."""
-        stream = self.parts.generator.stream(plan, self.query.sampling)
-        return lease.steps(stream, self.deadline, self.settings.first_step_timeout_s, self.trace.chat(plan))
+    def stream(
+        self, lease: Lease, plan: PrefillPlan, sampling: Sampling | None = None
+    ) -> AsyncGenerator[GenerationStep]:
+        """The generator's steps for an admitted plan, under its lease. ``sampling`` is by default the query's."""
+        chosen = sampling or self.query.sampling
+        stream = self.parts.generator.stream(plan, chosen)
+        return lease.steps(stream, self.deadline, self.settings.first_step_timeout_s, self.trace.chat(plan, chosen))

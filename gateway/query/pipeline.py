@@ -1,4 +1,4 @@
-"""The life of one query: search, speculate, lay out, admit, stream, complete."""
+"""The life of one query: rewrite, search, speculate, lay out, admit, stream, complete."""
 
 from collections.abc import AsyncGenerator
 
@@ -8,6 +8,7 @@ from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.context import QueryContext
 from gateway.query.generation import Generation
 from gateway.query.query import Query
+from gateway.query.rewriting import FollowUpRewriter
 from gateway.query.search import Search
 from gateway.query.speculation import Speculation
 from gateway.query.speculation_start import SpeculationStart
@@ -19,7 +20,7 @@ from gateway.stores.query_log import QueryLog
 from gateway.stores.recent_documents import RecentDocuments
 from gateway.wire.events import Event
 from protocol.parts import Parts
-from protocol.retrieval import CandidateSet
+from protocol.retrieval import CandidateSet, SearchRequest
 
 
 class QueryPipeline:
@@ -63,13 +64,16 @@ class QueryPipeline:
         ):
             yield transcript.created()
 
+            # Let the model rewrite a follow-up, if that is wanted.
+            request = await FollowUpRewriter(context).search()
+
             # Search, and speculate on the provisional documents.
-            async for found in search.stages():
+            async for found in search.stages(request):
                 await speculation.consider(found)
                 if query.include_stages:
                     yield transcript.stage(found)
             documents = search.documents
-            self._remember(query, documents)
+            self._remember(query, request, documents)
 
             # Lay out the prompt and admit the query, unless a guess on these documents is running already.
             guess = speculation.confirmed()
@@ -90,7 +94,9 @@ class QueryPipeline:
                     yield event
 
             # Complete.
-            transcript.speculated(speculation.timings(plan.prompt, documents.elapsed_ms))
+            transcript.speculated(
+                speculation.timings(plan.prompt, context.timeline.search_began_ms + documents.elapsed_ms)
+            )
             speculation.learn(plan.prompt)
             completed = transcript.completed()
             context.metrics.non_overlapped(completed.timings.non_overlapped_ms / 1000)
@@ -112,8 +118,8 @@ class QueryPipeline:
             deadline=Deadline(self._settings.query_timeout_s),
         )
 
-    def _remember(self, query: Query, documents: CandidateSet) -> None:
+    def _remember(self, query: Query, request: SearchRequest, documents: CandidateSet) -> None:
         self._recent.found(query.namespace, documents.docs)
         # With a system prompt of the caller's own, the documents are on another path than those that are warmed up.
         if documents.docs and query.messages[0].role != "system":
-            self._query_log.note(query.search)
+            self._query_log.note(request)

@@ -21,7 +21,9 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     ``messages`` is the conversation that ends with the question. ``question_field`` is the request's field that holds
     the question, and ``schema_field`` that of the sampling's JSON schema. ``query_id`` is unique. ``order`` is the
     order of the documents in the prompt. ``reuse`` and ``recompute_share`` are the controller's own if they are None.
-    With ``documents_optional``, an unknown or empty collection means an answer without documents instead of an error.
+    With ``rewrite_from`` above 0, the model first makes a question that stands alone of the last one and so many before
+    it, and the search is for that. With ``documents_optional``, an unknown or empty collection means an answer without
+    documents instead of an error.
     """
 
     namespace: str
@@ -38,6 +40,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     reuse: Reuse | None = None
     recompute_share: float | None = None
     documents_optional: bool = False
+    rewrite_from: int = 0
     query_id: str = msgspec.field(default_factory=_new_id)
 
     def blamed(self, error: InvalidRequest) -> InvalidRequest:

@@ -6,7 +6,7 @@ from types import TracebackType
 from gateway.query.context import QueryContext
 from gateway.search.search_stages import SearchStages
 from protocol.errors import InternalError, NoDocuments, UnknownCollection
-from protocol.retrieval import CandidateSet
+from protocol.retrieval import CandidateSet, SearchRequest
 
 _NOTHING_FOUND = CandidateSet(stage=1, of=1, docs=(), scores=(), final=True, elapsed_ms=0.0)
 
@@ -34,14 +34,14 @@ class Search:
             raise InternalError("The search ended without its final documents.")
         return self._found
 
-    async def stages(self) -> AsyncGenerator[CandidateSet]:
+    async def stages(self, request: SearchRequest) -> AsyncGenerator[CandidateSet]:
         """The search's stages, the last of them final. Raises what ``Retriever.search`` raises, and DeadlineExceeded.
 
         If the query's documents are optional, an unknown or empty collection yields one final stage without documents.
         """
         query = self._context.query
         try:
-            async for found in self._stages.of(self._context.trace.retrieval(query.search)):
+            async for found in self._stages.of(self._context.trace.retrieval(request)):
                 yield self._record(found)
         except (UnknownCollection, NoDocuments):
             if not query.documents_optional:

@@ -88,19 +88,20 @@ class Speculation:
         """The guess on the final documents, once ``consider`` has confirmed it. Its steps may leave."""
         return self._guess if self._confirmed else None
 
-    def timings(self, prompt: Prompt, retrieval_ms: float) -> SpeculationTimings | None:
-        """Result of the speculation for a query with this prompt and search time; None if no guess was started."""
+    def timings(self, prompt: Prompt, found_ms: float) -> SpeculationTimings | None:
+        """Result of the speculation for a query with this prompt; None if no guess was started.
+
+        The search ended ``found_ms`` after the query's arrival.
+        """
         if not self._begun:
             return None
         uses = [(guess, guess.use(prompt)) for guess in self._dropped]
-        overlapped_ms = sum(
-            use.share * max(0.0, min(guess.ended_ms, retrieval_ms) - guess.began_ms) for guess, use in uses
-        )
+        overlapped_ms = sum(use.share * max(0.0, min(guess.ended_ms, found_ms) - guess.began_ms) for guess, use in uses)
         began_ms: float | None = None
         outcome: Literal["confirmed", "dropped"] = "dropped"
         if self._guess is not None:
             outcome, began_ms = "confirmed", self._guess.began_ms
-            overlapped_ms += max(0.0, retrieval_ms - began_ms)
+            overlapped_ms += max(0.0, found_ms - began_ms)
         return SpeculationTimings(outcome, self._begun, began_ms, sum(use.wasted for _, use in uses), overlapped_ms)
 
     def learn(self, prompt: Prompt) -> None:

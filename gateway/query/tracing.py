@@ -1,9 +1,10 @@
 """The spans of a query, after OpenTelemetry's conventions for generative AI.
 
     invoke_workflow                 the whole query; continues its caller's trace
+      ├─ chat                       the rewriting of a follow-up, if one is to be
       ├─ retrieval                  the search, an event for each stage
       │    └─ embeddings            in the retriever's process
-      └─ chat                       each generation, including those on provisional documents
+      └─ chat                       each generation of an answer, including those on provisional documents
 
 A search without generation has the span ``retrieval`` alone. Without a recording tracer, all calls do nothing. None is
 made per token.
@@ -21,7 +22,7 @@ from opentelemetry.trace import NoOpTracer, Span, SpanKind, Tracer, format_span_
 from gateway.query.query import Query
 from gateway.search.search_trace import SearchTrace, span_attributes, span_name
 from gateway.wire.reply import Reply
-from protocol.generation import FinishReason, PrefillResult
+from protocol.generation import FinishReason, PrefillResult, Sampling
 from protocol.plans import PrefillPlan
 from protocol.retrieval import CandidateSet, SearchRequest
 from protocol.tracing import OPERATION, PROVIDER, REQUEST_MODEL, context_of, end
@@ -97,11 +98,11 @@ class QueryTrace:
         if self._search is not None:
             self._search.found(found)
 
-    def chat(self, plan: PrefillPlan) -> ChatTrace:
+    def chat(self, plan: PrefillPlan, sampling: Sampling) -> ChatTrace:
         """Start the span of a generation."""
         attributes: _Attributes = {
-            "gen_ai.request.max_tokens": self._query.sampling.max_tokens,
-            "gen_ai.request.temperature": self._query.sampling.temperature,
+            "gen_ai.request.max_tokens": sampling.max_tokens,
+            "gen_ai.request.temperature": sampling.temperature,
             "ragtree.generator": plan.instance,
             "ragtree.queue_ms": plan.queued_ms,
             "ragtree.speculative": plan.speculative,

@@ -27,6 +27,7 @@ from gateway.wire.reply import (
     search_results,
 )
 from gateway.wire.reuse import fallback_of, reuse_class
+from gateway.wire.rewriting import Rewriting
 from gateway.wire.timeline import Timeline
 from protocol.errors import DeadlineExceeded, InternalError, RagtreeError
 from protocol.generation import FinishReason, GenerationStep, PrefillResult
@@ -65,6 +66,7 @@ class Transcript:
         self._dropped: tuple[str, ...] = ()
         self._missing_shards: tuple[str, ...] = ()
         self._reranking: Reranking | None = None
+        self._rewriting: Rewriting | None = None
         self._queue_ms = 0.0
         self._overtakes = 0
         self._prefill = _NO_PREFILL
@@ -82,12 +84,18 @@ class Transcript:
 
     @property
     def tokens(self) -> int:
-        """Tokens used so far: those of the prompt, once it is prefilled, and of the answer."""
-        return self._prefill.prompt_tokens + self.token_times.tokens
+        """Tokens used so far: of the prompt, once it is prefilled, of the answer, and of a follow-up's rewriting."""
+        rewriting = 0 if self._rewriting is None else self._rewriting.tokens
+        return self._prefill.prompt_tokens + self.token_times.tokens + rewriting
 
     def created(self) -> events.QueryCreated:
         """The query's first event."""
         return events.QueryCreated(**self._stamp(), model=self.query.model, created_at=int(self.arrived_at))
+
+    def rewritten(self, rewriting: Rewriting, began_ms: float) -> None:
+        """Record what became of a follow-up that was to be rewritten. That began at ``began_ms`` and ends now."""
+        self._rewriting = rewriting
+        self.timeline.rewritten(rewriting, began_ms)
 
     def searched(self, found: CandidateSet) -> None:
         """Record a stage of the search."""
@@ -128,6 +136,7 @@ class Transcript:
             partial=bool(self._missing_shards),
             missing_shards=self._missing_shards,
             reranking=self._reranking,
+            rewriting=self._rewriting,
         )
 
     def admitted(self, plan: PrefillPlan) -> None:
@@ -213,6 +222,7 @@ class Transcript:
             partial=bool(self._missing_shards),
             missing_shards=self._missing_shards,
             reranking=self._reranking,
+            rewriting=self._rewriting,
             timeline=self.timeline.entries if self.query.include_timeline else msgspec.UNSET,
             logprobs=self._logprobs(),
         )

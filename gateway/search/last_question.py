@@ -7,10 +7,14 @@ from protocol.prompts import ChatMessage
 
 
 class LastQuestion(NamedTuple):
-    """The last user message with text, and the ``context``: user messages before it, one to a line."""
+    """The last user message with text, and the ``context``: user messages before it, one to a line.
+
+    ``follows``: there are any before it.
+    """
 
     text: str
     context: str
+    follows: bool
 
 
 def last_question(messages: Sequence[ChatMessage], earlier: int, most_characters: int) -> LastQuestion | None:
@@ -30,4 +34,4 @@ def last_question(messages: Sequence[ChatMessage], earlier: int, most_characters
         if len(longer) > most_characters:
             break
         context = longer
-    return LastQuestion(last, context)
+    return LastQuestion(last, context, bool(before))

@@ -22,6 +22,7 @@ from gateway.wire.errors import ErrorBody
 from gateway.wire.logprobs import ScoredToken
 from gateway.wire.reply import Citation, Reply, SearchResult, Timings, Usage
 from gateway.wire.reuse import ReuseClass
+from gateway.wire.rewriting import Rewriting
 from protocol.plans import Fallback
 from protocol.retrieval import Reranking
 
@@ -53,7 +54,8 @@ class RetrievalCompleted(Event, frozen=True, kw_only=True, omit_defaults=True, t
     """The final documents, best first.
 
     If results are missing, ``partial`` is true and ``missing_shards`` names the shards. Otherwise both are absent.
-    ``reranking`` is as in the reply, and absent if the results were not to be reranked.
+    ``reranking`` is as in the reply, and absent if the results were not to be reranked. ``rewriting`` is that of a
+    follow-up, and absent if it was not to be rewritten.
     """
 
     results: tuple[SearchResult, ...]
@@ -61,6 +63,7 @@ class RetrievalCompleted(Event, frozen=True, kw_only=True, omit_defaults=True, t
     partial: bool = False
     missing_shards: tuple[str, ...] = ()
     reranking: Reranking | None = None
+    rewriting: Rewriting | None = None
 
 
 class CacheResolved(Event, frozen=True, kw_only=True, tag="cache.resolved"):

@@ -6,6 +6,7 @@ import msgspec
 
 from gateway.wire.logprobs import ScoredToken
 from gateway.wire.reuse import ReuseClass
+from gateway.wire.rewriting import Rewriting
 from gateway.wire.timeline import TimelineEntry
 from gateway.wire.urls import chunk_url, document_url
 from protocol.filters import Attributes
@@ -136,7 +137,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     ``dropped_chunk_ids`` lists them. A ``partial`` answer lacks results of ``missing_shards`` of the index, so better
     documents may be missing. ``reuse`` says which KV the prompt used; ``fallback`` why none of it was composed, if that
     was asked for. ``reranking`` says whether a reranker ordered the results, or why it did not; null if it was not to.
-    ``timeline`` and ``logprobs`` are present on request.
+    ``rewriting`` is what became of a follow-up that was to be rewritten; null otherwise. ``timeline`` and ``logprobs``
+    are present on request.
     """
 
     query_id: str
@@ -158,6 +160,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     partial: bool = False
     missing_shards: tuple[str, ...] = ()
     reranking: Reranking | None = None
+    rewriting: Rewriting | None = None
     timeline: tuple[TimelineEntry, ...] | msgspec.UnsetType = msgspec.UNSET
     logprobs: tuple[ScoredToken, ...] | msgspec.UnsetType = msgspec.UNSET
 

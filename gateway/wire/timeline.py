@@ -5,17 +5,19 @@ from typing import Literal
 
 import msgspec
 
+from gateway.wire.rewriting import Rewriting
 from protocol.generation import PrefillResult
 from protocol.retrieval import Reranking
 
 EntryName = Literal[
-    "retrieval_stage", "rerank", "speculation", "queue", "kv_load", "prefill", "first_token", "decode", "end"
+    "rewrite", "retrieval_stage", "rerank", "speculation", "queue", "kv_load", "prefill", "first_token", "decode", "end"
 ]  # fmt: skip
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """A phase of ``duration_ms``, or a moment without duration, ``at_ms`` after the query's arrival.
 
+    The ``detail`` of a ``rewrite`` says how many tokens the model took, or why the follow-up was not rewritten.
     The ``detail`` of a ``rerank`` says how many chunks were reranked, or why they were not. A ``speculation`` ends with
     its outcome, given as ``detail``: ``confirmed``, ``wrong`` or ``gave_way``. ``kv_load`` is the first part of
     ``prefill``. Both lie within the speculation if one was confirmed. ``first_token`` is the moment at which the first
@@ -31,6 +33,8 @@ class TimelineEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 class Timeline:
     """The phases and moments of a query by the gateway's clock. ``now_ms`` returns the time since its arrival.
 
+    ``search_began_ms`` is when its search began.
+
     Engines measure loading and prefilling themselves. These phases end with the step that reports them, and never begin
     before the engine was called.
     """
@@ -38,7 +42,7 @@ class Timeline:
     def __init__(self, now_ms: Callable[[], float]) -> None:
         self.now_ms = now_ms
         self._entries: list[TimelineEntry] = []
-        self._stage_began_ms = 0.0
+        self.search_began_ms = self._stage_began_ms = 0.0
 
     @property
     def entries(self) -> tuple[TimelineEntry, ...]:
@@ -54,6 +58,12 @@ class Timeline:
     def phase(self, name: EntryName, began_ms: float, detail: str | None = None) -> None:
         """Record a phase that ends now."""
         self._add(name, began_ms, self.now_ms(), detail)
+
+    def rewritten(self, rewriting: Rewriting, began_ms: float) -> None:
+        """Record the rewriting of a follow-up, which ends now. The search begins."""
+        detail = f"failed: {rewriting.reason}" if rewriting.reason else f"{rewriting.tokens} tokens"
+        self.phase("rewrite", began_ms, detail)
+        self.search_began_ms = self._stage_began_ms = self.now_ms()
 
     def stage(self, number: int, of: int) -> None:
         """Record a stage of the search that ends now. It began at the end of the previous stage."""

@@ -44,13 +44,15 @@ class SegmentLayout:
         """The layout of prompts for a generator with these settings, whose model has this ``tokenizer``."""
         return cls(tokenizer, settings.system_prompt, settings.max_model_len, settings.preamble)
 
-    def lay_out(self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int) -> Prompt:
+    def lay_out(
+        self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int, *, preamble: bool = True
+    ) -> Prompt:
         """Lay out documents in front of a conversation. Documents that do not fit are dropped from the tail.
 
         Raises QuestionTooLong if the model's context is exceeded even without documents, and InvalidRequest if the
         conversation does not end with the user or the model's chat template refuses it.
         """
-        frame = self._template.frame(messages)
+        frame = self._template.frame(messages, preamble)
         system = self._segment(SegmentKind.SYSTEM, frame.system)
         question = self._segment(SegmentKind.QUESTION, frame.question)
         room = self._max_model_len - max_tokens - len(system.token_ids) - len(question.token_ids)

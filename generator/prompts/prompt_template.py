@@ -46,8 +46,8 @@ class PromptTemplate:
         """A document as it stands in the prompt."""
         return f"{text}\n\n"
 
-    def frame(self, messages: Sequence[ChatMessage]) -> Frame:
-        """The text around the documents. They stand behind the preamble, in front of the first turn's text.
+    def frame(self, messages: Sequence[ChatMessage], preamble: bool = True) -> Frame:
+        """The text around the documents. They stand behind the preamble, if there is one, before the first turn's text.
 
         A system or developer message at the start of the conversation replaces the default system prompt. Raises
         InvalidRequest if the last message is not the user's, or if the chat template refuses the conversation.
@@ -58,7 +58,7 @@ class PromptTemplate:
             system_text = conversation.pop(0).content
         if not conversation or conversation[-1].role != "user":
             raise InvalidRequest("the last message must be the user's", param="messages")
-        contents = [system_text, self._preamble, *(message.content for message in conversation)]
+        contents = [system_text, self._preamble if preamble else "", *(message.content for message in conversation)]
         rendered = self._render([message.role for message in conversation])
         head, tail = rendered.split(_DOCUMENTS_MARK, maxsplit=1)
         return Frame(list(_parts(head, contents)), list(_parts(tail, contents)))

@@ -1,6 +1,5 @@
 """The embedder that runs a sentence-transformers model in this process."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import numpy as np
 from blake3 import blake3
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
-from transformers.utils.logging import disable_progress_bar
 
 from protocol.errors import ConfigError
 from retriever.embedding.base import Vector, unit_rows
@@ -95,9 +93,6 @@ def _shipped_model() -> str:
 
 
 def _load(name: str, settings: SentenceTransformerSettings, dtype: str) -> SentenceTransformer:
-    if not sys.stderr.isatty():
-        # In a log, each update of a bar is a line.
-        disable_progress_bar()
     try:
         return SentenceTransformer(
             name, device=settings.device, revision=settings.revision, model_kwargs={"dtype": dtype}

@@ -514,7 +514,9 @@ class FakeLayout:
     def __init__(self, context: int = 1000) -> None:
         self.context = context
 
-    def lay_out(self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int) -> Prompt:
+    def lay_out(
+        self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int, *, preamble: bool = True
+    ) -> Prompt:
         question = " ".join(message.content for message in messages)
         kept = list(documents)
         while True:

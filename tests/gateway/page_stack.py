@@ -99,7 +99,7 @@ class WordLayout(FakeLayout):
         super().__init__(CONTEXT)
         self.texts: dict[str, str] = {}
 
-    def lay_out(self, messages, documents, max_tokens):
+    def lay_out(self, messages, documents, max_tokens, *, preamble=True):
         self.texts.update((chunk.content_hash, chunk.text) for chunk in documents)
         return super().lay_out(messages, documents, max_tokens)
 

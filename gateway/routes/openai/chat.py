@@ -34,9 +34,8 @@ async def chat(
     messages = [turn.to_protocol(f"messages.{number}") for number, turn in enumerate(body.messages)]
     sampling = body.sampling(gateway.settings.default_max_tokens)
     fields = QuestionFields("messages", schema="response_format")
-    run = await start_query(
-        conversation_query(body, body.model, messages, fields, sampling, caller, gateway), gateway, ticket
-    )
+    query = conversation_query(body, body.model, messages, fields, sampling, caller, gateway, body.follow_ups)
+    run = await start_query(query, gateway, ticket)
     if body.stream:
         return await streamed(run, chunk_frames(run, ChatChunks(body.include_usage)), request, gateway)
     return json_response(chat_completion(await while_connected(request, run, run.reply())))

@@ -7,6 +7,7 @@ from gateway.limits.auth import Caller
 from gateway.query.query import Query
 from gateway.routes.dependencies import Gateway
 from gateway.routes.openai.models import served_model
+from gateway.search.follow_ups import FollowUps
 from gateway.search.last_question import last_question
 from gateway.wire.schemas import AnswerBody
 from protocol.errors import InvalidRequest
@@ -29,15 +30,18 @@ def conversation_query(
     sampling: Sampling,
     caller: Caller,
     gateway: Gateway,
+    follow_ups: FollowUps | None = None,
 ) -> Query:
     """The query that answers a conversation.
 
-    It searches with the last user message that has text, in the context of those before it. A ``collection`` that the
-    request names must exist and have documents, as for ``/query``. Without one, it uses the default collection, or no
-    documents if that is empty. Raises InvalidRequest, UnknownModel or Unavailable.
+    It searches with the last user message that has text, and with those before it as ``follow_ups`` says. A
+    ``collection`` that the request names must exist and have documents, as for ``/query``. Without one, it uses the
+    default collection, or no documents if that is empty. Raises InvalidRequest, UnknownModel or Unavailable.
     """
     settings = gateway.settings
-    question = last_question(messages, settings.context_questions, settings.max_query_chars)
+    way = follow_ups or settings.default_follow_ups
+    earlier = 0 if way is FollowUps.ALONE else settings.context_questions
+    question = last_question(messages, earlier, settings.max_query_chars)
     if question is None:
         raise InvalidRequest("The conversation has no user message with text.", fields.messages)
     search = body.to_search(question.text, fields.messages, caller.tenant, settings, question.context)
@@ -52,6 +56,7 @@ def conversation_query(
         schema_field=fields.schema,
         sampling=sampling,
         documents_optional=body.collection is None,
+        rewrite_from=max(1, earlier) if way is FollowUps.REWRITTEN and question.follows else 0,
         order=body.document_order or settings.default_document_order,
         reuse=body.reuse or caller.reuse,
         recompute_share=body.recompute_share,

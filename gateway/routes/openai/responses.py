@@ -34,7 +34,7 @@ async def respond(
     """Answer an input like a chat."""
     body.refuse_unserved()
     sampling = body.sampling(gateway.settings.default_max_tokens)
-    query = conversation_query(body, body.model, body.messages(), _FIELDS, sampling, caller, gateway)
+    query = conversation_query(body, body.model, body.messages(), _FIELDS, sampling, caller, gateway, body.follow_ups)
     run = await start_query(query, gateway, ticket)
     accepted = sampling, query.query_id, query.model, int(run.transcript.arrived_at)
     if body.stream:

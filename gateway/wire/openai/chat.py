@@ -1,7 +1,8 @@
 """Answers in the format of OpenAI's chat endpoint: one object, or chunks of a stream.
 
 In addition to OpenAI's fields, a completion and the first chunk of a stream have ``citations`` and ``partial``, which
-is true if the results of a lost or slow shard of the index are missing.
+is true if the results of a lost or slow shard of the index are missing. ``rewriting`` is what became of a follow-up
+that was to be rewritten; null otherwise.
 """
 
 from typing import Literal
@@ -12,6 +13,7 @@ from gateway.wire import events
 from gateway.wire.logprobs import ScoredToken
 from gateway.wire.openai.stream_record import StreamRecord
 from gateway.wire.reply import Citation, Reply, Usage
+from gateway.wire.rewriting import Rewriting
 from protocol.generation import FinishReason
 
 
@@ -50,6 +52,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     citations: tuple[Citation, ...]
     partial: bool = False
+    rewriting: Rewriting | None = None
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -79,6 +82,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     citations: tuple[Citation, ...] | msgspec.UnsetType = msgspec.UNSET
     partial: bool | msgspec.UnsetType = msgspec.UNSET
+    rewriting: Rewriting | msgspec.UnsetType | None = msgspec.UNSET
 
 
 def chat_completion(reply: Reply) -> ChatCompletion:
@@ -92,6 +96,7 @@ def chat_completion(reply: Reply) -> ChatCompletion:
         usage=reply.usage,
         citations=reply.citations,
         partial=reply.partial,
+        rewriting=reply.rewriting,
     )
 
 
@@ -119,7 +124,8 @@ class ChatChunks:
         self._opened = True
         first = self._chunk(Delta(role="assistant", content=""))
         citations = tuple(self._record.citations)
-        return [msgspec.structs.replace(first, citations=citations, partial=self._record.partial)]
+        record = self._record
+        return [msgspec.structs.replace(first, citations=citations, partial=record.partial, rewriting=record.rewriting)]
 
     def _closing(self, completed: events.QueryCompleted) -> list[ChatChunk]:
         last = self._chunk(Delta(), completed.response.finish_reason, self._record.left(completed))

@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from gateway.wire.openai.conversation_fields import ConversationFields
 from gateway.wire.openai.messages import ASKS, ChatTurn
 from gateway.wire.openai.parameters import OpenAIBody
 from gateway.wire.openai.response_format import ResponseFormat
@@ -12,8 +13,8 @@ from protocol.errors import InvalidRequest
 from protocol.generation import Sampling
 
 
-class ChatBody(StreamFields, OpenAIBody, AnswerBody, SamplingFields):
-    """OpenAI's chat request, plus the fields of ``AnswerBody`` and vLLM's sampling parameters."""
+class ChatBody(StreamFields, OpenAIBody, AnswerBody, ConversationFields, SamplingFields):
+    """OpenAI's chat request, plus our fields of an answer and of a conversation, and vLLM's sampling parameters."""
 
     model: str = Field(min_length=1)
     messages: list[ChatTurn] = Field(min_length=1, json_schema_extra=ASKS)

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from gateway.wire.openai.conversation_fields import ConversationFields
 from gateway.wire.openai.messages import ChatTurn, ContentPart
 from gateway.wire.openai.parameters import OpenAIBody
 from gateway.wire.openai.response_format import JsonObject, NamedSchema, PlainText
@@ -49,7 +50,7 @@ class InputItem(BaseModel):
         return ChatTurn(role=self.role, content=self.content).to_protocol(param, _TEXT_PARTS)
 
 
-class ResponseBody(OpenAIBody, AnswerBody, SamplingFields):
+class ResponseBody(OpenAIBody, AnswerBody, ConversationFields, SamplingFields):
     """A request for one response, without tools and without state on the server."""
 
     model: str = Field(min_length=1)

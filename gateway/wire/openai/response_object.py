@@ -7,6 +7,7 @@ import msgspec
 from gateway.wire.logprobs import ScoredToken
 from gateway.wire.openai.response_body import ResponseBody
 from gateway.wire.reply import Citation, Reply
+from gateway.wire.rewriting import Rewriting
 from protocol.errors import RagtreeError
 from protocol.generation import Sampling
 
@@ -76,9 +77,10 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
 
 
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
-    """A response. ``output`` is empty until it has ended. In addition to OpenAI's fields, ``partial`` is as in a chat.
+    """A response. ``output`` is empty until it has ended.
 
-    ``text`` repeats the format of the request.
+    In addition to OpenAI's fields, ``partial`` and ``rewriting`` are as in a chat. ``text`` repeats the format of the
+    request.
     """
 
     id: str
@@ -103,6 +105,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
     partial: bool = False
+    rewriting: Rewriting | None = None
 
 
 def begun(body: ResponseBody, sampling: Sampling, query_id: str, model: str, created_at: int) -> ResponseObject:
@@ -137,6 +140,7 @@ def ended(response: ResponseObject, reply: Reply) -> ResponseObject:
             reply.usage.total_tokens,
         ),
         partial=reply.partial,
+        rewriting=reply.rewriting,
     )
 
 

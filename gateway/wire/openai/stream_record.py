@@ -5,6 +5,7 @@ import msgspec
 from gateway.wire import events
 from gateway.wire.logprobs import ScoredToken
 from gateway.wire.reply import Citation
+from gateway.wire.rewriting import Rewriting
 
 
 class StreamRecord:
@@ -13,6 +14,7 @@ class StreamRecord:
     def __init__(self) -> None:
         self.citations: list[Citation] = []
         self.partial = False
+        self.rewriting: Rewriting | None = None
         self._created: events.QueryCreated | None = None
         self._scored = 0
 
@@ -29,6 +31,7 @@ class StreamRecord:
                 self._created = event
             case events.RetrievalCompleted():
                 self.partial = event.partial
+                self.rewriting = event.rewriting
             case events.AnnotationAdded():
                 self.citations.append(event.annotation)
             case events.OutputTextDelta(logprobs=tuple() as tokens):

@@ -116,6 +116,12 @@ def test_the_preamble_opens_the_users_turn_and_belongs_to_what_never_changes(fol
     assert read(prompt.token_ids).endswith("\n\nFirst.\n\nWhy?<|end|>\n<|start|>assistant\n")
 
 
+def test_a_prompt_that_asks_for_no_answer_from_documents_may_leave_the_preamble_out(folder, read):
+    layout = SegmentLayout(ModelTokenizer(folder), SYSTEM, 1000, "Read all of them.")
+    prompt = layout.lay_out([user("Why?")], [], 1, preamble=False)
+    assert prompt == SegmentLayout(ModelTokenizer(folder), SYSTEM, 1000).lay_out([user("Why?")], [], 1)
+
+
 def test_documents_stand_in_front_of_the_first_turn(layout, read):
     turns = [user("Hello"), ChatMessage("assistant", "Hi"), user("Why?")]
     prompt = layout.lay_out(turns, [document("Doc.")], 1)

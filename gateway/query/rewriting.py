@@ -1,0 +1,79 @@
+"""Rewriting a follow-up by the model, before its search."""
+
+import time
+
+import structlog
+
+from gateway.query.attempt import Attempt
+from gateway.query.context import QueryContext
+from gateway.search.stand_alone import question_in, rewriting_prompt, rewriting_sampling
+from gateway.wire.rewriting import RewriteFailure, Rewriting
+from protocol.errors import DeadlineExceeded, RagtreeError
+from protocol.generation import FinishReason
+from protocol.plans import AdmissionRequest, Reuse
+from protocol.retrieval import SearchRequest
+
+log = structlog.get_logger(__name__)
+
+
+class FollowUpRewriter:
+    """Makes a question that stands alone of one query's follow-up. The generation is admitted like any other.
+
+    It may take ``rewrite_timeout_s``, its wait in the queue included, and ``rewrite_max_tokens``.
+    """
+
+    def __init__(self, context: QueryContext) -> None:
+        self._context = context
+        self._tokens = 0
+        self._text = ""
+        self._finish_reason: FinishReason | None = None
+
+    async def search(self) -> SearchRequest:
+        """The search for the query's documents: for the rewritten question, if it was to be and could be rewritten.
+
+        Never raises an error of the parts: a query that they cannot serve fails at its own admission.
+        """
+        query = self._context.query
+        if query.rewrite_from == 0:
+            return query.search
+        began_ms = self._context.timeline.now_ms()
+        failure = await self._failure()
+        question = None if failure is not None else question_in(self._text)
+        elapsed_ms = self._context.timeline.now_ms() - began_ms
+        rewriting = Rewriting(
+            "done" if failure is None else "failed", failure, question, elapsed_ms, self._tokens
+        )  # fmt: skip
+        self._context.transcript.rewritten(rewriting, began_ms)
+        self._context.metrics.rewritten(rewriting)
+        return query.search if question is None else query.search.asking(question)
+
+    async def _failure(self) -> RewriteFailure | None:
+        context = self._context
+        try:
+            # If the query's own time is up first, the search says so.
+            await context.deadline.wait(self._generate(), context.settings.rewrite_timeout_s)
+        except DeadlineExceeded:
+            return RewriteFailure.TIMEOUT
+        except RagtreeError as error:
+            log.warning("follow_up_not_rewritten", query_id=context.query.query_id, error=str(error))
+            return RewriteFailure.FAILED
+        if self._finish_reason != "stop":
+            return RewriteFailure.TOO_LONG
+        return None if question_in(self._text) else RewriteFailure.EMPTY
+
+    async def _generate(self) -> None:
+        context, query = self._context, self._context.query
+        sampling = rewriting_sampling(context.settings.rewrite_max_tokens)
+        conversation = rewriting_prompt(query.messages, query.rewrite_from)
+        prompt = context.parts.layout.lay_out(conversation, (), sampling.max_tokens, preamble=False)
+        attempt = Attempt(query.query_id, rewriting=True)
+        request = AdmissionRequest(attempt.plan_id, query.namespace, prompt, time.time(), reuse=Reuse.EXACT)
+        with context.lease(attempt) as lease:
+            plan = await lease.admit(context.parts.controller.admit(request))
+            async for step in context.stream(lease, plan, sampling):
+                if step.prefill is not None:
+                    self._tokens += step.prefill.prompt_tokens
+                self._tokens += step.tokens
+                self._text += step.text
+                self._finish_reason = step.finish_reason
+            lease.completed()

@@ -1,0 +1,15 @@
+"""How the last question of a conversation is searched."""
+
+from enum import StrEnum
+
+
+class FollowUps(StrEnum):
+    """What a follow-up is searched with.
+
+    ``alone``: with itself. ``joined``: with the questions before it. ``rewritten``: with a question that the model
+    makes of it and of what was said before; where that fails, as ``joined``.
+    """
+
+    ALONE = "alone"
+    JOINED = "joined"
+    REWRITTEN = "rewritten"
