@@ -11,11 +11,23 @@ FinishReason = Literal["stop", "length", "ended"]
 """Why an answer ended: a stop token, its length limit, or the end of an unneeded speculation."""
 
 
+class RepetitionDetection(msgspec.Struct, frozen=True):
+    """When an answer loops: it ends in the same tokens ``min_count`` times in a row.
+
+    The repeated sequence has from ``min_pattern_size`` to ``max_pattern_size`` tokens.
+    """
+
+    max_pattern_size: int = 128
+    min_pattern_size: int = 8
+    min_count: int = 3
+
+
 class Sampling(msgspec.Struct, frozen=True):
     """How to choose tokens: greedy at temperature 0. ``max_tokens`` limits the answer, ``stop`` strings end it.
 
     ``top_p``, ``top_k`` and ``min_p`` leave out unlikely tokens; 0 ``top_k`` leaves out none. The penalties are vLLM's.
     ``logit_bias`` is added to the logits of tokens, by id. The answer follows ``json_schema``, a schema as JSON text.
+    With ``repetition_detection``, an answer that loops ends.
     With ``ignore_eos``, the model's own end of an answer does not end it: then all answers are equally long.
     With ``logprobs``, each step has its tokens and the natural logarithms of their probabilities, and those of so many
     ``alternatives``.
@@ -29,6 +41,7 @@ class Sampling(msgspec.Struct, frozen=True):
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    repetition_detection: RepetitionDetection | None = None
     logit_bias: dict[int, float] = {}
     seed: int | None = None
     stop: tuple[str, ...] = ()

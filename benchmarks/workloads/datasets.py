@@ -24,13 +24,17 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A question, the documents that hold its answer, those of its whole context, and its right ``answers``."""
+    """A question, the documents that hold its answer, those of its whole context, and its right ``answers``.
+
+    ``lang`` is its language, where the set says so.
+    """
 
     qid: str
     question: str
     gold_doc_ids: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
     ctx_doc_ids: tuple[str, ...] = ()
+    lang: str = ""
 
 
 class Questions(Protocol):

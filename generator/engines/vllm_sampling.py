@@ -20,7 +20,9 @@ def sampling_params(sampling: Sampling) -> "SamplingParams":
     """The vLLM parameters for a sampling. Each output has only the tokens since the last one. Raises InvalidRequest."""
     from vllm import SamplingParams
     from vllm.exceptions import VLLMValidationError
-    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+    from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, StructuredOutputsParams
+
+    loops = sampling.repetition_detection
 
     try:
         return SamplingParams(
@@ -32,6 +34,11 @@ def sampling_params(sampling: Sampling) -> "SamplingParams":
             frequency_penalty=sampling.frequency_penalty,
             presence_penalty=sampling.presence_penalty,
             repetition_penalty=sampling.repetition_penalty,
+            repetition_detection=(
+                None
+                if loops is None
+                else RepetitionDetectionParams(loops.max_pattern_size, loops.min_pattern_size, loops.min_count)
+            ),
             logit_bias=sampling.logit_bias or None,
             seed=sampling.seed,
             stop=list(sampling.stop) or None,

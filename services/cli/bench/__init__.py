@@ -10,6 +10,7 @@ from services.cli.bench.follow_ups import follow_ups
 from services.cli.bench.orders import orders
 from services.cli.bench.overhead import overhead
 from services.cli.bench.policies import policies
+from services.cli.bench.prompts import prompts
 from services.cli.bench.recall import recall
 from services.cli.bench.reorder import reorder
 from services.cli.bench.replay import replay
@@ -46,6 +47,7 @@ for command in (
     reorder,
     sustained,
     orders,
+    prompts,
 ):
     app.command()(command)
 app.command("all")(all_benchmarks)
