@@ -60,6 +60,7 @@ BENCHMARKS = (
         _SQUAD,
     ),
     Benchmark("orders", "--questions 24 --topic-questions 12", _SQUAD),
+    Benchmark("prompts", "--questions 4 --max-tokens 64", ("squad", "nq_gold", "rgb", "dragonball")),
     Benchmark(
         "reorder",
         "--part-tokens 200 --kv-tokens 5824 --host-gib 0.25 --questions 2500 "

@@ -102,6 +102,12 @@ KEY_FIGURES = {
         Figure("mean TTFT, {}, {}", "rows[set,order].mean_ttft_ms", "ms"),
         Figure("F1, {}, {}", "rows[set,order].f1"),
     ),
+    "prompts": (
+        Figure("F1 with refusals, {}, {}, {}", "rows[set,prompt,sampling].score"),
+        Figure("answerable questions refused, {}, {}, {}", "rows[set,prompt,sampling].refused_answerable", "%"),
+        Figure("unanswerable questions refused, {}, {}, {}", "rows[set,prompt,sampling].refused_unanswerable", "%"),
+        Figure("answers that loop, {}, {}, {}", "rows[set,prompt,sampling].looping", "%"),
+    ),
     "reorder": (
         Figure("mean TTFT, first come over reordered, all loads", "ttft_ratio", "x"),
         Figure("mean TTFT, first come over reordered, load {}", "rows[load].ttft_ratio", "x"),

@@ -12,6 +12,7 @@ from benchmarks.exactness import ExactnessResult
 from benchmarks.follow_ups.benchmark import FollowUpResult
 from benchmarks.orders import OrdersResult
 from benchmarks.overhead import OverheadResult
+from benchmarks.prompts.benchmark import PromptsResult
 from benchmarks.recall import RecallResult
 from benchmarks.reorder import ReorderResult
 from benchmarks.replay.results import ReplayResult
@@ -43,6 +44,7 @@ RESULTS = {
     "exactness": ExactnessResult,
     "sustained": SustainedResult,
     "orders": OrdersResult,
+    "prompts": PromptsResult,
     "reorder": ReorderResult,
     "speculation": SpeculationReport,
     "overhead": OverheadResult,
