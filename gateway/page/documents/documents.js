@@ -15,8 +15,8 @@ export class Documents {
     this.name = byId("new-collection");
     this.nameNote = byId("new-collection-note");
     this.timer = 0;
-    this.stored = new Stored(keys, (collection) => this.changed(collection));
-    this.uploads = new Uploads(keys, (collection) => this.changed(collection));
+    this.stored = new Stored(keys, () => this.changed());
+    this.uploads = new Uploads(keys, () => this.changed());
     new DropZone(byId("documents"), (files, folders) => this.add(files, folders));
     this.chosen.addEventListener("change", () => {
       this.choose();
@@ -61,11 +61,11 @@ export class Documents {
   }
 
   /** Load what an upload or a deletion has changed. Many may come at once. */
-  changed(collection) {
+  changed() {
     clearTimeout(this.timer);
     this.timer = setTimeout(async () => {
       await this.collections.load();
-      if (collection === this.stored.collection) this.stored.refresh();
+      this.stored.refresh();
     }, REFRESH_MS);
   }
 }

@@ -118,7 +118,7 @@ export class Stored {
     }
     row.busy(false);
     this.gone(row);
-    return this.onDeleted(collection);
+    return this.onDeleted();
   }
 
   /** Take a row off the page, and move the focus on if it was there. */

@@ -8,7 +8,7 @@ import { Row } from "./row.js";
 import { Upload } from "./upload.js";
 
 export class Uploads {
-  /** `onStored` is called with the collection when it has changed. */
+  /** `onStored` is called when a collection has changed. */
   constructor(keys, onStored) {
     this.onStored = onStored;
     this.list = byId("uploads");
@@ -43,7 +43,7 @@ export class Uploads {
     const row = this.rows.get(upload);
     const ended = upload.ended && row.root.dataset.state !== upload.state;
     row.show();
-    if (ended && upload.job) this.onStored(upload.collection);
+    if (ended && upload.job) this.onStored();
     this.sum(upload);
   }
 
