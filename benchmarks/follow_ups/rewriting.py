@@ -41,5 +41,5 @@ class ModelRewriter:
         began = time.perf_counter()
         made = await generate(self._engine, PrefillPlan(uuid4().hex, INSTANCE, _NAMESPACE, prompt), sampling)
         ms = 1000 * (time.perf_counter() - began)
-        ended = made.tokens < sampling.max_tokens
-        return Rewrite(tuple(asked), (question_in(made.text) or None) if ended else None, ms)
+        question = question_in(made.text) if made.finish_reason == "stop" else None
+        return Rewrite(tuple(asked), question or None, ms)

@@ -14,7 +14,7 @@ from generator.engines.vllm_engine import VllmEngine
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings, KvSettings
 from protocol.errors import EngineDied
-from protocol.generation import PrefillResult, Sampling, TokenLogprob
+from protocol.generation import FinishReason, PrefillResult, Sampling, TokenLogprob
 from protocol.kv import LostCopy
 from protocol.plans import PrefillPlan
 
@@ -33,7 +33,7 @@ def kv_cache_of(tokens: int) -> dict[str, int]:
 class Generation(msgspec.Struct, frozen=True):
     """Result of one plan: milliseconds to the first token, the prefill, and the answer.
 
-    ``tokens`` counts the answer's tokens. ``unwritten`` is that of the last step.
+    ``tokens`` counts the answer's tokens. ``unwritten`` and ``finish_reason`` are those of the last step.
     """
 
     ttft_ms: float
@@ -42,6 +42,7 @@ class Generation(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...]
     tokens: int = 0
     unwritten: tuple[LostCopy, ...] | None = None
+    finish_reason: FinishReason | None = None
 
 
 async def generate(
@@ -55,6 +56,7 @@ async def generate(
     first_s: float | None = None
     prefill: PrefillResult | None = None
     unwritten: tuple[LostCopy, ...] | None = None
+    finish_reason: FinishReason | None = None
     text = ""
     tokens = 0
     chosen: list[TokenLogprob] = []
@@ -69,9 +71,10 @@ async def generate(
             tokens += step.tokens
             chosen += step.logprobs
             unwritten = step.unwritten
+            finish_reason = step.finish_reason
     if first_s is None or prefill is None:
         raise EngineDied("the stream ended without a token")
-    return Generation(first_s * 1000, prefill, text, tuple(chosen), tokens, unwritten)
+    return Generation(first_s * 1000, prefill, text, tuple(chosen), tokens, unwritten, finish_reason)
 
 
 class EngineMaker:

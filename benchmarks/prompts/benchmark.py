@@ -9,18 +9,17 @@ Limits: one model. Its words decide what counts as a refusal. F1 prefers short a
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
 from itertools import zip_longest
 from uuid import uuid4
 
 import msgspec
 
-from benchmarks.measuring.engines import INSTANCE, EngineMaker
+from benchmarks.measuring.engines import INSTANCE, EngineMaker, generate
 from benchmarks.measuring.progress import Progress
 from benchmarks.prompts.questions import AskedQuestion
 from benchmarks.prompts.rows import ALL, Given, PromptRow, rows_of
 from benchmarks.prompts.ways import CONFIGURED, GREEDY, SAMPLINGS, SYSTEM_PROMPTS, Way
-from generator.engines.engine import Engine
+from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import Sampling
 from protocol.parts import PromptLayout
 from protocol.plans import PrefillPlan
@@ -116,7 +115,7 @@ class PromptsBenchmark:
                         self._given[name][way].append(answer)
                 self._progress(_ASKING, begin + len(handful), len(questions))
 
-    async def _answers(self, engine: Engine, question: AskedQuestion) -> dict[Way, Given]:
+    async def _answers(self, engine: VllmEngine, question: AskedQuestion) -> dict[Way, Given]:
         prompts = {name: self._laid_out(text, name, question) for name, text in self._texts.items()}
 
         async def answer(way: Way) -> tuple[Way, Given]:
@@ -135,12 +134,6 @@ class PromptsBenchmark:
         return self._layout.lay_out(messages, question.chunks, self._settings.max_tokens)
 
 
-async def _given(engine: Engine, prompt: Prompt, sampling: Sampling) -> Given:
-    plan = PrefillPlan(uuid4().hex, INSTANCE, _NAMESPACE, prompt)
-    text, tokens, cut = "", 0, False
-    async with aclosing(engine.stream(plan, sampling)) as steps:
-        async for step in steps:
-            text += step.text
-            tokens += step.tokens
-            cut = step.finish_reason == "length"
-    return Given(text, tokens, cut)
+async def _given(engine: VllmEngine, prompt: Prompt, sampling: Sampling) -> Given:
+    answer = await generate(engine, PrefillPlan(uuid4().hex, INSTANCE, _NAMESPACE, prompt), sampling)
+    return Given(answer.text, answer.tokens, answer.finish_reason == "length")

@@ -1,6 +1,7 @@
 """Rewriting a follow-up by the model, before its search."""
 
 import time
+from typing import Literal
 
 import structlog
 
@@ -40,9 +41,8 @@ class FollowUpRewriter:
         failure = await self._failure()
         question = None if failure is not None else question_in(self._text)
         elapsed_ms = self._context.timeline.now_ms() - began_ms
-        rewriting = Rewriting(
-            "done" if failure is None else "failed", failure, question, elapsed_ms, self._tokens
-        )  # fmt: skip
+        status: Literal["done", "failed"] = "done" if failure is None else "failed"
+        rewriting = Rewriting(status, failure, question, elapsed_ms, self._tokens)
         self._context.transcript.rewritten(rewriting, began_ms)
         self._context.metrics.rewritten(rewriting)
         return query.search if question is None else query.search.asking(question)

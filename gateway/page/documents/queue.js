@@ -5,7 +5,6 @@ import { numbered } from "./names.js";
 
 const AT_ONCE = 2;
 const MOST_REFUSALS = 5;
-const OVER = new Set(["stored", "unchanged", "failed"]);
 
 export class Queue {
   /** `changed` is called with an upload, `removed` with one that leaves the list, `unauthorised` with the problem. */
@@ -30,7 +29,7 @@ export class Queue {
       const twins = upload.batch ? [] : this.twins(upload);
       // The file is chosen again, perhaps in a better version.
       for (const twin of twins.filter(({ state }) => state === "failed")) this.remove(twin);
-      if (twins.some(({ state }) => !OVER.has(state))) upload.enter("doubled");
+      if (twins.some(({ ended }) => !ended)) upload.enter("doubled");
       this.uploads.push(upload);
       this.changed(upload);
     }

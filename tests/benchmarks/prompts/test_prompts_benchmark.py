@@ -8,7 +8,7 @@ import pytest
 from benchmarks.prompts.benchmark import PromptsBenchmark, PromptsSettings
 from benchmarks.prompts.questions import AskedQuestion
 from benchmarks.prompts.ways import CONFIGURED, GREEDY, Way, ways_of
-from protocol.generation import GenerationStep
+from protocol.generation import GenerationStep, PrefillResult
 from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.retrieval import Chunk
 
@@ -16,6 +16,7 @@ CHUNK = Chunk("c", "c", "c", 0, "The fox is red.", "c")
 FOX = AskedQuestion("What is red?", (CHUNK,), ("fox",))
 BEAR = AskedQuestion("What is brown?", (CHUNK,), ())
 WAYS = ways_of(["brief"], ["frequency 0.5"])
+PREFILL = PrefillResult(10, 0, 1.0)
 
 
 class Layout:
@@ -42,19 +43,19 @@ class Engines:
         system, question = plan.prompt.segments[0].key.split("|")
         if sampling.max_tokens == 1:
             self.firsts.append(system)
-            yield GenerationStep("x", 1, finish_reason="length")
+            yield GenerationStep("x", 1, PREFILL, finish_reason="length")
             return
         self.asked.append((system, question, sampling.frequency_penalty))
         if self.broken_after is not None and len(self.asked) > self.broken_after:
             raise asyncio.CancelledError
         if question == FOX.text:
-            yield GenerationStep("the fox", 2, finish_reason="stop")
+            yield GenerationStep("the fox", 2, PREFILL, finish_reason="stop")
         elif system != CONFIGURED:
-            yield GenerationStep("I do not know.", 4, finish_reason="stop")
+            yield GenerationStep("I do not know.", 4, PREFILL, finish_reason="stop")
         elif sampling.frequency_penalty:
-            yield GenerationStep("A bear.", 2, finish_reason="stop")
+            yield GenerationStep("A bear.", 2, PREFILL, finish_reason="stop")
         else:
-            yield GenerationStep("a bear a bear " * 5, 20)
+            yield GenerationStep("a bear a bear " * 5, 20, PREFILL)
             yield GenerationStep("", 0, finish_reason="length")
 
 
