@@ -24,8 +24,8 @@ SLOW = {
 TERMINAL = {"query.completed", "query.incomplete", "query.failed"}
 # A second of prefill, and a few seconds of answer.
 LONG = {"query": "What has Ruritania?", "collection": "long", "top_k": 1, "max_tokens": 60}
-# Several seconds of prefill: a query that comes later than another still finds none of its document cached.
-SLOW_PREFILL = {**LONG, "collection": "slow", "max_tokens": 4}
+# Six seconds of prefill: a query that comes seconds after another still runs beside it, and finds nothing cached.
+SLOW_PREFILL = {**LONG, "collection": "slow", "top_k": 3, "max_tokens": 4}
 # One instance, and another under load.
 SCALING = {
     "RAGTREE_GENERATOR__FAKE__PREFILL_TOKENS_PER_S": "20000",
@@ -58,7 +58,7 @@ def two_instances(start_stack):
     stack = start_stack(SLOW, "replicas")
     hills = "Ruritania has hills, and castles, and one railway."
     stack.ingest("long", {"ruritania": " ".join([hills] * 12)})
-    stack.ingest("slow", {"ruritania": " ".join([hills] * 40)})
+    stack.ingest("slow", {f"ruritania-{n}": " ".join([f"{n}: {hills}"] * 20) for n in range(SLOW_PREFILL["top_k"])})
     until(lambda: instances(stack) == 2)
     return stack
 
