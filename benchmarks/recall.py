@@ -14,13 +14,11 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-import ir_measures
 import msgspec
-from ir_measures import R, nDCG
 
 from benchmarks.measuring.exact_search import ExactSearch
 from benchmarks.measuring.progress import Progress
-from benchmarks.measuring.rankings import trec_gold, trec_run
+from benchmarks.measuring.rankings import mean_recall_and_gain
 from benchmarks.measuring.statistics import percentile
 from benchmarks.workloads.corpus_store import ingest_corpus, search_corpus
 from benchmarks.workloads.datasets import Dataset, Question
@@ -94,7 +92,8 @@ class RecallBenchmark:
                 found, times = await self._ask(asked, searches)
         finally:
             await retriever.close()
-        scores = {name: _scores(asked, documents_of) for name, documents_of in found.items()}
+        gold = [question.gold_doc_ids for question in asked]
+        scores = {name: mean_recall_and_gain(gold, documents_of) for name, documents_of in found.items()}
         return RecallResult(
             dataset=dataset.name,
             documents=documents,
@@ -129,11 +128,3 @@ def _search_of(retriever: Retriever, dataset: Dataset, kind: SearchKind) -> Sear
         return [chunk.document_id for chunk in found.docs]
 
     return search
-
-
-def _scores(questions: Sequence[Question], found: Sequence[Sequence[str]]) -> tuple[float, float]:
-    """Recall@5 and nDCG@10, means over the questions."""
-    gold = trec_gold(question.gold_doc_ids for question in questions)
-    recall = ir_measures.calc_aggregate([R @ 5], gold, trec_run(documents[:5] for documents in found))[R @ 5]
-    gain = ir_measures.calc_aggregate([nDCG @ 10], gold, trec_run(found))[nDCG @ 10]
-    return recall, gain

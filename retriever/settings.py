@@ -1,8 +1,8 @@
 """The retriever's configuration."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from protocol.retrieval import SearchKind
 
@@ -18,11 +18,18 @@ class SentenceTransformerSettings(BaseModel):
     model: str | None = Field(None, description="Model folder or Hugging Face id; default: the bundled MiniLM.")
     revision: str | None = Field(None, description="Revision of the model on the hub.")
     device: str = Field("cpu", description="Device that runs the model.")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="auto: bfloat16 if the processor supports it in hardware, else float32."
+    dtype: Literal["auto", "float32", "bfloat16", "int8"] = Field(
+        "auto",
+        description="Type of the weights. int8 is the fastest on a CPU. auto: int8 on a CPU if the model allows it.",
     )
     max_sequence: int = Field(512, gt=2, description="Longest text in tokens, special tokens included.")
-    batch_tokens: int = Field(512, gt=0, description="Tokens embedded at once, padding included. Raise it for a GPU.")
+    batch_tokens: int = Field(2048, gt=0, description="Tokens embedded at once, padding included. Raise it for a GPU.")
+
+    @model_validator(mode="after")
+    def _int8_on_a_cpu(self) -> Self:
+        if self.dtype == "int8" and self.device != "cpu":
+            raise ValueError("dtype int8 needs device cpu")
+        return self
 
 
 class OpenAISettings(BaseModel):
@@ -177,7 +184,7 @@ class IngestSettings(BaseModel):
 
     model_config = _FIXED
 
-    group_documents: int = Field(64, gt=0, description="Largest number of documents in a group.")
+    group_documents: int = Field(512, gt=0, description="Largest number of documents in a group.")
     group_bytes: int = Field(
         256 * 1024, gt=0, description="Largest size of a group, unless a single document is larger."
     )

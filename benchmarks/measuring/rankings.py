@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 import ir_measures
+from ir_measures import R, nDCG
 
 
 def trec_run(found: Iterable[Sequence[str]]) -> dict[str, dict[str, float]]:
@@ -26,3 +27,11 @@ def scores_of_ranking(
         return dict.fromkeys(measures, 0.0)
     scored = ir_measures.calc_aggregate(measures, trec_gold([gold]), trec_run([found]))
     return {measure: float(scored[measure]) for measure in measures}
+
+
+def mean_recall_and_gain(gold: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> tuple[float, float]:
+    """Return recall@5 and nDCG@10, means over the questions. A question's lists of documents have the same place."""
+    judged = trec_gold(gold)
+    recall = ir_measures.calc_aggregate([R @ 5], judged, trec_run(documents[:5] for documents in found))[R @ 5]
+    gain = ir_measures.calc_aggregate([nDCG @ 10], judged, trec_run(found))[nDCG @ 10]
+    return recall, gain

@@ -50,6 +50,7 @@ BENCHMARKS = (
     Benchmark("policies", "--requests 4000", trace=("ragpulse", "trace_ragpulse"), draws=True),
     Benchmark("retrieval", "--vectors 50000 --nlist 256 --queries 40"),
     Benchmark("recall", "--questions 300", _SQUAD),
+    Benchmark("ingestion", "--one-in 80 --rounds 1 --questions 100", _SQUAD),
     Benchmark("follow-ups", ""),
     Benchmark("tiers", "--rounds 3"),
     Benchmark("compose", "--questions 12 --shares 0.2 --rounds 3", _SQUAD),

@@ -43,6 +43,11 @@ KEY_FIGURES = {
         Figure("search time, {}, median", "search_p50_ms.*", "ms"),
         Figure("documents", "documents"),
     ),
+    "ingestion": (
+        Figure("documents a second, {}", "rows[dtype].documents_per_s"),
+        Figure("recall@5, {}", "rows[dtype].recall_at_5"),
+        Figure("search time, {}, median", "rows[dtype].search_p50_ms", "ms"),
+    ),
     "follow-ups": (
         Figure("a {} finds its answer among five chunks, {}", "rows[kind,way].found_at_5"),
         Figure("rewriting a follow-up, median", "rewriting.p50_ms", "ms"),

@@ -4,22 +4,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import structlog
+import torch
 from blake3 import blake3
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 
 from protocol.errors import ConfigError
 from retriever.embedding.base import Vector, unit_rows
+from retriever.embedding.int8_network import ConversionError, Int8Network
 from retriever.settings import SentenceTransformerSettings
 
+_log = structlog.get_logger(__name__)
 _QUERY_PADDING = 16
-"""In bfloat16, queries are padded to a multiple of this, because each new length compiles new kernels."""
+"""Queries are padded to a multiple of this, because each new length compiles new kernels. In float32 they are not: the
+padding takes longer."""
 
 _WEIGHTS_AND_CONFIG = ("*.json", "*.txt", "*.safetensors", "*.bin")
 
 
 class SentenceTransformerEmbedder:
     """Runs a model of the sentence-transformers library, with the prompts that the model prescribes.
+
+    OpenVINO computes the model's network in 8-bit integers on a CPU, otherwise torch in bfloat16 or float32.
 
     Raises ConfigError if the model cannot be loaded or its tokenizer does not report offsets.
     """
@@ -30,8 +37,7 @@ class SentenceTransformerEmbedder:
         # Only the folder's name is public, not its path.
         self.name = _public_name(settings.model)
         self._batch_tokens = settings.batch_tokens
-        dtype = _fastest_dtype(settings.device) if settings.dtype == "auto" else settings.dtype
-        self._model = _load(name, settings, dtype)
+        self._model = _load(name, settings)
         dimension = self._model.get_embedding_dimension()
         if not dimension:
             raise ConfigError(f"{name} does not report the dimension of its vectors")
@@ -39,13 +45,15 @@ class SentenceTransformerEmbedder:
         self.tokenizer = _counting_tokenizer(self._model, name)
         sequence = _sequence_length(self._model, settings.max_sequence)
         self._model.max_seq_length = sequence
+        self._network = _int8_network(self._model, settings)
         prompts = [prompt for prompt in self._model.prompts.values() if prompt]
         prompt_tokens = max((len(self.tokenizer.encode(p, add_special_tokens=False).ids) for p in prompts), default=0)
         self.max_tokens = sequence - self.tokenizer.num_special_tokens_to_add(is_pair=False) - prompt_tokens
         # The dtype is not part of it: it changes vectors too little to matter, and a store may move between machines.
         self.fingerprint = f"sentence-transformers:{_weights_hash(name, settings.revision)}:{sequence}"
         # Padding must not exceed the model's positions.
-        pads = dtype == "bfloat16" and sequence % _QUERY_PADDING == 0
+        pads = self._model.dtype != torch.float32 or self._network is not None
+        pads = pads and sequence % _QUERY_PADDING == 0
         self._padding = {"text": {"pad_to_multiple_of": _QUERY_PADDING}} if pads else {}
         # The library initializes its tokenizer in the first call, which is not thread-safe. With padding, this also
         # compiles the kernels of the usual query lengths.
@@ -60,11 +68,16 @@ class SentenceTransformerEmbedder:
     def embed_documents(self, texts: Sequence[str]) -> Vector:
         """Return the vectors of texts, [n, dimension]."""
         vectors = np.zeros((len(texts), self.dimension), np.float32)
-        for batch in self._batches(texts):
-            chosen = [texts[at] for at in batch]
-            rows = self._model.encode_document(chosen, batch_size=len(batch), show_progress_bar=False)
-            vectors[batch] = np.asarray(rows, np.float32)
+        batches = list(self._batches(texts))
+        # torch computes one batch on all cores.
+        each = self._network.workers.map if self._network else map
+        for batch, rows in zip(batches, each(self._embed, [[texts[at] for at in b] for b in batches]), strict=True):
+            vectors[batch] = rows
         return unit_rows(vectors)
+
+    def _embed(self, batch: list[str]) -> Vector:
+        rows = self._model.encode_document(batch, batch_size=len(batch), show_progress_bar=False)
+        return np.asarray(rows, np.float32)
 
     def _batches(self, texts: Sequence[str]) -> Iterator[list[int]]:
         """Yield batches of texts of similar length, each with up to ``batch_tokens`` tokens including padding.
@@ -92,24 +105,47 @@ def _shipped_model() -> str:
     return str(get_model_path())
 
 
-def _load(name: str, settings: SentenceTransformerSettings, dtype: str) -> SentenceTransformer:
+def _load(name: str, settings: SentenceTransformerSettings) -> SentenceTransformer:
     try:
         return SentenceTransformer(
-            name, device=settings.device, revision=settings.revision, model_kwargs={"dtype": dtype}
+            name, device=settings.device, revision=settings.revision, model_kwargs={"dtype": _torch_dtype(settings)}
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ConfigError(f"the embedding model {name} cannot be loaded: {error}") from error
 
 
-def _fastest_dtype(device: str) -> str:
-    """Return bfloat16 if the processor has instructions for it. Without them it is slower than float32."""
-    if device != "cpu":
-        return "bfloat16"
+def _torch_dtype(settings: SentenceTransformerSettings) -> str:
+    if settings.dtype == "auto":
+        return "float32" if settings.device == "cpu" else "bfloat16"
+    # The conversion to 8 bits starts from float32.
+    return "float32" if settings.dtype == "int8" else settings.dtype
+
+
+def _int8_network(model: SentenceTransformer, settings: SentenceTransformerSettings) -> Int8Network | None:
+    """Replace the network of a model on a CPU, or return None."""
+    if settings.device != "cpu" or settings.dtype not in {"auto", "int8"}:
+        return None
+    try:
+        network = Int8Network(model)
+    except ConversionError as error:
+        if settings.dtype == "int8":
+            raise ConfigError(f"the embedding model cannot run with dtype int8: {error}") from error
+        _log.info("embedding model not converted to int8", reason=str(error))
+        if _has_bfloat16():
+            model.bfloat16()
+        return None
+    # The library computes with this attribute, whoever sets it.
+    model.forward = network.forward
+    return network
+
+
+def _has_bfloat16() -> bool:
+    """Return whether the processor has instructions for bfloat16. Without them it is slower than float32."""
     try:
         processor = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
     except OSError:
-        return "float32"
-    return "bfloat16" if processor & {"amx_bf16", "avx512_bf16"} else "float32"
+        return False
+    return bool(processor & {"amx_bf16", "avx512_bf16"})
 
 
 def _counting_tokenizer(model: SentenceTransformer, name: str) -> Tokenizer:

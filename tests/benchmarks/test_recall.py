@@ -64,7 +64,7 @@ def test_exact_recall_uses_all_inner_products_despite_a_saved_index(tales, tmp_p
         assert recall_of.exact == truth
         assert recall_of.dense < truth - 0.1
         # Three words of a text find it, which an index of few probes does not.
-        assert recall_of.sparse > recall_of.hybrid > recall_of.dense
+        assert recall_of.sparse >= recall_of.hybrid > recall_of.dense
         assert all(0 < gain < 1 for gain in msgspec.structs.astuple(result.ndcg_at_10))
         assert list((tmp_path / "indexes").iterdir())
 

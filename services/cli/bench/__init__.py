@@ -7,6 +7,7 @@ from services.cli.bench.auxiliary import auxiliary
 from services.cli.bench.compose import compose
 from services.cli.bench.exactness import exactness
 from services.cli.bench.follow_ups import follow_ups
+from services.cli.bench.ingestion import ingestion
 from services.cli.bench.orders import orders
 from services.cli.bench.overhead import overhead
 from services.cli.bench.policies import policies
@@ -34,6 +35,7 @@ def bench(context: typer.Context) -> None:
 for command in (
     overhead,
     recall,
+    ingestion,
     follow_ups,
     retrieval,
     speculation,

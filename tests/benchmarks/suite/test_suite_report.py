@@ -10,6 +10,7 @@ from scripted_benchmarks import FACTS
 from benchmarks.compose.rows import ComposeResult
 from benchmarks.exactness import ExactnessResult
 from benchmarks.follow_ups.benchmark import FollowUpResult
+from benchmarks.ingestion import IngestionResult
 from benchmarks.orders import OrdersResult
 from benchmarks.overhead import OverheadResult
 from benchmarks.prompts.benchmark import PromptsResult
@@ -38,6 +39,7 @@ RESULTS = {
     "policies": SweepResult,
     "retrieval": RetrievalResult,
     "recall": RecallResult,
+    "ingestion": IngestionResult,
     "follow-ups": FollowUpResult,
     "tiers": TiersResult,
     "compose": ComposeResult,

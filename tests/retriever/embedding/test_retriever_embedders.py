@@ -111,7 +111,7 @@ def test_query_is_nearest_to_its_answer(embedder):
 def test_query_and_document_of_equal_text_have_equal_vectors(embedder):
     for words in (1, 13, 14, 15, 40):
         text = "the largest city " * words
-        assert float(embedder.embed_query(text) @ embedder.embed_documents([text])[0]) > 0.999
+        assert float(embedder.embed_query(text) @ embedder.embed_documents([text])[0]) > 0.995
 
 
 def test_tokenizer_neither_cuts_nor_pads(embedder):

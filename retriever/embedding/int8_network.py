@@ -1,0 +1,145 @@
+"""The network of a sentence-transformers model in 8-bit integers."""
+
+import os
+import threading
+import warnings
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import torch
+from openvino import opset13 as ops
+from sentence_transformers import SentenceTransformer
+
+from retriever.thread_priorities import lower_priority
+
+_SAMPLES = [
+    "Paris is the capital of France.",
+    "The second text is longer than the first, which is padded to its length.",
+]
+_LEAST_SIMILARITY = 0.98
+"""Cosine of a sample's vectors in 8 bits and in float32. MiniLM has 0.998."""
+_ACTIVATION_GROUP = 128
+"""Activations of this many channels share a scale. Smaller groups are closer to float32, and below 64 slower."""
+_MOST_STREAMS = 8
+
+
+class ConversionError(Exception):
+    """A model's network cannot be used in 8-bit integers."""
+
+
+class Int8Network:
+    """Computes the vectors of a model's texts from their tokens, on a CPU. Thread-safe.
+
+    OpenVINO runs the network as torch traces it. The weights of linear layers have 8 bits and a scale for each output
+    channel. Their inputs are rounded to 8 bits at run time (dynamic quantization). All else keeps its type.
+
+    ``workers`` compute documents, a batch each, at a low priority. Queries are computed beside them by a second copy.
+
+    Raises ConversionError if the model takes more than tokens, cannot be traced, or if its vectors change too much.
+    """
+
+    def __init__(self, model: SentenceTransformer) -> None:
+        sample = model.preprocess(_SAMPLES)
+        _check_inputs(model, set(sample))
+        self._inputs = [name for name, value in sample.items() if isinstance(value, torch.Tensor)]
+        network = _traced(_Positional(model, self._inputs), [sample[name] for name in self._inputs])
+        _round_weights(network)
+        cores = os.cpu_count() or 1
+        streams = min(cores, _MOST_STREAMS)
+        settings = {
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": _ACTIVATION_GROUP,
+            "INFERENCE_NUM_THREADS": cores,
+            "ENABLE_CPU_PINNING": False,
+        }
+        core = ov.Core()
+        self.workers = ThreadPoolExecutor(streams, "retriever-embed", initializer=lower_priority)
+        # The threads that compute inherit the priority of the thread that compiles.
+        self._documents = self.workers.submit(
+            core.compile_model, network, "CPU", {**settings, "NUM_STREAMS": streams}
+        ).result()
+        # A query has so few tokens that conversions to bfloat16 take longer than they save.
+        self._queries = core.compile_model(
+            network, "CPU", {**settings, "NUM_STREAMS": cores, "INFERENCE_PRECISION_HINT": "f32"}
+        )
+        self._requests = threading.local()
+        self._check_vectors(model, sample)
+
+    def forward(self, features: Mapping[str, Any], task: str | None = None, **_: object) -> dict[str, torch.Tensor]:
+        """Return the vectors of a batch, [texts, dimension], in the place of the model's own ``forward``.
+
+        ``features`` holds the tokens of the texts, [texts, tokens].
+        """
+        name = "queries" if task == "query" else "documents"
+        request = getattr(self._requests, name, None)
+        if request is None:
+            request = (self._queries if task == "query" else self._documents).create_infer_request()
+            setattr(self._requests, name, request)
+        (vectors,) = request.infer([features[name].numpy() for name in self._inputs]).values()
+        # The request owns the array, and its next batch overwrites it.
+        return {"sentence_embedding": torch.from_numpy(vectors.copy())}
+
+    def _check_vectors(self, model: SentenceTransformer, sample: Mapping[str, Any]) -> None:
+        with torch.inference_mode():
+            expected = model(dict(sample))["sentence_embedding"]
+        for task in ("query", "document"):
+            vectors = self.forward(sample, task)["sentence_embedding"]
+            similarity = torch.nn.functional.cosine_similarity(expected, vectors).min().item()
+            if not similarity >= _LEAST_SIMILARITY:
+                raise ConversionError(f"in 8 bits, the vectors of its texts change (cosine {similarity:.3f})")
+
+
+def _check_inputs(model: SentenceTransformer, names: set[str]) -> None:
+    if model.get_model_kwargs():
+        raise ConversionError("its network is not the same for queries and documents")
+    if any(getattr(module, "include_prompt", True) is False for module in model):
+        raise ConversionError("its vectors leave out the tokens of the prompt")
+    # Nothing else uses the prompt's length.
+    names = names | {"prompt_length"}
+    for prompt in model.prompts.values():
+        if other := set(model.preprocess(_SAMPLES, prompt=prompt)) - names:
+            raise ConversionError(f"its network takes {', '.join(sorted(other))} besides tokens")
+
+
+class _Positional(torch.nn.Module):
+    """A model whose inputs have positions instead of names, which tracing requires."""
+
+    def __init__(self, model: SentenceTransformer, inputs: list[str]) -> None:
+        super().__init__()
+        self._model = model
+        self._names = inputs
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """Return the vectors, [texts, dimension]."""
+        features: dict[str, Any] = dict(zip(self._names, tensors, strict=True))
+        vectors: torch.Tensor = self._model(features)["sentence_embedding"]
+        return vectors
+
+
+def _traced(network: torch.nn.Module, inputs: list[torch.Tensor]) -> ov.Model:
+    try:
+        # Tracing warns of each branch that depends on a tensor's shape.
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return ov.convert_model(network, example_input=tuple(inputs))
+    except Exception as error:
+        # A model's own code may raise anything while it is traced.
+        raise ConversionError(f"its network cannot be traced: {error}") from error
+
+
+def _round_weights(network: ov.Model) -> None:
+    """Give each linear layer weights of 8 bits and a scale for each output channel."""
+    for layer in network.get_ordered_ops():
+        if layer.get_type_name() != "MatMul":
+            continue
+        weights = layer.input_value(1).get_node()
+        if weights.get_type_name() != "Constant" or len(weights.shape) != 2:
+            continue
+        values = np.asarray(weights.data, np.float32)
+        inputs = 1 if layer.get_attributes()["transpose_b"] else 0
+        scales = np.maximum(np.abs(values).max(axis=inputs, keepdims=True) / 127, np.finfo(np.float32).tiny)
+        rounded = ops.constant(np.rint(values / scales).astype(np.int8))
+        restored = ops.multiply(ops.convert(rounded, "f32"), ops.constant(scales))
+        layer.input(1).replace_source_output(restored.output(0))
