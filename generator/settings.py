@@ -109,9 +109,10 @@ class GeneratorSettings(BaseModel):
         default_factory=dict, description="Further engine arguments of vLLM, by name; they override the options above."
     )
     system_prompt: str = Field(
-        "You answer the user's question from the documents given in front of it. "
-        "If the documents do not hold the answer, say that you do not know.",
-        description="System prompt, in front of the documents.",
+        "Answer the question in one short sentence, from the documents alone. If the documents do not hold the answer, "
+        "reply only: I do not know.",
+        description="System prompt, in front of the documents. The default is the best of seven with the model that "
+        "ships with the stack.",
     )
     preamble: str = Field(
         "The following documents were collected from several sources. Each of them is independent of the others, and "
@@ -120,6 +121,13 @@ class GeneratorSettings(BaseModel):
         "names, numbers and codes exactly as they are written in the documents.",
         description="Text at the start of the user's turn, in front of the documents; may be empty. Some eighty "
         "tokens of it make composed answers better.",
+    )
+    frequency_penalty: float | None = Field(
+        None,
+        ge=-2,
+        le=2,
+        description="Frequency penalty of answers whose request has none, and no JSON schema; by default 0.5 for the "
+        "model that ships with the stack, which repeats itself without it, and 0 for others.",
     )
     kv: KvSettings = Field(KvSettings(), description="Storage of documents' KV.")
     fake: FakeEngineSettings = Field(FakeEngineSettings(), description="Speeds of the fake engine.")

@@ -26,6 +26,7 @@ class Sampling(msgspec.Struct, frozen=True):
     """How to choose tokens: greedy at temperature 0. ``max_tokens`` limits the answer, ``stop`` strings end it.
 
     ``top_p``, ``top_k`` and ``min_p`` leave out unlikely tokens; 0 ``top_k`` leaves out none. The penalties are vLLM's.
+    Without a ``frequency_penalty``, the engine has that of its model.
     ``logit_bias`` is added to the logits of tokens, by id. The answer follows ``json_schema``, a schema as JSON text.
     With ``repetition_detection``, an answer that loops ends.
     With ``ignore_eos``, the model's own end of an answer does not end it: then all answers are equally long.
@@ -38,7 +39,7 @@ class Sampling(msgspec.Struct, frozen=True):
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
-    frequency_penalty: float = 0.0
+    frequency_penalty: float | None = None
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
     repetition_detection: RepetitionDetection | None = None
@@ -52,9 +53,10 @@ class Sampling(msgspec.Struct, frozen=True):
 
     @property
     def greedy(self) -> bool:
-        """Whether each token is the model's most likely one."""
+        """Whether each token is the model's most likely one, but for the penalty of the engine's model."""
         plain = Sampling(self.max_tokens, seed=self.seed, stop=self.stop, ignore_eos=self.ignore_eos)
-        return msgspec.structs.replace(self, top_p=1.0, top_k=0, min_p=0.0, logprobs=False, alternatives=0) == plain
+        free = msgspec.structs.replace(self, top_p=1.0, top_k=0, min_p=0.0, logprobs=False, alternatives=0)
+        return msgspec.structs.replace(free, frequency_penalty=self.frequency_penalty or None) == plain
 
     @property
     def needs_check(self) -> bool:

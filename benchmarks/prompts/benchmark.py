@@ -119,7 +119,7 @@ class PromptsBenchmark:
         prompts = {name: self._laid_out(text, name, question) for name, text in self._texts.items()}
 
         async def answer(way: Way) -> tuple[Way, Given]:
-            sampling = Sampling(1) if way.sampling == GREEDY else SAMPLINGS[way.sampling]
+            sampling = Sampling(1, frequency_penalty=0.0) if way.sampling == GREEDY else SAMPLINGS[way.sampling]
             limited = msgspec.structs.replace(sampling, max_tokens=self._settings.max_tokens)
             return way, await _given(engine, prompts[way.prompt], limited)
 

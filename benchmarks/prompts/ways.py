@@ -17,8 +17,8 @@ SYSTEM_PROMPTS: Mapping[str, str] = MappingProxyType(
         "short": "Answer from the documents. If they do not hold the answer, say that you do not know.",
         "brief": "Answer the question from the documents in as few words as possible. If the answer is not in the "
         "documents, say: I do not know.",
-        "sentence": "Answer the question in one short sentence, from the documents alone. If the documents do not hold "
-        "the answer, reply only: I do not know.",
+        "plain": "You answer the user's question from the documents given in front of it. If the documents do not hold "
+        "the answer, say that you do not know.",
         "quote": "Find the sentence of the documents that answers the question, and answer in its words. If there is "
         "no such sentence, reply: The documents do not say.",
         "strict": 'Use only what the documents say. Reply "I do not know" unless the documents state the answer.',
@@ -37,7 +37,7 @@ SAMPLINGS: Mapping[str, Sampling] = MappingProxyType(
     {
         **{f"repetition {penalty:g}": _penalised(repetition=penalty) for penalty in (1.05, 1.1, 1.2, 1.3)},
         **{f"frequency {penalty:g}": _penalised(frequency=penalty) for penalty in (0.2, 0.5, 1.0)},
-        "detection": Sampling(max_tokens=1, repetition_detection=RepetitionDetection()),
+        "detection": Sampling(max_tokens=1, frequency_penalty=0.0, repetition_detection=RepetitionDetection()),
     }
 )
 """The candidates, by name; how long answers may be is the benchmark's to say."""

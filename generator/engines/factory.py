@@ -2,11 +2,12 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from generator.engines.engine import Engine
 from generator.engines.fake_engine import FakeEngine
 from generator.engines.vllm_engine import VllmEngine
-from generator.models import ModelStore
+from generator.models import SHIPPED, ModelStore
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import GeneratorSettings
@@ -32,8 +33,10 @@ class GeneratorFactory:
         settings = self._settings
         if settings.engine == "fake":
             return FakeEngine("fake", self.tokenizer(), settings.max_model_len, settings.fake)
-        settings = settings.model_copy(update={"kv": self._models.with_auxiliary(settings.kv)})
-        return VllmEngine(settings, self._model_folder(), instance)
+        changes: dict[str, Any] = {"kv": self._models.with_auxiliary(settings.kv)}
+        if settings.frequency_penalty is None and settings.model in SHIPPED:
+            changes["frequency_penalty"] = SHIPPED[settings.model].frequency_penalty
+        return VllmEngine(settings.model_copy(update=changes), self._model_folder(), instance)
 
     def layout(self) -> SegmentLayout:
         """The prompt layout for the configured model."""

@@ -21,6 +21,7 @@ from generator.engines.vllm_arguments import (
 from generator.engines.vllm_orders import VllmOrders
 from generator.engines.vllm_plans import PlanStreams
 from generator.engines.vllm_requests import VllmRequests
+from generator.engines.vllm_sampling import penalised
 from generator.refusal_file import name_refusal_file
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError, EngineNotReady
@@ -92,6 +93,7 @@ class VllmEngine:
 
     async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         """Prefill a plan's prompt and stream the answer. Closing the iterator aborts the request in vLLM."""
+        sampling = penalised(sampling, self._settings.frequency_penalty)
         async with aclosing(self._parts().plans.stream(plan, sampling)) as steps:
             async for step in steps:
                 yield step

@@ -3,6 +3,8 @@
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from protocol.errors import InvalidRequest
 from protocol.generation import FinishReason, Sampling, TokenLogprob
 
@@ -31,7 +33,7 @@ def sampling_params(sampling: Sampling) -> "SamplingParams":
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             min_p=sampling.min_p,
-            frequency_penalty=sampling.frequency_penalty,
+            frequency_penalty=sampling.frequency_penalty or 0.0,
             presence_penalty=sampling.presence_penalty,
             repetition_penalty=sampling.repetition_penalty,
             repetition_detection=(
@@ -52,6 +54,16 @@ def sampling_params(sampling: Sampling) -> "SamplingParams":
         )
     except VLLMValidationError as error:
         raise refusal(error) from error
+
+
+def penalised(sampling: Sampling, frequency_penalty: float | None) -> Sampling:
+    """Add a frequency penalty to a sampling that leaves it open.
+
+    An answer in JSON has none, because it repeats punctuation and names.
+    """
+    if sampling.frequency_penalty is not None or sampling.json_schema is not None:
+        return sampling
+    return msgspec.structs.replace(sampling, frequency_penalty=frequency_penalty)
 
 
 def check_sampling(config: "VllmConfig", tokenizer: "TokenizerLike | None", sampling: Sampling) -> None:

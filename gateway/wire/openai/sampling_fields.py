@@ -40,7 +40,7 @@ class SamplingFields(BaseModel):
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=self.sampling_top_k or 0,
             min_p=self.min_p or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty or 0.0,
             repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
             logit_bias={int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()},

@@ -13,6 +13,7 @@ from prompt_inputs import user
 
 from generator.engines.factory import GeneratorFactory
 from generator.engines.vllm_engine import VllmEngine
+from generator.engines.vllm_sampling import penalised
 from generator.models import ModelStore
 from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import GeneratorSettings
@@ -27,7 +28,8 @@ pytestmark = pytest.mark.vllm
 
 @pytest.fixture
 def new_engine(model, tmp_path):
-    return lambda: VllmEngine(small_engine(tmp_path), model)
+    settings = small_engine(tmp_path).model_copy(update={"frequency_penalty": 2.0})
+    return lambda: VllmEngine(settings, model)
 
 
 @pytest.mark.asyncio(loop_scope="session")
@@ -159,8 +161,12 @@ class TestVllmEngine(EngineContract):
         assert biased == 4 * biased[0]
         for only_the_best in (Sampling(12, 2.0, top_k=1, seed=1), Sampling(12, 2.0, min_p=1.0, seed=1)):
             assert text_of(await steps_of(engine, plan(layout), only_the_best)) == greedy
-        looped = Sampling(24, logit_bias={42: 20.0}, frequency_penalty=2.0)
-        assert len(set(text_of(await steps_of(engine, plan(layout), looped)))) > 1
+
+    async def test_a_sampling_without_a_frequency_penalty_has_the_configured_one(self, engine, layout):
+        repeating = Sampling(24, logit_bias={42: 20.0})
+        assert len(set(text_of(await steps_of(engine, plan(layout), repeating)))) > 1
+        without = msgspec.structs.replace(repeating, frequency_penalty=0.0)
+        assert len(set(text_of(await steps_of(engine, plan(layout), without)))) == 1
 
     async def test_tokens_have_their_texts_and_as_many_alternatives_as_asked_for(self, engine, layout):
         steps = await steps_of(engine, plan(layout), Sampling(6, logprobs=True, alternatives=1))
@@ -195,6 +201,29 @@ def test_the_converted_model_has_its_chat_template(layout, model):
 def test_the_factory_creates_it():
     factory = GeneratorFactory(GeneratorSettings(), ModelStore(user_cache_path("ragtree")))
     assert isinstance(factory.engine(), VllmEngine)
+
+
+@pytest.mark.parametrize(
+    ("settings", "penalty"),
+    [
+        ({}, 0.5),
+        ({"frequency_penalty": 0.0}, 0.0),
+        ({"model": "a folder"}, None),
+        ({"model": "a folder", "frequency_penalty": 1}, 1),
+    ],
+)
+def test_only_the_shipped_model_has_a_frequency_penalty_by_default(settings, penalty, monkeypatch, tmp_path):
+    made = []
+    monkeypatch.setattr("generator.engines.factory.VllmEngine", lambda settings, *_: made.append(settings))
+    monkeypatch.setattr(ModelStore, "resolve", lambda *_: tmp_path)
+    GeneratorFactory(GeneratorSettings(**settings), ModelStore(tmp_path)).engine()
+    assert made[0].frequency_penalty == penalty
+
+
+def test_answers_in_json_and_those_with_a_penalty_of_their_own_keep_theirs():
+    for sampling in (Sampling(4, json_schema="{}"), Sampling(4, frequency_penalty=0.0)):
+        assert penalised(sampling, 0.5) == sampling
+    assert penalised(Sampling(4), 0.5) == Sampling(4, frequency_penalty=0.5)
 
 
 @pytest.mark.parametrize(

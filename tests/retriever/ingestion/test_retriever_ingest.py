@@ -345,7 +345,7 @@ async def test_small_documents_are_ingested_in_groups(tmp_path, embedder):
     async with running(tmp_path, embedder) as retriever:
         job = await put_lines(retriever, [{"id": f"d{n}", "text": f"text {n}"} for n in range(1000)])
         assert job.stored == 1000
-        assert len(embedder.batches) == 16
+        assert len(embedder.batches) == 2
 
 
 class SometimesBroken(HashingEmbedder):
