@@ -15,12 +15,17 @@ from sentence_transformers import SentenceTransformer
 
 from retriever.thread_priorities import lower_priority
 
-_SAMPLES = [
+_TRACED_TEXTS = [
     "Paris is the capital of France.",
-    "The second text is longer than the first, which is padded to its length.",
+    "This text is longer than the other, which is padded to its length.",
+]
+_COMPARED_TEXTS = [
+    "A network that only works for the shapes that it was traced with is found out by a batch of other ones. " * 4,
+    "Each river of Ruritania has two bridges.",
+    "Bread",
 ]
 _LEAST_SIMILARITY = 0.98
-"""Cosine of a sample's vectors in 8 bits and in float32. MiniLM has 0.998."""
+"""Cosine of a text's vectors in 8 bits and in float32. MiniLM has 0.998."""
 _ACTIVATION_GROUP = 128
 """Activations of this many channels share a scale. Smaller groups are closer to float32, and below 64 slower."""
 _MOST_STREAMS = 8
@@ -38,11 +43,12 @@ class Int8Network:
 
     ``workers`` compute documents, a batch each, at a low priority. Queries are computed beside them by a second copy.
 
-    Raises ConversionError if the model takes more than tokens, cannot be traced, or if its vectors change too much.
+    Raises ConversionError if the model takes more than tokens, if its network cannot be traced or run, or if its
+    vectors change too much.
     """
 
     def __init__(self, model: SentenceTransformer) -> None:
-        sample = model.preprocess(_SAMPLES)
+        sample = model.preprocess(_TRACED_TEXTS)
         _check_inputs(model, set(sample))
         self._inputs = [name for name, value in sample.items() if isinstance(value, torch.Tensor)]
         network = _traced(_Positional(model, self._inputs), [sample[name] for name in self._inputs])
@@ -56,16 +62,21 @@ class Int8Network:
         }
         core = ov.Core()
         self.workers = ThreadPoolExecutor(streams, "retriever-embed", initializer=lower_priority)
-        # The threads that compute inherit the priority of the thread that compiles.
-        self._documents = self.workers.submit(
-            core.compile_model, network, "CPU", {**settings, "NUM_STREAMS": streams}
-        ).result()
-        # A query has so few tokens that conversions to bfloat16 take longer than they save.
-        self._queries = core.compile_model(
-            network, "CPU", {**settings, "NUM_STREAMS": cores, "INFERENCE_PRECISION_HINT": "f32"}
-        )
         self._requests = threading.local()
-        self._check_vectors(model, sample)
+        try:
+            # The threads that compute inherit the priority of the thread that compiles.
+            self._documents = self.workers.submit(
+                core.compile_model, network, "CPU", {**settings, "NUM_STREAMS": streams}
+            ).result()
+            # A query has so few tokens that conversions to bfloat16 take longer than they save.
+            self._queries = core.compile_model(
+                network, "CPU", {**settings, "NUM_STREAMS": cores, "INFERENCE_PRECISION_HINT": "f32"}
+            )
+            similarity = self._similarity(model)
+        except RuntimeError as error:
+            raise ConversionError(f"its network cannot run: {error}") from error
+        if not similarity >= _LEAST_SIMILARITY:
+            raise ConversionError(f"in 8 bits, the vectors of its texts change (cosine {similarity:.3f})")
 
     def forward(self, features: Mapping[str, Any], task: str | None = None, **_: object) -> dict[str, torch.Tensor]:
         """Return the vectors of a batch, [texts, dimension], in the place of the model's own ``forward``.
@@ -81,14 +92,17 @@ class Int8Network:
         # The request owns the array, and its next batch overwrites it.
         return {"sentence_embedding": torch.from_numpy(vectors.copy())}
 
-    def _check_vectors(self, model: SentenceTransformer, sample: Mapping[str, Any]) -> None:
+    def _similarity(self, model: SentenceTransformer) -> float:
+        """The least cosine of a text's vectors in 8 bits and in those of the model."""
+        features = model.preprocess(_COMPARED_TEXTS)
         with torch.inference_mode():
-            expected = model(dict(sample))["sentence_embedding"]
-        for task in ("query", "document"):
-            vectors = self.forward(sample, task)["sentence_embedding"]
-            similarity = torch.nn.functional.cosine_similarity(expected, vectors).min().item()
-            if not similarity >= _LEAST_SIMILARITY:
-                raise ConversionError(f"in 8 bits, the vectors of its texts change (cosine {similarity:.3f})")
+            expected = model(dict(features))["sentence_embedding"]
+        return min(
+            torch.nn.functional.cosine_similarity(expected, self.forward(features, task)["sentence_embedding"])
+            .min()
+            .item()
+            for task in ("query", "document")
+        )
 
 
 def _check_inputs(model: SentenceTransformer, names: set[str]) -> None:
@@ -99,7 +113,7 @@ def _check_inputs(model: SentenceTransformer, names: set[str]) -> None:
     # Nothing else uses the prompt's length.
     names = names | {"prompt_length"}
     for prompt in model.prompts.values():
-        if other := set(model.preprocess(_SAMPLES, prompt=prompt)) - names:
+        if other := set(model.preprocess(_TRACED_TEXTS, prompt=prompt)) - names:
             raise ConversionError(f"its network takes {', '.join(sorted(other))} besides tokens")
 
 

@@ -149,6 +149,22 @@ def test_model_that_cannot_be_traced_is_not_converted(model):
         Int8Network(untraceable)
 
 
+def test_network_that_only_has_the_shapes_of_its_trace_is_not_used(model):
+    class TwoTexts(torch.nn.Module):
+        def forward(self, features):
+            vectors = features["sentence_embedding"]
+            # Tracing keeps the number as a constant.
+            features["sentence_embedding"] = vectors + torch.zeros(int(vectors.shape[0]), 1)
+            return features
+
+        def get_config_dict(self):
+            return {}
+
+    fixed = SentenceTransformer(modules=[*model, TwoTexts()], device="cpu")
+    with pytest.raises(ConversionError, match="its network cannot run"):
+        Int8Network(fixed)
+
+
 def test_model_that_loses_its_meaning_in_8_bits_is_not_converted(model, monkeypatch):
     monkeypatch.setattr(int8_network, "_LEAST_SIMILARITY", 0.99999)
     with pytest.raises(ConversionError, match="vectors of its texts change"):
