@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -176,6 +178,20 @@ def test_model_that_is_not_converted_runs_in_torch_unless_int8_is_asked_for(monk
     assert float(embedder().embed_query(TEXTS[0]) @ exact.embed_query(TEXTS[0])) > 0.999
     with pytest.raises(ConfigError, match="cannot run with dtype int8"):
         embedder(dtype="int8")
+
+
+def test_openvino_does_not_report_its_use(tmp_path):
+    (tmp_path / "openvino_telemetry.py").write_text("print('reporting')")
+    script = "import retriever.embedding.int8_network, openvino.tools.ovc; print('imported')"
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout == "imported\n"
 
 
 def test_int8_needs_a_cpu():
