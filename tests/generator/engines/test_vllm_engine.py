@@ -28,8 +28,7 @@ pytestmark = pytest.mark.vllm
 
 @pytest.fixture
 def new_engine(model, tmp_path):
-    settings = small_engine(tmp_path).model_copy(update={"frequency_penalty": 2.0})
-    return lambda: VllmEngine(settings, model)
+    return lambda: VllmEngine(small_engine(tmp_path), model)
 
 
 @pytest.mark.asyncio(loop_scope="session")
@@ -161,11 +160,15 @@ class TestVllmEngine(EngineContract):
         assert biased == 4 * biased[0]
         for only_the_best in (Sampling(12, 2.0, top_k=1, seed=1), Sampling(12, 2.0, min_p=1.0, seed=1)):
             assert text_of(await steps_of(engine, plan(layout), only_the_best)) == greedy
+        looped = Sampling(24, logit_bias={42: 20.0}, frequency_penalty=2.0)
+        assert len(set(text_of(await steps_of(engine, plan(layout), looped)))) > 1
 
-    async def test_a_sampling_without_a_frequency_penalty_has_the_configured_one(self, engine, layout):
-        repeating = Sampling(24, logit_bias={42: 20.0})
-        assert len(set(text_of(await steps_of(engine, plan(layout), repeating)))) > 1
-        without = msgspec.structs.replace(repeating, frequency_penalty=0.0)
+    async def test_a_sampling_without_a_frequency_penalty_has_the_configured_one(self, engine, layout, monkeypatch):
+        # The shared engine has none.
+        monkeypatch.setattr(engine, "_settings", engine._settings.model_copy(update={"frequency_penalty": 2.0}))
+        looped = Sampling(24, logit_bias={42: 20.0})
+        assert len(set(text_of(await steps_of(engine, plan(layout), looped)))) > 1
+        without = msgspec.structs.replace(looped, frequency_penalty=0.0)
         assert len(set(text_of(await steps_of(engine, plan(layout), without)))) == 1
 
     async def test_tokens_have_their_texts_and_as_many_alternatives_as_asked_for(self, engine, layout):
