@@ -6,29 +6,25 @@ The types take turns, in reverse order in every other round. The last round's re
 Limits: one process without an engine beside it; documents are plain text; the model is already loaded.
 """
 
-import random
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 import msgspec
 from pydantic import ValidationError
 
 from benchmarks.measuring.progress import Progress
 from benchmarks.measuring.rankings import mean_recall_and_gain
-from benchmarks.workloads.corpus_store import ingest_corpus, search_corpus
-from benchmarks.workloads.datasets import Dataset, Question
+from benchmarks.measuring.searches import Asked, ask_in_turn, search_of
+from benchmarks.workloads.corpus_store import ingest_corpus
+from benchmarks.workloads.datasets import Dataset, draw_with_gold
 from protocol.errors import ConfigError
 from protocol.retrieval import SearchKind
 from retriever.build import build_retriever
-from retriever.retriever import Retriever
 from retriever.settings import RetrieverSettings, SentenceTransformerSettings
-
-TOP_K = 10
 
 
 class IngestionRow(msgspec.Struct, frozen=True):
@@ -69,13 +65,9 @@ class IngestionBenchmark:
 
         Raises what the retriever raises, and ConfigError if no question names a gold document.
         """
-        asked = [question for question in dataset.questions() if question.gold_doc_ids]
-        if len(asked) > sample:
-            asked = random.Random(seed).sample(asked, sample)  # noqa: S311 - a repeatable draw
-        if not asked:
-            raise ConfigError(f"no question of {dataset.name!r} names the documents that hold its answer")
+        asked = draw_with_gold(dataset, sample, seed)
         speeds: dict[str, list[float]] = {dtype: [] for dtype in self._settings}
-        rankings: dict[str, _Rankings] = {}
+        answers: dict[str, Asked] = {}
         documents = 0
         for number in range(rounds):
             for dtype in list(self._settings)[:: -1 if number % 2 else 1]:
@@ -88,7 +80,8 @@ class IngestionBenchmark:
                         documents = await ingest_corpus(retriever, dataset, show)
                         speeds[dtype].append(documents / (time.perf_counter() - began))
                         if number == rounds - 1:
-                            rankings[dtype] = await self._search(retriever, dataset, asked, show)
+                            dense = {dtype: search_of(retriever, dataset, SearchKind.DENSE)}
+                            answers |= await ask_in_turn(asked, dense, show)
                     finally:
                         await retriever.close()
         gold = [question.gold_doc_ids for question in asked]
@@ -96,24 +89,12 @@ class IngestionBenchmark:
             IngestionRow(
                 dtype,
                 median(speeds[dtype]),
-                *mean_recall_and_gain(gold, rankings[dtype].found),
-                median(rankings[dtype].times_ms),
+                *mean_recall_and_gain(gold, answers[dtype].found),
+                median(answers[dtype].times_ms),
             )
             for dtype in self._settings
         ]
         return IngestionResult(dataset.name, documents, len(asked), rounds, rows)
-
-    async def _search(
-        self, retriever: Retriever, dataset: Dataset, questions: Sequence[Question], show: Progress
-    ) -> "_Rankings":
-        rankings = _Rankings([], [])
-        for done, question in enumerate(questions, start=1):
-            began = time.perf_counter()
-            found = await search_corpus(retriever, dataset, question.question, TOP_K, SearchKind.DENSE)
-            rankings.times_ms.append(1000 * (time.perf_counter() - began))
-            rankings.found.append([chunk.document_id for chunk in found.docs])
-            show("searching", done, len(questions))
-        return rankings
 
     def _show(self, turn: str, step: str, done: int, total: int) -> None:
         self._progress(f"{step}, {turn}", done, total)
@@ -125,10 +106,3 @@ def _with_dtype(settings: RetrieverSettings, embedder: SentenceTransformerSettin
     except ValidationError as error:
         raise ConfigError(f"{dtype!r} is no type of an embedder's weights: {error.errors()[0]['msg']}") from error
     return settings.model_copy(update={"embedder": changed})
-
-
-class _Rankings(NamedTuple):
-    """The documents that each question finds, best first, and how long its search took."""
-
-    found: list[Sequence[str]]
-    times_ms: list[float]

@@ -1,5 +1,6 @@
 """Question sets on disk, as gzipped JSON lines: docs with doc_id, title and text, and questions."""
 
+import random
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -95,3 +96,16 @@ class Dataset:
             return True
         article = blake3((document.title or document.doc_id).encode()).digest(8)
         return int.from_bytes(article, "big") % self._one_in == 0
+
+
+def draw_with_gold(dataset: Dataset, sample: int, seed: int) -> list[Question]:
+    """Draw ``sample`` questions that name a gold document; all if there are fewer.
+
+    Raises ConfigError if there is none.
+    """
+    questions = [question for question in dataset.questions() if question.gold_doc_ids]
+    if not questions:
+        raise ConfigError(f"no question of {dataset.name!r} names the documents that hold its answer")
+    if len(questions) > sample:
+        return random.Random(seed).sample(questions, sample)  # noqa: S311 - a repeatable draw
+    return questions
