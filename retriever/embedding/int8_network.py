@@ -65,13 +65,14 @@ class Int8Network:
         self._requests = threading.local()
         try:
             # The threads that compute inherit the priority of the thread that compiles.
-            self._documents = self.workers.submit(
+            documents = self.workers.submit(
                 core.compile_model, network, "CPU", {**settings, "NUM_STREAMS": streams}
             ).result()
             # A query has so few tokens that conversions to bfloat16 take longer than they save.
-            self._queries = core.compile_model(
+            queries = core.compile_model(
                 network, "CPU", {**settings, "NUM_STREAMS": cores, "INFERENCE_PRECISION_HINT": "f32"}
             )
+            self._compiled = {"document": documents, "query": queries}
             similarity = self._similarity(model)
         except RuntimeError as error:
             raise ConversionError(f"its network cannot run: {error}") from error
@@ -83,11 +84,11 @@ class Int8Network:
 
         ``features`` holds the tokens of the texts, [texts, tokens].
         """
-        name = "queries" if task == "query" else "documents"
-        request = getattr(self._requests, name, None)
+        role = "query" if task == "query" else "document"
+        request = getattr(self._requests, role, None)
         if request is None:
-            request = (self._queries if task == "query" else self._documents).create_infer_request()
-            setattr(self._requests, name, request)
+            request = self._compiled[role].create_infer_request()
+            setattr(self._requests, role, request)
         (vectors,) = request.infer([features[name].numpy() for name in self._inputs]).values()
         # The request owns the array, and its next batch overwrites it.
         return {"sentence_embedding": torch.from_numpy(vectors.copy())}

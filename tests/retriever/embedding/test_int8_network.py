@@ -26,6 +26,13 @@ TEXTS = [
 ]
 
 
+class LastModule(torch.nn.Module):
+    """A module without configuration behind those of a model."""
+
+    def get_config_dict(self):
+        return {}
+
+
 def embedder(**settings) -> SentenceTransformerEmbedder:
     return SentenceTransformerEmbedder(SentenceTransformerSettings(**settings))
 
@@ -65,7 +72,7 @@ def test_int8_is_the_default_on_a_cpu(rounded):
 
 
 def test_documents_are_computed_at_a_low_priority_and_queries_are_not(rounded):
-    def seconds_by_niceness() -> dict[int, int]:
+    def ticks_by_niceness() -> dict[int, int]:
         spent: dict[int, int] = {}
         for thread in Path("/proc/self/task").iterdir():
             fields = (thread / "stat").read_text().rpartition(")")[2].split()
@@ -73,14 +80,14 @@ def test_documents_are_computed_at_a_low_priority_and_queries_are_not(rounded):
         return spent
 
     usual = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    before = seconds_by_niceness()
+    before = ticks_by_niceness()
     rounded.embed_documents(TEXTS * 50)
-    between = seconds_by_niceness()
+    between = ticks_by_niceness()
     low = {nice: ticks - before.get(nice, 0) for nice, ticks in between.items()}
     assert sum(ticks for nice, ticks in low.items() if nice > usual) > 0.8 * sum(low.values())
     for _ in range(200):
         rounded.embed_query(TEXTS[0])
-    after = {nice: ticks - between.get(nice, 0) for nice, ticks in seconds_by_niceness().items()}
+    after = {nice: ticks - between.get(nice, 0) for nice, ticks in ticks_by_niceness().items()}
     assert after[usual] > 0.8 * sum(after.values())
 
 
@@ -137,14 +144,11 @@ def test_prompts_are_part_of_the_tokens(model):
 
 
 def test_model_that_cannot_be_traced_is_not_converted(model):
-    class Untraceable(torch.nn.Module):
+    class Untraceable(LastModule):
         def forward(self, features):
             if torch.jit.is_tracing():
                 raise TypeError("not while traced")
             return features
-
-        def get_config_dict(self):
-            return {}
 
     untraceable = SentenceTransformer(modules=[*model, Untraceable()], device="cpu")
     with pytest.raises(ConversionError, match="not while traced"):
@@ -152,15 +156,12 @@ def test_model_that_cannot_be_traced_is_not_converted(model):
 
 
 def test_network_that_only_has_the_shapes_of_its_trace_is_not_used(model):
-    class TwoTexts(torch.nn.Module):
+    class TwoTexts(LastModule):
         def forward(self, features):
             vectors = features["sentence_embedding"]
             # Tracing keeps the number as a constant.
             features["sentence_embedding"] = vectors + torch.zeros(int(vectors.shape[0]), 1)
             return features
-
-        def get_config_dict(self):
-            return {}
 
     fixed = SentenceTransformer(modules=[*model, TwoTexts()], device="cpu")
     with pytest.raises(ConversionError, match="its network cannot run"):

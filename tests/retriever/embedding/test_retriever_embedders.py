@@ -109,9 +109,11 @@ def test_query_is_nearest_to_its_answer(embedder):
 
 
 def test_query_and_document_of_equal_text_have_equal_vectors(embedder):
+    # In 8 bits, queries and documents round their activations in other types.
+    least = 0.995 if embedder.name == "all-MiniLM-L6-v2" else 0.999
     for words in (1, 13, 14, 15, 40):
         text = "the largest city " * words
-        assert float(embedder.embed_query(text) @ embedder.embed_documents([text])[0]) > 0.995
+        assert float(embedder.embed_query(text) @ embedder.embed_documents([text])[0]) > least
 
 
 def test_tokenizer_neither_cuts_nor_pads(embedder):
