@@ -6,16 +6,19 @@ missing, it can refuse a query at once.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import structlog
 
 from protocol.errors import EngineDied, EngineNotReady, RagtreeError, RetrieverNotReady, Unavailable
 from protocol.generation import EngineInfo
 from protocol.parts import Controller, Generator, Retriever
-from protocol.repeating import repeated
+from protocol.repeating import in_background
 
 log = structlog.get_logger(__name__)
+
+_OFTENER = 5
+"""A missing part is checked so many times as often, since queries are refused until it is known to be back."""
 
 
 class Readiness:
@@ -69,26 +72,38 @@ class Readiness:
 
     async def check(self) -> None:
         """Check all parts now."""
-        before = self.missing()
-        await asyncio.gather(
-            self._check_engine(),
-            self._check("retriever", self._retriever.ready(), RetrieverNotReady("The retriever does not answer.")),
-            self._check("controller", self._controller.ready(), Unavailable("The controller does not answer.")),
-        )
-        after = self.missing()
-        if after.keys() != before.keys():
-            log.info("readiness", missing={part: error.message for part, error in after.items()})
+        await asyncio.gather(self._check_engine(), self._check_retriever(), self._check_controller())
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Check now, and then at every interval while the context is open."""
+        """Check now, and then each part by itself while the context is open: one may be slow to say that it is missing.
+
+        A part is checked at every interval, and a missing one sooner.
+        """
         await self.check()
         try:
-            async with repeated(self.check, self._interval_s):
+            async with (
+                in_background(self._watch("engine", self._check_engine)),
+                in_background(self._watch("retriever", self._check_retriever)),
+                in_background(self._watch("controller", self._check_controller)),
+            ):
                 yield
         finally:
             if self._extra_check is not None:
                 self._extra_check.cancel()
+
+    async def _watch(self, part: str, check: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s / (_OFTENER if part in self._missing else 1))
+            await check()
+
+    async def _check_retriever(self) -> None:
+        silent = RetrieverNotReady("The retriever does not answer.")
+        await self._check("retriever", self._retriever.ready(), silent)
+
+    async def _check_controller(self) -> None:
+        silent = Unavailable("The controller does not answer.")
+        await self._check("controller", self._controller.ready(), silent)
 
     async def _check_engine(self) -> None:
         await self._check("engine", self._ask_engine(), EngineNotReady("The engine does not answer."))
@@ -98,6 +113,7 @@ class Readiness:
         self._engine = await self._generator.info()
 
     async def _check(self, part: str, answer: Awaitable[None], silent: Unavailable) -> None:
+        known = part in self._missing
         try:
             async with asyncio.timeout(self._timeout_s):
                 await answer
@@ -108,3 +124,5 @@ class Readiness:
             self._missing[part] = silent
         else:
             self._missing.pop(part, None)
+        if (part in self._missing) != known:
+            log.info("readiness", missing={part: error.message for part, error in self.missing().items()})

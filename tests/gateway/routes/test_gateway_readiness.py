@@ -70,6 +70,25 @@ async def test_readiness_recovers(stack: Stack, in_process):
         assert (await served.client.post("/query", json={"query": "x"})).status_code == 200
 
 
+async def test_a_part_is_back_while_another_does_not_answer(stack: Stack, in_process):
+    stack.phases.failing["controller_ready"] = Unavailable("the controller is starting")
+    async with in_process(readiness_interval_s=0.005, readiness_timeout_s=60) as served:
+        readiness = served.app.state.gateway.readiness
+        assert set(readiness.missing()) == {"controller"}
+        stack.phases.held.add("retriever_ready")
+        await eventually(lambda: stack.phases.waiting["retriever_ready"] == 1)
+        stack.phases.failing.clear()
+        await eventually(lambda: readiness.missing() == {})
+        stack.phases.released["retriever_ready"].set()
+
+
+async def test_a_missing_part_is_checked_sooner(stack: Stack, in_process):
+    stack.phases.failing["controller_ready"] = Unavailable("the controller is starting")
+    async with in_process(readiness_interval_s=5) as served:
+        stack.phases.failing.clear()
+        await eventually(lambda: served.app.state.gateway.readiness.missing() == {}, timeout_s=4)
+
+
 async def test_dead_engine_is_noticed_by_a_failed_query(in_process):
     async with in_process(readiness_interval_s=60) as served:
         gone = EngineDied("gone")
