@@ -42,6 +42,8 @@ class Readiness:
             "retriever": RetrieverNotReady("The retriever is starting."),
             "controller": Unavailable("The controller is starting."),
         }
+        # The parts that the last line of the log calls missing.
+        self._logged = set(self._missing)
 
     def engine(self) -> EngineInfo:
         """The engine's model. Raises EngineNotReady or EngineDied if the engine cannot serve now."""
@@ -73,6 +75,7 @@ class Readiness:
     async def check(self) -> None:
         """Check all parts now."""
         await asyncio.gather(self._check_engine(), self._check_retriever(), self._check_controller())
+        self._log_change()
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -96,6 +99,12 @@ class Readiness:
         while True:
             await asyncio.sleep(self._interval_s / (_OFTENER if part in self._missing else 1))
             await check()
+            self._log_change()
+
+    def _log_change(self) -> None:
+        if self._missing.keys() != self._logged:
+            self._logged = set(self._missing)
+            log.info("readiness", missing={part: error.message for part, error in self.missing().items()})
 
     async def _check_retriever(self) -> None:
         silent = RetrieverNotReady("The retriever does not answer.")
@@ -113,7 +122,6 @@ class Readiness:
         self._engine = await self._generator.info()
 
     async def _check(self, part: str, answer: Awaitable[None], silent: Unavailable) -> None:
-        known = part in self._missing
         try:
             async with asyncio.timeout(self._timeout_s):
                 await answer
@@ -124,5 +132,3 @@ class Readiness:
             self._missing[part] = silent
         else:
             self._missing.pop(part, None)
-        if (part in self._missing) != known:
-            log.info("readiness", missing={part: error.message for part, error in self.missing().items()})

@@ -1,13 +1,13 @@
 """Quotas of callers: admission, charges, and the rate-limit headers of replies."""
 
 from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.limits.auth import Caller
 from gateway.limits.concurrency import Concurrency
 from gateway.limits.token_reservations import TokenReservations
-from gateway.query.runs import QueryRun
+from gateway.query.runs import Running
 from gateway.settings import GatewaySettings
 from gateway.stores.windows import Standing, Windows
 from protocol.errors import RateLimited
@@ -16,16 +16,25 @@ ReplyHeaders = MutableMapping[str, str]
 
 
 class QueryTicket:
-    """An admitted query. ``charge`` is called once with its tokens: when its run has ended, with any outcome."""
+    """An admitted query. ``charge`` is called once with its tokens: when its run has ended, with any outcome.
 
-    def __init__(self, charge: Callable[[int], None]) -> None:
+    ``take_slot`` takes the slot of another running query.
+    """
+
+    def __init__(self, charge: Callable[[int], None], take_slot: Callable[[], None]) -> None:
         self._charge = charge
+        self._take_slot = take_slot
         self.followed = False
 
-    def follow(self, run: QueryRun) -> None:
+    def take_slots(self, count: int) -> None:
+        """Take so many more slots, for the same time. Raises RateLimited or Overloaded."""
+        for _ in range(count):
+            self._take_slot()
+
+    def follow(self, run: Running) -> None:
         """Charge for this run when it has ended."""
         self.followed = True
-        run.task.add_done_callback(lambda _: self._charge(run.transcript.tokens))
+        run.task.add_done_callback(lambda _: self._charge(run.tokens))
 
     def used(self, tokens: int) -> None:
         """Charge for tokens that were used without a run."""
@@ -76,13 +85,18 @@ class Quotas:
     @asynccontextmanager
     async def query(self, caller: Caller, headers: ReplyHeaders) -> AsyncIterator[QueryTicket]:
         """Admit a query, which holds its slot until the block ends. Raises RateLimited or Overloaded."""
-        with self._queries.slot(caller.owner, caller.limits.concurrent_queries):
+        with ExitStack() as slots:
+
+            def take_slot() -> None:
+                slots.enter_context(self._queries.slot(caller.owner, caller.limits.concurrent_queries))
+
+            take_slot()
             limit = caller.limits.tokens_per_minute
             if limit is None:
-                yield QueryTicket(lambda _: None)
+                yield QueryTicket(lambda _: None, take_slot)
                 return
             reserved = await self._reserve(caller.owner, limit, headers)
-            ticket = QueryTicket(lambda tokens: self._charge(caller.owner, reserved, tokens))
+            ticket = QueryTicket(lambda tokens: self._charge(caller.owner, reserved, tokens), take_slot)
             try:
                 yield ticket
             finally:

@@ -64,16 +64,18 @@ class QueryPipeline:
         ):
             yield transcript.created()
 
-            # Let the model rewrite a follow-up, if that is wanted.
-            request = await FollowUpRewriter(context).search()
+            documents = query.found
+            if documents is None:
+                # Let the model rewrite a follow-up, if that is wanted.
+                request = await FollowUpRewriter(context).search()
 
-            # Search, and speculate on the provisional documents.
-            async for found in search.stages(request):
-                await speculation.consider(found)
-                if query.include_stages:
-                    yield transcript.stage(found)
-            documents = search.documents
-            self._remember(query, request, documents)
+                # Search, and speculate on the provisional documents.
+                async for found in search.stages(request):
+                    await speculation.consider(found)
+                    if query.include_stages:
+                        yield transcript.stage(found)
+                documents = search.documents
+                self._remember(query, request, documents)
 
             # Lay out the prompt and admit the query, unless a guess on these documents is running already.
             guess = speculation.confirmed()

@@ -8,7 +8,7 @@ from protocol.errors import InvalidRequest
 from protocol.generation import Sampling
 from protocol.plans import DocumentOrder, Reuse
 from protocol.prompts import ChatMessage
-from protocol.retrieval import SearchRequest
+from protocol.retrieval import CandidateSet, SearchRequest
 
 
 def _new_id() -> str:
@@ -23,7 +23,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     order of the documents in the prompt. ``reuse`` and ``recompute_share`` are the controller's own if they are None.
     With ``rewrite_from`` above 0, the model first makes a question that stands alone of the last one and so many before
     it, and the search is for that. With ``documents_optional``, an unknown or empty collection means an answer without
-    documents instead of an error.
+    documents instead of an error. A query that has ``found`` its documents does not search.
     """
 
     namespace: str
@@ -41,7 +41,22 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     recompute_share: float | None = None
     documents_optional: bool = False
     rewrite_from: int = 0
+    found: CandidateSet | None = None
     query_id: str = msgspec.field(default_factory=_new_id)
+
+    def alternative(self, number: int, found: CandidateSet) -> "Query":
+        """The query of another answer to the same question, from the documents that this one ``found``.
+
+        With a seed, that of the answer is ``number`` more: equal seeds would choose equal tokens.
+        """
+        seed = None if self.sampling.seed is None else self.sampling.seed + number
+        return msgspec.structs.replace(
+            self,
+            query_id=_new_id(),
+            sampling=msgspec.structs.replace(self.sampling, seed=seed),
+            rewrite_from=0,
+            found=msgspec.structs.replace(found, elapsed_ms=0.0),
+        )
 
     def blamed(self, error: InvalidRequest) -> InvalidRequest:
         """The error with the request's own name of the schema, if that is to blame."""

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Protocol
 
 import structlog
 
@@ -14,6 +15,26 @@ from gateway.wire.reply import Reply
 from protocol.errors import InternalError, InvalidRequest, RagtreeError, Unavailable
 
 log = structlog.get_logger(__name__)
+
+
+class Running(Protocol):
+    """The running queries of one request. ``task`` ends when all of them have ended."""
+
+    task: asyncio.Task[None]
+
+    @property
+    def query_id(self) -> str:
+        """The id of the first query."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens used so far."""
+
+    async def started(self) -> None:
+        """Wait until a response may start. Raises the error of a query that fails before."""
+
+    def cancel(self) -> None:
+        """Cancel all queries that have not ended."""
 
 
 class QueryRun:
@@ -36,6 +57,16 @@ class QueryRun:
             self.task = asyncio.create_task(self._drive())
         # Not a finally in _drive: a task that is cancelled before its first step never enters it.
         self.task.add_done_callback(self._end)
+
+    @property
+    def query_id(self) -> str:
+        """The query's id."""
+        return self.transcript.query.query_id
+
+    @property
+    def tokens(self) -> int:
+        """Tokens used so far."""
+        return self.transcript.tokens
 
     async def started(self) -> None:
         """Wait until a response may start: the documents are final, and the query was not refused.
@@ -126,10 +157,10 @@ class QueryRuns:
         await self._idle.wait()
 
     async def shutdown(self) -> None:
-        """Cancel the running queries and wait until they have ended."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
+        """Cancel the running queries, and any that they start, and wait until all have ended."""
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
             await asyncio.wait(set(self._tasks))
 
     def _ended(self, task: asyncio.Task[None], run: QueryRun) -> None:

@@ -57,6 +57,7 @@ class Transcript:
         self.token_times = TokenTimes()
         self.arrived_at = time.time()
         self._sequence = 0
+        self._found: CandidateSet | None = None
         self._results: tuple[SearchResult, ...] = ()
         self._retrieval_ms = 0.0
         self._stages_ms: list[float] = []
@@ -88,6 +89,11 @@ class Transcript:
         rewriting = 0 if self._rewriting is None else self._rewriting.tokens
         return self._prefill.prompt_tokens + self.token_times.tokens + rewriting
 
+    def alternative(self, number: int) -> Query:
+        """The query of another answer from the same documents, once they are final."""
+        assert self._found is not None, "laid_out comes first"
+        return self.query.alternative(number, self._found)
+
     def created(self) -> events.QueryCreated:
         """The query's first event."""
         return events.QueryCreated(**self._stamp(), model=self.query.model, created_at=int(self.arrived_at))
@@ -118,6 +124,7 @@ class Transcript:
 
     def laid_out(self, found: CandidateSet, prompt: Prompt) -> None:
         """Record the final documents, and which of them are in the prompt."""
+        self._found = found
         kept = len(found.docs) - prompt.dropped_documents
         self._results = search_results(found, self.query.search.collection, self.query.include_text)
         self._retrieval_ms = found.elapsed_ms

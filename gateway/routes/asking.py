@@ -6,8 +6,9 @@ from starlette.requests import Request
 
 from gateway.deadline import Deadline
 from gateway.limits.quotas import QueryTicket
+from gateway.query.choices import Choices
 from gateway.query.query import Query
-from gateway.query.runs import QueryRun
+from gateway.query.runs import QueryRun, Running
 from gateway.routes.dependencies import Gateway
 from gateway.routes.disconnect import while_connected
 from gateway.routes.sse import RunResponse
@@ -16,18 +17,36 @@ from protocol.errors import InvalidRequest
 
 async def start_query(query: Query, gateway: Gateway, ticket: QueryTicket) -> QueryRun:
     """Start a query, if the engine can sample as it asks. Raises InvalidRequest before anything is searched."""
+    await _check(query, gateway)
+    run = gateway.runs.start(query)
+    ticket.follow(run)
+    return run
+
+
+async def start_choices(query: Query, count: int, gateway: Gateway, ticket: QueryTicket) -> Choices:
+    """Start ``count`` answers to a query, each of which takes a slot.
+
+    Raises RateLimited or Overloaded, and InvalidRequest as ``start_query`` does.
+    """
+    if count > 1 and query.sampling.temperature == 0:
+        raise InvalidRequest("Several choices need a temperature above 0: without it, all of them are the same.", "n")
+    ticket.take_slots(count - 1)
+    await _check(query, gateway)
+    choices = Choices(gateway.runs, query, count)
+    ticket.follow(choices)
+    return choices
+
+
+async def streamed(run: Running, frames: AsyncIterator[bytes], request: Request, gateway: Gateway) -> RunResponse:
+    """Stream the frames of a request's queries once the response may start. Raises an error before as a status."""
+    await while_connected(request, run, run.started())
+    return RunResponse(run, frames, gateway.settings)
+
+
+async def _check(query: Query, gateway: Gateway) -> None:
     if query.sampling.needs_check:
         deadline = Deadline(gateway.settings.query_timeout_s)
         try:
             await deadline.wait(gateway.generator.check(query.sampling))
         except InvalidRequest as error:
             raise query.blamed(error) from error
-    run = gateway.runs.start(query)
-    ticket.follow(run)
-    return run
-
-
-async def streamed(run: QueryRun, frames: AsyncIterator[bytes], request: Request, gateway: Gateway) -> RunResponse:
-    """Stream a query's frames once its response may start. Raises its error before: then it is still a status."""
-    await while_connected(request, run, run.started())
-    return RunResponse(run, frames, gateway.settings)

@@ -6,12 +6,12 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from gateway.query.runs import QueryRun
+from gateway.query.runs import Running
 
 T = TypeVar("T")
 
 
-async def while_connected(request: Request, run: QueryRun, work: Coroutine[Any, Any, T]) -> T:
+async def while_connected(request: Request, run: Running, work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work`` on ``run``. Raises ClientDisconnect if the client disconnects first.
 
     Cancels the run on any error, on cancellation, and on a disconnect. The server does not cancel the handler of a

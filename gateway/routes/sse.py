@@ -15,7 +15,8 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
-from gateway.query.runs import QueryRun
+from gateway.query.choices import Choices
+from gateway.query.runs import QueryRun, Running
 from gateway.settings import GatewaySettings
 from gateway.wire.errors import ErrorReply, error_body
 from gateway.wire.events import Event
@@ -30,7 +31,7 @@ _encode = msgspec.json.Encoder().encode
 class RunResponse(EventSourceResponse):
     """Streams a query's frames. Cancels the query if the client disconnects or stops reading."""
 
-    def __init__(self, run: QueryRun, frames: AsyncIterator[bytes], settings: GatewaySettings) -> None:
+    def __init__(self, run: Running, frames: AsyncIterator[bytes], settings: GatewaySettings) -> None:
         super().__init__(
             frames,
             headers=_HEADERS,
@@ -50,7 +51,7 @@ class RunResponse(EventSourceResponse):
             await super().__call__(scope, receive, send)
         except* SendTimeoutError:
             # The server closes the connection of an incomplete response.
-            log.info("client_does_not_read", query_id=self._run.transcript.query.query_id)
+            log.info("client_does_not_read", query_id=self._run.query_id)
         finally:
             self._run.cancel()
 
@@ -80,17 +81,17 @@ async def response_frames(run: QueryRun, response: ResponseEvents) -> AsyncItera
 
 
 class Chunks(Protocol):
-    """Converts a query's events into the chunks of one of OpenAI's streams."""
+    """Converts the events of choices into the chunks of one of OpenAI's streams."""
 
-    def of(self, event: Event) -> Sequence[msgspec.Struct]:
-        """The chunks of the next event."""
+    def of(self, index: int, event: Event) -> Sequence[msgspec.Struct]:
+        """The chunks of a choice's next event."""
 
 
-async def chunk_frames(run: QueryRun, chunks: Chunks) -> AsyncIterator[bytes]:
-    """The run's events as OpenAI's unnamed chunks. A late error becomes an error chunk, without ``[DONE]`` after it."""
+async def chunk_frames(choices: Choices, chunks: Chunks) -> AsyncIterator[bytes]:
+    """The events of choices as OpenAI's unnamed chunks, then ``[DONE]``. A late error becomes a last chunk instead."""
     try:
-        async for event in run.events():
-            for chunk in chunks.of(event):
+        async for index, event in choices.events():
+            for chunk in chunks.of(index, event):
                 yield b"data: %b\n\n" % _encode(chunk)
         yield b"data: [DONE]\n\n"
     except RagtreeError as error:

@@ -402,15 +402,17 @@ class FakeController:
 
 
 class FakeGenerator:
-    """Answers with ``words``, one token per word. ``cached`` prompt tokens are cached, in the tiers of ``loaded``.
+    """Answers with ``words``, one token per word, or with those of the sampling's seed ``by_seed``.
 
-    Others are ``composed`` and ``recomputed``, with a ``deviation``. It refuses a sampling with ``refusal``. A word's
-    token is its number; the token in its place that is half as likely is the word in capitals, 100 higher.
+    ``cached`` prompt tokens are cached, in the tiers of ``loaded``. Others are ``composed`` and ``recomputed``, with a
+    ``deviation``. It refuses a sampling with ``refusal``. A word's token is its number; the token in its place that is
+    half as likely is the word in capitals, 100 higher.
     """
 
     def __init__(self, phases: Phases, words: Sequence[str] = ANSWER) -> None:
         self.phases = phases
         self.words = words
+        self.by_seed: dict[int | None, Sequence[str]] = {}
         self.cached = 3
         self.loaded: dict[Tier, int] | None = None
         self.composed = self.recomputed = 0
@@ -446,10 +448,11 @@ class FakeGenerator:
                 loaded=loaded,
                 lost=self.lost,
             )
-            words = self.words[: sampling.max_tokens]
+            whole = self.by_seed.get(sampling.seed, self.words)
+            words = whole[: sampling.max_tokens]
             for number, word in enumerate(words, start=1):
                 last = number == len(words)
-                reason = ("stop" if len(words) == len(self.words) else "length") if last else None
+                reason = ("stop" if len(words) == len(whole) else "length") if last else None
                 scores = (_token(number, word),) if sampling.logprobs else ()
                 yield GenerationStep(word, 1, prefill, reason, scores, unwritten=self.unwritten if last else None)
                 prefill = None

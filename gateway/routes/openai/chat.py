@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from gateway.routes.asking import start_query, streamed
+from gateway.routes.asking import start_choices, streamed
 from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
 from gateway.routes.openai.conversation import QuestionFields, conversation_query
@@ -35,7 +35,9 @@ async def chat(
     sampling = body.sampling(gateway.settings.default_max_tokens)
     fields = QuestionFields("messages", schema="response_format")
     query = conversation_query(body, body.model, messages, fields, sampling, caller, gateway, body.follow_ups)
-    run = await start_query(query, gateway, ticket)
+    choices = await start_choices(query, body.choices, gateway, ticket)
     if body.stream:
-        return await streamed(run, chunk_frames(run, ChatChunks(body.include_usage)), request, gateway)
-    return json_response(chat_completion(await while_connected(request, run, run.reply())))
+        return await streamed(
+            choices, chunk_frames(choices, ChatChunks(body.choices, body.include_usage)), request, gateway
+        )
+    return json_response(chat_completion(await while_connected(request, choices, choices.replies())))

@@ -5,6 +5,7 @@ is true if the results of a lost or slow shard of the index are missing. ``rewri
 that was to be rewritten; null otherwise.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from gateway.wire import events
 from gateway.wire.logprobs import ScoredToken
 from gateway.wire.openai.stream_record import StreamRecord
+from gateway.wire.openai.usage import usage_of_choices
 from gateway.wire.reply import Citation, Reply, Usage
 from gateway.wire.rewriting import Rewriting
 from protocol.generation import FinishReason
@@ -33,9 +35,9 @@ class ChoiceLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """The one choice of a completion."""
+    """One choice of a completion."""
 
-    index: int = 0
+    index: int
     message: AssistantMessage
     logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason
@@ -48,7 +50,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
-    choices: tuple[Choice]
+    choices: tuple[Choice, ...]
     usage: Usage
     citations: tuple[Citation, ...]
     partial: bool = False
@@ -63,9 +65,9 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The one choice of a chunk. The last chunk has the ``finish_reason``."""
+    """The one choice of a chunk. A choice's last chunk has the ``finish_reason``."""
 
-    index: int = 0
+    index: int
     delta: Delta
     logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason | None = None
@@ -85,56 +87,72 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     rewriting: Rewriting | msgspec.UnsetType | None = msgspec.UNSET
 
 
-def chat_completion(reply: Reply) -> ChatCompletion:
-    """Convert a reply into OpenAI's format."""
-    message = AssistantMessage(content=reply.output_text)
+def chat_completion(replies: Sequence[Reply]) -> ChatCompletion:
+    """Convert the replies of choices into OpenAI's format."""
+    first = replies[0]
     return ChatCompletion(
-        id=_chat_id(reply.query_id),
-        created=reply.created_at,
-        model=reply.model,
-        choices=(Choice(message=message, logprobs=_logprobs(reply.logprobs), finish_reason=reply.finish_reason),),
-        usage=reply.usage,
-        citations=reply.citations,
-        partial=reply.partial,
-        rewriting=reply.rewriting,
+        id=_chat_id(first.query_id),
+        created=first.created_at,
+        model=first.model,
+        choices=tuple(
+            Choice(
+                index=index,
+                message=AssistantMessage(content=reply.output_text),
+                logprobs=_logprobs(reply.logprobs),
+                finish_reason=reply.finish_reason,
+            )
+            for index, reply in enumerate(replies)
+        ),
+        usage=usage_of_choices([reply.usage for reply in replies]),
+        citations=first.citations,
+        partial=first.partial,
+        rewriting=first.rewriting,
     )
 
 
 class ChatChunks:
-    """Converts a query's events into chunks. The first one, at the first text, has the citations."""
+    """Converts the events of ``count`` choices into chunks. The first one, at the first text, has the citations."""
 
-    def __init__(self, include_usage: bool) -> None:
+    def __init__(self, count: int, include_usage: bool) -> None:
         self._include_usage = include_usage
-        self._record = StreamRecord()
-        self._opened = False
+        self._record = StreamRecord(count)
+        self._opened: set[int] = set()
 
-    def of(self, event: events.Event) -> list[ChatChunk]:
-        """The chunks of the next event."""
-        self._record.note(event)
+    def of(self, index: int, event: events.Event) -> list[ChatChunk]:
+        """The chunks of a choice's next event."""
+        self._record.note(index, event)
         match event:
             case events.OutputTextDelta():
-                return [*self._opening(), self._chunk(Delta(content=event.delta), logprobs=event.logprobs)]
+                text = self._chunk(index, Delta(content=event.delta), logprobs=event.logprobs)
+                return [*self._opening(index), text]
             case events.QueryCompleted():
-                return [*self._opening(), *self._closing(event)]
+                return [*self._opening(index), *self._closing(index, event)]
         return []
 
-    def _opening(self) -> list[ChatChunk]:
-        if self._opened:
+    def _opening(self, index: int) -> list[ChatChunk]:
+        if index in self._opened:
             return []
-        self._opened = True
-        first = self._chunk(Delta(role="assistant", content=""))
-        citations = tuple(self._record.citations)
+        opening = self._chunk(index, Delta(role="assistant", content=""))
         record = self._record
-        return [msgspec.structs.replace(first, citations=citations, partial=record.partial, rewriting=record.rewriting)]
+        if not self._opened:
+            cited = tuple(record.citations)
+            opening = msgspec.structs.replace(
+                opening, citations=cited, partial=record.partial, rewriting=record.rewriting
+            )
+        self._opened.add(index)
+        return [opening]
 
-    def _closing(self, completed: events.QueryCompleted) -> list[ChatChunk]:
-        last = self._chunk(Delta(), completed.response.finish_reason, self._record.left(completed))
-        if not self._include_usage:
+    def _closing(self, index: int, completed: events.QueryCompleted) -> list[ChatChunk]:
+        left = self._record.left(index, completed)
+        last = self._chunk(index, Delta(), completed.response.finish_reason, left)
+        usage = self._record.usage()
+        if usage is None or not self._include_usage:
             return [last]
-        return [last, msgspec.structs.replace(last, choices=(), usage=completed.usage)]
+        return [last, msgspec.structs.replace(last, choices=(), usage=usage)]
 
     def _chunk(
         self,
+        index: int,
         delta: Delta,
         finish_reason: FinishReason | None = None,
         logprobs: tuple[ScoredToken, ...] | msgspec.UnsetType = msgspec.UNSET,
@@ -144,7 +162,7 @@ class ChatChunks:
             id=_chat_id(created.query_id),
             created=created.created_at,
             model=created.model,
-            choices=(ChunkChoice(delta=delta, logprobs=_logprobs(logprobs), finish_reason=finish_reason),),
+            choices=(ChunkChoice(index=index, delta=delta, logprobs=_logprobs(logprobs), finish_reason=finish_reason),),
             usage=None if self._include_usage else msgspec.UNSET,
         )
 

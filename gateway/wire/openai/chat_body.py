@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from gateway.wire.openai.choice_fields import ChoiceFields
 from gateway.wire.openai.conversation_fields import ConversationFields
 from gateway.wire.openai.messages import ASKS, ChatTurn
 from gateway.wire.openai.parameters import OpenAIBody
@@ -13,7 +14,7 @@ from protocol.errors import InvalidRequest
 from protocol.generation import Sampling
 
 
-class ChatBody(StreamFields, OpenAIBody, AnswerBody, ConversationFields, SamplingFields):
+class ChatBody(ChoiceFields, StreamFields, OpenAIBody, AnswerBody, ConversationFields, SamplingFields):
     """OpenAI's chat request, plus our fields of an answer and of a conversation, and vLLM's sampling parameters."""
 
     model: str = Field(min_length=1)

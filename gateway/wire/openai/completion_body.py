@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from gateway.wire.openai.choice_fields import ChoiceFields
 from gateway.wire.openai.parameters import OpenAIBody
 from gateway.wire.openai.sampling_fields import SamplingFields, TopLogprobs
 from gateway.wire.openai.stream_fields import StreamFields
@@ -14,7 +15,7 @@ from protocol.generation import Sampling
 _TokenIds = list[int]
 
 
-class CompletionBody(StreamFields, OpenAIBody, AnswerBody, SamplingFields):
+class CompletionBody(ChoiceFields, StreamFields, OpenAIBody, AnswerBody, SamplingFields):
     """OpenAI's completion request. The prompt is the question: the answer does not continue its text."""
 
     model: str = Field(min_length=1)

@@ -4,6 +4,8 @@ In addition to OpenAI's fields, a completion and the first object of a stream ha
 a chat.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -11,6 +13,7 @@ import msgspec
 from gateway.wire import events
 from gateway.wire.logprobs import ScoredToken
 from gateway.wire.openai.stream_record import StreamRecord
+from gateway.wire.openai.usage import usage_of_choices
 from gateway.wire.reply import Citation, Reply, Usage
 from protocol.generation import FinishReason
 
@@ -25,9 +28,9 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The one choice of a completion. In a stream, only the last one has the ``finish_reason``."""
+    """One choice of a completion. In a stream, only a choice's last part has the ``finish_reason``."""
 
-    index: int = 0
+    index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
@@ -46,57 +49,70 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     partial: bool | msgspec.UnsetType = msgspec.UNSET
 
 
-def completion(reply: Reply) -> Completion:
-    """Convert a reply into OpenAI's format."""
-    choice = CompletionChoice(
-        text=reply.output_text, logprobs=_logprobs(reply.logprobs, 0), finish_reason=reply.finish_reason
-    )
+def completion(replies: Sequence[Reply]) -> Completion:
+    """Convert the replies of choices into OpenAI's format."""
+    first = replies[0]
     return Completion(
-        id=_completion_id(reply.query_id),
-        created=reply.created_at,
-        model=reply.model,
-        choices=(choice,),
-        usage=reply.usage,
-        citations=reply.citations,
-        partial=reply.partial,
+        id=_completion_id(first.query_id),
+        created=first.created_at,
+        model=first.model,
+        choices=tuple(
+            CompletionChoice(
+                index=index,
+                text=reply.output_text,
+                logprobs=_logprobs(reply.logprobs, 0),
+                finish_reason=reply.finish_reason,
+            )
+            for index, reply in enumerate(replies)
+        ),
+        usage=usage_of_choices([reply.usage for reply in replies]),
+        citations=first.citations,
+        partial=first.partial,
     )
 
 
 class CompletionChunks:
-    """Converts a query's events into the objects of a stream."""
+    """Converts the events of ``count`` choices into the objects of a stream."""
 
-    def __init__(self, include_usage: bool) -> None:
+    def __init__(self, count: int, include_usage: bool) -> None:
         self._include_usage = include_usage
-        self._record = StreamRecord()
+        self._record = StreamRecord(count)
         self._opened = False
-        # Of the next token with a log probability.
-        self._offset = 0
+        # Of each choice's next token with a log probability.
+        self._offsets = Counter[int]()
 
-    def of(self, event: events.Event) -> list[Completion]:
-        """The objects of the next event."""
-        self._record.note(event)
+    def of(self, index: int, event: events.Event) -> list[Completion]:
+        """The objects of a choice's next event."""
+        self._record.note(index, event)
         match event:
             case events.OutputTextDelta():
-                return [self._part(event.delta, event.logprobs)]
+                return [self._part(index, event.delta, event.logprobs)]
             case events.QueryCompleted():
-                last = self._part("", self._record.left(event), event.response.finish_reason)
-                return [last, *([msgspec.structs.replace(last, choices=(), usage=event.usage)] * self._include_usage)]
+                return self._closing(index, event)
         return []
+
+    def _closing(self, index: int, completed: events.QueryCompleted) -> list[Completion]:
+        last = self._part(index, "", self._record.left(index, completed), completed.response.finish_reason)
+        usage = self._record.usage()
+        if usage is None or not self._include_usage:
+            return [last]
+        return [last, msgspec.structs.replace(last, choices=(), usage=usage)]
 
     def _part(
         self,
+        index: int,
         text: str,
         tokens: tuple[ScoredToken, ...] | msgspec.UnsetType,
         finish_reason: FinishReason | None = None,
     ) -> Completion:
         created, opened, self._opened = self._record.created, self._opened, True
-        logprobs = _logprobs(tokens, self._offset)
-        self._offset += 0 if tokens is msgspec.UNSET else sum(len(token.token) for token in tokens)
+        logprobs = _logprobs(tokens, self._offsets[index])
+        self._offsets[index] += 0 if tokens is msgspec.UNSET else sum(len(token.token) for token in tokens)
         return Completion(
             id=_completion_id(created.query_id),
             created=created.created_at,
             model=created.model,
-            choices=(CompletionChoice(text=text, logprobs=logprobs, finish_reason=finish_reason),),
+            choices=(CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason),),
             usage=None if self._include_usage else msgspec.UNSET,
             citations=msgspec.UNSET if opened else tuple(self._record.citations),
             partial=msgspec.UNSET if opened else self._record.partial,

@@ -53,7 +53,7 @@ async def test_log_probabilities(client, stream: bool):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("echo", True), ("suffix", "."), ("best_of", 2), ("n", 2), ("prompt", ["a", "b"]), ("prompt", [1, 2])],
+    [("echo", True), ("suffix", "."), ("best_of", 2), ("prompt", ["a", "b"]), ("prompt", [1, 2])],
 )
 async def test_what_is_not_served_is_refused_by_name(served, name: str, value):
     answer = await served.client.post("/v1/completions", json={"model": MODEL, "prompt": "What?", name: value})

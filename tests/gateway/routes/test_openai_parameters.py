@@ -34,7 +34,6 @@ async def client(live):
         ("function_call", {"name": "look_up"}),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "alloy", "format": "wav"}),
-        ("n", 2),
         ("store", True),
         ("service_tier", "priority"),
         ("reasoning_effort", "high"),
@@ -105,7 +104,8 @@ async def test_sampling_is_passed_on(live, client):
     [
         ("frequency_penalty", 3), ("presence_penalty", -2.5), ("repetition_penalty", 0), ("min_p", 1.5), ("top_p", 0),
         ("sampling_top_k", -2), ("logit_bias", {"a": 1}), ("logit_bias", {"1": 101}), ("stop", ""), ("stop", ["x", ""]),
-        ("top_logprobs", 21), ("response_format", {"type": "yaml"}), ("response_format", {"type": "json_schema"}),
+        ("top_logprobs", 21), ("n", 0), ("n", 17), ("response_format", {"type": "yaml"}),
+        ("response_format", {"type": "json_schema"}),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": "object"}}),
     ],
 )  # fmt: skip

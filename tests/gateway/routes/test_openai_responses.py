@@ -142,6 +142,7 @@ async def test_a_refused_schema_is_a_400_that_names_the_format(served, stream: b
         ({"tools": [{"type": "file_search", "vector_store_ids": ["x"]}]}, "tools"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"store": True}, "store"),
+        ({"n": 2}, "n"),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),

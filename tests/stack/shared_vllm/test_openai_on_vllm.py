@@ -76,6 +76,39 @@ def test_tokens_of_an_answer_have_their_probabilities(client, model):
     assert all(token.token == token.top_logprobs[0].token for token in tokens)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_answers_rest_on_one_prefill(vllm_stack, client, model, stream):
+    def texts_of(system: str) -> list[str]:
+        reply = client.chat.completions.create(
+            model=model,
+            messages=[{"role": "system", "content": system}, {"role": "user", "content": ASKED}],
+            n=3,
+            temperature=1.5,
+            seed=1,
+            max_tokens=12,
+            stream=stream,
+            extra_body=COUNTRIES,
+        )
+        if not stream:
+            return [choice.message.content for choice in reply.choices]
+        texts = ["", "", ""]
+        for chunk in reply:
+            texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+        return texts
+
+    def tokens(source: str) -> float:
+        return vllm_stack.metric(f'ragtree_cache_tokens_total{{source="{source}"}}')
+
+    assert len(set(texts_of("Answer in a word."))) == 3
+    computed, cached = tokens("computed"), tokens("gpu")
+    # No other test has prefilled the document behind this system prompt.
+    texts_of(f"Answer in a word. Streamed: {stream}.")
+    computed, cached = tokens("computed") - computed, tokens("gpu") - cached
+    prompt = (computed + cached) / 3
+    # The others compute their question only.
+    assert prompt < computed < 2 * prompt
+
+
 def test_a_response_a_completion_and_a_chat_agree(client, model):
     chat = client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": ASKED}], max_tokens=16, extra_body=COUNTRIES
