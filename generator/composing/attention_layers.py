@@ -35,6 +35,7 @@ class AttentionLayer:
         self.name = places.name
         self.module = module
         self.rotation = rotation
+        self._page_tokens = places.shape.tokens
         cache: torch.Tensor = module.kv_cache
         # Backends put the blocks first, or second behind K and V.
         self._cache = cache.movedim(list(cache.shape).index(num_blocks), 0)
@@ -49,9 +50,14 @@ class AttentionLayer:
         """Keys of ``tokens`` [tokens, heads, key_dim] out of ``blocks`` of the KV cache, counted in these blocks."""
         return self._in_block.keys(self._cache.index_select(0, blocks).flatten(1), tokens)
 
-    def kv(self, blocks: torch.Tensor, tokens: range) -> LayerKv:
-        """Keys and values of ``tokens`` out of ``blocks`` of the KV cache, counted in these blocks."""
-        return self._in_block.decode(self._cache.index_select(0, blocks).flatten(1), tokens)
+    def kv(self, blocks: torch.Tensor, positions: torch.Tensor) -> LayerKv:
+        """Keys and values of the tokens at ``positions`` of a prompt in ``blocks`` of the KV cache, in their order."""
+        # Reading all of a prompt's blocks for a few tokens takes longer than computing them.
+        read, place = torch.unique(positions // self._page_tokens, return_inverse=True)
+        numbers = self._cache.index_select(0, blocks[read]).flatten(1)
+        keys, values = self._in_block.decode(numbers, range(len(read) * self._page_tokens))
+        tokens = place * self._page_tokens + positions % self._page_tokens
+        return LayerKv(keys[tokens], values[tokens])
 
     def write(self, kv: LayerKv, slots: torch.Tensor) -> None:
         """Write tokens' keys and values into their slots of the KV cache."""

@@ -8,7 +8,7 @@ import torch
 
 from generator.composing.attention_layers import AttentionLayer
 from generator.composing.codec import LayerKv
-from generator.composing.runs import Run
+from generator.composing.runs import Run, positions_of
 
 
 class Content(NamedTuple):
@@ -39,6 +39,6 @@ class ComposedPrompt(NamedTuple):
         """A layer's keys of a run of tokens, shape [tokens, heads, key_dim]."""
         return layer.keys(self.blocks, range(run.start, run.end))
 
-    def kv(self, layer: AttentionLayer, run: Run) -> LayerKv:
-        """A layer's keys and values of a run of tokens."""
-        return layer.kv(self.blocks, range(run.start, run.end))
+    def kv(self, layer: AttentionLayer, runs: Sequence[Run]) -> LayerKv:
+        """A layer's keys and values of the tokens of runs, in their order."""
+        return layer.kv(self.blocks, positions_of(runs, self.blocks.device))

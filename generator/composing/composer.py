@@ -174,7 +174,7 @@ class Composer:
         for run in runs:
             slots = self._slots(run, blocks)
             for layer in self._layers:
-                one = layer.kv(blocks[:1], range(1))
+                one = layer.kv(blocks, torch.zeros(1, dtype=torch.long, device=blocks.device))
                 keys, values = (part.new_zeros(run.tokens, *part.shape[1:]) for part in one)
                 layer.write(LayerKv(keys, values), slots)
 

@@ -49,5 +49,5 @@ class Deviation:
         return float((difference / length) ** 0.5) if length else 0.0
 
     def _kv(self, prompt: ComposedPrompt, runs: Sequence[Run]) -> torch.Tensor:
-        parts = [prompt.kv(self._layer, run) for run in runs]
-        return torch.cat([torch.cat([part.keys.flatten(1), part.values.flatten(1)], 1) for part in parts]).float()
+        keys, values = prompt.kv(self._layer, runs)
+        return torch.cat([keys.flatten(1), values.flatten(1)], 1).float()

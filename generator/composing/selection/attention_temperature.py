@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from generator.composing.attention_layers import AttentionLayer
 from generator.composing.codec import LayerKv
 from generator.composing.composed_prompt import ComposedPrompt
+from generator.composing.runs import positions_of
 from generator.composing.selection.base import Selection, Selector
 from generator.composing.slots import slots_of
 
@@ -26,10 +25,9 @@ class AttentionTemperature(Selector):
 
     def select(self, prompt: ComposedPrompt, budget: int) -> Selection:  # noqa: ARG002
         """No tokens at all."""
-        for document in prompt.documents:
-            positions = torch.arange(document.start, document.end, device=prompt.blocks.device)
-            slots = slots_of(positions, prompt.blocks, self._page_tokens)
-            for layer in self._layers:
-                kv = prompt.kv(layer, document)
-                layer.write(LayerKv(kv.keys / _TEMPERATURE, kv.values), slots)
+        positions = positions_of(prompt.documents, prompt.blocks.device)
+        slots = slots_of(positions, prompt.blocks, self._page_tokens)
+        for layer in self._layers:
+            keys, values = prompt.kv(layer, prompt.documents)
+            layer.write(LayerKv(keys / _TEMPERATURE, values), slots)
         return Selection(())

@@ -8,7 +8,7 @@ import torch
 from generator.composing.attention_layers import AttentionLayer
 from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.partial_forward import PartialForward, Stop
-from generator.composing.runs import best, windows
+from generator.composing.runs import best, positions_of, windows
 from generator.composing.selection.base import Selection, Selector
 
 _LAYER = 1
@@ -35,7 +35,7 @@ class CacheBlend(Selector):
     def select(self, prompt: ComposedPrompt, budget: int) -> Selection:
         """The tokens with the largest squared difference, ``budget`` of them at most."""
         scores = torch.zeros(prompt.question.start, device=prompt.token_ids.device)
-        kept = [prompt.kv(self._layer, document) for document in prompt.documents]
+        kept = prompt.kv(self._layer, prompt.documents)
         fresh: list[tuple[torch.Tensor, torch.Tensor]] = []
 
         def capture(module: Any, given: tuple[torch.Tensor, ...]) -> None:  # noqa: ANN401, ARG001  # vLLM is untyped
@@ -48,13 +48,8 @@ class CacheBlend(Selector):
         finally:
             hook.remove()
         ((keys, values),) = fresh
-        at = 0
-        for document, kv in zip(prompt.documents, kept, strict=True):
-            there = slice(at, at + document.tokens)
-            scores[document.start : document.end] = _difference(keys[there], kv.keys) + _difference(
-                values[there], kv.values
-            )
-            at += document.tokens
+        positions = positions_of(prompt.documents, scores.device)
+        scores[positions] = _difference(keys, kept.keys) + _difference(values, kept.values)
         return Selection(best(windows(prompt.documents, 1), self._over_ranks(scores), budget))
 
 

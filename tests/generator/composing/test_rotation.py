@@ -5,6 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytest.importorskip("vllm")
+
 from generator.composing.rotation import Rotation
 
 POSITIONS, HEADS, DIM = 2048, 3, 16
