@@ -6,11 +6,11 @@ from starlette.requests import Request
 
 from gateway.deadline import Deadline
 from gateway.limits.quotas import QueryTicket
-from gateway.query.choices import Choices
 from gateway.query.query import Query
 from gateway.query.runs import QueryRun, Running
 from gateway.routes.dependencies import Gateway
 from gateway.routes.disconnect import while_connected
+from gateway.routes.openai.choices import Choices
 from gateway.routes.sse import RunResponse
 from protocol.errors import InvalidRequest
 

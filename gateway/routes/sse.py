@@ -15,8 +15,8 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
-from gateway.query.choices import Choices
 from gateway.query.runs import QueryRun, Running
+from gateway.routes.openai.choices import Choices
 from gateway.settings import GatewaySettings
 from gateway.wire.errors import ErrorReply, error_body
 from gateway.wire.events import Event

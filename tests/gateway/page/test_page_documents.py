@@ -345,7 +345,7 @@ def test_pages_and_deletion_by_keyboard(page: Browser, stack: PageStack):
     page.press(Keys.ENTER, Keys.TAB, Keys.ENTER)
     page.until(lambda: page.run("return document.activeElement.ariaLabel") == "Delete d16")
     page.until(lambda: stored(page) == [*names[10:15], *names[16:20]])
-    page.until(lambda: page.all("#collection option[value=paged]")[0].text == "paged (19)")
+    page.until(lambda: page.texts("#collection option[value=paged]") == ["paged (19)"])
     assert page.run("return document.activeElement.ariaLabel") == "Delete d16"
     with page.offline():
         page.press(Keys.ENTER, Keys.TAB, Keys.ENTER)
