@@ -7,13 +7,14 @@ missing, it can refuse a query at once.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import structlog
 
 from protocol.errors import EngineDied, EngineNotReady, RagtreeError, RetrieverNotReady, Unavailable
 from protocol.generation import EngineInfo
 from protocol.parts import Controller, Generator, Retriever
-from protocol.repeating import in_background
+from protocol.repeating import repeated
 
 log = structlog.get_logger(__name__)
 
@@ -86,20 +87,21 @@ class Readiness:
         await self.check()
         try:
             async with (
-                in_background(self._watch("engine", self._check_engine)),
-                in_background(self._watch("retriever", self._check_retriever)),
-                in_background(self._watch("controller", self._check_controller)),
+                repeated(partial(self._watch, self._check_engine), partial(self._pause_s, "engine")),
+                repeated(partial(self._watch, self._check_retriever), partial(self._pause_s, "retriever")),
+                repeated(partial(self._watch, self._check_controller), partial(self._pause_s, "controller")),
             ):
                 yield
         finally:
             if self._extra_check is not None:
                 self._extra_check.cancel()
 
-    async def _watch(self, part: str, check: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            await asyncio.sleep(self._interval_s / (_OFTENER if part in self._missing else 1))
-            await check()
-            self._log_change()
+    def _pause_s(self, part: str) -> float:
+        return self._interval_s / (_OFTENER if part in self._missing else 1)
+
+    async def _watch(self, check: Callable[[], Awaitable[None]]) -> None:
+        await check()
+        self._log_change()
 
     def _log_change(self) -> None:
         if self._missing.keys() != self._logged:

@@ -316,3 +316,8 @@ class InternalError(RagtreeError):
     """A defect of RAGTree; its details are in the log, not in the message."""
 
     code = "internal_error"
+
+    @classmethod
+    def logged(cls) -> "InternalError":
+        """The error of an exception that nothing expected, and that has been logged."""
+        return cls("RAGTree had an internal error; its log has the details.")

@@ -24,8 +24,8 @@ async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def repeated(work: Callable[[], Awaitable[None]], pause_s: float) -> AsyncIterator[None]:
-    """Call ``work`` every ``pause_s`` seconds while the context is open.
+async def repeated(work: Callable[[], Awaitable[None]], pause_s: float | Callable[[], float]) -> AsyncIterator[None]:
+    """Call ``work`` every ``pause_s`` seconds while the context is open. A callable gives each pause anew.
 
     A failure is logged, with its traceback if it is not a RagtreeError, and the work is tried again after the next
     pause.
@@ -34,9 +34,9 @@ async def repeated(work: Callable[[], Awaitable[None]], pause_s: float) -> Async
         yield
 
 
-async def _repeat(work: Callable[[], Awaitable[None]], pause_s: float) -> None:
+async def _repeat(work: Callable[[], Awaitable[None]], pause_s: float | Callable[[], float]) -> None:
     while True:
-        await asyncio.sleep(pause_s)
+        await asyncio.sleep(pause_s() if callable(pause_s) else pause_s)
         try:
             await work()
         except Exception as error:

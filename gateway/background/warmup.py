@@ -113,7 +113,7 @@ class WarmUps:
             job.status = "failed"
         except Exception:
             log.exception("warm_up_defect", job_id=job.job_id)
-            job.last_error = InternalError("RAGTree had an internal error; its log has the details.")
+            job.last_error = InternalError.logged()
             job.status = "failed"
         finally:
             job.updated_at = self._clock()

@@ -109,7 +109,7 @@ class QueryRun:
             self.error = error
         except Exception:
             log.exception("query_defect")
-            self.error = InternalError("RAGTree had an internal error; its log has the details.")
+            self.error = InternalError.logged()
 
     def _end(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():

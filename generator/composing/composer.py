@@ -14,7 +14,7 @@ from generator.composing.codec import LayerKv
 from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.deviation import Deviation, TooFar
 from generator.composing.partial_forward import PartialForward
-from generator.composing.runs import Run, joined, slices
+from generator.composing.runs import Run, joined, positions_of, slices
 from generator.composing.selection.base import Selection, Selector
 from generator.composing.slots import slots_of
 
@@ -179,8 +179,7 @@ class Composer:
                 layer.write(LayerKv(keys, values), slots)
 
     def _slots(self, run: Run, blocks: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(run.start, run.end, device=blocks.device)
-        return slots_of(positions, blocks, self._page_tokens)
+        return slots_of(positions_of([run], blocks.device), blocks, self._page_tokens)
 
 
 def _gaps(start: int, end: int, runs: Sequence[Run]) -> list[Run]:

@@ -70,7 +70,7 @@ class Choices:
             self._error = next(error for error in failed.exceptions if isinstance(error, RagtreeError))
         except* Exception:
             log.exception("choices_defect", query_id=self.query_id)
-            self._error = InternalError("RAGTree had an internal error; its log has the details.")
+            self._error = InternalError.logged()
         finally:
             self.cancel()
             # What each of them used is known only then.

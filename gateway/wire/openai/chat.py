@@ -114,8 +114,7 @@ class ChatChunks:
     """Converts the events of ``count`` choices into chunks. The first one, at the first text, has the citations."""
 
     def __init__(self, count: int, include_usage: bool) -> None:
-        self._include_usage = include_usage
-        self._record = StreamRecord(count)
+        self._record = StreamRecord(count, include_usage)
         self._opened: set[int] = set()
 
     def of(self, index: int, event: events.Event) -> list[ChatChunk]:
@@ -144,11 +143,7 @@ class ChatChunks:
 
     def _closing(self, index: int, completed: events.QueryCompleted) -> list[ChatChunk]:
         left = self._record.left(index, completed)
-        last = self._chunk(index, Delta(), completed.response.finish_reason, left)
-        usage = self._record.usage()
-        if usage is None or not self._include_usage:
-            return [last]
-        return [last, msgspec.structs.replace(last, choices=(), usage=usage)]
+        return self._record.ending(self._chunk(index, Delta(), completed.response.finish_reason, left))
 
     def _chunk(
         self,
@@ -163,7 +158,7 @@ class ChatChunks:
             created=created.created_at,
             model=created.model,
             choices=(ChunkChoice(index=index, delta=delta, logprobs=_logprobs(logprobs), finish_reason=finish_reason),),
-            usage=None if self._include_usage else msgspec.UNSET,
+            usage=self._record.no_usage,
         )
 
 

@@ -75,8 +75,7 @@ class CompletionChunks:
     """Converts the events of ``count`` choices into the objects of a stream."""
 
     def __init__(self, count: int, include_usage: bool) -> None:
-        self._include_usage = include_usage
-        self._record = StreamRecord(count)
+        self._record = StreamRecord(count, include_usage)
         self._opened = False
         # Of each choice's next token with a log probability.
         self._offsets = Counter[int]()
@@ -88,15 +87,9 @@ class CompletionChunks:
             case events.OutputTextDelta():
                 return [self._part(index, event.delta, event.logprobs)]
             case events.QueryCompleted():
-                return self._closing(index, event)
+                left = self._record.left(index, event)
+                return self._record.ending(self._part(index, "", left, event.response.finish_reason))
         return []
-
-    def _closing(self, index: int, completed: events.QueryCompleted) -> list[Completion]:
-        last = self._part(index, "", self._record.left(index, completed), completed.response.finish_reason)
-        usage = self._record.usage()
-        if usage is None or not self._include_usage:
-            return [last]
-        return [last, msgspec.structs.replace(last, choices=(), usage=usage)]
 
     def _part(
         self,
@@ -113,7 +106,7 @@ class CompletionChunks:
             created=created.created_at,
             model=created.model,
             choices=(CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason),),
-            usage=None if self._include_usage else msgspec.UNSET,
+            usage=self._record.no_usage,
             citations=msgspec.UNSET if opened else tuple(self._record.citations),
             partial=msgspec.UNSET if opened else self._record.partial,
         )

@@ -1,6 +1,7 @@
 """What the later objects of a stream need of the earlier events."""
 
 from collections import Counter
+from typing import TypeVar
 
 import msgspec
 
@@ -10,15 +11,18 @@ from gateway.wire.openai.usage import usage_of_choices
 from gateway.wire.reply import Citation, Usage
 from gateway.wire.rewriting import Rewriting
 
+T = TypeVar("T", bound=msgspec.Struct)
+
 
 class StreamRecord:
     """Collects the citations of the first of ``count`` choices, and counts each choice's tokens with log probabilities.
 
-    All choices rest on the same documents.
+    All choices rest on the same documents. With ``include_usage``, the stream ends with an object that has their usage.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, include_usage: bool) -> None:
         self._count = count
+        self._include_usage = include_usage
         self.citations: list[Citation] = []
         self.partial = False
         self.rewriting: Rewriting | None = None
@@ -47,11 +51,17 @@ class StreamRecord:
         logprobs = completed.response.logprobs
         return msgspec.UNSET if logprobs is msgspec.UNSET else logprobs[self._scored[index] :] or msgspec.UNSET
 
-    def usage(self) -> Usage | None:
-        """The usage of all choices; None until the last one is complete."""
-        if len(self._usages) < self._count:
-            return None
-        return usage_of_choices([self._usages[index] for index in range(self._count)])
+    @property
+    def no_usage(self) -> msgspec.UnsetType | None:
+        """The usage field of the objects that do not have it."""
+        return None if self._include_usage else msgspec.UNSET
+
+    def ending(self, last: T) -> list[T]:
+        """A choice's last object and, if all choices are complete, that of their usage."""
+        if not self._include_usage or len(self._usages) < self._count:
+            return [last]
+        usage = usage_of_choices([self._usages[index] for index in range(self._count)])
+        return [last, msgspec.structs.replace(last, choices=(), usage=usage)]
 
     def _note_first(self, event: events.Event) -> None:
         match event:
