@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, SlidingWindowSpec, iter_layer_specs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, SlidingWindowSpec, UniformTypeKVCacheSpecs
 
 from generator.refusal_file import refusal_passed_on
 from protocol.errors import ConfigError
@@ -99,7 +99,7 @@ def check_kv_cache(kv_cache: "KVCacheConfig") -> None:
     """Check what vLLM keeps for each layer of the loaded model. Raises ConfigError for what is not supported."""
     if len(kv_cache.kv_cache_groups) != 1:
         raise _refusal("models whose layers keep different kinds of KV", _WITHOUT)
-    specs = list(iter_layer_specs(kv_cache.kv_cache_groups[0].kv_cache_spec))
+    specs = _layer_specs(kv_cache.kv_cache_groups[0].kv_cache_spec)
     for spec in specs:
         if type(spec) is SlidingWindowSpec:
             raise _sliding_window(spec.sliding_window)
@@ -110,6 +110,11 @@ def check_kv_cache(kv_cache: "KVCacheConfig") -> None:
             raise _refusal("quantised KV", _OWN_DTYPE)
     if len({spec.dtype for spec in specs}) > 1:
         raise _refusal("layers with KV in different dtypes", _OWN_DTYPE)
+
+
+def _layer_specs(group: "KVCacheSpec") -> "list[KVCacheSpec]":
+    """What vLLM keeps for each layer of a group, or once for all of them."""
+    return list(group.kv_cache_specs.values()) if isinstance(group, UniformTypeKVCacheSpecs) else [group]
 
 
 def _unsupported_attention(spec: "KVCacheSpec") -> str | None:
@@ -124,7 +129,8 @@ def _unsupported_attention(spec: "KVCacheSpec") -> str | None:
         return "chunked local attention"
     if spec.non_causal:
         return "non-causal attention"
-    if spec.tokens_per_state != 1:
+    # vLLM 0.26 has no such states.
+    if getattr(spec, "tokens_per_state", 1) != 1:
         return "KV states of several tokens"
     return None
 
