@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from generator.composing.codec import LayerCodec, LayerKv
+from generator.composing.codec import LayerCodec, LayerKv, Tokens
 from generator.composing.rotation import Rotation
 from generator.connector.worker.blocks import LayerPlaces
 from protocol.errors import ConfigError
@@ -42,12 +42,12 @@ class AttentionLayer:
         self._in_page = LayerCodec(places.shape, places.in_page, cache.device)
         self._in_block = LayerCodec(places.shape, places.in_block, cache.device)
 
-    def decoded(self, pages: torch.Tensor, tokens: range) -> LayerKv:
-        """Keys and values of ``tokens`` out of ``pages`` [pages, page_bytes], counted in these pages."""
+    def decoded(self, pages: torch.Tensor, tokens: Tokens) -> LayerKv:
+        """Keys and values of ``tokens`` out of ``pages`` [pages, page_bytes]."""
         return self._in_page.decode(pages.view(self._cache.dtype), tokens)
 
-    def keys(self, blocks: torch.Tensor, tokens: range) -> torch.Tensor:
-        """Keys of ``tokens`` [tokens, heads, key_dim] out of ``blocks`` of the KV cache, counted in these blocks."""
+    def keys(self, blocks: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+        """Keys of ``tokens`` [tokens, heads, key_dim] out of ``blocks`` of the KV cache."""
         return self._in_block.keys(self._cache.index_select(0, blocks).flatten(1), tokens)
 
     def kv(self, blocks: torch.Tensor, positions: torch.Tensor) -> LayerKv:
@@ -55,9 +55,7 @@ class AttentionLayer:
         # Reading all of a prompt's blocks for a few tokens takes longer than computing them.
         read, place = torch.unique(positions // self._page_tokens, return_inverse=True)
         numbers = self._cache.index_select(0, blocks[read]).flatten(1)
-        keys, values = self._in_block.decode(numbers, range(len(read) * self._page_tokens))
-        tokens = place * self._page_tokens + positions % self._page_tokens
-        return LayerKv(keys[tokens], values[tokens])
+        return self._in_block.decode(numbers, place * self._page_tokens + positions % self._page_tokens)
 
     def write(self, kv: LayerKv, slots: torch.Tensor) -> None:
         """Write tokens' keys and values into their slots of the KV cache."""
@@ -80,7 +78,7 @@ def attention_layers(
         embedding = _rotary_embedding(layer.name, modules)
         if id(embedding) not in rotations:
             # Computed again, because vLLM keeps it in the precision of the model.
-            cos_sin = embedding._compute_cos_sin_cache()
+            cos_sin = embedding._compute_cos_sin_cache().to(registered[layer.name].kv_cache.device)
             rotations[id(embedding)] = Rotation(cos_sin, neox=embedding.is_neox_style)
         layers.append(AttentionLayer(layer, registered[layer.name], rotations[id(embedding)], num_blocks))
     return layers

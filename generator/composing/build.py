@@ -92,15 +92,15 @@ def _highest_of_ranks(scores: torch.Tensor) -> torch.Tensor:
 
 def _check_rotation(layers: list[AttentionLayer], forward: PartialForward, longest: int) -> None:
     """Compare moved keys with those that the model computes. A token that stands alone sees itself at any position."""
-    block = torch.tensor([1])
+    block = torch.tensor([1], device=forward.device)
     forward.compute_alone(_PROBED_TOKEN, 0, 1)
-    there = [layer.keys(block, range(1)) for layer in layers]
+    there = [layer.keys(block, slice(1)) for layer in layers]
     for position in _PROBED:
         if position >= longest:
             continue
         forward.compute_alone(_PROBED_TOKEN, position, 1)
         for layer, keys in zip(layers, there, strict=True):
-            error = layer.rotation.error(keys, position, layer.keys(block, range(1)))
+            error = layer.rotation.error(keys, position, layer.keys(block, slice(1)))
             if not error < MOST_ERROR:
                 raise ConfigError(
                     f"the KV of layer {layer.name} cannot be composed: moved by {position} positions, its keys differ "

@@ -1,7 +1,7 @@
 """Reads keys and values out of blocks and pages, in whatever order the attention backend keeps them."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -9,9 +9,12 @@ from numpy.typing import NDArray
 
 from generator.connector.worker.layout_map import KvShape
 
+Tokens: TypeAlias = slice | torch.Tensor
+"""Which tokens of blocks are read, counted from the first block's first one."""
+
 
 class LayerKv(NamedTuple):
-    """A layer's ``keys`` [tokens, heads, key_dim] and ``values`` [tokens, heads, value_dim] of consecutive tokens."""
+    """A layer's ``keys`` [tokens, heads, key_dim] and ``values`` [tokens, heads, value_dim]."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -30,16 +33,13 @@ class LayerCodec:
         self._keys = _Part(keys, device)
         self._values = _Part(values, device)
 
-    def decode(self, blocks: torch.Tensor, tokens: range) -> LayerKv:
-        """The keys and values of ``tokens``, counted from the first block's first one.
+    def decode(self, blocks: torch.Tensor, tokens: Tokens) -> LayerKv:
+        """The keys and values of ``tokens`` out of ``blocks`` [blocks, elements]."""
+        return LayerKv(self.keys(blocks, tokens), self._values.read(blocks)[tokens])
 
-        ``blocks`` [blocks, elements] are consecutive blocks of a prompt.
-        """
-        return LayerKv(self.keys(blocks, tokens), self._values.read(blocks)[tokens.start : tokens.stop])
-
-    def keys(self, blocks: torch.Tensor, tokens: range) -> torch.Tensor:
+    def keys(self, blocks: torch.Tensor, tokens: Tokens) -> torch.Tensor:
         """Only the keys, as ``decode`` gives them."""
-        return self._keys.read(blocks)[tokens.start : tokens.stop]
+        return self._keys.read(blocks)[tokens]
 
 
 class _Part:

@@ -37,7 +37,7 @@ class ComposedPrompt(NamedTuple):
 
     def keys(self, layer: AttentionLayer, run: Run) -> torch.Tensor:
         """A layer's keys of a run of tokens, shape [tokens, heads, key_dim]."""
-        return layer.keys(self.blocks, range(run.start, run.end))
+        return layer.keys(self.blocks, slice(run.start, run.end))
 
     def kv(self, layer: AttentionLayer, runs: Sequence[Run]) -> LayerKv:
         """A layer's keys and values of the tokens of runs, in their order."""

@@ -13,6 +13,7 @@ from generator.composing.auxiliary.document_cache import DocumentCache
 from generator.composing.codec import LayerKv
 from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.deviation import Deviation, TooFar
+from generator.composing.donated import Donated, joined_pages, moved_together, moves_of
 from generator.composing.partial_forward import PartialForward
 from generator.composing.runs import Run, joined, positions_of, slices
 from generator.composing.selection.base import Selection, Selector
@@ -21,18 +22,10 @@ from generator.composing.slots import slots_of
 _MOVED_FOR_COMPUTED = 16
 """Tokens that are moved in less than the time that computing one takes."""
 
-_MEASURED_PAGES = 8
+_MEASURED_TOKENS = 1024
+"""To move. For few tokens, a GPU takes as long as launching its kernels does."""
+
 _MEASUREMENTS = 3
-
-
-class Donated(NamedTuple):
-    """KV of a document as it was computed: its first token was at ``position`` of its prompt.
-
-    ``pages`` [pages, page_bytes] are those that hold any of the tokens; a page begins at a multiple of its tokens.
-    """
-
-    position: int
-    pages: torch.Tensor
 
 
 class Task(NamedTuple):
@@ -117,12 +110,12 @@ class Composer:
         prompt = task.prompt
         documents = prompt.documents
         moved = 0
-        for donated, place in zip(task.donated, documents, strict=True):
+        for group in moved_together(task.donated, prompt.blocks.device):
             if moved > _MOVED_FOR_COMPUTED * self._step_tokens:
                 yield None
                 moved = 0
-            self._place(donated, place, prompt.blocks)
-            moved += place.tokens
+            self._place(group, prompt.blocks)
+            moved += sum(document.place.tokens for document in group)
         yield None
         missing = _gaps(task.exact, task.end, documents)
         self._blank(missing, prompt.blocks)
@@ -146,40 +139,43 @@ class Composer:
             return Selection(())
         return self._selectors[task.method].select(task.prompt, int(task.share * donated_tokens))
 
-    def measure_move_s(self, page_bytes: int) -> float:
-        """The seconds that moving one token's KV takes. Writes into the first blocks, so the engine must be idle."""
-        blocks = torch.arange(1, _MEASURED_PAGES + 1, device=self._forward.device)
-        pages = torch.zeros((_MEASURED_PAGES, page_bytes), dtype=torch.uint8, device=self._forward.device)
-        tokens = (_MEASURED_PAGES - 1) * self._page_tokens
-        donated = Donated(0, pages)
+    def measure_move_s(self, page_bytes: int, num_blocks: int) -> float:
+        """The seconds that moving one token's KV takes.
+
+        Writes into the first of the engine's ``num_blocks`` blocks, so the engine must be idle.
+        """
+        pages = min(_MEASURED_TOKENS // self._page_tokens, num_blocks - 1)
+        blocks = torch.arange(1, pages + 1, device=self._forward.device)
+        place = Run(1, pages * self._page_tokens)
+        donated = Donated(0, place, torch.zeros((pages, page_bytes), dtype=torch.uint8))
         took = []
         for _ in range(_MEASUREMENTS):
             began = time.perf_counter()
-            self._place(donated, Run(1, 1 + tokens), blocks)
+            self._place([donated], blocks)
+            self._forward.finish()
             took.append(time.perf_counter() - began)
-        return min(took) / tokens
+        return min(took) / place.tokens
 
-    def _place(self, donated: Donated, place: Run, blocks: torch.Tensor) -> None:
-        """Write a document's KV into its place."""
-        first = donated.position % self._page_tokens
-        tokens = range(first, first + place.tokens)
-        slots = self._slots(place, blocks)
+    def _place(self, group: Sequence[Donated], blocks: torch.Tensor) -> None:
+        """Write documents' KV into their places."""
+        pages = joined_pages(group, blocks.device)
+        tokens, by = moves_of(group, self._page_tokens, blocks.device)
+        slots = self._slots([document.place for document in group], blocks)
         for layer in self._layers:
-            keys, values = layer.decoded(donated.pages, tokens)
-            moved = layer.rotation.moved(keys, place.start - donated.position)
-            layer.write(LayerKv(moved, values), slots)
+            keys, values = layer.decoded(pages, tokens)
+            layer.write(LayerKv(layer.rotation.moved(keys, by), values), slots)
 
     def _blank(self, runs: Sequence[Run], blocks: torch.Tensor) -> None:
         """Write zeros into what is computed after the selection: its blocks hold what other requests left there."""
         for run in runs:
-            slots = self._slots(run, blocks)
+            slots = self._slots([run], blocks)
             for layer in self._layers:
                 one = layer.kv(blocks, torch.zeros(1, dtype=torch.long, device=blocks.device))
                 keys, values = (part.new_zeros(run.tokens, *part.shape[1:]) for part in one)
                 layer.write(LayerKv(keys, values), slots)
 
-    def _slots(self, run: Run, blocks: torch.Tensor) -> torch.Tensor:
-        return slots_of(positions_of([run], blocks.device), blocks, self._page_tokens)
+    def _slots(self, runs: Sequence[Run], blocks: torch.Tensor) -> torch.Tensor:
+        return slots_of(positions_of(runs, blocks.device), blocks, self._page_tokens)
 
 
 def _gaps(start: int, end: int, runs: Sequence[Run]) -> list[Run]:

@@ -48,6 +48,11 @@ class PartialForward:
         positions = positions_of(runs, self.device)
         return self._forward(token_ids[positions], positions, positions, runs, blocks, attended)
 
+    def finish(self) -> None:
+        """Wait until the device has done what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def compute_alone(self, token_id: int, position: int, block: int) -> None:
         """Compute a token as if it stood alone at a position, into the first slot of a block."""
         ids = torch.tensor([token_id], device=self.device)
@@ -123,4 +128,6 @@ class PartialForward:
         )
         for groups in self._runner.attn_groups:
             for group in groups:
-                yield group.layer_names, group.get_metadata_builder().build(0, common)
+                # Not a schedule made ahead: a GPU's backend keeps room in it for the requests of a step, and a prompt
+                # may have more runs.
+                yield group.layer_names, group.get_metadata_builder().build(0, common, fast_build=True)

@@ -2,6 +2,8 @@
 
 import torch
 from vllm import _custom_ops as kernels
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.platforms import current_platform
 
 MOST_ERROR = 0.03
 """Of a rotation that is right. Rounding to bfloat16 makes 0.01, a wrong rotation more than 1."""
@@ -21,18 +23,29 @@ class Rotation:
         cos, sin = cos_sin.float().chunk(2, dim=-1)
         scale = torch.hypot(cos[:1], sin[:1])
         cos, sin = cos / scale, sin / scale
-        self._forwards, self._backwards = torch.cat([cos, sin], -1), torch.cat([cos, -sin], -1)
+        backwards, forwards = torch.cat([cos, -sin], -1), torch.cat([cos, sin], -1)
+        self._cos_sin = torch.cat([backwards.flip(0), forwards[1:]])
+        self._still = len(cos) - 1
         self._neox = neox
 
-    def moved(self, keys: torch.Tensor, by: int) -> torch.Tensor:
-        """``keys`` [tokens, heads, key_dim], moved by this many positions, forwards or backwards."""
-        if by == 0:
-            return keys
+    def moved(self, keys: torch.Tensor, by: int | torch.Tensor) -> torch.Tensor:
+        """``keys`` [tokens, heads, key_dim], moved by this many positions, forwards or backwards.
+
+        If ``by`` is a tensor [tokens], it has a number for each token.
+        """
+        if isinstance(by, int):
+            if by == 0:
+                return keys
+            by = torch.full((len(keys),), by, device=keys.device)
         # vLLM's own kernel takes a seventh of the time that a product with a matrix does. It works in place.
         moved = keys.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        rows = torch.full((len(keys),), abs(by), device=keys.device)
-        cos_sin = self._forwards if by > 0 else self._backwards
-        kernels.rotary_embedding(rows, moved.flatten(1), None, keys.shape[-1], cos_sin, self._neox)
+        rows, width = by + self._still, keys.shape[-1]
+        if keys.device.type == current_platform.device_type:
+            kernels.rotary_embedding(rows, moved.flatten(1), None, width, self._cos_sin, self._neox)
+        else:
+            # The auxiliary model's keys beside an engine on a GPU, whose vLLM has no kernel for a CPU.
+            turned = self._cos_sin.shape[-1]
+            moved, _ = RotaryEmbedding.forward_static(rows, moved, None, width, turned, self._cos_sin, self._neox)
         return moved.to(keys.dtype)
 
     def error(self, keys: torch.Tensor, by: int, expected: torch.Tensor) -> float:

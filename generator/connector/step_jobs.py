@@ -76,12 +76,22 @@ class Load:
         return [copy.source for copy in self.copies] + [block for donor in self.donors for block in donor.blocks]
 
     def split(self, count: int) -> "list[Load]":
-        """Up to ``count`` loads of about equally many pages, for as many threads. The first has all but the pages."""
+        """Up to ``count`` loads of about equally many pages and donors, for as many threads.
+
+        The first has all copies.
+        """
         pages = sum(len(piece.blocks) for piece in self.pieces)
+        count = min(count, max(pages, len(self.donors), 1))
         ends = [pages * number // count for number in range(1, count + 1)]
-        parts = [tuple(self._between(begin, end)) for begin, end in pairwise([0, *ends])]
-        first, *others = [pieces for pieces in parts if pieces] or [()]
-        return [replace(self, pieces=first), *(replace(self, pieces=pieces, copies=(), donors=()) for pieces in others)]
+        return [
+            replace(
+                self,
+                pieces=tuple(self._between(begin, end)),
+                copies=() if number else self.copies,
+                donors=self.donors[number::count],
+            )
+            for number, (begin, end) in enumerate(pairwise([0, *ends]))
+        ]
 
     def _between(self, begin: int, end: int) -> Iterator[Piece]:
         at = 0

@@ -99,12 +99,18 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         """
         assert self._blocks is not None
         try:
-            composer = new_composer(runner, self._blocks, self._kv_cache_config.num_blocks, self._settings)
+            num_blocks = self._kv_cache_config.num_blocks
+            composer = new_composer(runner, self._blocks, num_blocks, self._settings)
+            move_s = composer.measure_move_s(self._blocks.page_bytes, num_blocks)
         except ConfigError as error:
             log.info("kv_not_composable", reason=error.message)
             return None, error.message
+        except Exception as error:
+            # Whatever the error is, the engine serves: it only composes nothing.
+            log.exception("kv_not_composable")
+            return None, f"composing failed at its start: {type(error).__name__}: {error}"
         self._worker_side.compose_with(Compositions(composer, self._page_tokens, runner.device))
-        return ComposingInfo(composer.measure_move_s(self._blocks.page_bytes), composer.methods), ""
+        return ComposingInfo(move_s, composer.methods), ""
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Take the step's jobs, and start its loads, which run beside the step's forward pass.

@@ -35,6 +35,8 @@ def prepare_environment(settings: GeneratorSettings) -> None:
         # vLLM's logging set-up would remove the log handlers of this process.
         "VLLM_CONFIGURE_LOGGING": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        # Torch refuses a GPU to a process that was forked after it was asked whether there is one.
+        **({"VLLM_WORKER_MULTIPROC_METHOD": "spawn"} if has_gpu() else {}),
     }.items():
         if os.environ.get(name) == _set_here.get(name):
             os.environ[name] = _set_here[name] = value

@@ -28,7 +28,7 @@ class CacheBlend(Selector):
         forward: PartialForward,
         over_ranks: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
-        self._layer = layers[_LAYER]
+        self._layer = layers[min(_LAYER, len(layers) - 1)]
         self._forward = forward
         self._over_ranks = over_ranks
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from generator.connector.step_jobs import DonorPages, Load, LoadResult, Piece
 from generator.connector.worker.blocks import PagedBlocks
 from generator.connector.worker.kv_failures import warn
@@ -20,7 +18,7 @@ Ended = Callable[[Load, LoadResult, set[int]], None]
 """Takes a load that has ended, or a share of it, with the result and the failed blocks of the whole load."""
 
 Staged = Callable[[str, dict[str, Page]], None]
-"""Takes the pages of a request's donors, by key."""
+"""Takes the pages of some of a request's donors, by key."""
 
 
 @dataclass
@@ -108,8 +106,8 @@ class BackgroundLoads:
         found: dict[str, Page] = {}
         for donor in donors:
             span = pages_spanned(donor.prefix_tokens, donor.end - donor.start, self._blocks.page_tokens)
-            pages: Page = np.empty((len(span), self._blocks.page_bytes), np.uint8)
             try:
+                pages = self._blocks.host_pages(len(span))
                 if donor.tier is Tier.GPU:
                     fence()
                     for index, block in enumerate(donor.blocks):

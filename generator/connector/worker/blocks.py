@@ -130,6 +130,10 @@ class PagedBlocks(ABC):
         Pinned memory must stay as it is until ``finish`` has returned; any other memory is free when the call returns.
         """
 
+    def host_pages(self, count: int) -> Page:
+        """New host memory for ``count`` pages, which the device copies without a detour."""
+        return np.empty((count, self.page_bytes), np.uint8)
+
     @abstractmethod
     def in_place(self, block: int) -> list[Page]:
         """A block's own memory, one part a slab. Empty if it is not CPU memory."""

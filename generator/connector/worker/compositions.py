@@ -6,8 +6,9 @@ from typing import NamedTuple
 import torch
 
 from generator.composing.composed_prompt import ComposedPrompt, Content
-from generator.composing.composer import Composed, Composer, Donated, Task
+from generator.composing.composer import Composed, Composer, Task
 from generator.composing.deviation import TooFar
+from generator.composing.donated import Donated
 from generator.composing.runs import Run
 from generator.connector.step_jobs import ComposeStep, Composition, CompositionResult, DonorPages, Purge
 from generator.connector.worker.kv_failures import warn
@@ -28,7 +29,7 @@ class Ended(NamedTuple):
 class Compositions:
     """Takes the steps of compositions out of what has been read for them. ``composer`` has the engine's model.
 
-    For each, ``expect`` comes first, then ``stage`` if it has donors, then ``loaded``; the last two on any thread.
+    For each, ``expect`` comes first, then ``stage`` for all its donors, then ``loaded``; the last two on any thread.
     """
 
     def __init__(self, composer: Composer, page_tokens: int, device: torch.device) -> None:
@@ -65,8 +66,8 @@ class Compositions:
         self._composer.forget(purge.covers)
 
     def stage(self, request_id: str, pages: dict[str, Page]) -> None:
-        """Take what was read of a request's donors, by key."""
-        self._staged[request_id] = pages
+        """Take what was read of some of a request's donors, by key."""
+        self._staged.setdefault(request_id, {}).update(pages)
 
     def loaded(self, request_id: str, failed: set[int]) -> None:
         """Take the end of a request's load, with the blocks that could not be loaded."""
@@ -125,7 +126,10 @@ class Compositions:
             self._expected[request_id]._replace(documents=_documents(donors), contents=_contents(donors)),
             composition.exact,
             composition.end,
-            [Donated(donor.prefix_tokens, torch.from_numpy(staged[donor.key]).to(self._device)) for donor in donors],
+            [
+                Donated(donor.prefix_tokens, Run(donor.start, donor.end), torch.from_numpy(staged[donor.key]))
+                for donor in donors
+            ],
             recompute.method,
             recompute.share,
             recompute.bound,

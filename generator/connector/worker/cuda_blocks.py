@@ -103,6 +103,10 @@ class CudaBlocks(PagedBlocks):
             self._load(buffer, range(len(rows[part])), blocks[part])
             staging.given()
 
+    def host_pages(self, count: int) -> Page:
+        """New pinned memory for pages."""
+        return self._copies.pinned(count * self.page_bytes).reshape(count, self.page_bytes)
+
     def in_place(self, block: int) -> list[Page]:  # noqa: ARG002
         """Nothing: the CPU cannot access a GPU's memory."""
         return []

@@ -44,9 +44,9 @@ def test_what_was_written_is_read(layout, dtype):
     pages = np.empty((2, blocks.page_bytes), np.uint8)
     for row, block in enumerate((4, 2)):
         blocks.read(block, pages[row], TOKENS)
-    tokens = range(1, 2 * TOKENS - 1)
+    tokens = slice(1, 2 * TOKENS - 1)
     for places in blocks.places():
-        keys, values = (part[tokens.start : tokens.stop] for part in written[places.name])
+        keys, values = (part[tokens] for part in written[places.name])
         in_page = LayerCodec(places.shape, places.in_page, CPU).decode(torch.from_numpy(pages).view(dtype), tokens)
         own = blocks_first(layout, caches[places.name])[[4, 2]].flatten(1)
         in_block = LayerCodec(places.shape, places.in_block, CPU).decode(own, tokens)
@@ -62,7 +62,7 @@ def test_places_along_nested_axes_are_recognised():
     assert codec._axes(places) == [(2, 1000), (16, 1), (2, 200), (8, 16)]
     rows = torch.arange(4000).view(2, 2000)
     both = np.tile(places.astype(np.uint32).reshape(-1), 2)
-    read = LayerCodec(KvShape(32, 2, 8, 8), both, CPU).keys(rows, range(64))
+    read = LayerCodec(KvShape(32, 2, 8, 8), both, CPU).keys(rows, slice(64))
     assert torch.equal(read[40], rows[1][torch.from_numpy(places[8])])
 
 

@@ -1,5 +1,7 @@
 """A moved key is the key that the model would have computed at the other position."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -54,3 +56,22 @@ def test_a_scale_of_the_embedding_is_not_applied_twice():
 def test_moved_keys_keep_their_type():
     keys = torch.randn(4, HEADS, DIM).bfloat16()
     assert Rotation(cos_sin(DIM), neox=True).moved(keys, 3).dtype is torch.bfloat16
+
+
+def test_each_token_moves_by_its_own_number_of_positions():
+    keys = torch.randn(4, HEADS, DIM, generator=torch.Generator().manual_seed(0))
+    rotation, by = Rotation(cos_sin(DIM), neox=True), [0, 900, -77, 1]
+    moved = rotation.moved(keys, torch.tensor(by))
+    alone = [rotation.moved(keys[token : token + 1], positions) for token, positions in enumerate(by)]
+    torch.testing.assert_close(moved, torch.cat(alone))
+
+
+@pytest.mark.parametrize("neox", [True, False])
+@pytest.mark.parametrize("rotary_dim", [DIM, DIM // 2])
+def test_keys_off_the_engines_device_are_moved_alike(neox, rotary_dim, monkeypatch):
+    """As the auxiliary model's, beside an engine on a GPU."""
+    keys = torch.randn(5, HEADS, DIM, generator=torch.Generator().manual_seed(0))
+    rotation = Rotation(cos_sin(rotary_dim), neox)
+    by_kernel = rotation.moved(keys, -123)
+    monkeypatch.setattr("generator.composing.rotation.current_platform", SimpleNamespace(device_type="cuda"))
+    torch.testing.assert_close(rotation.moved(keys, -123), by_kernel)

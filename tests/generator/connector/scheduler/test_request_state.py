@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 
 from generator.connector.messages import Prefilled, RequestMessage
 from generator.connector.scheduler.request_state import Offer, RequestState
-from generator.connector.step_jobs import BlockCopy, Load, Piece
+from generator.connector.step_jobs import BlockCopy, DonorPages, Load, Piece
 from protocol.kv import pages_spanned
 from protocol.plans import PlannedNode
 from protocol.tiers import Tier
@@ -134,6 +134,15 @@ def test_split_loads_have_every_page_once(lengths, count, data):
     sizes = [len(pages(share)) for share in shares]
     assert len(shares) == min(count, sum(lengths))
     assert max(sizes) - min(sizes) <= 1
+
+
+@given(st.integers(0, 5), st.integers(0, 3), st.integers(1, 4))
+def test_split_loads_have_every_donor_once(count, blocks, threads):
+    donors = tuple(DonorPages(f"k{number}", ("", f"c{number}"), Tier.HOST, 0, 0, 9) for number in range(count))
+    load = Load("r", (Piece("k", Tier.HOST, 0, tuple(range(blocks))),) if blocks else (), donors=donors)
+    shares = load.split(threads)
+    assert sorted(donor.key for share in shares for donor in share.donors) == [donor.key for donor in donors]
+    assert len(shares) == min(threads, max(count, blocks, 1))
 
 
 def test_an_empty_load_is_split_into_one_share():
