@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -61,6 +62,8 @@ def main() -> int:
                     supervisor.skip(group, group.checks, why)
                 else:
                     supervisor.run(group)
+                if options.logs is not None:
+                    _copy_logs(scratch, options.logs)
     given = {"budget": options.budget, "levels": sorted(options.levels), "only": options.only, "small": options.small}
     result = Report(msgspec.to_builtins(machine), given, time.monotonic() - began, found)
     result.write(options.output)
@@ -73,9 +76,17 @@ def _machine() -> Machine:
     return msgspec.json.decode(answer.stdout.splitlines()[-1], type=Machine)
 
 
+def _copy_logs(scratch: Path, folder: Path) -> None:
+    """Copy what the processes so far have written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for log in scratch.glob("process-*/log"):
+        shutil.copyfile(log, folder / f"{log.parent.name}.log")
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/gpu-proof", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("gpu-proof.json"), help="file for the report")
+    parser.add_argument("--logs", type=Path, help="folder for the processes' logs, which are dropped by default")
     parser.add_argument("--budget", type=float, default=_BUDGET_S, help="seconds; what no longer fits is skipped")
     parser.add_argument("--levels", type=_levels, default={1, 2, 3}, help="1: blocks, 2: engines, 3: benchmarks")
     parser.add_argument("--only", default="", help="run only the checks whose name has this in it")

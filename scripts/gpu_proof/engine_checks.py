@@ -1,21 +1,17 @@
 """Level 2: KV through all tiers of a real vLLM, and what may go wrong on the way. No answer may change."""
 
 import asyncio
-import json
 import re
 
 from benchmarks.measuring.kv_paths import KvPath, random_segment
-from generator.engines.vllm_arguments import engine_arguments
 from generator.engines.vllm_engine import VllmEngine
-from generator.settings import GeneratorSettings, KvSettings
 from protocol.generation import Sampling
 from protocol.kv import LostCopy, Orders
 from protocol.prompts import SegmentKind
 from protocol.tiers import Tier
-from scripts.gpu_proof.answers import ask, begins_alike, compare, uncached
-from scripts.gpu_proof.models import make_model
+from scripts.gpu_proof.answers import TOLERANCE, ask, begins_alike, compare, uncached
+from scripts.gpu_proof.checked_engine import CheckedEngine
 from scripts.gpu_proof.process import Task
-from scripts.gpu_proof.random_weights import LOAD_FORMAT
 
 _CACHE_TOKENS = 2560
 """The engine's KV cache: room for three prompts of these checks, so that others are evicted or preempted."""
@@ -24,10 +20,7 @@ _LONGEST = 1024
 _STEP_TOKENS = 256
 """Tokens of a step, fewer than a document has."""
 
-_HOST_GIB, _DISK_GIB = 0.25, 0.25
-_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
-"""How far log probabilities may be apart in each dtype. Those of a few layers differ by 0.1 in bfloat16."""
-
+_HOST_GIB = 0.25
 _RUSH_TOKENS = 80
 """Tokens of each answer when requests outgrow the KV cache."""
 
@@ -39,68 +32,26 @@ class EngineChecks:
 
     def __init__(self, task: Task) -> None:
         given = task.group.settings
-        self._log = task.log
-        self._runner: str | None = given.get("runner")
-        self._tolerance = _TOLERANCE[given["dtype"]]
-        self._page_tokens: int = given["block_tokens"]
+        self._engine = CheckedEngine(task, _LONGEST, _CACHE_TOKENS, _STEP_TOKENS, _HOST_GIB)
+        self._tolerance = TOLERANCE[given["dtype"]]
         self._questions: int = given["questions"]
-        self._folder = task.scratch
-        self._model = make_model(task.scratch / "model", given["shape"], _LONGEST)
-        self._settings = GeneratorSettings(
-            model=str(self._model),
-            max_model_len=_LONGEST,
-            max_num_seqs=8,
-            dtype=given["dtype"],
-            gpu_memory_utilization=0.8,
-            kv=KvSettings(
-                disk_dir=task.scratch / "kv",
-                host_gib=_HOST_GIB,
-                disk_gib=_DISK_GIB,
-                host_dir=task.host_folder(int(_HOST_GIB * (1 << 30))),
-            ),
-            engine_args={
-                "load_format": LOAD_FORMAT,
-                "block_size": self._page_tokens,
-                "num_gpu_blocks_override": _CACHE_TOKENS // self._page_tokens,
-                "max_num_batched_tokens": _STEP_TOKENS,
-                "async_scheduling": True,
-                **given["engine_args"],
-            },
-        )
-        self._started: VllmEngine | None = None
 
     async def usable(self) -> bool:
         """Whether the engine is alive and idle again."""
-        if self._started is None:
-            return False
-        try:
-            async with asyncio.timeout(10):
-                await self._started.ready()
-                await self._started.carry_out(Orders(everything=True))
-        except Exception:
-            return False
-        return True
+        return await self._engine.usable()
 
     async def close(self) -> None:
-        """End the engine, and free its host memory."""
-        if self._started is not None:
-            await self._started.close()
-        self._settings.kv.discard_host_memory()
+        """End the engine."""
+        await self._engine.close()
 
     async def start(self) -> str:
-        """Start the engine, with the runner that was asked for."""
-        if self._runner is not None and self._runs_v2() != (self._runner == "V2"):
-            raise ValueError(f"vLLM does not use Model Runner {self._runner} here")
-        await self._engine()
-        opened = next(line for line in self._log.read_text().splitlines() if "kv_cache_opened" in line)
-        # vLLM may put the process's name in front.
-        facts = json.loads(opened[opened.index("{") :])
-        host, disk = facts["host_bytes_per_s"] / 1e9, facts["disk_bytes_per_s"] / 1e9
-        return f"copies a page: {facts['copies_per_page']}, host memory {host:.1f} GB/s, disk {disk:.1f} GB/s"
+        """Start the engine."""
+        await self._engine.get()
+        return self._engine.opened()
 
     async def answers(self, tier: str) -> str:
         """Answers with KV from a tier are those without any cache, and those to another document are not."""
-        engine, source, pairs, others = await self._engine(), Tier(tier), [], []
+        engine, source, pairs, others = await self._engine.get(), Tier(tier), [], []
         path, other = self._path(tier), self._path(f"not {tier}")
         await self._put(path, source)
         for number in range(self._questions):
@@ -119,7 +70,7 @@ class EngineChecks:
 
     async def lost_in_memory(self) -> str:
         """A node that is no longer in host memory is computed again, and so is what stands behind it."""
-        engine, path = await self._engine(), self._path("lost")
+        engine, path = await self._engine.get(), self._path("lost")
         await self._put(path, Tier.HOST)
         await engine.carry_out(Orders((path.moves(Tier.HOST, None)[1],)))
         return await self._recovery(path, Tier.HOST, requests=1)
@@ -128,7 +79,7 @@ class EngineChecks:
         """A file with a wrong bit is computed again, reported and deleted."""
         path = self._path("damaged")
         await self._put(path, Tier.DISK)
-        (file,) = (self._folder / "kv").rglob(f"{path.keys[1]}*")
+        (file,) = self._engine.disk_folder.rglob(f"{path.keys[1]}*")
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 4
         file.write_bytes(content)
@@ -139,14 +90,14 @@ class EngineChecks:
 
     async def shared_failing_load(self, tier: str) -> str:
         """Requests for the same path are sent at once, and its load fails."""
-        engine, source, path = await self._engine(), Tier(tier), self._path(f"shared {tier}")
+        engine, source, path = await self._engine.get(), Tier(tier), self._path(f"shared {tier}")
         await self._put(path, source)
         await engine.carry_out(Orders((path.moves(source, None)[1],)))
         return await self._recovery(path, source, requests=4)
 
     async def _recovery(self, path: KvPath, tier: Tier, requests: int) -> str:
         """Requests whose load fails are answered rightly, and so are later ones with what is kept of it."""
-        engine, pairs = await self._engine(), []
+        engine, pairs = await self._engine.get(), []
         questions = [f"question {number}" for number in range(requests)]
         answers = await asyncio.gather(*(ask(engine, path.plan(question, tier, Tier.GPU)) for question in questions))
         if not any(LostCopy(path.keys[1], tier) in answer.prefill.lost for answer in answers):
@@ -161,7 +112,7 @@ class EngineChecks:
 
     async def preemption(self) -> str:
         """Four requests outgrow the KV cache, so vLLM preempts some. Two of them have loaded KV from host memory."""
-        engine = await self._engine()
+        engine = await self._engine.get()
         # With its question, each has 603 of 2,560 tokens. The last ones outgrow it long before the first one ends,
         # although those that are loaded begin to answer sooner.
         rush = [self._path(f"rush {number}", documents=(555,), first_page=60 * number) for number in range(4)]
@@ -184,7 +135,7 @@ class EngineChecks:
 
     async def abort(self) -> str:
         """Requests are aborted while they load. Others that run meanwhile are answered, and no block leaks."""
-        engine, path = await self._engine(), self._path("aborted")
+        engine, path = await self._engine.get(), self._path("aborted")
         await self._put(path, Tier.DISK)
         pairs = []
         for delay in _ABORTED_AFTER_S:
@@ -205,28 +156,15 @@ class EngineChecks:
         await engine.carry_out(Orders(everything=True))
         return compare(pairs, self._tolerance)
 
-    async def _engine(self) -> VllmEngine:
-        if self._started is None:
-            engine = VllmEngine(self._settings, self._model)
-            await engine.start()
-            self._started = engine
-        return self._started
-
-    def _runs_v2(self) -> bool:
-        from vllm.engine.arg_utils import AsyncEngineArgs
-
-        arguments = engine_arguments(self._settings, self._model, "generator")
-        return bool(AsyncEngineArgs(**arguments).create_engine_config().use_v2_model_runner)
-
     def _path(self, name: str, documents: tuple[int, ...] = (520, 150), first_page: int = 0) -> KvPath:
         """A system prompt and documents, of which only the first ends inside a block."""
         segments = [random_segment("system", 27, SegmentKind.SYSTEM)]
         segments += [random_segment(f"{name} {number}", tokens) for number, tokens in enumerate(documents)]
-        return KvPath(segments, self._page_tokens, first_page=first_page)
+        return KvPath(segments, self._engine.page_tokens, first_page=first_page)
 
     async def _put(self, path: KvPath, tier: Tier) -> None:
         """Put a path's KV into one tier and no other."""
-        engine = await self._engine()
+        engine = await self._engine.get()
         await ask(engine, path.plan("to compute it", None, Tier.GPU), 1)
         moves = {
             Tier.GPU: [],
@@ -242,7 +180,7 @@ class EngineChecks:
     async def _forget(self, path: KvPath) -> None:
         """Delete a path from the engine's blocks, and from no other tier."""
         forget = ((path.namespace, path.segments[0].key),)
-        await (await self._engine()).carry_out(Orders(forget=forget, blocks_only=True))
+        await (await self._engine.get()).carry_out(Orders(forget=forget, blocks_only=True))
 
     @staticmethod
     async def _preemptions(engine: VllmEngine) -> float:

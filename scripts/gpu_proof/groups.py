@@ -14,9 +14,13 @@ BENCHMARKS = ("tiers", "replay")
 LARGE_GPU = 40 << 30
 """Bytes of a GPU that holds two engines with 7B parameters each."""
 
-
 _GRAPHS = [1, 2, 4, 8]
 """The numbers of requests for which vLLM records CUDA graphs."""
+
+_DECODE_GRAPHS = {
+    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": _GRAPHS}
+}
+"""Graphs of decoding without compilation, which would take a minute more for each engine of a large model."""
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -52,7 +56,8 @@ def groups(machine: Machine, small: bool, levels: set[int], only: str) -> list[G
 
     The most telling come first. ``small`` is the form for a CPU.
     """
-    every = [_blocks(small), *_engines(small), *_benchmarks(machine, small)]
+    shape = "7b" if machine.gpu_bytes >= LARGE_GPU else "1b"
+    every = [_blocks(small), *_engines(small), *_composing(small, shape), *_benchmarks(shape, small)]
     chosen = [
         msgspec.structs.replace(group, checks=[check for check in group.checks if only in check.name])
         for group in every
@@ -129,14 +134,59 @@ def _engines(small: bool) -> list[Group]:
     ]
 
 
-def _benchmarks(machine: Machine, small: bool) -> list[Group]:
+def _composing(small: bool, shape: str) -> list[Group]:
+    common: dict[str, Any] = {"documents": 4, "document_tokens": 250, "small": small, "host_gib": 0.25}
+    if small:
+        settings = {"shape": "one layer", "dtype": "float32", "block_tokens": 32, "rounds": 4, "engine_args": {}}
+        checks = _composed("composing", "moved", "all_recomputed", "methods", "speed")
+        return [Group("composing", 2, "composing", {**common, **settings}, 25, checks)]
+    backend = {"attention_backend": "FLASH_ATTN"}
+    common |= {"dtype": "bfloat16", "block_tokens": 16, "rounds": 12, "engine_args": backend}
+    long = {"documents": 16, "document_tokens": 500, "rounds": 5, "host_gib": 6.0, "shape": shape}
+    return [
+        Group(
+            "composing, one layer",
+            2,
+            "composing",
+            {**common, "shape": "one layer"},
+            30,
+            _composed("composing, one layer", "moved"),
+        ),
+        *(
+            Group(
+                f"composing {runner}",
+                2,
+                "composing",
+                {**common, "shape": "small", "runner": runner},
+                30,
+                _composed(f"composing {runner}", "all_recomputed", "methods"),
+                {"VLLM_USE_V2_MODEL_RUNNER": number},
+            )
+            for runner, number in RUNNERS.items()
+        ),
+        Group(
+            "composing",
+            3,
+            "composing",
+            {**common, **long, "engine_args": {**backend, **_DECODE_GRAPHS}},
+            30,
+            _composed(f"composing, {shape}", "speed"),
+        ),
+    ]
+
+
+def _composed(title: str, *calls: str) -> list[Check]:
+    return [
+        Check(f"{title}: start", "start", 150, required=True),
+        *(Check(f"{title}: {call.replace('_', ' ')}", call, 120) for call in calls),
+    ]
+
+
+def _benchmarks(shape: str, small: bool) -> list[Group]:
     if small:
         settings = {"shape": "tiny", "dtype": "float32", "engine_args": {}, "small": True}
         return [Group("benchmarks", 3, "benchmarks", settings, 25, [Check(name, name, 300) for name in BENCHMARKS])]
-    shape = "7b" if machine.gpu_bytes >= LARGE_GPU else "1b"
-    # Graphs of decoding without compilation, which would take a minute more for each engine.
-    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": _GRAPHS}
-    settings = {"shape": shape, "dtype": "bfloat16", "engine_args": {"compilation_config": graphs}}
+    settings = {"shape": shape, "dtype": "bfloat16", "engine_args": _DECODE_GRAPHS}
     exact = {**settings, "block_tokens": 16, "questions": 24}
     return [
         Group("exactness", 3, "engine", exact, 30, _answers(f"exactness, {shape}")),

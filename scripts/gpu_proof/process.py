@@ -20,6 +20,7 @@ from scripts.gpu_proof.results import CheckResult, Event, Status
 
 _KINDS = {
     "blocks": ("scripts.gpu_proof.block_checks", "BlockChecks"),
+    "composing": ("scripts.gpu_proof.composing_checks", "ComposingChecks"),
     "engine": ("scripts.gpu_proof.engine_checks", "EngineChecks"),
     "benchmarks": ("scripts.gpu_proof.benchmark_checks", "BenchmarkChecks"),
 }

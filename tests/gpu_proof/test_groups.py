@@ -18,9 +18,11 @@ PREFILL = PrefillResult(10, 0, 0.0)
 
 def test_a_gpu_runs_both_runners_and_backends_and_the_7b_shape():
     planned = groups(H200, False, LEVELS, "")
-    engines = [group for group in planned if group.level == 2]
+    engines = [group for group in planned if group.level == 2 and group.kind == "engine"]
     assert {group.environment["VLLM_USE_V2_MODEL_RUNNER"] for group in engines} == {"0", "1"}
     assert {group.settings["engine_args"]["attention_backend"] for group in engines} == {"FLASH_ATTN", "FLASHINFER"}
+    composing = [group for group in planned if group.level == 2 and group.kind == "composing"]
+    assert {group.settings["shape"] for group in composing} == {"one layer", "small"}
     assert {group.settings["shape"] for group in planned if group.level == 3} == {"7b"}
     assert all(group.settings["block_tokens"] == 16 for group in engines)
 
