@@ -75,22 +75,24 @@ class RetrievedPrompts:
         """Yield prompts without end. Their best documents have the paper's skew, and whole prompts repeat."""
         return map(self.prompt, self._drawn(random.Random(f"paper {seed}")))  # noqa: S311 - repeatable
 
-    def draw_novel_pairs(self, count: int, seed: int) -> Iterator[Prompt]:
+    def draw_novel_pairs(self, count: int, seed: int, seconds: int | None = None) -> Iterator[Prompt]:
         """Yield ``count`` prompts by the paper's skew, each with a second document that is new behind the first.
 
-        The second document is drawn from all documents. Raises ConfigError if there are too few.
+        The second document is drawn from ``seconds`` documents, by default from all. Raises ConfigError if these are
+        too few.
         """
         draws = random.Random(f"pairs {seed}")  # noqa: S311 - a repeatable draw
-        if len(self.documents) <= count:
-            raise ConfigError(
-                f"{len(self.documents)} documents are too few for {count} pairs that are all new", "pairs"
-            )
-        followed: set[tuple[int, int]] = set()
+        pool: Sequence[int] = range(len(self.documents))
+        if seconds is not None:
+            pool = draws.sample(pool, min(seconds, len(pool)))
+        followed: dict[int, set[int]] = defaultdict(set)
         for asked in islice(self._drawn(draws), count):
-            first = second = asked.documents[0]
-            while second == first or (first, second) in followed:
-                second = draws.randrange(len(self.documents))
-            followed.add((first, second))
+            first = asked.documents[0]
+            left = [second for second in pool if second != first and second not in followed[first]]
+            if not left:
+                raise ConfigError(f"{len(pool)} documents are too few for {count} pairs that are all new", "pairs")
+            second = draws.choice(left)
+            followed[first].add(second)
             yield self.prompt(AskedQuestion(asked.question, (first, second)))
 
     def _drawn(self, draws: random.Random) -> Iterator[AskedQuestion]:

@@ -37,6 +37,10 @@ def sustained(
     pairs: Annotated[int, typer.Option(min=2, help="Prompts, each with a new pair of documents.")] = 300,
     stretch: Annotated[int, typer.Option(min=1, help="Prompts per stretch. An incomplete last one is left out.")] = 100,
     warm_up: Annotated[int, typer.Option(min=0, help="Warm-up prompts of the same kind.")] = 100,
+    seconds: Annotated[
+        int | None,
+        typer.Option(min=2, help="Documents that second ones are drawn from; by default all, most of them new."),
+    ] = None,
     host_gib: Annotated[float, typer.Option(min=0, help="Host memory for KV, in GiB.")] = 0.25,
     disk_gib: Annotated[float, typer.Option(min=0, help="Disk space for KV, in GiB.")] = 0.75,
     questions: Annotated[int, typer.Option(min=1, help="Questions to retrieve first documents for.")] = 500,
@@ -71,7 +75,7 @@ def sustained(
         if reuse is Reuse.AUTO:
             gate_of(config, data, workload, seed, show)
         drawn = retrieved_prompts(config, data, workload, questions, part_tokens, 2, seed, show)
-        prompts = drawn.draw_novel_pairs(warm_up + pairs, seed)
+        prompts = drawn.draw_novel_pairs(warm_up + pairs, seed, seconds)
         warming = list(islice(prompts, warm_up))
         result = asyncio.run(benchmark.run(warming, list(prompts), show))
     if as_json:

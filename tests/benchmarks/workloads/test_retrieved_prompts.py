@@ -75,7 +75,15 @@ def test_novel_pairs_are_distinct_but_repeat_first_documents(drawn):
 
 def test_more_pairs_than_possible_are_refused(drawn):
     with pytest.raises(ConfigError, match="30 documents are too few"):
-        next(drawn.draw_novel_pairs(30, 0))
+        list(drawn.draw_novel_pairs(1000, 0))
+
+
+def test_second_documents_of_novel_pairs_are_drawn_from_as_many_as_asked_for(drawn):
+    pairs = [keys(prompt) for prompt in drawn.draw_novel_pairs(29, 0, seconds=20)]
+    assert len(set(pairs)) == 29
+    assert len({second for _, second in pairs}) <= 20
+    with pytest.raises(ConfigError, match="2 documents are too few"):
+        list(drawn.draw_novel_pairs(100, 0, seconds=2))
 
 
 def test_tokens_are_counted_once_per_distinct_prefix():
