@@ -153,7 +153,7 @@ class _Load:
 
     def fill(self, progress: Callable[[int, int], None]) -> None:
         """Serve requests until the slowest tier is full."""
-        host = self._tree.tiers.host
+        host = self._tree.tiers.locations[""].host
         while host.used + DOCUMENT_TOKENS <= host.capacity:
             self._serve(next(self._requests))
             if not len(self._tree.registry.nodes) % 1000:

@@ -6,9 +6,9 @@ from protocol.tiers import Tier
 
 
 class TierStats(msgspec.Struct, frozen=True):
-    """State of one tier, in tokens and nodes. ``instance`` is None for a shared tier.
+    """State of one tier, in tokens and nodes. ``instance`` is None for a tier that a machine's instances share.
 
-    ``evictions`` counts the nodes that have left the tier.
+    ``evictions`` counts the nodes that have left the tier. ``place`` names it as ``TreeNode`` does.
     """
 
     tier: Tier
@@ -18,10 +18,13 @@ class TierStats(msgspec.Struct, frozen=True):
     pinned_tokens: int
     nodes: int
     evictions: int
+    place: str
 
 
 class TreeNode(msgspec.Struct, frozen=True):
     """A node of the knowledge tree. ``places`` lists its tiers, with ``@instance`` appended for an instance's own tier.
+
+    If there are several machines, ``@`` and the machine's name are appended for a tier that its instances share.
 
     ``requests_ago`` counts the requests since the node's last use. ``hidden`` counts the children that the view leaves
     out.

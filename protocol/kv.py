@@ -40,7 +40,8 @@ class Move(msgspec.Struct, frozen=True):
 
     A move from a shared tier to itself copies nothing. It checks that the copy is there, behind all earlier moves.
     ``node`` is the node's key in hexadecimal. ``instance`` owns the GPU tier; it is None if only shared tiers are
-    involved. ``pages`` are the node's pages in host memory, if that is the source or the target. Orders are idempotent.
+    involved. The shared tiers are those of ``location``. ``pages`` are the node's pages in host memory, if that is the
+    source or the target. Orders are idempotent.
     """
 
     node: str
@@ -50,6 +51,7 @@ class Move(msgspec.Struct, frozen=True):
     instance: str | None = None
     evict: bool = True
     pages: Pages | None = None
+    location: str = ""
 
 
 class LostCopy(msgspec.Struct, frozen=True):

@@ -221,21 +221,27 @@ class Copy:
 class NodeCache(ABC):
     """A tier's cache as its copies and the policies see it; ``TierCache`` implements it.
 
-    ``rank`` orders the tiers from 0, the fastest. ``instance`` is None for a tier that instances share. An ``isolated``
-    cache is a GPU whose instance reaches no shared tier. ``clock`` is the greatest priority evicted so far (RAGCache,
-    Algorithm 1): each cache ages on its own. ``inserted_tokens``, ``evictions`` and ``pinned_tokens`` are totals.
+    ``rank`` orders the tiers from 0, the fastest. ``instance`` is None for a tier that all instances at its
+    ``location`` share; a GPU has the location of its instance. ``clock`` is the greatest priority evicted so far
+    (RAGCache, Algorithm 1): each cache ages on its own. ``inserted_tokens``, ``evictions`` and ``pinned_tokens`` are
+    totals.
     """
 
-    def __init__(self, tier: Tier, capacity: int, instance: str | None, isolated: bool) -> None:
+    def __init__(self, tier: Tier, capacity: int, instance: str | None, location: str) -> None:
         self.tier = tier
         self.rank = tuple(Tier).index(tier)
         self.capacity = capacity
         self.instance = instance
-        self.isolated = isolated
+        self.location = location
         self.clock = 0.0
         self.inserted_tokens = 0
         self.evictions = 0
         self.pinned_tokens = 0
+
+    @property
+    def owner(self) -> str:
+        """The instance whose GPU this is, or the location whose instances share it."""
+        return self.location if self.instance is None else self.instance
 
     @property
     def turnovers(self) -> float:

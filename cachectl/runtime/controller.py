@@ -52,7 +52,7 @@ class Controller:
     - ``capacities``: room of each tier in tokens, in whole pages of ``page_tokens`` tokens.
     - ``fingerprint``: names the KV's model and layout, and becomes part of every node's key.
     - ``first_stamp``: the first stamp under which pages of host memory are handed out.
-    - ``shared``: names the host memory and disk that the instances share.
+    - ``location``: names the host memory and disk that these instances share.
     - ``executor``: carries out what no plan takes along. Without one, that waits for the next plan.
     - ``composing``: how engines compose KV; None if they cannot. ``gate``: what is known about the quality of that.
 
@@ -73,7 +73,7 @@ class Controller:
         page_tokens: int = 1,
         fingerprint: str = "",
         first_stamp: int = 1,
-        shared: str = "",
+        location: str = "",
         executor: Executor | None = None,
         step: StepBudget | None = None,
         composing: ComposingInfo | None = None,
@@ -93,6 +93,7 @@ class Controller:
             composes=composing is not None and settings.reuse is not Reuse.EXACT,
             page_tokens=page_tokens,
             arena=PageAllocator(capacities.host // page_tokens, page_tokens, first_stamp),
+            location=location,
             write_through=settings.swap is Swap.WRITE_THROUGH,
         )
         self._scheduler = Scheduler(
@@ -118,7 +119,7 @@ class Controller:
             self._namespaces,
             settings.delete_timeout_s,
         )
-        self.recovery = Recovery(self._scheduler, tombstones, self._namespaces, self._deliveries, shared)
+        self.recovery = Recovery(self._scheduler, tombstones, self._namespaces, self._deliveries)
         self.instances = InstanceRegistry(self._scheduler, self._leases, self.recovery, self._deliveries)
         reuse = ReuseRule(
             settings.reuse,

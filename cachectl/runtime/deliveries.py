@@ -57,7 +57,7 @@ class Deliveries:
         """Deliver pending moves to all instances, and have each of them ``forget`` documents, or ``everything``.
 
         ``forget`` lists namespaces and contents. Every instance is tried; then the first error is raised, if any.
-        Raises EngineNotReady if there is no instance, because the shared tiers may still hold the documents.
+        Raises EngineNotReady if a location has no instance, because its tiers may still hold the documents.
         """
         for retired in self._tree.tiers.retired:
             self._miss(retired, forget, everything)
@@ -67,8 +67,10 @@ class Deliveries:
         for failure in ended:
             if failure is not None:
                 raise failure
-        if self._executor is not None and not self._instances():
-            raise EngineNotReady("no instance of the generator takes orders now; try again")
+        tiers = self._tree.tiers
+        reached = {tiers.gpu(instance).location for instance in self._instances()}
+        if self._executor is not None and tiers.locations.keys() - reached:
+            raise EngineNotReady("no instance of the generator takes orders now on one of the machines; try again")
 
     async def deliver(self, instance: str, forget: Sequence[tuple[str, str]] = (), everything: bool = False) -> None:
         """Deliver an instance's pending moves, after any delivery that is under way.

@@ -1,11 +1,12 @@
 """The generator's instances as the controller knows them: how they come, restart, retire and end."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 
 from cachectl.runtime.deliveries import Deliveries
 from cachectl.runtime.leases import Leases
 from cachectl.runtime.recovery import Recovery
 from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tiers.page_allocator import PageAllocator
 from protocol.cache import RestoreResult
 from protocol.kv import ResidencyReport
 
@@ -32,33 +33,48 @@ class InstanceRegistry:
         return self._tree.tiers.retired
 
     @property
-    def sharing(self) -> Set[str]:
-        """Instances that get requests and reach the shared tiers."""
-        return self._scheduler.instances.sharing
+    def locations(self) -> Collection[str]:
+        """The locations whose tiers the tree knows."""
+        return self._tree.tiers.locations.keys()
 
     @property
-    def shared(self) -> str:
-        """The name of the host memory and disk that instances share."""
-        return self._recovery.shared
+    def deserted(self) -> list[str]:
+        """The locations that have no instance left."""
+        return [location for location in self.locations if not self._tree.tiers.instances_at(location)]
 
-    def add(
-        self, instance: str, boot: str, reports: Sequence[ResidencyReport], isolated: bool = False
-    ) -> RestoreResult:
-        """Let an instance take requests. Its engine is in the life ``boot``, and its tiers hold what they report.
+    def at(self, location: str) -> Set[str]:
+        """The instances at a location that get requests."""
+        return self._scheduler.instances.at(location)
 
-        An ``isolated`` instance reaches no shared tier, and reports none. Raises what ``Recovery.restore`` raises; the
-        instance is then added with empty tiers.
+    def add_location(self, name: str, host: int, disk: int, first_stamp: int) -> None:
+        """Add a location with empty tiers of ``host`` and ``disk`` tokens. A known one keeps its own.
+
+        Pages of its host memory are handed out from ``first_stamp`` on.
+        """
+        page = self._tree.page_tokens
+        self._tree.tiers.add_location(name, host, disk, PageAllocator(host // page, page, first_stamp))
+
+    def remove_location(self, name: str) -> None:
+        """Forget what a deserted location held."""
+        self._tree.remove_location(name)
+        self._scheduler.reprioritise()
+
+    def add(self, instance: str, boot: str, reports: Sequence[ResidencyReport], location: str = "") -> RestoreResult:
+        """Let an instance at a known location take requests.
+
+        Its engine is in the life ``boot``, and its tiers hold what they report. Raises what ``Recovery.restore``
+        raises; the instance is then added with empty tiers.
         """
         self.boots[instance] = boot
-        self._scheduler.lifecycle.add(instance, isolated)
+        self._scheduler.lifecycle.add(instance, location)
         try:
-            return self._recovery.restore(reports)
+            return self._recovery.restore(reports, location)
         finally:
             self._leases.move_on()
             self._deliveries.start()
 
     def restart(
-        self, instance: str, boot: str, reports: Sequence[ResidencyReport], isolated: bool = False
+        self, instance: str, boot: str, reports: Sequence[ResidencyReport], location: str = ""
     ) -> RestoreResult:
         """Replace an instance by its next life ``boot``. Its GPU holds what it reports and nothing else.
 
@@ -66,13 +82,13 @@ class InstanceRegistry:
         requests even if it was retired. Raises UnknownInstance, and what ``Recovery.restore`` raises; in the second
         case the instance has restarted with empty tiers.
         """
-        failed, waiting = self._leases.restart(instance, isolated)
+        failed, waiting = self._leases.restart(instance, location)
         # Before anything can be refused: a bad report must not restart the instance again at every look.
         self.boots[instance] = boot
         self.failed += failed
         self._deliveries.discard_missed(instance)
         try:
-            return self._recovery.restore(reports)
+            return self._recovery.restore(reports, location)
         finally:
             self._leases.wait_again(waiting)
             self._leases.move_on()
@@ -92,12 +108,6 @@ class InstanceRegistry:
         self._leases.reinstate(instance)
         self._leases.move_on()
         self._deliveries.start()
-
-    def replace_shared(self, shared: str) -> None:
-        """Forget what the shared tiers held, because no instance reaches them. ``shared`` names their successors."""
-        self._tree.lose_shared()
-        self._scheduler.reprioritise()
-        self._recovery.shared = shared
 
     def forget_ended(self) -> None:
         """Remove retired instances whose requests have all ended."""

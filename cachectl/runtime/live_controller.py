@@ -18,7 +18,7 @@ from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.snapshot import EMPTY_SNAPSHOT, Snapshot
 from protocol.errors import EngineDied, RagtreeError
 from protocol.generation import ComposingInfo, StepBudget
-from protocol.kv import KvMemory, ResidencyReport
+from protocol.kv import KvMemory, Orders, ResidencyReport
 from protocol.tiers import Tier
 
 FALLBACK_PROFILE = "a10g-7b"
@@ -27,14 +27,18 @@ FALLBACK_PROFILE = "a10g-7b"
 ANSWER_S = 10.0
 """How long an instance may take to describe itself. One that takes longer is asked again at the next look."""
 
+DESERTED_S = 60.0
+"""How long a machine may have no instance until its KV is forgotten, if other machines have one."""
+
 log = structlog.get_logger(__name__)
 
 
 class LiveController:
     """Keeps a ``controller`` true to ``instances``.
 
-    All instances serve the same model, and so have the same fingerprint. The memory and the costs of the first one are
-    taken for all. An engine is profiled at its first start; profiles are kept in the folder ``profiles``. Without
+    All instances serve the same model, and so have the same fingerprint. The GPU memory and the costs of the first one
+    are taken for all. Instances with the same ``KvMemory.shared`` are at one location, and share its host memory and
+    disk. An engine is profiled at its first start; profiles are kept in the folder ``profiles``. Without
     ``gates``, composing passes no gate.
 
     ``clock`` gives seconds on any monotonic scale, ``wall_clock`` seconds since the epoch. Stamps of host memory begin
@@ -60,6 +64,9 @@ class LiveController:
         self._controller: Controller | None = None
         self._fingerprint: str | None = None
         self._refused: set[str] = set()
+        # Locations without an instance, and since when.
+        self._deserted: dict[str, float] = {}
+        self._forgotten: set[str] = set()
 
     @property
     def controller(self) -> Controller:
@@ -90,7 +97,7 @@ class LiveController:
             controller = self._new(first, profile, memory, info.step, info.composing)
             controller.recovery.recall(snapshot)
             self._fingerprint = memory.fingerprint
-            controller.instances.add(first, memory.boot, reports)
+            controller.instances.add(first, memory.boot, reports, memory.shared)
         self._controller = controller
         await self.follow()
 
@@ -108,7 +115,7 @@ class LiveController:
             changed = True
         changes = await asyncio.gather(*(self._look(instance) for instance in sorted(running - self._refused)))
         self._refused &= running
-        return changed or any(changes)
+        return self._forget_deserted() or changed or any(changes)
 
     async def _look(self, instance: str) -> bool:
         try:
@@ -138,28 +145,53 @@ class LiveController:
             if instance in known.boots:
                 known.retire(instance)
             return False
+        if memory is not None and memory.shared in self._forgotten:
+            # Documents may have been deleted meanwhile.
+            await engine.carry_out(Orders(everything=True))
+            self._forgotten.discard(memory.shared)
         reports = await engine.residency() if memory is not None else ()
-        self._add_or_restart(instance, boot, memory.shared if memory is not None else "", reports)
+        self._add_or_restart(instance, boot, memory, reports)
         return True
 
-    def _add_or_restart(self, instance: str, boot: str, shared: str, reports: Sequence[ResidencyReport]) -> None:
+    def _add_or_restart(
+        self, instance: str, boot: str, memory: KvMemory | None, reports: Sequence[ResidencyReport]
+    ) -> None:
         known = self.controller.instances
-        others = known.sharing - {instance}
-        if shared != known.shared and not others:
-            # The last instance that reached the old shared tiers is gone.
-            known.replace_shared(shared)
-        isolated = shared != known.shared
-        news = [report for report in reports if report.tier is Tier.GPU or not isolated]
-        if others:
-            # While other instances reach the shared tiers, the tree knows best what those hold. An order of a former
+        location = ""
+        if memory is not None:
+            location, page = memory.shared, memory.page_tokens
+            known.add_location(location, memory.host_pages * page, memory.disk_pages * page, self._first_stamp())
+        if known.at(location) - {instance}:
+            # While other instances are there, the tree knows best what the location holds. An order of a former
             # controller may have left a higher stamp, though.
-            news = [report if report.tier is Tier.GPU else replace(report, nodes=()) for report in news]
+            reports = [report if report.tier is Tier.GPU else replace(report, nodes=()) for report in reports]
         if instance not in known.boots:
-            log.info("an instance takes plans", instance=instance)
-            known.add(instance, boot, news, isolated)
+            log.info("an instance takes plans", instance=instance, location=location)
+            known.add(instance, boot, reports, location)
         else:
-            log.info("an instance has restarted", instance=instance)
-            known.restart(instance, boot, news, isolated)
+            log.info("an instance has restarted", instance=instance, location=location)
+            known.restart(instance, boot, reports, location)
+
+    def _forget_deserted(self) -> bool:
+        """Forget what locations held that have had no instance for long, while others have. Whether there was any.
+
+        One that comes back has to drop its KV first.
+        """
+        known, now = self.controller.instances, self._clock()
+        deserted = known.deserted
+        self._deserted = {location: self._deserted.get(location, now) for location in deserted}
+        gone = [location for location, since in self._deserted.items() if now - since >= DESERTED_S]
+        if len(deserted) == len(known.locations):
+            return False
+        for location in gone:
+            log.info("a machine has no instance any more, and its KV is forgotten", location=location)
+            known.remove_location(location)
+            self._forgotten.add(location)
+            del self._deserted[location]
+        return bool(gone)
+
+    def _first_stamp(self) -> int:
+        return int(self._wall_clock() * 1e6) + 1
 
     def _new(
         self,
@@ -180,8 +212,8 @@ class LiveController:
             wall_clock=self._wall_clock,
             page_tokens=page,
             fingerprint=memory.fingerprint if memory is not None else "",
-            first_stamp=int(self._wall_clock() * 1e6) + 1,
-            shared=memory.shared if memory is not None else "",
+            first_stamp=self._first_stamp(),
+            location=memory.shared if memory is not None else "",
             executor=EngineExecutor(self._instances),
             step=step,
             composing=composing,

@@ -22,7 +22,6 @@ class Recovery:
     """Takes snapshots of a controller, and rebuilds its tree from a snapshot and the tiers' reports.
 
     The tiers report what they hold. A snapshot adds what only the controller knows: uses, pins and deletions.
-    ``shared`` names the host memory and disk that instances share.
     """
 
     def __init__(
@@ -31,7 +30,6 @@ class Recovery:
         tombstones: Tombstones,
         namespaces: Namespaces,
         deliveries: Deliveries,
-        shared: str = "",
     ) -> None:
         self._scheduler = scheduler
         self._tree = scheduler.tree
@@ -40,7 +38,6 @@ class Recovery:
         self._deliveries = deliveries
         # The former controller's nodes, until the tiers have reported.
         self._recalled: Mapping[str, NodeRecord] = {}
-        self.shared = shared
 
     async def snapshot(self) -> Snapshot:
         """What the next controller needs if this one is lost. Pauses regularly, so that queries are not delayed."""
@@ -51,7 +48,7 @@ class Recovery:
         for begin in range(0, len(nodes), _NODES_WITHOUT_A_PAUSE):
             for node in nodes[begin : begin + _NODES_WITHOUT_A_PAUSE]:
                 if not node.detached:
-                    records[node.key.hex()] = record_of(node, self.shared)
+                    records[node.key.hex()] = record_of(node)
             await asyncio.sleep(0)
         return Snapshot(tick, records, deletions)
 
@@ -61,8 +58,8 @@ class Recovery:
         self._recalled = snapshot.nodes
         self._tombstones.recall((deleted.content, deleted.namespace, deleted.at) for deleted in snapshot.deletions)
 
-    def restore(self, reports: Sequence[ResidencyReport]) -> RestoreResult:
-        """Add what tiers report to the tree, with what the snapshot says of it.
+    def restore(self, reports: Sequence[ResidencyReport], location: str = "") -> RestoreResult:
+        """Add what tiers at a location report to the tree, with what the snapshot says of it.
 
         Raises UnknownInstance or InvalidRequest for a report that cannot be true; then nothing is restored.
         """
@@ -70,7 +67,7 @@ class Recovery:
         for report in reports:
             self._namespaces.seen.update(held.namespace for held in report.nodes)
             inside.append(report.within(self._namespaces.prefix))
-        result = restore(self._tree, inside, self._recalled)
+        result = restore(self._tree, inside, self._recalled, location)
         self._pin_again()
         self._scheduler.reprioritise()
         self._deliveries.start()

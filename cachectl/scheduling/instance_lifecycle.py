@@ -31,9 +31,9 @@ class InstanceLifecycle:
         self._instances = instances
         self._dispatcher = dispatcher
 
-    def add(self, instance: str, isolated: bool = False) -> None:
-        """Add an instance that takes requests; an ``isolated`` one reaches no shared tier. A known one is unchanged."""
-        self._tree.add_instance(instance, isolated)
+    def add(self, instance: str, location: str = "") -> None:
+        """Add an instance at a known location, which takes requests. A known one is unchanged."""
+        self._tree.add_instance(instance, location)
         self._instances.add(instance)
 
     def retire(self, instance: str) -> None:

@@ -69,10 +69,9 @@ class Instances:
             if not state.running and not state.queue and not state.speculations
         ]
 
-    @property
-    def sharing(self) -> set[str]:
-        """Instances that are given requests and reach the shared tiers."""
-        return {instance for instance in self.open() if not self._tiers.isolated(instance)}
+    def at(self, location: str) -> set[str]:
+        """The instances at a location that are given requests."""
+        return set(self._tiers.instances_at(location)) & self.open().keys()
 
     def loads(self) -> list[tuple[str, int, int]]:
         """For each instance, how many requests run and how many wait."""

@@ -71,7 +71,7 @@ class CopyRemoval:
         cache.remove(copy)
         if not present:
             return
-        move = drop(copy.node.key, copy.node.tokens, cache.tier, cache.instance, pages)
+        move = drop(copy.node.key, copy.node.tokens, cache, pages)
         if writer is not None and writer not in self._instances:
             writer = None
         if batch is not None and writer in (None, batch.instance):

@@ -46,7 +46,7 @@ class Eviction:
         """
         if not cache.capacity or not is_supported(node.parent, cache, reserved):
             return False
-        if cache.tier is Tier.DISK and self._under_way.may_delete(node, batch.instance):
+        if cache.tier is Tier.DISK and self._under_way.may_delete(node, cache, batch.instance):
             return False
         if node.pins and not cache.may_pin(node.room):
             return False
@@ -79,7 +79,10 @@ class Eviction:
         pages = target.pages if target is not None and target.pages is not None else copy.pages
         cache.remove(copy)
         tier = target.cache.tier if target is not None else None
-        batch.moves.append(Move(node.key.hex(), node.tokens, cache.tier, tier, cache.instance, pages=pages))
+        key = node.key.hex()
+        batch.moves.append(
+            Move(key, node.tokens, cache.tier, tier, cache.instance, pages=pages, location=cache.location)
+        )
         if node.below:
             for orphan in unsupported_below(node):
                 self._removal.discard(orphan, 0, batch)

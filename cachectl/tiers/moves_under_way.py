@@ -11,7 +11,7 @@ from protocol.tiers import Tier
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from cachectl.nodes.node import Copy, Node
+    from cachectl.nodes.node import Copy, Node, NodeCache
     from cachectl.tiers.copy_removal import CopyRemoval
     from cachectl.tiers.move_batch import MoveBatch
     from cachectl.tiers.pending_moves import PendingMoves
@@ -29,8 +29,8 @@ class MovesUnderWay:
         self._pending = pending
         self._removal = removal
         self._batches: dict[MoveBatch, None] = {}
-        # The last batch that deletes a node's file, by key.
-        self._deleting: dict[str, MoveBatch] = {}
+        # The last batch that deletes a node's file, by key and location.
+        self._deleting: dict[tuple[str, str], MoveBatch] = {}
 
     def __iter__(self) -> Iterator[MoveBatch]:
         """The batches that have not ended."""
@@ -42,7 +42,7 @@ class MovesUnderWay:
             self._batches[batch] = None
             for move in batch.moves:
                 if move.source is Tier.DISK and move.evict:
-                    self._deleting[move.node] = batch
+                    self._deleting[move.node, move.location] = batch
 
     def confirm(self, batch: MoveBatch, unwritten: Collection[tuple[bytes, Tier]], tick: int) -> list[bytes]:
         """End a batch that is carried out; the keys of the nodes that all instances find now.
@@ -70,7 +70,7 @@ class MovesUnderWay:
 
     def doubt(self, batch: MoveBatch) -> None:
         """End a batch that may still be carried out. Its instance is asked for the copies, behind all its moves."""
-        deleted = [move for move in batch.moves if self._deleting.get(move.node) is batch]
+        deleted = [move for move in batch.moves if self._deleting.get((move.node, move.location)) is batch]
         if self._end(batch):
             self._check(batch, batch.instance, set())
             for move in deleted:
@@ -96,7 +96,7 @@ class MovesUnderWay:
             batch.moves = []
 
     def lose(self, instance: str) -> None:
-        """End the batches of a removed instance. The others take its moves of shared tiers, and look for its copies."""
+        """End the batches of a removed instance. Others at its location take its moves, and look for its copies."""
         for batch in [batch for batch in self._batches if batch.instance == instance]:
             self._end(batch)
             shared = [move for move in batch.moves if move.instance is None]
@@ -104,15 +104,8 @@ class MovesUnderWay:
                 self._pending.add(move, None)
             self._check(batch, "", {(move.node, move.target) for move in shared})
 
-    def lose_shared(self) -> None:
-        """Void the moves that touch shared tiers only, and forget all copies there: those tiers are gone."""
-        self._deleting.clear()
-        for batch in self._batches:
-            batch.writes.clear()
-            batch.moves = [move for move in batch.moves if move.instance is not None]
-
-    def may_delete(self, node: Node, instance: str | None = None) -> bool:
-        """Whether a node's file on disk may be deleted after ``instance``, or any, has written it again.
+    def may_delete(self, node: Node, disk: NodeCache, instance: str | None = None) -> bool:
+        """Whether a node's file on a disk may be deleted after ``instance``, or any, has written it again.
 
         A batch may reach its instance later than the next one. Of pending moves, an instance's own and those for any
         are no danger: they are not taken once the file is wanted again.
@@ -120,11 +113,11 @@ class MovesUnderWay:
         if not self._deleting and not self._pending:
             return False
         key = node.key.hex()
-        if key in self._deleting:
+        if (key, disk.location) in self._deleting:
             return True
-        if not self._pending.frees(key, Tier.DISK, None):
+        if not self._pending.frees(key, disk):
             return False
-        return self._pending.owner(drop(node.key, node.tokens, Tier.DISK, None, None)) not in (None, instance)
+        return self._pending.owner(drop(node.key, node.tokens, disk, None)) not in (None, instance)
 
     def _end(self, batch: MoveBatch) -> bool:
         """Take a batch out; False if it has ended before."""
@@ -137,8 +130,8 @@ class MovesUnderWay:
     def _delete_no_more(self, batch: MoveBatch) -> None:
         if self._deleting:
             for move in batch.moves:
-                if self._deleting.get(move.node) is batch:
-                    del self._deleting[move.node]
+                if self._deleting.get((move.node, move.location)) is batch:
+                    del self._deleting[move.node, move.location]
 
     def _check(self, batch: MoveBatch, writer: str, repeated: set[tuple[str, Tier | None]]) -> None:
         """Have a writer, or any instance if it is empty, look for a batch's copies but for those that it makes again.
@@ -154,7 +147,9 @@ class MovesUnderWay:
                     copy.cache.pass_on(copy, "")
                 key = node.key.hex()
                 if (key, tier) not in repeated:
-                    check = Move(key, node.tokens, tier, tier, evict=False, pages=copy.pages)
+                    check = Move(
+                        key, node.tokens, tier, tier, evict=False, pages=copy.pages, location=copy.cache.location
+                    )
                     self._pending.add(check, writer or None)
 
     def _drop_late(self, copy: Copy, writer: str) -> None:
@@ -163,4 +158,4 @@ class MovesUnderWay:
         Host memory needs no such order: its pages are free, whatever is in them.
         """
         if copy.cache.tier is Tier.DISK:
-            self._pending.add(drop(copy.node.key, copy.node.tokens, Tier.DISK, None, None), writer or None)
+            self._pending.add(drop(copy.node.key, copy.node.tokens, copy.cache, None), writer or None)

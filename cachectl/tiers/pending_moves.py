@@ -13,26 +13,26 @@ from protocol.tiers import Tier
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from cachectl.nodes.node import Copy
+    from cachectl.nodes.node import Copy, NodeCache
     from cachectl.tiers.move_batch import MoveBatch
     from protocol.kv import Pages
 
 
 class PendingMoves:
-    """Moves in the order of their decisions, each for one instance or, on shared tiers, for any.
+    """Moves in the order of their decisions, each for one instance or, on shared tiers, for any at their location.
 
     A plan that may never have carried out its moves gives them back. They go in front, as they were decided before all
     later ones. The tree may have changed its mind meanwhile, so ``take`` returns what still holds: a copy is made if
     the tree has it, and freed if it has not. A check, a move from a shared tier to itself, is needed until the copy is
-    confirmed. ``copy_at(node, tier, instance)`` is the tree's copy of a node, named by its key in hexadecimal.
+    confirmed. ``copy_at(node, tier, owner)`` is the tree's copy of a node, named by its key in hexadecimal.
     """
 
-    def __init__(self, copy_at: Callable[[str, Tier, str | None], Copy | None]) -> None:
+    def __init__(self, copy_at: Callable[[str, Tier, str], Copy | None]) -> None:
         self._copy_at = copy_at
         # With the number of the request whose plan gave the move back, and the instance that it is for.
         self._moves: dict[Move, tuple[float, str | None]] = {}
-        # How many moves free a node's copy in a cache: ``frees`` asks for single ones.
-        self._leaving: dict[tuple[str, Tier, str | None], int] = {}
+        # How many moves free a node's copy in a cache, by node, tier and owner: ``frees`` asks for single ones.
+        self._leaving: dict[tuple[str, Tier, str], int] = {}
 
     def __len__(self) -> int:
         return len(self._moves)
@@ -60,16 +60,16 @@ class PendingMoves:
             anyone = move.source is Tier.HOST and move.target is None
             self._put(move, tick, None if anyone else instance)
 
-    def take(self, batch: MoveBatch, shared: bool = True) -> None:
+    def take(self, batch: MoveBatch, location: str) -> None:
         """Take all moves that a batch's instance can carry out: those that still hold, in order, with what they write.
 
-        An instance that reaches the ``shared`` tiers also takes the moves that any instance can carry out.
+        These are its own, and those that any instance at its ``location`` can carry out.
         """
         instance = batch.instance
         current: list[Move] = []
         # What a later move copies on from host memory has to come there first, though not to stay.
         passing: set[tuple[str, Pages | None]] = set()
-        for move in reversed([move for move in self if self._is_for(instance, shared, self._moves[move][1])]):
+        for move in reversed([move for move in self if self._is_for(instance, location, move)]):
             self._remove(move)
             frees = move.evict and self._is_free(move)
             copy = self.target(move)
@@ -90,7 +90,7 @@ class PendingMoves:
         batch.moves += current
 
     def lose(self, instance: str) -> list[Move]:
-        """Void the moves of a removed instance's GPU, and return them. Any instance may take its other moves."""
+        """Void the moves of a removed instance's GPU, and return them. Others at its location may take the rest."""
         void = [move for move in self if move.instance == instance]
         for move in void:
             self._remove(move)
@@ -102,58 +102,63 @@ class PendingMoves:
                     copy.cache.pass_on(copy, "")
         return void
 
-    def waits_for(self, instance: str, shared: bool = True, checks: bool = True) -> bool:
+    def waits_for(self, instance: str, location: str, checks: bool = True) -> bool:
         """Whether an instance has anything to take; without ``checks``, anything else than checks of its own copies."""
         return any(
-            self._is_for(instance, shared, owner) and (checks or owner is None or move.source is not move.target)
+            self._is_for(instance, location, move) and (checks or owner is None or move.source is not move.target)
             for move, (_, owner) in self._moves.items()
         )
 
     def owner(self, move: Move) -> str | None:
-        """The instance that a pending move is for; None if any instance can take it, or if it is not pending."""
+        """The instance that a pending move is for; None if any at its location can take it, or if it is not pending."""
         waiting = self._moves.get(move)
         return waiting[1] if waiting is not None else None
 
-    def lose_shared(self) -> None:
-        """Void the moves that touch shared tiers only: those tiers are gone."""
-        for move in [move for move in self if move.instance is None]:
+    def lose_location(self, location: str) -> None:
+        """Void the moves of a location that is gone."""
+        for move in [move for move in self if move.location == location]:
             self._remove(move)
 
-    def frees(self, node: str, tier: Tier, instance: str | None) -> bool:
+    def frees(self, node: str, cache: NodeCache) -> bool:
         """Whether a pending move frees a node's copy in a cache."""
-        return (node, tier, instance) in self._leaving
+        return (node, cache.tier, cache.owner) in self._leaving
 
     def target(self, move: Move) -> Copy | None:
         """The copy that a move makes, if the tree still has it."""
-        copy = self._copy_at(move.node, move.target, move.instance) if move.target is not None else None
+        copy = self._copy_at(move.node, move.target, _owner(move, move.target)) if move.target is not None else None
         if copy is None or not copy.held or copy.node.detached:
             return None
         return copy if move.target is not Tier.HOST or copy.pages == move.pages else None
 
-    @staticmethod
-    def _is_for(instance: str, shared: bool, owner: str | None) -> bool:
-        return owner == instance or (shared and owner is None)
+    def _is_for(self, instance: str, location: str, move: Move) -> bool:
+        owner = self._moves[move][1]
+        return owner == instance or (owner is None and move.location == location)
 
     def _is_free(self, move: Move) -> bool:
         """Whether the tree has no copy where a move frees one; a new copy may have come there since."""
-        copy = self._copy_at(move.node, move.source, move.instance)
+        copy = self._copy_at(move.node, move.source, _owner(move, move.source))
         return copy is None or (move.source is Tier.HOST and copy.pages != move.pages)
 
     def _put(self, move: Move, tick: float, instance: str | None) -> None:
         if move not in self._moves and move.evict:
-            freed = move.node, move.source, move.instance
+            freed = move.node, move.source, _owner(move, move.source)
             self._leaving[freed] = self._leaving.get(freed, 0) + 1
         self._moves[move] = tick, instance
 
     def _remove(self, move: Move) -> None:
         del self._moves[move]
         if move.evict:
-            freed = move.node, move.source, move.instance
+            freed = move.node, move.source, _owner(move, move.source)
             self._leaving[freed] -= 1
             if not self._leaving[freed]:
                 del self._leaving[freed]
 
 
-def drop(key: bytes, tokens: int, tier: Tier, instance: str | None, pages: Pages | None) -> Move:
-    """The move that drops a node's KV from a tier."""
-    return Move(key.hex(), tokens, tier, None, instance, pages=pages)
+def drop(key: bytes, tokens: int, cache: NodeCache, pages: Pages | None) -> Move:
+    """The move that drops a node's KV from a cache."""
+    return Move(key.hex(), tokens, cache.tier, None, cache.instance, pages=pages, location=cache.location)
+
+
+def _owner(move: Move, tier: Tier) -> str:
+    """The owner of the cache that a move touches in a tier."""
+    return move.location if tier is not Tier.GPU or move.instance is None else move.instance

@@ -11,9 +11,10 @@ from protocol.tiers import Tier
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from cachectl.nodes.node import Copy, Node
+    from cachectl.nodes.node import Copy, Node, NodeCache
     from cachectl.tiers.tier_cache import TierCache
     from cachectl.tiers.tier_manager import TierManager
+    from protocol.kv import Pages
 
 REPLICATED_USES = 32
 """A document at the top of the tree is copied to host memory at every so many uses, if it has no copy there."""
@@ -30,47 +31,55 @@ class Replication:
 
         A lost instance then costs no recomputation (RAGCache, section 6).
         """
-        if self._tiers.isolated(batch.instance):
-            return
         if node.pins or (node.accesses % REPLICATED_USES == 0 and _at_the_top(node)):
-            self._copy_down(node, self._tiers.host, batch)
+            self._copy_down(node, self._tiers.location_of(batch.instance).host, batch)
 
     def write_through(self, nodes: Sequence[Node], instance: str) -> None:
         """Copy nodes from an instance's GPU to every slower tier with room. The moves are pending."""
-        if self._tiers.isolated(instance):
-            return
         batch = MoveBatch(instance)
+        location = self._tiers.location_of(instance)
         for node in nodes:
-            for cache in (self._tiers.host, self._tiers.disk):
+            for cache in (location.host, location.disk):
                 self._copy_down(node, cache, batch)
         self._tiers.pending_moves.add_all(batch)
 
     def persist(self, nodes: Iterable[Node]) -> None:
-        """Copy nodes, parents first, to disk from any tier that holds them, if there is room. The moves are pending."""
-        disk = self._tiers.disk
-        for node in nodes:
-            source = next((copy for copy in node.copies.values() if copy.held and self._reaches_disk(copy)), None)
-            if source is None or disk in node.copies:
-                continue
-            # What an instance is still writing is copied by that instance, behind the write.
-            batch = MoveBatch(source.writer or source.cache.instance or "")
-            if self._tiers.eviction.make_room_beneath(node, disk, batch):
-                disk.write(node, batch)
-                cache, key = source.cache, node.key.hex()
-                batch.moves.append(Move(key, node.tokens, cache.tier, Tier.DISK, cache.instance, False, source.pages))
-            self._tiers.pending_moves.add_all(batch)
+        """Copy nodes, parents first, to each location's disk from any tier there, if there is room.
 
-    def _reaches_disk(self, copy: Copy) -> bool:
-        instance = copy.cache.instance
-        return instance is None or not (self._tiers.isolated(instance) or instance in self._tiers.retired)
+        The moves are pending.
+        """
+        for node in nodes:
+            for location in self._tiers.locations.values():
+                if location.disk not in node.copies:
+                    self._persist(node, location.disk)
+
+    def _persist(self, node: Node, disk: TierCache) -> None:
+        source = next((copy for copy in node.copies.values() if copy.held and self._reaches(copy, disk)), None)
+        if source is None:
+            return
+        # What an instance is still writing is copied by that instance, behind the write.
+        batch = MoveBatch(source.writer or source.cache.instance or "")
+        if self._tiers.eviction.make_room_beneath(node, disk, batch):
+            disk.write(node, batch)
+            batch.moves.append(_copying(node, source.cache, Tier.DISK, source.pages))
+        self._tiers.pending_moves.add_all(batch)
+
+    def _reaches(self, copy: Copy, disk: TierCache) -> bool:
+        cache = copy.cache
+        return cache.location == disk.location and cache.instance not in self._tiers.retired
 
     def _copy_down(self, node: Node, cache: TierCache, batch: MoveBatch) -> None:
-        copy = node.copies.get(self._tiers.gpu(batch.instance))
+        gpu = self._tiers.gpu(batch.instance)
+        copy = node.copies.get(gpu)
         if copy is None or not copy.held or cache in node.copies:
             return
         if self._tiers.eviction.make_room(node, cache, (), batch):
-            pages = cache.write(node, batch).pages
-            batch.moves.append(Move(node.key.hex(), node.tokens, Tier.GPU, cache.tier, batch.instance, False, pages))
+            batch.moves.append(_copying(node, gpu, cache.tier, cache.write(node, batch).pages))
+
+
+def _copying(node: Node, source: NodeCache, target: Tier, pages: Pages | None) -> Move:
+    """The move that copies a node to a slower tier, and leaves it where it is."""
+    return Move(node.key.hex(), node.tokens, source.tier, target, source.instance, False, pages, source.location)
 
 
 def _at_the_top(node: Node) -> bool:

@@ -32,21 +32,17 @@ class TierCache(NodeCache):
         capacity: int,
         policy: ReplacementPolicy,
         instance: str | None = None,
+        location: str = "",
         slower: TierCache | None = None,
         allocator: PageAllocator | None = None,
     ) -> None:
-        super().__init__(tier, capacity, instance, isolated=instance is not None and slower is None)
+        super().__init__(tier, capacity, instance, location)
         self.slower = slower
         self.allocator = allocator
         self.used = 0
         self.copies = 0
         self._policy = policy
         self._order = policy.order(final=not _receives(slower))
-
-    def isolate(self) -> None:
-        """Cut the cache off from the slower tiers."""
-        self.slower = None
-        self.isolated = True
 
     def may_pin(self, tokens: int) -> bool:
         """Whether so many more tokens may be pinned here."""

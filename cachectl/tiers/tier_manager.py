@@ -1,4 +1,4 @@
-"""The tier manager: the tier caches of all instances, and the moves that wait for each."""
+"""The tier manager: the tier caches of all instances and locations, and the moves that wait for each instance."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl.tiers.copy_removal import CopyRemoval
 from cachectl.tiers.eviction import Eviction
+from cachectl.tiers.location import Location
 from cachectl.tiers.moves_under_way import MovesUnderWay
 from cachectl.tiers.pending_moves import PendingMoves, drop
 from cachectl.tiers.support_rule import is_supported
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Capacities(NamedTuple):
-    """Budgets of the tiers in tokens. ``gpu`` is each instance's; 0 means that there is no such tier."""
+    """Budgets of the tiers in tokens. ``gpu`` is each instance's, the others a location's; 0: there is no such tier."""
 
     gpu: int
     host: int = 0
@@ -32,13 +33,13 @@ class Capacities(NamedTuple):
 
 
 class TierManager:
-    """One GPU cache for each instance, and below them one host memory and one disk that instances share.
+    """One GPU cache for each instance, and at each location a host memory and a disk that its instances share.
 
-    An ``isolated`` instance runs on another machine and has its GPU only: it reaches no shared tier. ``retired``
-    instances receive no new requests, and are removed when their last one ends.
+    ``retired`` instances receive no new requests, and are removed when their last one ends.
 
-    ``forget`` is called with each node that lost its last copy. ``find`` looks nodes up by key. ``arena`` hands out the
-    pages of host memory. ``removal`` and ``eviction`` remove copies and make room.
+    ``forget`` is called with each node that lost its last copy. ``find`` looks nodes up by key. The first location is
+    called ``location``, and ``arena`` hands out the pages of its host memory. ``removal`` and ``eviction`` remove
+    copies and make room.
     """
 
     def __init__(
@@ -48,18 +49,15 @@ class TierManager:
         forget: Callable[[Node], None],
         find: Callable[[bytes], Node | None],
         arena: PageAllocator | None = None,
+        location: str = "",
     ) -> None:
-        if min(capacities) < 0:
+        if capacities.gpu < 0:
             raise ConfigError(f"the tiers' capacities must not be negative: {capacities}")
-        if arena is not None and arena.capacity != capacities.host:
-            raise ConfigError(f"host memory has pages for {arena.capacity} tokens, not for {capacities.host}")
-        if not policy.keeps:
-            capacities = Capacities(0)
         self._policy = policy
         self._find = find
-        self._gpu_capacity = capacities.gpu
-        self.disk = TierCache(Tier.DISK, capacities.disk, policy)
-        self.host = TierCache(Tier.HOST, capacities.host, policy, slower=self.disk, allocator=arena)
+        self._gpu_capacity = capacities.gpu if policy.keeps else 0
+        self.locations: dict[str, Location] = {}
+        self.add_location(location, capacities.host, capacities.disk, arena)
         self.gpus: dict[str, TierCache] = {}
         self.retired: set[str] = set()
         self.pending_moves = PendingMoves(self._copy_at)
@@ -70,13 +68,14 @@ class TierManager:
     def __iter__(self) -> Iterator[TierCache]:
         """Every cache, the instances' own first."""
         yield from self.gpus.values()
-        yield self.host
-        yield self.disk
+        for location in self.locations.values():
+            yield location.host
+            yield location.disk
 
     @property
     def capacity(self) -> int:
         """Tokens that all caches hold together."""
-        return self.host.capacity + self.disk.capacity + len(self.gpus) * self._gpu_capacity
+        return sum(cache.capacity for cache in self)
 
     def gpu(self, instance: str) -> TierCache:
         """An instance's own cache. Raises UnknownInstance."""
@@ -85,20 +84,13 @@ class TierManager:
             raise UnknownInstance(f"there is no instance {instance!r}")
         return cache
 
-    def cache(self, tier: Tier, instance: str | None) -> TierCache:
-        """The cache of a tier; ``instance`` matters for the GPU only. Raises UnknownInstance."""
-        if tier is Tier.GPU:
-            return self.gpu(instance or "")
-        return self.host if tier is Tier.HOST else self.disk
+    def location_of(self, instance: str) -> Location:
+        """The location of an instance. Raises UnknownInstance."""
+        return self.locations[self.gpu(instance).location]
 
-    def isolated(self, instance: str) -> bool:
-        """Whether an instance reaches no shared tier. Raises UnknownInstance."""
-        return self.gpu(instance).isolated
-
-    def reaches(self, instance: str, tier: Tier) -> bool:
-        """Whether an instance's report about a tier counts. A removed instance reached the shared tiers until now."""
-        gpu = self.gpus.get(instance)
-        return gpu is not None if tier is Tier.GPU else gpu is None or not gpu.isolated
+    def cache(self, tier: Tier, instance: str) -> TierCache:
+        """The cache of a tier that an instance uses. Raises UnknownInstance."""
+        return self.gpu(instance) if tier is Tier.GPU else self.location_of(instance).cache(tier)
 
     def fastest(self, node: Node, gpu: TierCache) -> Copy | None:
         """A node's fastest copy for the instance with this GPU: one in its reach, confirmed or written by itself."""
@@ -128,8 +120,8 @@ class TierManager:
                 cache.pass_on(copy, None)
             return there
         if (
-            self.pending_moves.frees(node.key.hex(), cache.tier, cache.instance)
-            or (cache.tier is Tier.DISK and self.under_way.may_delete(node))
+            self.pending_moves.frees(node.key.hex(), cache)
+            or (cache.tier is Tier.DISK and self.under_way.may_delete(node, cache))
             or cache.used + node.room > cache.capacity
             or not is_supported(node.parent, cache, ())
         ):
@@ -139,13 +131,33 @@ class TierManager:
         cache.add(node, held=True, pages=pages)
         return True
 
-    # Instances
+    # Locations and instances
 
-    def add_instance(self, instance: str, isolated: bool = False) -> None:
-        """Add an instance with an empty GPU cache. A known instance keeps its own."""
+    def add_location(self, name: str, host: int, disk: int, arena: PageAllocator | None = None) -> None:
+        """Add a location with empty tiers of ``host`` and ``disk`` tokens. A known one keeps its own.
+
+        ``arena`` hands out its pages of host memory. Raises ConfigError for sizes that cannot be.
+        """
+        if name not in self.locations:
+            self.locations[name] = Location(name, host, disk, self._policy, arena)
+
+    def remove_location(self, name: str) -> None:
+        """Remove a location whose caches are empty, with its pending moves. It has no instance any more."""
+        location = self.locations.pop(name)
+        assert not location.host.copies
+        assert not location.disk.copies
+        assert not self.instances_at(name)
+        self.pending_moves.lose_location(name)
+
+    def instances_at(self, location: str) -> list[str]:
+        """The instances at a location, retired ones included."""
+        return [instance for instance, gpu in self.gpus.items() if gpu.location == location]
+
+    def add_instance(self, instance: str, location: str = "") -> None:
+        """Add an instance at a known location, with an empty GPU cache. A known instance keeps its own."""
         if instance not in self.gpus:
-            below = None if isolated else self.host
-            self.gpus[instance] = TierCache(Tier.GPU, self._gpu_capacity, self._policy, instance, below)
+            below = self.locations[location].host
+            self.gpus[instance] = TierCache(Tier.GPU, self._gpu_capacity, self._policy, instance, location, below)
 
     def remove_instance(self, instance: str) -> list[Copy]:
         """Remove an instance whose cache is empty; the copies that it was to make, which may not exist."""
@@ -160,20 +172,20 @@ class TierManager:
 
     def add_drop(self, key: bytes, tokens: int, cache: NodeCache, pages: Pages | None) -> None:
         """Have KV dropped that a cache holds and the tree does not know, or no longer wants."""
-        self.pending_moves.add(drop(key, tokens, cache.tier, cache.instance, pages), cache.instance)
+        self.pending_moves.add(drop(key, tokens, cache, pages), cache.instance)
 
     def take_moves(self, batch: MoveBatch) -> None:
         """Put all pending moves that a batch's instance can carry out into the batch. Raises UnknownInstance."""
-        shared = not self.isolated(batch.instance)
+        location = self.gpu(batch.instance).location
         if self.pending_moves:
-            self.pending_moves.take(batch, shared)
+            self.pending_moves.take(batch, location)
 
     def has_moves(self, instance: str) -> bool:
         """Whether an instance should be given its pending moves now.
 
         Without other instances, its own copies need no check: it finds them in any case.
         """
-        return self.pending_moves.waits_for(instance, not self.isolated(instance), checks=len(self.gpus) > 1)
+        return self.pending_moves.waits_for(instance, self.gpu(instance).location, checks=len(self.gpus) > 1)
 
     def send(self, batch: MoveBatch) -> None:
         """Note that an instance has been given a batch."""
@@ -188,6 +200,13 @@ class TierManager:
         """End a batch that an instance took at request ``tick`` and may not have carried out: it is pending again."""
         self.under_way.give_back(batch, tick)
 
-    def _copy_at(self, key: str, tier: Tier, instance: str | None) -> Copy | None:
+    def _copy_at(self, key: str, tier: Tier, owner: str) -> Copy | None:
         node = self._find(bytes.fromhex(key))
-        return node.copies.get(self.cache(tier, instance)) if node is not None else None
+        if node is None:
+            return None
+        if tier is Tier.GPU:
+            cache = self.gpus.get(owner)
+        else:
+            location = self.locations.get(owner)
+            cache = location.cache(tier) if location is not None else None
+        return node.copies.get(cache) if cache is not None else None

@@ -138,7 +138,7 @@ class GrantBook:
             source = path.hits[index] if hit else None
             pages = source.pages if source is not None else None
             if source is None and kept is Tier.HOST and parent is not None:
-                pages = parent.copies[self._tiers.host].pages
+                pages = parent.copies[self._tiers.location_of(grant.instance).host].pages
             tier = source.cache.tier if source is not None else None
             granted.append(GrantedDocument(key, document.tokens, tier, kept, pages))
         return granted
@@ -214,12 +214,12 @@ class GrantBook:
     def lose(self, instance: str, lost: Iterable[tuple[bytes, Tier]]) -> None:
         """Remove copies that an instance reports missing, by node and tier, with what only they support.
 
-        Unknown copies are ignored, and so are reports about shared tiers from an isolated instance. A report about a
-        copy that another instance is writing concerns an earlier copy of the node, so it is ignored too.
+        Unknown copies are ignored, and so is what a removed instance reports. A report about a copy that another
+        instance is writing concerns an earlier copy of the node, so it is ignored too.
         """
         broken = []
-        for key, tier in lost:
-            node = self._registry.nodes.get(key) if self._tiers.reaches(instance, tier) else None
+        for key, tier in lost if instance in self._tiers.gpus else ():
+            node = self._registry.nodes.get(key)
             copy = node.copies.get(self._tiers.cache(tier, instance)) if node is not None else None
             if copy is not None and (copy.writer is None or copy.writer == instance):
                 broken.append(copy)

@@ -52,6 +52,8 @@ def _check_copies(tree: KnowledgeTree, nodes: list[Node]) -> None:
     reserved = {id(copy) for grant in tree.grants.open.values() for copy in grant.reserved}
     written = {id(copy) for batch in tree.tiers.under_way for copy in batch.writes}
     written |= {id(tree.tiers.pending_moves.target(move)) for move in tree.tiers.pending_moves}
+    for gpu in tree.tiers.gpus.values():
+        assert gpu.slower is tree.tiers.locations[gpu.location].host
     for cache in tree.tiers:
         copies = [node.copies[cache] for node in nodes if cache in node.copies]
         assert cache.used == sum(copy.node.room for copy in copies)
@@ -102,7 +104,7 @@ def _check_support(copy: Copy) -> None:
     assert any(
         (above.held or not copy.held)
         and (above.cache is copy.cache or (copy.cache.instance is None and above.cache.rank < copy.cache.rank))
-        and (above.cache is copy.cache or not above.cache.isolated)
+        and (above.cache is copy.cache or above.cache.location == copy.cache.location)
         for above in parent.copies.values()
     ), "a copy's parent does not support it"
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from cachectl.policies.base import ReplacementPolicy
     from cachectl.tiers.page_allocator import PageAllocator
+    from cachectl.tiers.tier_cache import TierCache
     from cachectl.tree.snapshot import NodeRecord
     from protocol.kv import HeldNode
     from protocol.tiers import Tier
@@ -39,9 +40,9 @@ class KnowledgeTree:
     ``cost(cached, new)`` gives the seconds of a prefill. What a plan finds is loaded if that is faster than computing
     it, by ``load_seconds(tokens, tier)``, and always if that is None; moving a token's KV to another position takes
     ``move_s``. It ``composes`` if prompts may be composed without asking for it. Frequencies count ``window_s``
-    seconds. Nodes take up whole pages of ``page_tokens`` tokens; ``arena`` hands out host memory's pages, if they have
-    numbers. With ``write_through``, computed nodes are copied to slower tiers at once, and otherwise when they are
-    evicted.
+    seconds. Nodes take up whole pages of ``page_tokens`` tokens. The ``instances`` are at one ``location``, where
+    ``arena`` hands out host memory's pages, if they have numbers. With ``write_through``, computed nodes are copied to
+    slower tiers at once, and otherwise when they are evicted.
 
     Invariants, asserted by ``cachectl.tree.integrity``: a cache holds no node whose parent is neither there nor in a
     faster tier; no budget is exceeded; locked and pinned nodes stay; every node has a copy.
@@ -60,6 +61,7 @@ class KnowledgeTree:
         composes: bool = False,
         page_tokens: int = 1,
         arena: PageAllocator | None = None,
+        location: str = "",
         write_through: bool = False,
     ) -> None:
         if window_s is not None and window_s <= 0:
@@ -69,7 +71,7 @@ class KnowledgeTree:
         self._cost = cost
         self._blocklist = DeletionBlocklist()
         self.registry = NodeRegistry(policy, self._blocklist, composes=composes)
-        self.tiers = TierManager(policy, capacities, self._forget, self.registry.find, arena)
+        self.tiers = TierManager(policy, capacities, self._forget, self.registry.find, arena, location)
         self.lookup = PrefixLookup(
             self.registry.roots, self.registry.by_content, self.tiers, cost, load_seconds, move_s
         )
@@ -87,7 +89,7 @@ class KnowledgeTree:
             write_through,
         )
         for instance in instances:
-            self.tiers.add_instance(instance)
+            self.tiers.add_instance(instance, location)
 
     def reconsider(self, keys: Iterable[bytes]) -> None:
         """Update nodes that are needed less than before: a request that waited for them has left."""
@@ -99,9 +101,9 @@ class KnowledgeTree:
 
     # Instances
 
-    def add_instance(self, instance: str, isolated: bool = False) -> None:
-        """Add an instance with an empty GPU tier; an ``isolated`` one reaches no shared tier. Keep a known one."""
-        self.tiers.add_instance(instance, isolated)
+    def add_instance(self, instance: str, location: str = "") -> None:
+        """Add an instance at a known location, with an empty GPU tier. Keep a known one."""
+        self.tiers.add_instance(instance, location)
 
     def remove_instance(self, instance: str) -> list[str]:
         """Remove a lost instance with its GPU's copies and its grants; the queries of those grants.
@@ -121,21 +123,16 @@ class KnowledgeTree:
             self.tiers.removal.discard(copy, self.grants.tick)
         return [grant.query_id for grant in lost]
 
-    def lose_shared(self) -> None:
-        """Empty the shared tiers: no instance reaches what they held, and the next one brings its own.
-
-        The instances that are left, retired ones, are isolated from now on.
-        """
+    def remove_location(self, name: str) -> None:
+        """Remove a location that has no instance any more, with all copies there."""
+        location = self.tiers.locations[name]
         for node in self._all_nodes():
-            for cache in (self.tiers.host, self.tiers.disk):
+            for cache in (location.host, location.disk):
                 copy = node.copies.get(cache)
                 if copy is not None:
-                    # Plans that use it read the memory that was lost, so its room is free now.
+                    # Plans of other locations may lock its node, but none uses this copy.
                     self.tiers.removal.discard(copy, self.grants.tick, unused=True, gone=True)
-        self.tiers.pending_moves.lose_shared()
-        self.tiers.under_way.lose_shared()
-        for gpu in self.tiers.gpus.values():
-            gpu.isolate()
+        self.tiers.remove_location(name)
 
     # What operators do
 
@@ -182,14 +179,13 @@ class KnowledgeTree:
 
     # Rebuilding the tree
 
-    def insert(self, held: HeldNode, tier: Tier, instance: str | None, record: NodeRecord | None = None) -> bool:
-        """Register a copy that a tier reports; whether the tree has it now.
+    def insert(self, held: HeldNode, cache: TierCache, record: NodeRecord | None = None) -> bool:
+        """Register a copy that a cache is reported to hold; whether the tree has it now.
 
         ``record`` is what a former controller's snapshot says of the node. The copy is not registered if its cache is
         full, if its parent is not where it must be, if it is deleted or about to be dropped, or if its pages are taken.
         """
         contents, tokens = held.path, held.tokens
-        cache = self.tiers.cache(tier, instance)
         root = self.registry.root(held.namespace)
         try:
             parent = root
@@ -216,14 +212,14 @@ class KnowledgeTree:
         finally:
             self.registry.keep_root(root)
 
-    def refuse(self, held: HeldNode, tier: Tier, instance: str | None) -> None:
-        """Order a copy to be dropped that a tier reports and the tree cannot register."""
-        key, cache = path_keys(held.namespace, held.path)[-1], self.tiers.cache(tier, instance)
+    def refuse(self, held: HeldNode, cache: TierCache) -> None:
+        """Order a copy to be dropped that a cache is reported to hold and the tree cannot register."""
+        key = path_keys(held.namespace, held.path)[-1]
         node = self.registry.nodes.get(key)
         pages = held.pages if cache.allocator is not None else None
         # A drop must not hit what a plan is about to put there, or still uses there, or what is yet to be swapped out.
         unknown = key not in self.registry.detached and (node is None or cache not in node.copies)
-        if unknown and not self.tiers.pending_moves.frees(key.hex(), tier, instance):
+        if unknown and not self.tiers.pending_moves.frees(key.hex(), cache):
             self.tiers.add_drop(key, held.tokens, cache, pages)
         if pages is not None and cache.allocator is not None:
             cache.allocator.see(pages.stamp)

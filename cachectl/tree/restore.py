@@ -18,32 +18,38 @@ if TYPE_CHECKING:
 
 
 def restore(
-    tree: KnowledgeTree, reports: Sequence[ResidencyReport], records: Mapping[str, NodeRecord] | None = None
+    tree: KnowledgeTree,
+    reports: Sequence[ResidencyReport],
+    records: Mapping[str, NodeRecord] | None = None,
+    location: str = "",
 ) -> RestoreResult:
-    """Register every reported copy that fits and is supported, and have the others dropped.
+    """Register every copy that is reported from a location, if it fits and is supported, and have the others dropped.
 
     Faster tiers and upper nodes go first, as they support the others. Copies that the tree knows stay as they are.
     ``records`` come from a former controller's snapshot, by node key in hexadecimal. From now on, pages of host memory
     are handed out above every reported stamp. Raises UnknownInstance and InvalidRequest for a report that cannot be
     true; then no copy is registered.
     """
-    if tree.tiers.host.allocator is not None:
-        tree.tiers.host.allocator.see(max((report.highest_stamp for report in reports), default=0))
+    below = tree.tiers.locations[location]
+    if below.host.allocator is not None:
+        below.host.allocator.see(max((report.highest_stamp for report in reports), default=0))
     for report in reports:
-        tree.tiers.cache(report.tier, report.instance)
-        if report.tier is not Tier.GPU and report.instance is not None:
+        if report.tier is Tier.GPU:
+            tree.tiers.gpu(report.instance or "")
+        elif report.instance is not None:
             raise InvalidRequest(f"the {report.tier} tier is shared, it is not {report.instance}'s", param="instance")
         for held in report.nodes:
             _check(held)
     speed = {tier: rank for rank, tier in enumerate(Tier)}
     restored = refused = 0
     for report in sorted(reports, key=lambda report: speed[report.tier]):
+        cache = tree.tiers.gpu(report.instance or "") if report.tier is Tier.GPU else below.cache(report.tier)
         for held in sorted(report.nodes, key=lambda held: len(held.path)):
-            if tree.insert(held, report.tier, report.instance, _record_of(held, records)):
+            if tree.insert(held, cache, _record_of(held, records)):
                 restored += 1
             else:
                 refused += 1
-                tree.refuse(held, report.tier, report.instance)
+                tree.refuse(held, cache)
     return RestoreResult(restored, refused)
 
 

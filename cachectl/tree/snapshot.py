@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class NodeRecord(msgspec.Struct, frozen=True):
     """A node: its counts for the policies, its own pins, and where its confirmed copies are.
 
-    ``caches`` are ``gpu@<instance>``, and ``host@`` and ``disk@`` with the name of what instances share. They are the
-    directory of which instance holds what. ``last_access`` is the number of the last request that used the node.
+    ``caches`` are ``gpu@<instance>``, and ``host@`` and ``disk@`` with the name of the location. They are the directory
+    of what is held where. ``last_access`` is the number of the last request that used the node.
     """
 
     namespace: str
@@ -54,10 +54,10 @@ class Snapshot(msgspec.Struct, frozen=True):
 EMPTY_SNAPSHOT = Snapshot()
 
 
-def record_of(node: Node, shared: str) -> NodeRecord:
-    """A node's record; ``shared`` names what instances share."""
+def record_of(node: Node) -> NodeRecord:
+    """A node's record."""
     path = node.path
-    caches = [f"{cache.tier}@{cache.instance or shared}" for cache, copy in node.copies.items() if copy.confirmed]
+    caches = [f"{cache.tier}@{cache.owner}" for cache, copy in node.copies.items() if copy.confirmed]
     return NodeRecord(
         namespace=node.root.content,
         path=tuple([above.content for above in path]),

@@ -24,6 +24,7 @@ def tier_stats(tree: KnowledgeTree) -> tuple[TierStats, ...]:
             cache.pinned_tokens,
             cache.copies,
             cache.evictions,
+            _place(cache, tree),
         )
         for cache in tree.tiers
         if cache.capacity
@@ -34,10 +35,7 @@ def tree_view(tree: KnowledgeTree, depth: int, limit: int) -> TreeView:
     """The ``limit`` most used nodes, down to ``depth`` documents. Siblings are ordered by use."""
     shown = _most_used(tree, depth, limit)
     return TreeView(
-        namespaces={
-            namespace: _children(root, shown, tree.grants.tick)
-            for namespace, root in sorted(tree.registry.roots.items())
-        },
+        namespaces={namespace: _children(tree, root, shown) for namespace, root in sorted(tree.registry.roots.items())},
         nodes=len(tree.registry.nodes),
         tiers=tier_stats(tree),
     )
@@ -73,24 +71,26 @@ def _order(node: Node) -> tuple[float, str]:
     return -node.frequency, node.content
 
 
-def _children(node: Node, shown: dict[Node, list[Node]], tick: int) -> tuple[TreeNode, ...]:
-    return tuple(_view(child, shown, tick) for child in shown[node])
+def _children(tree: KnowledgeTree, node: Node, shown: dict[Node, list[Node]]) -> tuple[TreeNode, ...]:
+    return tuple(_view(tree, child, shown) for child in shown[node])
 
 
-def _view(node: Node, shown: dict[Node, list[Node]], tick: int) -> TreeNode:
+def _view(tree: KnowledgeTree, node: Node, shown: dict[Node, list[Node]]) -> TreeNode:
     return TreeNode(
         key=node.key.hex(),
         content=node.content,
         tokens=node.tokens,
-        places=tuple(_name(cache) for cache, copy in node.copies.items() if copy.held),
+        places=tuple(_place(cache, tree) for cache, copy in node.copies.items() if copy.held),
         frequency=node.frequency,
-        requests_ago=tick - node.last_access,
+        requests_ago=tree.grants.tick - node.last_access,
         locked=node.locks > 0,
         pinned=node.pins > 0,
-        children=_children(node, shown, tick),
+        children=_children(tree, node, shown),
         hidden=len(node.children) - len(shown[node]),
     )
 
 
-def _name(cache: NodeCache) -> str:
-    return cache.tier.value if cache.instance is None else f"{cache.tier.value}@{cache.instance}"
+def _place(cache: NodeCache, tree: KnowledgeTree) -> str:
+    """The tier, with its instance, or with its location if there are several."""
+    alone = cache.instance is None and len(tree.tiers.locations) == 1
+    return cache.tier.value if alone else f"{cache.tier.value}@{cache.owner}"

@@ -217,7 +217,7 @@ class Tip {
   }
 }
 
-const placeOf = ({ tier, instance }) => (instance ? `${tier}@${instance}` : tier);
+const placeOf = ({ place }) => place;
 
 const ageOf = ({ requests_ago: ago }) => AGES.findIndex(([most]) => ago <= most);
 

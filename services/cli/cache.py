@@ -40,13 +40,13 @@ def stats(url: UrlOption = None, admin_key: AdminKeyOption = None, as_json: Json
     if as_json:
         print(json.dumps(held))
         return
-    table = Table("tier", "instance", "tokens", "of", "full", "MiB", "pinned", "nodes", "evictions")
+    table = Table("tier", "at", "tokens", "of", "full", "MiB", "pinned", "nodes", "evictions")
     for column in table.columns[2:]:
         column.justify = "right"
     for tier in held["tiers"]:
         table.add_row(
             tier["tier"],
-            tier["instance"] or "shared",
+            tier["place"].partition("@")[2] or "shared",
             f"{tier['used_tokens']:,}",
             f"{tier['capacity_tokens']:,}",
             f"{tier['used_tokens'] / tier['capacity_tokens']:.0%}",

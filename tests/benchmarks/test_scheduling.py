@@ -90,7 +90,7 @@ def test_tree_stays_full(policy):
     load = loaded(policy)
     for _ in range(3):
         gpu = load._tree.tiers.gpu("one")
-        assert load._tree.tiers.host.used + DOCUMENT_TOKENS > load._tree.tiers.host.capacity
+        assert load._tree.tiers.locations[""].host.used + DOCUMENT_TOKENS > load._tree.tiers.locations[""].host.capacity
         # Running requests reserve room, so the GPU is nearly full.
         assert gpu.used + RUNNING * TOP_K * DOCUMENT_TOKENS >= gpu.capacity
         load.measure(40)

@@ -11,6 +11,7 @@ from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.tiers.move_batch import MoveBatch
 from cachectl.tiers.page_allocator import PageAllocator
+from cachectl.tiers.tier_cache import TierCache
 from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
@@ -40,7 +41,7 @@ def tree_of(
     policy: str = "LRU",
     lookahead: Lookahead | None = None,
     instances: Iterable[str] = ("one", "two"),
-    isolated: Iterable[str] = (),
+    elsewhere: Iterable[str] = (),
     cost: Callable[[int, int], float] = rising_cost,
     window_s: float | None = None,
     load_s: float | None = None,
@@ -48,7 +49,10 @@ def tree_of(
     arena: PageAllocator | None = None,
     write_through: bool = False,
 ) -> KnowledgeTree:
-    """A tree with tiers of so many tokens. ``load_s`` are seconds per loaded token; None means that loads are free."""
+    """A tree with tiers of so many tokens. ``load_s`` are seconds per loaded token; None means that loads are free.
+
+    The instances ``elsewhere`` are at a location of their own with this name, whose tiers are as large.
+    """
     tree = KnowledgeTree(
         create_policy(policy, lookahead or Lookahead()),
         Capacities(gpu, host, disk),
@@ -60,9 +64,22 @@ def tree_of(
         arena=arena,
         write_through=write_through,
     )
-    for instance in isolated:
-        tree.add_instance(instance, isolated=True)
+    if elsewhere:
+        there = PageAllocator(arena.capacity // page_tokens, page_tokens) if arena is not None else None
+        tree.tiers.add_location("elsewhere", host, disk, there)
+    for instance in elsewhere:
+        tree.add_instance(instance, "elsewhere")
     return tree
+
+
+def host_of(tree: KnowledgeTree, location: str = "") -> TierCache:
+    """The host memory of a location."""
+    return tree.tiers.locations[location].host
+
+
+def disk_of(tree: KnowledgeTree, location: str = "") -> TierCache:
+    """The disk of a location."""
+    return tree.tiers.locations[location].disk
 
 
 def paged_tree_of(gpu: int, host: int = 0, disk: int = 0, *, page: int = 1, **changes) -> KnowledgeTree:

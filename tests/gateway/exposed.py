@@ -51,7 +51,7 @@ async def gateways_metrics() -> dict[str, Exposed]:
     stack.generator.cached, stack.generator.loaded = 5, {Tier.GPU: 2, Tier.HOST: 3}
     stack.controller.sources = (Tier.GPU, Tier.HOST)
     stack.controller.decide = whenever_possible
-    stack.controller.tiers = tuple(TierStats(tier, None, 1000, 250, 50, 3, 7) for tier in Tier)
+    stack.controller.tiers = tuple(TierStats(tier, None, 1000, 250, 50, 3, 7, tier.value) for tier in Tier)
     registry = CollectorRegistry()
     app = create_app(stack, GatewaySettings(), registry=registry)
     transport = httpx.ASGITransport(app=app)

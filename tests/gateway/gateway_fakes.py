@@ -302,7 +302,7 @@ class FakeController:
         self.pins = Counter[CachePath]()
         self.most_pins = 100
         self.deletions: list[DocumentDeletion] = []
-        self.tiers: tuple[TierStats, ...] = (TierStats(Tier.GPU, "engine-0", 1000, 250, 50, 3, 7),)
+        self.tiers: tuple[TierStats, ...] = (TierStats(Tier.GPU, "engine-0", 1000, 250, 50, 3, 7, "gpu@engine-0"),)
         self.waiting = 0
 
     async def on_candidates(self, query_id: str, documents: Sequence[str], final: bool) -> SpeculationDecision:

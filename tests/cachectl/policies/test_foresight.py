@@ -239,7 +239,7 @@ def test_a_document_popular_on_other_paths_is_worth_more_than_an_unknown_one():
 
 def test_a_restored_document_is_kept_while_there_is_room_and_evicted_first():
     tree = foresight_of(3)
-    assert tree.insert(HeldNode(NAMESPACE, ("restored",), 1), Tier.GPU, "one")
+    assert tree.insert(HeldNode(NAMESPACE, ("restored",), 1), tree.tiers.gpu("one"))
     assert kept(tree, "restored")
     found(tree, "a"), found(tree, "b")
     assert kept(tree, "restored")

@@ -149,7 +149,7 @@ def test_pgdsf_counts_the_question_as_computed():
 def test_pgdsf_has_a_clock_for_each_tier():
     # GPU: 1 token, host: 2 tokens. All cost 1, so the priority of a after two requests is 2.
     tree = tree_of("PGDSF", 1, 2)
-    gpu, host = tree.tiers.gpu("one"), tree.tiers.host
+    gpu, host = tree.tiers.gpu("one"), tree.tiers.locations[""].host
     for path in "aa":
         ask(tree, path)
     # b evicts a (2) to host, where its priority is 0 + 1 · 2, because the host's clock is at 0.

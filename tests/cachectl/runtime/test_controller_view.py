@@ -19,9 +19,9 @@ async def test_stats_show_tiers_and_planned_tokens(build):
     assert (stats.planned_cached_tokens, stats.planned_tokens) == (0, 40)
     # "b" was evicted to host memory for "s". Then "a" was evicted for "c", and replaced "b" in host memory.
     assert stats.tiers == (
-        TierStats(GPU, "one", 20, 20, 10, nodes=2, evictions=2),
-        TierStats(GPU, "two", 20, 0, 0, nodes=0, evictions=0),
-        TierStats(HOST, None, 15, 10, 0, nodes=1, evictions=1),
+        TierStats(GPU, "one", 20, 20, 10, nodes=2, evictions=2, place="gpu@one"),
+        TierStats(GPU, "two", 20, 0, 0, nodes=0, evictions=0, place="gpu@two"),
+        TierStats(HOST, None, 15, 10, 0, nodes=1, evictions=1, place="host"),
     )
     await controller.complete(report("query"))
     await controller.admit(ask("again", "cd", system="s"))

@@ -1,4 +1,4 @@
-"""Orders to instances that retire, instances that are added, avoided or isolated, and lost shared tiers."""
+"""Orders to instances that retire, instances that are added or avoided, and machines that lose their instances."""
 
 import asyncio
 from functools import partial
@@ -91,7 +91,11 @@ async def test_a_deletion_is_not_confirmed_while_no_instance_can_carry_it_out(bu
     controller.instances.retire("one")
     with pytest.raises(EngineNotReady):
         await controller.delete_document(DocumentDeletion(("a",), "tenant"))
-    controller.instances.replace_shared("another machine's")
+    # Not even if an instance of another machine can.
+    controller.instances.add_location("elsewhere", 100, 100, 1)
+    controller.instances.add("far", "", [], "elsewhere")
+    with pytest.raises(EngineNotReady, match="one of the machines"):
+        await controller.delete_document(DocumentDeletion(("a",), "tenant"))
     controller.instances.add("two", "boot", [holding(DISK, "a", 0)])
     await controller.delete_document(DocumentDeletion(("a",), "tenant"))
     assert (("tenant", "a"),) in [orders.forget for orders in engines.asked("two")]
@@ -264,56 +268,58 @@ async def test_a_moved_request_still_avoids_its_instances(build):
     controller.check_integrity()
 
 
-# Isolated instances, and lost shared tiers
+# Machines
 
 
-async def test_an_isolated_instance_uses_only_its_gpu(build, engines):
+async def test_each_machine_uses_its_own_tiers(build, engines):
     controller = build("one", host=100, disk=100, max_running=9, swap="write_through")
     await fill(controller, "a")
     await all_ready()
-    controller.instances.add("far", "", [], isolated=True)
-    assert controller.instances.sharing == {"one"}
+    controller.instances.add_location("elsewhere", 100, 100, 1)
+    controller.instances.add("far", "", [], "elsewhere")
+    assert (controller.instances.at(""), controller.instances.at("elsewhere")) == ({"one"}, {"far"})
     controller.instances.retire("one")
-    assert await caches(controller) == ["far"]
     assert await cached(controller, "a") == [None]
     await fill(controller, "a")
     assert await cached(controller, "a") == [GPU]
     await all_ready()
-    await controller.persist()
-    # No instance reaches the shared tiers now, so the drops there wait for the next one.
-    await controller.delete_document(DocumentDeletion(("a",)))
-    assert {(move.source, move.target) for move in engines.moves("far")} == {(GPU, None)}
+    # "one" has a machine of its own, which may hold the document until its next instance has dropped it.
+    with pytest.raises(EngineNotReady):
+        await controller.delete_document(DocumentDeletion(("a",)))
+    dropped = {(move.source, move.target, move.location) for move in engines.moves("far") if move.target is None}
+    assert dropped == {(GPU, None, "elsewhere"), (HOST, None, "elsewhere"), (DISK, None, "elsewhere")}
     controller.instances.add("near", "", [])
     await all_ready()
     assert {(move.node, move.source) for move in engines.moves("near")} == {(key("a"), HOST), (key("a"), DISK)}
+    await controller.delete_document(DocumentDeletion(("a",)))
+    controller.check_integrity()
 
 
-async def test_a_restarted_instance_is_isolated_if_it_reports_so(build):
+async def test_an_instance_may_restart_on_another_machine(build):
     controller = build("one", host=100, disk=100)
-    controller.instances.add("far", "", [], isolated=True)
-    controller.instances.restart("far", "", [], isolated=True)
-    assert controller.instances.sharing == {"one"}
+    controller.instances.add_location("elsewhere", 100, 100, 1)
+    controller.instances.add("far", "", [], "elsewhere")
+    controller.instances.restart("far", "", [], "elsewhere")
+    assert controller.instances.at("") == {"one"}
     controller.instances.restart("far", "", [])
-    assert controller.instances.sharing == {"one", "far"}
+    assert controller.instances.at("") == {"one", "far"}
+    assert controller.instances.deserted == ["elsewhere"]
 
 
-async def test_the_next_instance_replaces_lost_shared_tiers(build):
+async def test_a_machine_without_instances_is_forgotten_on_demand(build):
     controller = build("one", gpu=2 * TOKENS, host=4 * TOKENS, executor=None)
     await fill(controller, "ab", "cd")
     assert await cached(controller, "ab") == [HOST, HOST]
-    running = await controller.admit(ask("runs", "ab"))
-    assert [node.source for node in running.nodes] == [HOST, HOST]
+    controller.instances.add_location("elsewhere", 4 * TOKENS, 0, 1)
+    controller.instances.add("two", "", [holding(HOST, "x", 0)], "elsewhere")
     controller.instances.retire("one")
-    controller.instances.replace_shared("other")
+    controller.expire_leases()
+    assert controller.instances.deserted == [""]
+    controller.instances.remove_location("")
     controller.check_integrity()
-    assert all(tier.used_tokens == 0 for tier in (await controller.stats()).tiers if tier.tier is not GPU)
-    controller.instances.add("two", "", [holding(HOST, "x", 0)])
+    assert list(controller.instances.locations) == ["elsewhere"]
     assert await cached(controller, "x") == [HOST]
     await fill(controller, "cd", "ef")
     assert await cached(controller, "cd") == [HOST, HOST]
-    await controller.complete(report("runs", lost=[LostCopy(key("c"), HOST)]))
-    assert await cached(controller, "cd") == [HOST, HOST]
-    controller.expire_leases()
-    assert await caches(controller) == ["two"]
     moves = (await controller.admit(ask("next"))).moves
     assert not {move.node for move in moves} & {key("a"), key("ab")}

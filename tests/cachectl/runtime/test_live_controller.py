@@ -4,11 +4,11 @@ import asyncio
 
 import msgspec
 import pytest
-from controller_under_test import ask, key, report
+from controller_under_test import ask, report
 from structlog.testing import capture_logs
 
 from cachectl.runtime import live_controller as live_module
-from cachectl.runtime.live_controller import LiveController
+from cachectl.runtime.live_controller import DESERTED_S, LiveController
 from cachectl.runtime.live_instances import FixedInstances
 from cachectl.settings import ControllerSettings
 from protocol.errors import EngineDied
@@ -80,9 +80,9 @@ def held(tier: Tier, documents: str, instance: str | None = None, first_page: in
 
 @pytest.fixture
 def start(tmp_path):
-    async def start(fleet, **settings: object) -> LiveController:
+    async def start(fleet, clock=lambda: 0.0, **settings: object) -> LiveController:
         limits = ControllerSettings(**{"policy": "LRU", "max_running": 1, "prepare_after_s": None} | settings)
-        live = LiveController(limits, fleet, tmp_path, lambda: 0.0, lambda: 0.0)
+        live = LiveController(limits, fleet, tmp_path, clock, lambda: 0.0)
         await live.start(lambda done, total: None)
         return live
 
@@ -136,7 +136,7 @@ async def test_pages_are_handed_out_above_all_stamps_whatever_the_clock_says(sta
     assert await where(live, "x") == [None]
 
 
-async def test_an_isolated_instances_stamps_do_not_count(start):
+async def test_the_stamps_of_another_machine_do_not_count(start):
     fleet = Fleet(a=Engine(gpu_pages=0), b=Engine(gpu_pages=0, boot="boot-b", shared="elsewhere"))
     fleet.engines["b"].reports = (ResidencyReport(HOST, (), highest_stamp=900),)
     live = await start(fleet)
@@ -286,43 +286,78 @@ async def test_an_instance_with_an_invalid_report_is_added_empty(start):
 # Shared tiers
 
 
-async def test_an_instance_of_another_machine_is_isolated(start):
+async def test_an_instance_of_another_machine_has_tiers_of_its_own(start):
     fleet = Fleet(a=Engine())
     fleet.engines["a"].reports = (held(HOST, "h"),)
-    live = await start(fleet)
-    fleet.engines["b"] = Engine(shared="elsewhere")
+    live = await start(fleet, max_running=9)
+    fleet.engines["b"] = Engine(shared="elsewhere", host_pages=50)
     fleet.engines["b"].reports = (held(GPU, "g", "b"), held(HOST, "i"))
     await live.follow()
-    assert live.controller.instances.sharing == {"a"}
-    assert [await where(live, documents) for documents in "hgi"] == [[HOST], [GPU], [None]]
-    # It is still isolated after a restart.
-    fleet.engines["b"].restarts()
+    assert (live.controller.instances.at("machine"), live.controller.instances.at("elsewhere")) == ({"a"}, {"b"})
+    assert [await where(live, documents) for documents in "hgi"] == [[HOST], [GPU], [HOST]]
+    tiers = {tier.place: tier.capacity_tokens for tier in (await live.controller.stats()).tiers}
+    assert (tiers["host@machine"], tiers["host@elsewhere"]) == (100, 50)
+    # A second one there finds the same.
+    fleet.engines["c"] = Engine(shared="elsewhere", boot="boot-c")
+    fleet.engines["c"].reports = (held(HOST, "unknown", first_page=20),)
     await live.follow()
-    assert live.controller.instances.sharing == {"a"}
-
-
-async def test_the_next_instance_replaces_shared_tiers_that_no_instance_reaches(start):
-    fleet = Fleet(a=Engine(), b=Engine(shared="elsewhere"))
-    fleet.engines["a"].reports = (held(HOST, "h"), held(DISK, "d"))
-    live = await start(fleet)
-    runs = await live.controller.admit(ask("runs", "h"))
-    assert (runs.instance, runs.nodes[0].source) == ("a", HOST)
-    del fleet.engines["a"]
-    await live.follow()
-    assert live.controller.instances.sharing == set()
-    fleet.engines["c"] = Engine(shared="a third")
-    fleet.engines["c"].reports = (held(HOST, "i", first_page=5), held(GPU, "g", "c"))
-    await live.follow()
-    live.controller.check_integrity()
-    assert live.controller.instances.sharing == {"c"}
-    assert [await where(live, documents) for documents in "hdig"] == [[None], [None], [HOST], [GPU]]
-    # Later instances share the new tiers if they have the same name for them. "e" has the old name.
-    fleet.engines |= {"d": Engine(shared="a third"), "e": Engine()}
-    await live.follow()
-    assert live.controller.instances.sharing == {"c", "d"}
-    await live.controller.complete(report("runs", lost=[LostCopy(key("i", "print/tenant"), HOST)]))
+    assert live.controller.instances.at("elsewhere") == {"b", "c"}
     assert await where(live, "i") == [HOST]
     live.controller.check_integrity()
+
+
+async def test_a_machine_without_instances_is_forgotten_and_drops_all_kv_before_it_is_believed_again(start):
+    fleet = Fleet(a=Engine(), b=Engine(shared="elsewhere"))
+    fleet.engines["a"].reports = (held(HOST, "h"), held(DISK, "d"))
+    now = [0.0]
+    live = await start(fleet, clock=lambda: now[0])
+    a = fleet.engines.pop("a")
+    await live.follow()
+    now[0] = DESERTED_S - 1
+    await live.follow()
+    assert set(live.controller.instances.locations) == {"machine", "elsewhere"}
+    now[0] = DESERTED_S + 1
+    assert await live.follow()
+    assert set(live.controller.instances.locations) == {"elsewhere"}
+    live.controller.check_integrity()
+    a.restarts()
+    fleet.engines["c"] = a
+    await live.follow()
+    assert Orders(everything=True) in a.orders
+    assert live.controller.instances.at("machine") == {"c"}
+    # From now on, it is believed.
+    a.restarts()
+    a.reports = (held(HOST, "h"),)
+    await live.follow()
+    assert a.orders.count(Orders(everything=True)) == 1
+    assert await where(live, "h") == [HOST]
+    live.controller.check_integrity()
+
+
+async def test_the_last_machine_is_never_forgotten(start):
+    fleet = Fleet(a=Engine())
+    now = [0.0]
+    live = await start(fleet, clock=lambda: now[0])
+    fleet.engines.clear()
+    for now[0] in (0.0, 2 * DESERTED_S, 4 * DESERTED_S):
+        await live.follow()
+    assert list(live.controller.instances.locations) == ["machine"]
+
+
+async def test_a_machine_that_comes_back_in_time_is_not_forgotten(start):
+    fleet = Fleet(a=Engine(), b=Engine(shared="elsewhere"))
+    fleet.engines["a"].reports = (held(HOST, "h"),)
+    now = [0.0]
+    live = await start(fleet, clock=lambda: now[0])
+    for _ in range(3):
+        a = fleet.engines.pop("a")
+        await live.follow()
+        now[0] += DESERTED_S - 1
+        a.restarts()
+        a.reports = (held(HOST, "h"),)
+        fleet.engines["a"] = a
+        await live.follow()
+        assert await where(live, "h") == [HOST]
 
 
 async def test_the_next_instance_of_a_machine_finds_its_shared_tiers(start):
@@ -339,14 +374,14 @@ async def test_the_next_instance_of_a_machine_finds_its_shared_tiers(start):
     assert [await where(live, documents) for documents in "hi"] == [[HOST], [HOST]]
 
 
-async def test_a_single_instance_that_restarts_elsewhere_replaces_the_shared_tiers(start):
+async def test_a_single_instance_may_restart_on_another_machine(start):
     fleet = Fleet(a=Engine())
     fleet.engines["a"].reports = (held(HOST, "h"),)
     live = await start(fleet)
     fleet.engines["a"].restarts(shared="elsewhere")
     fleet.engines["a"].reports = (held(HOST, "i"),)
     await live.follow()
-    assert live.controller.instances.sharing == {"a"}
+    assert live.controller.instances.at("elsewhere") == {"a"}
     assert [await where(live, documents) for documents in "hi"] == [[None], [HOST]]
 
 

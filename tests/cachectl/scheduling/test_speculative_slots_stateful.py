@@ -50,6 +50,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
         self.tree = KnowledgeTree(
             create_policy(policy, lookahead), Capacities(gpu, 10), instances, lambda cached, new: 0.01 + new
         )
+        self.tree.tiers.add_location("elsewhere", 10, 0)
         self.scheduler = Scheduler(self.tree, lookahead, max_running, max_queued, 2, step)
         self.max_running, self.step = max_running, step
         self.requests: dict[str, Grant] = {}
@@ -164,9 +165,9 @@ class SpeculatingMachine(RuleBasedStateMachine):
             with pytest.raises(UnknownPlan):
                 act(query_id)
 
-    @rule(instance=st.sampled_from(["one", "two", "three"]), isolated=st.booleans())
-    def add_instance(self, instance, isolated):
-        self.take_instance(instance, isolated)
+    @rule(instance=st.sampled_from(["one", "two", "three"]), location=st.sampled_from(["", "elsewhere"]))
+    def add_instance(self, instance, location):
+        self.take_instance(instance, location)
 
     @precondition(lambda self: self.open)
     @rule(which=indices)
@@ -184,8 +185,8 @@ class SpeculatingMachine(RuleBasedStateMachine):
             assert self.scheduler.lifecycle.remove(instance) == []
             self.retired.remove(instance)
 
-    def take_instance(self, instance, isolated=False):
-        self.scheduler.lifecycle.add(instance, isolated)
+    def take_instance(self, instance, location=""):
+        self.scheduler.lifecycle.add(instance, location)
         if instance in self.retired:
             self.retired.remove(instance)
             self.start(self.scheduler.lifecycle.reinstate(instance, 0.0))

@@ -44,7 +44,8 @@ def end(tree: KnowledgeTree, running: Grant, unwritten: list[tuple[bytes, Tier]]
 
 def copy_of(tree: KnowledgeTree, path: str, tier: Tier) -> Copy | None:
     node = tree.registry.nodes.get(key(path))
-    return node.copies.get(tree.tiers.cache(tier, "one")) if node is not None else None
+    cache = tree.tiers.gpu("one") if tier is GPU else tree.tiers.locations[""].cache(tier)
+    return node.copies.get(cache) if node is not None else None
 
 
 def taken(tree: KnowledgeTree, instance: str) -> MoveBatch:
@@ -61,7 +62,7 @@ def test_only_its_writer_finds_a_copy_before_it_is_confirmed(tier):
     running = swapping_out(tree)
     assert (found(tree, "a", "one"), found(tree, "a", "two")) == ([tier], [])
     assert copy_of(tree, "a", tier).writer == "one"
-    assert tree.tiers.cache(tier, None).used == 1
+    assert tree.tiers.locations[""].cache(tier).used == 1
     end(tree, running)
     assert (found(tree, "a", "one"), found(tree, "a", "two")) == ([tier], [tier])
 
@@ -250,7 +251,7 @@ def test_what_is_to_be_deleted_by_one_instance_is_not_written_by_another():
 
 def test_persisting_copies_what_is_being_written_behind_the_write():
     tree = tree_of(1, 4, 0)
-    tree.tiers.disk.capacity = 4
+    tree.tiers.locations[""].disk.capacity = 4
     running = swapping_out(tree)
     tree.persist()
     assert not [order for order in take_pending_moves(tree, "two") if order.node == key("a").hex()]
@@ -311,15 +312,6 @@ def test_a_delivery_of_a_lost_instance_ends_with_it():
     assert deliver(tree, "two") == [move("a", HOST, HOST, evict=False)]
 
 
-def test_lost_shared_tiers_take_the_copies_that_are_being_written():
-    tree = tree_of(1, 4, 4)
-    running = swapping_out(tree)
-    tree.lose_shared()
-    check_integrity(tree)
-    end(tree, running)
-    assert take_pending_moves(tree) == []
-
-
 # Restarts
 
 
@@ -327,9 +319,9 @@ def test_a_snapshot_has_confirmed_copies_only():
     tree = tree_of(1, 4)
     running = swapping_out(tree)
     node = tree.registry.nodes[key("a")]
-    assert record_of(node, "here").caches == ()
+    assert record_of(node).caches == ()
     end(tree, running)
-    assert record_of(node, "here").caches == ("host@here",)
+    assert record_of(node).caches == ("host@",)
 
 
 def test_a_report_of_the_tiers_confirms_the_copies_of_a_lost_instance():

@@ -61,7 +61,7 @@ def test_an_evicted_parent_takes_the_children_that_only_it_supported():
     ask(tree, "C")
     assert found(tree, "Ab") == []
     assert list(tree.registry.nodes) == [key("C")]
-    assert tree.tiers.host.used == 0
+    assert tree.tiers.locations[""].host.used == 0
 
 
 def test_unsupported_children_are_dropped_before_their_room_is_used():

@@ -6,8 +6,9 @@ from tree_cases import DISK, GPU, HOST, TENANT, ask, begin, dump, found, key, sa
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
 from cachectl.tree.integrity import check_integrity
+from cachectl.tree.restore import restore
 from protocol.errors import InvalidRequest, UnknownInstance, UnknownPlan
-from protocol.kv import HeldNode
+from protocol.kv import HeldNode, ResidencyReport
 
 
 def test_a_grant_names_the_source_and_the_kept_tier_of_each_document():
@@ -214,8 +215,8 @@ def test_an_unknown_instance_is_refused_and_changes_nothing():
         lambda: tree.lookup.match(TENANT, "ab", "three"),
         lambda: begin(tree, "xy", "three"),
         lambda: tree.remove_instance("three"),
-        lambda: tree.insert(HeldNode(TENANT, ("z",), 1), GPU, "three"),
-        lambda: tree.insert(HeldNode(TENANT, ("z",), 1), GPU, None),
+        lambda: restore(tree, [ResidencyReport(GPU, (HeldNode(TENANT, ("z",), 1),), "three")]),
+        lambda: restore(tree, [ResidencyReport(GPU, (HeldNode(TENANT, ("z",), 1),))]),
     ):
         with pytest.raises(UnknownInstance):
             attempt()

@@ -44,7 +44,7 @@ def test_copies_that_only_a_removed_instance_supported_leave_despite_another_pla
     check_integrity(tree)
     tree.grants.complete(naming, kept=True)
     check_integrity(tree)
-    assert tree.tiers.host.used == 0
+    assert tree.tiers.locations[""].host.used == 0
 
 
 def test_an_instance_added_again_starts_empty_and_without_pending_moves():

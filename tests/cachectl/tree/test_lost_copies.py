@@ -1,7 +1,7 @@
 """Copies that engines report as lost leave the tree with all copies that only they support."""
 
 import pytest
-from tree_cases import DISK, GPU, HOST, TENANT, ask, begin, found, key, move, take_pending_moves, tree_of
+from tree_cases import DISK, GPU, HOST, TENANT, ask, begin, disk_of, found, key, move, take_pending_moves, tree_of
 
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
@@ -133,7 +133,7 @@ def test_a_copy_that_a_running_plan_loads_outlives_its_lost_parent():
     # b is in host memory behind a. a is on disk and in the GPU of one, where it is about to be lost.
     tree = tree_of(1, 1, 2)
     ask(tree, "ab", "one")
-    tree.insert(HeldNode(TENANT, ("a",), 1), DISK, None)
+    tree.insert(HeldNode(TENANT, ("a",), 1), disk_of(tree))
     running = begin(tree, "ab", "two")
     assert [step.source for step in running.documents] == [DISK, HOST]
     tree.grants.complete(begin(tree, "a", "one"), kept=True, lost=[(key("a"), GPU)])

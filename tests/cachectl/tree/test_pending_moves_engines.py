@@ -220,10 +220,10 @@ class EngineTraffic:
 
     def check_shared_tiers(self) -> None:
         """Assert that each file has an owner in the tree, and that each copy in the tree is there."""
-        counted = self.counted(self.tree.tiers.disk).keys()
+        counted = self.counted(self.tree.tiers.locations[""].disk).keys()
         assert self.tiers.files() <= counted, "a file has no owner"
         assert counted - self.tiers.files() <= self.vanished, "the tree counts a file that is not there"
-        for node, copy in self.counted(self.tree.tiers.host).items():
+        for node, copy in self.counted(self.tree.tiers.locations[""].host).items():
             assert self.tiers.read(HOST, node, copy.pages) is not None, "the tree counts pages that hold something else"
 
     def instance(self, first: bool) -> str:
@@ -289,7 +289,7 @@ def test_tiers_match_the_tree_in_the_end(policy, sizes, kind, history):
     tiers = traffic.tree.tiers
     traffic.check_shared_tiers()
     assert traffic.engines["one"].gpu.keys() == traffic.counted(tiers.gpu("one")).keys()
-    counted = traffic.counted(tiers.host).values()
+    counted = traffic.counted(tiers.locations[""].host).values()
     assert {(stamp, node.key) for stamp, node in traffic.tiers.pages.values()} == {
         (copy.pages.stamp, copy.node.key.hex()) for copy in counted
     }

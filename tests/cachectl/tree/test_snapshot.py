@@ -57,8 +57,7 @@ async def kept_of(controller, store: Memory) -> None:
 
 
 async def test_a_snapshot_carries_uses_pins_and_tiers_to_the_next_controller(build):
-    first, store = build(disk=100, swap="write_through"), Memory()
-    first.recovery.shared = "rack"
+    first, store = build(disk=100, swap="write_through", location="rack"), Memory()
     for count, document in enumerate("abc", start=1):
         for number in range(count):
             await use(first, f"{document}{number}", document)

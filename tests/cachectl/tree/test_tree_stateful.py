@@ -59,6 +59,7 @@ class TreeMachine(RuleBasedStateMachine):
     ) -> None:
         self.lookahead = Lookahead()
         self.load_s = load_s
+        self.sizes = host, disk, page
         self.tree = tree_of(
             gpu,
             host * page,
@@ -91,8 +92,6 @@ class TreeMachine(RuleBasedStateMachine):
         assert loaded == before[: len(loaded)] if self.load_s else loaded == before
         self.open.append(grant)
         self.check_reach(instance, grant.moves)
-        if self.tree.tiers.isolated(instance):
-            assert {tier for step in grant.documents for tier in (step.source, step.kept)} <= {None, Tier.GPU}
 
     @rule(path=contents, namespace=namespaces)
     def wait_and_give_up(self, path: list[str], namespace: str) -> None:
@@ -159,12 +158,12 @@ class TreeMachine(RuleBasedStateMachine):
     )
     def restore(self, namespace: str, path: list[str], tier: Tier, index: int, first: int, stamp: int) -> None:
         instances = list(self.tree.tiers.gpus)
-        instance = instances[index % len(instances)] if tier is Tier.GPU else None
+        cache = self.tree.tiers.cache(tier, instances[index % len(instances)])
         for depth in range(1, len(path) + 1):
             pages = Pages((first, first + 1), stamp) if tier is Tier.HOST else None
             held = HeldNode(namespace, tuple(path[:depth]), TOKENS[path[depth - 1]], pages)
-            if not self.tree.insert(held, tier, instance):
-                self.tree.refuse(held, tier, instance)
+            if not self.tree.insert(held, cache):
+                self.tree.refuse(held, cache)
 
     @rule(namespace=namespaces, path=contents, tier=st.sampled_from(Tier), index=st.integers(0, 1))
     def lose(self, namespace: str, path: list[str], tier: Tier, index: int) -> None:
@@ -218,28 +217,32 @@ class TreeMachine(RuleBasedStateMachine):
     def lose_instance(self, which: int) -> None:
         self.tree.remove_instance(pick(sorted(self.tree.tiers.gpus), which))
 
-    @rule(instance=st.sampled_from(["two", "three"]), isolated=st.booleans())
-    def gain_instance(self, instance: str, isolated: bool) -> None:
-        self.tree.add_instance(instance, isolated)
+    @rule(instance=st.sampled_from(["two", "three"]), location=st.sampled_from(["", "elsewhere"]))
+    def gain_instance(self, instance: str, location: str) -> None:
+        host, disk, page = self.sizes
+        self.tree.tiers.add_location(location, host * page, disk, PageAllocator(host, page) if page > 1 else None)
+        self.tree.add_instance(instance, location)
 
     @rule()
     def persist(self) -> None:
         self.tree.persist()
 
+    @precondition(lambda self: self.deserted())
     @rule()
-    def lose_shared(self) -> None:
-        self.tree.lose_shared()
-        for cache in (self.tree.tiers.host, self.tree.tiers.disk):
-            assert (cache.used, cache.copies) == (0, 0)
-        assert all(order.instance is not None for order in self.tree.tiers.pending_moves)
-        assert all(self.tree.tiers.isolated(instance) for instance in self.tree.tiers.gpus)
+    def lose_location(self) -> None:
+        location = self.deserted()[0]
+        self.tree.remove_location(location)
+        assert all(move.location != location for move in self.tree.tiers.pending_moves)
         self.lossy = True
 
     def check_reach(self, instance: str, moves: list[Move]) -> None:
         """Assert that an instance's moves concern tiers that it reaches."""
         assert all(move.instance in (None, instance) for move in moves)
-        if self.tree.tiers.isolated(instance):
-            assert all(move.instance == instance and move.target is None for move in moves)
+        assert all(move.location == self.tree.tiers.gpu(instance).location for move in moves)
+
+    def deserted(self) -> list[str]:
+        tiers = self.tree.tiers
+        return [location for location in tiers.locations if not tiers.instances_at(location)]
 
     @invariant()
     def holds_together(self) -> None:

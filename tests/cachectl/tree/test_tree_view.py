@@ -17,7 +17,7 @@ def node(path, *caches, children=(), frequency=1.0, requests_ago=0, locked=False
 
 def test_an_empty_tree_shows_its_tiers():
     assert tree_view(tree_of(2, 3, 0, instances=["one"]), WHOLE, 1000) == TreeView(
-        {}, 0, (TierStats(GPU, "one", 2, 0, 0, 0, 0), TierStats(HOST, None, 3, 0, 0, 0, 0))
+        {}, 0, (TierStats(GPU, "one", 2, 0, 0, 0, 0, "gpu@one"), TierStats(HOST, None, 3, 0, 0, 0, 0, "host"))
     )
 
 
@@ -95,7 +95,18 @@ def test_the_view_shows_each_tiers_content_and_evictions():
         ask(tree, path)
     tree.pin(TENANT, "a")
     assert tree_view(tree, 0, 1000).tiers == (
-        TierStats(GPU, "one", capacity_tokens=2, used_tokens=2, pinned_tokens=1, nodes=2, evictions=1),
-        TierStats(GPU, "two", capacity_tokens=2, used_tokens=0, pinned_tokens=0, nodes=0, evictions=0),
-        TierStats(HOST, None, capacity_tokens=4, used_tokens=1, pinned_tokens=0, nodes=1, evictions=0),
+        TierStats(GPU, "one", capacity_tokens=2, used_tokens=2, pinned_tokens=1, nodes=2, evictions=1, place="gpu@one"),
+        TierStats(GPU, "two", capacity_tokens=2, used_tokens=0, pinned_tokens=0, nodes=0, evictions=0, place="gpu@two"),
+        TierStats(HOST, None, capacity_tokens=4, used_tokens=1, pinned_tokens=0, nodes=1, evictions=0, place="host"),
     )
+
+
+def test_the_view_names_the_machine_of_a_shared_tier_if_there_are_several():
+    tree = tree_of(1, 2, instances=["one"], elsewhere=["two"])
+    for path in ("a", "b"):
+        ask(tree, path, "one")
+        ask(tree, path, "two")
+    shown = tree_view(tree, 1, 1000)
+    assert [tier.place for tier in shown.tiers] == ["gpu@one", "gpu@two", "host@", "host@elsewhere"]
+    caches = {node.content: set(node.places) for node in shown.namespaces[TENANT]}
+    assert caches == {"a": {"host@", "host@elsewhere"}, "b": {"gpu@one", "gpu@two"}}

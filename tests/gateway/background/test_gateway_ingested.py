@@ -29,7 +29,7 @@ def impatient(monkeypatch):
 @pytest.fixture
 async def prefilling(in_process, stack: Stack):
     """A gateway that prefills what is ingested, with room for a thousand tokens. Its documents have three chunks."""
-    stack.controller.tiers = (TierStats(Tier.GPU, "a", 1000, 0, 0, 0, 0),)
+    stack.controller.tiers = (TierStats(Tier.GPU, "a", 1000, 0, 0, 0, 0, "gpu@a"),)
     stack.retriever.chunks_of, stack.retriever.job_status = 3, "completed"
     async with in_process(prefill_ingested=True) as served:
         yield served
