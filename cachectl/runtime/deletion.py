@@ -43,12 +43,15 @@ class Deletion:
         engines forget the documents in every namespace seen so far. Without an executor, the call returns at once and
         the next plans carry the drops.
 
-        Raises DeadlineExceeded, EngineNotReady if there is no instance, or what ``Executor.carry_out`` raises; calling
-        again continues the deletion.
+        A machine without instances is forgotten, if others have any: when it comes back, it drops all its KV.
+
+        Raises DeadlineExceeded, EngineNotReady if a machine with instances has none that takes orders, or what
+        ``Executor.carry_out`` raises; calling again continues the deletion.
         """
         contents = deletion.contents
         namespace = None if deletion.namespace is None else self._namespaces.inside(deletion.namespace)
         self._tombstones.add(contents, namespace)
+        self._forget_deserted()
         queries = self._queries(contents, namespace)
         gone = sum(self._tree.delete(content, namespace) for content in contents)
         if not self._deliveries.possible:
@@ -72,6 +75,12 @@ class Deletion:
             for content in contents:
                 self._tree.unblock(content, namespace)
         return gone
+
+    def _forget_deserted(self) -> None:
+        if self._scheduler.instances.open():
+            for location in self._tree.tiers.deserted:
+                self._tree.remove_location(location)
+                self._scheduler.reprioritise()
 
     def _queries(self, contents: Collection[str], namespace: str | None) -> set[str]:
         """The queries that use one of the documents, and those whose plans may still move its copies."""

@@ -10,6 +10,7 @@ import structlog
 from cachectl.runtime.executor import Executor
 from cachectl.scheduling.plan_translation import lost_copies
 from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tiers.location import Location
 from protocol.errors import EngineNotReady, RagtreeError
 from protocol.kv import Orders
 
@@ -57,19 +58,22 @@ class Deliveries:
         """Deliver pending moves to all instances, and have each of them ``forget`` documents, or ``everything``.
 
         ``forget`` lists namespaces and contents. Every instance is tried; then the first error is raised, if any.
-        Raises EngineNotReady if a location has no instance, because its tiers may still hold the documents.
+        Raises EngineNotReady if the tiers of a location may still hold what is to be forgotten, because no instance
+        there takes orders.
         """
         for retired in self._tree.tiers.retired:
             self._miss(retired, forget, everything)
+        instances = self._instances()
+        unreached = self._unreached(instances) if forget or everything else []
         ended = await asyncio.gather(
-            *(self.deliver(name, forget, everything) for name in self._instances()), return_exceptions=True
+            *(self.deliver(name, forget, everything) for name in instances), return_exceptions=True
         )
         for failure in ended:
             if failure is not None:
                 raise failure
-        tiers = self._tree.tiers
-        reached = {tiers.gpu(instance).location for instance in self._instances()}
-        if self._executor is not None and tiers.locations.keys() - reached:
+        if self._executor is not None and not instances:
+            raise EngineNotReady("no instance of the generator takes orders now; try again")
+        if self._executor is not None and unreached:
             raise EngineNotReady("no instance of the generator takes orders now on one of the machines; try again")
 
     async def deliver(self, instance: str, forget: Sequence[tuple[str, str]] = (), everything: bool = False) -> None:
@@ -125,6 +129,16 @@ class Deliveries:
 
     def _has_work(self, instance: str) -> bool:
         return instance in self._missed or self._tree.tiers.has_moves(instance)
+
+    def _unreached(self, instances: Collection[str]) -> list[Location]:
+        """The locations with room for KV that none of these instances reaches."""
+        tiers = self._tree.tiers
+        reached = {tiers.gpu(instance).location for instance in instances}
+        return [
+            location
+            for location in tiers.locations.values()
+            if location.name not in reached and (location.host.capacity or location.disk.capacity)
+        ]
 
     def _instances(self) -> list[str]:
         """The instances that take orders. A retired one does not: its copies go with it, and it may be unreachable."""

@@ -40,7 +40,7 @@ class InstanceRegistry:
     @property
     def deserted(self) -> list[str]:
         """The locations that have no instance left."""
-        return [location for location in self.locations if not self._tree.tiers.instances_at(location)]
+        return self._tree.tiers.deserted
 
     def at(self, location: str) -> Set[str]:
         """The instances at a location that get requests."""

@@ -12,7 +12,7 @@ from cachectl.costs.stored_profile import load_or_measure
 from cachectl.runtime.composing.gate import Gate, GateFolder
 from cachectl.runtime.controller import Controller
 from cachectl.runtime.executor import EngineExecutor
-from cachectl.runtime.live_instances import LiveInstances
+from cachectl.runtime.live_instances import LiveEngine, LiveInstances
 from cachectl.settings import ControllerSettings
 from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.snapshot import EMPTY_SNAPSHOT, Snapshot
@@ -27,8 +27,8 @@ FALLBACK_PROFILE = "a10g-7b"
 ANSWER_S = 10.0
 """How long an instance may take to describe itself. One that takes longer is asked again at the next look."""
 
-DESERTED_S = 60.0
-"""How long a machine may have no instance until its KV is forgotten, if other machines have one."""
+DESERTED_S = 600.0
+"""How long a machine may have no instance, while others have, until its KV is forgotten."""
 
 log = structlog.get_logger(__name__)
 
@@ -66,7 +66,9 @@ class LiveController:
         self._refused: set[str] = set()
         # Locations without an instance, and since when.
         self._deserted: dict[str, float] = {}
-        self._forgotten: set[str] = set()
+        # Instances join one after another, so that none drops what another one has just written.
+        self._joining = asyncio.Lock()
+        self._started = False
 
     @property
     def controller(self) -> Controller:
@@ -76,6 +78,8 @@ class LiveController:
 
     async def start(self, progress: Callable[[int, int], None], snapshot: Snapshot = EMPTY_SNAPSHOT) -> None:
         """Build the controller over the running instances and what their tiers hold.
+
+        What joins later drops its KV first, but for that of a machine that is known: it may be of deleted documents.
 
         ``snapshot`` is that of a former controller. At least one instance must be ready. If the engine is new,
         ``progress`` is called with the number of probes done and to do. Raises EngineDied if there is no instance,
@@ -100,6 +104,8 @@ class LiveController:
             controller.instances.add(first, memory.boot, reports, memory.shared)
         self._controller = controller
         await self.follow()
+        controller.recovery.forget_recalled()
+        self._started = True
 
     async def follow(self) -> bool:
         """Tell the controller which instances have come, gone or restarted since the last look. Whether any has.
@@ -145,13 +151,20 @@ class LiveController:
             if instance in known.boots:
                 known.retire(instance)
             return False
-        if memory is not None and memory.shared in self._forgotten:
-            # Documents may have been deleted meanwhile.
-            await engine.carry_out(Orders(everything=True))
-            self._forgotten.discard(memory.shared)
-        reports = await engine.residency() if memory is not None else ()
-        self._add_or_restart(instance, boot, memory, reports)
+        async with self._joining:
+            if memory is not None and self._started:
+                await self._forget_what_was_missed(instance, engine, memory)
+            reports = await engine.residency() if memory is not None else ()
+            self._add_or_restart(instance, boot, memory, reports)
         return True
+
+    async def _forget_what_was_missed(self, instance: str, engine: LiveEngine, memory: KvMemory) -> None:
+        """Have an instance drop what may be KV of deleted documents: it or its machine was not there when they were."""
+        known = self.controller.instances
+        if memory.shared not in known.locations:
+            await engine.carry_out(Orders(everything=True))
+        elif instance not in known.boots:
+            await engine.carry_out(Orders(everything=True, blocks_only=True))
 
     def _add_or_restart(
         self, instance: str, boot: str, memory: KvMemory | None, reports: Sequence[ResidencyReport]
@@ -173,21 +186,15 @@ class LiveController:
             known.restart(instance, boot, reports, location)
 
     def _forget_deserted(self) -> bool:
-        """Forget what locations held that have had no instance for long, while others have. Whether there was any.
-
-        One that comes back has to drop its KV first.
-        """
+        """Forget what locations held that have had no instance for long, while others have. Whether there was any."""
         known, now = self.controller.instances, self._clock()
-        deserted = known.deserted
+        serving = any(known.at(location) for location in known.locations)
+        deserted = known.deserted if serving else ()
         self._deserted = {location: self._deserted.get(location, now) for location in deserted}
         gone = [location for location, since in self._deserted.items() if now - since >= DESERTED_S]
-        if len(deserted) == len(known.locations):
-            return False
         for location in gone:
             log.info("a machine has no instance any more, and its KV is forgotten", location=location)
             known.remove_location(location)
-            self._forgotten.add(location)
-            del self._deserted[location]
         return bool(gone)
 
     def _first_stamp(self) -> int:

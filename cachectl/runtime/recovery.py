@@ -36,8 +36,9 @@ class Recovery:
         self._tombstones = tombstones
         self._namespaces = namespaces
         self._deliveries = deliveries
-        # The former controller's nodes, until the tiers have reported.
+        # The former controller's nodes, until the tiers have reported, and those of them that are yet to be pinned.
         self._recalled: Mapping[str, NodeRecord] = {}
+        self._to_pin: dict[str, NodeRecord] = {}
 
     async def snapshot(self) -> Snapshot:
         """What the next controller needs if this one is lost. Pauses regularly, so that queries are not delayed."""
@@ -56,6 +57,7 @@ class Recovery:
         """Take over a former controller's snapshot. Call this before anything is restored."""
         self._tree.grants.tick = max(self._tree.grants.tick, snapshot.tick)
         self._recalled = snapshot.nodes
+        self._to_pin = {key: record for key, record in snapshot.nodes.items() if record.pinned}
         self._tombstones.recall((deleted.content, deleted.namespace, deleted.at) for deleted in snapshot.deletions)
 
     def restore(self, reports: Sequence[ResidencyReport], location: str = "") -> RestoreResult:
@@ -73,10 +75,16 @@ class Recovery:
         self._deliveries.start()
         return result
 
-    def _pin_again(self) -> None:
-        """Pin what the former controller had pinned. Pins of nodes that were not restored are dropped."""
-        for record in self._recalled.values():
-            for _ in range(record.pinned):
-                with suppress(UnknownNode, PinRefused):
-                    self._tree.pin(record.namespace, record.path)
+    def forget_recalled(self) -> None:
+        """End the recovery: all tiers have reported. Pins of nodes that were not restored are dropped."""
         self._recalled = {}
+        self._to_pin = {}
+
+    def _pin_again(self) -> None:
+        """Pin what the former controller had pinned, and a tier has reported by now."""
+        for key, record in list(self._to_pin.items()):
+            with suppress(UnknownNode):
+                with suppress(PinRefused):
+                    for _ in range(record.pinned):
+                        self._tree.pin(record.namespace, record.path)
+                del self._to_pin[key]

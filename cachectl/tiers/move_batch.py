@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class MoveBatch:
-    """Moves that an ``instance`` carries out in this order; any instance that reaches the shared tiers if it is empty.
+    """Moves that an ``instance`` carries out in this order; any instance at their location if it is empty.
 
     ``writes`` are the copies in shared tiers that come into being with them.
     """

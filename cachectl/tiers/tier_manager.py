@@ -149,6 +149,11 @@ class TierManager:
         assert not self.instances_at(name)
         self.pending_moves.lose_location(name)
 
+    @property
+    def deserted(self) -> list[str]:
+        """The locations that have no instance, not even a retired one."""
+        return [name for name in self.locations if not self.instances_at(name)]
+
     def instances_at(self, location: str) -> list[str]:
         """The instances at a location, retired ones included."""
         return [instance for instance, gpu in self.gpus.items() if gpu.location == location]

@@ -22,9 +22,6 @@ from generator.composing.slots import slots_of
 _MOVED_FOR_COMPUTED = 16
 """Tokens that are moved in less than the time that computing one takes."""
 
-_MEASURED_TOKENS = 1024
-"""To move. For few tokens, a GPU takes as long as launching its kernels does."""
-
 _MEASUREMENTS = 3
 
 
@@ -139,15 +136,14 @@ class Composer:
             return Selection(())
         return self._selectors[task.method].select(task.prompt, int(task.share * donated_tokens))
 
-    def measure_move_s(self, page_bytes: int, num_blocks: int) -> float:
-        """The seconds that moving one token's KV takes.
+    def measure_move_s(self, pages: torch.Tensor) -> float:
+        """The seconds that moving one token's KV takes, out of ``pages`` [pages, page_bytes] of host memory.
 
-        Writes into the first of the engine's ``num_blocks`` blocks, so the engine must be idle.
+        Writes into as many of the first blocks, so the engine must be idle.
         """
-        pages = min(_MEASURED_TOKENS // self._page_tokens, num_blocks - 1)
-        blocks = torch.arange(1, pages + 1, device=self._forward.device)
-        place = Run(1, pages * self._page_tokens)
-        donated = Donated(0, place, torch.zeros((pages, page_bytes), dtype=torch.uint8))
+        blocks = torch.arange(1, len(pages) + 1, device=self._forward.device)
+        place = Run(1, len(pages) * self._page_tokens)
+        donated = Donated(0, place, pages)
         took = []
         for _ in range(_MEASUREMENTS):
             began = time.perf_counter()

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+_MOVED_TOKENS = 1024
+"""To measure how long moving takes. For few tokens, a GPU takes as long as launching its kernels does."""
+
 _NOT_KV_SETTINGS = ("instance", "controller", "prompt_layout", REFUSAL_FILE)
 _SAVES_ONLY_AFTER_FORWARD = not hasattr(KVConnectorBase_V1, "get_transfer_results")
 """Whether vLLM, as in 0.26, leaves out ``wait_for_save`` in a step that computes nothing."""
@@ -101,7 +104,9 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         try:
             num_blocks = self._kv_cache_config.num_blocks
             composer = new_composer(runner, self._blocks, num_blocks, self._settings)
-            move_s = composer.measure_move_s(self._blocks.page_bytes, num_blocks)
+            pages = self._blocks.host_pages(min(_MOVED_TOKENS // self._page_tokens, num_blocks - 1))
+            pages.fill(0)
+            move_s = composer.measure_move_s(torch.from_numpy(pages))
         except ConfigError as error:
             log.info("kv_not_composable", reason=error.message)
             return None, error.message

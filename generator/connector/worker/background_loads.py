@@ -110,9 +110,12 @@ class BackgroundLoads:
                 pages = self._blocks.host_pages(len(span))
                 if donor.tier is Tier.GPU:
                     fence()
-                    for index, block in enumerate(donor.blocks):
-                        self._blocks.read(block, pages[index], self._blocks.page_tokens)
-                    self._blocks.finish()
+                    try:
+                        for index, block in enumerate(donor.blocks):
+                            self._blocks.read(block, pages[index], self._blocks.page_tokens)
+                    finally:
+                        # After an error, too: the pages are free then.
+                        self._blocks.finish()
                 else:
                     with self._tiers[donor.tier].reading(donor.key, donor.pages) as reader:
                         for index in range(len(span)):

@@ -1,6 +1,5 @@
 """Opens a worker's tiers as configured, and measures how fast they load."""
 
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -79,14 +78,14 @@ def measure_memory(
 
 
 def _shared_tiers(places: KvPlaces) -> str:
-    """The machine's name, with a digest that is equal for instances which open the same files on it.
+    """A digest that is equal for instances which open the same files on the same machine.
 
     A file system mounted by several machines counts as a different one on each.
     """
     machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     opened = [path.stat() for path in (places.host_file, places.disk_dir) if path is not None and path.exists()]
     files = "/".join([machine, *(f"{file.st_dev}:{file.st_ino}" for file in opened)])
-    return f"{socket.gethostname()}-{blake3(files.encode()).hexdigest(8)}"
+    return blake3(files.encode()).hexdigest(8)
 
 
 def _host_rate(blocks: PagedBlocks, count: int) -> float:

@@ -4,13 +4,15 @@ import asyncio
 
 import msgspec
 import pytest
-from controller_under_test import ask, report
+from controller_under_test import ask, key, report
 from structlog.testing import capture_logs
 
 from cachectl.runtime import live_controller as live_module
 from cachectl.runtime.live_controller import DESERTED_S, LiveController
 from cachectl.runtime.live_instances import FixedInstances
 from cachectl.settings import ControllerSettings
+from cachectl.tree.snapshot import EMPTY_SNAPSHOT, NodeRecord, Snapshot
+from protocol.cache import DocumentDeletion
 from protocol.errors import EngineDied
 from protocol.generation import EngineInfo, GenerationStep, PrefillCost, PrefillResult
 from protocol.kv import HeldNode, KvMemory, LostCopy, Orders, Pages, ResidencyReport
@@ -80,10 +82,10 @@ def held(tier: Tier, documents: str, instance: str | None = None, first_page: in
 
 @pytest.fixture
 def start(tmp_path):
-    async def start(fleet, clock=lambda: 0.0, **settings: object) -> LiveController:
+    async def start(fleet, clock=lambda: 0.0, snapshot=EMPTY_SNAPSHOT, **settings: object) -> LiveController:
         limits = ControllerSettings(**{"policy": "LRU", "max_running": 1, "prepare_after_s": None} | settings)
         live = LiveController(limits, fleet, tmp_path, clock, lambda: 0.0)
-        await live.start(lambda done, total: None)
+        await live.start(lambda done, total: None, snapshot)
         return live
 
     return start
@@ -323,7 +325,7 @@ async def test_a_machine_without_instances_is_forgotten_and_drops_all_kv_before_
     a.restarts()
     fleet.engines["c"] = a
     await live.follow()
-    assert Orders(everything=True) in a.orders
+    assert a.orders == [Orders(everything=True)]
     assert live.controller.instances.at("machine") == {"c"}
     # From now on, it is believed.
     a.restarts()
@@ -332,6 +334,56 @@ async def test_a_machine_without_instances_is_forgotten_and_drops_all_kv_before_
     assert a.orders.count(Orders(everything=True)) == 1
     assert await where(live, "h") == [HOST]
     live.controller.check_integrity()
+
+
+async def test_time_without_any_instance_does_not_count(start):
+    fleet = Fleet(a=Engine(), b=Engine(shared="elsewhere"))
+    now = [0.0]
+    live = await start(fleet, clock=lambda: now[0])
+    a, b = fleet.engines.pop("a"), fleet.engines.pop("b")
+    for now[0] in (0.0, 2 * DESERTED_S):
+        await live.follow()
+    fleet.engines |= {"a": a, "b": b}
+    for engine in (a, b):
+        engine.restarts()
+    await live.follow()
+    assert set(live.controller.instances.locations) == {"machine", "elsewhere"}
+    assert Orders(everything=True) not in [*a.orders, *b.orders]
+
+
+async def test_what_joins_later_drops_what_it_has(start):
+    fleet = Fleet(a=Engine())
+    live = await start(fleet)
+    fleet.engines |= {"b": Engine(boot="boot-b"), "c": Engine(boot="boot-c", shared="elsewhere")}
+    await live.follow()
+    assert fleet.engines["a"].orders == []
+    # The machine of "b" was always there, so only its own blocks may hold what was deleted.
+    assert fleet.engines["b"].orders == [Orders(everything=True, blocks_only=True)]
+    assert fleet.engines["c"].orders == [Orders(everything=True)]
+
+
+async def test_a_deletion_does_not_wait_for_a_machine_without_instances(start):
+    fleet = Fleet(a=Engine(), b=Engine(shared="elsewhere"))
+    fleet.engines["a"].reports = (held(HOST, "h"),)
+    live = await start(fleet)
+    a = fleet.engines.pop("a")
+    await live.follow()
+    await live.controller.delete_document(DocumentDeletion(("h",), "tenant"))
+    assert set(live.controller.instances.locations) == {"elsewhere"}
+    a.restarts()
+    a.reports = (held(HOST, "h"),)
+    fleet.engines["a"] = a
+    await live.follow()
+    assert Orders(everything=True) in a.orders
+
+
+async def test_the_first_controller_gives_each_machine_its_pins_back(start):
+    fleet = Fleet(a=Engine(), b=Engine(shared="elsewhere"))
+    fleet.engines["b"].reports = (held(HOST, "h"),)
+    record = NodeRecord("print/tenant", ("h",), TOKENS, (), 3, 1, 0.5, pinned=1)
+    live = await start(fleet, snapshot=Snapshot(1, {key("h", "print/tenant"): record}))
+    (node,) = (await live.controller.tree(1, 9)).namespaces["tenant"]
+    assert node.pinned
 
 
 async def test_the_last_machine_is_never_forgotten(start):
