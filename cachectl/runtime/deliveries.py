@@ -109,7 +109,8 @@ class Deliveries:
     async def _catch_up(self, instance: str, executor: Executor) -> None:
         """Have an instance carry out the deletions that it has missed, in its own blocks.
 
-        Others have carried them out in the shared tiers, which may hold the documents again by now.
+        Others at its location have carried them out in the shared tiers, which may hold the documents again by now.
+        Without others, the deletions were not confirmed.
         """
         async with self._locks[instance]:
             missed = self._missed.pop(instance, _Missed())
