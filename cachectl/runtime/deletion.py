@@ -79,8 +79,7 @@ class Deletion:
     def _forget_deserted(self) -> None:
         if self._scheduler.instances.open():
             for location in self._tree.tiers.deserted:
-                self._tree.remove_location(location)
-                self._scheduler.reprioritise()
+                self._scheduler.remove_location(location)
 
     def _queries(self, contents: Collection[str], namespace: str | None) -> set[str]:
         """The queries that use one of the documents, and those whose plans may still move its copies."""

@@ -56,8 +56,7 @@ class InstanceRegistry:
 
     def remove_location(self, name: str) -> None:
         """Forget what a deserted location held."""
-        self._tree.remove_location(name)
-        self._scheduler.reprioritise()
+        self._scheduler.remove_location(name)
 
     def add(self, instance: str, boot: str, reports: Sequence[ResidencyReport], location: str = "") -> RestoreResult:
         """Let an instance at a known location take requests.

@@ -191,6 +191,11 @@ class Scheduler:
             for instance in self.instances.open()
         )
 
+    def remove_location(self, name: str) -> None:
+        """Forget what a location held that has no instance any more."""
+        self.tree.remove_location(name)
+        self.reprioritise()
+
     def reprioritise(self) -> None:
         """Reprioritise all waiting requests, after the tree has changed as a whole."""
         for state in self.instances.states.values():

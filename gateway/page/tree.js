@@ -33,7 +33,7 @@ export class Tree {
 
   show(tree) {
     this.nodes = flat(tree);
-    const names = tree.tiers.map(placeOf);
+    const names = tree.tiers.map(({ place }) => place);
     for (const name of this.maps.keys()) if (!names.includes(name)) this.forget(name);
     tree.tiers.forEach((tier, number) => this.map(names[number]).show(tier, this.nodes));
     this.say(tree);
@@ -216,8 +216,6 @@ class Tip {
     this.box.hidden = true;
   }
 }
-
-const placeOf = ({ place }) => place;
 
 const ageOf = ({ requests_ago: ago }) => AGES.findIndex(([most]) => ago <= most);
 
