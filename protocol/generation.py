@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from protocol.kv import KvMemory, LostCopy
+from protocol.kv import KvMemory, LostCopy, PeerRead
 from protocol.tiers import Tier
 
 FinishReason = Literal["stop", "length", "ended"]
@@ -82,8 +82,8 @@ class PrefillResult(msgspec.Struct, frozen=True):
 
     ``loaded`` splits ``cached_tokens`` by source tier. ``composed_tokens`` are donated ones that were used as they
     were, ``recomputed_tokens`` donated ones that were computed again, whose KV ``deviation`` compares with what was
-    donated. ``lost`` lists copies that the engine found
-    missing, could not write, or had to drop since the last result. They may be of other plans' nodes.
+    donated. ``lost`` lists copies that the engine found missing, could not write, or had to drop since the last result.
+    They may be of other plans' nodes. ``peers`` is what was read from other locations.
     """
 
     prompt_tokens: int
@@ -95,6 +95,7 @@ class PrefillResult(msgspec.Struct, frozen=True):
     deviation: float = 0.0
     loaded: dict[Tier, int] = {}
     lost: tuple[LostCopy, ...] = ()
+    peers: tuple[PeerRead, ...] = ()
 
     @property
     def computed_tokens(self) -> int:

@@ -55,10 +55,40 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class LostCopy(msgspec.Struct, frozen=True):
-    """A copy that a tier does not have, although the knowledge tree lists it: unreadable, or never written."""
+    """A copy that a tier does not have, although the knowledge tree lists it: unreadable, or never written.
+
+    ``location`` is empty for a tier of the reporting instance's own location.
+    """
 
     node: str
     tier: Tier
+    location: str = ""
+
+
+class PeerCopy(msgspec.Struct, frozen=True):
+    """A node's copy in the ``tier`` of another location, which serves it to its peers.
+
+    ``addresses`` are those of one instance there, ``host:port`` for each tensor-parallel rank. ``pages`` are the node's
+    pages in that location's host memory.
+    """
+
+    location: str
+    addresses: tuple[str, ...]
+    tier: Tier
+    pages: Pages | None = None
+
+
+class PeerRead(msgspec.Struct, frozen=True):
+    """What an instance has read from another location: ``tokens`` in ``seconds``.
+
+    It ``failed`` if the peer was not reached, or did not send everything in time. Copies that the peer does not have
+    are lost instead.
+    """
+
+    location: str
+    tokens: int
+    seconds: float
+    failed: bool = False
 
 
 class HeldNode(msgspec.Struct, frozen=True):
@@ -102,6 +132,7 @@ class KvMemory(msgspec.Struct, frozen=True):
     - ``device`` names what the engine computes on. Measured costs are valid for that device.
     - ``layout`` describes the engine's KV cache for people: attention backend, dtype, and the shape of a block.
     - ``shared`` names the host memory and disk tiers. Instances with the same name share them.
+    - ``peers`` are the addresses at which each rank serves these tiers to other locations; empty if it does not.
     """
 
     fingerprint: str
@@ -116,6 +147,7 @@ class KvMemory(msgspec.Struct, frozen=True):
     device: str = ""
     shared: str = ""
     layout: str = ""
+    peers: tuple[str, ...] = ()
 
 
 class Orders(msgspec.Struct, frozen=True):

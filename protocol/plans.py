@@ -5,7 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from protocol.cache import TierStats
-from protocol.kv import LostCopy, Move, Pages
+from protocol.kv import LostCopy, Move, Pages, PeerCopy, PeerRead
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
 
@@ -92,13 +92,14 @@ class Donor(msgspec.Struct, frozen=True):
     """A node of the knowledge tree whose document also stands elsewhere in a prompt; ``key`` is hexadecimal.
 
     Its first token has the position ``prefix_tokens`` in its own path. Its KV is read from the tier ``source``;
-    ``pages`` are its pages in host memory, if that is the tier.
+    ``pages`` are its pages in host memory, if that is the tier. If there is a ``peer``, it is read from that instead.
     """
 
     key: str
     source: Tier
     prefix_tokens: int
     pages: Pages | None = None
+    peer: PeerCopy | None = None
 
 
 class Recompute(msgspec.Struct, frozen=True):
@@ -115,8 +116,9 @@ class Recompute(msgspec.Struct, frozen=True):
 class PlannedNode(msgspec.Struct, frozen=True):
     """A segment of a plan's prompt as a node of the knowledge tree; ``key`` is hexadecimal.
 
-    Its KV is loaded from the tier ``source``. If that is None, it is composed out of the ``donor``'s, or computed. It
-    is kept in the tier ``kept``, if any. ``pages`` are its pages in host memory, if either tier is that.
+    Its KV is loaded from the tier ``source``. If that is None, it is loaded from the ``peer``, composed out of the
+    ``donor``'s, or computed. It is kept in the tier ``kept``, if any. ``pages`` are its pages in host memory, if either
+    tier is that.
     """
 
     key: str
@@ -125,10 +127,16 @@ class PlannedNode(msgspec.Struct, frozen=True):
     kept: Tier | None
     pages: Pages | None = None
     donor: Donor | None = None
+    peer: PeerCopy | None = None
+
+    @property
+    def loaded_from(self) -> Tier | None:
+        """The tier, here or at a peer, from which the node is loaded, if it is."""
+        return self.peer.tier if self.peer is not None else self.source
 
     @property
     def saved_to(self) -> Tier | None:
-        """The tier below the GPU into which the node is written once it is computed, if any."""
+        """The tier below the GPU into which the node is written once it is computed or has come from a peer."""
         return self.kept if self.source is None and self.kept is not Tier.GPU else None
 
 
@@ -189,7 +197,7 @@ class CompletionReport(msgspec.Struct, frozen=True):
     All figures are 0 if the plan ended before its first token: then none of its KV was kept. Otherwise all its KV is
     kept as planned, except ``lost``: copies, of its nodes or of others, that the instance found missing, could not
     write, or had to drop. ``unwritten`` are the copies in shared tiers that the plan was to write and that are not
-    there; None if some may still be written.
+    there; None if some may still be written. ``peers`` is what was read from other locations.
     """
 
     query_id: str
@@ -201,6 +209,7 @@ class CompletionReport(msgspec.Struct, frozen=True):
     prefill_ms: float = 0.0
     lost: tuple[LostCopy, ...] = ()
     unwritten: tuple[LostCopy, ...] | None = None
+    peers: tuple[PeerRead, ...] = ()
 
 
 class InstanceLoad(msgspec.Struct, frozen=True):
@@ -221,6 +230,7 @@ class ControllerStats(msgspec.Struct, frozen=True):
     ``planned_cached_tokens`` and ``planned_tokens`` count prompt tokens in front of the question, as planned;
     ``cached_tokens``, ``composed_tokens`` and ``computed_tokens`` count whole prompts, as reported. ``planned_from``
     splits ``planned_cached_tokens`` by tier. ``prepared_tokens`` were loaded or computed while requests were queued.
+    ``peer_tokens`` were read from other locations, and ``peer_failures`` counts the reads that failed.
     """
 
     policy: str
@@ -241,4 +251,6 @@ class ControllerStats(msgspec.Struct, frozen=True):
     tiers: tuple[TierStats, ...] = ()
     planned_from: dict[Tier, int] = {}
     prepared_tokens: int = 0
+    peer_tokens: int = 0
+    peer_failures: int = 0
     instances: tuple[InstanceLoad, ...] = ()

@@ -36,6 +36,8 @@ from cachectl.costs.cost_grid import CostGrid
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.tiers import Tier
 
+_PEER_BYTES_PER_S = 1e9
+
 
 class Costs(Protocol):
     """What prefills and loads cost on an instance, in seconds."""
@@ -45,6 +47,9 @@ class Costs(Protocol):
 
     def load_seconds(self, tokens: int, tier: Tier) -> float:
         """Seconds to load the KV of ``tokens`` from ``tier`` to the device."""
+
+    def peer_seconds(self, tokens: int) -> float:
+        """Seconds to read the KV of ``tokens`` at another location, before any such read is measured."""
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,6 +124,10 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if tier == Tier.HOST:
             return size / self.host_bytes_per_s
         return size / self.disk_bytes_per_s + size / self.host_bytes_per_s
+
+    def peer_seconds(self, tokens: int) -> float:
+        """Seconds to read the KV of ``tokens`` at another location: at 1 GB/s, which a link of 10 Gbit/s carries."""
+        return tokens * self.kv_bytes_per_token / _PEER_BYTES_PER_S
 
     @classmethod
     def _decoded(cls, content: bytes, file: str) -> Self:

@@ -8,7 +8,8 @@ import structlog
 
 from cachectl.runtime.executor import Executor
 from cachectl.runtime.leases import Leases
-from cachectl.scheduling.plan_translation import lost_copies
+from cachectl.runtime.peer_reads import PeerReads
+from cachectl.scheduling.plan_translation import lost_at_peers, lost_copies
 from protocol.errors import RagtreeError, UnknownPlan
 from protocol.generation import PrefillResult
 from protocol.plans import PrefillPlan
@@ -18,10 +19,14 @@ _log = structlog.get_logger(__name__)
 
 
 class Outcome(NamedTuple):
-    """How a prefill ended: its result, if any of it is kept, and the copies that turned out to be missing."""
+    """How a prefill ended: its result, if any of it is kept, and the copies that turned out to be missing.
+
+    These are ``lost`` at the instance's own location, and ``at_peers`` at others, by location.
+    """
 
     prefill: PrefillResult | None
     lost: list[tuple[bytes, Tier]]
+    at_peers: dict[str, list[tuple[bytes, Tier]]]
     failed: bool = False
 
     @property
@@ -37,15 +42,16 @@ class Outcome(NamedTuple):
         return not self.failed and (self.prefill is None or self.prefill.prompt_tokens < plan.prompt.token_count)
 
 
-_FAILED = Outcome(None, [], failed=True)
+_FAILED = Outcome(None, [], {}, failed=True)
 
 
 class BackgroundPrefills:
     """Has the ``executor`` carry out leased plans, and completes their leases. Belongs to one event loop."""
 
-    def __init__(self, leases: Leases, executor: Executor) -> None:
+    def __init__(self, leases: Leases, executor: Executor, peer_reads: PeerReads) -> None:
         self._leases = leases
         self._executor = executor
+        self._peer_reads = peer_reads
         self._running: set[asyncio.Task[Outcome]] = set()
 
     def start(self, plan: PrefillPlan, ended: Callable[[Outcome], None]) -> asyncio.Task[Outcome]:
@@ -61,6 +67,9 @@ class BackgroundPrefills:
             except UnknownPlan:
                 # Its lease has run out, or ended with its instance.
                 outcome = _FAILED
+            if outcome.prefill is not None:
+                self._peer_reads.lose(outcome.at_peers)
+                self._peer_reads.record(plan.instance, outcome.prefill.peers)
             self._running.discard(task)
             ended(outcome)
 
@@ -75,7 +84,8 @@ class BackgroundPrefills:
     async def _prefill(self, plan: PrefillPlan) -> Outcome:
         try:
             prefill = await self._executor.prefill(plan)
-            return Outcome(prefill, lost_copies(prefill.lost) if prefill is not None else [])
+            lost = prefill.lost if prefill is not None else ()
+            return Outcome(prefill, lost_copies(lost), lost_at_peers(lost))
         except RagtreeError as error:
             _log.warning("a background prefill failed", plan_id=plan.query_id, error=str(error))
         except Exception:

@@ -20,13 +20,14 @@ from cachectl.runtime.executor import Executor
 from cachectl.runtime.instance_registry import InstanceRegistry
 from cachectl.runtime.leases import Leases
 from cachectl.runtime.namespaces import Namespaces
+from cachectl.runtime.peer_reads import PeerReads
 from cachectl.runtime.plan_builder import PlanBuilder
 from cachectl.runtime.prefetch import Prefetcher
 from cachectl.runtime.recovery import Recovery
 from cachectl.runtime.request_reader import RequestReader
 from cachectl.runtime.statistics import Statistics
 from cachectl.runtime.tombstones import Tombstones
-from cachectl.scheduling.plan_translation import lost_copies
+from cachectl.scheduling.plan_translation import lost_at_peers, lost_copies
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.scheduling.speculation import Speculations
 from cachectl.settings import ControllerSettings, Swap
@@ -89,6 +90,7 @@ class Controller:
             costs.prefill_seconds,
             settings.frequency_window_s,
             load_seconds=costs.load_seconds,
+            peer_token_s=costs.peer_seconds(1),
             move_s=composing.move_s if composing is not None else 0.0,
             composes=composing is not None and settings.reuse is not Reuse.EXACT,
             page_tokens=page_tokens,
@@ -120,7 +122,10 @@ class Controller:
             settings.delete_timeout_s,
         )
         self.recovery = Recovery(self._scheduler, tombstones, self._namespaces, self._deliveries)
-        self.instances = InstanceRegistry(self._scheduler, self._leases, self.recovery, self._deliveries)
+        self._peer_reads = PeerReads(self._tree, clock)
+        self.instances = InstanceRegistry(
+            self._scheduler, self._leases, self.recovery, self._deliveries, self._peer_reads
+        )
         reuse = ReuseRule(
             settings.reuse,
             settings.recompute_share,
@@ -132,7 +137,7 @@ class Controller:
             self._tree, self._namespaces, tombstones, settings.cached_documents, settings.document_score_gap, reuse
         )
         self._plans = PlanBuilder(self._tree, self.instances, reuse)
-        self._prefills = BackgroundPrefills(self._leases, executor) if executor is not None else None
+        self._prefills = BackgroundPrefills(self._leases, executor, self._peer_reads) if executor is not None else None
         self._prefetcher = Prefetcher(
             self._scheduler,
             self._leases,
@@ -142,7 +147,9 @@ class Controller:
             self._prefills,
             settings.prepare_after_s,
         )
-        self._statistics = Statistics(settings.policy, self._scheduler, self._leases, self.instances, self._prefetcher)
+        self._statistics = Statistics(
+            settings.policy, self._scheduler, self._leases, self.instances, self._prefetcher, self._peer_reads
+        )
 
     # The path of a query
 
@@ -197,7 +204,9 @@ class Controller:
         ``lost`` are copies of any nodes. Raises UnknownPlan for a query that holds no plan, and UnknownNode for a
         malformed key; then nothing has changed.
         """
+        at_peers = lost_at_peers(lost)
         self._leases.prefilled(query_id, lost_copies(lost))
+        self._peer_reads.lose(at_peers)
         self._prefetcher.start()
         self._deliveries.start()
 
@@ -213,7 +222,11 @@ class Controller:
         self._speculations.end(report.query_id)
         prefilled = report.cached_tokens + report.computed_tokens + report.composed_tokens > 0
         unwritten = None if report.unwritten is None else lost_copies(report.unwritten)
+        at_peers, instance = lost_at_peers(report.lost), self._instance_of(report.query_id)
         self._leases.complete(report.query_id, prefilled, lost_copies(report.lost), unwritten)
+        self._peer_reads.lose(at_peers)
+        if instance is not None:
+            self._peer_reads.record(instance, report.peers)
         self._prefetcher.start()
         self._deliveries.start()
         self._statistics.count_completion(report)
@@ -298,6 +311,7 @@ class Controller:
         """End leases that have run out, and retry deliveries and prefetches that wait. Call this regularly."""
         self._leases.expire()
         self.instances.forget_ended()
+        self._peer_reads.reopen()
         self._speculations.sweep()
         self._prefetcher.start()
         self._deliveries.start()
@@ -307,6 +321,11 @@ class Controller:
         check_integrity(self._tree)
         self._scheduler.check_integrity()
         self._leases.check_integrity()
+
+    def _instance_of(self, query_id: str) -> str | None:
+        """The instance of a query's plan, if it has one."""
+        grant = self._tree.grants.open.get(query_id)
+        return grant.instance if grant is not None else None
 
     def _leased(
         self,

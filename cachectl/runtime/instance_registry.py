@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence, Set
 
 from cachectl.runtime.deliveries import Deliveries
 from cachectl.runtime.leases import Leases
+from cachectl.runtime.peer_reads import PeerReads
 from cachectl.runtime.recovery import Recovery
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tiers.page_allocator import PageAllocator
@@ -18,12 +19,20 @@ class InstanceRegistry:
     ended with their instance.
     """
 
-    def __init__(self, scheduler: Scheduler, leases: Leases, recovery: Recovery, deliveries: Deliveries) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        leases: Leases,
+        recovery: Recovery,
+        deliveries: Deliveries,
+        peer_reads: PeerReads,
+    ) -> None:
         self._scheduler = scheduler
         self._tree = scheduler.tree
         self._leases = leases
         self._recovery = recovery
         self._deliveries = deliveries
+        self._peer_reads = peer_reads
         self.boots: dict[str, str] = {}
         self.failed = 0
 
@@ -58,14 +67,22 @@ class InstanceRegistry:
         """Forget what a deserted location held."""
         self._scheduler.remove_location(name)
 
-    def add(self, instance: str, boot: str, reports: Sequence[ResidencyReport], location: str = "") -> RestoreResult:
+    def add(
+        self,
+        instance: str,
+        boot: str,
+        reports: Sequence[ResidencyReport],
+        location: str = "",
+        peers: tuple[str, ...] = (),
+    ) -> RestoreResult:
         """Let an instance at a known location take requests.
 
-        Its engine is in the life ``boot``, and its tiers hold what they report. Raises what ``Recovery.restore``
+        Its engine is in the life ``boot``, and its tiers hold what they report. ``peers`` are the addresses at which it
+        serves the location's KV, if it does. Raises what ``Recovery.restore``
         raises; the instance is then added with empty tiers.
         """
         self.boots[instance] = boot
-        self._scheduler.lifecycle.add(instance, location)
+        self._scheduler.lifecycle.add(instance, location, peers)
         try:
             return self._recovery.restore(reports, location)
         finally:
@@ -73,7 +90,12 @@ class InstanceRegistry:
             self._deliveries.start()
 
     def restart(
-        self, instance: str, boot: str, reports: Sequence[ResidencyReport], location: str = ""
+        self,
+        instance: str,
+        boot: str,
+        reports: Sequence[ResidencyReport],
+        location: str = "",
+        peers: tuple[str, ...] = (),
     ) -> RestoreResult:
         """Replace an instance by its next life ``boot``. Its GPU holds what it reports and nothing else.
 
@@ -81,7 +103,8 @@ class InstanceRegistry:
         requests even if it was retired. Raises UnknownInstance, and what ``Recovery.restore`` raises; in the second
         case the instance has restarted with empty tiers.
         """
-        failed, waiting = self._leases.restart(instance, location)
+        self._peer_reads.forget(instance)
+        failed, waiting = self._leases.restart(instance, location, peers)
         # Before anything can be refused: a bad report must not restart the instance again at every look.
         self.boots[instance] = boot
         self.failed += failed
@@ -112,5 +135,6 @@ class InstanceRegistry:
         """Remove retired instances whose requests have all ended."""
         for instance in self._scheduler.lifecycle.ended():
             self._scheduler.lifecycle.remove(instance)
+            self._peer_reads.forget(instance)
             self._deliveries.discard_missed(instance)
             self.boots.pop(instance, None)

@@ -127,13 +127,14 @@ class Leases:
             done.set_result(None)
         return done
 
-    def restart(self, instance: str, location: str = "") -> tuple[int, list[Request]]:
+    def restart(self, instance: str, location: str = "", peers: tuple[str, ...] = ()) -> tuple[int, list[Request]]:
         """End the leases of an instance that restarts. Returns their number, and the requests that still wait for it.
 
+        ``location`` and ``peers`` are those of ``InstanceLifecycle.add``.
         Pass those requests to ``wait_again``. Raises UnknownInstance.
         """
         requests = self._scheduler.lifecycle.remove(instance)
-        self._scheduler.lifecycle.add(instance, location)
+        self._scheduler.lifecycle.add(instance, location, peers)
         waiting = [request for request in requests if request.query_id in self._turns]
         for request in requests:
             if request.query_id not in self._turns:

@@ -101,7 +101,7 @@ class LiveController:
             controller = self._new(first, profile, memory, info.step, info.composing)
             controller.recovery.recall(snapshot)
             self._fingerprint = memory.fingerprint
-            controller.instances.add(first, memory.boot, reports, memory.shared)
+            controller.instances.add(first, memory.boot, reports, memory.shared, memory.peers)
         self._controller = controller
         await self.follow()
         controller.recovery.forget_recalled()
@@ -171,8 +171,9 @@ class LiveController:
     ) -> None:
         known = self.controller.instances
         location = ""
+        peers: tuple[str, ...] = ()
         if memory is not None:
-            location, page = memory.shared, memory.page_tokens
+            location, peers, page = memory.shared, memory.peers, memory.page_tokens
             known.add_location(location, memory.host_pages * page, memory.disk_pages * page, self._first_stamp())
         if known.at(location) - {instance}:
             # While other instances are there, the tree knows best what the location holds. An order of a former
@@ -180,10 +181,10 @@ class LiveController:
             reports = [report if report.tier is Tier.GPU else replace(report, nodes=()) for report in reports]
         if instance not in known.boots:
             log.info("an instance takes plans", instance=instance, location=location)
-            known.add(instance, boot, reports, location)
+            known.add(instance, boot, reports, location, peers)
         else:
             log.info("an instance has restarted", instance=instance, location=location)
-            known.restart(instance, boot, reports, location)
+            known.restart(instance, boot, reports, location, peers)
 
     def _forget_deserted(self) -> bool:
         """Forget what locations held that have had no instance for long, while others have. Whether there was any."""

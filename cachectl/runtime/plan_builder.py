@@ -15,6 +15,7 @@ class PlanBuilder:
 
     def __init__(self, tree: KnowledgeTree, instances: InstanceRegistry, reuse: ReuseRule) -> None:
         self._tree = tree
+        self._links = tree.tiers.links
         self._instances = instances
         self._reuse = reuse
 
@@ -35,7 +36,7 @@ class PlanBuilder:
             namespace=request.namespace,
             prompt=request.prompt,
             queued_ms=queued_ms,
-            nodes=planned_nodes(grant.documents),
+            nodes=planned_nodes(grant.documents, self._links),
             moves=tuple(grant.moves),
             ends=tuple(grant.ends),
             speculative=speculative,
@@ -46,20 +47,19 @@ class PlanBuilder:
             recompute=self._reuse.recompute(share) if share is not None else None,
             fallback=grant.fallback or self._reuse.fallback(request),
         )
-        return _behind_first(plan, grant) if grant.first else plan
+        return self._behind_first(plan, grant) if grant.first else plan
 
-
-def _behind_first(plan: PrefillPlan, grant: Grant) -> PrefillPlan:
-    """A composed prompt's plan behind that of the prefill in front of it, which makes the room for both."""
-    first = PrefillPlan(
-        query_id=f"{plan.query_id}~first",
-        instance=plan.instance,
-        namespace=plan.namespace,
-        prompt=plan.prompt.of_prefix(place for place, _ in grant.first),
-        nodes=planned_nodes(document for _, document in grant.first),
-        moves=plan.moves,
-        speculative=plan.speculative,
-        spare=plan.spare,
-        boot=plan.boot,
-    )
-    return msgspec.structs.replace(plan, moves=(), first=first)
+    def _behind_first(self, plan: PrefillPlan, grant: Grant) -> PrefillPlan:
+        """A composed prompt's plan behind that of the prefill in front of it, which makes the room for both."""
+        first = PrefillPlan(
+            query_id=f"{plan.query_id}~first",
+            instance=plan.instance,
+            namespace=plan.namespace,
+            prompt=plan.prompt.of_prefix(place for place, _ in grant.first),
+            nodes=planned_nodes((document for _, document in grant.first), self._links),
+            moves=plan.moves,
+            speculative=plan.speculative,
+            spare=plan.spare,
+            boot=plan.boot,
+        )
+        return msgspec.structs.replace(plan, moves=(), first=first)

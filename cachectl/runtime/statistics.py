@@ -2,6 +2,7 @@
 
 from cachectl.runtime.instance_registry import InstanceRegistry
 from cachectl.runtime.leases import Leases
+from cachectl.runtime.peer_reads import PeerReads
 from cachectl.runtime.prefetch import Prefetcher
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tree.grant import Grant
@@ -23,12 +24,14 @@ class Statistics:
         leases: Leases,
         instances: InstanceRegistry,
         prefetcher: Prefetcher,
+        peer_reads: PeerReads,
     ) -> None:
         self._policy = policy
         self._scheduler = scheduler
         self._leases = leases
         self._instances = instances
         self._prefetcher = prefetcher
+        self._peer_reads = peer_reads
         self.rejected = 0
         self._admitted = 0
         self._ended = dict.fromkeys(PlanOutcome, 0)
@@ -41,8 +44,8 @@ class Statistics:
         self._admitted += 1
         for document in grant.documents:
             self._planned_tokens += document.tokens
-            if document.source is not None:
-                self._planned_from[document.source] += document.tokens
+            if document.loaded_from is not None:
+                self._planned_from[document.loaded_from] += document.tokens
 
     def count_completion(self, report: CompletionReport) -> None:
         """Count a report by its outcome and its tokens."""
@@ -73,5 +76,7 @@ class Statistics:
             largest_overtake=self._scheduler.instances.largest_overtake,
             tiers=tier_stats(self._scheduler.tree),
             prepared_tokens=self._prefetcher.prefetched_tokens,
+            peer_tokens=self._peer_reads.tokens,
+            peer_failures=self._peer_reads.failures,
             instances=tuple(InstanceLoad(*load, load[0] in retired) for load in self._scheduler.instances.loads()),
         )

@@ -31,9 +31,12 @@ class InstanceLifecycle:
         self._instances = instances
         self._dispatcher = dispatcher
 
-    def add(self, instance: str, location: str = "") -> None:
-        """Add an instance at a known location, which takes requests. A known one is unchanged."""
-        self._tree.add_instance(instance, location)
+    def add(self, instance: str, location: str = "", peers: tuple[str, ...] = ()) -> None:
+        """Add an instance at a known location, which takes requests. A known one is unchanged.
+
+        ``peers`` are the addresses at which it serves the location's KV, if it does.
+        """
+        self._tree.add_instance(instance, location, peers)
         self._instances.add(instance)
 
     def retire(self, instance: str) -> None:

@@ -8,10 +8,11 @@ import msgspec
 from cachectl.nodes.node import PathDocument
 from cachectl.scheduling.document_order import CachedNode, OrderStrategy
 from cachectl.scheduling.request import Request
-from cachectl.tree.grant import GrantedDocument, GrantedDonor
+from cachectl.tiers.peer_links import PeerLinks
+from cachectl.tree.grant import GrantedDocument, GrantedDonor, GrantedPeer
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.errors import UnknownNode
-from protocol.kv import LostCopy
+from protocol.kv import LostCopy, PeerCopy
 from protocol.plans import Donor, PlannedNode
 from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.tiers import Tier
@@ -53,18 +54,33 @@ def reordered(prompt: Prompt, strategy: OrderStrategy, root: CachedNode | None, 
     return msgspec.structs.replace(prompt, segments=segments)
 
 
-def planned_nodes(documents: Iterable[GrantedDocument]) -> tuple[PlannedNode, ...]:
-    """The plan's entries for granted documents."""
+def planned_nodes(documents: Iterable[GrantedDocument], links: PeerLinks) -> tuple[PlannedNode, ...]:
+    """The plan's entries for granted documents, of which some may be read over ``links``."""
     return tuple(
-        PlannedNode(each.key.hex(), each.tokens, each.source, each.kept, each.pages, _donor(each.donor))
+        PlannedNode(
+            each.key.hex(),
+            each.tokens,
+            each.source,
+            each.kept,
+            each.pages,
+            _donor(each.donor, links),
+            _peer(each.peer, links),
+        )
         for each in documents
     )
 
 
-def _donor(granted: GrantedDonor | None) -> Donor | None:
+def _donor(granted: GrantedDonor | None, links: PeerLinks) -> Donor | None:
     if granted is None:
         return None
-    return Donor(granted.key.hex(), granted.source, granted.prefix_tokens, granted.pages)
+    peer = _peer(granted.peer, links)
+    return Donor(granted.key.hex(), granted.source, granted.prefix_tokens, granted.pages, peer)
+
+
+def _peer(granted: GrantedPeer | None, links: PeerLinks) -> PeerCopy | None:
+    if granted is None:
+        return None
+    return PeerCopy(granted.location, links.addresses(granted.location), granted.tier, granted.pages)
 
 
 def _is_system(segment: Segment) -> bool:
@@ -77,11 +93,27 @@ def spare_keys(tree: KnowledgeTree, instance: str) -> tuple[str, ...]:
 
 
 def lost_copies(lost: Iterable[LostCopy]) -> list[tuple[bytes, Tier]]:
-    """Lost copies as keys and tiers. Raises UnknownNode for a string that is no key."""
-    copies = []
+    """Copies lost at the reporting instance's own location, as keys and tiers.
+
+    Raises UnknownNode for a string that is no key.
+    """
+    return [(_key(copy.node), copy.tier) for copy in lost if not copy.location]
+
+
+def lost_at_peers(lost: Iterable[LostCopy]) -> dict[str, list[tuple[bytes, Tier]]]:
+    """Copies lost at other locations, by location, as keys and tiers.
+
+    Raises UnknownNode for a string that is no key.
+    """
+    copies: dict[str, list[tuple[bytes, Tier]]] = {}
     for copy in lost:
-        try:
-            copies.append((bytes.fromhex(copy.node), copy.tier))
-        except ValueError:
-            raise UnknownNode(f"{copy.node!r} is not the key of a node") from None
+        if copy.location:
+            copies.setdefault(copy.location, []).append((_key(copy.node), copy.tier))
     return copies
+
+
+def _key(node: str) -> bytes:
+    try:
+        return bytes.fromhex(node)
+    except ValueError:
+        raise UnknownNode(f"{node!r} is not the key of a node") from None

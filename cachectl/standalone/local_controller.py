@@ -68,7 +68,7 @@ class LocalController:
             self._instance,
             namespace,
             prompt,
-            nodes=planned_nodes(grant.documents),
+            nodes=planned_nodes(grant.documents, self._scheduler.tree.tiers.links),
             moves=tuple(grant.moves),
             spare=spare_keys(self._tree, self._instance),
         )

@@ -8,6 +8,7 @@ from cachectl.tiers.copy_removal import CopyRemoval
 from cachectl.tiers.eviction import Eviction
 from cachectl.tiers.location import Location
 from cachectl.tiers.moves_under_way import MovesUnderWay
+from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tiers.pending_moves import PendingMoves, drop
 from cachectl.tiers.support_rule import is_supported
 from cachectl.tiers.tier_cache import TierCache
@@ -38,8 +39,8 @@ class TierManager:
     ``retired`` instances receive no new requests, and are removed when their last one ends.
 
     ``forget`` is called with each node that lost its last copy. ``find`` looks nodes up by key. The first location is
-    called ``location``, and ``arena`` hands out the pages of its host memory. ``removal`` and ``eviction`` remove
-    copies and make room.
+    called ``location``, and ``arena`` hands out the pages of its host memory. ``links`` lead to other locations.
+    ``removal`` and ``eviction`` remove copies and make room.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class TierManager:
         find: Callable[[bytes], Node | None],
         arena: PageAllocator | None = None,
         location: str = "",
+        links: PeerLinks | None = None,
     ) -> None:
         if capacities.gpu < 0:
             raise ConfigError(f"the tiers' capacities must not be negative: {capacities}")
         self._policy = policy
         self._find = find
+        self.links = links or PeerLinks()
         self._gpu_capacity = capacities.gpu if policy.keeps else 0
         self.locations: dict[str, Location] = {}
         self.add_location(location, capacities.host, capacities.disk, arena)
@@ -101,6 +104,15 @@ class TierManager:
                 return copy
             cache = cache.slower
         return None
+
+    def at_peers(self, node: Node, gpu: TierCache) -> Copy | None:
+        """A node's fastest copy at another location, of those that the instance with this GPU can read from."""
+        best: Copy | None = None
+        for cache, copy in node.copies.items():
+            away = cache.instance is None and cache.location != gpu.location
+            if away and copy.confirmed and self.links.serves(cache.location, gpu.owner):
+                best = copy if best is None or cache.rank < best.cache.rank else best
+        return best
 
     def supports(self, copy: Copy) -> bool:
         """Whether a copy's parent supports it."""
@@ -158,8 +170,12 @@ class TierManager:
         """The instances at a location, retired ones included."""
         return [instance for instance, gpu in self.gpus.items() if gpu.location == location]
 
-    def add_instance(self, instance: str, location: str = "") -> None:
-        """Add an instance at a known location, with an empty GPU cache. A known instance keeps its own."""
+    def add_instance(self, instance: str, location: str = "", peers: tuple[str, ...] = ()) -> None:
+        """Add an instance at a known location, with an empty GPU cache. A known instance keeps its own.
+
+        ``peers`` are the addresses at which it serves the location's KV, if it does.
+        """
+        self.links.add_server(instance, location, peers)
         if instance not in self.gpus:
             below = self.locations[location].host
             self.gpus[instance] = TierCache(Tier.GPU, self._gpu_capacity, self._policy, instance, location, below)
@@ -170,6 +186,7 @@ class TierManager:
         self.under_way.lose(instance)
         unmade = [self.pending_moves.target(move) for move in self.pending_moves.lose(instance)]
         del self.gpus[instance]
+        self.links.remove_instance(instance)
         self.retired.discard(instance)
         return [copy for copy in unmade if copy is not None]
 

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cachectl.nodes.node import PathDocument
+    from cachectl.tiers.tier_cache import TierCache
+    from cachectl.tree.load_cost import LoadCost
     from cachectl.tree.load_or_recompute import Loading
-    from protocol.tiers import Tier
 
 
 class Composing(NamedTuple):
@@ -39,18 +40,13 @@ class Composing(NamedTuple):
 class ComposeOrCompute:
     """Chooses the documents to compose so that the first token comes soonest.
 
-    ``cost(cached, new)`` gives the seconds of a prefill, ``load_seconds(tokens, tier)`` those to load tokens; None if
-    loading is free. Moving a token's KV to another position takes ``move_s``.
+    ``cost(cached, new)`` gives the seconds of a prefill, and ``loads`` those of a load. Moving a token's KV to another
+    position takes ``move_s``.
     """
 
-    def __init__(
-        self,
-        cost: Callable[[int, int], float],
-        load_seconds: Callable[[int, Tier], float] | None,
-        move_s: float,
-    ) -> None:
+    def __init__(self, cost: Callable[[int, int], float], loads: LoadCost, move_s: float) -> None:
         self._cost = cost
-        self._load_seconds = load_seconds
+        self._loads = loads
         self._move_s = move_s
 
     def choose(
@@ -60,10 +56,12 @@ class ComposeOrCompute:
         loading: Loading,
         question_tokens: int,
         share: float,
+        gpu: TierCache,
     ) -> Composing | None:
         """What to compose of ``documents``, the ones behind what is loaded; None if computing all of them is sooner.
 
-        Each has a copy among ``donors``, or None. ``share`` of the donated tokens is computed again.
+        Each has a copy among ``donors``, or None. ``share`` of the donated tokens is computed again. They are loaded
+        for the instance with this GPU.
         """
         computed = question_tokens + sum([document.tokens for document in documents])
         exact_s = self._cost(loading.tokens, computed)
@@ -72,7 +70,7 @@ class ComposeOrCompute:
         reused, seconds = 0, self._select_seconds(loading.tokens + computed, question_tokens)
         for donor, document in zip(donors, documents, strict=True):
             spared = document.tokens - round(share * document.tokens)
-            if donor is None or self._donate_seconds(donor) >= spared * per_token_s:
+            if donor is None or self._donate_seconds(donor, gpu) >= spared * per_token_s:
                 if any(chosen):
                     # It is computed first, and then composed behind the donated ones.
                     reused -= document.tokens - spared
@@ -80,16 +78,14 @@ class ComposeOrCompute:
                 continue
             chosen.append(donor)
             reused += spared
-            seconds += self._donate_seconds(donor)
+            seconds += self._donate_seconds(donor, gpu)
         # Computing documents first takes another pass. That does not count: it is worth what it keeps.
         if reused <= 0 or seconds + self._cost(loading.tokens + reused, computed - reused) >= exact_s:
             return None
         return Composing(tuple(chosen), reused, seconds)
 
-    def _donate_seconds(self, donor: Copy) -> float:
-        node = donor.node
-        load_s = self._load_seconds(node.room, donor.cache.tier) if self._load_seconds is not None else 0.0
-        return load_s + node.tokens * self._move_s
+    def _donate_seconds(self, donor: Copy, gpu: TierCache) -> float:
+        return self._loads.seconds(donor, gpu) + donor.node.tokens * self._move_s
 
     def _select_seconds(self, prompt_tokens: int, question_tokens: int) -> float:
         """Selecting runs the end of the question over the documents."""

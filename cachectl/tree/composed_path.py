@@ -15,7 +15,7 @@ from typing import NamedTuple
 from cachectl.nodes.keys import keys_below
 from cachectl.nodes.node import Copy, Node, PathDocument
 from cachectl.tree.compose_or_compute import Composing
-from cachectl.tree.grant import ComputedFirst, Grant, GrantedDocument, GrantedDonor
+from cachectl.tree.grant import ComputedFirst, Grant, GrantedDocument, GrantedDonor, GrantedPeer
 from protocol.tiers import Tier
 
 
@@ -43,8 +43,18 @@ def used_keys(path: Path, composing: Composing, exact: Mapping[int, bytes]) -> l
     return [exact[index] if donor is None else donor.node.key for index, donor in enumerate(donors)]
 
 
-def compose(path: Path, composing: Composing, exact: Mapping[int, GrantedDocument], grant: Grant) -> None:
+def peer_of(copy: Copy, location: str) -> GrantedPeer | None:
+    """The peer that serves a copy to a location; None if the copy lies within reach there."""
+    cache = copy.cache
+    return GrantedPeer(cache.location, cache.tier, copy.pages) if cache.location != location else None
+
+
+def compose(
+    path: Path, composing: Composing, exact: Mapping[int, GrantedDocument], grant: Grant, location: str
+) -> None:
     """Grant a composed prompt's path, of which the ``exact`` documents are granted already, by their places.
+
+    It is composed at a ``location``.
 
     Those that are computed and kept are prefilled first, with what is in front of them. Those that cannot be kept are
     computed among what is composed.
@@ -60,13 +70,14 @@ def compose(path: Path, composing: Composing, exact: Mapping[int, GrantedDocumen
         if donor is not None:
             donated = True
             node = donor.node
-            given = GrantedDonor(node.key, donor.cache.tier, node.prefix_tokens, donor.pages)
+            peer = peer_of(donor, location)
+            given = GrantedDonor(node.key, donor.cache.tier, node.prefix_tokens, donor.pages, peer)
             granted = granted._replace(donor=given)
         else:
             ready = exact[index]
             if index < loaded:
                 # The prefill in front brings it into the GPU.
-                granted = ready._replace(source=Tier.GPU) if kept and ready.kept is Tier.GPU else ready
+                granted = ready._replace(source=Tier.GPU, peer=None) if kept and ready.kept is Tier.GPU else ready
             elif ready.kept is not None and donated:
                 granted = granted._replace(donor=GrantedDonor(ready.key, ready.kept, prefix_tokens, ready.pages))
             elif ready.kept is not None:

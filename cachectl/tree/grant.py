@@ -13,20 +13,32 @@ if TYPE_CHECKING:
     from protocol.plans import Fallback
 
 
+class GrantedPeer(NamedTuple):
+    """A copy in a tier of another ``location``, with its pages there if that is host memory."""
+
+    location: str
+    tier: Tier
+    pages: Pages | None
+
+
 class GrantedDonor(NamedTuple):
-    """A copy of a document that stands elsewhere in the tree, behind ``prefix_tokens`` tokens."""
+    """A copy of a document that stands elsewhere in the tree, behind ``prefix_tokens`` tokens.
+
+    It lies in a tier within the instance's own reach, unless there is a ``peer``.
+    """
 
     key: bytes
     source: Tier
     prefix_tokens: int
     pages: Pages | None
+    peer: GrantedPeer | None = None
 
 
 class GrantedDocument(NamedTuple):
     """A document of a grant: the tier it is loaded from, and the fastest tier that keeps it.
 
-    A ``source`` of None means that it is composed from the ``donor``, if there is one, and computed otherwise.
-    ``pages`` are its pages in host memory, if it is loaded from there or kept there.
+    A ``source`` of None means that it is loaded from the ``peer`` or composed from the ``donor``, if there is one, and
+    computed otherwise. ``pages`` are its pages in host memory, if it is loaded from there or kept there.
     """
 
     key: bytes
@@ -35,6 +47,12 @@ class GrantedDocument(NamedTuple):
     kept: Tier | None
     pages: Pages | None = None
     donor: GrantedDonor | None = None
+    peer: GrantedPeer | None = None
+
+    @property
+    def loaded_from(self) -> Tier | None:
+        """The tier, here or at a peer, from which the document is loaded, if it is."""
+        return self.peer.tier if self.peer is not None else self.source
 
 
 class ComputedFirst(NamedTuple):

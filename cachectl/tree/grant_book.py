@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cachectl.nodes.node import Node
 from cachectl.policies.base import Arrival
-from cachectl.tree.composed_path import Path, compose, used_keys
+from cachectl.tree.composed_path import Path, compose, peer_of, used_keys
 from cachectl.tree.grant import Grant, GrantedDocument
 from protocol.errors import InvalidRequest, UnknownPlan
 from protocol.tiers import Tier
@@ -110,7 +110,8 @@ class GrantBook:
             grant.documents = granted
         else:
             grant.recompute_share = recompute_share
-            compose(path, composing, dict(zip(indices, granted, strict=True)), grant)
+            exact_ones = dict(zip(indices, granted, strict=True))
+            compose(path, composing, exact_ones, grant, self._tiers.location_of(instance).name)
         self._registry.keep_root(root)
         self._tiers.send(grant)
         self.open[query_id] = grant
@@ -121,6 +122,7 @@ class GrantBook:
     ) -> list[GrantedDocument]:
         """Count accesses to a path, whose known nodes are ``locked``, and reserve room for it."""
         granted: list[GrantedDocument] = []
+        location = self._tiers.location_of(grant.instance)
         parent: Node | None = path.root
         for index, (document, key) in enumerate(zip(path.documents, path.keys, strict=True)):
             hit = index < len(path.hits)
@@ -133,14 +135,19 @@ class GrantBook:
                 node.count_access(self.tick, now, self._window_s)
                 if not hit:
                     node.count_computation(seconds_per_token)
-                kept = self._keep(node, known, hit, index < path.pinned, grant)
+                near = hit and path.hits[index].cache.location == location.name
+                kept = self._keep(node, known, near, index < path.pinned, grant)
                 parent = node if node.copies else None
             source = path.hits[index] if hit else None
+            peer = peer_of(source, location.name) if source is not None else None
+            if peer is not None:
+                # To this location it is new, like what is computed.
+                source = None
             pages = source.pages if source is not None else None
             if source is None and kept is Tier.HOST and parent is not None:
-                pages = parent.copies[self._tiers.location_of(grant.instance).host].pages
+                pages = parent.copies[location.host].pages
             tier = source.cache.tier if source is not None else None
-            granted.append(GrantedDocument(key, document.tokens, tier, kept, pages))
+            granted.append(GrantedDocument(key, document.tokens, tier, kept, pages, peer=peer))
         return granted
 
     def prefilled(self, grant: Grant, lost: Collection[tuple[bytes, Tier]] = ()) -> bytes | None:
@@ -230,6 +237,20 @@ class GrantBook:
                 # A report may be late, and the shared tiers may hold a newer copy. So they drop the node.
                 self._tiers.removal.discard(copy, self.tick, gone=copy.cache.tier is Tier.GPU)
 
+    def lose_at(self, location: str, lost: Iterable[tuple[bytes, Tier]]) -> None:
+        """Remove copies that another location was to serve and does not have. Unknown ones are ignored.
+
+        What is still there of them is dropped. A copy that is not confirmed is a later one than was asked for.
+        """
+        there = self._tiers.locations.get(location)
+        if there is None:
+            return
+        for key, tier in lost:
+            node = self._registry.nodes.get(key)
+            copy = node.copies.get(there.cache(tier)) if node is not None else None
+            if copy is not None and copy.confirmed:
+                self._tiers.removal.discard(copy, self.tick)
+
     def _use_donor(self, copy: Copy, grant: Grant, now: float) -> None:
         """Lock what donates a document's KV, and count an access to it: the document was asked for."""
         node = copy.node
@@ -242,7 +263,10 @@ class GrantBook:
             grant.locked.append(node)
 
     def _keep(self, node: Node, known: bool, hit: bool, pinned: bool, grant: Grant) -> Tier | None:
-        """Reserve room for a node that a grant uses, and lock it; the fastest tier that holds it or will hold it."""
+        """Reserve room for a node that a grant uses, and lock it; the fastest tier that holds it or will hold it.
+
+        ``hit`` says that it is loaded from within the instance's own reach.
+        """
         for copy in node.copies.values():
             copy.cache.touch(copy)
         kept = self._reserve(node, hit, grant)

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 
 from cachectl.nodes.keys import child_key, path_keys
 from cachectl.nodes.node import Node, nodes_of_path
+from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tiers.replication import Replication
 from cachectl.tiers.tier_manager import Capacities, TierManager
 from cachectl.tree.deletion_blocklist import DeletionBlocklist
 from cachectl.tree.grant_book import GrantBook
+from cachectl.tree.load_cost import LoadCost
 from cachectl.tree.node_registry import NodeRegistry
 from cachectl.tree.pins import Pins
 from cachectl.tree.prefix_lookup import PrefixLookup
@@ -38,11 +40,12 @@ class KnowledgeTree:
     """The tree and its tiers: ``lookup`` finds cached prefixes, ``grants`` admits plans, ``tiers`` holds the copies.
 
     ``cost(cached, new)`` gives the seconds of a prefill. What a plan finds is loaded if that is faster than computing
-    it, by ``load_seconds(tokens, tier)``, and always if that is None; moving a token's KV to another position takes
-    ``move_s``. It ``composes`` if prompts may be composed without asking for it. Frequencies count ``window_s``
-    seconds. Nodes take up whole pages of ``page_tokens`` tokens. The ``instances`` are at one ``location``, where
-    ``arena`` hands out host memory's pages, if they have numbers. With ``write_through``, computed nodes are copied to
-    slower tiers at once, and otherwise when they are evicted.
+    it, by ``load_seconds(tokens, tier)``, and always if that is None. Until it is measured, reading a token's KV at
+    another location takes ``peer_token_s``. Moving it to another position takes ``move_s``. The tree ``composes`` if
+    prompts may be composed without asking for it. Frequencies count ``window_s`` seconds. Nodes take up whole pages of
+    ``page_tokens`` tokens. The ``instances`` are at one ``location``, where ``arena`` hands out host memory's pages, if
+    they have numbers. With ``write_through``, computed nodes are copied to slower tiers at once, and otherwise when
+    they are evicted.
 
     Invariants, asserted by ``cachectl.tree.integrity``: a cache holds no node whose parent is neither there nor in a
     faster tier; no budget is exceeded; locked and pinned nodes stay; every node has a copy.
@@ -57,6 +60,7 @@ class KnowledgeTree:
         window_s: float | None = None,
         *,
         load_seconds: Callable[[int, Tier], float] | None = None,
+        peer_token_s: float = 0.0,
         move_s: float = 0.0,
         composes: bool = False,
         page_tokens: int = 1,
@@ -71,10 +75,10 @@ class KnowledgeTree:
         self._cost = cost
         self._blocklist = DeletionBlocklist()
         self.registry = NodeRegistry(policy, self._blocklist, composes=composes)
-        self.tiers = TierManager(policy, capacities, self._forget, self.registry.find, arena, location)
-        self.lookup = PrefixLookup(
-            self.registry.roots, self.registry.by_content, self.tiers, cost, load_seconds, move_s
-        )
+        links = PeerLinks(peer_token_s)
+        self.tiers = TierManager(policy, capacities, self._forget, self.registry.find, arena, location, links)
+        loads = LoadCost(load_seconds, links)
+        self.lookup = PrefixLookup(self.registry.roots, self.registry.by_content, self.tiers, cost, loads, move_s)
         self._pins = Pins(self.tiers)
         self._replication = Replication(self.tiers)
         self.grants = GrantBook(
@@ -101,9 +105,12 @@ class KnowledgeTree:
 
     # Instances
 
-    def add_instance(self, instance: str, location: str = "") -> None:
-        """Add an instance at a known location, with an empty GPU tier. Keep a known one."""
-        self.tiers.add_instance(instance, location)
+    def add_instance(self, instance: str, location: str = "", peers: tuple[str, ...] = ()) -> None:
+        """Add an instance at a known location, with an empty GPU tier. Keep a known one.
+
+        ``peers`` are the addresses at which it serves the location's KV, if it does.
+        """
+        self.tiers.add_instance(instance, location, peers)
 
     def remove_instance(self, instance: str) -> list[str]:
         """Remove a lost instance with its GPU's copies and its grants; the queries of those grants.
@@ -130,7 +137,7 @@ class KnowledgeTree:
             for cache in (location.host, location.disk):
                 copy = node.copies.get(cache)
                 if copy is not None:
-                    # Plans of other locations may lock its node, but none uses this copy.
+                    # Plans of other locations may lock its node. One that reads this copy finds nobody who serves it.
                     self.tiers.removal.discard(copy, self.grants.tick, unused=True, gone=True)
         self.tiers.remove_location(name)
 

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cachectl.nodes.node import Copy
+    from cachectl.tiers.tier_cache import TierCache
+    from cachectl.tree.load_cost import LoadCost
 
 
 class Loading(NamedTuple):
@@ -23,23 +25,20 @@ class Loading(NamedTuple):
 class LoadOrRecompute:
     """Chooses the prefix to load that has the first token soonest.
 
-    ``cost(cached, new)`` gives the seconds of a prefill. ``load_seconds(tokens, tier)`` gives the seconds to load so
-    many tokens from a tier; None if loading is free.
+    ``cost(cached, new)`` gives the seconds of a prefill, and ``loads`` those of a load.
     """
 
-    def __init__(
-        self, cost: Callable[[int, int], float], load_seconds: Callable[[int, Tier], float] | None = None
-    ) -> None:
+    def __init__(self, cost: Callable[[int, int], float], loads: LoadCost) -> None:
         self._cost = cost
-        self._load_seconds = load_seconds
+        self._loads = loads
 
-    def choose(self, found: Sequence[Copy], prompt_tokens: int) -> Loading:
-        """How much of ``found`` to load for a prompt of ``prompt_tokens`` tokens, its question included.
+    def choose(self, found: Sequence[Copy], prompt_tokens: int, gpu: TierCache) -> Loading:
+        """How much of ``found`` to load into a GPU for a prompt of ``prompt_tokens`` tokens, its question included.
 
         What lies in the GPU costs nothing. Of equally fast prefixes the longest wins.
         """
         tokens = 0
-        if self._load_seconds is None or not found or found[-1].cache.tier is Tier.GPU:
+        if self._loads.free or not found or found[-1].cache.tier is Tier.GPU:
             for copy in found:
                 tokens += copy.node.tokens
             return Loading(len(found), tokens, 0.0)
@@ -47,13 +46,11 @@ class LoadOrRecompute:
         best: Loading | None = None
         best_s = 0.0
         for index, copy in enumerate(found):
-            tier = copy.cache.tier
-            if tier is not Tier.GPU:
+            if copy.cache.tier is not Tier.GPU:
                 if best is None:
                     # Faster tiers come first on a path, so the GPU has nothing behind this document.
                     best, best_s = Loading(index, tokens, 0.0), self._cost(tokens, prompt_tokens - tokens)
-                # Loads move whole pages.
-                seconds += self._load_seconds(copy.node.room, tier)
+                seconds += self._loads.seconds(copy, gpu)
             tokens += copy.node.tokens
             if best is not None:
                 total_s = seconds + self._cost(tokens, prompt_tokens - tokens)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cachectl.nodes.node import Node, PathDocument
     from cachectl.tiers.tier_cache import TierCache
     from cachectl.tiers.tier_manager import TierManager
+    from cachectl.tree.load_cost import LoadCost
 
 _DONORS = 16
 """How many of a document's nodes are looked at for the best donor: a popular document has thousands."""
@@ -26,7 +27,7 @@ _ORDER = {tier: number for number, tier in enumerate(Tier)}
 
 
 class CachedPrefix(NamedTuple):
-    """What a request finds on an instance: a copy of each leading document, and what to load of them.
+    """What a request finds for an instance: a copy of each leading document, and what to load of them.
 
     The prefill computes ``computed`` tokens. It takes ``seconds``, of which loading and moving KV takes ``moving_s``.
     It may also compose documents behind the loaded ones (``composing``), or say why it does not (``fallback``).
@@ -51,9 +52,8 @@ class PrefixLookup:
     """Finds cached prefixes, and knows what prefills cost.
 
     ``roots`` are the tree's by namespace, and ``by_content`` are each document's nodes, the latest one last.
-    ``cost(cached, new)`` gives the seconds of a prefill of so many new tokens behind so many cached ones, and
-    ``load_seconds(tokens, tier)`` those to load tokens from a tier; None if loading is free. ``move_s`` is what moving
-    a token's KV to another position takes.
+    ``cost(cached, new)`` gives the seconds of a prefill of so many new tokens behind so many cached ones, and ``loads``
+    those of a load. ``move_s`` is what moving a token's KV to another position takes.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class PrefixLookup:
         by_content: Mapping[str, dict[Node, None]],
         tiers: TierManager,
         cost: Callable[[int, int], float],
-        load_seconds: Callable[[int, Tier], float] | None,
+        loads: LoadCost,
         move_s: float = 0.0,
     ) -> None:
         self._roots = roots
         self._by_content = by_content
         self._tiers = tiers
         self._cost = cost
-        self._load_or_recompute = LoadOrRecompute(cost, load_seconds)
-        self._compose_or_compute = ComposeOrCompute(cost, load_seconds, move_s)
+        self._load_or_recompute = LoadOrRecompute(cost, loads)
+        self._compose_or_compute = ComposeOrCompute(cost, loads, move_s)
 
     def match(self, namespace: str, contents: Iterable[str], instance: str) -> list[Copy]:
-        """The longest prefix that an instance can use: each document's fastest copy. O(depth), reads only."""
+        """The longest prefix within an instance's own reach: each document's fastest copy. O(depth), reads only."""
         gpu = self._tiers.gpu(instance)
         found: list[Copy] = []
         node = self._roots.get(namespace)
@@ -94,10 +94,27 @@ class PrefixLookup:
                 return found[:index]
         return found
 
+    def loadable(self, namespace: str, documents: Sequence[PathDocument], instance: str) -> list[Copy]:
+        """The longest prefix that an instance can load: what ``hits`` finds, and behind it what lies at its peers.
+
+        A copy supports others at its own location only, so nothing behind a peer's copy is within reach.
+        """
+        found = self.hits(namespace, documents, instance)
+        if not self._tiers.links.exist:
+            return found
+        gpu = self._tiers.gpu(instance)
+        node = found[-1].node if found else self._roots.get(namespace)
+        for document in documents[len(found) :]:
+            node = node.children.get(document.content) if node is not None else None
+            if node is None or node.tokens != document.tokens or (copy := self._tiers.at_peers(node, gpu)) is None:
+                break
+            found.append(copy)
+        return found
+
     def donors(self, namespace: str, documents: Sequence[PathDocument], instance: str, front: int) -> list[Copy | None]:
         """The fastest copy of each document behind the first ``front`` ones, from anywhere below these.
 
-        One that has stood behind another document makes better answers than one that has not. Only the latest nodes of
+        Copies within the instance's own reach come first. One that has stood behind another document makes better answers than one that has not. Only the latest nodes of
         a document are looked at.
         """
         gpu = self._tiers.gpu(instance)
@@ -114,9 +131,17 @@ class PrefixLookup:
             copy
             for node in nodes
             if node.tokens == document.tokens and node.is_below(above)
-            if (copy := self._tiers.fastest(node, gpu)) is not None
+            if (copy := self._tiers.fastest(node, gpu) or self._tiers.at_peers(node, gpu)) is not None
         ]
-        return min(copies, key=lambda copy: (_ORDER[copy.cache.tier], copy.node.parent is above), default=None)
+        return min(
+            copies,
+            key=lambda copy: (
+                copy.cache.location != gpu.location,
+                _ORDER[copy.cache.tier],
+                copy.node.parent is above,
+            ),
+            default=None,
+        )
 
     def cached_prefix(
         self,
@@ -127,20 +152,21 @@ class PrefixLookup:
         front: int = 0,
         share: float | None = None,
     ) -> CachedPrefix:
-        """What a prompt finds on an instance, and how much of it to load.
+        """What a prompt finds for an instance, and how much of it to load.
 
         With a ``share``, documents behind the first ``front`` ones may be composed, and so much of them is computed
         again.
         """
-        copies = self.hits(namespace, documents, instance)
+        gpu = self._tiers.gpu(instance)
+        copies = self.loadable(namespace, documents, instance)
         tokens = question_tokens + sum([document.tokens for document in documents])
-        loading = self._load_or_recompute.choose(copies, tokens)
+        loading = self._load_or_recompute.choose(copies, tokens, gpu)
         computed, moving_s = tokens - loading.tokens, loading.seconds
         composing, fallback = None, None
         if share is not None and front <= loading.documents < len(documents):
             donors = self.donors(namespace, documents, instance, front)[loading.documents - front :]
             behind = documents[loading.documents :]
-            composing = self._compose_or_compute.choose(donors, behind, loading, question_tokens, share)
+            composing = self._compose_or_compute.choose(donors, behind, loading, question_tokens, share, gpu)
             if composing is None:
                 fallback = Fallback.SLOWER if any(donors) else Fallback.NO_DONOR
         if composing is not None:

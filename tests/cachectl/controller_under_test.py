@@ -39,6 +39,9 @@ class Costs:
     def load_seconds(self, tokens: int, tier: Tier) -> float:
         return tokens * self._load_s
 
+    def peer_seconds(self, tokens: int) -> float:
+        return 0.0
+
 
 @contextmanager
 def checked_controllers(

@@ -48,10 +48,13 @@ def tree_of(
     page_tokens: int = 1,
     arena: PageAllocator | None = None,
     write_through: bool = False,
+    serving: bool = False,
+    peer_token_s: float = 0.0,
 ) -> KnowledgeTree:
     """A tree with tiers of so many tokens. ``load_s`` are seconds per loaded token; None means that loads are free.
 
-    The instances ``elsewhere`` are at a location of their own with this name, whose tiers are as large.
+    The instances ``elsewhere`` are at a location of their own with this name, whose tiers are as large. If they are all
+    ``serving``, each instance serves its location's KV at an address that ends with its name.
     """
     tree = KnowledgeTree(
         create_policy(policy, lookahead or Lookahead()),
@@ -60,6 +63,7 @@ def tree_of(
         cost,
         window_s,
         load_seconds=None if load_s is None else lambda tokens, _: tokens * load_s,
+        peer_token_s=peer_token_s,
         page_tokens=page_tokens,
         arena=arena,
         write_through=write_through,
@@ -69,7 +73,15 @@ def tree_of(
         tree.tiers.add_location("elsewhere", host, disk, there)
     for instance in elsewhere:
         tree.add_instance(instance, "elsewhere")
+    if serving:
+        for instance, gpu in tree.tiers.gpus.items():
+            tree.tiers.links.add_server(instance, gpu.location, (address_of(instance),))
     return tree
+
+
+def address_of(instance: str) -> str:
+    """The address at which an instance serves."""
+    return f"peer:{instance}"
 
 
 def host_of(tree: KnowledgeTree, location: str = "") -> TierCache:

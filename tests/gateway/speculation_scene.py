@@ -124,6 +124,9 @@ class WatchedController(Controller):
     def load_seconds(self, tokens: int, tier: Tier) -> float:
         return 0.0
 
+    def peer_seconds(self, tokens: int) -> float:
+        return 0.0
+
     async def on_candidates(self, query_id, documents, final):
         self._calls("on_candidates")
         if final:

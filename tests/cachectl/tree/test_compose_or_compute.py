@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from cachectl.nodes.node import Copy, Node, PathDocument
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
+from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tiers.tier_cache import TierCache
 from cachectl.tree.compose_or_compute import ComposeOrCompute
+from cachectl.tree.load_cost import LoadCost
 from cachectl.tree.load_or_recompute import Loading
 from protocol.generation import ASKED_TOKENS
 from protocol.tiers import Tier
@@ -31,9 +33,12 @@ def donors(tokens: list[int | None], tier: Tier = Tier.HOST) -> list[Copy | None
 
 
 def choose(tokens: list[int], given: list[int | None] | None = None, share=0.2, load_s=0.0, move_s=0.0):
-    rule = ComposeOrCompute(a_second_a_token, lambda tokens, _: tokens * load_s, move_s)
+    loads = LoadCost(lambda tokens, _: tokens * load_s, PeerLinks())
+    rule = ComposeOrCompute(a_second_a_token, loads, move_s)
     documents = [PathDocument(str(number), count) for number, count in enumerate(tokens)]
-    return rule.choose(donors(tokens if given is None else given), documents, NOTHING, QUESTION, share)
+    return rule.choose(
+        donors(tokens if given is None else given), documents, NOTHING, QUESTION, share, CACHES[Tier.GPU]
+    )
 
 
 def test_a_share_of_what_is_donated_is_computed_again():
@@ -45,8 +50,8 @@ def test_a_share_of_what_is_donated_is_computed_again():
 
 
 def test_selecting_costs_no_more_behind_a_long_conversation():
-    rule = ComposeOrCompute(a_second_a_token, None, 0.0)
-    composing = rule.choose(donors([100]), [PathDocument("a", 100)], NOTHING, 5000, 0.2)
+    rule = ComposeOrCompute(a_second_a_token, LoadCost(None, PeerLinks()), 0.0)
+    composing = rule.choose(donors([100]), [PathDocument("a", 100)], NOTHING, 5000, 0.2, CACHES[Tier.GPU])
     assert composing is not None
     assert composing.seconds == ASKED_TOKENS
 

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from cachectl.nodes.node import Copy, Node
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
+from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tiers.tier_cache import TierCache
+from cachectl.tree.load_cost import LoadCost
 from cachectl.tree.load_or_recompute import Loading, LoadOrRecompute
 from protocol.tiers import Tier
 
@@ -15,7 +17,13 @@ GPU, HOST, DISK = Tier
 QUESTION = 5
 
 
-CACHES = {tier: TierCache(tier, 1, create_policy("LRU", Lookahead())) for tier in Tier}
+def cache(tier: Tier, location: str = "") -> TierCache:
+    instance = "one" if tier is GPU else None
+    return TierCache(tier, 1, create_policy("LRU", Lookahead()), instance, location)
+
+
+CACHES = {tier: cache(tier) for tier in Tier}
+NO_LINKS = PeerLinks()
 
 
 def copies(*tiers: Tier, tokens: int = 10, page_tokens: int = 1) -> list[Copy]:
@@ -31,6 +39,10 @@ def slow(host: float, disk: float):
     return lambda tokens, tier: tokens * rates[tier]
 
 
+def choose(found: list[Copy], prompt_tokens: int, load_seconds, cost=a_second_a_token, links=NO_LINKS) -> Loading:
+    return LoadOrRecompute(cost, LoadCost(load_seconds, links)).choose(found, prompt_tokens, CACHES[GPU])
+
+
 @pytest.mark.parametrize(
     ("host", "disk", "documents"),
     [(0.5, 0.5, 4), (0.5, 2.0, 3), (2.0, 0.5, 1), (2.0, 2.0, 1), (0.5, 1.0, 4), (1.4, 0.1, 4), (1.5, 0.1, 1)],
@@ -40,35 +52,45 @@ def test_documents_that_load_faster_than_they_compute_are_loaded(host, disk, doc
     if (host, disk) == (1.4, 0.1):
         # Loading from host memory alone does not pay. The disk copies behind it make up for that.
         found = copies(GPU, HOST, DISK, DISK)
-    chosen = LoadOrRecompute(a_second_a_token, slow(host, disk)).choose(found, 40 + QUESTION)
+    chosen = choose(found, 40 + QUESTION, slow(host, disk))
     assert (chosen.documents, chosen.tokens) == (documents, documents * 10)
 
 
 def test_gpu_copies_cost_nothing_and_are_always_used():
-    never = LoadOrRecompute(a_second_a_token, slow(9, 9))
-    assert never.choose(copies(GPU, GPU, HOST), 30 + QUESTION) == Loading(2, 20, 0.0)
-    assert never.choose(copies(GPU), 10) == Loading(1, 10, 0.0)
-    assert never.choose(copies(HOST), 10 + QUESTION) == Loading(0, 0, 0.0)
-    assert never.choose([], QUESTION) == Loading(0, 0, 0.0)
+    never = slow(9, 9)
+    assert choose(copies(GPU, GPU, HOST), 30 + QUESTION, never) == Loading(2, 20, 0.0)
+    assert choose(copies(GPU), 10, never) == Loading(1, 10, 0.0)
+    assert choose(copies(HOST), 10 + QUESTION, never) == Loading(0, 0, 0.0)
+    assert choose([], QUESTION, never) == Loading(0, 0, 0.0)
 
 
 def test_without_load_costs_everything_is_loaded():
-    assert LoadOrRecompute(a_second_a_token).choose(copies(GPU, HOST, DISK), 35) == Loading(3, 30, 0.0)
+    assert choose(copies(GPU, HOST, DISK), 35, None) == Loading(3, 30, 0.0)
 
 
 def test_whole_pages_are_loaded():
     found = copies(HOST, page_tokens=16)
-    chosen = LoadOrRecompute(a_second_a_token, slow(0.5, 0.5)).choose(found, 10 + QUESTION)
-    assert chosen == Loading(1, 10, 8.0)
-    assert LoadOrRecompute(a_second_a_token, slow(0.7, 0.5)).choose(found, 10 + QUESTION).documents == 0
+    assert choose(found, 10 + QUESTION, slow(0.5, 0.5)) == Loading(1, 10, 8.0)
+    assert choose(found, 10 + QUESTION, slow(0.7, 0.5)).documents == 0
+
+
+def test_what_lies_at_a_peer_is_loaded_if_reading_it_there_pays_too():
+    far = [Copy(Node(b"", "document", 10, None), cache(HOST, "elsewhere"), held=True)]
+    cheap, dear = PeerLinks(0.4), PeerLinks(0.6)
+    load_s = cheap.seconds("one", "elsewhere", 10) + 5.0
+    assert choose(far, 10 + QUESTION, slow(0.5, 0.5), links=cheap) == Loading(1, 10, load_s)
+    assert choose(far, 10 + QUESTION, slow(0.5, 0.5), links=dear).documents == 0
 
 
 def test_the_question_counts_as_computed_tokens():
     # A pass costs as much as 20 tokens, so computing 10 more tokens with the question costs nothing.
-    flat = LoadOrRecompute(lambda cached, new: max(20.0, float(new)) if new else 0.0, slow(0.1, 0.1))
-    assert flat.choose(copies(HOST), 10 + QUESTION).documents == 0
-    assert flat.choose(copies(HOST), 10 + 30).documents == 1
-    assert flat.choose(copies(HOST), 10).documents == 1
+    def flat(cached: int, new: int) -> float:
+        return max(20.0, float(new)) if new else 0.0
+
+    load_s = slow(0.1, 0.1)
+    assert choose(copies(HOST), 10 + QUESTION, load_s, flat).documents == 0
+    assert choose(copies(HOST), 10 + 30, load_s, flat).documents == 1
+    assert choose(copies(HOST), 10, load_s, flat).documents == 1
 
 
 @given(
@@ -88,7 +110,7 @@ def test_no_other_prefix_length_has_a_shorter_time_to_first_token(tiers, rates, 
     def seconds(documents: int) -> float:
         return sum(load_s(10, tier) for tier in tiers[:documents]) + cost(10 * documents, total - 10 * documents)
 
-    chosen = LoadOrRecompute(cost, load_s).choose(found, total)
+    chosen = choose(found, total, load_s, cost)
     assert (
         seconds(chosen.documents) <= min(seconds(length) for length in range(tiers.count(GPU), len(tiers) + 1)) + 1e-9
     )

@@ -84,7 +84,7 @@ class EngineTraffic:
         if self.received:
             grant = self.received.pop(which % len(self.received))
             engine, held = self.engines[grant.instance], dict(self.engines[grant.instance].gpu)
-            engine.prefill(grant.query_id, planned_nodes(grant.documents), self.nodes(grant))
+            engine.prefill(grant.query_id, planned_nodes(grant.documents, self.tree.tiers.links), self.nodes(grant))
             if told:
                 self.tree.grants.prefilled(grant, lost_copies(engine.take_lost()))
                 self.running.append(grant)

@@ -4,7 +4,7 @@ from histories import indices, pick
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tree_cases import tree_of
+from tree_cases import address_of, tree_of
 
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
@@ -71,6 +71,7 @@ class TreeMachine(RuleBasedStateMachine):
             page_tokens=page,
             arena=PageAllocator(host, page) if page > 1 else None,
             write_through=write_through,
+            serving=True,
         )
 
     @rule(namespace=namespaces, path=contents, index=st.integers(0, 1), system=st.booleans(), waits=st.booleans())
@@ -92,6 +93,7 @@ class TreeMachine(RuleBasedStateMachine):
         assert loaded == before[: len(loaded)] if self.load_s else loaded == before
         self.open.append(grant)
         self.check_reach(instance, grant.moves)
+        self.check_peers(grant)
 
     @rule(path=contents, namespace=namespaces)
     def wait_and_give_up(self, path: list[str], namespace: str) -> None:
@@ -221,7 +223,18 @@ class TreeMachine(RuleBasedStateMachine):
     def gain_instance(self, instance: str, location: str) -> None:
         host, disk, page = self.sizes
         self.tree.tiers.add_location(location, host * page, disk, PageAllocator(host, page) if page > 1 else None)
-        self.tree.add_instance(instance, location)
+        self.tree.add_instance(instance, location, (address_of(instance),))
+
+    @rule(index=st.integers(0, 1), location=st.sampled_from(["", "elsewhere"]), opens=st.booleans())
+    def close_link(self, index: int, location: str, opens: bool) -> None:
+        instances = list(self.tree.tiers.gpus)
+        change = self.tree.tiers.links.reopen if opens else self.tree.tiers.links.close
+        change(instances[index % len(instances)], location)
+
+    @rule(namespace=namespaces, path=contents, tier=st.sampled_from([Tier.HOST, Tier.DISK]))
+    def lose_at_a_peer(self, namespace: str, path: list[str], tier: Tier) -> None:
+        self.tree.grants.lose_at("elsewhere", [(path_keys(namespace, path)[-1], tier)])
+        self.lossy = True
 
     @rule()
     def persist(self) -> None:
@@ -239,6 +252,20 @@ class TreeMachine(RuleBasedStateMachine):
         """Assert that an instance's moves concern tiers that it reaches."""
         assert all(move.instance in (None, instance) for move in moves)
         assert all(move.location == self.tree.tiers.gpu(instance).location for move in moves)
+
+    def check_peers(self, grant: Grant) -> None:
+        """Assert that what a plan reads at peers is there, and confirmed, at a location that serves the instance."""
+        own = self.tree.tiers.gpu(grant.instance).location
+        for step in grant.documents:
+            if step.peer is not None:
+                assert step.source is None
+                assert step.peer.location != own
+                assert self.tree.tiers.links.serves(step.peer.location, grant.instance)
+                copy = self.tree.registry.nodes[step.key].copies[
+                    self.tree.tiers.locations[step.peer.location].cache(step.peer.tier)
+                ]
+                assert copy.confirmed
+                assert copy.pages == step.peer.pages
 
     def deserted(self) -> list[str]:
         tiers = self.tree.tiers

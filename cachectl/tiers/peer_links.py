@@ -1,0 +1,85 @@
+"""Peer links: which locations serve their KV to instances at other ones, and how long reading from them takes."""
+
+from __future__ import annotations
+
+_LATENCY_S = 0.002
+"""What a read takes besides the bytes."""
+_KEPT = 0.9
+"""The weight of what was measured before, at each read."""
+
+
+class _Rate:
+    """The seconds and tokens of an instance's reads from a location, the latest ones weighing most."""
+
+    __slots__ = ("seconds", "tokens")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.tokens = 0.0
+
+
+class PeerLinks:
+    """Links from instances to other locations whose instances serve what lies there.
+
+    A token takes ``token_s`` seconds until reads are measured. A link whose reads fail is closed for a while: nothing
+    is planned over it.
+    """
+
+    def __init__(self, token_s: float = 0.0) -> None:
+        self._token_s = token_s
+        # By location: the addresses of the instances there, the one to read from first.
+        self._servers: dict[str, dict[str, tuple[str, ...]]] = {}
+        self._closed: set[tuple[str, str]] = set()
+        self._rates: dict[tuple[str, str], _Rate] = {}
+
+    @property
+    def exist(self) -> bool:
+        """Whether more than one location has an instance that serves its KV."""
+        return len(self._servers) > 1
+
+    def add_server(self, instance: str, location: str, addresses: tuple[str, ...]) -> None:
+        """Read what is at a location from an instance there; one without addresses does not serve."""
+        if addresses:
+            self._servers.setdefault(location, {})[instance] = addresses
+
+    def remove_instance(self, instance: str) -> None:
+        """Forget an instance, as a server and as a reader."""
+        for location in list(self._servers):
+            servers = self._servers[location]
+            servers.pop(instance, None)
+            if not servers:
+                del self._servers[location]
+        self._closed = {link for link in self._closed if link[0] != instance}
+        self._rates = {link: rate for link, rate in self._rates.items() if link[0] != instance}
+
+    def serves(self, location: str, instance: str) -> bool:
+        """Whether an instance can read what is at a location."""
+        return location in self._servers and (instance, location) not in self._closed
+
+    def addresses(self, location: str) -> tuple[str, ...]:
+        """The addresses of an instance that serves a location, one for each rank; empty if there is none."""
+        return next(iter(self._servers.get(location, {}).values()), ())
+
+    def seconds(self, instance: str, location: str, tokens: int) -> float:
+        """Seconds that an instance takes to read so many tokens at a location into its memory."""
+        rate = self._rates.get((instance, location))
+        token_s = self._token_s if rate is None or not rate.tokens else rate.seconds / rate.tokens
+        return _LATENCY_S + tokens * token_s
+
+    def measured(self, instance: str, location: str, tokens: int, seconds: float) -> None:
+        """Learn from a read."""
+        rate = self._rates.setdefault((instance, location), _Rate())
+        rate.seconds = _KEPT * rate.seconds + max(0.0, seconds - _LATENCY_S)
+        rate.tokens = _KEPT * rate.tokens + tokens
+
+    def close(self, instance: str, location: str) -> None:
+        """Plan nothing over a link. Other instances read from another server of the location, if there is one."""
+        self._closed.add((instance, location))
+        servers = self._servers.get(location, {})
+        if len(servers) > 1:
+            first = next(iter(servers))
+            servers[first] = servers.pop(first)
+
+    def reopen(self, instance: str, location: str) -> None:
+        """Plan reads over a link again."""
+        self._closed.discard((instance, location))

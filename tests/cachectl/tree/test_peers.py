@@ -1,0 +1,173 @@
+"""What lies on another machine is read there, where that is sooner than computing it."""
+
+import pytest
+from tree_cases import (
+    DISK,
+    GPU,
+    HOST,
+    address_of,
+    ask,
+    begin,
+    deliver,
+    found,
+    host_of,
+    key,
+    linear_cost,
+    tree_of,
+)
+
+from cachectl.scheduling.plan_translation import planned_nodes
+from cachectl.tiers.page_allocator import PageAllocator
+from cachectl.tree.grant import Grant
+from cachectl.tree.integrity import check_integrity
+from cachectl.tree.knowledge_tree import KnowledgeTree
+
+ELSEWHERE = "elsewhere"
+
+
+def near_and_far(gpu: int = 9, host: int = 9, disk: int = 0, **changes) -> KnowledgeTree:
+    """A tree of ``near``, and of ``far`` and ``further`` on another machine, which serve each other."""
+    far = ["far", "further"]
+    return tree_of(gpu, host, disk, instances=["near"], elsewhere=far, cost=linear_cost, serving=True, **changes)
+
+
+def prefilled_elsewhere(path: str, **changes) -> KnowledgeTree:
+    """Such a tree, with a path in the host memory of ``far``'s machine alone."""
+    tree = near_and_far(write_through=True, **changes)
+    ask(tree, path, "far")
+    deliver(tree, "far")
+    assert found(tree, path, "further") == [HOST] * len(path)
+    return tree
+
+
+def origins(grant: Grant) -> list[str]:
+    """Where each document of a plan comes from: a tier, a location and a tier, or ``computed``."""
+    return [
+        f"{step.peer.location} {step.peer.tier}" if step.peer is not None else str(step.source or "computed")
+        for step in grant.documents
+    ]
+
+
+def test_what_another_machine_holds_is_read_there_and_kept_here():
+    tree = prefilled_elsewhere("ab")
+    grant = begin(tree, "abc", "near")
+    assert origins(grant) == ["elsewhere host", "elsewhere host", "computed"]
+    assert [step.kept for step in grant.documents] == [GPU] * 3
+    tree.grants.complete(grant, kept=True, unwritten=())
+    assert origins(begin(tree, "abc", "near")) == ["gpu"] * 3
+    check_integrity(tree)
+
+
+def test_an_instance_reads_its_own_copies_first():
+    tree = prefilled_elsewhere("ab")
+    assert origins(begin(tree, "ab", "far")) == ["gpu", "gpu"]
+    assert origins(begin(tree, "ab", "further")) == ["host", "host"]
+    ask(tree, "a", "near")
+    assert origins(begin(tree, "ab", "near")) == ["gpu", "elsewhere host"]
+
+
+def test_a_plan_names_the_address_and_the_pages():
+    tree = prefilled_elsewhere("a", arena=PageAllocator(9, 1))
+    (step,) = begin(tree, "a", "near").documents
+    copy = tree.registry.nodes[key("a")].copies[host_of(tree, ELSEWHERE)]
+    (node,) = planned_nodes([step], tree.tiers.links)
+    assert node.source is None
+    assert node.peer is not None
+    assert (node.peer.location, node.peer.addresses) == (ELSEWHERE, (address_of("far"),))
+    assert (node.peer.tier, node.peer.pages) == (HOST, copy.pages)
+    assert node.loaded_from is HOST
+
+
+def test_what_does_not_fit_into_the_gpu_goes_to_the_own_host_memory():
+    tree = prefilled_elsewhere("A", gpu=2, arena=PageAllocator(9, 1))
+    held = begin(tree, "X", "near")
+    grant = begin(tree, "A", "near")
+    (step,) = grant.documents
+    assert (step.kept, step.peer is not None) == (HOST, True)
+    own = tree.registry.nodes[key("A")].copies[host_of(tree)]
+    assert step.pages == own.pages
+    (node,) = planned_nodes([step], tree.tiers.links)
+    assert node.saved_to is HOST
+    for each in (held, grant):
+        tree.grants.complete(each, kept=True, unwritten=())
+    assert found(tree, "A", "near") == [HOST]
+    check_integrity(tree)
+
+
+def test_host_memory_is_read_rather_than_a_disk():
+    tree = near_and_far(gpu=9, host=9, disk=9, write_through=True)
+    ask(tree, "a", "far")
+    deliver(tree, "far")
+    assert len(tree.registry.nodes[key("a")].copies) == 3
+    assert origins(begin(tree, "a", "near")) == ["elsewhere host"]
+    tree.grants.lose_at(ELSEWHERE, [(key("a"), HOST)])
+    assert DISK in {copy.cache.tier for copy in tree.registry.nodes[key("a")].copies.values()}
+
+
+@pytest.mark.parametrize(("peer_token_s", "read"), [(0.4, True), (0.6, False)])
+def test_what_is_computed_sooner_is_not_read(peer_token_s, read):
+    tree = prefilled_elsewhere("ab", load_s=0.5, peer_token_s=peer_token_s)
+    # Of two tokens, each takes half a second to load once it is here, and a second to compute.
+    assert origins(begin(tree, "ab", "near")) == (["elsewhere host"] * 2 if read else ["computed"] * 2)
+
+
+def test_measured_seconds_replace_the_assumed_ones():
+    tree = prefilled_elsewhere("ab", load_s=0.5, peer_token_s=0.4)
+    for _ in range(20):
+        tree.tiers.links.measured("near", ELSEWHERE, tokens=10, seconds=6.0)
+    assert origins(begin(tree, "ab", "near")) == ["computed", "computed"]
+
+
+def test_nothing_unconfirmed_is_read():
+    tree = near_and_far(gpu=1)
+    ask(tree, "a", "far")
+    begin(tree, "b", "far")
+    assert {copy.confirmed for copy in tree.registry.nodes[key("a")].copies.values()} == {False}
+    assert origins(begin(tree, "a", "near")) == ["computed"]
+
+
+def test_nothing_is_read_over_a_closed_link():
+    tree = prefilled_elsewhere("a")
+    links = tree.tiers.links
+    links.close("near", ELSEWHERE)
+    assert origins(begin(tree, "a", "near")) == ["computed"]
+    tree.grants.complete(next(iter(tree.grants.open.values())), kept=False)
+    links.reopen("near", ELSEWHERE)
+    assert origins(begin(tree, "a", "near")) == ["elsewhere host"]
+
+
+def test_after_a_failure_another_instance_is_read_from():
+    tree = prefilled_elsewhere("a")
+    links = tree.tiers.links
+    assert links.addresses(ELSEWHERE) == (address_of("far"),)
+    links.close("near", ELSEWHERE)
+    assert links.addresses(ELSEWHERE) == (address_of("further"),)
+
+
+def test_a_machine_that_no_instance_serves_is_not_read_from():
+    tree = prefilled_elsewhere("a")
+    for instance in ("far", "further"):
+        tree.remove_instance(instance)
+    assert not tree.tiers.links.exist
+    assert origins(begin(tree, "a", "near")) == ["computed"]
+
+
+def test_what_a_plan_reads_is_not_evicted_meanwhile():
+    tree = prefilled_elsewhere("a", gpu=1, host=1)
+    begin(tree, "a", "near")
+    ask(tree, "b", "far")
+    deliver(tree, "far")
+    assert host_of(tree, ELSEWHERE) in tree.registry.nodes[key("a")].copies
+
+
+def test_a_copy_that_its_machine_does_not_have_is_removed_there_alone():
+    tree = prefilled_elsewhere("a")
+    ask(tree, "a", "near")
+    tree.grants.lose_at(ELSEWHERE, [(key("a"), HOST), (key("unknown"), HOST)])
+    tree.grants.lose_at("unknown", [(key("a"), HOST)])
+    places = {(copy.cache.owner, copy.cache.tier) for copy in tree.registry.nodes[key("a")].copies.values()}
+    assert places >= {("near", GPU), ("far", GPU)}
+    assert (ELSEWHERE, HOST) not in places
+    # What may be left of it there is dropped.
+    assert [move.location for move in deliver(tree, "far") if move.source is HOST] == [ELSEWHERE]
+    check_integrity(tree)
