@@ -24,8 +24,8 @@ from benchmarks.measuring.statistics import percentile
 from benchmarks.workloads.synthetic_vectors import SyntheticVectors
 from benchmarks.workloads.vector_corpus import COLLECTION, TENANT, VectorEmbedder, ingest_vectors, question
 from cachectl.runtime.controller import Controller
+from cachectl.runtime.instances.live_instances import FixedInstances
 from cachectl.runtime.live_controller import LiveController
-from cachectl.runtime.live_instances import FixedInstances
 from cachectl.settings import ControllerSettings
 from gateway.background_tasks import BackgroundTasks
 from gateway.metrics.gateway_metrics import GatewayMetrics

@@ -120,6 +120,20 @@ class ResidencyReport(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, nodes=nodes)
 
 
+class Peers(msgspec.Struct, frozen=True):
+    """How an instance takes part in sharing KV between locations.
+
+    It serves its location's tiers at ``addresses``, ``host:port`` for each rank; empty if it does not. A load waits for
+    what others serve for at most ``timeout_s``.
+    """
+
+    addresses: tuple[str, ...] = ()
+    timeout_s: float = 0.0
+
+
+NO_PEERS = Peers()
+
+
 class KvMemory(msgspec.Struct, frozen=True):
     """Where an instance can keep KV: in pages of ``page_tokens`` tokens and ``page_bytes`` bytes.
 
@@ -132,7 +146,7 @@ class KvMemory(msgspec.Struct, frozen=True):
     - ``device`` names what the engine computes on. Measured costs are valid for that device.
     - ``layout`` describes the engine's KV cache for people: attention backend, dtype, and the shape of a block.
     - ``shared`` names the host memory and disk tiers. Instances with the same name share them.
-    - ``peers`` are the addresses at which each rank serves these tiers to other locations; empty if it does not.
+    - ``peers`` says where these tiers are served to other locations, if they are.
     """
 
     fingerprint: str
@@ -147,7 +161,7 @@ class KvMemory(msgspec.Struct, frozen=True):
     device: str = ""
     shared: str = ""
     layout: str = ""
-    peers: tuple[str, ...] = ()
+    peers: Peers = NO_PEERS
 
 
 class Orders(msgspec.Struct, frozen=True):

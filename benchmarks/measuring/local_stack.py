@@ -11,8 +11,8 @@ import structlog
 
 from benchmarks.measuring.engines import Generation, generate
 from cachectl.runtime.composing.gate import GateFolder
+from cachectl.runtime.instances.live_instances import FixedInstances
 from cachectl.runtime.live_controller import LiveController
-from cachectl.runtime.live_instances import FixedInstances
 from cachectl.settings import ControllerSettings
 from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import PrefillResult, Sampling
@@ -85,6 +85,7 @@ class LocalStack:
                 completion_tokens=came.tokens,
                 prefill_ms=prefill.prefill_ms,
                 unwritten=came.unwritten,
+                peers=prefill.peers,
             )
         finally:
             await controller.complete(report)

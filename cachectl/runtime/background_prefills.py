@@ -7,8 +7,8 @@ from typing import NamedTuple
 import structlog
 
 from cachectl.runtime.executor import Executor
+from cachectl.runtime.instances.peer_reads import PeerReads
 from cachectl.runtime.leases import Leases
-from cachectl.runtime.peer_reads import PeerReads
 from cachectl.scheduling.plan_translation import lost_at_peers, lost_copies
 from protocol.errors import RagtreeError, UnknownPlan
 from protocol.generation import PrefillResult

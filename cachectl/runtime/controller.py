@@ -17,10 +17,10 @@ from cachectl.runtime.composing.reuse_rule import ReuseRule
 from cachectl.runtime.deletion import Deletion
 from cachectl.runtime.deliveries import Deliveries
 from cachectl.runtime.executor import Executor
-from cachectl.runtime.instance_registry import InstanceRegistry
+from cachectl.runtime.instances.instance_registry import InstanceRegistry
+from cachectl.runtime.instances.peer_reads import PeerReads
 from cachectl.runtime.leases import Leases
 from cachectl.runtime.namespaces import Namespaces
-from cachectl.runtime.peer_reads import PeerReads
 from cachectl.runtime.plan_builder import PlanBuilder
 from cachectl.runtime.prefetch import Prefetcher
 from cachectl.runtime.recovery import Recovery

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Protocol
 
-from cachectl.runtime.live_instances import LiveInstances
+from cachectl.runtime.instances.live_instances import LiveInstances
 from protocol.generation import PrefillResult, Sampling
 from protocol.kv import LostCopy, Orders
 from protocol.plans import PrefillPlan

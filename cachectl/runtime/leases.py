@@ -8,6 +8,7 @@ from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tree.grant import Grant
 from protocol.errors import EngineDied, RagtreeError
+from protocol.kv import NO_PEERS, Peers
 from protocol.tiers import Tier
 
 
@@ -127,7 +128,7 @@ class Leases:
             done.set_result(None)
         return done
 
-    def restart(self, instance: str, location: str = "", peers: tuple[str, ...] = ()) -> tuple[int, list[Request]]:
+    def restart(self, instance: str, location: str = "", peers: Peers = NO_PEERS) -> tuple[int, list[Request]]:
         """End the leases of an instance that restarts. Returns their number, and the requests that still wait for it.
 
         ``location`` and ``peers`` are those of ``InstanceLifecycle.add``.

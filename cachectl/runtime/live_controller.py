@@ -12,13 +12,13 @@ from cachectl.costs.stored_profile import load_or_measure
 from cachectl.runtime.composing.gate import Gate, GateFolder
 from cachectl.runtime.controller import Controller
 from cachectl.runtime.executor import EngineExecutor
-from cachectl.runtime.live_instances import LiveEngine, LiveInstances
+from cachectl.runtime.instances.live_instances import LiveEngine, LiveInstances
 from cachectl.settings import ControllerSettings
 from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.snapshot import EMPTY_SNAPSHOT, Snapshot
 from protocol.errors import EngineDied, RagtreeError
 from protocol.generation import ComposingInfo, StepBudget
-from protocol.kv import KvMemory, Orders, ResidencyReport
+from protocol.kv import NO_PEERS, KvMemory, Orders, ResidencyReport
 from protocol.tiers import Tier
 
 FALLBACK_PROFILE = "a10g-7b"
@@ -171,7 +171,7 @@ class LiveController:
     ) -> None:
         known = self.controller.instances
         location = ""
-        peers: tuple[str, ...] = ()
+        peers = NO_PEERS
         if memory is not None:
             location, peers, page = memory.shared, memory.peers, memory.page_tokens
             known.add_location(location, memory.host_pages * page, memory.disk_pages * page, self._first_stamp())

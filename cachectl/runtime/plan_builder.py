@@ -3,7 +3,7 @@
 import msgspec
 
 from cachectl.runtime.composing.reuse_rule import ReuseRule
-from cachectl.runtime.instance_registry import InstanceRegistry
+from cachectl.runtime.instances.instance_registry import InstanceRegistry
 from cachectl.scheduling.plan_translation import planned_nodes, spare_keys
 from cachectl.tree.grant import Grant
 from cachectl.tree.knowledge_tree import KnowledgeTree

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from protocol.kv import NO_PEERS, Peers
+
 if TYPE_CHECKING:
     from cachectl.policies.lookahead import Lookahead
     from cachectl.scheduling.dispatcher import Dispatcher
@@ -31,10 +33,10 @@ class InstanceLifecycle:
         self._instances = instances
         self._dispatcher = dispatcher
 
-    def add(self, instance: str, location: str = "", peers: tuple[str, ...] = ()) -> None:
+    def add(self, instance: str, location: str = "", peers: Peers = NO_PEERS) -> None:
         """Add an instance at a known location, which takes requests. A known one is unchanged.
 
-        ``peers`` are the addresses at which it serves the location's KV, if it does.
+        ``peers`` says where it serves the location's KV, if it does.
         """
         self._tree.add_instance(instance, location, peers)
         self._instances.add(instance)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from protocol.kv import Peers
+
 _LATENCY_S = 0.002
 """What a read takes besides the bytes."""
+_PLANNED = 0.5
+"""The share of an instance's time limit that planned reads take: others may use the link at the same time."""
 _KEPT = 0.9
 """The weight of what was measured before, at each read."""
 
@@ -21,14 +28,15 @@ class _Rate:
 class PeerLinks:
     """Links from instances to other locations whose instances serve what lies there.
 
-    A token takes ``token_s`` seconds until reads are measured. A link whose reads fail is closed for a while: nothing
-    is planned over it.
+    A token takes ``token_s`` seconds, into the reader's blocks, until reads are measured. A link whose reads fail is
+    closed for a while: nothing is planned over it.
     """
 
     def __init__(self, token_s: float = 0.0) -> None:
         self._token_s = token_s
         # By location: the addresses of the instances there, the one to read from first.
         self._servers: dict[str, dict[str, tuple[str, ...]]] = {}
+        self._longest: dict[str, float] = {}
         self._closed: set[tuple[str, str]] = set()
         self._rates: dict[tuple[str, str], _Rate] = {}
 
@@ -37,10 +45,11 @@ class PeerLinks:
         """Whether more than one location has an instance that serves its KV."""
         return len(self._servers) > 1
 
-    def add_server(self, instance: str, location: str, addresses: tuple[str, ...]) -> None:
-        """Read what is at a location from an instance there; one without addresses does not serve."""
-        if addresses:
-            self._servers.setdefault(location, {})[instance] = addresses
+    def join(self, instance: str, location: str, peers: Peers) -> None:
+        """Read what is at a location from an instance there, if it serves, and let it read what others serve."""
+        if peers.addresses:
+            self._servers.setdefault(location, {})[instance] = peers.addresses
+            self._longest[instance] = _PLANNED * peers.timeout_s
 
     def remove_instance(self, instance: str) -> None:
         """Forget an instance, as a server and as a reader."""
@@ -49,8 +58,13 @@ class PeerLinks:
             servers.pop(instance, None)
             if not servers:
                 del self._servers[location]
+        self._longest.pop(instance, None)
         self._closed = {link for link in self._closed if link[0] != instance}
         self._rates = {link: rate for link, rate in self._rates.items() if link[0] != instance}
+
+    def longest_s(self, instance: str) -> float:
+        """How long the reads that are planned for one prompt of an instance may be expected to take."""
+        return self._longest.get(instance, 0.0)
 
     def serves(self, location: str, instance: str) -> bool:
         """Whether an instance can read what is at a location."""

@@ -13,6 +13,7 @@ from cachectl.tiers.pending_moves import PendingMoves, drop
 from cachectl.tiers.support_rule import is_supported
 from cachectl.tiers.tier_cache import TierCache
 from protocol.errors import ConfigError, UnknownInstance
+from protocol.kv import NO_PEERS, Peers
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
@@ -170,12 +171,12 @@ class TierManager:
         """The instances at a location, retired ones included."""
         return [instance for instance, gpu in self.gpus.items() if gpu.location == location]
 
-    def add_instance(self, instance: str, location: str = "", peers: tuple[str, ...] = ()) -> None:
+    def add_instance(self, instance: str, location: str = "", peers: Peers = NO_PEERS) -> None:
         """Add an instance at a known location, with an empty GPU cache. A known instance keeps its own.
 
-        ``peers`` are the addresses at which it serves the location's KV, if it does.
+        ``peers`` says where it serves the location's KV, if it does.
         """
-        self.links.add_server(instance, location, peers)
+        self.links.join(instance, location, peers)
         if instance not in self.gpus:
             below = self.locations[location].host
             self.gpus[instance] = TierCache(Tier.GPU, self._gpu_capacity, self._policy, instance, location, below)

@@ -24,6 +24,7 @@ from cachectl.tree.node_registry import NodeRegistry
 from cachectl.tree.pins import Pins
 from cachectl.tree.prefix_lookup import PrefixLookup
 from protocol.errors import ConfigError
+from protocol.kv import NO_PEERS, Peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -105,10 +106,10 @@ class KnowledgeTree:
 
     # Instances
 
-    def add_instance(self, instance: str, location: str = "", peers: tuple[str, ...] = ()) -> None:
+    def add_instance(self, instance: str, location: str = "", peers: Peers = NO_PEERS) -> None:
         """Add an instance at a known location, with an empty GPU tier. Keep a known one.
 
-        ``peers`` are the addresses at which it serves the location's KV, if it does.
+        ``peers`` says where it serves the location's KV, if it does.
         """
         self.tiers.add_instance(instance, location, peers)
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from protocol.tiers import Tier
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cachectl.nodes.node import Copy
     from cachectl.tiers.peer_links import PeerLinks
     from cachectl.tiers.tier_cache import TierCache
-    from protocol.tiers import Tier
 
 
 class LoadCost:
     """Seconds to load copies.
 
     ``load_seconds(tokens, tier)`` are those from a tier of the instance's own location; None if loading is free.
-    ``links`` adds those between locations.
+    ``links`` has those of reads from another location's host memory.
     """
 
     def __init__(self, load_seconds: Callable[[int, Tier], float] | None, links: PeerLinks) -> None:
@@ -34,7 +35,9 @@ class LoadCost:
         if self._load_seconds is None:
             return 0.0
         cache, tokens = copy.cache, copy.node.room
-        seconds = self._load_seconds(tokens, cache.tier)
-        if cache.location != gpu.location and gpu.instance is not None:
-            seconds += self._links.seconds(gpu.instance, cache.location, tokens)
+        if cache.location == gpu.location:
+            return self._load_seconds(tokens, cache.tier)
+        seconds = self._links.seconds(gpu.owner, cache.location, tokens)
+        if cache.tier is Tier.DISK:
+            seconds += self._load_seconds(tokens, Tier.DISK) - self._load_seconds(tokens, Tier.HOST)
         return seconds

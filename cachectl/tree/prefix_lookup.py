@@ -97,16 +97,22 @@ class PrefixLookup:
     def loadable(self, namespace: str, documents: Sequence[PathDocument], instance: str) -> list[Copy]:
         """The longest prefix that an instance can load: what ``hits`` finds, and behind it what lies at its peers.
 
-        A copy supports others at its own location only, so nothing behind a peer's copy is within reach.
+        A copy supports others at its own location only, so nothing behind a peer's copy is within reach. Peers are read
+        from for no longer than the instance waits for them.
         """
         found = self.hits(namespace, documents, instance)
-        if not self._tiers.links.exist:
+        links = self._tiers.links
+        if not links.exist:
             return found
         gpu = self._tiers.gpu(instance)
         node = found[-1].node if found else self._roots.get(namespace)
+        left_s = links.longest_s(instance)
         for document in documents[len(found) :]:
             node = node.children.get(document.content) if node is not None else None
             if node is None or node.tokens != document.tokens or (copy := self._tiers.at_peers(node, gpu)) is None:
+                break
+            left_s -= links.seconds(instance, copy.cache.location, node.room)
+            if left_s < 0:
                 break
             found.append(copy)
         return found
@@ -114,8 +120,8 @@ class PrefixLookup:
     def donors(self, namespace: str, documents: Sequence[PathDocument], instance: str, front: int) -> list[Copy | None]:
         """The fastest copy of each document behind the first ``front`` ones, from anywhere below these.
 
-        Copies within the instance's own reach come first. One that has stood behind another document makes better answers than one that has not. Only the latest nodes of
-        a document are looked at.
+        Copies within the instance's own reach come first. One that has stood behind another document makes better
+        answers than one that has not. Only the latest nodes of a document are looked at.
         """
         gpu = self._tiers.gpu(instance)
         above = self._roots.get(namespace)

@@ -32,7 +32,7 @@ def controller_handle(handle: DeploymentHandle) -> Controller:
 
 
 class GeneratorHandle:
-    """Handle of the generator, or of one of its instances. Fulfils ``cachectl.runtime.live_instances.LiveInstances``.
+    """Handle of the generator, or of one of its instances. Fulfils ``LiveInstances`` of the controller.
 
     A plan goes to the instance that it names. A call that names none goes to any instance.
     """

@@ -3,6 +3,7 @@
 A lower-case letter is a document of one token, and an upper-case letter is one of two tokens.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from cachectl.nodes.keys import path_keys
@@ -16,7 +17,7 @@ from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from protocol.kv import Move, Pages
+from protocol.kv import Move, Pages, Peers
 from protocol.tiers import Tier
 
 TENANT = "tenant"
@@ -75,13 +76,18 @@ def tree_of(
         tree.add_instance(instance, "elsewhere")
     if serving:
         for instance, gpu in tree.tiers.gpus.items():
-            tree.tiers.links.add_server(instance, gpu.location, (address_of(instance),))
+            tree.tiers.links.join(instance, gpu.location, serving_at(instance))
     return tree
 
 
 def address_of(instance: str) -> str:
     """The address at which an instance serves."""
     return f"peer:{instance}"
+
+
+def serving_at(instance: str, timeout_s: float = math.inf) -> Peers:
+    """How an instance serves at its address, and waits for others."""
+    return Peers((address_of(instance),), timeout_s)
 
 
 def host_of(tree: KnowledgeTree, location: str = "") -> TierCache:

@@ -8,8 +8,8 @@ from controller_under_test import ask, key, report
 from structlog.testing import capture_logs
 
 from cachectl.runtime import live_controller as live_module
+from cachectl.runtime.instances.live_instances import FixedInstances
 from cachectl.runtime.live_controller import DESERTED_S, LiveController
-from cachectl.runtime.live_instances import FixedInstances
 from cachectl.settings import ControllerSettings
 from cachectl.tree.snapshot import EMPTY_SNAPSHOT, NodeRecord, Snapshot
 from protocol.cache import DocumentDeletion

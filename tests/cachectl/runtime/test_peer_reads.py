@@ -7,7 +7,7 @@ from test_live_controller import TOKENS, Engine, Fleet, held
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.runtime.live_controller import LiveController
 from cachectl.settings import ControllerSettings
-from protocol.kv import LostCopy, PeerRead
+from protocol.kv import LostCopy, PeerRead, Peers
 from protocol.plans import PrefillPlan
 from protocol.tiers import Tier
 
@@ -19,9 +19,9 @@ class TwoMachines:
 
     def __init__(self, folder) -> None:
         self.clock = Clock()
-        far = Engine(boot="boot-far", shared="far machine", peers=("far:1",))
+        far = Engine(boot="boot-far", shared="far machine", peers=Peers(("far:1",), 1.0))
         far.reports = (held(HOST, "h"),)
-        self.fleet = Fleet(far=far, near=Engine(boot="boot-near", peers=("near:1",)))
+        self.fleet = Fleet(far=far, near=Engine(boot="boot-near", peers=Peers(("near:1",), 1.0)))
         settings = ControllerSettings(policy="LRU", max_running=1, prepare_after_s=None)
         self.live = LiveController(settings, self.fleet, folder, self.clock, lambda: 0.0)
         self.asked = 0

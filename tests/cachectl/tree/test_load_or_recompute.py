@@ -74,12 +74,15 @@ def test_whole_pages_are_loaded():
     assert choose(found, 10 + QUESTION, slow(0.7, 0.5)).documents == 0
 
 
-def test_what_lies_at_a_peer_is_loaded_if_reading_it_there_pays_too():
-    far = [Copy(Node(b"", "document", 10, None), cache(HOST, "elsewhere"), held=True)]
-    cheap, dear = PeerLinks(0.4), PeerLinks(0.6)
-    load_s = cheap.seconds("one", "elsewhere", 10) + 5.0
-    assert choose(far, 10 + QUESTION, slow(0.5, 0.5), links=cheap) == Loading(1, 10, load_s)
-    assert choose(far, 10 + QUESTION, slow(0.5, 0.5), links=dear).documents == 0
+@pytest.mark.parametrize(("tier", "least_s"), [(HOST, 0.0), (DISK, 0.3)])
+def test_what_lies_at_a_peer_is_loaded_if_reading_it_there_pays(tier, least_s):
+    far = [Copy(Node(b"", "document", 10, None), cache(tier, "elsewhere"), held=True)]
+    rates = slow(0.5, 0.8)
+    cheap, dear = PeerLinks(0.9 - least_s), PeerLinks(1.1 - least_s)
+    # Reading a disk there takes as much longer as reading it here.
+    load_s = cheap.seconds("one", "elsewhere", 10) + 10 * least_s
+    assert choose(far, 10 + QUESTION, rates, links=cheap) == Loading(1, 10, pytest.approx(load_s))
+    assert choose(far, 10 + QUESTION, rates, links=dear).documents == 0
 
 
 def test_the_question_counts_as_computed_tokens():

@@ -4,7 +4,7 @@ from histories import indices, pick
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tree_cases import address_of, tree_of
+from tree_cases import serving_at, tree_of
 
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
@@ -223,7 +223,7 @@ class TreeMachine(RuleBasedStateMachine):
     def gain_instance(self, instance: str, location: str) -> None:
         host, disk, page = self.sizes
         self.tree.tiers.add_location(location, host * page, disk, PageAllocator(host, page) if page > 1 else None)
-        self.tree.add_instance(instance, location, (address_of(instance),))
+        self.tree.add_instance(instance, location, serving_at(instance))
 
     @rule(index=st.integers(0, 1), location=st.sampled_from(["", "elsewhere"]), opens=st.booleans())
     def close_link(self, index: int, location: str, opens: bool) -> None:

@@ -3,13 +3,13 @@
 from collections.abc import Collection, Sequence, Set
 
 from cachectl.runtime.deliveries import Deliveries
+from cachectl.runtime.instances.peer_reads import PeerReads
 from cachectl.runtime.leases import Leases
-from cachectl.runtime.peer_reads import PeerReads
 from cachectl.runtime.recovery import Recovery
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tiers.page_allocator import PageAllocator
 from protocol.cache import RestoreResult
-from protocol.kv import ResidencyReport
+from protocol.kv import NO_PEERS, Peers, ResidencyReport
 
 
 class InstanceRegistry:
@@ -73,12 +73,12 @@ class InstanceRegistry:
         boot: str,
         reports: Sequence[ResidencyReport],
         location: str = "",
-        peers: tuple[str, ...] = (),
+        peers: Peers = NO_PEERS,
     ) -> RestoreResult:
         """Let an instance at a known location take requests.
 
-        Its engine is in the life ``boot``, and its tiers hold what they report. ``peers`` are the addresses at which it
-        serves the location's KV, if it does. Raises what ``Recovery.restore``
+        Its engine is in the life ``boot``, and its tiers hold what they report. ``peers`` says where it serves the
+        location's KV, if it does. Raises what ``Recovery.restore``
         raises; the instance is then added with empty tiers.
         """
         self.boots[instance] = boot
@@ -95,7 +95,7 @@ class InstanceRegistry:
         boot: str,
         reports: Sequence[ResidencyReport],
         location: str = "",
-        peers: tuple[str, ...] = (),
+        peers: Peers = NO_PEERS,
     ) -> RestoreResult:
         """Replace an instance by its next life ``boot``. Its GPU holds what it reports and nothing else.
 

@@ -13,6 +13,7 @@ from tree_cases import (
     host_of,
     key,
     linear_cost,
+    serving_at,
     tree_of,
 )
 
@@ -104,17 +105,17 @@ def test_host_memory_is_read_rather_than_a_disk():
     assert DISK in {copy.cache.tier for copy in tree.registry.nodes[key("a")].copies.values()}
 
 
-@pytest.mark.parametrize(("peer_token_s", "read"), [(0.4, True), (0.6, False)])
+@pytest.mark.parametrize(("peer_token_s", "read"), [(0.9, True), (1.1, False)])
 def test_what_is_computed_sooner_is_not_read(peer_token_s, read):
     tree = prefilled_elsewhere("ab", load_s=0.5, peer_token_s=peer_token_s)
-    # Of two tokens, each takes half a second to load once it is here, and a second to compute.
+    # Each token takes a second to compute.
     assert origins(begin(tree, "ab", "near")) == (["elsewhere host"] * 2 if read else ["computed"] * 2)
 
 
 def test_measured_seconds_replace_the_assumed_ones():
     tree = prefilled_elsewhere("ab", load_s=0.5, peer_token_s=0.4)
     for _ in range(20):
-        tree.tiers.links.measured("near", ELSEWHERE, tokens=10, seconds=6.0)
+        tree.tiers.links.measured("near", ELSEWHERE, tokens=10, seconds=11.0)
     assert origins(begin(tree, "ab", "near")) == ["computed", "computed"]
 
 
@@ -171,3 +172,13 @@ def test_a_copy_that_its_machine_does_not_have_is_removed_there_alone():
     # What may be left of it there is dropped.
     assert [move.location for move in deliver(tree, "far") if move.source is HOST] == [ELSEWHERE]
     check_integrity(tree)
+
+
+def test_no_read_is_planned_that_takes_longer_than_it_may():
+    tree = prefilled_elsewhere("abc", peer_token_s=0.1)
+    # Each token takes 102 ms, and half a timeout is planned at most.
+    for timeout_s, read in ((10.0, 3), (0.5, 2), (0.25, 1), (0.1, 0)):
+        tree.tiers.links.join("near", "", serving_at("near", timeout_s))
+        grant = begin(tree, "abc", "near")
+        assert origins(grant) == ["elsewhere host"] * read + ["computed"] * (3 - read)
+        tree.grants.complete(grant, kept=False)
