@@ -6,6 +6,8 @@ from typing import Any, Literal, NamedTuple
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field
 
+from protocol.errors import ConfigError
+
 
 class FakeEngineSettings(BaseModel):
     """Speeds of the fake engine. The defaults are those of a 7B model on one A10G (RAGCache, section 3)."""
@@ -32,6 +34,37 @@ class KvPlaces(NamedTuple):
     file_cache: bool = True
 
 
+class PeerSettings(BaseModel):
+    """How machines read each other's KV."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    key_file: Path | None = Field(
+        None,
+        description="File with a secret of 16 characters or more, the same on all machines. With it, each machine "
+        "serves its KV to those that know the secret. What they send each other is not encrypted.",
+    )
+    host: str = Field(
+        "",
+        description="Address of this machine at which the others reach it; by default its address in Ray's cluster.",
+    )
+    port: int = Field(
+        0, ge=0, lt=1 << 16, description="Port of an engine's first rank; the next ranks have the next ports. 0: any."
+    )
+    timeout_s: float = Field(
+        1.0, gt=0, description="Longest that a query waits for KV of another machine. Then it is computed."
+    )
+
+    def key(self) -> str | None:
+        """The secret; None if there is none. Raises ConfigError if the file cannot be read."""
+        if self.key_file is None:
+            return None
+        try:
+            return self.key_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the key of the peers cannot be read from {self.key_file}: {error}") from error
+
+
 class KvSettings(BaseModel):
     """Where documents' KV is kept, and how much of it."""
 
@@ -47,7 +80,11 @@ class KvSettings(BaseModel):
         description="The tmpfs that holds this memory.",
     )
     disk_gib: float = Field(8.0, ge=0, description="Disk space for KV in GiB; survives restarts.")
-    disk_dir: Path | None = Field(None, description="Folder for KV on disk; by default `kv` in the data folder.")
+    disk_dir: Path | None = Field(
+        None,
+        description="Folder for KV on disk; by default `kv` in the data folder. `{node}` in it stands for the node's "
+        "address: machines with a common file system need a folder each.",
+    )
     file_cache: bool = Field(
         True,
         description="Leave files of KV in the operating system's file cache, which makes reading them again faster; "
@@ -56,6 +93,7 @@ class KvSettings(BaseModel):
     loader_threads: int = Field(
         2, gt=0, description="Threads that load from host memory and disk; all of them share each load."
     )
+    peers: PeerSettings = Field(PeerSettings(), description="Reading KV that other machines hold.")
     auxiliary_model: str | None = Field(
         None,
         description="Small model that `cacheclip` selects with, on the CPU: the one that ships with the stack, a "

@@ -20,6 +20,6 @@ def found_in(plan: PrefillPlan, prefill: PrefillResult) -> tuple[Tier | None, ..
         # Empty segments have no node.
         node = next(nodes, None) if segment.token_ids else None
         if segment.kind is SegmentKind.DOCUMENT:
-            source = node.source if node is not None else None
+            source = node.loaded_from if node is not None else None
             found.append((source or Tier.GPU) if end <= prefill.cached_tokens else None)
     return tuple(found)

@@ -165,6 +165,7 @@ class Lease:
             # Reported once: another plan may have restored the copies since.
             lost=() if self._lost_reported else self._prefill.lost,
             unwritten=self._unwritten,
+            peers=self._prefill.peers,
         )
 
     async def _end_reader(self, reader: asyncio.Task[None]) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from protocol.kv import KvMemory, LostCopy, Move, Orders, ResidencyReport
+from protocol.kv import KvMemory, LostCopy, Move, Orders, PeerRead, ResidencyReport
 from protocol.plans import PlannedNode, PrefillPlan, Recompute
 from protocol.tiers import Tier
 
@@ -91,13 +91,14 @@ class Prefilled(msgspec.Struct, frozen=True):
 
     ``load_ms`` is the time spent on loads. ``reached`` is set for a speculative request that ended before its first
     token: the number of prompt tokens that were computed by then, 0 if none of it is kept. ``composed`` is set if
-    donated tokens were used.
+    donated tokens were used. ``peers`` is what was read at other locations.
     """
 
     loaded: dict[Tier, int]
     load_ms: float
     reached: int | None = None
     composed: Composed | None = None
+    peers: tuple[PeerRead, ...] = ()
 
 
 class EngineReport(msgspec.Struct, frozen=True):

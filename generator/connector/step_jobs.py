@@ -10,7 +10,7 @@ from itertools import pairwise
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
 from generator.tiers.base import TierContents
-from protocol.kv import KvMemory, KvNode, Pages
+from protocol.kv import KvMemory, KvNode, LostCopy, Pages, PeerCopy, PeerRead
 from protocol.plans import Recompute
 from protocol.tiers import Tier
 
@@ -27,7 +27,8 @@ class BlockCopy:
 class Piece:
     """Consecutive pages of one node in a tier below the GPU, to copy into an engine's blocks.
 
-    The node's pages ``first``, ``first`` + 1, ... go into ``blocks``. ``pages`` locate the node in host memory.
+    The node's pages ``first``, ``first`` + 1, ... go into ``blocks``. ``pages`` locate the node in host memory. If
+    there is a ``peer``, it is read from that one's tier.
     """
 
     key: str
@@ -35,6 +36,12 @@ class Piece:
     first: int
     blocks: tuple[int, ...]
     pages: Pages | None = None
+    peer: PeerCopy | None = None
+
+    @property
+    def copy(self) -> LostCopy:
+        """The copy that is read, as it is reported if it is not there."""
+        return LostCopy(self.key, self.tier, self.peer.location if self.peer is not None else "")
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class DonorPages:
 
     ``content`` is its document: the namespace, and the content hash there. The first token has the position
     ``prefix_tokens`` in the donor's own path. ``pages`` locate the donor in host memory, and ``blocks`` hold it if the
-    tier is the GPU.
+    tier is the GPU. If there is a ``peer``, it is read from that one's tier.
     """
 
     key: str
@@ -54,6 +61,12 @@ class DonorPages:
     end: int
     pages: Pages | None = None
     blocks: tuple[int, ...] = ()
+    peer: PeerCopy | None = None
+
+    @property
+    def copy(self) -> LostCopy:
+        """The copy that is read, as it is reported if it is not there."""
+        return LostCopy(self.key, self.tier, self.peer.location if self.peer is not None else "")
 
 
 @dataclass(frozen=True)
@@ -74,6 +87,21 @@ class Load:
     def held_blocks(self) -> list[int]:
         """The blocks of nodes in the GPU tier that the load reads."""
         return [copy.source for copy in self.copies] + [block for donor in self.donors for block in donor.blocks]
+
+    def apart(self) -> "tuple[Load, Load]":
+        """What is read at this location, with all copies, and what is read at peers."""
+        near = replace(
+            self,
+            pieces=tuple(piece for piece in self.pieces if piece.peer is None),
+            donors=tuple(donor for donor in self.donors if donor.peer is None),
+        )
+        far = replace(
+            self,
+            pieces=tuple(piece for piece in self.pieces if piece.peer is not None),
+            copies=(),
+            donors=tuple(donor for donor in self.donors if donor.peer is not None),
+        )
+        return near, far
 
     def split(self, count: int) -> "list[Load]":
         """Up to ``count`` loads of about equally many pages and donors, for as many threads.
@@ -194,14 +222,17 @@ class StepJobs(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is untyped he
 
 @dataclass(frozen=True)
 class LoadResult:
-    """Result of a load: its duration in ``seconds``, and the copies that could not be read, as key and tier.
+    """Result of a load: its duration in ``seconds``, and the copies that could not be read.
 
-    It ``failed`` if some of its blocks could not be filled.
+    These are ``lost`` if they are not there, and ``unread`` if a peer did not serve them. It ``failed`` if some of its
+    blocks could not be filled. ``peers`` is what was read at other locations, one entry for each.
     """
 
     seconds: float
-    lost: tuple[tuple[str, Tier], ...] = ()
+    lost: tuple[LostCopy, ...] = ()
     failed: bool = False
+    unread: tuple[LostCopy, ...] = ()
+    peers: tuple[PeerRead, ...] = ()
 
 
 @dataclass(frozen=True)

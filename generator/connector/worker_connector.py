@@ -7,6 +7,7 @@ get_finished, get_block_ids_with_load_errors and build_connector_worker_meta.
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import structlog
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -25,6 +26,7 @@ from generator.connector.worker.fingerprint import fingerprint
 from generator.connector.worker.layout_map import LayerWriter
 from generator.connector.worker.open_blocks import open_blocks
 from generator.connector.worker.open_tiers import measure_memory, open_tiers
+from generator.connector.worker.peering import Peering
 from generator.connector.worker.worker_side import WorkerSide
 from generator.refusal_file import REFUSAL_FILE, refusal_passed_on
 from generator.settings import KvSettings
@@ -168,6 +170,9 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         gpu_pages = int(num_blocks * self._settings.gpu_share)
         attention = self._attention(kv_caches)
         memory = measure_memory(places, kv_fingerprint, blocks, attention, gpu_pages, num_blocks, tiers)
+        peering = Peering.opened(self._settings.peers, tiers, kv_fingerprint, blocks.page_bytes, self._rank)
+        if peering is not None:
+            memory = msgspec.structs.replace(memory, peers=peering.peers)
         log.info(
             "kv_cache_opened",
             device=memory.device,
@@ -177,7 +182,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
             host_bytes_per_s=round(memory.host_bytes_per_s),
             disk_bytes_per_s=round(memory.disk_bytes_per_s),
         )
-        return WorkerSide(blocks, tiers, memory, self._settings.loader_threads)
+        return WorkerSide(blocks, tiers, memory, self._settings.loader_threads, peering)
 
     @property
     def _worker_side(self) -> WorkerSide:

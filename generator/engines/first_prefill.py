@@ -35,7 +35,7 @@ class FirstPrefill(NamedTuple):
 
     def _joined(self, first: PrefillResult, prefill: PrefillResult) -> PrefillResult:
         """The result of both prefills. What the first one has computed was neither cached nor donated."""
-        computed = {node.key for node in self.first.nodes if node.source is None}
+        computed = {node.key for node in self.first.nodes if node.loaded_from is None}
         donated = sum(node.tokens for node in self.plan.nodes if node.donor is not None and node.donor.key in computed)
         loaded = first.loaded if first.cached_tokens <= prefill.cached_tokens else prefill.loaded
         return msgspec.structs.replace(
@@ -46,4 +46,5 @@ class FirstPrefill(NamedTuple):
             kv_load_ms=first.kv_load_ms + prefill.kv_load_ms,
             loaded=loaded,
             lost=(*first.lost, *prefill.lost),
+            peers=(*first.peers, *prefill.peers),
         )

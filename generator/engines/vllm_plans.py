@@ -141,6 +141,7 @@ class PlanStreams:
             kv_load_ms=prefilled.load_ms,
             loaded=prefilled.loaded,
             lost=self._router.take_lost(),
+            peers=prefilled.peers,
         )
 
     async def _prefill(
@@ -173,6 +174,7 @@ class PlanStreams:
             kv_load_ms=prefilled.load_ms,
             loaded=prefilled.loaded,
             lost=self._router.take_lost(),
+            peers=prefilled.peers,
         )
 
 

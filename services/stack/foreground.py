@@ -13,6 +13,7 @@ import structlog
 import uvicorn
 from ray import serve
 from ray.serve.config import HTTPOptions, ProxyLocation
+from ray.util import get_node_ip_address
 
 from protocol.errors import ConfigError, RagtreeError
 from protocol.parts import Controller
@@ -71,9 +72,10 @@ class Stack:
                 log.info("stopping")
             finally:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                kv = kv_settings(self._config, get_node_ip_address())
                 _stop_ray()
                 # The host tier is shared memory that looks like a file. An orderly stop frees it.
-                kv_settings(self._config).discard_host_memory()
+                kv.discard_host_memory()
 
     def _run_beside_serve(self, listener: socket.socket) -> None:
         self._start_ray()

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from generator.settings import GeneratorSettings, KvSettings
+from generator.settings import GeneratorSettings, KvSettings, PeerSettings
 
 SLOTS = 4
 """Requests that run at once. Another one waits for a slot."""
@@ -25,3 +25,10 @@ def small_engine(folder: Path, kv_enabled: bool = True) -> GeneratorSettings:
         kv=kv,
         engine_args={"num_gpu_blocks_override": BLOCKS, **STEPS},
     )
+
+
+def serving_peers(folder: Path) -> PeerSettings:
+    """Settings of an engine that serves its KV to peers on this machine, with a key in ``folder``."""
+    key_file = folder / "peers.key"
+    key_file.write_text("a secret of the tests' own\n")
+    return PeerSettings(key_file=key_file, host="127.0.0.1", timeout_s=5)

@@ -10,22 +10,22 @@ class LostCopies:
     """Lost copies that have not been reported yet, each once, in the order of their loss."""
 
     def __init__(self) -> None:
-        self._copies: dict[tuple[str, Tier], None] = {}
+        self._copies: dict[LostCopy, None] = {}
 
     def add(self, key: str, tier: Tier) -> None:
         """Record that a tier has no copy of the node ``key``."""
-        self._copies[key, tier] = None
+        self._copies[LostCopy(key, tier)] = None
 
-    def add_all(self, copies: Iterable[tuple[str, Tier]]) -> None:
-        """Record several copies, as key and tier."""
+    def add_all(self, copies: Iterable[LostCopy]) -> None:
+        """Record several copies."""
         self._copies.update(dict.fromkeys(copies))
 
     def discard(self, key: str, tier: Tier) -> None:
         """Forget a loss, because the copy has been made again."""
-        self._copies.pop((key, tier), None)
+        self._copies.pop(LostCopy(key, tier), None)
 
     def take(self) -> tuple[LostCopy, ...]:
         """The lost copies since the last call."""
-        lost = tuple(LostCopy(key, tier) for key, tier in self._copies)
+        lost = tuple(self._copies)
         self._copies.clear()
         return lost

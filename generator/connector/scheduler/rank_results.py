@@ -8,7 +8,7 @@ import msgspec
 
 from generator.connector.step_jobs import CompositionResult, JobResults, LoadResult, StepResults
 from generator.tiers.base import StoredNode, TierContents
-from protocol.kv import KvMemory
+from protocol.kv import KvMemory, PeerRead, Peers
 from protocol.tiers import Tier
 
 Job = TypeVar("Job", bound=Hashable)
@@ -82,8 +82,27 @@ def _add(answers: dict[Job, dict[int, Result]], rank: int, answered: Mapping[Job
 
 
 def _slowest(loads: Sequence[LoadResult]) -> LoadResult:
+    """The result of all ranks' parts of a load."""
     lost = dict.fromkeys(copy for load in loads for copy in load.lost)
-    return LoadResult(max(load.seconds for load in loads), tuple(lost), any(load.failed for load in loads))
+    unread = dict.fromkeys(copy for load in loads for copy in load.unread)
+    reads: dict[str, list[PeerRead]] = {}
+    for read in chain.from_iterable(load.peers for load in loads):
+        reads.setdefault(read.location, []).append(read)
+    return LoadResult(
+        max(load.seconds for load in loads),
+        tuple(lost),
+        any(load.failed for load in loads),
+        tuple(unread),
+        tuple(
+            PeerRead(
+                location,
+                min(read.tokens for read in parts),
+                max(read.seconds for read in parts),
+                any(read.failed for read in parts),
+            )
+            for location, parts in reads.items()
+        ),
+    )
 
 
 def _on_all_ranks(composed: Sequence[CompositionResult]) -> CompositionResult:
@@ -101,4 +120,7 @@ def _together(memories: Sequence[KvMemory]) -> KvMemory:
         disk_pages=min(memory.disk_pages for memory in memories),
         host_bytes_per_s=ranks * min(memory.host_bytes_per_s for memory in memories),
         disk_bytes_per_s=ranks * min(memory.disk_bytes_per_s for memory in memories),
+        peers=Peers(
+            tuple(address for memory in memories for address in memory.peers.addresses), memories[0].peers.timeout_s
+        ),
     )

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from generator.connector.messages import Composed, Prefilled, RequestMessage
 from generator.connector.step_jobs import BlockCopy, Composition, DonorPages, Load, Piece
-from protocol.kv import KvNode, pages_spanned
-from protocol.plans import PlannedNode
+from protocol.kv import KvNode, LostCopy, PeerRead, pages_spanned
+from protocol.plans import Donor, PlannedNode
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ class RequestState:
     - ``offer``: what the engine was last offered to load.
     - ``local``: tokens that the engine found in its own cache. ``cached``: ``local`` plus what was loaded or
       composed. ``exact``: those of them in front of what was composed.
-    - ``missing``: copies that were planned as sources and could not be read, as key and tier.
+    - ``missing``: copies that were planned as sources and could not be read.
+    - ``silent``: locations that did not serve a copy. The request asks them for no other one: each costs a timeout.
+    - ``peer_reads``: what was read at other locations.
     - ``nodes_kept``: whether the nodes are already kept as planned.
     - ``forgotten``: whether a document was deleted meanwhile, so that nothing of this request may be found later.
     - ``reached``: set if a speculative request ended before its first token; prompt tokens computed by then.
@@ -59,7 +61,9 @@ class RequestState:
         self.cached = 0
         self.exact = 0
         self.load_seconds = 0.0
-        self.missing: set[tuple[str, Tier]] = set()
+        self.missing: set[LostCopy] = set()
+        self.silent: set[str] = set()
+        self.peer_reads: list[PeerRead] = []
         self.forgotten = False
         self.reported = False
         self.reached: int | None = None
@@ -99,13 +103,16 @@ class RequestState:
         return self.offer
 
     def copies_offered(self) -> Iterator[tuple[str, Tier | None]]:
-        """The copies that the offer reads, by key and tier."""
+        """The copies at this location that the offer reads, by key and tier."""
         for index in self.offer.nodes:
-            yield self.nodes[index].key, self.planned(index).source
+            planned = self.planned(index)
+            if planned.peer is None:
+                yield planned.key, planned.source
         for index in self.offer.donated:
             donor = self.planned(index).donor
             assert donor is not None
-            yield donor.key, donor.source
+            if donor.peer is None:
+                yield donor.key, donor.source
 
     def loadable(self, local: int, held: Container[str]) -> list[int]:
         """The nodes, by index, to load so that everything the plan calls cached is used.
@@ -117,13 +124,17 @@ class RequestState:
         for index, node in enumerate(self.nodes):
             if _end(node) <= local:
                 continue
-            source = self.planned(index).source
-            if source is None or (node.key, source) in self.missing:
-                break
-            if source is Tier.GPU and node.key not in held:
+            if not self._can_read(self.planned(index), held):
                 break
             found.append(index)
         return found
+
+    def _can_read(self, source: PlannedNode | Donor, held: Container[str]) -> bool:
+        """Whether what a plan reads can be there. ``held`` are the keys of the nodes in the GPU tier."""
+        copy = _copy_of(source)
+        if copy is None or copy in self.missing or copy.location in self.silent:
+            return False
+        return copy.tier is not Tier.GPU or copy.node in held
 
     def _donated(self, exact: int, held: Container[str]) -> list[int]:
         """The nodes, by index, behind the first ``exact`` ones whose donors can be read now."""
@@ -133,9 +144,7 @@ class RequestState:
         return [
             index
             for index in range(exact, len(self.nodes))
-            if (donor := self.planned(index).donor) is not None
-            and (donor.key, donor.source) not in self.missing
-            and (donor.source is not Tier.GPU or donor.key in held)
+            if (donor := self.planned(index).donor) is not None and self._can_read(donor, held)
         ]
 
     def composition(self) -> Composition:
@@ -145,7 +154,7 @@ class RequestState:
             tuple(self.request.all_token_ids),
             tuple(self.blocks),
             self.exact,
-            tuple(donor for donor in self._donors({}) if (donor.key, donor.tier) not in self.missing),
+            tuple(donor for donor in self._donors({}) if donor.copy not in self.missing),
             self.offer.end,
             _end(self.nodes[-1]),
             self.message.recompute,
@@ -164,6 +173,7 @@ class RequestState:
                 _end(node),
                 donor.pages,
                 held.get(donor.key, ()) if donor.source is Tier.GPU else (),
+                donor.peer,
             )
 
     def load_of(self, held: Mapping[str, tuple[int, ...]]) -> Load:
@@ -177,7 +187,6 @@ class RequestState:
         copies: list[BlockCopy] = []
         for index in nodes:
             node, planned = self.nodes[index], self.planned(index)
-            assert planned.source is not None
             span = pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens)
             start = max(span.start, local // self._page_tokens)
             reach = min(_end(node), end)
@@ -188,7 +197,11 @@ class RequestState:
                 if planned.source is Tier.GPU:
                     own = held[node.key][first : first + len(blocks)]
                     copies += [BlockCopy(*pair) for pair in zip(own, blocks, strict=True)]
+                elif planned.peer is not None:
+                    peer = planned.peer
+                    pieces.append(Piece(node.key, peer.tier, first, blocks, peer.pages, peer))
                 else:
+                    assert planned.source is not None
                     pieces.append(Piece(node.key, planned.source, first, blocks, planned.pages))
             if last:
                 break
@@ -225,7 +238,7 @@ class RequestState:
         return min(span.stop * self._page_tokens, prompt_tokens) <= tokens
 
     def prefilled(self) -> Prefilled:
-        """Which tier the prompt's tokens came from, so far."""
+        """Which tier, here or at a peer, the prompt's tokens came from, so far."""
         loaded: dict[Tier, int] = {}
         exact = min(self.exact, self.cached)
         local = min(self.local, exact)
@@ -233,10 +246,18 @@ class RequestState:
             loaded[Tier.GPU] = local
         for index, node in enumerate(self.nodes):
             tokens = min(_end(node), exact) - max(node.prefix_tokens, local)
-            source = self.planned(index).source
+            source = self.planned(index).loaded_from
             if tokens > 0 and source is not None:
                 loaded[source] = loaded.get(source, 0) + tokens
-        return Prefilled(loaded, self.load_seconds * 1000, self.reached, self.composed)
+        peers = tuple(self.peer_reads)
+        return Prefilled(loaded, self.load_seconds * 1000, self.reached, self.composed, peers)
+
+
+def _copy_of(read: PlannedNode | Donor) -> LostCopy | None:
+    """The copy that a plan reads; None for what it computes or composes."""
+    if read.peer is not None:
+        return LostCopy(read.key, read.peer.tier, read.peer.location)
+    return LostCopy(read.key, read.source) if read.source is not None else None
 
 
 def _end(node: KvNode) -> int:

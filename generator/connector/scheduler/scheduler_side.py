@@ -301,15 +301,18 @@ class SchedulerSide:
         self._lost.add_all(result.lost)
         if self._ranks > 1:
             # Other ranks may still have their part of the copy.
-            pages = {piece.key: piece.pages for piece in load.pieces}
-            pages |= {donor.key: donor.pages for donor in load.donors}
-            for key, tier in result.lost:
-                self._transfers.drop(key, tier, pages[key])
+            pages = {piece.copy: piece.pages for piece in load.pieces}
+            pages |= {donor.copy: donor.pages for donor in load.donors}
+            for copy in result.lost:
+                if not copy.location:
+                    self._transfers.drop(copy.node, copy.tier, pages[copy])
         # The request may have been aborted meanwhile.
         state = self._states.get(load.request_id) or self._ended.get(load.request_id)
         if state is not None:
             state.load_seconds += result.seconds
-            state.missing.update(result.lost)
+            state.missing.update((*result.lost, *result.unread))
+            state.silent.update(copy.location for copy in result.unread)
+            state.peer_reads += result.peers
         if load.composition is None:
             del self._loading[load.request_id]
         else:

@@ -125,7 +125,7 @@ class TransferQueue:
         message = self._open.get(name)
         if message is not None and not message.whole:
             del self._open[name]
-            self._lost.add_all((copy.node, copy.tier) for copy in message.lost)
+            self._lost.add_all(message.lost)
 
     def writes_any(self, copies: set[tuple[str, Tier | None]]) -> bool:
         """Whether one of these copies, given as key and tier, is being written. If that takes too long, it is not."""

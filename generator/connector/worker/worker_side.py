@@ -13,6 +13,7 @@ from generator.connector.worker.blocks import PagedBlocks
 from generator.connector.worker.compositions import Compositions
 from generator.connector.worker.kv_failures import warn
 from generator.connector.worker.movers import Movers
+from generator.connector.worker.peering import Peering
 from generator.connector.worker.tier_jobs import TierJobs
 from generator.tiers.base import KvTier, Page
 from protocol.kv import KvMemory
@@ -25,14 +26,23 @@ _YIELD_S = 0.0002
 class WorkerSide:
     """Carries out jobs over an engine's ``blocks`` and the ``tiers`` below the GPU, and collects their results.
 
-    ``memory`` is reported with the first results. ``loader_threads`` threads share each load.
+    ``memory`` is reported with the first results. ``loader_threads`` threads share each load. ``peering`` connects the
+    tiers with those of other locations, if it is configured.
     """
 
-    def __init__(self, blocks: PagedBlocks, tiers: dict[Tier, KvTier], memory: KvMemory, loader_threads: int) -> None:
+    def __init__(
+        self,
+        blocks: PagedBlocks,
+        tiers: dict[Tier, KvTier],
+        memory: KvMemory,
+        loader_threads: int,
+        peering: Peering | None = None,
+    ) -> None:
         self._blocks = blocks
         self._tiers = tiers
         self._jobs = TierJobs(blocks, tiers)
-        self._loads = BackgroundLoads(blocks, tiers, loader_threads, self._load_ended, self._stage)
+        self._peering = peering
+        self._loads = BackgroundLoads(blocks, tiers, loader_threads, self._load_ended, self._stage, peering)
         self._compositions: Compositions | None = None
         self._movers = Movers(blocks.enter_thread)
         # The condition guards the fields below, which the threads fill, and signals that they have changed.
@@ -120,6 +130,9 @@ class WorkerSide:
 
     def close(self) -> None:
         """Finish what the threads have begun, and close the tiers."""
+        if self._peering is not None:
+            # First, so that no load waits for a peer, and no peer reads from a tier that is closed.
+            self._peering.close()
         self._loads.close()
         self._movers.close()
         if self._compositions is not None:

@@ -3,6 +3,7 @@
 from contextlib import aclosing
 
 from ray import serve
+from ray.util import get_node_ip_address
 
 from generator.engines.engine import Engine
 from protocol.errors import EngineDied
@@ -22,7 +23,7 @@ class GeneratorDeployment:
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
         config.observability.configure_logging()
         self._instance: str = serve.get_replica_context().replica_id.unique_id
-        self._engine = generator_factory(config).engine(self._instance)
+        self._engine = generator_factory(config, get_node_ip_address()).engine(self._instance)
         await self._engine.start()
 
     async def ready(self) -> None:

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import pytest_asyncio
-from engine_settings import small_engine
+from engine_settings import serving_peers, small_engine
 from kv_plans import DISK, FIRST, GPU, HOST, SECOND, SYSTEM, held, kv_path
 
 from benchmarks.measuring.kv_paths import KvPath
@@ -58,6 +58,7 @@ async def engine_of(tiny_model, tmp_path_factory) -> AsyncIterator[EngineOf]:
             # So small that a few files fill it.
             settings.kv.disk_gib = 0.0015
             settings.kv.auxiliary_model = str(tiny_model)
+            settings.kv.peers = serving_peers(folder)
             engine = VllmEngine(settings, tiny_model)
             await engine.start()
             started[asynchronous] = Started(engine, folder)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from composed_prompts import DONATED, ComposedPrompts
-from engine_settings import small_engine
-from kv_plans import DISK, GPU, HOST, SYSTEM, THIRD, forget_blocks, held, kv_path, put, segment
+from engine_settings import serving_peers, small_engine
+from kv_plans import DISK, GPU, HOST, PAGE_TOKENS, SYSTEM, THIRD, forget_blocks, held, kv_path, put, segment
 
 from benchmarks.measuring.engines import generate
 from generator.engines.vllm_engine import VllmEngine
@@ -31,6 +31,7 @@ async def engine(folder, tiny_model):
     settings = small_engine(folder)
     settings.engine_args |= {"tensor_parallel_size": 2, "async_scheduling": True}
     settings.kv.auxiliary_model = str(tiny_model)
+    settings.kv.peers = serving_peers(folder)
     engine = VllmEngine(settings, tiny_model)
     await engine.start()
     yield engine
@@ -81,7 +82,9 @@ async def test_a_node_that_one_rank_has_lost_is_lost_on_all(engine, folder, rank
     expected = await uncached(engine, path)
     for prefill, tokens in answers:
         assert tokens == expected
-        assert LostCopy(path.keys[1], DISK) in prefill.lost or prefill.loaded.get(DISK, 0) <= 27
+        # One that comes late finds what the other has computed, in whole blocks.
+        recomputed = prefill.loaded.get(GPU, 0) >= 27 + 520 - PAGE_TOKENS
+        assert LostCopy(path.keys[1], DISK) in prefill.lost or prefill.loaded.get(DISK, 0) <= 27 or recomputed
     assert await held(engine, DISK) == {(path.namespace, ("system",)), (path.namespace, ("system", "long", "behind"))}
     assert files(folder, 1 - rank, path.keys[1]) == []
     await engine.carry_out(Orders(everything=True))

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ pytest.importorskip("vllm")
 from generator.connector.messages import Prefilled, RequestMessage
 from generator.connector.scheduler.request_state import Offer, RequestState
 from generator.connector.step_jobs import BlockCopy, DonorPages, Load, Piece
-from protocol.kv import pages_spanned
+from protocol.kv import LostCopy, Pages, PeerCopy, PeerRead, pages_spanned
 from protocol.plans import PlannedNode
 from protocol.tiers import Tier
 
@@ -69,7 +70,7 @@ def test_every_loaded_token_comes_from_a_page_that_holds_it(lengths, data):
 def test_a_missing_copy_ends_what_can_be_loaded(lengths):
     state = state_of(lengths, [Tier.HOST] * len(lengths))
     assert state.loadable(0, ()) == list(range(len(lengths)))
-    state.missing.add((f"k{len(lengths) // 2}", Tier.HOST))
+    state.missing.add(LostCopy(f"k{len(lengths) // 2}", Tier.HOST))
     assert state.loadable(0, ()) == list(range(len(lengths) // 2))
 
 
@@ -101,6 +102,55 @@ def test_loaded_tokens_are_counted_by_tier():
     assert state.prefilled() == Prefilled({Tier.GPU: 4, Tier.HOST: 2, Tier.DISK: 7}, 0.0)
     state.limit_cached(8)
     assert state.prefilled().loaded == {Tier.GPU: 4, Tier.HOST: 2, Tier.DISK: 2}
+
+
+PEER = PeerCopy("elsewhere", ("peer:1",), Tier.HOST, Pages((7, 8), 9))
+
+
+def with_peer(state: RequestState, index: int) -> RequestState:
+    """The state with a node that is read at a peer."""
+    nodes = list(state.message.nodes)
+    nodes[index] = msgspec.structs.replace(nodes[index], source=None, peer=PEER)
+    state.message = msgspec.structs.replace(state.message, nodes=tuple(nodes))
+    return state
+
+
+def test_a_node_at_a_peer_is_loaded_in_the_background():
+    state = with_peer(state_of([4, 8, 3], [Tier.GPU, None, None]), 1)
+    state.make_offer(0, {"k0"})
+    assert state.offer == Offer(0, 12, [0, 1])
+    assert state.loads_in_background
+    # Only copies at this location may be in the making here.
+    assert list(state.copies_offered()) == [("k0", Tier.GPU)]
+    load = state.load_of({"k0": (1,)})
+    assert load.pieces == (Piece("k1", Tier.HOST, 0, (101, 102), PEER.pages, PEER),)
+    near, far = load.apart()
+    assert (near.pieces, near.copies) == ((), (BlockCopy(1, 100),))
+    assert (far.pieces, far.copies) == (load.pieces, ())
+    state.accepted(12)
+    assert state.prefilled().loaded == {Tier.GPU: 4, Tier.HOST: 8}
+
+
+def test_what_a_peer_did_not_serve_is_not_offered_again():
+    state = with_peer(state_of([4, 8], [Tier.HOST, None]), 1)
+    # The same node at this location is another copy.
+    state.missing.add(LostCopy("k1", Tier.HOST))
+    assert state.loadable(0, ()) == [0, 1]
+    state.missing.add(LostCopy("k1", Tier.HOST, "elsewhere"))
+    assert state.loadable(0, ()) == [0]
+
+
+def test_a_peer_that_did_not_serve_is_not_asked_for_anything_else():
+    state = with_peer(with_peer(state_of([4, 8], [None, None]), 1), 0)
+    assert state.loadable(0, ()) == [0, 1]
+    state.silent.add("elsewhere")
+    assert state.loadable(0, ()) == []
+
+
+def test_reads_at_peers_are_reported():
+    state = state_of([4], [None])
+    state.peer_reads.append(PeerRead("elsewhere", 8, 0.5))
+    assert state.prefilled().peers == (PeerRead("elsewhere", 8, 0.5),)
 
 
 def test_limiting_cached_tokens_never_raises_them():

@@ -169,7 +169,7 @@ def test_a_failed_load_is_lost_and_limits_the_cached_tokens(engine):
     assert engine.side.match(request, 0) == (16, True)
     blocks = engine.allocate(request, external=16)
     engine.step()
-    engine.results(loads={"q": LoadResult(0.0, (("k1", Tier.HOST),))})
+    engine.results(loads={"q": LoadResult(0.0, (LostCopy("k1", Tier.HOST),))})
     # vLLM has found the first failed block.
     request.num_computed_tokens = 8
     engine.side.allocated(request, blocks, 0)

@@ -21,7 +21,7 @@ from generator.connector.worker.pinned_arena import PinnedArena
 from generator.connector.worker.tier_jobs import TierJobs
 from generator.tiers.base import TierFull
 from generator.tiers.disk import DiskTier
-from protocol.kv import KvNode, Pages
+from protocol.kv import KvNode, LostCopy, Pages
 from protocol.tiers import Tier
 
 PATIENCE_S = 10.0
@@ -154,7 +154,7 @@ def test_pages_that_change_while_they_are_copied_are_lost(worker):
 
     worker.copies.before_copying = overwrite
     worker.load(Piece(NODE.key, Tier.HOST, 0, (1, 6, 2), PAGES))
-    assert worker.result.lost == ((NODE.key, Tier.HOST),)
+    assert worker.result.lost == (LostCopy(NODE.key, Tier.HOST),)
     assert worker.failed
 
 

@@ -15,7 +15,7 @@ from generator.connector.worker import worker_side
 from generator.connector.worker.worker_side import WorkerSide
 from generator.tiers.disk import DiskTier
 from generator.tiers.null import NullTier
-from protocol.kv import KvMemory, KvNode
+from protocol.kv import KvMemory, KvNode, LostCopy
 from protocol.tiers import Tier
 
 BLOCKS, PAGE_TOKENS, PAGES = 20, 4, 6
@@ -97,7 +97,7 @@ def test_a_corrupt_page_in_any_share_loses_its_node_only(loading, corrupt):
         assert (loading.page(block) == loading.pages["aa"][index]).all()
     for index, block in enumerate((8, 2, 6, 10, 11, 12)):
         assert block in failed or (loading.page(block) == loading.pages["bb"][index]).all()
-    assert loading.worker.take_results().loads["request"].lost == (("bb", Tier.DISK),)
+    assert loading.worker.take_results().loads["request"].lost == (LostCopy("bb", Tier.DISK),)
 
 
 def test_an_idle_step_does_not_wait_for_jobs_that_have_ended(loading, monkeypatch):

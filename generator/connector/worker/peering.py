@@ -1,0 +1,60 @@
+"""A worker's connection with other locations: it serves its tiers to them, and reads theirs."""
+
+import time
+from contextlib import AbstractContextManager
+from typing import Self
+
+from generator.peers.errors import PeerUnreachable, Reason
+from generator.peers.page_client import PeerPages
+from generator.peers.page_server import PageServer
+from generator.peers.remote_reader import RemoteReader
+from generator.settings import PeerSettings
+from generator.tiers.base import KvTier
+from protocol.kv import PeerCopy, Peers
+from protocol.tiers import Tier
+
+
+class Peering:
+    """The ``server`` of a rank's pages, and the ``pages`` of the same rank elsewhere.
+
+    A load may wait for them for ``timeout_s`` seconds.
+    """
+
+    def __init__(self, server: PageServer, pages: PeerPages, rank: int, timeout_s: float) -> None:
+        self._server = server
+        self._pages = pages
+        self._rank = rank
+        self._timeout_s = timeout_s
+
+    @classmethod
+    def opened(
+        cls, settings: PeerSettings, tiers: dict[Tier, KvTier], fingerprint: str, page_bytes: int, rank: int
+    ) -> Self | None:
+        """The peering that is configured for a rank, if there is any. Raises ConfigError if it cannot be opened."""
+        key = settings.key()
+        if key is None:
+            return None
+        port = settings.port + rank if settings.port else 0
+        server = PageServer(tiers, fingerprint, page_bytes, rank, key, settings.host, port)
+        pages = PeerPages(fingerprint, page_bytes, rank, key, settings.timeout_s)
+        return cls(server, pages, rank, settings.timeout_s)
+
+    @property
+    def peers(self) -> Peers:
+        """Where this rank serves its tiers, and how long its loads wait for others."""
+        return Peers((self._server.address,), self._timeout_s)
+
+    def deadline(self) -> float:
+        """When a load that begins now must have ended, in seconds of the monotonic clock."""
+        return time.monotonic() + self._timeout_s
+
+    def reading(self, peer: PeerCopy, key: str, deadline: float) -> AbstractContextManager[RemoteReader]:
+        """Read a node's copy at a peer. Raises PeerUnreachable, KvMissing or KvBroken, here or while reading."""
+        if self._rank >= len(peer.addresses):
+            raise PeerUnreachable(Reason.REFUSED, f"no instance serves rank {self._rank} at {peer.location}")
+        return self._pages.reading(peer.addresses[self._rank], key, peer.tier, peer.pages, deadline)
+
+    def close(self) -> None:
+        """Serve nothing more, and end what is being read."""
+        self._server.close()
+        self._pages.close()
