@@ -42,6 +42,14 @@ class CacheMetrics(PartMetrics[ControllerStats]):
             "Prompt tokens loaded or computed for queued queries before their admission.",
             answer.prepared_tokens,
         )
+        yield CounterMetricFamily(
+            "ragtree_cache_peer_tokens", "Tokens whose KV was read on another machine.", answer.peer_tokens
+        )
+        yield CounterMetricFamily(
+            "ragtree_cache_peer_failures",
+            "Reads on another machine that it did not serve in time. The tokens were computed.",
+            answer.peer_failures,
+        )
         evictions, used, capacity = Counter[str](), Counter[str](), Counter[str]()
         for tier in answer.tiers:
             evictions[tier.tier.value] += tier.evictions

@@ -24,6 +24,16 @@
 {{- fail (printf "config.gateway.%s: keys belong in a Secret, and config becomes a ConfigMap. See secrets." $key) -}}
 {{- end -}}
 {{- end -}}
+{{- $peers := dig "peers" dict .Values.config.generator.kv -}}
+{{- if $peers.key_file -}}
+{{- fail "config.generator.kv.peers.key_file: the pods have no such file. Use generator.peers, which mounts one." -}}
+{{- end -}}
+{{- if $peers.host -}}
+{{- fail "config.generator.kv.peers.host: all pods would have the same address. Leave it empty, and each has its own." -}}
+{{- end -}}
+{{- if and $peers.port (eq (int $peers.port) (int .Values.config.server.port)) -}}
+{{- fail (printf "config.generator.kv.peers.port %d: it is the gateway's port." (int $peers.port)) -}}
+{{- end -}}
 {{- range $part := list "generator" "gateway" -}}
 {{- $of := index $.Values.config.serving $part -}}
 {{- if gt (int $of.min_replicas) (int $of.max_replicas) -}}

@@ -39,6 +39,14 @@ ragtree/gateway: "true"
 {{- default (printf "%s-documents" (include "ragtree.fullname" .)) .Values.retriever.persistence.existingClaim -}}
 {{- end }}
 
+{{/* Secret with the key that generators share. */}}
+{{- define "ragtree.peersSecret" -}}
+{{- default (printf "%s-peers" (include "ragtree.fullname" .)) .Values.generator.peers.existingSecret -}}
+{{- end }}
+
+{{/* File with that key in the generators' pods. */}}
+{{- define "ragtree.peersKeyFile" -}}/etc/ragtree/peers-key{{- end }}
+
 {{- define "ragtree.image" -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}

@@ -44,6 +44,11 @@ capabilities:
 {{- with .Values.secrets.huggingFaceToken }}{{ if .existingSecret }}
 {{ include "ragtree.secretEnv" (dict "name" "HF_TOKEN" "secret" .existingSecret "key" .key) }}
 {{- end }}{{ end }}
+{{- if .Values.generator.peers.enabled }}
+# For all pods, because any of them may read the generators' options. Only generators read the file.
+- name: RAGTREE_GENERATOR__KV__PEERS__KEY_FILE
+  value: {{ include "ragtree.peersKeyFile" . }}
+{{- end }}
 {{- with .Values.redis }}{{ if .enabled }}
 {{ include "ragtree.secretEnv" (dict "name" "RAGTREE_REDIS__URL" "secret" .existingSecret "key" .urlKey) }}
 {{- if not (default dict $.Values.config.redis).prefix }}
@@ -78,6 +83,7 @@ run there; `hostMib`, shared memory besides Ray's; `data`, the volume of /data; 
 {{- $root := .root -}}
 {{- $values := $root.Values -}}
 {{- $head := eq .group "head" -}}
+{{- $peers := and $values.generator.peers.enabled (has "generator" .parts) -}}
 {{- $drain := include "ragtree.drain" (dict "parts" .parts "serving" $values.config.serving) | int -}}
 metadata:
   labels:
@@ -180,6 +186,9 @@ spec:
       volumeMounts:
         # A subPath mount does not change while the container runs, even if the ConfigMap does.
         - {name: config, mountPath: /etc/ragtree/ragtree.yaml, subPath: ragtree.yaml, readOnly: true}
+        {{- if $peers }}
+        - {name: peers-key, mountPath: {{ include "ragtree.peersKeyFile" $root }}, subPath: key, readOnly: true}
+        {{- end }}
         - {name: tmp, mountPath: /tmp}
         - {name: shm, mountPath: /dev/shm}
         - {name: data, mountPath: /data}
@@ -188,6 +197,13 @@ spec:
     - name: config
       configMap:
         name: {{ include "ragtree.fullname" $root }}
+    {{- if $peers }}
+    - name: peers-key
+      secret:
+        secretName: {{ include "ragtree.peersSecret" $root }}
+        items: [{key: {{ $values.generator.peers.key | quote }}, path: key}]
+        defaultMode: 0440
+    {{- end }}
     - name: tmp
       emptyDir:
         sizeLimit: {{ $values.tmpSizeLimit }}

@@ -138,6 +138,7 @@ FIRES: dict[str, list[list[Series]]] = {
     ],
     "RagtreeComposedAnswersDiffer": [compared(same=1, different=2, failed=0)],
     "RagtreeSpeculationWasteful": [[wasted(30), *tokens(computed=100, gpu=900)]],
+    "RagtreePeersFail": [[series("ragtree_cache_peer_failures_total", f"0+1{HOUR}")]],
     "RagtreeKvDiskNearlyFull": [kv_disk(used=99, evictions=5)],
     "RagtreeDataDiskNearlyFull": [disk(f"10{HOUR}")],
     "RagtreeDataDiskFull": [disk(f"4{HOUR}")],
@@ -196,6 +197,11 @@ SILENT: dict[str, list[list[Series]]] = {
         compared(same=0, different=0, failed=0),
     ],
     "RagtreeSpeculationWasteful": [[wasted(10), *tokens(computed=100)], [wasted(0), *tokens(computed=0)]],
+    "RagtreePeersFail": [
+        [series("ragtree_cache_peer_failures_total", f"0+0.1{HOUR}")],
+        # Failures of the last few minutes only.
+        [series("ragtree_cache_peer_failures_total", "0x112 10x7")],
+    ],
     "RagtreeKvDiskNearlyFull": [kv_disk(used=99, evictions=0), kv_disk(used=50, evictions=5)],
     "RagtreeDataDiskNearlyFull": [disk(f"20{HOUR}"), disk("50x110 10x9")],
     "RagtreeDataDiskFull": [disk(f"10{HOUR}")],
