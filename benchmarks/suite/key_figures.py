@@ -100,6 +100,15 @@ KEY_FIGURES = {
         Figure("mean TTFT, stretch {}, ours", "stretches[].mean_ttft_ms", "ms"),
         Figure("prompt tokens cached, stretch {}", "stretches[].token_hit_rate", "%"),
     ),
+    "sharing": (
+        Figure("TTFT, KV on another machine over this one's memory", "remote_over_local", "x"),
+        Figure("TTFT, KV on another machine over computing it", "remote_over_computed", "x"),
+        Figure("read on another machine over a plain copy over TCP", "bandwidth_share_of_tcp", "%"),
+        Figure("queries a second, machines that share over ones that are alone", "shared_over_alone", "x"),
+        Figure("queries a second, machines that share over ones with routing only", "shared_over_routed", "x"),
+        Figure("queries a second, {}", "throughput.*"),
+        Figure("TTFT of the shortest prompt, {}, median", "ttft_ms.*", "ms"),
+    ),
     "orders": (
         Figure("F1, gain over retrieval order, {}, {}", "rows[set,order].f1_over_retrieval.mean"),
         Figure("answers with a right one in them, gain over it, {}, {}", "rows[set,order].subspan_over_retrieval.mean"),

@@ -17,6 +17,7 @@ from services.cli.bench.reorder import reorder
 from services.cli.bench.replay import replay
 from services.cli.bench.retrieval import retrieval
 from services.cli.bench.scheduling import scheduling
+from services.cli.bench.sharing import sharing
 from services.cli.bench.speculation import speculation
 from services.cli.bench.sustained import sustained
 from services.cli.bench.tiers import tiers
@@ -48,6 +49,7 @@ for command in (
     replay,
     reorder,
     sustained,
+    sharing,
     orders,
     prompts,
 ):

@@ -19,6 +19,7 @@ from benchmarks.reorder import ReorderResult
 from benchmarks.replay.results import ReplayResult
 from benchmarks.retrieval import RetrievalResult
 from benchmarks.scheduling import SchedulingResult
+from benchmarks.sharing.benchmark import SharingResult
 from benchmarks.simulation.policies import simulated_policies
 from benchmarks.simulation.sweep import SweepResult
 from benchmarks.speculation import SpeculationReport
@@ -45,6 +46,7 @@ RESULTS = {
     "compose": ComposeResult,
     "exactness": ExactnessResult,
     "sustained": SustainedResult,
+    "sharing": SharingResult,
     "orders": OrdersResult,
     "prompts": PromptsResult,
     "reorder": ReorderResult,
