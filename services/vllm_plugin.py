@@ -1,4 +1,4 @@
-"""Classes that a plain vLLM loads by module and class name (docs/use-with-vllm.md). Importing them needs no Ray."""
+"""Classes that a plain vLLM loads by module and class name (docs/guides/use-with-vllm.md). They need no Ray."""
 
 import time
 from collections.abc import Sequence

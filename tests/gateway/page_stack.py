@@ -47,7 +47,7 @@ PAGES = (
     "retrieval",
     "speculation",
     "storage",
-    "use-with-vllm",
+    "guides/use-with-vllm",
 )
 CONTEXT = 8192
 STAGES = 4
