@@ -52,7 +52,7 @@ class PeerSettings(BaseModel):
         0, ge=0, lt=1 << 16, description="Port of an engine's first rank; the next ranks have the next ports. 0: any."
     )
     timeout_s: float = Field(
-        1.0, gt=0, description="Longest that a query waits for KV of another machine. Then it is computed."
+        1.0, gt=0, description="Longest that a load waits for other machines' KV. What is not there then is computed."
     )
 
     def key(self) -> str | None:

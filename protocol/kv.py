@@ -79,16 +79,18 @@ class PeerCopy(msgspec.Struct, frozen=True):
 
 
 class PeerRead(msgspec.Struct, frozen=True):
-    """What an instance has read from another location: ``tokens`` in ``seconds``.
+    """What an instance has read from a tier of another location, at an ``address``: ``tokens`` in ``seconds``.
 
-    It ``failed`` if the peer was not reached, or did not send everything in time. Copies that the peer does not have
-    are lost instead.
+    It ``failed`` if the peer was not reached, or did not send everything intact and in time. Copies that the peer does
+    not have are lost instead.
     """
 
     location: str
     tokens: int
     seconds: float
     failed: bool = False
+    tier: Tier = Tier.HOST
+    address: str = ""
 
 
 class HeldNode(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from protocol.documents import (
 )
 from protocol.embeddings import EmbeddingRequest, Embeddings
 from protocol.generation import EngineInfo, GenerationStep, Sampling
-from protocol.kv import LostCopy, Orders, ResidencyReport
+from protocol.kv import LostCopy, Orders, PeerRead, ResidencyReport
 from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
 from protocol.prompts import ChatMessage, Prompt
 from protocol.retrieval import CandidateSet, Chunk, SearchKind, SearchRequest
@@ -121,10 +121,10 @@ class Controller(Protocol):
         Cancelling the call leaves the queue. Raises Overloaded at once if the queue is full.
         """
 
-    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = ()) -> None:
+    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = (), peers: Sequence[PeerRead] = ()) -> None:
         """Record that a plan has its first token: its KV can be reused from now on, and other queries may start.
 
-        Raises UnknownPlan.
+        ``lost`` and ``peers`` are those of the plan's ``PrefillResult``. Raises UnknownPlan.
         """
 
     async def complete(self, report: CompletionReport) -> None:

@@ -71,7 +71,7 @@ class LocalStack:
 
         async def prefilled(prefill: PrefillResult) -> None:
             # From here on the next query may be prefilled, and reuse this one's KV.
-            await controller.prefilled(query_id, prefill.lost)
+            await controller.prefilled(query_id, prefill.lost, prefill.peers)
 
         try:
             came = await generate(self._engines[plan.instance], plan, sampling, prefilled)
@@ -85,7 +85,6 @@ class LocalStack:
                 completion_tokens=came.tokens,
                 prefill_ms=prefill.prefill_ms,
                 unwritten=came.unwritten,
-                peers=prefill.peers,
             )
         finally:
             await controller.complete(report)

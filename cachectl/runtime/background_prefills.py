@@ -62,14 +62,15 @@ class BackgroundPrefills:
         # A callback, because a task that is cancelled before its first step runs none of its code.
         def complete(task: asyncio.Task[Outcome]) -> None:
             outcome = _FAILED if task.cancelled() else task.result()
+            if outcome.prefill is not None:
+                # Before others are planned.
+                self._peer_reads.lose(outcome.at_peers)
+                self._peer_reads.record(plan.instance, outcome.prefill.peers)
             try:
                 self._leases.complete(plan.query_id, outcome.prefill is not None, outcome.lost)
             except UnknownPlan:
                 # Its lease has run out, or ended with its instance.
                 outcome = _FAILED
-            if outcome.prefill is not None:
-                self._peer_reads.lose(outcome.at_peers)
-                self._peer_reads.record(plan.instance, outcome.prefill.peers)
             self._running.discard(task)
             ended(outcome)
 

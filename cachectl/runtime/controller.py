@@ -3,7 +3,7 @@
 on_candidates ─► Speculations ─► speculate        admit ─► Scheduler ─► Grant ─► PrefillPlan ─► prefilled ─► complete
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 
 import msgspec
@@ -40,8 +40,9 @@ from cachectl.tree.view import tree_view
 from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.errors import InvalidRequest, Overloaded
 from protocol.generation import ComposingInfo, StepBudget
-from protocol.kv import LostCopy
+from protocol.kv import LostCopy, PeerRead
 from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, Reuse, SpeculationDecision
+from protocol.tiers import Tier
 
 
 class Controller:
@@ -198,15 +199,15 @@ class Controller:
             raise
         return self._leased(request, grant, queued_ms=(self._clock() - arrived) * 1000, unshared=unshared)
 
-    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = ()) -> None:
+    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = (), peers: Sequence[PeerRead] = ()) -> None:
         """Record that a plan has its first token: others find what it computed from now on, and may start.
 
-        ``lost`` are copies of any nodes. Raises UnknownPlan for a query that holds no plan, and UnknownNode for a
-        malformed key; then nothing has changed.
+        ``lost`` are copies of any nodes, ``peers`` what the plan has read at other locations. Raises UnknownPlan for a
+        query that holds no plan, and UnknownNode for a malformed key; then nothing has changed.
         """
-        at_peers = lost_at_peers(lost)
-        self._leases.prefilled(query_id, lost_copies(lost))
-        self._peer_reads.lose(at_peers)
+        here = lost_copies(lost)
+        self._learn(query_id, lost_at_peers(lost), peers)
+        self._leases.prefilled(query_id, here)
         self._prefetcher.start()
         self._deliveries.start()
 
@@ -222,11 +223,9 @@ class Controller:
         self._speculations.end(report.query_id)
         prefilled = report.cached_tokens + report.computed_tokens + report.composed_tokens > 0
         unwritten = None if report.unwritten is None else lost_copies(report.unwritten)
-        at_peers, instance = lost_at_peers(report.lost), self._instance_of(report.query_id)
-        self._leases.complete(report.query_id, prefilled, lost_copies(report.lost), unwritten)
-        self._peer_reads.lose(at_peers)
-        if instance is not None:
-            self._peer_reads.record(instance, report.peers)
+        here = lost_copies(report.lost)
+        self._learn(report.query_id, lost_at_peers(report.lost), report.peers)
+        self._leases.complete(report.query_id, prefilled, here, unwritten)
         self._prefetcher.start()
         self._deliveries.start()
         self._statistics.count_completion(report)
@@ -311,7 +310,7 @@ class Controller:
         """End leases that have run out, and retry deliveries and prefetches that wait. Call this regularly."""
         self._leases.expire()
         self.instances.forget_ended()
-        self._peer_reads.reopen()
+        self._peer_reads.look()
         self._speculations.sweep()
         self._prefetcher.start()
         self._deliveries.start()
@@ -322,10 +321,14 @@ class Controller:
         self._scheduler.check_integrity()
         self._leases.check_integrity()
 
-    def _instance_of(self, query_id: str) -> str | None:
-        """The instance of a query's plan, if it has one."""
+    def _learn(
+        self, query_id: str, lost: Mapping[str, Sequence[tuple[bytes, Tier]]], reads: Sequence[PeerRead]
+    ) -> None:
+        """Learn from a plan's reads at other locations, before other requests are planned."""
         grant = self._tree.grants.open.get(query_id)
-        return grant.instance if grant is not None else None
+        if grant is not None:
+            self._peer_reads.lose(lost)
+            self._peer_reads.record(grant.instance, reads)
 
     def _leased(
         self,

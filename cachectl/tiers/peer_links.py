@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from protocol.kv import Peers
+    from protocol.tiers import Tier
 
 _LATENCY_S = 0.002
 """What a read takes besides the bytes."""
@@ -16,7 +17,7 @@ _KEPT = 0.9
 
 
 class _Rate:
-    """The seconds and tokens of an instance's reads from a location, the latest ones weighing most."""
+    """The seconds and tokens of an instance's reads from a tier of a location, the latest ones weighing most."""
 
     __slots__ = ("seconds", "tokens")
 
@@ -28,8 +29,8 @@ class _Rate:
 class PeerLinks:
     """Links from instances to other locations whose instances serve what lies there.
 
-    A token takes ``token_s`` seconds, into the reader's blocks, until reads are measured. A link whose reads fail is
-    closed for a while: nothing is planned over it.
+    A token of host memory takes ``token_s`` seconds, into the reader's blocks, until reads are measured. A link whose
+    reads fail is closed for a while: nothing is planned over it.
     """
 
     def __init__(self, token_s: float = 0.0) -> None:
@@ -38,7 +39,7 @@ class PeerLinks:
         self._servers: dict[str, dict[str, tuple[str, ...]]] = {}
         self._longest: dict[str, float] = {}
         self._closed: set[tuple[str, str]] = set()
-        self._rates: dict[tuple[str, str], _Rate] = {}
+        self._rates: dict[tuple[str, str], dict[Tier, _Rate]] = {}
 
     @property
     def exist(self) -> bool:
@@ -60,38 +61,55 @@ class PeerLinks:
                 del self._servers[location]
         self._longest.pop(instance, None)
         self._closed = {link for link in self._closed if link[0] != instance}
-        self._rates = {link: rate for link, rate in self._rates.items() if link[0] != instance}
+        self._rates = {link: rates for link, rates in self._rates.items() if link[0] != instance}
+
+    def remove_location(self, location: str) -> None:
+        """Forget the links to a location that has no instance any more."""
+        self._closed = {link for link in self._closed if link[1] != location}
+        self._rates = {link: rates for link, rates in self._rates.items() if link[1] != location}
 
     def longest_s(self, instance: str) -> float:
         """How long the reads that are planned for one prompt of an instance may be expected to take."""
         return self._longest.get(instance, 0.0)
 
     def serves(self, location: str, instance: str) -> bool:
-        """Whether an instance can read what is at a location."""
-        return location in self._servers and (instance, location) not in self._closed
+        """Whether an instance can read what is at a location: both take part, and the link is open."""
+        return location in self._servers and instance in self._longest and (instance, location) not in self._closed
 
     def addresses(self, location: str) -> tuple[str, ...]:
         """The addresses of an instance that serves a location, one for each rank; empty if there is none."""
         return next(iter(self._servers.get(location, {}).values()), ())
 
-    def seconds(self, instance: str, location: str, tokens: int) -> float:
-        """Seconds that an instance takes to read so many tokens at a location into its memory."""
-        rate = self._rates.get((instance, location))
-        token_s = self._token_s if rate is None or not rate.tokens else rate.seconds / rate.tokens
-        return _LATENCY_S + tokens * token_s
+    def seconds(self, instance: str, location: str, tokens: int, tier: Tier, slower_s: float = 0.0) -> float:
+        """Seconds that an instance takes to read so many tokens from a tier of a location into its blocks.
 
-    def measured(self, instance: str, location: str, tokens: int, seconds: float) -> None:
+        Until reads of that tier are measured, it takes ``slower_s`` longer than host memory is assumed to take.
+        """
+        rate = self._rates.get((instance, location), {}).get(tier)
+        if rate is None or not rate.tokens:
+            return _LATENCY_S + tokens * self._token_s + slower_s
+        return _LATENCY_S + tokens * rate.seconds / rate.tokens
+
+    def measured(self, instance: str, location: str, tier: Tier, tokens: int, seconds: float) -> None:
         """Learn from a read."""
-        rate = self._rates.setdefault((instance, location), _Rate())
+        rate = self._rates.setdefault((instance, location), {}).setdefault(tier, _Rate())
         rate.seconds = _KEPT * rate.seconds + max(0.0, seconds - _LATENCY_S)
         rate.tokens = _KEPT * rate.tokens + tokens
 
-    def close(self, instance: str, location: str) -> None:
-        """Plan nothing over a link. Other instances read from another server of the location, if there is one."""
+    def forget_rates(self, instance: str, location: str) -> None:
+        """Forget what was measured on a link: it may have changed since."""
+        self._rates.pop((instance, location), None)
+
+    def close(self, instance: str, location: str, address: str) -> None:
+        """Plan nothing over a link, because a read at an ``address`` has failed.
+
+        Others read from another server of the location, if there is one.
+        """
         self._closed.add((instance, location))
         servers = self._servers.get(location, {})
-        if len(servers) > 1:
-            first = next(iter(servers))
+        first = next(iter(servers), "")
+        # Another instance's failure may have put another server first already.
+        if len(servers) > 1 and address in servers[first]:
             servers[first] = servers.pop(first)
 
     def reopen(self, instance: str, location: str) -> None:

@@ -161,6 +161,7 @@ class TierManager:
         assert not location.disk.copies
         assert not self.instances_at(name)
         self.pending_moves.lose_location(name)
+        self.links.remove_location(name)
 
     @property
     def deserted(self) -> list[str]:

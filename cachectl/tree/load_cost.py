@@ -18,7 +18,7 @@ class LoadCost:
     """Seconds to load copies.
 
     ``load_seconds(tokens, tier)`` are those from a tier of the instance's own location; None if loading is free.
-    ``links`` has those of reads from another location's host memory.
+    ``links`` has those of reads from other locations.
     """
 
     def __init__(self, load_seconds: Callable[[int, Tier], float] | None, links: PeerLinks) -> None:
@@ -35,9 +35,8 @@ class LoadCost:
         if self._load_seconds is None:
             return 0.0
         cache, tokens = copy.cache, copy.node.room
+        seconds = self._load_seconds(tokens, cache.tier)
         if cache.location == gpu.location:
-            return self._load_seconds(tokens, cache.tier)
-        seconds = self._links.seconds(gpu.owner, cache.location, tokens)
-        if cache.tier is Tier.DISK:
-            seconds += self._load_seconds(tokens, Tier.DISK) - self._load_seconds(tokens, Tier.HOST)
-        return seconds
+            return seconds
+        slower_s = seconds - self._load_seconds(tokens, Tier.HOST)
+        return self._links.seconds(gpu.owner, cache.location, tokens, cache.tier, slower_s)

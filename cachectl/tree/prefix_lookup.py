@@ -69,6 +69,7 @@ class PrefixLookup:
         self._by_content = by_content
         self._tiers = tiers
         self._cost = cost
+        self._loads = loads
         self._load_or_recompute = LoadOrRecompute(cost, loads)
         self._compose_or_compute = ComposeOrCompute(cost, loads, move_s)
 
@@ -111,11 +112,27 @@ class PrefixLookup:
             node = node.children.get(document.content) if node is not None else None
             if node is None or node.tokens != document.tokens or (copy := self._tiers.at_peers(node, gpu)) is None:
                 break
-            left_s -= links.seconds(instance, copy.cache.location, node.room)
+            left_s -= self._loads.seconds(copy, gpu)
             if left_s < 0:
                 break
             found.append(copy)
         return found
+
+    def _in_time(self, donors: list[Copy | None], loaded: Sequence[Copy], gpu: TierCache) -> list[Copy | None]:
+        """The donors without those at peers that could not be read in time, behind the copies that are ``loaded``."""
+        left_s = self._tiers.links.longest_s(gpu.owner)
+        left_s -= sum([self._loads.seconds(copy, gpu) for copy in loaded if copy.cache.location != gpu.location])
+        kept: list[Copy | None] = []
+        for donor in donors:
+            copy = donor
+            if copy is not None and copy.cache.location != gpu.location:
+                seconds = self._loads.seconds(copy, gpu)
+                if seconds > left_s:
+                    copy = None
+                else:
+                    left_s -= seconds
+            kept.append(copy)
+        return kept
 
     def donors(self, namespace: str, documents: Sequence[PathDocument], instance: str, front: int) -> list[Copy | None]:
         """The fastest copy of each document behind the first ``front`` ones, from anywhere below these.
@@ -171,6 +188,8 @@ class PrefixLookup:
         composing, fallback = None, None
         if share is not None and front <= loading.documents < len(documents):
             donors = self.donors(namespace, documents, instance, front)[loading.documents - front :]
+            if self._tiers.links.exist:
+                donors = self._in_time(donors, copies[: loading.documents], gpu)
             behind = documents[loading.documents :]
             composing = self._compose_or_compute.choose(donors, behind, loading, question_tokens, share, gpu)
             if composing is None:

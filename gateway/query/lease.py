@@ -47,7 +47,7 @@ class Lease:
         self._unwritten: tuple[LostCopy, ...] | None = None
         self._chat: ChatTrace | None = None
         self._completed = False
-        self._lost_reported = False
+        self._prefill_reported = False
         self.released: asyncio.Task[None] | None = None
 
     def __enter__(self) -> "Lease":
@@ -124,8 +124,8 @@ class Lease:
 
     async def _report_prefilled(self, prefill: PrefillResult) -> None:
         try:
-            await self._controller.prefilled(self._plan_id, prefill.lost)
-            self._lost_reported = True
+            await self._controller.prefilled(self._plan_id, prefill.lost, prefill.peers)
+            self._prefill_reported = True
         except UnknownPlan:
             log.debug("nothing_to_commit", plan_id=self._plan_id)
         except Exception as error:
@@ -163,9 +163,9 @@ class Lease:
             completion_tokens=self._completion_tokens,
             prefill_ms=self._prefill.prefill_ms,
             # Reported once: another plan may have restored the copies since.
-            lost=() if self._lost_reported else self._prefill.lost,
+            lost=() if self._prefill_reported else self._prefill.lost,
             unwritten=self._unwritten,
-            peers=self._prefill.peers,
+            peers=() if self._prefill_reported else self._prefill.peers,
         )
 
     async def _end_reader(self, reader: asyncio.Task[None]) -> None:

@@ -88,19 +88,23 @@ class Load:
         """The blocks of nodes in the GPU tier that the load reads."""
         return [copy.source for copy in self.copies] + [block for donor in self.donors for block in donor.blocks]
 
-    def apart(self) -> "tuple[Load, Load]":
-        """What is read at this location, with all copies, and what is read at peers."""
+    def apart(self) -> "tuple[Load, list[Load]]":
+        """What is read at this location, with all copies, and what is read at each other one."""
         near = replace(
             self,
             pieces=tuple(piece for piece in self.pieces if piece.peer is None),
             donors=tuple(donor for donor in self.donors if donor.peer is None),
         )
-        far = replace(
-            self,
-            pieces=tuple(piece for piece in self.pieces if piece.peer is not None),
-            copies=(),
-            donors=tuple(donor for donor in self.donors if donor.peer is not None),
-        )
+        peers = [piece.peer for piece in self.pieces] + [donor.peer for donor in self.donors]
+        far = [
+            replace(
+                self,
+                pieces=tuple(piece for piece in self.pieces if piece.copy.location == location),
+                copies=(),
+                donors=tuple(donor for donor in self.donors if donor.copy.location == location),
+            )
+            for location in dict.fromkeys(peer.location for peer in peers if peer is not None)
+        ]
         return near, far
 
     def split(self, count: int) -> "list[Load]":

@@ -14,6 +14,7 @@ class Reason(StrEnum):
     - ``busy``: the peer has no place for another connection.
     - ``denied``: the two sides have different keys.
     - ``incompatible``: the peer has another model or speaks another protocol.
+    - ``damaged``: what arrived differs from its checksum, although the peer read it fine.
     """
 
     REFUSED = "refused"
@@ -22,6 +23,7 @@ class Reason(StrEnum):
     BUSY = "busy"
     DENIED = "denied"
     INCOMPATIBLE = "incompatible"
+    DAMAGED = "damaged"
 
 
 class PeerError(TierError):

@@ -37,10 +37,10 @@ class ServerLimits(NamedTuple):
     - A peer without a request for ``idle_s`` is disconnected, and one that does not take a page within ``stalled_s``.
     """
 
-    peers: int = 32
-    strangers: int = 8
+    peers: int = 256
+    strangers: int = 64
     handshake_s: float = 2.0
-    idle_s: float = 300.0
+    idle_s: float = 60.0
     stalled_s: float = 5.0
 
 

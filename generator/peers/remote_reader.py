@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from generator.peers.connection_pool import ConnectionPool, Reply
+from generator.peers.errors import PeerUnreachable, Reason
 from generator.peers.page_rooms import BlockRooms, BufferRoom, PageRooms
 from generator.peers.wire import OUTCOMES, Head, Outcome, ReadRequest, Status, decode_head, framed
 from generator.tiers.base import Damage, KvBroken, KvMissing, Page, PageTarget
@@ -26,8 +27,8 @@ class RemoteReader:
     Each call is one request. When it returns, all its pages are verified: their checksums match, and the copy did not
     change while it was sent. One thread uses a reader at a time.
 
-    All calls raise PeerUnreachable, also at the deadline; KvMissing or KvBroken if that is what the peer says of the
-    copy, or a checksum does not match; and IndexError if the node has no such page.
+    All calls raise PeerUnreachable, also at the deadline, and if a checksum does not match; KvMissing or KvBroken if
+    that is what the peer says of the copy; and IndexError if the node has no such page.
     """
 
     def __init__(self, pool: ConnectionPool, copy: RemoteCopy, deadline: float, buffer: Callable[[], Page]) -> None:
@@ -80,8 +81,10 @@ class RemoteReader:
                 return outcome
             received = stream.receive_page(rooms.parts(position), head, self._deadline)
             if received != checksum:
-                raise KvBroken(
-                    Damage.CHECKSUM, f"page {position + 1} of {count} of {self._copy.key} differs from its checksum"
+                raise PeerUnreachable(
+                    Reason.DAMAGED,
+                    f"page {position + 1} of {count} of {self._copy.key} from {self._copy.address} differs from its "
+                    "checksum",
                 )
             rooms.filled(position)
         if self._decoded(reply)[0] is not Head.CLOSING:

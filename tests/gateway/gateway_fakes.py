@@ -40,7 +40,7 @@ from protocol.errors import (
 )
 from protocol.filters import Comparison
 from protocol.generation import EngineInfo, GenerationStep, PrefillResult, Sampling, TokenLogprob
-from protocol.kv import KvMemory, LostCopy, Orders, ResidencyReport
+from protocol.kv import KvMemory, LostCopy, Orders, PeerRead, ResidencyReport
 from protocol.plans import (
     AdmissionRequest,
     CompletionReport,
@@ -346,7 +346,7 @@ class FakeController:
             fallback=self.fallback,
         )
 
-    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = ()) -> None:
+    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = (), peers: Sequence[PeerRead] = ()) -> None:
         await self.phases.enter("prefilled")
         if query_id in self._warming:
             self.present.add(self._warming[query_id])

@@ -10,8 +10,13 @@ from protocol.tiers import Tier
 
 _FIRST_PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 60.0
+_RATE_S = 60.0
+"""A rate that is older is forgotten: it may have been measured in a bad moment, and rule out all reads since."""
 
 _log = structlog.get_logger(__name__)
+
+Link = tuple[str, str]
+"""An instance that reads, and the location that it reads at."""
 
 
 class PeerReads:
@@ -25,44 +30,55 @@ class PeerReads:
         self._tree = tree
         self._links = tree.tiers.links
         self._clock = clock
-        # By link: how long it was closed the last time, and when it opens again, if it is closed.
-        self._pauses: dict[tuple[str, str], float] = {}
-        self._closed: dict[tuple[str, str], float] = {}
+        # By link: how long it was closed the last time, when it opens again, and when it was last measured.
+        self._pauses: dict[Link, float] = {}
+        self._closed: dict[Link, float] = {}
+        self._measured: dict[Link, float] = {}
         self.tokens = 0
         self.failures = 0
 
     def record(self, instance: str, reads: Iterable[PeerRead]) -> None:
-        """Record what an instance has read; nothing of one that is gone."""
-        for read in reads if instance in self._tree.tiers.gpus else ():
+        """Record what an instance has read; nothing of one that is gone, nor of a location that is gone."""
+        tiers = self._tree.tiers
+        for read in reads if instance in tiers.gpus else ():
             link = (instance, read.location)
             self.tokens += read.tokens
-            if read.failed:
-                self.failures += 1
-                self._close(link)
+            self.failures += read.failed
+            if read.location not in tiers.locations:
                 continue
-            self._pauses.pop(link, None)
-            if read.tokens:
-                self._links.measured(instance, read.location, read.tokens, read.seconds)
+            if read.failed:
+                self._close(link, read.address)
+            elif read.tokens:
+                self._pauses.pop(link, None)
+                self._measured[link] = self._clock()
+                self._links.measured(instance, read.location, read.tier, read.tokens, read.seconds)
 
     def lose(self, lost: Mapping[str, Iterable[tuple[bytes, Tier]]]) -> None:
         """Remove copies that other locations were to serve and do not have: nodes and tiers, by location."""
         for location, copies in lost.items():
             self._tree.grants.lose_at(location, copies)
 
-    def reopen(self) -> None:
-        """Reopen the links whose pause is over. Call this regularly."""
+    def look(self) -> None:
+        """Reopen the links whose pause is over, and forget what is old. Call this regularly."""
         now = self._clock()
         for link in [link for link, until in self._closed.items() if until <= now]:
             del self._closed[link]
             self._links.reopen(*link)
+        for link in [link for link, at in self._measured.items() if at + _RATE_S <= now]:
+            del self._measured[link]
+            self._links.forget_rates(*link)
+        self._forget_where(lambda link: link[1] not in self._tree.tiers.locations)
 
     def forget(self, instance: str) -> None:
         """Forget what is known about an instance's links: it has ended."""
-        for links in (self._pauses, self._closed):
-            for link in [link for link in links if link[0] == instance]:
+        self._forget_where(lambda link: link[0] == instance)
+
+    def _forget_where(self, gone: Callable[[Link], bool]) -> None:
+        for links in (self._pauses, self._closed, self._measured):
+            for link in [link for link in links if gone(link)]:
                 del links[link]
 
-    def _close(self, link: tuple[str, str]) -> None:
+    def _close(self, link: Link, address: str) -> None:
         if link in self._closed:
             # Plans that were under way when the first read failed.
             return
@@ -70,5 +86,5 @@ class PeerReads:
         self._pauses[link] = pause
         self._closed[link] = self._clock() + pause
         instance, location = link
-        self._links.close(instance, location)
+        self._links.close(instance, location, address)
         _log.warning("a peer could not be read from", instance=instance, location=location, again_in_s=pause)

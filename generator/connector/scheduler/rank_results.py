@@ -85,22 +85,22 @@ def _slowest(loads: Sequence[LoadResult]) -> LoadResult:
     """The result of all ranks' parts of a load."""
     lost = dict.fromkeys(copy for load in loads for copy in load.lost)
     unread = dict.fromkeys(copy for load in loads for copy in load.unread)
-    reads: dict[str, list[PeerRead]] = {}
+    reads: dict[tuple[str, Tier], list[PeerRead]] = {}
     for read in chain.from_iterable(load.peers for load in loads):
-        reads.setdefault(read.location, []).append(read)
+        reads.setdefault((read.location, read.tier), []).append(read)
     return LoadResult(
         max(load.seconds for load in loads),
         tuple(lost),
         any(load.failed for load in loads),
         tuple(unread),
         tuple(
-            PeerRead(
-                location,
-                min(read.tokens for read in parts),
-                max(read.seconds for read in parts),
-                any(read.failed for read in parts),
+            msgspec.structs.replace(
+                parts[0],
+                tokens=min(read.tokens for read in parts),
+                seconds=max(read.seconds for read in parts),
+                failed=any(read.failed for read in parts),
             )
-            for location, parts in reads.items()
+            for parts in reads.values()
         ),
     )
 

@@ -13,6 +13,7 @@ from generator.connector.worker.peering import Peering
 from generator.peers.errors import PeerUnreachable, Reason
 from generator.peers.remote_reader import RemoteReader
 from generator.tiers.base import KvTier, Page, PageReader
+from generator.tiers.host_pages import HostPages
 from protocol.kv import pages_spanned
 from protocol.tiers import Tier
 
@@ -20,7 +21,7 @@ Ended = Callable[[Load, LoadResult, set[int]], None]
 """Takes a load that has ended, or a share of it, with the result and the failed blocks of the whole load."""
 
 _PEER_THREADS = 16
-"""Loads wait for peers on threads of their own, so many that none waits for another one's peer."""
+"""Loads wait for peers on threads of their own, so that no load from this location waits for a peer."""
 
 Staged = Callable[[str, dict[str, Page]], None]
 """Takes the pages of some of a request's donors, by key."""
@@ -55,10 +56,11 @@ class BackgroundLoads:
     def start(self, load: Load) -> None:
         """Start a load."""
         near, far = load.apart()
-        away = far.split(self._threads) if far.pieces or far.donors else []
+        away = [share for part in far for share in part.split(self._threads)]
         here = near.split(self._threads) if near.pieces or near.donors or near.copies or not away else []
-        progress = LoadProgress(len(here) + len(away), self._blocks.page_tokens)
-        deadline = self._peering.deadline() if self._peering is not None else 0.0
+        timeout_s = self._peering.timeout_s if self._peering is not None else 0.0
+        deadline = time.monotonic() + timeout_s
+        progress = LoadProgress(len(here) + len(away), self._blocks.page_tokens, deadline - timeout_s / 2)
         # Held blocks may have been computed by the step before, which may also still write to the blocks to be filled:
         # with asynchronous scheduling, it may compute one more token of the request that has just left them.
         fence = self._blocks.fence()
@@ -127,8 +129,7 @@ class BackgroundLoads:
                 self._blocks.finish()
         else:
             with self._reading(donor, deadline) as reader:
-                for index in range(len(span)):
-                    pages[index] = reader.page(index)
+                reader.load(0, range(len(span)), HostPages(pages))
         return pages
 
     def _fill(self, piece: Piece, deadline: float) -> None:

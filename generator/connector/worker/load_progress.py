@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from generator.connector.step_jobs import DonorPages, LoadResult, Piece
+from generator.peers.errors import PeerUnreachable
 from generator.tiers.base import KvBroken, KvMissing
-from protocol.kv import LostCopy, PeerRead
+from protocol.kv import LostCopy, PeerCopy, PeerRead
+from protocol.tiers import Tier
 
 
 @dataclass
 class _PeerProgress:
-    """What was read at one location so far, from ``began`` to ``ended``, in seconds of the monotonic clock."""
+    """What was read at one peer so far, from ``began`` to ``ended``, in seconds of the monotonic clock."""
 
+    address: str
     began: float
     ended: float
     pages: int = 0
@@ -23,16 +26,19 @@ class _PeerProgress:
 class LoadProgress:
     """Collects what the ``shares`` of a load read, and what they could not. Pages hold ``page_tokens`` tokens.
 
-    All methods are thread-safe.
+    A read at a peer that begins after ``fair_until``, in seconds of the monotonic clock, has too little time left to
+    say anything about the peer. All methods are thread-safe.
     """
 
-    def __init__(self, shares: int, page_tokens: int) -> None:
+    def __init__(self, shares: int, page_tokens: int, fair_until: float) -> None:
         self._open_shares = shares
         self._page_tokens = page_tokens
+        self._fair_until = fair_until
         self._began = time.monotonic()
         self._lost: dict[LostCopy, None] = {}
         self._unread: dict[LostCopy, None] = {}
-        self._peers: dict[str, _PeerProgress] = {}
+        # By location and tier.
+        self._peers: dict[tuple[str, Tier], _PeerProgress] = {}
         self._lock = threading.Lock()
         self.failed_blocks: set[int] = set()
         """The blocks that could not be filled."""
@@ -41,10 +47,10 @@ class LoadProgress:
         """Count ``pages`` that were read since ``began``; those of this location are not counted."""
         if source.peer is not None:
             with self._lock:
-                self._peer(source.peer.location, began).pages += pages
+                self._peer(source.peer, began).pages += pages
 
     def missed(self, source: Piece | DonorPages, error: Exception, began: float, blocks: Sequence[int] = ()) -> None:
-        """Record that a copy could not be read, and the ``blocks`` that it was to fill.
+        """Record that a copy could not be read since ``began``, and the ``blocks`` that it was to fill.
 
         It is lost if its location does not have it. That is not known if a peer did not serve it.
         """
@@ -52,9 +58,10 @@ class LoadProgress:
             self.failed_blocks.update(blocks)
             if source.peer is None or isinstance(error, (KvMissing, KvBroken)):
                 self._lost[source.copy] = None
-            else:
-                self._unread[source.copy] = None
-                self._peer(source.peer.location, began).failed = True
+                return
+            self._unread[source.copy] = None
+            if isinstance(error, PeerUnreachable) and began <= self._fair_until:
+                self._peer(source.peer, began).failed = True
 
     def failed(self, blocks: Sequence[int]) -> None:
         """Record ``blocks`` that could not be filled, although no copy is missing."""
@@ -73,13 +80,21 @@ class LoadProgress:
                 bool(self.failed_blocks),
                 tuple(self._unread),
                 tuple(
-                    PeerRead(location, peer.pages * self._page_tokens, peer.ended - peer.began, peer.failed)
-                    for location, peer in self._peers.items()
+                    PeerRead(
+                        location,
+                        peer.pages * self._page_tokens,
+                        peer.ended - peer.began,
+                        peer.failed,
+                        tier,
+                        peer.address,
+                    )
+                    for (location, tier), peer in self._peers.items()
                 ),
             )
 
-    def _peer(self, location: str, began: float) -> _PeerProgress:
+    def _peer(self, copy: PeerCopy, began: float) -> _PeerProgress:
         now = time.monotonic()
-        peer = self._peers.setdefault(location, _PeerProgress(began, now))
+        address = copy.addresses[0] if copy.addresses else ""
+        peer = self._peers.setdefault((copy.location, copy.tier), _PeerProgress(address, began, now))
         peer.began, peer.ended = min(peer.began, began), max(peer.ended, now)
         return peer

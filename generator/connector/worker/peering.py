@@ -1,6 +1,5 @@
 """A worker's connection with other locations: it serves its tiers to them, and reads theirs."""
 
-import time
 from contextlib import AbstractContextManager
 from typing import Self
 
@@ -24,7 +23,7 @@ class Peering:
         self._server = server
         self._pages = pages
         self._rank = rank
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
 
     @classmethod
     def opened(
@@ -42,14 +41,13 @@ class Peering:
     @property
     def peers(self) -> Peers:
         """Where this rank serves its tiers, and how long its loads wait for others."""
-        return Peers((self._server.address,), self._timeout_s)
-
-    def deadline(self) -> float:
-        """When a load that begins now must have ended, in seconds of the monotonic clock."""
-        return time.monotonic() + self._timeout_s
+        return Peers((self._server.address,), self.timeout_s)
 
     def reading(self, peer: PeerCopy, key: str, deadline: float) -> AbstractContextManager[RemoteReader]:
-        """Read a node's copy at a peer. Raises PeerUnreachable, KvMissing or KvBroken, here or while reading."""
+        """Read a node's copy at a peer until ``deadline``, in seconds of the monotonic clock.
+
+        Raises PeerUnreachable, KvMissing or KvBroken, here or while reading.
+        """
         if self._rank >= len(peer.addresses):
             raise PeerUnreachable(Reason.REFUSED, f"no instance serves rank {self._rank} at {peer.location}")
         return self._pages.reading(peer.addresses[self._rank], key, peer.tier, peer.pages, deadline)

@@ -102,6 +102,15 @@ async def test_an_instance_that_restarts_is_given_another_chance(tmp_path):
     assert await machines.reads()
 
 
+async def test_a_failure_is_known_at_the_first_token(tmp_path):
+    machines = await two_machines(tmp_path)
+    plan = await machines.plan()
+    await machines.live.controller.prefilled(plan.query_id, (), (FAILED,))
+    # The answer goes on, and the next plan is not made over the link any more.
+    assert not machines.live.controller._tree.tiers.links.serves("far machine", "near")
+    await machines.complete(plan)
+
+
 async def test_reads_are_counted(tmp_path):
     machines = await two_machines(tmp_path)
     await machines.complete(await machines.plan(), READ)
@@ -117,6 +126,9 @@ async def test_slow_reads_are_given_up_for_computing(tmp_path):
         plan = await machines.plan()
         await machines.complete(plan, PeerRead("far machine", TOKENS, 1.0))
     assert not await machines.reads()
+    # Perhaps that was a bad moment.
+    machines.passes(60)
+    assert await machines.reads()
 
 
 async def test_what_the_other_machine_does_not_have_is_not_asked_for_again(tmp_path):

@@ -115,7 +115,7 @@ def test_what_is_computed_sooner_is_not_read(peer_token_s, read):
 def test_measured_seconds_replace_the_assumed_ones():
     tree = prefilled_elsewhere("ab", load_s=0.5, peer_token_s=0.4)
     for _ in range(20):
-        tree.tiers.links.measured("near", ELSEWHERE, tokens=10, seconds=11.0)
+        tree.tiers.links.measured("near", ELSEWHERE, HOST, tokens=10, seconds=11.0)
     assert origins(begin(tree, "ab", "near")) == ["computed", "computed"]
 
 
@@ -130,7 +130,7 @@ def test_nothing_unconfirmed_is_read():
 def test_nothing_is_read_over_a_closed_link():
     tree = prefilled_elsewhere("a")
     links = tree.tiers.links
-    links.close("near", ELSEWHERE)
+    links.close("near", ELSEWHERE, address_of("far"))
     assert origins(begin(tree, "a", "near")) == ["computed"]
     tree.grants.complete(next(iter(tree.grants.open.values())), kept=False)
     links.reopen("near", ELSEWHERE)
@@ -141,8 +141,41 @@ def test_after_a_failure_another_instance_is_read_from():
     tree = prefilled_elsewhere("a")
     links = tree.tiers.links
     assert links.addresses(ELSEWHERE) == (address_of("far"),)
-    links.close("near", ELSEWHERE)
-    assert links.addresses(ELSEWHERE) == (address_of("further"),)
+    # Two readers fail at the same one.
+    for reader in ("near", "another"):
+        links.close(reader, ELSEWHERE, address_of("far"))
+        assert links.addresses(ELSEWHERE) == (address_of("further"),)
+
+
+def test_an_instance_that_takes_no_part_reads_nothing():
+    tree = prefilled_elsewhere("a")
+    tree.add_instance("keyless", "")
+    assert origins(begin(tree, "a", "keyless")) == ["computed"]
+    assert not tree.tiers.links.serves(ELSEWHERE, "keyless")
+
+
+def test_links_of_a_location_that_is_gone_are_forgotten():
+    tree = prefilled_elsewhere("a")
+    links = tree.tiers.links
+    links.measured("near", ELSEWHERE, HOST, tokens=10, seconds=100.0)
+    links.close("near", ELSEWHERE, address_of("far"))
+    for instance in ("far", "further"):
+        tree.remove_instance(instance)
+    tree.remove_location(ELSEWHERE)
+    tree.tiers.add_location(ELSEWHERE, 9, 0)
+    tree.add_instance("far", ELSEWHERE, serving_at("far"))
+    assert links.serves(ELSEWHERE, "near")
+    assert links.seconds("near", ELSEWHERE, 10, HOST) < 1
+
+
+def test_reads_from_a_slow_disk_do_not_make_host_memory_look_slow():
+    tree = near_and_far(load_s=0.1, peer_token_s=0.1)
+    links = tree.tiers.links
+    links.measured("near", ELSEWHERE, DISK, tokens=10, seconds=100.0)
+    assert links.seconds("near", ELSEWHERE, 10, HOST) == pytest.approx(1.002)
+    assert links.seconds("near", ELSEWHERE, 10, DISK) == pytest.approx(100.0)
+    links.forget_rates("near", ELSEWHERE)
+    assert links.seconds("near", ELSEWHERE, 10, DISK, slower_s=2.0) == pytest.approx(3.002)
 
 
 def test_a_machine_that_no_instance_serves_is_not_read_from():
@@ -175,7 +208,7 @@ def test_a_copy_that_its_machine_does_not_have_is_removed_there_alone():
 
 
 def test_no_read_is_planned_that_takes_longer_than_it_may():
-    tree = prefilled_elsewhere("abc", peer_token_s=0.1)
+    tree = prefilled_elsewhere("abc", load_s=0.01, peer_token_s=0.1)
     # Each token takes 102 ms, and half a timeout is planned at most.
     for timeout_s, read in ((10.0, 3), (0.5, 2), (0.25, 1), (0.1, 0)):
         tree.tiers.links.join("near", "", serving_at("near", timeout_s))

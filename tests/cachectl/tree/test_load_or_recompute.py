@@ -74,13 +74,13 @@ def test_whole_pages_are_loaded():
     assert choose(found, 10 + QUESTION, slow(0.7, 0.5)).documents == 0
 
 
-@pytest.mark.parametrize(("tier", "least_s"), [(HOST, 0.0), (DISK, 0.3)])
-def test_what_lies_at_a_peer_is_loaded_if_reading_it_there_pays(tier, least_s):
+@pytest.mark.parametrize(("tier", "slower_s"), [(HOST, 0.0), (DISK, 0.3)])
+def test_what_lies_at_a_peer_is_loaded_if_reading_it_there_pays(tier, slower_s):
     far = [Copy(Node(b"", "document", 10, None), cache(tier, "elsewhere"), held=True)]
     rates = slow(0.5, 0.8)
-    cheap, dear = PeerLinks(0.9 - least_s), PeerLinks(1.1 - least_s)
-    # Reading a disk there takes as much longer as reading it here.
-    load_s = cheap.seconds("one", "elsewhere", 10) + 10 * least_s
+    cheap, dear = PeerLinks(0.9 - slower_s), PeerLinks(1.1 - slower_s)
+    # Reading a disk there is assumed to take as much longer as reading it here.
+    load_s = cheap.seconds("one", "elsewhere", 10, HOST) + 10 * slower_s
     assert choose(far, 10 + QUESTION, rates, links=cheap) == Loading(1, 10, pytest.approx(load_s))
     assert choose(far, 10 + QUESTION, rates, links=dear).documents == 0
 

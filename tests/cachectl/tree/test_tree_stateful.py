@@ -228,8 +228,11 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 1), location=st.sampled_from(["", "elsewhere"]), opens=st.booleans())
     def close_link(self, index: int, location: str, opens: bool) -> None:
         instances = list(self.tree.tiers.gpus)
-        change = self.tree.tiers.links.reopen if opens else self.tree.tiers.links.close
-        change(instances[index % len(instances)], location)
+        links, instance = self.tree.tiers.links, instances[index % len(instances)]
+        if opens:
+            links.reopen(instance, location)
+        else:
+            links.close(instance, location, next(iter(links.addresses(location)), ""))
 
     @rule(namespace=namespaces, path=contents, tier=st.sampled_from([Tier.HOST, Tier.DISK]))
     def lose_at_a_peer(self, namespace: str, path: list[str], tier: Tier) -> None:

@@ -126,9 +126,21 @@ def test_a_node_at_a_peer_is_loaded_in_the_background():
     assert load.pieces == (Piece("k1", Tier.HOST, 0, (101, 102), PEER.pages, PEER),)
     near, far = load.apart()
     assert (near.pieces, near.copies) == ((), (BlockCopy(1, 100),))
-    assert (far.pieces, far.copies) == (load.pieces, ())
+    assert [(part.pieces, part.copies) for part in far] == [(load.pieces, ())]
     state.accepted(12)
     assert state.prefilled().loaded == {Tier.GPU: 4, Tier.HOST: 8}
+
+
+def test_each_location_is_read_apart():
+    other = msgspec.structs.replace(PEER, location="further")
+    pieces = [Piece(key, Tier.HOST, 0, (1,), peer=peer) for key, peer in (("a", PEER), ("b", other), ("c", PEER))]
+    donor = DonorPages("d", ("n", "c"), Tier.HOST, 0, 4, 8, peer=other)
+    near, far = Load("q", tuple(pieces), donors=(donor,)).apart()
+    assert (near.pieces, near.donors) == ((), ())
+    assert [([piece.key for piece in part.pieces], [each.key for each in part.donors]) for part in far] == [
+        (["a", "c"], []),
+        (["b"], ["d"]),
+    ]
 
 
 def test_what_a_peer_did_not_serve_is_not_offered_again():

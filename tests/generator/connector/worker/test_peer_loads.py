@@ -11,8 +11,10 @@ import torch
 from small_cache import small_cache
 
 from generator.connector.step_jobs import Load, LoadResult, Piece, StepJobs
+from generator.connector.worker.load_progress import LoadProgress
 from generator.connector.worker.peering import Peering
 from generator.connector.worker.worker_side import WorkerSide
+from generator.peers.errors import PeerUnreachable, Reason
 from generator.settings import PeerSettings
 from generator.tiers.arena import HostArena
 from generator.tiers.disk import DiskTier
@@ -175,4 +177,28 @@ def test_what_is_read_here_does_not_wait_for_a_silent_machine(machine):
         assert time.monotonic() - began < 3.0
         results = near.worker.take_results()
         assert results is not None
-        assert all(load.peers == (PeerRead("far", 0, load.peers[0].seconds, True),) for load in results.loads.values())
+        assert all(
+            load.peers == (PeerRead("far", 0, load.peers[0].seconds, True, Tier.HOST, address),)
+            for load in results.loads.values()
+        )
+
+
+def test_a_peer_that_had_no_time_left_has_not_failed():
+    source = Piece("aa", Tier.HOST, 0, (1, 2), HERE, PeerCopy("far", ("127.0.0.1:1",), Tier.HOST, HERE))
+    late = PeerUnreachable(Reason.TIMEOUT, "too late")
+    for began, failed in ((9.0, True), (11.0, False)):
+        progress = LoadProgress(1, PAGE_TOKENS, fair_until=10.0)
+        progress.missed(source, late, began, (1, 2))
+        result = progress.end_share()
+        assert result is not None
+        assert result.unread == (source.copy,)
+        assert any(read.failed for read in result.peers) is failed
+
+
+def test_an_error_of_the_reader_is_no_failure_of_the_peer():
+    source = Piece("aa", Tier.HOST, 0, (1, 2), HERE, PeerCopy("far", ("127.0.0.1:1",), Tier.HOST, HERE))
+    progress = LoadProgress(1, PAGE_TOKENS, fair_until=10.0)
+    progress.missed(source, MemoryError(), 1.0, (1, 2))
+    result = progress.end_share()
+    assert result is not None
+    assert (result.unread, result.peers, result.failed) == ((source.copy,), (), True)
