@@ -110,8 +110,8 @@ class GrantBook:
             grant.documents = granted
         else:
             grant.recompute_share = recompute_share
-            exact_ones = dict(zip(indices, granted, strict=True))
-            compose(path, composing, exact_ones, grant, self._tiers.location_of(instance).name)
+            by_place = dict(zip(indices, granted, strict=True))
+            compose(path, composing, by_place, grant, self._tiers.location_of(instance).name)
         self._registry.keep_root(root)
         self._tiers.send(grant)
         self.open[query_id] = grant

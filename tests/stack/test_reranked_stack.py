@@ -57,8 +57,7 @@ def test_provisional_documents_are_there_while_the_reranker_works(stack, server)
     try:
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(stack.query, **QUESTION)
-            # More, if the query before was counted after its reply had come.
-            until(lambda: len(server.requests) > asked and stack.metric(second) > seen)
+            until(lambda: len(server.requests) == asked + 1 and stack.metric(second) == seen + 1)
             assert not answer.done()
             server.released.set()
             assert shown(answer.result().json()) == ["d11", "d10", "d9"]

@@ -78,8 +78,7 @@ class InstanceRegistry:
         """Let an instance at a known location take requests.
 
         Its engine is in the life ``boot``, and its tiers hold what they report. ``peers`` says where it serves the
-        location's KV, if it does. Raises what ``Recovery.restore``
-        raises; the instance is then added with empty tiers.
+        location's KV, if it does. Raises what ``Recovery.restore`` raises; the instance is then added with empty tiers.
         """
         self.boots[instance] = boot
         self._scheduler.lifecycle.add(instance, location, peers)

@@ -9,7 +9,7 @@ from kv_plans import DISK, FIRST, GPU, HOST, SECOND, SYSTEM, ask, forget_blocks,
 from benchmarks.measuring.kv_paths import KvPath
 from generator.engines.vllm_engine import VllmEngine
 from protocol.kv import LostCopy, Orders, PeerCopy, PeerRead
-from protocol.plans import PrefillPlan
+from protocol.plans import Donor, PrefillPlan
 from protocol.tiers import Tier
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(150)]
@@ -96,22 +96,25 @@ async def test_a_copy_that_the_peer_does_not_have_is_lost_there(engine, path, ad
     assert answer.prefill.peers == ()
 
 
+def composed_at_a_peer(prompts: ComposedPrompts, addresses: tuple[str, ...], tier: Tier) -> PrefillPlan:
+    """A plan that composes documents out of donors in a tier of a peer."""
+    plan = prompts.plan("why?", 1.0)
+
+    def at_peer(donor: Donor) -> Donor:
+        peer = PeerCopy(ELSEWHERE, addresses, tier, donor.pages if tier is HOST else None)
+        return msgspec.structs.replace(donor, pages=None, peer=peer)
+
+    nodes = tuple(
+        msgspec.structs.replace(node, donor=at_peer(node.donor)) if node.donor is not None else node
+        for node in plan.nodes
+    )
+    return msgspec.structs.replace(plan, nodes=nodes)
+
+
 async def test_documents_at_a_peer_donate(engine, path, addresses):
     prompts = ComposedPrompts(path.namespace, HOST)
     await prompts.put(engine)
-    plan = prompts.plan("why?", 1.0)
-    nodes = tuple(
-        node
-        if node.donor is None
-        else msgspec.structs.replace(
-            node,
-            donor=msgspec.structs.replace(
-                node.donor, pages=None, peer=PeerCopy(ELSEWHERE, addresses, HOST, node.donor.pages)
-            ),
-        )
-        for node in plan.nodes
-    )
-    answer = await ask(engine, msgspec.structs.replace(plan, nodes=nodes))
+    answer = await ask(engine, composed_at_a_peer(prompts, addresses, HOST))
     assert answer.tokens == await uncached_tokens(engine, prompts.whole, "why?")
     assert answer.prefill.loaded == {HOST: len(SYSTEM.token_ids) + len(FIRST.token_ids)}
     assert (answer.prefill.composed_tokens, answer.prefill.recomputed_tokens) == (0, DONATED)
@@ -121,16 +124,7 @@ async def test_documents_at_a_peer_donate(engine, path, addresses):
 async def test_without_a_donor_at_the_peer_documents_are_computed(engine: VllmEngine, path, addresses):
     prompts = ComposedPrompts(path.namespace, HOST)
     await prompts.put(engine)
-    plan = prompts.plan("why?", 1.0)
-    nodes = tuple(
-        node
-        if node.donor is None
-        else msgspec.structs.replace(
-            node, donor=msgspec.structs.replace(node.donor, peer=PeerCopy(ELSEWHERE, addresses, DISK))
-        )
-        for node in plan.nodes
-    )
-    answer = await ask(engine, msgspec.structs.replace(plan, nodes=nodes))
+    answer = await ask(engine, composed_at_a_peer(prompts, addresses, DISK))
     assert answer.tokens == await uncached_tokens(engine, prompts.whole, "why?")
     assert answer.prefill.composed_tokens == 0
     assert {copy.location for copy in answer.prefill.lost} == {ELSEWHERE}

@@ -80,6 +80,8 @@ async def test_a_node_that_one_rank_has_lost_is_lost_on_all(engine, folder, rank
     file.write_bytes(content)
     answers = await asyncio.gather(*(answer(engine, path.plan("why?", DISK, None)) for _ in range(2)))
     expected = await uncached(engine, path)
+    lost = [copy for prefill, _ in answers for copy in prefill.lost]
+    assert LostCopy(path.keys[1], DISK) in lost
     for prefill, tokens in answers:
         assert tokens == expected
         # One that comes late finds what the other has computed, in whole blocks.

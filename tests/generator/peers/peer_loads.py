@@ -3,7 +3,8 @@
 import time
 
 import numpy as np
-from peer_nodes import MemoryBlocks, content_of, make_node
+from page_target import MemoryBlocks
+from peer_nodes import PAGE_BYTES, content_of, make_node
 
 from generator.peers.page_client import PeerPages
 from generator.tiers.base import Page
@@ -29,7 +30,7 @@ def load(
 ) -> Page:
     """All pages of a node."""
     count = len(content_of(node))
-    target = MemoryBlocks(count, reachable=reachable)
+    target = MemoryBlocks(count, (PAGE_BYTES,), reachable)
     with client.reading(address, node.key, tier, pages, soon() if deadline is None else deadline) as reader:
         reader.load(0, range(count), target)
     return np.array([target.page(block) for block in range(count)])

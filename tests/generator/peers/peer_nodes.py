@@ -1,6 +1,6 @@
 """Nodes of a machine, its tiers, and a place to load them to."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,30 +42,6 @@ def write(tier: KvTier, node: KvNode, pages: Pages | None = None, page_bytes: in
     with tier.writing(node, pages) as writer:
         for index, page in enumerate(content_of(node, page_bytes)):
             writer.page(index)[:] = page
-
-
-class MemoryBlocks:
-    """A ``PageTarget`` of ``count`` blocks, each of slabs of ``slab_bytes``. ``reachable``: the CPU can access them."""
-
-    def __init__(self, count: int, slab_bytes: Sequence[int] = (PAGE_BYTES,), reachable: bool = True) -> None:
-        self._slabs = [np.full((count, size), 0xAA, np.uint8) for size in slab_bytes]
-        self._reachable = reachable
-        self.written: list[int] = []
-        """The number of pages of each write."""
-
-    def write(self, pages: Page, rows: Sequence[int], blocks: Sequence[int]) -> None:
-        self.written.append(len(rows))
-        for row, block in zip(rows, blocks, strict=True):
-            at = 0
-            for slab in self._slabs:
-                slab[block] = pages[row, at : at + slab.shape[1]]
-                at += slab.shape[1]
-
-    def in_place(self, block: int) -> list[Page]:
-        return [slab[block] for slab in self._slabs] if self._reachable else []
-
-    def page(self, block: int) -> Page:
-        return np.concatenate([slab[block] for slab in self._slabs])
 
 
 class InterruptedArena(HostArena):

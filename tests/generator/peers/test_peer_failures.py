@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from fake_peers import HANDSHAKE_BYTES, Listener, authenticated, proxy, wait_for_end
+from page_target import MemoryBlocks
 from peer_loads import NODE, PAGES, load, soon
-from peer_nodes import FORMAT, KEY, PAGE_BYTES, InterruptedArena, MemoryBlocks, content_of, write
+from peer_nodes import FORMAT, KEY, PAGE_BYTES, InterruptedArena, content_of, write
 from xxhash import xxh3_64_intdigest
 
 from generator.peers.errors import PeerError, PeerUnreachable, Reason
@@ -209,7 +210,7 @@ def test_an_error_of_the_target_ends_the_connection(
     write(arena, NODE, PAGES)
     reading = client.reading(server.address, NODE.key, Tier.HOST, PAGES, soon())
     with reading as reader, pytest.raises(OSError, match="the block is gone"):
-        reader.load(0, range(3), Refusing(3))
+        reader.load(0, range(3), Refusing(3, (PAGE_BYTES,)))
     assert (load(client, server.address) == content_of(NODE)).all()
 
 

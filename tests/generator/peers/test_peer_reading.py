@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from page_target import MemoryBlocks
 from peer_loads import NODE, PAGES, load, soon
 from peer_nodes import (
     FINGERPRINT,
     KEY,
     PAGE_BYTES,
     InterruptedArena,
-    MemoryBlocks,
     content_of,
     make_node,
     open_arena,
@@ -67,7 +67,7 @@ def test_pages_that_cannot_be_received_in_place_are_written_in_batches(
     node, pages = make_node(2, 10), Pages(tuple(range(10, 20)), 1)
     write(arena, node, pages)
     monkeypatch.setattr(page_client, "_BUFFER_BYTES", 4 * PAGE_BYTES + 1)
-    target = MemoryBlocks(10, reachable=False)
+    target = MemoryBlocks(10, (PAGE_BYTES,), reachable=False)
     with connect().reading(server.address, node.key, Tier.HOST, pages, soon()) as reader:
         reader.load(0, range(9, -1, -1), target)
         reader.load(8, [9, 8], target)
@@ -114,7 +114,7 @@ def test_loading_a_page_beyond_the_last_raises(
     write(arena if tier is Tier.HOST else disk, NODE, PAGES)
     with client.reading(server.address, NODE.key, tier, PAGES, soon()) as reader:
         with pytest.raises(IndexError):
-            reader.load(first, blocks, MemoryBlocks(2))
+            reader.load(first, blocks, MemoryBlocks(2, (PAGE_BYTES,)))
         assert (reader.page(2) == content_of(NODE)[2]).all()
 
 
@@ -255,7 +255,7 @@ def test_threads_share_a_client(arena: InterruptedArena, disk: DiskTier, server:
 
 def test_nothing_is_sent_before_the_first_read(client: PeerPages) -> None:
     with client.reading("127.0.0.1:1", NODE.key, Tier.HOST, PAGES, soon()) as reader:
-        reader.load(0, (), MemoryBlocks(1))
+        reader.load(0, (), MemoryBlocks(1, (PAGE_BYTES,)))
 
 
 @given(

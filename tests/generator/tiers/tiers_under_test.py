@@ -1,5 +1,6 @@
 """The tiers as the tests, and the processes that they start, open them."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ class WritingProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={"PYTHONPATH": str(ROOT)},
+            env={"PYTHONPATH": os.pathsep.join(map(str, [ROOT, Path(__file__).parents[1]]))},
         )
         self._expect("begun")
 

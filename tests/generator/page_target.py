@@ -13,9 +13,12 @@ class MemoryBlocks:
     def __init__(self, count: int, slab_bytes: Sequence[int], reachable: bool = True) -> None:
         self._slabs = [np.full((count, size), 0xAA, np.uint8) for size in slab_bytes]
         self._reachable = reachable
+        self.written: list[int] = []
+        """The number of pages of each write."""
 
     def write(self, pages: Page, rows: Sequence[int], blocks: Sequence[int]) -> None:
         assert len(rows) == len(blocks)
+        self.written.append(len(rows))
         for row, block in zip(rows, blocks, strict=True):
             at = 0
             for slab in self._slabs:
