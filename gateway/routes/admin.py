@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from gateway.background.pinning import pin_document
 from gateway.limits.auth import namespace_of
+from gateway.routes.any_text import any_text
 from gateway.routes.bodies import JSON_LINES, validating
 from gateway.routes.dependencies import AdminDep, GatewayDep, json_only, media_type
 from gateway.routes.documents import DocumentPath
@@ -119,7 +120,7 @@ async def pin(body: PinBody, administrator: AdminDep, gateway: GatewayDep) -> Re
 
 
 @router.delete(
-    "/documents/{document_id:path}",
+    "/documents/" + any_text("document_id"),
     responses={200: json_reply(Dropped, "The KV is dropped."), **errors(401, 403, 404, 422, 500, 503)},
 )
 async def drop_document(

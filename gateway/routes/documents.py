@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
+from gateway.routes.any_text import any_text
 from gateway.routes.bodies import JSON_LINES, validating
 from gateway.routes.dependencies import CallerDep, GatewayDep, UploadTicketDep, json_only, media_type
 from gateway.routes.responses import json_response
@@ -37,6 +38,7 @@ AttributesQuery = Annotated[
     ),
 ]
 
+_DOCUMENT = "/collections/{collection}/documents/" + any_text("document_id")
 _text = {"schema": {"type": "string", "minLength": 1}}
 _binary = {"schema": {"type": "string", "format": "binary"}}
 _office = "application/vnd.openxmlformats-officedocument."
@@ -72,7 +74,7 @@ _TAKES_IN: dict[str, Any] = {
 
 
 @router.put(
-    "/collections/{collection}/documents/{document_id:path}",
+    _DOCUMENT,
     openapi_extra=_UPLOAD,
     **_TAKES_IN,
 )
@@ -136,7 +138,7 @@ async def put_batch(
 
 # Before the route of documents, whose path covers this one.
 @router.get(
-    "/collections/{collection}/documents/{document_id:path}/chunks/{chunk_id}",
+    _DOCUMENT + "/chunks/{chunk_id}",
     responses={200: json_reply(ChunkReply, "The chunk."), **errors(401, 404, 422, 429, 500, 503)},
 )
 async def get_chunk(
@@ -155,7 +157,7 @@ async def get_chunk(
 
 
 @router.get(
-    "/collections/{collection}/documents/{document_id:path}",
+    _DOCUMENT,
     responses={200: json_reply(DocumentReply, "The document."), **errors(401, 404, 422, 429, 500, 503)},
 )
 async def get_document(
@@ -166,7 +168,7 @@ async def get_document(
 
 
 @router.delete(
-    "/collections/{collection}/documents/{document_id:path}",
+    _DOCUMENT,
     responses={200: json_reply(Deleted, "The document is deleted."), **errors(401, 404, 422, 429, 500, 503)},
 )
 async def delete_document(

@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from gateway.routes.any_text import any_text
 from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep
 from gateway.routes.responses import json_response
 from gateway.wire.openai.models import Model, ModelList
@@ -20,7 +21,7 @@ async def list_models(_caller: CallerDep, gateway: GatewayDep) -> Response:
 
 
 @router.get(
-    "/models/{model_id:path}", responses={200: json_reply(Model, "The model."), **errors(401, 404, 422, 429, 500, 503)}
+    "/models/" + any_text("model_id"), responses={200: json_reply(Model, "The model."), **errors(401, 404, 422, 429, 500, 503)}
 )
 async def get_model(model_id: str, _caller: CallerDep, gateway: GatewayDep) -> Response:
     """Get the served model."""

@@ -52,10 +52,26 @@ async def test_ids_with_slashes(served, given: str):
 
 
 @pytest.mark.parametrize(
-    "path", [f"{HERE}/a%00b", f"{HERE}/{'x' * 513}", "/v1/collections/a%20b/documents/x", f"{HERE}/a%1Fb"]
+    "path",
+    [
+        f"{HERE}/a%00b",
+        f"{HERE}/a%0Ab",
+        f"{HERE}/a%0A",
+        f"{HERE}/a%1Fb",
+        f"{HERE}/{'x' * 513}",
+        "/v1/collections/a%20b/documents/x",
+        "/v1/collections/a%0A/documents/x",
+    ],
 )
 async def test_invalid_names(served, path: str):
     answer = await served.client.put(path, content=b"x", headers={"Content-Type": "text/plain"})
+    assert (answer.status_code, shape(answer)["code"]) == (422, "invalid_value")
+
+
+@pytest.mark.parametrize("path", [f"{HERE}/a%0Ab", f"{HERE}/a%0Ab/chunks/1", "/v1/admin/cache/documents/a%0Ab"])
+async def test_line_breaks_are_refused_everywhere(served, path: str):
+    call = served.client.delete if "admin" in path else served.client.get
+    answer = await call(path)
     assert (answer.status_code, shape(answer)["code"]) == (422, "invalid_value")
 
 
