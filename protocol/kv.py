@@ -40,8 +40,8 @@ class Move(msgspec.Struct, frozen=True):
 
     A move from a shared tier to itself copies nothing. It checks that the copy is there, behind all earlier moves.
     ``node`` is the node's key in hexadecimal. ``instance`` owns the GPU tier; it is None if only shared tiers are
-    involved. The shared tiers are those of ``location``. ``pages`` are the node's pages in host memory, if that is the
-    source or the target. Orders are idempotent.
+    involved. ``location`` names the location, or the disk, that the source belongs to. ``pages`` are the node's pages
+    in host memory, if that is the source or the target. Orders are idempotent.
     """
 
     node: str
@@ -57,7 +57,7 @@ class Move(msgspec.Struct, frozen=True):
 class LostCopy(msgspec.Struct, frozen=True):
     """A copy that a tier does not have, although the knowledge tree lists it: unreadable, or never written.
 
-    ``location`` is empty for a tier of the reporting instance's own location.
+    ``location`` is empty for a tier within the reporting instance's own reach.
     """
 
     node: str
@@ -68,8 +68,8 @@ class LostCopy(msgspec.Struct, frozen=True):
 class PeerCopy(msgspec.Struct, frozen=True):
     """A node's copy in the ``tier`` of another location, which serves it to its peers.
 
-    ``addresses`` are those of one instance there, ``host:port`` for each tensor-parallel rank. ``pages`` are the node's
-    pages in that location's host memory.
+    ``location`` names it or, for a disk that several locations have, that disk. ``addresses`` are those of one instance
+    there, ``host:port`` for each tensor-parallel rank. ``pages`` are the node's pages in that location's host memory.
     """
 
     location: str
@@ -148,6 +148,8 @@ class KvMemory(msgspec.Struct, frozen=True):
     - ``device`` names what the engine computes on. Measured costs are valid for that device.
     - ``layout`` describes the engine's KV cache for people: attention backend, dtype, and the shape of a block.
     - ``shared`` names the host memory and disk tiers. Instances with the same name share them.
+    - ``disk`` names the disk tier, on whatever machine it is used. Instances with the same name share it. If it is
+      empty, the disk has no other name than ``shared``.
     - ``peers`` says where these tiers are served to other locations, if they are.
     """
 
@@ -162,6 +164,7 @@ class KvMemory(msgspec.Struct, frozen=True):
     disk_bytes_per_s: float
     device: str = ""
     shared: str = ""
+    disk: str = ""
     layout: str = ""
     peers: Peers = NO_PEERS
 
@@ -171,13 +174,13 @@ class Orders(msgspec.Struct, frozen=True):
 
     The ``moves`` run first, in order. Then no KV of the documents in ``forget`` (namespace, content hash) may be left
     in the engine or its tiers, inside or outside the knowledge tree, nor any KV computed behind them. ``everything``
-    drops all KV. ``blocks_only`` spares the tiers below the GPU.
+    drops all KV. Either concerns ``tiers`` only.
     """
 
     moves: tuple[Move, ...] = ()
     forget: tuple[tuple[str, str], ...] = ()
     everything: bool = False
-    blocks_only: bool = False
+    tiers: tuple[Tier, ...] = tuple(Tier)
 
 
 def pages_spanned(prefix_tokens: int, tokens: int, page_tokens: int) -> range:

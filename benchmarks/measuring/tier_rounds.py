@@ -124,7 +124,7 @@ async def _saving(engine: VllmEngine, path: KvPath, tier: Tier) -> Generation:
 async def _forget_blocks(engine: VllmEngine, path: KvPath, moves: tuple[Move, ...] = ()) -> None:
     """Delete a path from the engine's blocks and from vLLM's own prefix cache, and from no other tier."""
     forget = ((path.namespace, path.segments[0].key),)
-    await carried_out(engine, Orders(moves, forget, blocks_only=True))
+    await carried_out(engine, Orders(moves, forget, tiers=(Tier.GPU,)))
 
 
 def _new(path: KvPath, question: str, source: Tier | None, kept: Tier | None) -> PrefillPlan:

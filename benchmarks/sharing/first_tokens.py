@@ -124,7 +124,7 @@ async def _round(
     for case in CASES[turn:] + CASES[:turn]:
         came[case] = await generate(near, _plan(path, memory, case), Sampling(1))
         _check(came[case], path, case)
-        await carried_out(near, Orders(forget=((path.namespace, path.segments[0].key),), blocks_only=True))
+        await carried_out(near, Orders(forget=((path.namespace, path.segments[0].key),), tiers=(Tier.GPU,)))
     for engine in (near, far):
         await carried_out(engine, Orders(path.moves(Tier.HOST, None)))
     return came

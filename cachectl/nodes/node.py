@@ -221,8 +221,9 @@ class Copy:
 class NodeCache(ABC):
     """A tier's cache as its copies and the policies see it; ``TierCache`` implements it.
 
-    ``rank`` orders the tiers from 0, the fastest. ``instance`` is None for a tier that all instances at its
-    ``location`` share; a GPU has the location of its instance. ``clock`` is the greatest priority evicted so far
+    ``rank`` orders the tiers from 0, the fastest. ``instance`` is None for a tier that instances share. ``location``
+    names what it belongs to: a machine or, if it is a disk that several machines may mount, that disk; a GPU has the
+    location of its instance. ``clock`` is the greatest priority evicted so far
     (RAGCache, Algorithm 1): each cache ages on its own. ``inserted_tokens``, ``evictions`` and ``pinned_tokens`` are
     totals.
     """
@@ -247,6 +248,10 @@ class NodeCache(ABC):
     def turnovers(self) -> float:
         """How often the cache was filled: tokens ever inserted over its capacity."""
         return self.inserted_tokens / self.capacity if self.capacity else 0.0
+
+    @abstractmethod
+    def reaches(self, cache: NodeCache) -> bool:
+        """Whether a cache is this one, or a slower one that what is evicted here goes to."""
 
     @abstractmethod
     def remove(self, copy: Copy) -> None:

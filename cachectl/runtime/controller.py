@@ -54,7 +54,8 @@ class Controller:
     - ``capacities``: room of each tier in tokens, in whole pages of ``page_tokens`` tokens.
     - ``fingerprint``: names the KV's model and layout, and becomes part of every node's key.
     - ``first_stamp``: the first stamp under which pages of host memory are handed out.
-    - ``location``: names the host memory and disk that these instances share.
+    - ``location``: names the host memory and disk that these instances share. ``disk``: names that disk, if it has a
+      name of its own.
     - ``executor``: carries out what no plan takes along. Without one, that waits for the next plan.
     - ``composing``: how engines compose KV; None if they cannot. ``gate``: what is known about the quality of that.
 
@@ -76,6 +77,7 @@ class Controller:
         fingerprint: str = "",
         first_stamp: int = 1,
         location: str = "",
+        disk: str = "",
         executor: Executor | None = None,
         step: StepBudget | None = None,
         composing: ComposingInfo | None = None,
@@ -97,6 +99,7 @@ class Controller:
             page_tokens=page_tokens,
             arena=PageAllocator(capacities.host // page_tokens, page_tokens, first_stamp),
             location=location,
+            disk=disk,
             write_through=settings.swap is Swap.WRITE_THROUGH,
         )
         self._scheduler = Scheduler(

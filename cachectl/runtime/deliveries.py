@@ -10,9 +10,10 @@ import structlog
 from cachectl.runtime.executor import Executor
 from cachectl.scheduling.plan_translation import lost_copies
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tiers.location import Location
+from cachectl.tiers.tier_cache import TierCache
 from protocol.errors import EngineNotReady, RagtreeError
 from protocol.kv import Orders
+from protocol.tiers import Tier
 
 _log = structlog.get_logger(__name__)
 
@@ -115,7 +116,7 @@ class Deliveries:
         async with self._locks[instance]:
             missed = self._missed.pop(instance, _Missed())
             try:
-                orders = Orders(forget=tuple(missed.forget), everything=missed.everything, blocks_only=True)
+                orders = Orders(forget=tuple(missed.forget), everything=missed.everything, tiers=(Tier.GPU,))
                 await executor.carry_out(instance, orders)
             except BaseException:
                 self._miss(instance, missed.forget, missed.everything)
@@ -131,15 +132,12 @@ class Deliveries:
     def _has_work(self, instance: str) -> bool:
         return instance in self._missed or self._tree.tiers.has_moves(instance)
 
-    def _unreached(self, instances: Collection[str]) -> list[Location]:
-        """The locations with room for KV that none of these instances reaches."""
+    def _unreached(self, instances: Collection[str]) -> list[TierCache]:
+        """The shared tiers with room for KV that none of these instances reaches."""
         tiers = self._tree.tiers
-        reached = {tiers.gpu(instance).location for instance in instances}
-        return [
-            location
-            for location in tiers.locations.values()
-            if location.name not in reached and (location.host.capacity or location.disk.capacity)
-        ]
+        gpus = [tiers.gpu(instance) for instance in instances]
+        shared = [*(location.host for location in tiers.locations.values()), *tiers.disks.values()]
+        return [cache for cache in shared if cache.capacity and not any(gpu.reaches(cache) for gpu in gpus)]
 
     def _instances(self) -> list[str]:
         """The instances that take orders. A retired one does not: its copies go with it, and it may be unreachable."""

@@ -38,8 +38,8 @@ class LiveController:
 
     All instances serve the same model, and so have the same fingerprint. The GPU memory and the costs of the first one
     are taken for all. Instances with the same ``KvMemory.shared`` are at one location, and share its host memory and
-    disk. An engine is profiled at its first start; profiles are kept in the folder ``profiles``. Without
-    ``gates``, composing passes no gate.
+    disk; those with the same ``KvMemory.disk`` share a disk. An engine is profiled at its first start; profiles are
+    kept in the folder ``profiles``. Without ``gates``, composing passes no gate.
 
     ``clock`` gives seconds on any monotonic scale, ``wall_clock`` seconds since the epoch. Stamps of host memory begin
     at the wall clock's microseconds, and above every stamp that the instances report: the clock may have been set back
@@ -69,6 +69,9 @@ class LiveController:
         # Instances join one after another, so that none drops what another one has just written.
         self._joining = asyncio.Lock()
         self._started = False
+        # The places of a former controller. Until this one has started, KV is believed there only, if they are known.
+        self._recalled: frozenset[str] = frozenset()
+        self._fenced = False
 
     @property
     def controller(self) -> Controller:
@@ -79,7 +82,8 @@ class LiveController:
     async def start(self, progress: Callable[[int, int], None], snapshot: Snapshot = EMPTY_SNAPSHOT) -> None:
         """Build the controller over the running instances and what their tiers hold.
 
-        What joins later drops its KV first, but for that of a machine that is known: it may be of deleted documents.
+        What joins later drops its KV first, but for that of a machine or a disk that is known: it may be of deleted
+        documents. So does, now, what the former controller had forgotten.
 
         ``snapshot`` is that of a former controller. At least one instance must be ready. If the engine is new,
         ``progress`` is called with the number of probes done and to do. Raises EngineDied if there is no instance,
@@ -97,6 +101,9 @@ class LiveController:
             controller.instances.add(first, "", ())
         else:
             profile = await load_or_measure(engine, memory, info, self._profiles, progress)
+            if snapshot.places is not None:
+                self._recalled, self._fenced = frozenset(snapshot.places), True
+            await self._forget_what_was_missed(first, engine, memory)
             reports = await engine.residency()
             controller = self._new(first, profile, memory, info.step, info.composing)
             controller.recovery.recall(snapshot)
@@ -105,6 +112,7 @@ class LiveController:
         self._controller = controller
         await self.follow()
         controller.recovery.forget_recalled()
+        self._recalled, self._fenced = frozenset(), True
         self._started = True
 
     async def follow(self) -> bool:
@@ -152,19 +160,23 @@ class LiveController:
                 known.retire(instance)
             return False
         async with self._joining:
-            if memory is not None and self._started:
+            if memory is not None:
                 await self._forget_what_was_missed(instance, engine, memory)
             reports = await engine.residency() if memory is not None else ()
             self._add_or_restart(instance, boot, memory, reports)
         return True
 
     async def _forget_what_was_missed(self, instance: str, engine: LiveEngine, memory: KvMemory) -> None:
-        """Have an instance drop what may be KV of deleted documents: it or its machine was not there when they were."""
-        known = self.controller.instances
-        if memory.shared not in known.locations:
-            await engine.carry_out(Orders(everything=True))
-        elif instance not in known.boots:
-            await engine.carry_out(Orders(everything=True, blocks_only=True))
+        """Have an instance drop what may be KV of deleted documents: it or its tiers were not there when they were."""
+        known = self._controller.instances if self._controller is not None else None
+        new_here = self._started and known is not None and instance not in known.boots
+        places = {*self._recalled, *known.places} if known is not None else self._recalled
+        new_machine, new_disk = (self._fenced and place not in places for place in (memory.shared, _disk_of(memory)))
+        missed = {Tier.GPU: new_here or new_machine, Tier.HOST: new_machine, Tier.DISK: new_disk}
+        if any(missed.values()):
+            tiers = tuple(tier for tier, missing in missed.items() if missing)
+            log.info("an instance drops what may be of deleted documents", instance=instance, tiers=[*map(str, tiers)])
+            await engine.carry_out(Orders(everything=True, tiers=tiers))
 
     def _add_or_restart(
         self, instance: str, boot: str, memory: KvMemory | None, reports: Sequence[ResidencyReport]
@@ -174,11 +186,15 @@ class LiveController:
         peers = NO_PEERS
         if memory is not None:
             location, peers, page = memory.shared, memory.peers, memory.page_tokens
-            known.add_location(location, memory.host_pages * page, memory.disk_pages * page, self._first_stamp())
-        if known.at(location) - {instance}:
-            # While other instances are there, the tree knows best what the location holds. An order of a former
-            # controller may have left a higher stamp, though.
-            reports = [report if report.tier is Tier.GPU else replace(report, nodes=()) for report in reports]
+            host, disk = memory.host_pages * page, memory.disk_pages * page
+            known.add_location(location, host, disk, self._first_stamp(), memory.disk)
+            others = {Tier.HOST: known.at(location), Tier.DISK: known.using(_disk_of(memory))}
+            # While other instances use a tier, the tree knows best what it holds. An order of a former controller may
+            # have left a higher stamp, though.
+            reports = [
+                replace(report, nodes=()) if others.get(report.tier, set()) - {instance} else report
+                for report in reports
+            ]
         if instance not in known.boots:
             log.info("an instance takes plans", instance=instance, location=location)
             known.add(instance, boot, reports, location, peers)
@@ -222,8 +238,14 @@ class LiveController:
             fingerprint=memory.fingerprint if memory is not None else "",
             first_stamp=self._first_stamp(),
             location=memory.shared if memory is not None else "",
+            disk=memory.disk if memory is not None else "",
             executor=EngineExecutor(self._instances),
             step=step,
             composing=composing,
             gate=self._gates.read(memory.fingerprint) if self._gates is not None and memory is not None else Gate(),
         )
+
+
+def _disk_of(memory: KvMemory) -> str:
+    """The name of an instance's disk: its own, or else that of the machine."""
+    return memory.disk or memory.shared

@@ -44,6 +44,7 @@ class Recovery:
         """What the next controller needs if this one is lost. Pauses regularly, so that queries are not delayed."""
         tick = self._tree.grants.tick
         deletions = tuple(DeletionRecord(*each) for each in self._tombstones.deletions())
+        places = tuple(sorted(self._tree.tiers.places))
         records: dict[str, NodeRecord] = {}
         nodes = list(self._tree.registry.nodes.values())
         for begin in range(0, len(nodes), _NODES_WITHOUT_A_PAUSE):
@@ -51,7 +52,7 @@ class Recovery:
                 if not node.detached:
                     records[node.key.hex()] = record_of(node)
             await asyncio.sleep(0)
-        return Snapshot(tick, records, deletions)
+        return Snapshot(tick, records, deletions, places)
 
     def recall(self, snapshot: Snapshot) -> None:
         """Take over a former controller's snapshot. Call this before anything is restored."""

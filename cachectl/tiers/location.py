@@ -1,4 +1,4 @@
-"""A location: host memory and a disk that the instances of one machine share."""
+"""A location: the host memory of one machine, and the disk that its instances use."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ if TYPE_CHECKING:
 
 
 class Location:
-    """The tiers below the GPU of the instances at ``name``: budgets of ``host`` and ``disk`` tokens.
+    """The tiers below the GPU of the instances at ``name``: a budget of ``host`` tokens, and a ``disk``.
 
-    ``arena`` hands out the pages of host memory, if they have numbers. Raises ConfigError if it has another size, or
-    for negative budgets.
+    Other locations may have the same disk: a folder that several machines mount, or an object store. ``arena`` hands
+    out the pages of host memory, if they have numbers. Raises ConfigError if it has another size.
     """
 
     def __init__(
-        self, name: str, host: int, disk: int, policy: ReplacementPolicy, arena: PageAllocator | None = None
+        self, name: str, host: int, disk: TierCache, policy: ReplacementPolicy, arena: PageAllocator | None = None
     ) -> None:
-        if min(host, disk) < 0:
-            raise ConfigError(f"the tiers' capacities must not be negative: {host} and {disk}")
         if arena is not None and arena.capacity != host:
             raise ConfigError(f"host memory has pages for {arena.capacity} tokens, not for {host}")
-        if not policy.keeps:
-            host = disk = 0
         self.name = name
-        self.disk = TierCache(Tier.DISK, disk, policy, location=name)
-        self.host = TierCache(Tier.HOST, host, policy, location=name, slower=self.disk, allocator=arena)
+        self.disk = disk
+        capacity = host if policy.keeps else 0
+        self.host = TierCache(Tier.HOST, capacity, policy, location=name, slower=disk, allocator=arena)
+
+    @property
+    def places(self) -> tuple[str, str]:
+        """The names of what its tiers belong to: of this location, and of its disk."""
+        return self.name, self.disk.location
 
     def cache(self, tier: Tier) -> TierCache:
         """The cache of a tier below the GPU."""

@@ -1,10 +1,12 @@
-"""Peer links: which locations serve their KV to instances at other ones, and how long reading from them takes."""
+"""Peer links: which places serve their KV to instances elsewhere, and how long reading from them takes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from protocol.kv import Peers
     from protocol.tiers import Tier
 
@@ -27,7 +29,7 @@ class _Rate:
 
 
 class PeerLinks:
-    """Links from instances to other locations whose instances serve what lies there.
+    """Links from instances to other places, which are locations and disks, whose instances serve what lies there.
 
     A token of host memory takes ``token_s`` seconds, into the reader's blocks, until reads are measured. A link whose
     reads fail is closed for a while: nothing is planned over it.
@@ -35,7 +37,9 @@ class PeerLinks:
 
     def __init__(self, token_s: float = 0.0) -> None:
         self._token_s = token_s
-        # By location: the addresses of the instances there, the one to read from first.
+        # The location of each instance that serves.
+        self._serving: dict[str, str] = {}
+        # By place: the addresses of the instances there, the one to read from first.
         self._servers: dict[str, dict[str, tuple[str, ...]]] = {}
         self._longest: dict[str, float] = {}
         self._closed: set[tuple[str, str]] = set()
@@ -44,74 +48,80 @@ class PeerLinks:
     @property
     def exist(self) -> bool:
         """Whether more than one location has an instance that serves its KV."""
-        return len(self._servers) > 1
+        return len(set(self._serving.values())) > 1
 
-    def join(self, instance: str, location: str, peers: Peers) -> None:
-        """Read what is at a location from an instance there, if it serves, and let it read what others serve."""
+    def join(self, instance: str, places: Sequence[str], peers: Peers) -> None:
+        """Read what is at these places from an instance there, if it serves, and let it read what others serve.
+
+        The first place is its location.
+        """
         if peers.addresses:
-            self._servers.setdefault(location, {})[instance] = peers.addresses
+            self._serving[instance] = places[0]
+            for place in places:
+                self._servers.setdefault(place, {})[instance] = peers.addresses
             self._longest[instance] = _PLANNED * peers.timeout_s
 
     def remove_instance(self, instance: str) -> None:
         """Forget an instance, as a server and as a reader."""
-        for location in list(self._servers):
-            servers = self._servers[location]
+        self._serving.pop(instance, None)
+        for place in list(self._servers):
+            servers = self._servers[place]
             servers.pop(instance, None)
             if not servers:
-                del self._servers[location]
+                del self._servers[place]
         self._longest.pop(instance, None)
         self._closed = {link for link in self._closed if link[0] != instance}
         self._rates = {link: rates for link, rates in self._rates.items() if link[0] != instance}
 
-    def remove_location(self, location: str) -> None:
-        """Forget the links to a location that has no instance any more."""
-        self._closed = {link for link in self._closed if link[1] != location}
-        self._rates = {link: rates for link, rates in self._rates.items() if link[1] != location}
+    def remove_place(self, place: str) -> None:
+        """Forget the links to a place that has no instance any more."""
+        self._closed = {link for link in self._closed if link[1] != place}
+        self._rates = {link: rates for link, rates in self._rates.items() if link[1] != place}
 
     def longest_s(self, instance: str) -> float:
         """How long the reads that are planned for one prompt of an instance may be expected to take."""
         return self._longest.get(instance, 0.0)
 
-    def serves(self, location: str, instance: str) -> bool:
-        """Whether an instance can read what is at a location: both take part, and the link is open."""
-        return location in self._servers and instance in self._longest and (instance, location) not in self._closed
+    def serves(self, place: str, instance: str) -> bool:
+        """Whether an instance can read what is at a place: both take part, and the link is open."""
+        return place in self._servers and instance in self._longest and (instance, place) not in self._closed
 
-    def addresses(self, location: str) -> tuple[str, ...]:
-        """The addresses of an instance that serves a location, one for each rank; empty if there is none."""
-        return next(iter(self._servers.get(location, {}).values()), ())
+    def addresses(self, place: str) -> tuple[str, ...]:
+        """The addresses of an instance that serves a place, one for each rank; empty if there is none."""
+        return next(iter(self._servers.get(place, {}).values()), ())
 
-    def seconds(self, instance: str, location: str, tokens: int, tier: Tier, slower_s: float = 0.0) -> float:
-        """Seconds that an instance takes to read so many tokens from a tier of a location into its blocks.
+    def seconds(self, instance: str, place: str, tokens: int, tier: Tier, slower_s: float = 0.0) -> float:
+        """Seconds that an instance takes to read so many tokens from a tier of a place into its blocks.
 
         Until reads of that tier are measured, it takes ``slower_s`` longer than host memory is assumed to take.
         """
-        rate = self._rates.get((instance, location), {}).get(tier)
+        rate = self._rates.get((instance, place), {}).get(tier)
         if rate is None or not rate.tokens:
             return _LATENCY_S + tokens * self._token_s + slower_s
         return _LATENCY_S + tokens * rate.seconds / rate.tokens
 
-    def measured(self, instance: str, location: str, tier: Tier, tokens: int, seconds: float) -> None:
+    def measured(self, instance: str, place: str, tier: Tier, tokens: int, seconds: float) -> None:
         """Learn from a read."""
-        rate = self._rates.setdefault((instance, location), {}).setdefault(tier, _Rate())
+        rate = self._rates.setdefault((instance, place), {}).setdefault(tier, _Rate())
         rate.seconds = _KEPT * rate.seconds + max(0.0, seconds - _LATENCY_S)
         rate.tokens = _KEPT * rate.tokens + tokens
 
-    def forget_rates(self, instance: str, location: str) -> None:
+    def forget_rates(self, instance: str, place: str) -> None:
         """Forget what was measured on a link: it may have changed since."""
-        self._rates.pop((instance, location), None)
+        self._rates.pop((instance, place), None)
 
-    def close(self, instance: str, location: str, address: str) -> None:
+    def close(self, instance: str, place: str, address: str) -> None:
         """Plan nothing over a link, because a read at an ``address`` has failed.
 
-        Others read from another server of the location, if there is one.
+        Others read from another server of the place, if there is one.
         """
-        self._closed.add((instance, location))
-        servers = self._servers.get(location, {})
+        self._closed.add((instance, place))
+        servers = self._servers.get(place, {})
         first = next(iter(servers), "")
         # Another instance's failure may have put another server first already.
         if len(servers) > 1 and address in servers[first]:
             servers[first] = servers.pop(first)
 
-    def reopen(self, instance: str, location: str) -> None:
+    def reopen(self, instance: str, place: str) -> None:
         """Plan reads over a link again."""
-        self._closed.discard((instance, location))
+        self._closed.discard((instance, place))

@@ -11,7 +11,7 @@ from protocol.kv import Move
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from cachectl.nodes.node import Copy, NodeCache
     from cachectl.tiers.move_batch import MoveBatch
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class PendingMoves:
-    """Moves in the order of their decisions, each for one instance or, on shared tiers, for any at their location.
+    """Moves in the order of their decisions, each for one instance or, on shared tiers, for any at their place.
+
+    The place of a move is the location, or the disk, that its source belongs to.
 
     A plan that may never have carried out its moves gives them back. They go in front, as they were decided before all
     later ones. The tree may have changed its mind meanwhile, so ``take`` returns what still holds: a copy is made if
@@ -60,16 +62,16 @@ class PendingMoves:
             anyone = move.source is Tier.HOST and move.target is None
             self._put(move, tick, None if anyone else instance)
 
-    def take(self, batch: MoveBatch, location: str) -> None:
+    def take(self, batch: MoveBatch, places: Collection[str]) -> None:
         """Take all moves that a batch's instance can carry out: those that still hold, in order, with what they write.
 
-        These are its own, and those that any instance at its ``location`` can carry out.
+        These are its own, and those that any instance at its ``places`` can carry out.
         """
         instance = batch.instance
         current: list[Move] = []
         # What a later move copies on from host memory has to come there first, though not to stay.
         passing: set[tuple[str, Pages | None]] = set()
-        for move in reversed([move for move in self if self._is_for(instance, location, move)]):
+        for move in reversed([move for move in self if self._is_for(instance, places, move)]):
             self._remove(move)
             frees = move.evict and self._is_free(move)
             copy = self.target(move)
@@ -102,10 +104,10 @@ class PendingMoves:
                     copy.cache.pass_on(copy, "")
         return void
 
-    def waits_for(self, instance: str, location: str, checks: bool = True) -> bool:
+    def waits_for(self, instance: str, places: Collection[str], checks: bool = True) -> bool:
         """Whether an instance has anything to take; without ``checks``, anything else than checks of its own copies."""
         return any(
-            self._is_for(instance, location, move) and (checks or owner is None or move.source is not move.target)
+            self._is_for(instance, places, move) and (checks or owner is None or move.source is not move.target)
             for move, (_, owner) in self._moves.items()
         )
 
@@ -114,10 +116,12 @@ class PendingMoves:
         waiting = self._moves.get(move)
         return waiting[1] if waiting is not None else None
 
-    def lose_location(self, location: str) -> None:
-        """Void the moves of a location that is gone."""
-        for move in [move for move in self if move.location == location]:
+    def lose_place(self, place: str) -> list[Move]:
+        """Void the moves of a place that is gone, and return them."""
+        void = [move for move in self if move.location == place]
+        for move in void:
             self._remove(move)
+        return void
 
     def frees(self, node: str, cache: NodeCache) -> bool:
         """Whether a pending move frees a node's copy in a cache."""
@@ -130,9 +134,9 @@ class PendingMoves:
             return None
         return copy if move.target is not Tier.HOST or copy.pages == move.pages else None
 
-    def _is_for(self, instance: str, location: str, move: Move) -> bool:
+    def _is_for(self, instance: str, places: Collection[str], move: Move) -> bool:
         owner = self._moves[move][1]
-        return owner == instance or (owner is None and move.location == location)
+        return owner == instance or (owner is None and move.location in places)
 
     def _is_free(self, move: Move) -> bool:
         """Whether the tree has no copy where a move frees one; a new copy may have come there since."""

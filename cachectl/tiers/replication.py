@@ -44,14 +44,14 @@ class Replication:
         self._tiers.pending_moves.add_all(batch)
 
     def persist(self, nodes: Iterable[Node]) -> None:
-        """Copy nodes, parents first, to each location's disk from any tier there, if there is room.
+        """Copy nodes, parents first, to each disk from any tier in front of it, if there is room.
 
         The moves are pending.
         """
         for node in nodes:
-            for location in self._tiers.locations.values():
-                if location.disk not in node.copies:
-                    self._persist(node, location.disk)
+            for disk in self._tiers.disks.values():
+                if disk not in node.copies:
+                    self._persist(node, disk)
 
     def _persist(self, node: Node, disk: TierCache) -> None:
         source = next((copy for copy in node.copies.values() if copy.held and self._reaches(copy, disk)), None)
@@ -66,7 +66,7 @@ class Replication:
 
     def _reaches(self, copy: Copy, disk: TierCache) -> bool:
         cache = copy.cache
-        return cache.location == disk.location and cache.instance not in self._tiers.retired
+        return cache.reaches(disk) and cache.instance not in self._tiers.retired
 
     def _copy_down(self, node: Node, cache: TierCache, batch: MoveBatch) -> None:
         gpu = self._tiers.gpu(batch.instance)

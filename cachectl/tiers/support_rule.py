@@ -1,4 +1,4 @@
-"""The support rule: a copy lies where its parent's copy is, or in a slower shared tier of the same location.
+"""The support rule: a copy lies where its parent's copy is, or in a slower shared tier that this one is swapped to.
 
 A prefix is useful only from its start, so KV whose parent is out of reach is of no use.
 """
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 def supports(copy: Copy, cache: NodeCache) -> bool:
     """Whether a node's copy supports its children's copies in a cache: the same one, or a slower one in its reach."""
-    own = copy.cache
-    return own is cache or (cache.instance is None and own.rank < cache.rank and own.location == cache.location)
+    return copy.cache.reaches(cache)
 
 
 def is_supported(parent: Node | None, cache: NodeCache, reserved: Sequence[Copy]) -> bool:

@@ -44,6 +44,15 @@ class TierCache(NodeCache):
         self._policy = policy
         self._order = policy.order(final=not _receives(slower))
 
+    def reaches(self, cache: NodeCache) -> bool:
+        """Whether a cache is this one, or a slower one that what is evicted here goes to."""
+        reached: TierCache | None = self
+        while reached is not None:
+            if reached is cache:
+                return True
+            reached = reached.slower
+        return False
+
     def may_pin(self, tokens: int) -> bool:
         """Whether so many more tokens may be pinned here."""
         return not tokens or self.pinned_tokens + tokens <= PINNED_SHARE * self.capacity

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 class Capacities(NamedTuple):
-    """Budgets of the tiers in tokens. ``gpu`` is each instance's, the others a location's; 0: there is no such tier."""
+    """Budgets of the tiers in tokens; 0: there is no such tier.
+
+    ``gpu`` is each instance's, ``host`` a location's, and ``disk`` that of a location's disk.
+    """
 
     gpu: int
     host: int = 0
@@ -37,11 +40,13 @@ class Capacities(NamedTuple):
 class TierManager:
     """One GPU cache for each instance, and at each location a host memory and a disk that its instances share.
 
+    A disk belongs to its location, unless it has a name of its own: then all locations with this disk share it.
+
     ``retired`` instances receive no new requests, and are removed when their last one ends.
 
     ``forget`` is called with each node that lost its last copy. ``find`` looks nodes up by key. The first location is
-    called ``location``, and ``arena`` hands out the pages of its host memory. ``links`` lead to other locations.
-    ``removal`` and ``eviction`` remove copies and make room.
+    called ``location``, and its disk ``disk``. ``arena`` hands out the pages of its host memory. ``links`` lead to
+    other locations. ``removal`` and ``eviction`` remove copies and make room.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class TierManager:
         find: Callable[[bytes], Node | None],
         arena: PageAllocator | None = None,
         location: str = "",
+        disk: str = "",
         links: PeerLinks | None = None,
     ) -> None:
         if capacities.gpu < 0:
@@ -61,7 +67,8 @@ class TierManager:
         self.links = links or PeerLinks()
         self._gpu_capacity = capacities.gpu if policy.keeps else 0
         self.locations: dict[str, Location] = {}
-        self.add_location(location, capacities.host, capacities.disk, arena)
+        self.disks: dict[str, TierCache] = {}
+        self.add_location(location, capacities.host, capacities.disk, arena, disk)
         self.gpus: dict[str, TierCache] = {}
         self.retired: set[str] = set()
         self.pending_moves = PendingMoves(self._copy_at)
@@ -74,7 +81,7 @@ class TierManager:
         yield from self.gpus.values()
         for location in self.locations.values():
             yield location.host
-            yield location.disk
+        yield from self.disks.values()
 
     @property
     def capacity(self) -> int:
@@ -96,6 +103,13 @@ class TierManager:
         """The cache of a tier that an instance uses. Raises UnknownInstance."""
         return self.gpu(instance) if tier is Tier.GPU else self.location_of(instance).cache(tier)
 
+    def shared_cache(self, tier: Tier, place: str) -> TierCache | None:
+        """The host memory or the disk of a place, which is a location or a disk; None if there is none."""
+        location = self.locations.get(place)
+        if location is not None:
+            return location.cache(tier)
+        return self.disks.get(place) if tier is Tier.DISK else None
+
     def fastest(self, node: Node, gpu: TierCache) -> Copy | None:
         """A node's fastest copy for the instance with this GPU: one in its reach, confirmed or written by itself."""
         cache: TierCache | None = gpu
@@ -110,7 +124,7 @@ class TierManager:
         """A node's fastest copy at another location, of those that the instance with this GPU can read from."""
         best: Copy | None = None
         for cache, copy in node.copies.items():
-            away = cache.instance is None and cache.location != gpu.location
+            away = cache.instance is None and not gpu.reaches(cache)
             if away and copy.confirmed and self.links.serves(cache.location, gpu.owner):
                 best = copy if best is None or cache.rank < best.cache.rank else best
         return best
@@ -146,22 +160,53 @@ class TierManager:
 
     # Locations and instances
 
-    def add_location(self, name: str, host: int, disk: int, arena: PageAllocator | None = None) -> None:
+    def add_location(
+        self, name: str, host: int, disk: int, arena: PageAllocator | None = None, disk_name: str = ""
+    ) -> None:
         """Add a location with empty tiers of ``host`` and ``disk`` tokens. A known one keeps its own.
 
-        ``arena`` hands out its pages of host memory. Raises ConfigError for sizes that cannot be.
+        So does a known disk with the name ``disk_name``. ``arena`` hands out its pages of host memory. Raises
+        ConfigError for sizes that cannot be.
         """
-        if name not in self.locations:
-            self.locations[name] = Location(name, host, disk, self._policy, arena)
+        if min(host, disk) < 0:
+            raise ConfigError(f"the tiers' capacities must not be negative: {host} and {disk}")
+        if name in self.locations:
+            return
+        place = disk_name or name
+        if place not in self.disks:
+            capacity = disk if self._policy.keeps else 0
+            self.disks[place] = TierCache(Tier.DISK, capacity, self._policy, location=place)
+        self.locations[name] = Location(name, host, self.disks[place], self._policy, arena)
 
-    def remove_location(self, name: str) -> None:
-        """Remove a location whose caches are empty, with its pending moves. It has no instance any more."""
-        location = self.locations.pop(name)
-        assert not location.host.copies
-        assert not location.disk.copies
+    @property
+    def places(self) -> set[str]:
+        """The names of all locations and disks. A disk without a name of its own has that of its location."""
+        return {*self.locations, *self.disks}
+
+    def only_at(self, location: str) -> list[TierCache]:
+        """The shared tiers of a location that no other one has."""
+        own = self.locations[location]
+        others = [other for other in self.locations.values() if other is not own]
+        return [own.host] if any(other.disk is own.disk for other in others) else [own.host, own.disk]
+
+    def remove_location(self, name: str) -> list[Copy]:
+        """Remove a location with its pending moves; the copies on a disk of others that these were to make.
+
+        It has no instance any more, and what only it has is empty.
+        """
+        own = self.only_at(name)
+        assert not any(cache.copies for cache in own)
         assert not self.instances_at(name)
-        self.pending_moves.lose_location(name)
-        self.links.remove_location(name)
+        location = self.locations[name]
+        places = location.places if location.disk in own else (name,)
+        void = [move for place in places for move in self.pending_moves.lose_place(place)]
+        unmade = [self.pending_moves.target(move) for move in void]
+        for place in places:
+            self.links.remove_place(place)
+        del self.locations[name]
+        if location.disk in own:
+            del self.disks[location.disk.location]
+        return [copy for copy in unmade if copy is not None]
 
     @property
     def deserted(self) -> list[str]:
@@ -172,12 +217,17 @@ class TierManager:
         """The instances at a location, retired ones included."""
         return [instance for instance, gpu in self.gpus.items() if gpu.location == location]
 
+    def instances_with(self, disk: str) -> list[str]:
+        """The instances that use a disk, retired ones included."""
+        cache = self.disks.get(disk)
+        return [instance for instance, gpu in self.gpus.items() if cache is not None and gpu.reaches(cache)]
+
     def add_instance(self, instance: str, location: str = "", peers: Peers = NO_PEERS) -> None:
         """Add an instance at a known location, with an empty GPU cache. A known instance keeps its own.
 
         ``peers`` says where it serves the location's KV, if it does.
         """
-        self.links.join(instance, location, peers)
+        self.links.join(instance, self.locations[location].places, peers)
         if instance not in self.gpus:
             below = self.locations[location].host
             self.gpus[instance] = TierCache(Tier.GPU, self._gpu_capacity, self._policy, instance, location, below)
@@ -200,16 +250,17 @@ class TierManager:
 
     def take_moves(self, batch: MoveBatch) -> None:
         """Put all pending moves that a batch's instance can carry out into the batch. Raises UnknownInstance."""
-        location = self.gpu(batch.instance).location
+        places = self.location_of(batch.instance).places
         if self.pending_moves:
-            self.pending_moves.take(batch, location)
+            self.pending_moves.take(batch, places)
 
     def has_moves(self, instance: str) -> bool:
         """Whether an instance should be given its pending moves now.
 
         Without other instances, its own copies need no check: it finds them in any case.
         """
-        return self.pending_moves.waits_for(instance, self.gpu(instance).location, checks=len(self.gpus) > 1)
+        places = self.location_of(instance).places
+        return self.pending_moves.waits_for(instance, places, checks=len(self.gpus) > 1)
 
     def send(self, batch: MoveBatch) -> None:
         """Note that an instance has been given a batch."""
@@ -228,9 +279,5 @@ class TierManager:
         node = self._find(bytes.fromhex(key))
         if node is None:
             return None
-        if tier is Tier.GPU:
-            cache = self.gpus.get(owner)
-        else:
-            location = self.locations.get(owner)
-            cache = location.cache(tier) if location is not None else None
+        cache = self.gpus.get(owner) if tier is Tier.GPU else self.shared_cache(tier, owner)
         return node.copies.get(cache) if cache is not None else None

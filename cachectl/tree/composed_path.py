@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cachectl.nodes.keys import keys_below
-from cachectl.nodes.node import Copy, Node, PathDocument
+from cachectl.nodes.node import Copy, Node, NodeCache, PathDocument
 from cachectl.tree.compose_or_compute import Composing
 from cachectl.tree.grant import ComputedFirst, Grant, GrantedDocument, GrantedDonor, GrantedPeer
 from protocol.tiers import Tier
@@ -43,18 +43,18 @@ def used_keys(path: Path, composing: Composing, exact: Mapping[int, bytes]) -> l
     return [exact[index] if donor is None else donor.node.key for index, donor in enumerate(donors)]
 
 
-def peer_of(copy: Copy, location: str) -> GrantedPeer | None:
-    """The peer that serves a copy to a location; None if the copy lies within reach there."""
+def peer_of(copy: Copy, gpu: NodeCache) -> GrantedPeer | None:
+    """The peer that serves a copy to the instance with this GPU; None if the copy lies within its reach."""
     cache = copy.cache
-    return GrantedPeer(cache.location, cache.tier, copy.pages) if cache.location != location else None
+    return None if gpu.reaches(cache) else GrantedPeer(cache.location, cache.tier, copy.pages)
 
 
 def compose(
-    path: Path, composing: Composing, exact: Mapping[int, GrantedDocument], grant: Grant, location: str
+    path: Path, composing: Composing, exact: Mapping[int, GrantedDocument], grant: Grant, gpu: NodeCache
 ) -> None:
     """Grant a composed prompt's path, of which the ``exact`` documents are granted already, by their places.
 
-    It is composed at a ``location``.
+    The instance with this GPU composes it.
 
     Those that are computed and kept are prefilled first, with what is in front of them. Those that cannot be kept are
     computed among what is composed.
@@ -70,7 +70,7 @@ def compose(
         if donor is not None:
             donated = True
             node = donor.node
-            peer = peer_of(donor, location)
+            peer = peer_of(donor, gpu)
             given = GrantedDonor(node.key, donor.cache.tier, node.prefix_tokens, donor.pages, peer)
             granted = granted._replace(donor=given)
         else:

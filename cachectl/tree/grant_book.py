@@ -111,7 +111,7 @@ class GrantBook:
         else:
             grant.recompute_share = recompute_share
             by_place = dict(zip(indices, granted, strict=True))
-            compose(path, composing, by_place, grant, self._tiers.location_of(instance).name)
+            compose(path, composing, by_place, grant, self._tiers.gpu(instance))
         self._registry.keep_root(root)
         self._tiers.send(grant)
         self.open[query_id] = grant
@@ -122,7 +122,7 @@ class GrantBook:
     ) -> list[GrantedDocument]:
         """Count accesses to a path, whose known nodes are ``locked``, and reserve room for it."""
         granted: list[GrantedDocument] = []
-        location = self._tiers.location_of(grant.instance)
+        gpu = self._tiers.gpu(grant.instance)
         parent: Node | None = path.root
         for index, (document, key) in enumerate(zip(path.documents, path.keys, strict=True)):
             hit = index < len(path.hits)
@@ -135,17 +135,17 @@ class GrantBook:
                 node.count_access(self.tick, now, self._window_s)
                 if not hit:
                     node.count_computation(seconds_per_token)
-                near = hit and path.hits[index].cache.location == location.name
+                near = hit and gpu.reaches(path.hits[index].cache)
                 kept = self._keep(node, known, near, index < path.pinned, grant)
                 parent = node if node.copies else None
             source = path.hits[index] if hit else None
-            peer = peer_of(source, location.name) if source is not None else None
+            peer = peer_of(source, gpu) if source is not None else None
             if peer is not None:
                 # To this location it is new, like what is computed.
                 source = None
             pages = source.pages if source is not None else None
             if source is None and kept is Tier.HOST and parent is not None:
-                pages = parent.copies[location.host].pages
+                pages = parent.copies[self._tiers.cache(Tier.HOST, grant.instance)].pages
             tier = source.cache.tier if source is not None else None
             granted.append(GrantedDocument(key, document.tokens, tier, kept, pages, peer=peer))
         return granted
@@ -237,17 +237,14 @@ class GrantBook:
                 # A report may be late, and the shared tiers may hold a newer copy. So they drop the node.
                 self._tiers.removal.discard(copy, self.tick, gone=copy.cache.tier is Tier.GPU)
 
-    def lose_at(self, location: str, lost: Iterable[tuple[bytes, Tier]]) -> None:
-        """Remove copies that another location was to serve and does not have. Unknown ones are ignored.
+    def lose_at(self, place: str, lost: Iterable[tuple[bytes, Tier]]) -> None:
+        """Remove copies that another location or disk was to serve and does not have. Unknown ones are ignored.
 
         What is still there of them is dropped. A copy that is not confirmed is a later one than was asked for.
         """
-        there = self._tiers.locations.get(location)
-        if there is None:
-            return
         for key, tier in lost:
-            node = self._registry.nodes.get(key)
-            copy = node.copies.get(there.cache(tier)) if node is not None else None
+            node, cache = self._registry.nodes.get(key), self._tiers.shared_cache(tier, place)
+            copy = node.copies.get(cache) if node is not None and cache is not None else None
             if copy is not None and copy.confirmed:
                 self._tiers.removal.discard(copy, self.tick)
 

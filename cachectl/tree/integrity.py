@@ -101,12 +101,9 @@ def _check_support(copy: Copy) -> None:
     assert parent is not None
     if parent.parent is None or node.detached or copy.condemned:
         return
-    assert any(
-        (above.held or not copy.held)
-        and (above.cache is copy.cache or (copy.cache.instance is None and above.cache.rank < copy.cache.rank))
-        and (above.cache is copy.cache or above.cache.location == copy.cache.location)
-        for above in parent.copies.values()
-    ), "a copy's parent does not support it"
+    assert any((above.held or not copy.held) and above.cache.reaches(copy.cache) for above in parent.copies.values()), (
+        "a copy's parent does not support it"
+    )
 
 
 def _check_locks(tree: KnowledgeTree, nodes: list[Node]) -> None:

@@ -67,6 +67,7 @@ class KnowledgeTree:
         page_tokens: int = 1,
         arena: PageAllocator | None = None,
         location: str = "",
+        disk: str = "",
         write_through: bool = False,
     ) -> None:
         if window_s is not None and window_s <= 0:
@@ -77,7 +78,7 @@ class KnowledgeTree:
         self._blocklist = DeletionBlocklist()
         self.registry = NodeRegistry(policy, self._blocklist, composes=composes)
         links = PeerLinks(peer_token_s)
-        self.tiers = TierManager(policy, capacities, self._forget, self.registry.find, arena, location, links)
+        self.tiers = TierManager(policy, capacities, self._forget, self.registry.find, arena, location, disk, links)
         loads = LoadCost(load_seconds, links)
         self.lookup = PrefixLookup(self.registry.roots, self.registry.by_content, self.tiers, cost, loads, move_s)
         self._pins = Pins(self.tiers)
@@ -132,15 +133,16 @@ class KnowledgeTree:
         return [grant.query_id for grant in lost]
 
     def remove_location(self, name: str) -> None:
-        """Remove a location that has no instance any more, with all copies there."""
-        location = self.tiers.locations[name]
+        """Remove a location that has no instance any more, with all copies there. A disk of others keeps its own."""
+        own = self.tiers.only_at(name)
         for node in self._all_nodes():
-            for cache in (location.host, location.disk):
+            for cache in own:
                 copy = node.copies.get(cache)
                 if copy is not None:
                     # Plans of other locations may lock its node. One that reads this copy finds nobody who serves it.
                     self.tiers.removal.discard(copy, self.grants.tick, unused=True, gone=True)
-        self.tiers.remove_location(name)
+        for copy in self.tiers.remove_location(name):
+            self.tiers.removal.discard(copy, self.grants.tick)
 
     # What operators do
 

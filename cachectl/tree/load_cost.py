@@ -36,7 +36,7 @@ class LoadCost:
             return 0.0
         cache, tokens = copy.cache, copy.node.room
         seconds = self._load_seconds(tokens, cache.tier)
-        if cache.location == gpu.location:
+        if gpu.reaches(cache):
             return seconds
         slower_s = seconds - self._load_seconds(tokens, Tier.HOST)
         return self._links.seconds(gpu.owner, cache.location, tokens, cache.tier, slower_s)

@@ -98,8 +98,8 @@ class PrefixLookup:
     def loadable(self, namespace: str, documents: Sequence[PathDocument], instance: str) -> list[Copy]:
         """The longest prefix that an instance can load: what ``hits`` finds, and behind it what lies at its peers.
 
-        A copy supports others at its own location only, so nothing behind a peer's copy is within reach. Peers are read
-        from for no longer than the instance waits for them.
+        Behind a peer's copy, only a disk that both locations have may hold anything within reach. Peers are read from
+        for no longer than the instance waits for them.
         """
         found = self.hits(namespace, documents, instance)
         links = self._tiers.links
@@ -110,22 +110,27 @@ class PrefixLookup:
         left_s = links.longest_s(instance)
         for document in documents[len(found) :]:
             node = node.children.get(document.content) if node is not None else None
-            if node is None or node.tokens != document.tokens or (copy := self._tiers.at_peers(node, gpu)) is None:
+            if node is None or node.tokens != document.tokens:
                 break
-            left_s -= self._loads.seconds(copy, gpu)
-            if left_s < 0:
-                break
+            copy = self._tiers.fastest(node, gpu)
+            if copy is None:
+                copy = self._tiers.at_peers(node, gpu)
+                if copy is None:
+                    break
+                left_s -= self._loads.seconds(copy, gpu)
+                if left_s < 0:
+                    break
             found.append(copy)
         return found
 
     def _in_time(self, donors: list[Copy | None], loaded: Sequence[Copy], gpu: TierCache) -> list[Copy | None]:
         """The donors without those at peers that could not be read in time, behind the copies that are ``loaded``."""
         left_s = self._tiers.links.longest_s(gpu.owner)
-        left_s -= sum([self._loads.seconds(copy, gpu) for copy in loaded if copy.cache.location != gpu.location])
+        left_s -= sum([self._loads.seconds(copy, gpu) for copy in loaded if not gpu.reaches(copy.cache)])
         kept: list[Copy | None] = []
         for donor in donors:
             copy = donor
-            if copy is not None and copy.cache.location != gpu.location:
+            if copy is not None and not gpu.reaches(copy.cache):
                 seconds = self._loads.seconds(copy, gpu)
                 if seconds > left_s:
                     copy = None
@@ -159,7 +164,7 @@ class PrefixLookup:
         return min(
             copies,
             key=lambda copy: (
-                copy.cache.location != gpu.location,
+                not gpu.reaches(copy.cache),
                 _ORDER[copy.cache.tier],
                 copy.node.parent is above,
             ),

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class NodeRecord(msgspec.Struct, frozen=True):
     """A node: its counts for the policies, its own pins, and where its confirmed copies are.
 
-    ``caches`` are ``gpu@<instance>``, and ``host@`` and ``disk@`` with the name of the location. They are the directory
-    of what is held where. ``last_access`` is the number of the last request that used the node.
+    ``caches`` are ``gpu@<instance>``, and ``host@`` and ``disk@`` with the name of the location or the disk. They are
+    the directory of what is held where. ``last_access`` is the number of the last request that used the node.
     """
 
     namespace: str
@@ -43,12 +43,14 @@ class DeletionRecord(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True):
     """Nodes by their keys in hexadecimal, and deletions that late queries may not know of.
 
-    ``tick`` is the number of the last request.
+    ``tick`` is the number of the last request. ``places`` are the locations and disks that were known; None if that is
+    not recorded.
     """
 
     tick: int = 0
     nodes: dict[str, NodeRecord] = {}
     deletions: tuple[DeletionRecord, ...] = ()
+    places: tuple[str, ...] | None = None
 
 
 EMPTY_SNAPSHOT = Snapshot()

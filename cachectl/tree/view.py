@@ -7,6 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from protocol.cache import TierStats, TreeNode, TreeView
+from protocol.tiers import Tier
 
 if TYPE_CHECKING:
     from cachectl.nodes.node import Node, NodeCache
@@ -91,6 +92,7 @@ def _view(tree: KnowledgeTree, node: Node, shown: dict[Node, list[Node]]) -> Tre
 
 
 def _place(cache: NodeCache, tree: KnowledgeTree) -> str:
-    """The tier, with its instance, or with its location if there are several."""
-    alone = cache.instance is None and len(tree.tiers.locations) == 1
+    """The tier, with its instance, or with its location or disk if there are several."""
+    places = tree.tiers.disks if cache.tier is Tier.DISK else tree.tiers.locations
+    alone = cache.instance is None and len(places) == 1
     return cache.tier.value if alone else f"{cache.tier.value}@{cache.owner}"

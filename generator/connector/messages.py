@@ -18,8 +18,8 @@ class RequestMessage(msgspec.Struct, frozen=True):
     ``name`` identifies the request in reports. ``path`` lists the content hashes of the documents at the start of the
     prompt; ``nodes`` are the first of them, as planned. If the request is ``speculative``, nodes that it computes are
     kept even when it ends before its first token. With ``recompute``, nodes with a donor are composed. ``forget`` lists
-    documents to delete, as namespace and content hash; ``everything`` deletes all KV. ``blocks_only`` limits either to
-    the engine's own blocks. ``inquire`` asks what all tiers hold.
+    documents to delete, as namespace and content hash; ``everything`` deletes all KV; either of them in ``tiers``.
+    ``inquire`` asks what all tiers hold.
     """
 
     name: str
@@ -31,7 +31,7 @@ class RequestMessage(msgspec.Struct, frozen=True):
     spare: tuple[str, ...] = ()
     forget: tuple[tuple[str, str], ...] = ()
     everything: bool = False
-    blocks_only: bool = False
+    tiers: tuple[Tier, ...] = tuple(Tier)
     inquire: bool = False
     speculative: bool = False
     recompute: Recompute | None = None
@@ -60,7 +60,7 @@ class RequestMessage(msgspec.Struct, frozen=True):
             moves=orders.moves,
             forget=orders.forget,
             everything=orders.everything,
-            blocks_only=orders.blocks_only,
+            tiers=orders.tiers,
             inquire=inquire,
         )
 

@@ -192,13 +192,14 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Purge:
-    """Deletes documents, and everything computed behind them, from all tiers.
+    """Deletes documents, and everything computed behind them, from ``tiers`` below the GPU.
 
     ``contents`` are content hashes by namespace; None means everything.
     """
 
     number: int
     contents: dict[str, frozenset[str]] | None
+    tiers: tuple[Tier, ...]
 
     def covers(self, namespace: str, path: tuple[str, ...]) -> bool:
         """Whether a node is one of the documents, or stands behind one."""

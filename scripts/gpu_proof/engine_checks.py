@@ -180,7 +180,7 @@ class EngineChecks:
     async def _forget(self, path: KvPath) -> None:
         """Delete a path from the engine's blocks, and from no other tier."""
         forget = ((path.namespace, path.segments[0].key),)
-        await (await self._engine.get()).carry_out(Orders(forget=forget, blocks_only=True))
+        await (await self._engine.get()).carry_out(Orders(forget=forget, tiers=(Tier.GPU,)))
 
     @staticmethod
     async def _preemptions(engine: VllmEngine) -> float:

@@ -24,6 +24,7 @@ class _Rest(msgspec.Struct, frozen=True):
 
     tick: int
     deletions: tuple[DeletionRecord, ...]
+    places: tuple[str, ...] | None = None
 
 
 class RedisControllerState:
@@ -54,7 +55,7 @@ class RedisControllerState:
             if others is None:
                 return Snapshot()
             known = msgspec.msgpack.decode(others, type=_Rest)
-            return Snapshot(known.tick, nodes, known.deletions)
+            return Snapshot(known.tick, nodes, known.deletions, known.places)
         except RedisAway:
             log.warning("the previous controller's state is not available: Redis is down")
         except msgspec.MsgspecError as error:
@@ -77,7 +78,7 @@ class RedisControllerState:
                 # Redis has no empty hashes, so there is nothing to rename for an empty snapshot.
                 swap = self._link.client.rename(self._anew, self._nodes) if now.nodes else None
                 await self._link.call(_STORE, lambda: swap or self._link.client.delete(self._nodes))
-            others = msgspec.msgpack.encode(_Rest(now.tick, now.deletions))
+            others = msgspec.msgpack.encode(_Rest(now.tick, now.deletions, now.places))
             await self._link.call(_STORE, lambda: self._link.client.set(self._others, others))
         except RedisAway:
             return False

@@ -51,11 +51,13 @@ def tree_of(
     write_through: bool = False,
     serving: bool = False,
     peer_token_s: float = 0.0,
+    disk_name: str = "",
 ) -> KnowledgeTree:
     """A tree with tiers of so many tokens. ``load_s`` are seconds per loaded token; None means that loads are free.
 
-    The instances ``elsewhere`` are at a location of their own with this name, whose tiers are as large. If they are all
-    ``serving``, each instance serves its location's KV at an address that ends with its name.
+    The instances ``elsewhere`` are at a location of their own with this name, whose tiers are as large. If the disk has
+    a name, it is that of both locations. If the instances are all ``serving``, each serves its location's KV at an
+    address that ends with its name.
     """
     tree = KnowledgeTree(
         create_policy(policy, lookahead or Lookahead()),
@@ -68,15 +70,16 @@ def tree_of(
         page_tokens=page_tokens,
         arena=arena,
         write_through=write_through,
+        disk=disk_name,
     )
     if elsewhere:
         there = PageAllocator(arena.capacity // page_tokens, page_tokens) if arena is not None else None
-        tree.tiers.add_location("elsewhere", host, disk, there)
+        tree.tiers.add_location("elsewhere", host, disk, there, disk_name)
     for instance in elsewhere:
         tree.add_instance(instance, "elsewhere")
     if serving:
         for instance, gpu in tree.tiers.gpus.items():
-            tree.tiers.links.join(instance, gpu.location, serving_at(instance))
+            tree.tiers.links.join(instance, tree.tiers.locations[gpu.location].places, serving_at(instance))
     return tree
 
 

@@ -63,7 +63,7 @@ async def until_held(engine: VllmEngine, path: KvPath, tier: Tier) -> None:
 
 async def forget_blocks(engine: VllmEngine, path: KvPath) -> None:
     """Delete a path that begins with SYSTEM from the engine's blocks, and from no other tier."""
-    assert await engine.carry_out(Orders(forget=((path.namespace, "system"),), blocks_only=True)) == ()
+    assert await engine.carry_out(Orders(forget=((path.namespace, "system"),), tiers=(GPU,))) == ()
 
 
 async def put(engine: VllmEngine, path: KvPath, tier: Tier) -> None:

@@ -57,9 +57,7 @@ def test_provisional_documents_are_there_while_the_reranker_works(stack, server)
     try:
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(stack.query, **QUESTION)
-            until(
-                lambda: answer.done() or (len(server.requests) == asked + 1 and stack.metric(second) == seen + 1)
-            )
+            until(lambda: answer.done() or (len(server.requests) == asked + 1 and stack.metric(second) == seen + 1))
             assert not answer.done(), answer.result()
             server.released.set()
             assert shown(answer.result().json()) == ["d11", "d10", "d9"]

@@ -77,7 +77,7 @@ async def _write(context: Context) -> list[_Written]:
             await generate(engine, path.plan(question, None, Tier.GPU), Sampling(1))
             await move(engine, path, Tier.GPU, tier)
             answer = await generate(engine, path.plan(question, tier, None), Sampling(tokens, logprobs=True))
-            await carried_out(engine, Orders(forget=((path.namespace, path.segments[0].key),), blocks_only=True))
+            await carried_out(engine, Orders(forget=((path.namespace, path.segments[0].key),), tiers=(Tier.GPU,)))
             written.append(_Written(prompt, path, tier, answer))
     return written
 

@@ -47,6 +47,11 @@ class InstanceRegistry:
         return self._tree.tiers.locations.keys()
 
     @property
+    def places(self) -> Set[str]:
+        """The locations and disks whose tiers the tree knows."""
+        return self._tree.tiers.places
+
+    @property
     def deserted(self) -> list[str]:
         """The locations that have no instance left."""
         return self._tree.tiers.deserted
@@ -55,13 +60,17 @@ class InstanceRegistry:
         """The instances at a location that get requests."""
         return self._scheduler.instances.at(location)
 
-    def add_location(self, name: str, host: int, disk: int, first_stamp: int) -> None:
+    def using(self, disk: str) -> Set[str]:
+        """The instances that use a disk and get requests."""
+        return set(self._tree.tiers.instances_with(disk)) & self._scheduler.instances.open().keys()
+
+    def add_location(self, name: str, host: int, disk: int, first_stamp: int, disk_name: str = "") -> None:
         """Add a location with empty tiers of ``host`` and ``disk`` tokens. A known one keeps its own.
 
-        Pages of its host memory are handed out from ``first_stamp`` on.
+        So does a known disk with the name ``disk_name``. Pages of host memory are handed out from ``first_stamp`` on.
         """
         page = self._tree.page_tokens
-        self._tree.tiers.add_location(name, host, disk, PageAllocator(host // page, page, first_stamp))
+        self._tree.tiers.add_location(name, host, disk, PageAllocator(host // page, page, first_stamp), disk_name)
 
     def remove_location(self, name: str) -> None:
         """Forget what a deserted location held."""

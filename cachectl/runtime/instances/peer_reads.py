@@ -16,7 +16,7 @@ _RATE_S = 60.0
 _log = structlog.get_logger(__name__)
 
 Link = tuple[str, str]
-"""An instance that reads, and the location that it reads at."""
+"""An instance that reads, and the location or disk that it reads from."""
 
 
 class PeerReads:
@@ -44,7 +44,7 @@ class PeerReads:
             link = (instance, read.location)
             self.tokens += read.tokens
             self.failures += read.failed
-            if read.location not in tiers.locations:
+            if read.location not in tiers.places:
                 continue
             if read.failed:
                 self._close(link, read.address)
@@ -67,7 +67,8 @@ class PeerReads:
         for link in [link for link, at in self._measured.items() if at + _RATE_S <= now]:
             del self._measured[link]
             self._links.forget_rates(*link)
-        self._forget_where(lambda link: link[1] not in self._tree.tiers.locations)
+        places = self._tree.tiers.places
+        self._forget_where(lambda link: link[1] not in places)
 
     def forget(self, instance: str) -> None:
         """Forget what is known about an instance's links: it has ended."""

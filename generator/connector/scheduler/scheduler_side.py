@@ -81,9 +81,11 @@ class SchedulerSide:
             return
         numbers = {number for move in message.moves if (number := self._transfers.move(move)) is not None}
         if message.forget or message.everything:
-            purge = self._transfers.new_purge(None if message.everything else _by_namespace(message.forget))
-            self._owners.forget(purge, self._states.values())
-            if not message.blocks_only:
+            contents = None if message.everything else _by_namespace(message.forget)
+            purge = self._transfers.new_purge(contents, [tier for tier in message.tiers if tier is not Tier.GPU])
+            if Tier.GPU in message.tiers:
+                self._owners.forget(purge, self._states.values())
+            if purge.tiers:
                 numbers.add(self._transfers.queue_purge(purge))
         if message.spare:
             self._relief.set_spare(message.spare)

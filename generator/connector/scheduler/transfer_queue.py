@@ -1,7 +1,7 @@
 """Transfers and purges from the moment a message asks for them until the worker side has finished them."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
@@ -99,12 +99,12 @@ class TransferQueue:
         if name in self._open:
             self._open[name].lost.append(LostCopy(key, target))
 
-    def new_purge(self, contents: dict[str, frozenset[str]] | None) -> Purge:
-        """A purge that is not queued; see ``Purge`` for ``contents``."""
-        return Purge(next(self._numbers), contents)
+    def new_purge(self, contents: dict[str, frozenset[str]] | None, tiers: Sequence[Tier]) -> Purge:
+        """A purge that is not queued; see ``Purge`` for ``contents`` and ``tiers``."""
+        return Purge(next(self._numbers), contents, tuple(tiers))
 
     def queue_purge(self, purge: Purge) -> int:
-        """Queue a purge of the tiers below the GPU. Returns its number."""
+        """Queue a purge. Returns its number."""
         self._purges.append(purge)
         return purge.number
 

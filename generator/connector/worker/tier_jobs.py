@@ -40,7 +40,7 @@ class TierJobs:
         Returns the number of nodes that could not be deleted.
         """
         left = 0
-        for tier in self._tiers.values():
+        for tier in [self._tiers[named] for named in purge.tiers if named in self._tiers]:
             covered = [stored for stored in tier.nodes() if purge.covers(stored.node.namespace, stored.node.path)]
             for node, pages in covered:
                 tier.drop(node.key, pages)

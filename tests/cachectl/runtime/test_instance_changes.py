@@ -121,7 +121,7 @@ async def test_an_instance_that_takes_requests_again_carries_out_the_deletions_t
     await all_ready()
     missed = engines.asked("one")[-1]
     # The others have deleted the documents from the shared tiers, and may have stored them again since.
-    assert (missed.forget, missed.blocks_only) == ((("tenant", "a"), ("tenant", "b")), True)
+    assert (missed.forget, missed.tiers) == ((("tenant", "a"), ("tenant", "b")), (GPU,))
     await controller.delete_document(DocumentDeletion(("d",), "tenant"))
     assert [orders.forget for orders in engines.asked("one")[2:]] == [(("tenant", "d"),)]
 
@@ -150,7 +150,7 @@ async def test_an_instance_that_missed_a_clear_drops_everything_when_it_takes_re
     await controller.clear()
     controller.instances.reinstate("one")
     await all_ready()
-    assert [(orders.everything, orders.blocks_only) for orders in engines.asked("one")] == [(True, True)]
+    assert [(orders.everything, orders.tiers) for orders in engines.asked("one")] == [(True, (GPU,))]
     await controller.complete(report("on one"))
 
 

@@ -358,8 +358,90 @@ async def test_what_joins_later_drops_what_it_has(start):
     await live.follow()
     assert fleet.engines["a"].orders == []
     # The machine of "b" was always there, so only its own blocks may hold what was deleted.
-    assert fleet.engines["b"].orders == [Orders(everything=True, blocks_only=True)]
+    assert fleet.engines["b"].orders == [Orders(everything=True, tiers=(GPU,))]
     assert fleet.engines["c"].orders == [Orders(everything=True)]
+
+
+async def test_a_machine_that_joins_keeps_what_is_on_a_disk_of_others(start):
+    fleet = Fleet(a=Engine(disk="common"))
+    fleet.engines["a"].reports = (held(DISK, "d"),)
+    live = await start(fleet)
+    b = Engine(boot="boot-b", shared="elsewhere", disk="common")
+    # The tree knows best what is there: this report may be older than a deletion.
+    b.reports = (held(DISK, "x"),)
+    fleet.engines["b"] = b
+    await live.follow()
+    assert b.orders == [Orders(everything=True, tiers=(GPU, HOST))]
+    assert live.controller.instances.places == {"machine", "elsewhere", "common"}
+    del fleet.engines["a"]
+    await live.follow()
+    assert await where(live, "d") == [DISK]
+    assert await where(live, "x") == [None]
+    live.controller.check_integrity()
+
+
+async def test_a_rebooted_machine_keeps_its_disk(start):
+    fleet = Fleet(a=Engine(disk="disk"), b=Engine(shared="elsewhere"))
+    fleet.engines["a"].reports = (held(DISK, "d"),)
+    live = await start(fleet)
+    a = fleet.engines.pop("a")
+    await live.follow()
+    # The name of its memory contains that of the boot.
+    a.restarts(shared="machine, booted again")
+    a.reports = (held(DISK, "d"),)
+    fleet.engines["a"] = a
+    await live.follow()
+    assert a.orders == [Orders(everything=True, tiers=(GPU, HOST))]
+    assert await where(live, "d") == [DISK]
+    live.controller.check_integrity()
+
+
+async def test_a_disk_that_nobody_had_for_long_is_dropped(start):
+    fleet = Fleet(a=Engine(disk="disk"), b=Engine(shared="elsewhere"))
+    live = await start(fleet)
+    a = fleet.engines.pop("a")
+    await live.follow()
+    await live.controller.delete_document(DocumentDeletion(("d",), "tenant"))
+    a.restarts()
+    fleet.engines["a"] = a
+    await live.follow()
+    assert a.orders == [Orders(everything=True)]
+
+
+@pytest.mark.parametrize(
+    ("places", "missed"),
+    [
+        # A store from before the places were recorded, or none.
+        (None, ()),
+        (("machine", "disk"), ()),
+        (("machine before its reboot", "disk"), (GPU, HOST)),
+        (("elsewhere",), (GPU, HOST, DISK)),
+        ((), (GPU, HOST, DISK)),
+    ],
+)
+async def test_a_restarted_controller_believes_what_the_former_one_knew(start, places, missed):
+    fleet = Fleet(a=Engine(disk="disk"), b=Engine(boot="boot-b", disk="disk"))
+    live = await start(fleet, snapshot=Snapshot(places=places))
+    expected = [Orders(everything=True, tiers=missed)] if missed else []
+    assert fleet.engines["a"].orders == expected
+    # The second instance finds the machine known, by then.
+    assert fleet.engines["b"].orders == []
+    assert (await live.controller.recovery.snapshot()).places == ("disk", "machine")
+
+
+async def test_a_machine_that_was_forgotten_is_fenced_by_the_next_controller(start):
+    fleet = Fleet(a=Engine(), b=Engine(shared="elsewhere"))
+    fleet.engines["a"].reports = (held(HOST, "h"),)
+    live = await start(fleet)
+    a = fleet.engines.pop("a")
+    await live.follow()
+    await live.controller.delete_document(DocumentDeletion(("h",), "tenant"))
+    snapshot = await live.controller.recovery.snapshot()
+    fleet.engines["a"] = a
+    after = await start(fleet, snapshot=snapshot)
+    assert a.orders == [Orders(everything=True)]
+    assert not any(orders.everything for orders in fleet.engines["b"].orders)
+    assert set(after.controller.instances.locations) == {"machine", "elsewhere"}
 
 
 async def test_a_deletion_does_not_wait_for_a_machine_without_instances(start):

@@ -211,7 +211,7 @@ def test_no_read_is_planned_that_takes_longer_than_it_may():
     tree = prefilled_elsewhere("abc", load_s=0.01, peer_token_s=0.1)
     # Each token takes 102 ms, and half a timeout is planned at most.
     for timeout_s, read in ((10.0, 3), (0.5, 2), (0.25, 1), (0.1, 0)):
-        tree.tiers.links.join("near", "", serving_at("near", timeout_s))
+        tree.tiers.links.join("near", ["", ""], serving_at("near", timeout_s))
         grant = begin(tree, "abc", "near")
         assert origins(grant) == ["elsewhere host"] * read + ["computed"] * (3 - read)
         tree.grants.complete(grant, kept=False)

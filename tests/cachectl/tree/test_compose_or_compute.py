@@ -17,7 +17,9 @@ from protocol.tiers import Tier
 
 QUESTION = 4
 NOTHING = Loading(0, 0, 0.0)
-CACHES = {tier: TierCache(tier, 1, create_policy("LRU", Lookahead())) for tier in Tier}
+POLICY = create_policy("LRU", Lookahead())
+HOST = TierCache(Tier.HOST, 1, POLICY)
+CACHES = {Tier.HOST: HOST, Tier.GPU: TierCache(Tier.GPU, 1, POLICY, "one", slower=HOST)}
 
 
 def a_second_a_token(cached: int, new: int) -> float:

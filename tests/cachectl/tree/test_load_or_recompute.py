@@ -17,12 +17,14 @@ GPU, HOST, DISK = Tier
 QUESTION = 5
 
 
-def cache(tier: Tier, location: str = "") -> TierCache:
+def cache(tier: Tier, location: str = "", slower: TierCache | None = None) -> TierCache:
     instance = "one" if tier is GPU else None
-    return TierCache(tier, 1, create_policy("LRU", Lookahead()), instance, location)
+    return TierCache(tier, 1, create_policy("LRU", Lookahead()), instance, location, slower)
 
 
-CACHES = {tier: cache(tier) for tier in Tier}
+CACHES = {DISK: cache(DISK)}
+CACHES[HOST] = cache(HOST, slower=CACHES[DISK])
+CACHES[GPU] = cache(GPU, slower=CACHES[HOST])
 NO_LINKS = PeerLinks()
 
 

@@ -45,6 +45,7 @@ class TreeMachine(RuleBasedStateMachine):
         page=st.sampled_from([1, 1, 4]),
         load_s=st.sampled_from([None, 0.5, 2.0]),
         write_through=st.booleans(),
+        disk_name=st.sampled_from(["", "common"]),
     )
     def build(
         self,
@@ -56,10 +57,12 @@ class TreeMachine(RuleBasedStateMachine):
         page: int,
         load_s: float | None,
         write_through: bool,
+        disk_name: str,
     ) -> None:
         self.lookahead = Lookahead()
         self.load_s = load_s
         self.sizes = host, disk, page
+        self.disk_name = disk_name
         self.tree = tree_of(
             gpu,
             host * page,
@@ -72,6 +75,7 @@ class TreeMachine(RuleBasedStateMachine):
             arena=PageAllocator(host, page) if page > 1 else None,
             write_through=write_through,
             serving=True,
+            disk_name=disk_name,
         )
 
     @rule(namespace=namespaces, path=contents, index=st.integers(0, 1), system=st.booleans(), waits=st.booleans())
@@ -222,10 +226,11 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(instance=st.sampled_from(["two", "three"]), location=st.sampled_from(["", "elsewhere"]))
     def gain_instance(self, instance: str, location: str) -> None:
         host, disk, page = self.sizes
-        self.tree.tiers.add_location(location, host * page, disk, PageAllocator(host, page) if page > 1 else None)
+        arena = PageAllocator(host, page) if page > 1 else None
+        self.tree.tiers.add_location(location, host * page, disk, arena, self.disk_name)
         self.tree.add_instance(instance, location, serving_at(instance))
 
-    @rule(index=st.integers(0, 1), location=st.sampled_from(["", "elsewhere"]), opens=st.booleans())
+    @rule(index=st.integers(0, 1), location=st.sampled_from(["", "elsewhere", "common"]), opens=st.booleans())
     def close_link(self, index: int, location: str, opens: bool) -> None:
         instances = list(self.tree.tiers.gpus)
         links, instance = self.tree.tiers.links, instances[index % len(instances)]
@@ -234,9 +239,14 @@ class TreeMachine(RuleBasedStateMachine):
         else:
             links.close(instance, location, next(iter(links.addresses(location)), ""))
 
-    @rule(namespace=namespaces, path=contents, tier=st.sampled_from([Tier.HOST, Tier.DISK]))
-    def lose_at_a_peer(self, namespace: str, path: list[str], tier: Tier) -> None:
-        self.tree.grants.lose_at("elsewhere", [(path_keys(namespace, path)[-1], tier)])
+    @rule(
+        namespace=namespaces,
+        path=contents,
+        tier=st.sampled_from([Tier.HOST, Tier.DISK]),
+        place=st.sampled_from(["elsewhere", "common"]),
+    )
+    def lose_at_a_peer(self, namespace: str, path: list[str], tier: Tier, place: str) -> None:
+        self.tree.grants.lose_at(place, [(path_keys(namespace, path)[-1], tier)])
         self.lossy = True
 
     @rule()
@@ -254,19 +264,18 @@ class TreeMachine(RuleBasedStateMachine):
     def check_reach(self, instance: str, moves: list[Move]) -> None:
         """Assert that an instance's moves concern tiers that it reaches."""
         assert all(move.instance in (None, instance) for move in moves)
-        assert all(move.location == self.tree.tiers.gpu(instance).location for move in moves)
+        assert all(move.location in self.tree.tiers.location_of(instance).places for move in moves)
 
     def check_peers(self, grant: Grant) -> None:
         """Assert that what a plan reads at peers is there, and confirmed, at a location that serves the instance."""
-        own = self.tree.tiers.gpu(grant.instance).location
+        gpu = self.tree.tiers.gpu(grant.instance)
         for step in grant.documents:
             if step.peer is not None:
                 assert step.source is None
-                assert step.peer.location != own
                 assert self.tree.tiers.links.serves(step.peer.location, grant.instance)
-                copy = self.tree.registry.nodes[step.key].copies[
-                    self.tree.tiers.locations[step.peer.location].cache(step.peer.tier)
-                ]
+                cache = self.tree.tiers.shared_cache(step.peer.tier, step.peer.location)
+                copy = self.tree.registry.nodes[step.key].copies[cache]
+                assert not gpu.reaches(cache)
                 assert copy.confirmed
                 assert copy.pages == step.peer.pages
 

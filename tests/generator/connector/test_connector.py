@@ -48,7 +48,7 @@ class TestTiers:
         assert await engine.carry_out(Orders((third, second))) == ()
         assert await engine.carry_out(Orders((longer.moves(HOST, DISK)[0],))) == ()
         # Remove the path from the engine's own cache, except for what the GPU tier holds.
-        await engine.carry_out(Orders(forget=((path.namespace, "second"),), blocks_only=True))
+        await engine.carry_out(Orders(forget=((path.namespace, "second"),), tiers=(GPU,)))
         answer = await ask(engine, longer.plan("why?", [GPU, GPU, HOST, DISK], GPU))
         assert answer.prefill.loaded == {GPU: 27 + 170, HOST: 113, DISK: 70}
         assert answer.tokens == await uncached_tokens(engine, longer, "why?")

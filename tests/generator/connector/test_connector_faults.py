@@ -67,7 +67,7 @@ class TestFaults:
         # Ask again with the saved copy, to check what was saved.
         await forget_blocks(engine, longer)
         await ask(engine, longer.plan("to compute it", None, [GPU, GPU, GPU, None]), max_tokens=1)
-        await engine.carry_out(Orders(forget=((longer.namespace, "third"),), blocks_only=True))
+        await engine.carry_out(Orders(forget=((longer.namespace, "third"),), tiers=(GPU,)))
         again = await ask(engine, longer.plan("why?", [GPU, GPU, GPU, HOST], None))
         assert again.prefill.loaded == {GPU: path.tokens, HOST: 70}
         assert again.tokens == answer.tokens

@@ -80,7 +80,7 @@ class SharedSlot:
     def __init__(self, engine: VllmEngine | Changed, folder, forget: Orders | None = None) -> None:
         self.running = engine
         self.folder = folder
-        self._forget = forget or Orders(everything=True, blocks_only=True)
+        self._forget = forget or Orders(everything=True, tiers=(GPU,))
 
     async def close(self) -> None:
         pass

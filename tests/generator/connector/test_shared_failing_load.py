@@ -34,7 +34,7 @@ async def test_requests_that_share_a_failing_load_are_answered_rightly(engine, t
     # What the second request saved is right.
     await forget_blocks(engine, longer)
     await ask(engine, longer.plan("to compute it", None, [GPU, GPU, GPU, None]), max_tokens=1)
-    await engine.carry_out(Orders(forget=((longer.namespace, "third"),), blocks_only=True))
+    await engine.carry_out(Orders(forget=((longer.namespace, "third"),), tiers=(GPU,)))
     saved = await ask(engine, longer.plan("why?", [GPU, GPU, GPU, HOST], None))
     assert saved.prefill.loaded.get(HOST) == 70
     assert saved.tokens == other.tokens

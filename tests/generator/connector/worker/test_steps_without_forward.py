@@ -7,6 +7,7 @@ pytest.importorskip("vllm")
 from generator.connector import worker_connector
 from generator.connector.connector import RagtreeConnector
 from generator.connector.step_jobs import Purge, StepJobs
+from protocol.tiers import Tier
 
 
 class Worker:
@@ -42,7 +43,7 @@ def connector():
 @pytest.mark.parametrize(("left_out", "computes"), [(False, True), (True, True), (True, False)])
 def test_each_steps_transfers_start_once(connector, monkeypatch, left_out, computes):
     monkeypatch.setattr(worker_connector, "_SAVES_ONLY_AFTER_FORWARD", left_out)
-    steps = [StepJobs(purges=[Purge(number, None)]) for number in range(2)]
+    steps = [StepJobs(purges=[Purge(number, None, (Tier.HOST, Tier.DISK))]) for number in range(2)]
     for jobs in steps:
         connector.bind_connector_metadata(jobs)
         if computes:
