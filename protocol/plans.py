@@ -215,13 +215,15 @@ class CompletionReport(msgspec.Struct, frozen=True):
 class InstanceLoad(msgspec.Struct, frozen=True):
     """Load of one generator instance, as the controller counts it: running queries, and queries queued for it.
 
-    A ``retired`` instance gets no new queries; it is draining or gone.
+    A ``retired`` instance gets no new queries; it is draining or gone. A ``kv_generator`` gets none either: it prefills
+    documents of queries that wait for others.
     """
 
     instance: str
     running: int
     queued: int
     retired: bool
+    kv_generator: bool = False
 
 
 class ControllerStats(msgspec.Struct, frozen=True):
@@ -229,7 +231,8 @@ class ControllerStats(msgspec.Struct, frozen=True):
 
     ``planned_cached_tokens`` and ``planned_tokens`` count prompt tokens in front of the question, as planned;
     ``cached_tokens``, ``composed_tokens`` and ``computed_tokens`` count whole prompts, as reported. ``planned_from``
-    splits ``planned_cached_tokens`` by tier. ``prepared_tokens`` were loaded or computed while requests were queued.
+    splits ``planned_cached_tokens`` by tier. ``prepared_tokens`` were loaded or computed while requests were queued;
+    KV generators computed ``generated_tokens`` of them.
     ``peer_tokens`` were read from other locations, and ``peer_failures`` counts the reads that failed.
     """
 
@@ -251,6 +254,7 @@ class ControllerStats(msgspec.Struct, frozen=True):
     tiers: tuple[TierStats, ...] = ()
     planned_from: dict[Tier, int] = {}
     prepared_tokens: int = 0
+    generated_tokens: int = 0
     peer_tokens: int = 0
     peer_failures: int = 0
     instances: tuple[InstanceLoad, ...] = ()

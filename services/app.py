@@ -30,6 +30,8 @@ from services.serve.applications import (
     controller_application,
     gateway_application,
     generator_application,
+    kv_generator_application,
+    kv_generator_names,
     retriever_application,
     retriever_names,
 )
@@ -40,12 +42,13 @@ _SHARD_READINESS_SHARE = 0.75
 
 
 def build_parts(config: Config) -> list[serve.RunTarget]:
-    """Build the Serve applications of the three parts behind the gateway."""
+    """Build the Serve applications of the three parts behind the gateway, and of KV generators, if there are any."""
     retrievers = retriever_names(config)
     return [
         *(_target(retriever_application(config, shard), name) for shard, name in enumerate(retrievers)),
         _target(controller_application(config), CONTROLLER),
         _target(generator_application(config), GENERATOR),
+        *(_target(kv_generator_application(config), name) for name in kv_generator_names(config)),
     ]
 
 

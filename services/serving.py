@@ -41,6 +41,11 @@ def generator(_arguments: NoArguments) -> serve.Application:
     return applications.generator_application(load_config())
 
 
+def kv_generator(_arguments: NoArguments) -> serve.Application:
+    """The instances that only generate KV."""
+    return applications.kv_generator_application(load_config())
+
+
 def gateway(_arguments: NoArguments) -> serve.Application:
     """The gateway behind Serve's proxy."""
     return applications.gateway_application(load_config(), build_app)

@@ -69,6 +69,13 @@ class Leases:
             self._lease(grant)
         return grant
 
+    def generate(self, query_id: str, request: Request) -> Grant | None:
+        """Lease the grant of ``SpeculativeSlots.generate``, if there is one."""
+        grant = self._scheduler.speculative.generate(query_id, request, self._clock())
+        if grant is not None:
+            self._lease(grant)
+        return grant
+
     def prefilled(self, query_id: str, lost: Sequence[tuple[bytes, Tier]] = ()) -> None:
         """Record a lease's first token, and start the requests whose turn it makes. Raises UnknownPlan.
 
@@ -131,11 +138,12 @@ class Leases:
     def restart(self, instance: str, location: str = "", peers: Peers = NO_PEERS) -> tuple[int, list[Request]]:
         """End the leases of an instance that restarts. Returns their number, and the requests that still wait for it.
 
-        ``location`` and ``peers`` are those of ``InstanceLifecycle.add``.
+        ``location`` and ``peers`` are those of ``InstanceLifecycle.add``. A KV generator stays one.
         Pass those requests to ``wait_again``. Raises UnknownInstance.
         """
+        kv_generator = instance in self._scheduler.tree.tiers.kv_generators
         requests = self._scheduler.lifecycle.remove(instance)
-        self._scheduler.lifecycle.add(instance, location, peers)
+        self._scheduler.lifecycle.add(instance, location, peers, kv_generator)
         waiting = [request for request in requests if request.query_id in self._turns]
         for request in requests:
             if request.query_id not in self._turns:

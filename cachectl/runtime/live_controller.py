@@ -89,7 +89,8 @@ class LiveController:
         ``progress`` is called with the number of probes done and to do. Raises EngineDied if there is no instance,
         ConfigError for an engine that cannot be profiled, and what the engine raises.
         """
-        first = min(self._instances.names(), default=None)
+        # The costs of an instance that answers queries are what plans compare.
+        first = min(set(self._instances.names()) - set(self._instances.kv_generators()), default=None)
         if first is None:
             raise EngineDied("no instance of the generator is running")
         engine = self._instances.at(first)
@@ -197,7 +198,8 @@ class LiveController:
             ]
         if instance not in known.boots:
             log.info("an instance takes plans", instance=instance, location=location)
-            known.add(instance, boot, reports, location, peers)
+            generates = instance in self._instances.kv_generators()
+            known.add(instance, boot, reports, location, peers, kv_generator=generates)
         else:
             log.info("an instance has restarted", instance=instance, location=location)
             known.restart(instance, boot, reports, location, peers)

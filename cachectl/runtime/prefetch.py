@@ -1,7 +1,8 @@
-"""Prefetches for requests that wait: loads and computes what their instance's GPU lacks before their turn comes.
+"""Prefetches for requests that wait: loads and computes what they lack before their turn comes.
 
 While all slots are taken by requests that have their first tokens, no step of the engine has a prefill, so prefetches
-use that part. Shared RAG-DCache runs a generator of its own for this purpose; here the engine itself does it.
+for its own requests use that part. At other times KV generators compute what requests lack: instances that do nothing
+else, as in Shared RAG-DCache.
 """
 
 import asyncio
@@ -29,8 +30,8 @@ class Prefetcher:
     """Prefills for requests that wait longer than ``after_s`` seconds, the longest waiting first.
 
     A prefetch that gave way to a request is tried again. ``after_s`` of None, or no ``prefills``, switches prefetching
-    off.
-    ``prefetched_tokens`` counts the tokens that were computed or loaded from slower tiers. Belongs to one event loop.
+    off. ``prefetched_tokens`` counts the tokens that were computed or loaded from slower tiers, and
+    ``generated_tokens`` those of them that KV generators computed. Belongs to one event loop.
     """
 
     def __init__(
@@ -54,11 +55,18 @@ class Prefetcher:
         # In the order in which they became overdue.
         self._overdue: dict[str, AdmissionRequest] = {}
         self._running: dict[str, asyncio.Task[Outcome]] = {}
+        # The waiting requests for which a KV generator works.
+        self._generating: set[str] = set()
         self.prefetched_tokens = 0
+        self.generated_tokens = 0
 
     @contextmanager
     def while_waiting(self, request: AdmissionRequest) -> Iterator[None]:
-        """Prefetch for a request while the context is open. If the wait fails, its prefetch is cancelled."""
+        """Prefetch for a request while the context is open.
+
+        If the wait fails, its prefetch is cancelled. So is the work of a KV generator once the request's turn has come:
+        it would come too late.
+        """
         if self._prefills is None or self._after_s is None:
             yield
             return
@@ -72,24 +80,32 @@ class Prefetcher:
         finally:
             timer.cancel()
             self._overdue.pop(request.query_id, None)
+            if request.query_id in self._generating:
+                self._running[request.query_id].cancel()
 
     def start(self) -> None:
         """Start prefetches for overdue requests where there is room. To be called when a request or a prefill ends."""
         for query_id, request in list(self._overdue.items()):
-            if self._scheduler.speculative.may_prefetch(query_id):
+            if query_id in self._running:
+                # It was cancelled, and has not ended yet.
+                continue
+            own = self._scheduler.speculative.may_prefetch(query_id)
+            if own or self._scheduler.speculative.may_generate(query_id):
                 del self._overdue[query_id]
-                self._prefetch(request)
+                self._prefetch(request, own)
 
     def _became_overdue(self, request: AdmissionRequest) -> None:
         self._overdue[request.query_id] = request
         self.start()
 
-    def _prefetch(self, request: AdmissionRequest) -> None:
+    def _prefetch(self, request: AdmissionRequest, own: bool) -> None:
+        """Start a prefetch on the request's ``own`` instance, or on a KV generator."""
         if self._requests.outdated(request):
             return
         ahead = self._ahead(request)
+        start = self._leases.prefetch if own else self._leases.generate
         try:
-            grant = self._leases.prefetch(request.query_id, self._requests.request(ahead))
+            grant = start(request.query_id, self._requests.request(ahead))
         except RagtreeError as error:
             # Logged, not raised: the caller is reporting on another query.
             _log.warning("a prefetch could not start", query_id=request.query_id, error=str(error))
@@ -98,6 +114,8 @@ class Prefetcher:
             plan = self._plans.build(ahead, grant, speculative=True)
             self._deliveries.start()
             assert self._prefills is not None
+            if not own:
+                self._generating.add(request.query_id)
             self._running[request.query_id] = self._prefills.start(plan, partial(self._ended, request, plan))
 
     def _ahead(self, request: AdmissionRequest) -> AdmissionRequest:
@@ -114,6 +132,10 @@ class Prefetcher:
     def _ended(self, request: AdmissionRequest, plan: PrefillPlan, outcome: Outcome) -> None:
         del self._running[request.query_id]
         self.prefetched_tokens += outcome.prepared_tokens
+        if request.query_id in self._generating:
+            self._generating.discard(request.query_id)
+            if outcome.prefill is not None:
+                self.generated_tokens += outcome.prefill.computed_tokens
         if outcome.gave_way(plan) and self._scheduler.book.waits(request.query_id):
             self._overdue = {request.query_id: request, **self._overdue}
         self.start()

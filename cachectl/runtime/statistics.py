@@ -56,7 +56,7 @@ class Statistics:
 
     def read(self) -> ControllerStats:
         """All counters and gauges as they are now."""
-        retired = self._instances.retired
+        tiers = self._scheduler.tree.tiers
         return ControllerStats(
             policy=self._policy,
             running=self._scheduler.instances.running,
@@ -76,7 +76,11 @@ class Statistics:
             largest_overtake=self._scheduler.instances.largest_overtake,
             tiers=tier_stats(self._scheduler.tree),
             prepared_tokens=self._prefetcher.prefetched_tokens,
+            generated_tokens=self._prefetcher.generated_tokens,
             peer_tokens=self._peer_reads.tokens,
             peer_failures=self._peer_reads.failures,
-            instances=tuple(InstanceLoad(*load, load[0] in retired) for load in self._scheduler.instances.loads()),
+            instances=tuple(
+                InstanceLoad(name, running, queued, name in tiers.retired, name in tiers.kv_generators)
+                for name, running, queued in self._scheduler.instances.loads()
+            ),
         )

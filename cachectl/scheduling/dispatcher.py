@@ -48,7 +48,7 @@ class Dispatcher:
         Unavailable if there is no instance, and EngineDied if the request avoids all that there are.
         """
         instances = self._instances
-        states = instances.open() or instances.states
+        states = instances.open() or instances.serving()
         if scheduled.request.avoid:
             states = {name: state for name, state in states.items() if name not in scheduled.request.avoid}
             if not states:

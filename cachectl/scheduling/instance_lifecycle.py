@@ -33,12 +33,12 @@ class InstanceLifecycle:
         self._instances = instances
         self._dispatcher = dispatcher
 
-    def add(self, instance: str, location: str = "", peers: Peers = NO_PEERS) -> None:
+    def add(self, instance: str, location: str = "", peers: Peers = NO_PEERS, kv_generator: bool = False) -> None:
         """Add an instance at a known location, which takes requests. A known one is unchanged.
 
-        ``peers`` says where it serves the location's KV, if it does.
+        ``peers`` says where it serves the location's KV, if it does. A ``kv_generator`` takes no requests.
         """
-        self._tree.add_instance(instance, location, peers)
+        self._tree.add_instance(instance, location, peers, kv_generator)
         self._instances.add(instance)
 
     def retire(self, instance: str) -> None:

@@ -69,20 +69,27 @@ class Instances:
             if not state.running and not state.queue and not state.speculations
         ]
 
-    def at(self, location: str) -> set[str]:
-        """The instances at a location that are given requests."""
-        return set(self._tiers.instances_at(location)) & self.open().keys()
+    def present(self) -> set[str]:
+        """All instances but retired ones."""
+        return self.states.keys() - self._tiers.retired
 
     def loads(self) -> list[tuple[str, int, int]]:
         """For each instance, how many requests run and how many wait."""
         return [(instance, state.running, len(state.queue)) for instance, state in self.states.items()]
 
+    def serving(self) -> dict[str, InstanceState]:
+        """The instances that run requests, retired ones included: all but KV generators."""
+        return self._without(self._tiers.kv_generators)
+
     def open(self) -> dict[str, InstanceState]:
-        """The instances that are given requests: all but retired ones."""
-        retired = self._tiers.retired
-        if not retired:
-            return self.states
-        return {instance: state for instance, state in self.states.items() if instance not in retired}
+        """The instances that are given requests: all but retired ones and KV generators."""
+        tiers = self._tiers
+        return self._without(tiers.retired | tiers.kv_generators if tiers.kv_generators else tiers.retired)
+
+    def generating(self) -> dict[str, InstanceState]:
+        """The KV generators that are not retired."""
+        names = self._tiers.kv_generators - self._tiers.retired
+        return {instance: state for instance, state in self.states.items() if instance in names}
 
     def has_slot(self, instance: str) -> bool:
         """Whether an instance is given requests and has a free slot."""
@@ -101,6 +108,11 @@ class Instances:
         if instance not in self.states:
             queue = CacheAwareQueue(self._max_queued, self._window, self._work, self._slack)
             self.states[instance] = InstanceState(queue, self._max_running, self._step)
+
+    def _without(self, excluded: set[str]) -> dict[str, InstanceState]:
+        if not excluded:
+            return self.states
+        return {instance: state for instance, state in self.states.items() if instance not in excluded}
 
     def check_bounds(self) -> None:
         """Assert that no instance works on more than it may."""

@@ -101,15 +101,51 @@ class SpeculativeSlots:
             return None
         guess.step_share = self._dispatcher.step_share(prefix)
         guess.prefix = prefix
+        grant = self._start_prefetch(guess, now)
+        if grant is not None:
+            waiting.prefetched_by = request.query_id
+        return grant
+
+    def may_generate(self, query_id: str) -> bool:
+        """Whether a KV generator is idle, and none computes all documents of a waiting request already."""
+        generating = self._instances.generating()
+        if all(state.speculations for state in generating.values()) or not self._book.waits(query_id):
+            return False
+        keys = self._book.requests[query_id].keys
+        guesses = [guess for state in generating.values() for guess in state.speculations.values()]
+        return bool(keys) and not any(keys[-1] in guess.keys for guess in guesses)
+
+    def generate(self, query_id: str, request: Request, now: float) -> Grant | None:
+        """Start to compute ``request`` for a waiting request on a KV generator, which copies it to its shared tiers.
+
+        It has a path which the waiting request will use, and an id of its own. The waiting request's turn may come
+        before the end. None if it may not start (``may_generate``), if the instance of the waiting request can load all
+        documents, or if nothing could be kept.
+        """
+        if not self.may_generate(query_id):
+            return None
+        waiting = self._book.requests[query_id]
+        guess = self._book.new(request)
+        found = self._tree.lookup.loadable(request.namespace, request.documents, waiting.instance)
+        if len(found) == len(guess.keys):
+            return None
+        idle = [name for name, state in self._instances.generating().items() if not state.speculations]
+        prefixes = {name: self._book.cached_prefix(guess, name) for name in idle}
+        guess.instance = min(prefixes, key=lambda name: prefixes[name].seconds)
+        guess.prefix = prefixes[guess.instance]
+        guess.step_share = self._dispatcher.step_share(guess.prefix)
+        return self._start_prefetch(guess, now)
+
+    def _start_prefetch(self, guess: ScheduledRequest, now: float) -> Grant | None:
+        """Start a prefetch; None if nothing of it could be kept."""
         guess.speculative = guess.is_prefetch = True
-        state = self._instances.states[guess.instance]
-        self._book.requests[request.query_id] = state.speculations[request.query_id] = guess
+        query_id, state = guess.request.query_id, self._instances.states[guess.instance]
+        self._book.requests[query_id] = state.speculations[query_id] = guess
         grant = self._dispatcher.start(guess, now)
         if not any(document.kept is not None and document.kept is not document.source for document in grant.documents):
             self._tree.grants.complete(grant, kept=False)
-            del self._book.requests[request.query_id], state.speculations[request.query_id]
+            del self._book.requests[query_id], state.speculations[query_id]
             return None
-        waiting.prefetched_by = request.query_id
         return grant
 
     def _running(self, query_id: str) -> ScheduledRequest:

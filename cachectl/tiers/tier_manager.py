@@ -42,7 +42,8 @@ class TierManager:
 
     A disk belongs to its location, unless it has a name of its own: then all locations with this disk share it.
 
-    ``retired`` instances receive no new requests, and are removed when their last one ends.
+    ``retired`` instances receive no new requests, and are removed when their last one ends. ``kv_generators`` receive
+    none either: they only prefill documents of requests that wait for others.
 
     ``forget`` is called with each node that lost its last copy. ``find`` looks nodes up by key. The first location is
     called ``location``, and its disk ``disk``. ``arena`` hands out the pages of its host memory. ``links`` lead to
@@ -71,6 +72,7 @@ class TierManager:
         self.add_location(location, capacities.host, capacities.disk, arena, disk)
         self.gpus: dict[str, TierCache] = {}
         self.retired: set[str] = set()
+        self.kv_generators: set[str] = set()
         self.pending_moves = PendingMoves(self._copy_at)
         self.removal = CopyRemoval(self.pending_moves, self.gpus, forget)
         self.under_way = MovesUnderWay(self.pending_moves, self.removal)
@@ -222,11 +224,15 @@ class TierManager:
         cache = self.disks.get(disk)
         return [instance for instance, gpu in self.gpus.items() if cache is not None and gpu.reaches(cache)]
 
-    def add_instance(self, instance: str, location: str = "", peers: Peers = NO_PEERS) -> None:
+    def add_instance(
+        self, instance: str, location: str = "", peers: Peers = NO_PEERS, kv_generator: bool = False
+    ) -> None:
         """Add an instance at a known location, with an empty GPU cache. A known instance keeps its own.
 
-        ``peers`` says where it serves the location's KV, if it does.
+        ``peers`` says where it serves the location's KV, if it does. A ``kv_generator`` receives no requests.
         """
+        if kv_generator:
+            self.kv_generators.add(instance)
         self.links.join(instance, self.locations[location].places, peers)
         if instance not in self.gpus:
             below = self.locations[location].host
@@ -240,6 +246,7 @@ class TierManager:
         del self.gpus[instance]
         self.links.remove_instance(instance)
         self.retired.discard(instance)
+        self.kv_generators.discard(instance)
         return [copy for copy in unmade if copy is not None]
 
     # Moves

@@ -165,7 +165,8 @@ class GrantBook:
                 self._tiers.removal.discard(copy, self.tick)
         grant.prefilled = True
         self.lose(grant.instance, lost)
-        if self._write_through:
+        # Nobody but others wants what a KV generator computes.
+        if self._write_through or grant.instance in self._tiers.kv_generators:
             gpu = self._tiers.gpu(grant.instance)
             granted = [*grant.documents, *(first.document for first in grant.first)]
             computed = {document.key for document in granted if document.source is None}

@@ -107,12 +107,14 @@ class KnowledgeTree:
 
     # Instances
 
-    def add_instance(self, instance: str, location: str = "", peers: Peers = NO_PEERS) -> None:
+    def add_instance(
+        self, instance: str, location: str = "", peers: Peers = NO_PEERS, kv_generator: bool = False
+    ) -> None:
         """Add an instance at a known location, with an empty GPU tier. Keep a known one.
 
-        ``peers`` says where it serves the location's KV, if it does.
+        ``peers`` says where it serves the location's KV, if it does. A ``kv_generator`` receives no requests.
         """
-        self.tiers.add_instance(instance, location, peers)
+        self.tiers.add_instance(instance, location, peers, kv_generator)
 
     def remove_instance(self, instance: str) -> list[str]:
         """Remove a lost instance with its GPU's copies and its grants; the queries of those grants.

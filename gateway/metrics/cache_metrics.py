@@ -10,7 +10,7 @@ from gateway.metrics.part_metrics import PartMetrics
 from gateway.readiness import Readiness
 from gateway.wire.cache_replies import token_bytes
 from protocol.parts import Controller
-from protocol.plans import ControllerStats
+from protocol.plans import ControllerStats, InstanceLoad
 
 
 class CacheMetrics(PartMetrics[ControllerStats]):
@@ -30,17 +30,23 @@ class CacheMetrics(PartMetrics[ControllerStats]):
         )
         instances = GaugeMetricFamily(
             "ragtree_instances",
-            "Instances of the generator by state: serving, or retired and about to end.",
+            "Instances of the generator by state: serving, retired and about to end, or generating KV only.",
             labels=["state"],
         )
-        retired = sum(instance.retired for instance in answer.instances)
-        instances.add_metric(["serving"], len(answer.instances) - retired)
-        instances.add_metric(["retired"], retired)
+        states = Counter({"serving": 0, "retired": 0, "kv_generator": 0})
+        states.update(_state(instance) for instance in answer.instances)
+        for state, count in states.items():
+            instances.add_metric([state], count)
         yield instances
         yield CounterMetricFamily(
             "ragtree_cache_prepared_tokens",
             "Prompt tokens loaded or computed for queued queries before their admission.",
             answer.prepared_tokens,
+        )
+        yield CounterMetricFamily(
+            "ragtree_cache_generated_tokens",
+            "Prompt tokens that KV generators computed for queued queries.",
+            answer.generated_tokens,
         )
         yield CounterMetricFamily(
             "ragtree_cache_peer_tokens", "Tokens whose KV was read on another machine.", answer.peer_tokens
@@ -72,3 +78,9 @@ def _bytes(name: str, documentation: str, tokens: Counter[str], token_bytes: flo
     for tier, count in tokens.items():
         family.add_metric([tier], count * token_bytes)
     return family
+
+
+def _state(instance: InstanceLoad) -> str:
+    if instance.retired:
+        return "retired"
+    return "kv_generator" if instance.kv_generator else "serving"

@@ -10,9 +10,10 @@ from services.serve.deployments.controller import ControllerDeployment
 from services.serve.deployments.generator import GeneratorDeployment
 from services.serve.deployments.retriever import RetrieverDeployment
 from services.serve.instance_router import InstanceRouter
-from services.serve.replica_settings import PlacementSettings, ReplicaSettings
+from services.serve.replica_settings import KvGeneratorSettings, PlacementSettings, ReplicaSettings
 
 RETRIEVER, CONTROLLER, GENERATOR, GATEWAY = "retriever", "controller", "generator", "gateway"
+KV_GENERATOR = "kv_generator"
 
 # The controller queues requests. Serve's own queue must never hold one back.
 _UNBOUNDED = 100_000
@@ -30,13 +31,23 @@ def retriever_application(config: Config, shard: int = 0) -> serve.Application:
 
 
 def controller_application(config: Config) -> serve.Application:
-    """Build the cache controller. It finds the generator by name."""
-    return _bound(ControllerDeployment, config, CONTROLLER, config, GENERATOR)
+    """Build the cache controller. It finds the generator and the KV generators by name."""
+    return _bound(ControllerDeployment, config, CONTROLLER, config, GENERATOR, *kv_generator_names(config))
 
 
 def generator_application(config: Config) -> serve.Application:
     """Build the generator, with the configured number of instances."""
     return _bound(GeneratorDeployment, config, GENERATOR, config)
+
+
+def kv_generator_names(config: Config) -> list[str]:
+    """Return the name of the KV generators' application, if there are any."""
+    return [KV_GENERATOR] if config.serving.kv_generators.replicas else []
+
+
+def kv_generator_application(config: Config) -> serve.Application:
+    """Build the instances that only generate KV. They are generators to which the controller sends no queries."""
+    return _bound(GeneratorDeployment, config, KV_GENERATOR, config)
 
 
 def gateway_application(config: Config, build_app: Callable[[Config], FastAPI]) -> serve.Application:
@@ -80,20 +91,31 @@ def deployment_options(config: Config, name: str) -> dict[str, object]:
             "downscale_delay_s": placement.downscale_delay_s,
         }
     else:
-        options["num_replicas"] = placement.min_replicas if isinstance(placement, ReplicaSettings) else 1
+        options["num_replicas"] = _replicas(placement)
     return options
 
 
 def _placement(config: Config, name: str) -> PlacementSettings:
     if name == GENERATOR:
         return config.serving.generator
+    if name == KV_GENERATOR:
+        return config.serving.kv_generators
     if name == GATEWAY:
         return config.serving.gateway
     return config.serving.controller if name == CONTROLLER else config.serving.retriever
 
 
+def _replicas(placement: PlacementSettings) -> int:
+    match placement:
+        case ReplicaSettings():
+            return placement.min_replicas
+        case KvGeneratorSettings():
+            return placement.replicas
+    return 1
+
+
 def _bound(wrapper: type, config: Config, name: str, *arguments: object) -> serve.Application:
     deployment = serve.deployment(wrapper).options(**deployment_options(config, name))
-    if name == GENERATOR:
+    if name in (GENERATOR, KV_GENERATOR):
         deployment = deployment.options(request_router_config={"request_router_class": InstanceRouter})
     return deployment.bind(*arguments)

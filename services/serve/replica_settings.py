@@ -52,6 +52,16 @@ class ReplicaSettings(PlacementSettings):
         return self.max_replicas is not None and self.max_replicas > self.min_replicas
 
 
+class KvGeneratorSettings(PlacementSettings):
+    """Placement of instances that answer no query, and prefill documents of queries that wait for the others."""
+
+    replicas: int = Field(
+        0,
+        ge=0,
+        description="The number of instances that only generate KV, for queries that wait. Each loads the model.",
+    )
+
+
 class ServingSettings(BaseModel):
     """The placement of each part. The retriever (or each of its shards) and the controller have one replica each."""
 
@@ -59,6 +69,9 @@ class ServingSettings(BaseModel):
 
     generator: ReplicaSettings = Field(
         ReplicaSettings(drain_s=300.0), description="Instances of the engine. Each loads the model."
+    )
+    kv_generators: KvGeneratorSettings = Field(
+        KvGeneratorSettings(), description="Instances of the engine that only generate KV, for queries that wait."
     )
     gateway: ReplicaSettings = Field(
         ReplicaSettings(drain_s=300.0, target_ongoing_requests=64.0),

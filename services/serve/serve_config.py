@@ -5,7 +5,15 @@ from typing import Any
 import yaml
 
 from services.config import Config
-from services.serve.applications import CONTROLLER, GATEWAY, GENERATOR, RETRIEVER, deployment_options, retriever_names
+from services.serve.applications import (
+    CONTROLLER,
+    GATEWAY,
+    GENERATOR,
+    RETRIEVER,
+    deployment_options,
+    kv_generator_names,
+    retriever_names,
+)
 
 _HEADER = """\
 # The stack as Ray Serve applications. Written by `ragtree config render`; change options there, not here.
@@ -24,6 +32,7 @@ def serve_config(config: Config) -> dict[str, Any]:
         *(_application(config, name, RETRIEVER, shard) for shard, name in enumerate(retriever_names(config))),
         _application(config, CONTROLLER, CONTROLLER),
         _application(config, GENERATOR, GENERATOR),
+        *(_application(config, name, name) for name in kv_generator_names(config)),
         {**_application(config, GATEWAY, GATEWAY), "route_prefix": "/"},
     ]
     return {

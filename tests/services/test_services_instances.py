@@ -9,13 +9,14 @@ import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
 from ray.serve.request_router import PendingRequest
 
-from protocol.errors import EngineDied
+from protocol.errors import DeployFailed, EngineDied
 from protocol.generation import GenerationStep, Sampling
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
 from services.serve import known_replicas
 from services.serve.handles import GeneratorHandle
 from services.serve.instance_router import InstanceRouter
+from services.serve.served_instances import ServedInstances
 
 APP = "generator"
 DEPLOYMENT = DeploymentID(name=APP, app_name=APP)
@@ -118,14 +119,19 @@ async def test_a_cancelled_call_does_not_block_others(router):
 class Part:
     """``DeploymentCaller`` of all instances, or of one: records its calls, and streams two steps."""
 
-    app = APP
-
-    def __init__(self, instance: str = "", calls: list | None = None) -> None:
+    def __init__(self, instance: str = "", calls: list | None = None, app: str = APP) -> None:
         self.instance = instance
         self.calls = calls if calls is not None else []
+        self.app = app
+        self.error: Exception | None = None
 
     def at(self, instance: str) -> "Part":
-        return Part(instance, self.calls)
+        return Part(instance, self.calls, self.app)
+
+    async def ready(self) -> None:
+        self.calls.append((self.instance, "ready"))
+        if self.error is not None:
+            raise self.error
 
     async def call(self, method: str, *arguments: object) -> None:
         self.calls.append((self.instance, method, *arguments))
@@ -202,3 +208,29 @@ async def test_handle_forgets_instances_that_are_gone(part):
     # A handle of a gone instance still exists; its calls raise.
     await generator.at("a").carry_out(SimpleNamespace())
     assert part.calls[-1][:2] == ("a", "carry_out")
+
+
+@pytest.fixture
+def generators():
+    """Handles of two generators and a KV generator."""
+    known_replicas.set_replicas(APP, ("a", "b"))
+    known_replicas.set_replicas("kv_generator", ("k",))
+    yield [GeneratorHandle(Part(app=app)) for app in (APP, "kv_generator")]
+    for app in (APP, "kv_generator"):
+        known_replicas.set_replicas(app, ())
+
+
+async def test_the_controller_reaches_generators_and_kv_generators(generators):
+    instances = ServedInstances(*generators)
+    assert (set(instances.names()), set(instances.kv_generators())) == ({"a", "b", "k"}, {"k"})
+    assert {name: instances.at(name).caller.app for name in "abk"} == {"a": APP, "b": APP, "k": "kv_generator"}
+    without = ServedInstances(generators[0])
+    assert (set(without.names()), set(without.kv_generators())) == ({"a", "b"}, set())
+
+
+@pytest.mark.parametrize("error", [None, EngineDied("it is starting"), DeployFailed("it cannot start")])
+async def test_queries_do_not_wait_for_kv_generators(generators, error):
+    generator, kv_generator = generators
+    kv_generator.caller.error = error
+    await ServedInstances(generator, kv_generator).ready()
+    assert kv_generator.caller.calls == [("", "ready")]

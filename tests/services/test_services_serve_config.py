@@ -49,6 +49,16 @@ def test_each_shard_is_an_application_with_its_number(monkeypatch):
     }
 
 
+def test_kv_generators_are_an_application_of_their_own(monkeypatch):
+    monkeypatch.setenv("RAGTREE_SERVING__KV_GENERATORS__REPLICAS", "2")
+    monkeypatch.setenv("RAGTREE_SERVING__KV_GENERATORS__NUM_GPUS", "0.5")
+    apps = {app["name"]: app for app in serve_config(load_config())["applications"]}
+    assert apps["kv_generator"]["import_path"] == "services.serving:kv_generator"
+    (deployment,) = apps["kv_generator"]["deployments"]
+    assert (deployment["num_replicas"], deployment["ray_actor_options"]["num_gpus"]) == (2, 0.5)
+    ServeDeploySchema.model_validate(serve_config(load_config()))
+
+
 def test_replicas_and_resources_follow_the_configuration(monkeypatch):
     monkeypatch.setenv("RAGTREE_SERVING__GENERATOR__MIN_REPLICAS", "2")
     assert deployments(load_config())["generator"]["num_replicas"] == 2

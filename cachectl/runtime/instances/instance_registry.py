@@ -57,12 +57,12 @@ class InstanceRegistry:
         return self._tree.tiers.deserted
 
     def at(self, location: str) -> Set[str]:
-        """The instances at a location that get requests."""
-        return self._scheduler.instances.at(location)
+        """The instances at a location, without retired ones."""
+        return set(self._tree.tiers.instances_at(location)) & self._scheduler.instances.present()
 
     def using(self, disk: str) -> Set[str]:
-        """The instances that use a disk and get requests."""
-        return set(self._tree.tiers.instances_with(disk)) & self._scheduler.instances.open().keys()
+        """The instances that use a disk, without retired ones."""
+        return set(self._tree.tiers.instances_with(disk)) & self._scheduler.instances.present()
 
     def add_location(self, name: str, host: int, disk: int, first_stamp: int, disk_name: str = "") -> None:
         """Add a location with empty tiers of ``host`` and ``disk`` tokens. A known one keeps its own.
@@ -83,14 +83,16 @@ class InstanceRegistry:
         reports: Sequence[ResidencyReport],
         location: str = "",
         peers: Peers = NO_PEERS,
+        *,
+        kv_generator: bool = False,
     ) -> RestoreResult:
-        """Let an instance at a known location take requests.
+        """Let an instance at a known location take requests or, as a ``kv_generator``, work for those that wait.
 
         Its engine is in the life ``boot``, and its tiers hold what they report. ``peers`` says where it serves the
         location's KV, if it does. Raises what ``Recovery.restore`` raises; the instance is then added with empty tiers.
         """
         self.boots[instance] = boot
-        self._scheduler.lifecycle.add(instance, location, peers)
+        self._scheduler.lifecycle.add(instance, location, peers, kv_generator)
         try:
             return self._recovery.restore(reports, location)
         finally:

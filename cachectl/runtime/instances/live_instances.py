@@ -17,19 +17,27 @@ class LiveInstances(Protocol):
     def names(self) -> Collection[str]:
         """The names of the instances that take new plans. One that drains or is gone is not among them."""
 
+    def kv_generators(self) -> Collection[str]:
+        """The names of those among them that only generate KV, for queries that wait for the others."""
+
     def at(self, instance: str) -> LiveEngine:
         """The instance of this name. Its calls raise EngineDied if it is gone."""
 
 
 class FixedInstances:
-    """``LiveInstances`` of engines in this process, by name."""
+    """``LiveInstances`` of engines in this process, by name. Those of ``kv_generators`` only generate KV."""
 
-    def __init__(self, engines: Mapping[str, LiveEngine]) -> None:
+    def __init__(self, engines: Mapping[str, LiveEngine], kv_generators: Collection[str] = ()) -> None:
         self._engines = engines
+        self._kv_generators = kv_generators
 
     def names(self) -> Collection[str]:
         """The engines' names."""
         return tuple(self._engines)
+
+    def kv_generators(self) -> Collection[str]:
+        """The names of those that only generate KV."""
+        return self._kv_generators
 
     def at(self, instance: str) -> LiveEngine:
         """The engine of this name."""

@@ -21,7 +21,8 @@ async def list_models(_caller: CallerDep, gateway: GatewayDep) -> Response:
 
 
 @router.get(
-    "/models/" + any_text("model_id"), responses={200: json_reply(Model, "The model."), **errors(401, 404, 422, 429, 500, 503)}
+    "/models/" + any_text("model_id"),
+    responses={200: json_reply(Model, "The model."), **errors(401, 404, 422, 429, 500, 503)},
 )
 async def get_model(model_id: str, _caller: CallerDep, gateway: GatewayDep) -> Response:
     """Get the served model."""

@@ -19,6 +19,7 @@ from services.config import Config
 from services.redis.controller_state import controller_state
 from services.serve.forwarding import serves
 from services.serve.handles import GeneratorHandle
+from services.serve.served_instances import ServedInstances
 
 log = structlog.get_logger(__name__)
 
@@ -33,11 +34,13 @@ FOLLOW_S = 1.0
 class ControllerDeployment:
     """Runs a ``Controller`` on the machine's monotonic clock and keeps it in step with the generator's instances."""
 
-    async def __init__(self, config: Config, generator: str) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: Config, generator: str, kv_generator: str | None = None
+    ) -> None:
         config.observability.configure_logging()
         spare_full_collections()
         self._idle_checks = 0
-        engines = GeneratorHandle.over(serve.get_deployment_handle(generator, app_name=generator))
+        engines = ServedInstances(_handle(generator), _handle(kv_generator) if kv_generator is not None else None)
         self._live = LiveController(
             config.controller,
             engines,
@@ -86,7 +89,11 @@ class ControllerDeployment:
                 log.exception("the generator could not be followed")
 
 
-async def _start(live: LiveController, engines: GeneratorHandle, snapshot: Snapshot) -> None:
+def _handle(application: str) -> GeneratorHandle:
+    return GeneratorHandle.over(serve.get_deployment_handle(application, app_name=application))
+
+
+async def _start(live: LiveController, engines: ServedInstances, snapshot: Snapshot) -> None:
     """Start with the first engine that runs, however long its model loads. Try again if the engine goes away."""
     while True:
         try:

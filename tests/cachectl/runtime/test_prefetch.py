@@ -5,78 +5,19 @@ from functools import partial
 
 import pytest
 from controller_under_test import TOKENS, Clock, ask, cached, checked_controllers, fill, key, report, sources, waiting
+from prefetch_cases import Engine, decoding, gives_up, overdue, settled
 
 from protocol.cache import DocumentDeletion
 from protocol.errors import EngineDied, Overloaded
 from protocol.generation import PrefillResult, StepBudget
 from protocol.kv import LostCopy
-from protocol.plans import PlanOutcome, PrefillPlan
+from protocol.plans import PlanOutcome
 from protocol.tiers import Tier
 
 GPU, HOST, DISK = Tier
 STEP = StepBudget(40, 30)
 WHOLE = PrefillResult(2 * TOKENS + 1, 0, 1.0)
 """The prefill of two documents and a question."""
-
-
-class Engine:
-    """An executor that records prefills, and ends each one when the test says so."""
-
-    def __init__(self) -> None:
-        self.plans: list[PrefillPlan] = []
-        self.cancelled: list[PrefillPlan] = []
-        self._ends: list[asyncio.Future[PrefillResult | None]] = []
-
-    async def prefill(self, plan: PrefillPlan) -> PrefillResult | None:
-        self.plans.append(plan)
-        end = asyncio.get_running_loop().create_future()
-        self._ends.append(end)
-        try:
-            return await end
-        except asyncio.CancelledError:
-            self.cancelled.append(plan)
-            raise
-
-    async def carry_out(self, instance, orders):
-        return ()
-
-    @property
-    def prefetched(self) -> list[str]:
-        """The documents of each prefetch."""
-        return ["".join(segment.key for segment in plan.prompt.documents) for plan in self.plans]
-
-    async def end(self, prefill: PrefillResult | None) -> None:
-        """End the last prefill."""
-        self._ends[-1].set_result(prefill)
-        await settled()
-
-    async def fail(self, error: Exception) -> None:
-        self._ends[-1].set_exception(error)
-        await settled()
-
-
-async def settled() -> None:
-    """Everything that is ready to run has run, timers that are due included."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
-async def decoding(controller, query_id: str, documents: str = "x") -> None:
-    """A query that has its first token: it takes a slot, and nothing of the engine's steps."""
-    await controller.admit(ask(query_id, documents))
-    await controller.prefilled(query_id)
-
-
-async def overdue(controller, request):
-    """A task that has waited for its query's turn for longer than ``prepare_after_s``."""
-    task = await waiting(controller, request)
-    await settled()
-    return task
-
-
-async def gives_up(task) -> None:
-    task.cancel()
-    await settled()
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ LENGTHS = {"a": 1, "b": 2, "c": 3, "d": 5}
 
 
 class SpeculatingMachine(RuleBasedStateMachine):
-    """Random requests, speculations and instance changes on small tiers.
+    """Random requests, speculations, work of KV generators and instance changes on small tiers.
 
     The model knows the running and the waiting requests, the running speculations with the newest last, and those that
     were withdrawn or gave way.
@@ -61,6 +61,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
         self.prepared: dict[str, str] = {}
         self.prefilling: set[str] = set()
         self.retired: set[str] = set()
+        self.generators: set[str] = set()
         self.queries = 0
 
     def request(self, path, question):
@@ -118,6 +119,37 @@ class SpeculatingMachine(RuleBasedStateMachine):
         self.given_up[plan_id] = grant
         self.prefilling.add(plan_id)
         assert not self.scheduler.speculative.may_prefetch(query_id)
+
+    @precondition(lambda self: self.waiting)
+    @rule(which=indices)
+    def generate(self, which):
+        query_id = pick(sorted(self.waiting), which)
+        self.queries += 1
+        plan_id = str(self.queries)
+        may = self.scheduler.speculative.may_generate(query_id)
+        waiting = self.scheduler.book.requests[query_id]
+        found = self.tree.lookup.loadable("tenant", waiting.request.documents, waiting.instance)
+        grant = self.scheduler.speculative.generate(query_id, waiting.request._replace(query_id=plan_id), 0.0)
+        if grant is None:
+            assert plan_id not in self.tree.grants.open
+            return
+        assert may
+        assert grant.instance in self.generators
+        assert len(found) < len(waiting.keys), "a document is generated although all can be loaded"
+        self.given_up[plan_id] = grant
+        self.prefilling.add(plan_id)
+        assert not self.scheduler.speculative.may_generate(query_id)
+
+    @rule(instance=st.sampled_from(["first generator", "second generator"]), leaves=st.booleans())
+    def change_generators(self, instance, leaves):
+        if instance not in self.generators:
+            self.scheduler.lifecycle.add(instance, "elsewhere", kv_generator=True)
+            self.generators.add(instance)
+        elif leaves:
+            self.generators.remove(instance)
+            for request in self.scheduler.lifecycle.remove(instance):
+                assert self.given_up[request.query_id].instance == instance
+                self.forget(request.query_id)
 
     @precondition(lambda self: self.guesses)
     @rule(which=indices)
@@ -194,7 +226,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
 
     @property
     def open(self):
-        return [instance for instance in self.tree.tiers.gpus if instance not in self.retired]
+        return [instance for instance in self.tree.tiers.gpus if instance not in self.retired | self.generators]
 
     def move_on(self):
         """Move requests that wait for retired instances to others, in order of arrival."""
@@ -221,7 +253,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
         assert granted <= lost <= granted | self.waiting
         for query_id in lost:
             self.forget(query_id)
-        self.scheduler.lifecycle.add(instance)
+        self.scheduler.lifecycle.add(instance, kv_generator=instance in self.generators)
         self.retired.discard(instance)
         self.move_on()
 
@@ -281,7 +313,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
         self.holds_together()
         for instance in self.scheduler.lifecycle.ended():
             self.scheduler.lifecycle.remove(instance)
-        assert sorted(self.scheduler.instances.idle) == sorted(self.tree.tiers.gpus)
+        assert set(self.scheduler.instances.idle) == self.tree.tiers.gpus.keys() - self.generators
         assert not any(node.locks for node in self.tree.registry.nodes.values())
         assert not any(state.backlog_s for state in self.scheduler.instances.states.values())
 

@@ -1,0 +1,61 @@
+"""A stack of real engines: one answers, and a KV generator works for the queries that wait for it."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+from stacks import HASHING, until
+
+pytestmark = pytest.mark.ray
+
+ENVIRONMENT = {
+    **HASHING,
+    "RAGTREE_GENERATOR__MAX_MODEL_LEN": "2048",
+    "RAGTREE_SERVING__KV_GENERATORS__REPLICAS": "1",
+    # One answer at a time, so that queries wait.
+    "RAGTREE_CONTROLLER__MAX_RUNNING": "1",
+    "RAGTREE_CONTROLLER__PREPARE_AFTER_S": "0",
+}
+DOCUMENTS = {
+    name: " ".join(f"Fact {number} about {name} is that {name} has {number * seed} lakes." for number in range(40))
+    for seed, name in enumerate(("Ruritania", "Freedonia", "Sylvania", "Graustark"), start=2)
+}
+GENERATED = "ragtree_cache_generated_tokens_total"
+STATES = 'ragtree_instances{state="kv_generator"}'
+
+
+@pytest.fixture(scope="module")
+def stack(start_stack):
+    stack = start_stack(ENVIRONMENT, "kv-generator")
+    stack.ingest("countries", DOCUMENTS)
+    until(lambda: stack.metric(STATES) == 1)
+    return stack
+
+
+def test_a_generator_computes_what_a_waiting_query_finds(stack):
+    with ThreadPoolExecutor(len(DOCUMENTS)) as asking:
+        replies = list(asking.map(lambda name: ask(stack, name), DOCUMENTS))
+    # The instance that answers prefetches for one of the waiting queries itself, while it decodes.
+    assert stack.metric(GENERATED) > 0
+    assert sum(reply["usage"]["prompt_tokens_details"]["cached_tokens"] > 0 for reply in replies) >= 2
+    assert stack.metric('ragtree_instances{state="serving"}') == 1
+
+
+def test_a_lost_generator_costs_no_query(stack):
+    (engine,) = (engine for engine in stack.engines() if generates(engine))
+    engine.kill()
+    with ThreadPoolExecutor(len(DOCUMENTS)) as asking:
+        replies = list(asking.map(lambda name: ask(stack, name), DOCUMENTS))
+    assert all(reply["usage"]["completion_tokens"] for reply in replies)
+    until(lambda: stack.metric(STATES) == 1 and any(map(generates, stack.engines())))
+    assert engine not in stack.engines()
+
+
+def generates(engine: psutil.Process) -> bool:
+    """Whether an engine belongs to a KV generator."""
+    return any("ServeReplica:kv_generator" in " ".join(parent.cmdline()) for parent in engine.parents())
+
+
+def ask(stack, name: str) -> dict:
+    question = {"query": f"What has {name}?", "collection": "countries", "top_k": 1, "max_tokens": 40}
+    return stack.query(**question).json()
