@@ -1,7 +1,7 @@
 """The stack without its servers: a controller and engines in this process, called as the gateway calls them."""
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -37,12 +37,15 @@ class LocalStack:
         settings: ControllerSettings,
         profiles: Path,
         gates: GateFolder | None = None,
+        kv_generators: Collection[str] = (),
     ) -> "AsyncGenerator[LocalStack]":
         """Make a stack over running engines, by the names that they were made with.
 
-        Missing cost profiles are measured and saved in ``profiles``. Without ``gates``, composing passes no gate.
+        Missing cost profiles are measured and saved in ``profiles``. Without ``gates``, composing passes no gate. Those
+        of ``kv_generators`` only generate KV.
         """
-        live = LiveController(settings, FixedInstances(engines), profiles, time.monotonic, time.time, gates)
+        instances = FixedInstances(engines, kv_generators)
+        live = LiveController(settings, instances, profiles, time.monotonic, time.time, gates)
         await live.start(lambda done, total: log.info("profiling the engine, once", probe=done, of=total))
         yield cls(live, engines)
         live.controller.check_integrity()

@@ -12,6 +12,7 @@ class SharingResult(msgspec.Struct, frozen=True):
 
     ``ttft_ms`` are the medians of the shortest prompt, for which reading on another machine pays least.
     ``bandwidth_share_of_tcp`` is that of the longest one. ``throughput`` is in queries a second by way.
+    ``generator_latency`` is the mean latency with a KV generator, as a share of that of machines that are alone.
     """
 
     ttft_ms: dict[str, float]
@@ -21,6 +22,8 @@ class SharingResult(msgspec.Struct, frozen=True):
     throughput: dict[str, float]
     shared_over_alone: float
     shared_over_routed: float
+    generator_over_alone: float
+    generator_latency: float
     first_tokens: list[FirstTokens]
     ways: dict[str, Served]
 
@@ -46,6 +49,8 @@ class SharingBenchmark:
             throughput=rate,
             shared_over_alone=rate["shared"] / rate["alone"],
             shared_over_routed=rate["shared"] / rate["routed"],
+            generator_over_alone=rate["generator"] / rate["alone"],
+            generator_latency=ways["generator"].mean_latency_ms / ways["alone"].mean_latency_ms,
             first_tokens=rows,
             ways=ways,
         )

@@ -1,12 +1,13 @@
 """Queries a second of two machines that read each other's KV, against two that keep theirs to themselves.
 
 Every query is new, and documents come again as often as in a question set: half of all queries concern a small part of
-the documents. Three ways to serve them take turns, each with two engines of its own:
+the documents. Four ways to serve them take turns, each with two engines of its own:
 
 - ``alone``: a stack on each machine, and queries go to them in turn, as a load balancer sends them.
 - ``routed``: one stack, whose controller sends a query where its documents are, and whose machines read nothing of
   each other.
 - ``shared``: the same, and machines read each other's KV.
+- ``generator``: one machine answers, and the other one is a KV generator for the queries that wait for it.
 """
 
 import asyncio
@@ -32,7 +33,8 @@ from cachectl.settings import ControllerSettings
 from protocol.generation import Sampling
 from protocol.prompts import Prompt, SegmentKind
 
-WAYS = ("alone", "routed", "shared")
+WAYS = ("alone", "routed", "shared", "generator")
+SHARING = ("shared", "generator")
 NAMESPACE = "benchmark"
 HALF = 0.5
 """The share of the queries that the popular documents get."""
@@ -62,19 +64,25 @@ class Load(msgspec.Struct, frozen=True):
 class Served(msgspec.Struct, frozen=True):
     """How one way served all its turns but the first, which fills the caches.
 
-    ``token_hit_rate`` is the share of prompt tokens that were not computed, ``peer_rate`` the share that was read on
-    the other machine.
+    A query's latency ends with its answer. ``token_hit_rate`` is the share of prompt tokens that were not computed,
+    ``peer_rate`` the share that was read on the other machine. A KV generator computed ``generated_rate`` of them.
     """
 
     queries_per_s: float
     mean_ttft_ms: float
+    mean_latency_ms: float
     token_hit_rate: float
     peer_rate: float
+    generated_rate: float
 
 
 class _Turn(NamedTuple):
+    """A turn's answers, the latency of each in milliseconds, and how long all took."""
+
     came: list[Generation]
+    latencies_ms: list[float]
     seconds: float
+    generated_tokens: int
 
 
 class ThroughputTurns:
@@ -111,11 +119,14 @@ class ThroughputTurns:
         folder = Path(running.enter_context(TemporaryDirectory(prefix=f"ragtree-bench-{way}-")))
         names = tuple(f"{way}-{number}" for number in range(2))
         both = await running.enter_async_context(
-            machines(self._engines, folder, names, sharing=way == "shared", at_work=2, **self._kv)
+            machines(self._engines, folder, names, sharing=way in SHARING, at_work=2, **self._kv)
         )
         groups = [{name: both[name]} for name in names] if way == "alone" else [both]
+        generators = names[1:] if way == "generator" else ()
         return [
-            await running.enter_async_context(LocalStack.over(group, self._controller, self._profiles))
+            await running.enter_async_context(
+                LocalStack.over(group, self._controller, self._profiles, kv_generators=generators)
+            )
             for group in groups
         ]
 
@@ -123,13 +134,16 @@ class ThroughputTurns:
         """Have all clients ask until there are no prompts left."""
         left = iter(prompts)
         took: list[Generation] = []
+        latencies_ms: list[float] = []
         balanced = cycle(stacks)
+        before = await _generated_tokens(stacks)
         sampling = Sampling(self._load.answer_tokens)
 
         async def client() -> None:
             for prompt in left:
-                answer = await next(balanced).answer(prompt, NAMESPACE, sampling)
-                took.append(answer)
+                asked = time.perf_counter()
+                took.append(await next(balanced).answer(prompt, NAMESPACE, sampling))
+                latencies_ms.append(1000 * (time.perf_counter() - asked))
 
         began = time.perf_counter()
         await asyncio.gather(*(client() for _ in range(self._load.clients)))
@@ -137,7 +151,7 @@ class ThroughputTurns:
         for stack in stacks:
             # Background work must not slow the next way down.
             await stack.settle()
-        return _Turn(took, seconds)
+        return _Turn(took, latencies_ms, seconds, await _generated_tokens(stacks) - before)
 
 
 def _prompts(load: Load, seed: int) -> Iterator[Prompt]:
@@ -161,6 +175,12 @@ def _served(turns: Sequence[_Turn]) -> Served:
     return Served(
         queries_per_s=len(came) / sum(turn.seconds for turn in turns),
         mean_ttft_ms=mean(answer.ttft_ms for answer in came),
+        mean_latency_ms=mean(latency for turn in turns for latency in turn.latencies_ms),
         token_hit_rate=sum(answer.prefill.cached_tokens for answer in came) / tokens,
         peer_rate=sum(read.tokens for answer in came for read in answer.prefill.peers) / tokens,
+        generated_rate=sum(turn.generated_tokens for turn in turns) / tokens,
     )
+
+
+async def _generated_tokens(stacks: Sequence[LocalStack]) -> int:
+    return sum([(await stack.stats()).generated_tokens for stack in stacks])
