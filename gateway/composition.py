@@ -7,10 +7,13 @@ from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from gateway.background.donors import Donors
 from gateway.background.forgetting import Forgetting
 from gateway.background.idle_prefill import IdlePrefill
 from gateway.background.idle_time import IdleTime
 from gateway.background.ingested import IngestedPrefill
+from gateway.background.past_queries import PastQueries
+from gateway.background.precomputation import Precomputations
 from gateway.background.replay import Replay
 from gateway.background.shadow import Shadow
 from gateway.background.warmup import WarmUps
@@ -76,7 +79,9 @@ class Composition:
         prefill = IdlePrefill(parts, self._tasks, settings)
         replay = Replay(parts, idle, prefill, settings)
         self._shadow = Shadow(composed, idle, parts, metrics=metrics, tasks=self._tasks, settings=settings)
-        self._ingested = IngestedPrefill(parts, idle, prefill, metrics, enabled=settings.prefill_ingested)
+        past = PastQueries(replay, stores.query_log, settings)
+        donors = Donors(parts, idle, prefill)
+        self._ingested = IngestedPrefill(parts.retriever, donors, metrics, enabled=settings.prefill_ingested)
         self.gateway = Gateway(
             retriever=parts.retriever,
             controller=parts.controller,
@@ -87,7 +92,8 @@ class Composition:
             searches=Searches(parts.retriever, metrics, self._tasks, settings, tracing),
             ingested=self._ingested,
             forgetting=Forgetting(parts.retriever, parts.controller, settings),
-            warm_ups=WarmUps(replay, stores.query_log, settings),
+            warm_ups=WarmUps(past, replay),
+            precomputations=Precomputations(parts, idle, past=past, replay=replay, donors=donors, metrics=metrics),
             readiness=readiness,
             keyring=keyring,
             quotas=Quotas(stores.windows, self._tasks, settings),
@@ -108,7 +114,8 @@ class Composition:
         async with gateway.stores.opened(), gateway.readiness.watching(), gateway.forgetting.sweeping():
             async with self._shadow.comparing(), self._ingested.prefilling():
                 yield
-            await gateway.warm_ups.shutdown()
+            await gateway.warm_ups.jobs.shutdown()
+            await gateway.precomputations.jobs.shutdown()
             await gateway.runs.shutdown()
             await self._tasks.drain(gateway.settings.drain_s)
             await asyncio.to_thread(self._tracing.close)

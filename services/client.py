@@ -132,6 +132,19 @@ class StackClient:
         """Return the current state of a warm-up job."""
         return self._call("GET", f"{_CACHE}/warm/{job_id}")
 
+    def precompute(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Start to compute documents' KV ahead of time; return the precomputation."""
+        return self._call("POST", f"{_CACHE}/precompute", json=body)
+
+    @_retried
+    def precomputation(self, job_id: str) -> dict[str, Any]:
+        """Return the current state of a precomputation."""
+        return self._call("GET", f"{_CACHE}/precompute/{quote(job_id, safe='')}")
+
+    def cancel_precomputation(self, job_id: str) -> dict[str, Any]:
+        """Cancel a precomputation; return its last state."""
+        return self._call("DELETE", f"{_CACHE}/precompute/{quote(job_id, safe='')}")
+
     def pin(self, body: dict[str, Any]) -> dict[str, Any]:
         """Pin or unpin a document in the cache."""
         return self._call("POST", f"{_CACHE}/pin", json=body)

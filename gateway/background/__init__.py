@@ -1,1 +1,1 @@
-"""Background work: warm-up, deletion sweeps and pins."""
+"""Background work: warm-up, precomputation, deletion sweeps and pins."""

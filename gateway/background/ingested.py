@@ -1,30 +1,20 @@
 """Prefill of ingested documents in idle time, so that prompts have their KV before anybody has asked for them."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import Literal, NamedTuple, TypeAlias
-from uuid import uuid4
+from typing import NamedTuple
 
 import structlog
 
-from gateway.background.idle_prefill import IdlePrefill
-from gateway.background.idle_time import IdleTime
-from gateway.limits.auth import namespace_of
+from gateway.background.donors import Donors
+from gateway.background.stored_documents import stored_documents
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from protocol.documents import IngestJob
 from protocol.errors import RagtreeError, Unavailable
-from protocol.parts import Parts
-from protocol.plans import AdmissionRequest, Reuse
-from protocol.prompts import ChatMessage, Prompt
+from protocol.parts import Retriever
 from protocol.repeating import in_background
-from protocol.retrieval import Chunk
 
-Outcome: TypeAlias = Literal["computed", "present", "no_room"]
-
-_PAGE = 100
 _POLL_S = 0.5
 """Between two looks at a job, or at a retriever that is away."""
 
@@ -40,19 +30,14 @@ class Ingested(NamedTuple):
 
 
 class IngestedPrefill:
-    """Prefills the chunks of ingested documents while no query runs, one after another, as far as the tiers have room.
+    """Prefills the chunks of ingested documents, one after another, as ``Donors`` does.
 
-    Each chunk but a document's first is computed behind that one: KV that has seen other text answers better in a
-    composed prompt than KV that has seen none (docs/composition.md). Jobs are forgotten when the gateway stops.
-    Switched off, it does nothing.
+    Jobs are forgotten when the gateway stops. Switched off, it does nothing.
     """
 
-    def __init__(
-        self, parts: Parts, idle: IdleTime, prefill: IdlePrefill, metrics: GatewayMetrics, *, enabled: bool
-    ) -> None:
-        self._parts = parts
-        self._idle = idle
-        self._prefill = prefill
+    def __init__(self, retriever: Retriever, donors: Donors, metrics: GatewayMetrics, *, enabled: bool) -> None:
+        self._retriever = retriever
+        self._donors = donors
         self._metrics = metrics
         self._enabled = enabled
         self._waiting: asyncio.Queue[Ingested] = asyncio.Queue()
@@ -82,7 +67,8 @@ class IngestedPrefill:
             return
         async for document_id in self._documents(ingested):
             try:
-                await self._prefill_document(tenant, job.collection, document_id)
+                for donor in await self._donors.of_document(tenant, job.collection, document_id):
+                    self._metrics.prefilled_ingested((await self._donors.prefill(donor)).outcome)
             except RagtreeError as error:
                 # It may have been deleted since.
                 log.warning("document_not_prefilled", document_id=document_id, error=str(error))
@@ -93,7 +79,7 @@ class IngestedPrefill:
         while not job.ended:
             await asyncio.sleep(_POLL_S)
             try:
-                job = await self._parts.retriever.get_job(tenant, job.job_id)
+                job = await self._retriever.get_job(tenant, job.job_id)
             except Unavailable:
                 continue
         return job
@@ -104,40 +90,6 @@ class IngestedPrefill:
         if only is not None:
             yield only
             return
-        after: str | None = None
-        while True:
-            page = await self._parts.retriever.list_documents(tenant, job.collection, _PAGE, after)
-            for document in page.documents:
-                if document.updated_at >= job.created_at:
-                    yield document.document_id
-            after = page.next_cursor
-            if after is None:
-                return
-
-    async def _prefill_document(self, tenant: str, collection: str, document_id: str) -> None:
-        searched_at = time.time()
-        chunks = await self._parts.retriever.chunks(tenant, collection, document_id)
-        for chunk in chunks:
-            behind = [chunk] if chunk is chunks[0] else [chunks[0], chunk]
-            attempt = partial(self._attempt, tenant, behind, searched_at)
-            self._metrics.prefilled_ingested(await self._idle.spend(attempt))
-
-    async def _attempt(self, tenant: str, chunks: Sequence[Chunk], searched_at: float) -> Outcome | None:
-        """What became of a prefill; None if the stack is busy."""
-        laid_out = self._parts.layout.lay_out((ChatMessage("user", "?"),), chunks, max_tokens=1)
-        prompt = Prompt(laid_out.prefix)
-        if not await self._has_room(prompt.token_count):
-            return "no_room"
-        # Composed KV is not kept.
-        request = AdmissionRequest(
-            f"ingested_{uuid4().hex}", namespace_of(tenant), prompt, searched_at, reuse=Reuse.EXACT
-        )
-        computed = await self._prefill.attempt(request)
-        if computed is None:
-            return None
-        return "computed" if computed else "present"
-
-    async def _has_room(self, tokens: int) -> bool:
-        """Whether the tiers have room, so that nothing has to leave for a document that nobody may ask for."""
-        tiers = (await self._parts.controller.stats()).tiers
-        return sum(tier.capacity_tokens - tier.used_tokens for tier in tiers) >= tokens
+        async for document in stored_documents(self._retriever, tenant, job.collection):
+            if document.updated_at >= job.created_at:
+                yield document.document_id

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from contextlib import suppress
 
+from gateway.background.system_prompt import system_path
 from protocol.cache import CachePath
 from protocol.errors import PinRefused, UnknownNode
 from protocol.parts import Controller, PromptLayout
-from protocol.prompts import ChatMessage, SegmentKind
 from protocol.retrieval import Chunk
 
 
@@ -17,7 +17,7 @@ async def pin_document(
 
     Raises UnknownNode if there is no such node, and PinRefused. Changes nothing then.
     """
-    above = _system_prompt(layout)
+    above = system_path(layout)
     paths = [CachePath(namespace, (*above, content)) for content in dict.fromkeys(c.content_hash for c in chunks)]
     held = await (_pin if pinned else _unpin)(controller, paths)
     if not held:
@@ -52,9 +52,3 @@ async def _unpin(controller: Controller, paths: Sequence[CachePath]) -> int:
                 taken += 1
         held += taken > 0
     return held
-
-
-def _system_prompt(layout: PromptLayout) -> tuple[str, ...]:
-    """Keys of the system prompt that every prompt begins with. An empty one has no node."""
-    prompt = layout.lay_out((ChatMessage("user", "?"),), (), max_tokens=1)
-    return tuple(s.key for s in prompt.segments if s.kind is SegmentKind.SYSTEM and s.token_ids)

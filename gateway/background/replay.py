@@ -5,7 +5,7 @@ from contextlib import aclosing
 from functools import partial
 from uuid import uuid4
 
-from gateway.background.idle_prefill import IdlePrefill
+from gateway.background.idle_prefill import IdlePrefill, Prefilled
 from gateway.background.idle_time import IdleTime
 from gateway.deadline import Deadline
 from gateway.limits.auth import namespace_of
@@ -34,14 +34,14 @@ class Replay:
         found = await self._idle.spend(partial(self._found, search))
         return tuple(document.key for document in self._lay_out(search, found).documents)
 
-    async def prefill(self, search: SearchRequest) -> int:
-        """Bring the query's documents into the tree. Returns the computed tokens, 0 if all documents were there.
+    async def prefill(self, search: SearchRequest, *, evicting: bool) -> Prefilled:
+        """Bring the query's documents into the tree; unless ``evicting``, as far as the tiers have room.
 
         Raises what the parts raise, and DeadlineExceeded.
         """
-        return await self._idle.spend(partial(self._attempt, search))
+        return await self._idle.spend(partial(self._attempt, search, evicting=evicting))
 
-    async def _attempt(self, search: SearchRequest) -> int | None:
+    async def _attempt(self, search: SearchRequest, *, evicting: bool) -> Prefilled | None:
         # Searches again, because documents may have been deleted since the past query.
         searched_at = time.time()
         found = await self._found(search)
@@ -55,7 +55,7 @@ class Replay:
             # Composed KV is not kept, so it would warm up nothing.
             reuse=Reuse.EXACT,
         )
-        return await self._prefill.attempt(request)
+        return await self._prefill.attempt(request, evicting=evicting)
 
     async def _found(self, search: SearchRequest) -> CandidateSet:
         last: CandidateSet | None = None

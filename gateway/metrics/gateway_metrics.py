@@ -145,8 +145,8 @@ class GatewayMetrics:
             self._shadows.labels(outcome)
         self._ingested = Counter(
             "ragtree_ingest_prefills_total",
-            "Chunks of ingested documents prefilled in idle time, by outcome: computed, present, no_room in the tiers "
-            "without evicting, or failed.",
+            "Chunks of ingested documents prefilled in idle time, after ingestion or by precomputations, by outcome: "
+            "computed, present, no_room in the tiers without evicting, or failed.",
             ["outcome"],
             registry=registry,
         )

@@ -1,4 +1,4 @@
-"""Administration of the KV cache: statistics, warm-up, pins and deletion.
+"""Administration of the KV cache: statistics, warm-up, precomputation, pins and deletion.
 
 ``tenant`` names the documents' owner. By default, it is the administrator's own tenant.
 """
@@ -16,9 +16,17 @@ from gateway.routes.dependencies import AdminDep, GatewayDep, json_only, media_t
 from gateway.routes.documents import DocumentPath
 from gateway.routes.responses import json_response
 from gateway.wire.activity_replies import ActivityReport
-from gateway.wire.cache_replies import CacheStats, CacheTree, Dropped, Pinned, WarmUpReply, token_bytes
+from gateway.wire.cache_replies import (
+    CacheStats,
+    CacheTree,
+    Dropped,
+    Pinned,
+    PrecomputeReply,
+    WarmUpReply,
+    token_bytes,
+)
 from gateway.wire.openapi import errors, json_reply, reference
-from gateway.wire.schemas import COLLECTION, PinBody, TenantName, WarmBody, WarmQuery
+from gateway.wire.schemas import COLLECTION, PinBody, PrecomputeBody, TenantName, WarmBody, WarmQuery
 from protocol.cache import DocumentDeletion
 from protocol.documents import DEFAULT_COLLECTION
 from protocol.errors import UnsupportedMediaType
@@ -95,7 +103,45 @@ async def warm_cache(request: Request, administrator: AdminDep, gateway: Gateway
 )
 async def get_warm_up(job_id: str, _administrator: AdminDep, gateway: GatewayDep) -> Response:
     """Get the progress of the last warm-up. Earlier ones are not kept."""
-    return json_response(WarmUpReply.of(gateway.warm_ups.get(job_id)))
+    return json_response(WarmUpReply.of(gateway.warm_ups.jobs.get(job_id)))
+
+
+@router.post(
+    "/precompute",
+    status_code=202,
+    response_class=Response,
+    responses={
+        202: json_reply(PrecomputeReply, "The precomputation.", Location="URL of the job."),
+        **errors(400, 401, 403, 409, 413, 415, 422, 500),
+    },
+    dependencies=[Depends(json_only)],
+)
+async def precompute(body: PrecomputeBody, administrator: AdminDep, gateway: GatewayDep) -> Response:
+    """Compute the KV of documents ahead of time, on idle capacity and as far as the tiers have room.
+
+    First, with ``top``, so many of the most frequent sequences of documents in the query log. Then every chunk of every
+    document. What is cached is not computed again, so a new precomputation continues one that has ended early.
+    """
+    job = gateway.precomputations.start(body, administrator.tenant)
+    return json_response(PrecomputeReply.of(job), 202, {"Location": f"/v1/admin/cache/precompute/{job.job_id}"})
+
+
+@router.get(
+    "/precompute/{job_id}",
+    responses={200: json_reply(PrecomputeReply, "The job."), **errors(401, 403, 404, 422, 500)},
+)
+async def get_precomputation(job_id: str, _administrator: AdminDep, gateway: GatewayDep) -> Response:
+    """Get the progress of the last precomputation. Earlier ones are not kept."""
+    return json_response(PrecomputeReply.of(gateway.precomputations.jobs.get(job_id)))
+
+
+@router.delete(
+    "/precompute/{job_id}",
+    responses={200: json_reply(PrecomputeReply, "The job."), **errors(401, 403, 404, 422, 500)},
+)
+async def cancel_precomputation(job_id: str, _administrator: AdminDep, gateway: GatewayDep) -> Response:
+    """Cancel the last precomputation. What it has computed stays. A job that has ended stays as it is."""
+    return json_response(PrecomputeReply.of(await gateway.precomputations.jobs.cancel(job_id)))
 
 
 @router.post(

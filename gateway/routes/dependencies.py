@@ -9,6 +9,7 @@ from fastapi.security import HTTPBearer
 
 from gateway.background.forgetting import Forgetting
 from gateway.background.ingested import IngestedPrefill
+from gateway.background.precomputation import Precomputations
 from gateway.background.warmup import WarmUps
 from gateway.limits.auth import Caller, Keyring
 from gateway.limits.quotas import QueryTicket, Quotas, UploadTicket
@@ -42,6 +43,7 @@ class Gateway:
     searches: Searches
     forgetting: Forgetting
     warm_ups: WarmUps
+    precomputations: Precomputations
     readiness: Readiness
     keyring: Keyring
     quotas: Quotas

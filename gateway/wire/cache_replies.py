@@ -1,9 +1,11 @@
-"""Replies of the cache administration: statistics, the tree, and results of warm-ups, pins and deletions."""
+"""Replies of the cache administration: statistics, the tree, and results of jobs, pins and deletions."""
 
 from typing import Literal
 
 import msgspec
 
+from gateway.background.cache_jobs import CacheJobStatus
+from gateway.background.precomputation import Precomputation, Prefills
 from gateway.background.warmup import WarmUp
 from gateway.readiness import Readiness
 from gateway.stores.recent_documents import DocumentName, RecentDocuments
@@ -112,6 +114,34 @@ class WarmUpReply(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, job: WarmUp) -> "WarmUpReply":
+        """Make the reply from a job."""
+        error = job.last_error
+        return cls(**{**msgspec.structs.asdict(job), "last_error": error and error_body(error)})
+
+
+class PrecomputeReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A precomputation. Its counters are those of ``Precomputation``.
+
+    The status ``no_room`` means that the tiers were full before everything was computed.
+    """
+
+    job_id: str
+    object: Literal["cache.precomputation"] = "cache.precomputation"
+    status: CacheJobStatus
+    queries: int
+    resolved: int
+    unresolved: int
+    sequences: Prefills
+    documents: int
+    documents_done: int
+    chunks: Prefills
+    computed_tokens: int
+    created_at: float
+    updated_at: float
+    last_error: ErrorBody | None
+
+    @classmethod
+    def of(cls, job: Precomputation) -> "PrecomputeReply":
         """Make the reply from a job."""
         error = job.last_error
         return cls(**{**msgspec.structs.asdict(job), "last_error": error and error_body(error)})

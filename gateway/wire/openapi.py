@@ -10,7 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from gateway.wire import events, reply
 from gateway.wire.activity_replies import ActivityReport
-from gateway.wire.cache_replies import CacheStats, CacheTree, Dropped, Pinned, WarmUpReply
+from gateway.wire.cache_replies import CacheStats, CacheTree, Dropped, Pinned, PrecomputeReply, WarmUpReply
 from gateway.wire.document_replies import ChunkReply, CollectionList, Deleted, DocumentList, DocumentReply, JobReply
 from gateway.wire.errors import ErrorReply
 from gateway.wire.health_replies import Health, Ready
@@ -62,6 +62,7 @@ _TYPES = (
     ActivityReport,
     Dropped,
     Pinned,
+    PrecomputeReply,
     WarmUpReply,
     Health,
     Ready,

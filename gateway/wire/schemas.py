@@ -18,6 +18,7 @@ COLLECTION = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 DOCUMENT_ID = r"^[^\x00-\x1f\x7f]{1,512}$"
 MAX_TOKENS = 131_072
 MAX_TOP_K = 100
+MAX_SEQUENCES = 1_000_000
 
 
 def _whole_characters(text: str) -> str:
@@ -149,6 +150,26 @@ class WarmBody(BaseModel):
     def _one_source(self) -> "WarmBody":
         if self.log == bool(self.queries):
             raise ValueError("set either queries or log")
+        return self
+
+
+class PrecomputeBody(BaseModel):
+    """What to compute ahead of time. Without ``collection``, all collections of the tenant."""
+
+    model_config = ConfigDict(extra="forbid")
+    collection: CollectionName | None = None
+    tenant: TenantName | None = None
+    top: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] | None = Field(
+        default=None, description="So many of the most frequent sequences of documents in the query log, first."
+    )
+    donors: StrictBool = Field(
+        default=True, description="Every chunk, behind the first chunk of its document, as after ingestion."
+    )
+
+    @model_validator(mode="after")
+    def _something(self) -> "PrecomputeBody":
+        if self.top is None and not self.donors:
+            raise ValueError("without donors, set top")
         return self
 
 

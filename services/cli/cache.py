@@ -11,24 +11,14 @@ from rich.table import Table
 from rich.tree import Tree
 
 from protocol.documents import UNFINISHED
-from services.cli.connection import JsonOption, UrlOption, connect
+from services.cli.admin import AdminKeyOption, TenantOption, connect_as_admin
+from services.cli.connection import JsonOption, UrlOption
 from services.cli.output import StepBars, errors, results
+from services.cli.precompute import precompute
 from services.client import StackClient
-from services.config import load_config
 
 app = typer.Typer(help="Show and manage the KV cache. Needs an administrator's key.", no_args_is_help=True)
-
-AdminKeyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--admin-key",
-        envvar=["RAGTREE_GATEWAY__ADMIN_KEY", "RAGTREE_API_KEY"],
-        help="Administrator's key, if the stack needs one; by default the configured one for the local stack.",
-        show_default=False,
-    ),
-]
 CollectionOption = Annotated[str | None, typer.Option(help="Collection to use.  [default: default]")]
-TenantOption = Annotated[str | None, typer.Option(help="Tenant of the documents; by default the administrator's own.")]
 
 _POLL_S = 0.2
 
@@ -36,7 +26,7 @@ _POLL_S = 0.2
 @app.command()
 def stats(url: UrlOption = None, admin_key: AdminKeyOption = None, as_json: JsonOption = False) -> None:
     """Show the contents of each tier of the cache."""
-    held = _connect(url, admin_key).cache_stats()
+    held = connect_as_admin(url, admin_key).cache_stats()
     if as_json:
         print(json.dumps(held))
         return
@@ -77,7 +67,7 @@ def tree(
     as_json: JsonOption = False,
 ) -> None:
     """Show the knowledge tree, the most used documents first."""
-    view = _connect(url, admin_key).cache_tree(depth, limit)
+    view = connect_as_admin(url, admin_key).cache_tree(depth, limit)
     if as_json:
         print(json.dumps(view))
         return
@@ -113,7 +103,7 @@ def warm(
     body: dict[str, Any] = {"collection": collection, "tenant": tenant, "log": log}
     if file is not None:
         body["queries"] = list(_queries(file))
-    client = _connect(url, admin_key)
+    client = connect_as_admin(url, admin_key)
     job = _followed(client, client.warm_cache(body))
     if as_json:
         print(json.dumps(job))
@@ -130,6 +120,9 @@ def warm(
         raise typer.Exit(1)
 
 
+app.command()(precompute)
+
+
 @app.command()
 def pin(
     document: Annotated[str, typer.Argument(help="Id of the document.")],
@@ -142,7 +135,7 @@ def pin(
 ) -> None:
     """Pin a cached document, which keeps it from eviction, as the first document behind the system prompt."""
     body = {"document_id": document, "collection": collection, "tenant": tenant, "pinned": not unpin}
-    receipt = _connect(url, admin_key).pin(body)
+    receipt = connect_as_admin(url, admin_key).pin(body)
     if as_json:
         print(json.dumps(receipt))
         return
@@ -158,7 +151,7 @@ def clear(
     as_json: JsonOption = False,
 ) -> None:
     """Evict everything from the cache, of all tenants, except what running queries use."""
-    client = _connect(url, admin_key)
+    client = connect_as_admin(url, admin_key)
     if not yes:
         typer.confirm(f"Clear the whole cache of {client.url}?", abort=True, err=True)
     receipt = client.clear_cache()
@@ -166,14 +159,6 @@ def clear(
         print(json.dumps(receipt))
         return
     errors.print(f"{receipt['nodes']} nodes evicted.", highlight=False)
-
-
-def _connect(url: str | None, admin_key: str | None) -> StackClient:
-    if url is None and admin_key is None:
-        # Never send the configured key to a stack given by URL: it may not be the configured one.
-        configured = load_config().gateway.admin_key
-        admin_key = configured.get_secret_value() if configured is not None else None
-    return connect(url, admin_key)
 
 
 def _queries(file: Path) -> Iterator[Any]:

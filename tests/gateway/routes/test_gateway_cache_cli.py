@@ -1,7 +1,9 @@
 """``ragtree cache`` against a real gateway with fake parts."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -16,9 +18,9 @@ from gateway.background import idle_time
 from gateway.limits.auth import namespace_of
 from gateway.settings import GatewaySettings
 from protocol.cache import CachePath
+from services.cli import admin, cache, precompute
 from services.cli import app as ragtree
-from services.cli import cache
-from services.client import RequestFailed, StackClient
+from services.client import RequestFailed, StackClient, StackUnreachable
 
 KEY = "sk-admin"
 PATH = CachePath(namespace_of("default"), ("system", "hash1"))
@@ -32,6 +34,7 @@ def run(stack: Stack, monkeypatch, tmp_path) -> Iterator[Run]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAGTREE_CONFIG", raising=False)
     monkeypatch.setattr(cache, "_POLL_S", 0.001)
+    monkeypatch.setattr(precompute, "_POLL_S", 0.001)
     monkeypatch.setattr(idle_time, "_FIRST_WAIT_S", 0.001)
     settings = GatewaySettings(admin_key=KEY)
     gateway = create_app(stack, settings, data_dir=tmp_path / "gateway")
@@ -45,7 +48,7 @@ def run(stack: Stack, monkeypatch, tmp_path) -> Iterator[Run]:
         def connect(url: str | None, key: str | None) -> StackClient:
             return StackClient(url or "http://here", key, transport=httpx.MockTransport(forward))
 
-        monkeypatch.setattr(cache, "connect", connect)
+        monkeypatch.setattr(admin, "connect", connect)
 
         def run(*arguments: str, key: str | None = KEY, **options) -> Result:
             env = {"RAGTREE_GATEWAY__ADMIN_KEY": key, "RAGTREE_API_KEY": None, "COLUMNS": "160", "TERM": "dumb"}
@@ -118,6 +121,108 @@ def test_error_names_the_invalid_line(run: Run, tmp_path):
     result = run("warm", str(file))
     assert result.exit_code == 2
     assert "line 2" in result.stderr
+
+
+def test_precomputing_twice(run: Run, stack: Stack):
+    stack.retriever.chunks_of = 2
+    shown = done(run("precompute")).stderr
+    assert "10 chunks computed, 0 already cached, 0 without room, 0 failed, 0 not tried." in shown
+    assert "tokens computed; 5 of 5 documents done." in shown
+    assert len(stack.controller.warmed) == 10
+    job = json.loads(done(run("precompute", "--json")).stdout)
+    assert (job["chunks"]["present"], job["computed_tokens"]) == (10, 0)
+    assert len(stack.controller.warmed) == 10
+
+
+def test_precomputing_until_the_tiers_are_full(run: Run, stack: Stack):
+    stack.controller.tiers = ()
+    shown = done(run("precompute", "--collection", "default")).stderr
+    assert "The tiers have no room left." in shown
+    assert "5 without room" in shown
+
+
+def test_precomputing_frequent_sequences_only(run: Run, stack: Stack):
+    assert "0 tokens computed; 0 of 0 documents done." in done(run("precompute", "--top", "3", "--no-donors")).stderr
+    assert stack.controller.warmed == []
+
+
+def test_failed_precomputation(run: Run):
+    result = run("precompute", "--collection", "nowhere")
+    assert result.exit_code == 1
+    assert "nowhere" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--no-donors"],
+        ["--follow", "a", "--cancel", "a"],
+        ["--follow", "a", "--top", "3"],
+        ["--cancel", "a", "--collection", "c"],
+        ["--top", "0"],
+    ],
+)
+def test_precomputing_refuses_contradictions(run: Run, arguments: list[str]):
+    assert run("precompute", *arguments).exit_code == 2
+
+
+def test_ctrl_c_leaves_the_precomputation_running(run: Run, stack: Stack, monkeypatch):
+    stack.controller.busy = True
+
+    def pressed(_client: StackClient, _job_id: str) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StackClient, "precomputation", pressed)
+        result = run("precompute")
+    assert result.exit_code == 130
+    (job_id,) = set(re.findall(r"precompute_\w+", result.stderr))
+    assert "still running" in str(run("precompute").exception)
+    stack.controller.busy = False
+    job = json.loads(done(run("precompute", "--follow", job_id, "--json")).stdout)
+    assert (job["job_id"], job["status"], job["chunks"]["computed"]) == (job_id, "completed", 5)
+
+
+def test_cancelling_a_precomputation(run: Run, stack: Stack, monkeypatch):
+    """The command that follows the job ends, and says that the job was cancelled."""
+    stack.controller.busy = True
+    cancelled: list[Result] = []
+    asked_for = StackClient.precomputation
+
+    def by_another_command(client: StackClient, job_id: str) -> dict[str, Any]:
+        cancelled.append(run("precompute", "--cancel", job_id))
+        return asked_for(client, job_id)
+
+    monkeypatch.setattr(StackClient, "precomputation", by_another_command)
+    result = run("precompute")
+    assert (result.exit_code, [by.exit_code for by in cancelled]) == (1, [0])
+    for shown in (result, *cancelled):
+        assert "The job was cancelled." in shown.stderr
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        RequestFailed(404, {"message": "There is no job.", "code": "unknown_job"}),
+        StackUnreachable("no stack answers"),
+    ],
+)
+def test_a_gateway_that_restarts_loses_the_precomputation(run: Run, stack: Stack, monkeypatch, lost: Exception):
+    stack.controller.busy = True
+
+    def restarted(_client: StackClient, _job_id: str) -> dict[str, Any]:
+        raise lost
+
+    monkeypatch.setattr(StackClient, "precomputation", restarted)
+    refused = run("precompute").exception
+    assert isinstance(refused, precompute.JobLost)
+    assert "the same command continues it" in str(refused)
+
+
+def test_following_an_unknown_precomputation(run: Run):
+    refused = run("precompute", "--follow", "precompute_x").exception
+    assert isinstance(refused, RequestFailed)
+    assert refused.error["code"] == "unknown_job"
 
 
 def test_pinning_and_unpinning(run: Run, stack: Stack):

@@ -34,6 +34,7 @@ async def test_replies_match_the_openapi_document(over_http, mode, configured, s
         "POST /v1/collections/{collection}/documents:batch",
         "GET /v1/admin/cache/activity",
         "POST /v1/admin/cache/warm",
+        "POST /v1/admin/cache/precompute",
         "DELETE /v1/admin/cache/documents/{document_id}",
         "GET /metrics",
     }

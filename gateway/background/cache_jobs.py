@@ -1,0 +1,114 @@
+"""Jobs that fill the cache in the background, one of a kind at a time."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from uuid import uuid4
+
+import msgspec
+import structlog
+
+from protocol.errors import Conflict, InternalError, RagtreeError, UnknownJob
+
+log = structlog.get_logger(__name__)
+
+Ending: TypeAlias = Literal["completed", "no_room", "failed"]
+"""How the work of a job ends; ``no_room``: the tiers were full before it was done."""
+
+CacheJobStatus: TypeAlias = Literal["queued", "in_progress", "cancelled"] | Ending
+
+
+class CacheJob(msgspec.Struct, kw_only=True):
+    """A job and its progress. Changes while it runs; readers must not modify it.
+
+    Of ``queries``, ``resolved`` found documents and ``unresolved`` did not. ``computed_tokens`` were prefilled. Times
+    are seconds since the epoch.
+    """
+
+    job_id: str
+    created_at: float = msgspec.field(default_factory=time.time)
+    updated_at: float = msgspec.field(default_factory=time.time)
+    status: CacheJobStatus = "queued"
+    queries: int = 0
+    resolved: int = 0
+    unresolved: int = 0
+    computed_tokens: int = 0
+    last_error: RagtreeError | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job is finished."""
+        return self.status not in ("queued", "in_progress")
+
+    def progressed(self, error: RagtreeError | None = None) -> None:
+        """Note that something was done now, or failed with ``error``."""
+        self.updated_at = time.time()
+        self.last_error = error or self.last_error
+
+
+J = TypeVar("J", bound=CacheJob)
+
+
+class CacheJobs(Generic[J]):
+    """Runs one job at a time, and keeps the last one. Jobs end with the gateway.
+
+    ``name`` names a job in messages. ``prefix`` begins its ids.
+    """
+
+    def __init__(self, name: str, prefix: str) -> None:
+        self._name = name
+        self._prefix = prefix
+        self._last: tuple[J, asyncio.Task[None]] | None = None
+
+    def start(self, new: Callable[[str], J], work: Callable[[J], Coroutine[Any, Any, Ending]]) -> J:
+        """Start the job that ``new`` makes for an id, and do its ``work`` in the background.
+
+        Raises Conflict while another job runs.
+        """
+        if self._last is not None and not self._last[0].ended:
+            raise Conflict(f"The {self._name} {self._last[0].job_id} is still running; wait for its end.")
+        job = new(f"{self._prefix}_{uuid4().hex}")
+        task = asyncio.create_task(self._run(job, work))
+        # Not a finally in _run: a task that is cancelled before its first step never enters it.
+        task.add_done_callback(lambda _: _end(job))
+        self._last = job, task
+        return job
+
+    def get(self, job_id: str) -> J:
+        """The last job. Raises UnknownJob for any other id."""
+        if self._last is None or self._last[0].job_id != job_id:
+            raise UnknownJob(f"There is no job {job_id!r}.", "job_id")
+        return self._last[0]
+
+    async def cancel(self, job_id: str) -> J:
+        """Cancel the last job, which changes nothing if it has ended. Raises UnknownJob for any other id."""
+        job = self.get(job_id)
+        await self.shutdown()
+        return job
+
+    async def shutdown(self) -> None:
+        """Cancel the running job."""
+        if self._last is not None:
+            _, task = self._last
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def _run(self, job: J, work: Callable[[J], Coroutine[Any, Any, Ending]]) -> None:
+        job.status = "in_progress"
+        try:
+            job.status = await work(job)
+        except RagtreeError as error:
+            job.progressed(error)
+            job.status = "failed"
+        except Exception:
+            log.exception("cache_job_defect", job_id=job.job_id)
+            job.progressed(InternalError.logged())
+            job.status = "failed"
+
+
+def _end(job: CacheJob) -> None:
+    if not job.ended:
+        job.status = "cancelled"
+    job.progressed()
+    log.info("cache_job_ended", job_id=job.job_id, status=job.status, computed_tokens=job.computed_tokens)

@@ -1,0 +1,66 @@
+"""The chunks of a document as donors: KV that composed prompts take over, computed before anybody has asked for it."""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+from uuid import uuid4
+
+from gateway.background.idle_prefill import IdlePrefill, Prefilled
+from gateway.background.idle_time import IdleTime
+from gateway.limits.auth import namespace_of
+from protocol.parts import Parts
+from protocol.plans import AdmissionRequest, Reuse
+from protocol.prompts import ChatMessage, Prompt
+from protocol.retrieval import Chunk
+
+
+class Donor(NamedTuple):
+    """The last of ``chunks``, computed behind the others. They were read at ``read_at``, in seconds since the epoch."""
+
+    tenant: str
+    chunks: tuple[Chunk, ...]
+    read_at: float
+
+    @property
+    def contents(self) -> tuple[str, ...]:
+        """Contents of the chunks, in order."""
+        return tuple(chunk.content_hash for chunk in self.chunks)
+
+
+class Donors:
+    """Finds the donors of a document, and prefills them while no query runs, as far as the tiers have room.
+
+    Each chunk but a document's first is computed behind that one: KV that has seen other text answers better in a
+    composed prompt than KV that has seen none (docs/composition.md).
+    """
+
+    def __init__(self, parts: Parts, idle: IdleTime, prefill: IdlePrefill) -> None:
+        self._parts = parts
+        self._idle = idle
+        self._prefill = prefill
+
+    async def of_document(self, tenant: str, collection: str, document_id: str) -> Sequence[Donor]:
+        """A document's donors, in order. Raises UnknownCollection, UnknownDocument or Unavailable."""
+        read_at = time.time()
+        chunks = await self._idle.spend(partial(self._parts.retriever.chunks, tenant, collection, document_id))
+        return [
+            Donor(tenant, (chunk,) if number == 0 else (chunks[0], chunk), read_at)
+            for number, chunk in enumerate(chunks)
+        ]
+
+    async def prefill(self, donor: Donor) -> Prefilled:
+        """Prefill a donor, unless something had to leave the tiers for it: nobody may ever ask for it.
+
+        Raises what the parts raise, and DeadlineExceeded.
+        """
+        laid_out = self._parts.layout.lay_out((ChatMessage("user", "?"),), donor.chunks, max_tokens=1)
+        request = AdmissionRequest(
+            f"donor_{uuid4().hex}",
+            namespace_of(donor.tenant),
+            Prompt(laid_out.prefix),
+            donor.read_at,
+            # Composed KV is not kept.
+            reuse=Reuse.EXACT,
+        )
+        return await self._idle.spend(partial(self._prefill.attempt, request, evicting=False))
