@@ -21,6 +21,13 @@ class ControllerSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    shards: int = Field(
+        1,
+        gt=0,
+        le=64,
+        description="Controllers that share the generator's instances, each with its part of all memory. One is enough "
+        "for about a hundred instances.",
+    )
     policy: str = Field("FORESIGHT", description=f"The replacement policy: {', '.join(policy_names())}.")
     swap: Swap = Field(
         Swap.ONCE,

@@ -6,6 +6,8 @@ the same prefix, so its pages are always cut the same way. If the prefix ends in
 holds the end of the prefix. The rest of the last page is zeros.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from protocol.tiers import Tier
@@ -115,6 +117,10 @@ class ResidencyReport(msgspec.Struct, frozen=True):
     nodes: tuple[HeldNode, ...]
     instance: str | None = None
     highest_stamp: int = 0
+
+    def only(self, chosen: Callable[[str], bool]) -> "ResidencyReport":
+        """Return the report of the nodes in ``chosen`` namespaces."""
+        return msgspec.structs.replace(self, nodes=tuple(held for held in self.nodes if chosen(held.namespace)))
 
     def within(self, prefix: str) -> "ResidencyReport":
         """Return the report with ``prefix`` in front of all namespaces."""

@@ -14,6 +14,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
+from cachectl.sharding.sharded_controller import ShardedController
 from gateway.app import create_app
 from gateway.query.tracing import Tracing
 from generator.prompts.layout import SegmentLayout
@@ -24,10 +25,10 @@ from services.model import generator_factory
 from services.observability.spans import open_spans
 from services.redis.stores import RedisStores
 from services.serve.applications import (
-    CONTROLLER,
     GATEWAY,
     GENERATOR,
     controller_application,
+    controller_names,
     gateway_application,
     generator_application,
     kv_generator_application,
@@ -46,7 +47,7 @@ def build_parts(config: Config) -> list[serve.RunTarget]:
     retrievers = retriever_names(config)
     return [
         *(_target(retriever_application(config, shard), name) for shard, name in enumerate(retrievers)),
-        _target(controller_application(config), CONTROLLER),
+        *(_target(controller_application(config, shard), name) for shard, name in enumerate(controller_names(config))),
         _target(generator_application(config), GENERATOR),
         *(_target(kv_generator_application(config), name) for name in kv_generator_names(config)),
     ]
@@ -86,15 +87,16 @@ def connect_parts(config: Config, ray_address: str) -> Parts:
     return _parts(config)
 
 
-def connect_controller() -> Controller:
+def connect_controller(config: Config) -> Controller:
     """Return the controller of the stack that this process runs."""
-    return controller_handle(_handle(CONTROLLER))
+    shards = [controller_handle(_handle(name)) for name in controller_names(config)]
+    return shards[0] if len(shards) == 1 else ShardedController(shards)
 
 
 def _parts(config: Config) -> Parts:
     return Parts(
         _retriever(config),
-        connect_controller(),
+        connect_controller(config),
         GeneratorHandle.over(_handle(GENERATOR)),
         generator_factory(config).layout(),
     )

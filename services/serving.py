@@ -19,7 +19,7 @@ class NoArguments(BaseModel):
 
 
 class ShardArguments(BaseModel):
-    """Arguments of the retriever: the number of the ``shard``."""
+    """Arguments of the retriever and the controller: the number of the ``shard``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -31,9 +31,9 @@ def retriever(arguments: ShardArguments) -> serve.Application:
     return applications.retriever_application(load_config(), arguments.shard)
 
 
-def controller(_arguments: NoArguments) -> serve.Application:
-    """The cache controller."""
-    return applications.controller_application(load_config())
+def controller(arguments: ShardArguments) -> serve.Application:
+    """The cache controller, or one shard of it."""
+    return applications.controller_application(load_config(), arguments.shard)
 
 
 def generator(_arguments: NoArguments) -> serve.Application:

@@ -8,6 +8,7 @@ import structlog
 
 from cachectl.costs.cost_grid import CostGrid
 from cachectl.costs.device_profile import DeviceProfile
+from cachectl.costs.one_at_a_time import one_at_a_time
 from cachectl.costs.profiling import PrefillProbe, profile
 from cachectl.costs.profiling_axes import quick_axes
 from protocol.errors import ConfigError
@@ -35,9 +36,21 @@ async def load_or_measure(
 
     Prefill times are read from the folder. If there is no file or a broken one, or if the engine contradicts it, they
     are measured at a few lengths that fit the engine's context, which takes some seconds; ``progress`` is then called
-    with the number of probes done and to do. The rates of loads are always those of ``memory``. Raises ConfigError for
-    a context too short to profile, and what the engine raises.
+    with the number of probes done and to do. Processes that share the folder measure one after another, so that only
+    the first one has to. The rates of loads are always those of ``memory``. Raises ConfigError for a context too short
+    to profile, and what the engine raises.
     """
+    async with one_at_a_time(folder):
+        return await _load_or_measure(engine, memory, info, folder, progress)
+
+
+async def _load_or_measure(
+    engine: PrefillProbe,
+    memory: KvMemory,
+    info: EngineInfo,
+    folder: Path,
+    progress: Callable[[int, int], None],
+) -> DeviceProfile:
     steps = f"{info.step.tokens} {info.step.prompt_tokens}" if info.step is not None else ""
     path = folder / f"{memory.fingerprint}{_suffix(f'{memory.device} {steps}')}.json"
     grid = _stored_grid(path)

@@ -31,6 +31,7 @@ from cachectl.scheduling.plan_translation import lost_at_peers, lost_copies
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.scheduling.speculation import Speculations
 from cachectl.settings import ControllerSettings, Swap
+from cachectl.sharding.controller_shard import WHOLE, ControllerShard
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
@@ -53,10 +54,11 @@ class Controller:
     - ``costs``: what prefills and loads cost on an instance. ``step``: what one step of an engine computes.
     - ``capacities``: room of each tier in tokens, in whole pages of ``page_tokens`` tokens.
     - ``fingerprint``: names the KV's model and layout, and becomes part of every node's key.
-    - ``first_stamp``: the first stamp under which pages of host memory are handed out.
+    - ``first_stamp``: the first stamp under which pages of host memory are handed out. ``first_page``: the first one.
     - ``location``: names the host memory and disk that these instances share. ``disk``: names that disk, if it has a
       name of its own.
     - ``executor``: carries out what no plan takes along. Without one, that waits for the next plan.
+    - ``shard``: which of several controllers this is.
     - ``composing``: how engines compose KV; None if they cannot. ``gate``: what is known about the quality of that.
 
     ``instances`` adds and retires instances. ``recovery`` takes snapshots and restores the tree. Belongs to one event
@@ -76,10 +78,12 @@ class Controller:
         page_tokens: int = 1,
         fingerprint: str = "",
         first_stamp: int = 1,
+        first_page: int = 0,
         location: str = "",
         disk: str = "",
         executor: Executor | None = None,
         step: StepBudget | None = None,
+        shard: ControllerShard = WHOLE,
         composing: ComposingInfo | None = None,
         gate: Gate = Gate(),  # noqa: B008  # immutable
     ) -> None:
@@ -97,7 +101,7 @@ class Controller:
             move_s=composing.move_s if composing is not None else 0.0,
             composes=composing is not None and settings.reuse is not Reuse.EXACT,
             page_tokens=page_tokens,
-            arena=PageAllocator(capacities.host // page_tokens, page_tokens, first_stamp),
+            arena=PageAllocator(capacities.host // page_tokens, page_tokens, first_stamp, first_page),
             location=location,
             disk=disk,
             write_through=settings.swap is Swap.WRITE_THROUGH,
@@ -125,7 +129,7 @@ class Controller:
             self._namespaces,
             settings.delete_timeout_s,
         )
-        self.recovery = Recovery(self._scheduler, tombstones, self._namespaces, self._deliveries)
+        self.recovery = Recovery(self._scheduler, tombstones, self._namespaces, self._deliveries, shard)
         self._peer_reads = PeerReads(self._tree, clock)
         self.instances = InstanceRegistry(
             self._scheduler, self._leases, self.recovery, self._deliveries, self._peer_reads

@@ -14,6 +14,7 @@ from cachectl.runtime.controller import Controller
 from cachectl.runtime.executor import EngineExecutor
 from cachectl.runtime.instances.live_instances import LiveEngine, LiveInstances
 from cachectl.settings import ControllerSettings
+from cachectl.sharding.controller_shard import WHOLE, ControllerShard
 from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.snapshot import EMPTY_SNAPSHOT, Snapshot
 from protocol.errors import EngineDied, RagtreeError
@@ -39,7 +40,8 @@ class LiveController:
     All instances serve the same model, and so have the same fingerprint. The GPU memory and the costs of the first one
     are taken for all. Instances with the same ``KvMemory.shared`` are at one location, and share its host memory and
     disk; those with the same ``KvMemory.disk`` share a disk. An engine is profiled at its first start; profiles are
-    kept in the folder ``profiles``. Without ``gates``, composing passes no gate.
+    kept in the folder ``profiles``. Without ``gates``, composing passes no gate. A ``shard`` of several controllers has
+    its part of all budgets.
 
     ``clock`` gives seconds on any monotonic scale, ``wall_clock`` seconds since the epoch. Stamps of host memory begin
     at the wall clock's microseconds, and above every stamp that the instances report: the clock may have been set back
@@ -54,8 +56,10 @@ class LiveController:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         gates: GateFolder | None = None,
+        shard: ControllerShard = WHOLE,
     ) -> None:
-        self._settings = settings
+        self._settings = shard.settings(settings)
+        self._shard = shard
         self._gates = gates
         self._instances = instances
         self._profiles = profiles
@@ -187,8 +191,9 @@ class LiveController:
         peers = NO_PEERS
         if memory is not None:
             location, peers, page = memory.shared, memory.peers, memory.page_tokens
-            host, disk = memory.host_pages * page, memory.disk_pages * page
-            known.add_location(location, host, disk, self._first_stamp(), memory.disk)
+            host, disk = (self._shard.share(pages) * page for pages in (memory.host_pages, memory.disk_pages))
+            first_page = self._shard.first(memory.host_pages)
+            known.add_location(location, host, disk, self._first_stamp(), memory.disk, first_page)
             others = {Tier.HOST: known.at(location), Tier.DISK: known.using(_disk_of(memory))}
             # While other instances use a tier, the tree knows best what it holds. An order of a former controller may
             # have left a higher stamp, though.
@@ -234,15 +239,17 @@ class LiveController:
             [instance],
             self._clock,
             profile,
-            Capacities(*(count * page for count in pages)),
+            Capacities(*(self._shard.share(count) * page for count in pages)),
             wall_clock=self._wall_clock,
             page_tokens=page,
             fingerprint=memory.fingerprint if memory is not None else "",
             first_stamp=self._first_stamp(),
+            first_page=self._shard.first(memory.host_pages) if memory is not None else 0,
             location=memory.shared if memory is not None else "",
             disk=memory.disk if memory is not None else "",
             executor=EngineExecutor(self._instances),
-            step=step,
+            step=self._shard.step(step),
+            shard=self._shard,
             composing=composing,
             gate=self._gates.read(memory.fingerprint) if self._gates is not None and memory is not None else Gate(),
         )

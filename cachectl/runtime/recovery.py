@@ -8,7 +8,8 @@ from cachectl.runtime.deliveries import Deliveries
 from cachectl.runtime.namespaces import Namespaces
 from cachectl.runtime.tombstones import Tombstones
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tree.restore import restore
+from cachectl.sharding.controller_shard import WHOLE, ControllerShard
+from cachectl.tree.restore import refuse, restore
 from cachectl.tree.snapshot import DeletionRecord, NodeRecord, Snapshot, record_of
 from protocol.cache import RestoreResult
 from protocol.errors import PinRefused, UnknownNode
@@ -21,6 +22,8 @@ _NODES_WITHOUT_A_PAUSE = 500
 class Recovery:
     """Takes snapshots of a controller, and rebuilds its tree from a snapshot and the tiers' reports.
 
+    Tiers report the nodes of all shards. A ``shard`` restores its own.
+
     The tiers report what they hold. A snapshot adds what only the controller knows: uses, pins and deletions.
     """
 
@@ -30,7 +33,9 @@ class Recovery:
         tombstones: Tombstones,
         namespaces: Namespaces,
         deliveries: Deliveries,
+        shard: ControllerShard = WHOLE,
     ) -> None:
+        self._shard = shard
         self._scheduler = scheduler
         self._tree = scheduler.tree
         self._tombstones = tombstones
@@ -64,13 +69,17 @@ class Recovery:
     def restore(self, reports: Sequence[ResidencyReport], location: str = "") -> RestoreResult:
         """Add what tiers at a location report to the tree, with what the snapshot says of it.
 
-        Raises UnknownInstance or InvalidRequest for a report that cannot be true; then nothing is restored.
+        What belongs to no shard any more is dropped. Raises UnknownInstance or InvalidRequest for a report that cannot
+        be true; then nothing is restored.
         """
-        inside = []
+        inside, disowned = [], []
         for report in reports:
-            self._namespaces.seen.update(held.namespace for held in report.nodes)
-            inside.append(report.within(self._namespaces.prefix))
+            own = report.only(self._shard.owns)
+            self._namespaces.seen.update(held.namespace for held in own.nodes)
+            inside.append(own.within(self._namespaces.prefix))
+            disowned.append(report.only(self._shard.disowns).within(self._namespaces.prefix))
         result = restore(self._tree, inside, self._recalled, location)
+        refuse(self._tree, disowned, location)
         self._pin_again()
         self._scheduler.reprioritise()
         self._deliveries.start()

@@ -9,28 +9,30 @@ from protocol.kv import Pages
 class PageAllocator:
     """Hands out ``count`` pages of ``page_tokens`` tokens each, under stamps that rise from ``first_stamp``.
 
+    The pages are numbered from ``first_page`` on.
+
     A freed page may be handed out again at once, under a higher stamp: an engine that finds another stamp in a page
     than in its plan ignores the page. Pages that were freed first go first, because another instance may still copy
     the last ones to disk. Raises ConfigError for a negative count, empty pages, or a first stamp below 1.
     """
 
-    def __init__(self, count: int, page_tokens: int, first_stamp: int = 1) -> None:
+    def __init__(self, count: int, page_tokens: int, first_stamp: int = 1, first_page: int = 0) -> None:
         if count < 0 or page_tokens < 1 or first_stamp < 1:
             raise ConfigError(
                 f"an arena needs 0 or more pages of 1 or more tokens, and stamps from 1 on, not {count} pages of "
                 f"{page_tokens} tokens from stamp {first_stamp} on"
             )
         self.page_tokens = page_tokens
-        self._count = count
+        self._numbers = range(first_page, first_page + count)
         self._next_stamp = first_stamp
         # A dictionary, as any page may be taken out of it.
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(self._numbers)
         self._handed_out: dict[int, Pages] = {}
 
     @property
     def capacity(self) -> int:
         """Tokens that all pages hold."""
-        return self._count * self.page_tokens
+        return len(self._numbers) * self.page_tokens
 
     def hand_out(self, tokens: int) -> Pages:
         """Pages for ``tokens`` tokens, a multiple of a page. So many pages must be free."""
@@ -74,5 +76,5 @@ class PageAllocator:
         assert {pages.stamp: pages for pages in handed_out} == self._handed_out
         assert len(handed_out) == len(self._handed_out)
         numbers = [number for pages in handed_out for number in pages.numbers]
-        assert sorted([*numbers, *self._free]) == list(range(self._count))
+        assert sorted([*numbers, *self._free]) == list(self._numbers)
         assert all(stamp < self._next_stamp for stamp in self._handed_out)

@@ -13,6 +13,7 @@ from protocol.tiers import Tier
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from cachectl.tiers.tier_cache import TierCache
     from cachectl.tree.knowledge_tree import KnowledgeTree
     from cachectl.tree.snapshot import NodeRecord
 
@@ -43,7 +44,7 @@ def restore(
     speed = {tier: rank for rank, tier in enumerate(Tier)}
     restored = refused = 0
     for report in sorted(reports, key=lambda report: speed[report.tier]):
-        cache = tree.tiers.gpu(report.instance or "") if report.tier is Tier.GPU else below.cache(report.tier)
+        cache = _cache_of(tree, report, location)
         for held in sorted(report.nodes, key=lambda held: len(held.path)):
             if tree.insert(held, cache, _record_of(held, records)):
                 restored += 1
@@ -51,6 +52,20 @@ def restore(
                 refused += 1
                 tree.refuse(held, cache)
     return RestoreResult(restored, refused)
+
+
+def refuse(tree: KnowledgeTree, reports: Sequence[ResidencyReport], location: str = "") -> None:
+    """Have every copy dropped that is reported from a location. Raises UnknownInstance."""
+    for report in reports:
+        cache = _cache_of(tree, report, location)
+        for held in report.nodes:
+            tree.refuse(held, cache)
+
+
+def _cache_of(tree: KnowledgeTree, report: ResidencyReport, location: str) -> TierCache:
+    if report.tier is Tier.GPU:
+        return tree.tiers.gpu(report.instance or "")
+    return tree.tiers.locations[location].cache(report.tier)
 
 
 def _record_of(held: HeldNode, records: Mapping[str, NodeRecord] | None) -> NodeRecord | None:

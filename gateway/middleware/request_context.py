@@ -77,7 +77,7 @@ class RequestContext:
             finally:
                 if streams:
                     self._metrics.streams.dec()
-                self._metrics.served(getattr(scope.get("route"), "path", None), status)
+                self._metrics.served(getattr(scope.get("route"), "path_format", None), status)
                 duration_ms = round((time.monotonic() - started_at) * 1000, 1)
                 # Monitoring requests these paths every few seconds.
                 logged = log.debug if scope["path"] in _WATCHED and status == 200 else log.info

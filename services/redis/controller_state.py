@@ -8,6 +8,7 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
+from cachectl.sharding.controller_shard import WHOLE, ControllerShard
 from cachectl.tree.snapshot import DeletionRecord, NodeRecord, NoStore, Snapshot, SnapshotStore
 from services.redis.link import RedisAway, RedisLink
 from services.redis.metrics import RedisMetrics
@@ -28,7 +29,7 @@ class _Rest(msgspec.Struct, frozen=True):
 
 
 class RedisControllerState:
-    """``cachectl.tree.snapshot.SnapshotStore`` as a hash of nodes, ``<prefix>:kv:nodes``, and a value beside it.
+    """``cachectl.tree.snapshot.SnapshotStore`` as a hash of nodes, ``<prefix>:nodes``, and a value beside it.
 
     A full snapshot is written under another key and renamed in one step. A change is written in several steps, each of
     them atomic. Every record is valid by itself, so a reader may see some steps without the others.
@@ -38,9 +39,9 @@ class RedisControllerState:
 
     def __init__(self, link: RedisLink, prefix: str) -> None:
         self._link = link
-        self._nodes = f"{prefix}:kv:nodes"
-        self._anew = f"{prefix}:kv:nodes:anew"
-        self._others = f"{prefix}:kv:others"
+        self._nodes = f"{prefix}:nodes"
+        self._anew = f"{prefix}:nodes:anew"
+        self._others = f"{prefix}:others"
 
     async def load(self) -> Snapshot:
         """Return the last snapshot. Returns an empty one if Redis is down or its content cannot be read."""
@@ -105,12 +106,16 @@ def _batches(names: Iterable[str]) -> Iterable[list[str]]:
 
 
 @asynccontextmanager
-async def controller_state(settings: RedisSettings) -> AsyncIterator[SnapshotStore]:
-    """Open the store of the controller's snapshot: Redis if configured, else one that stores nothing."""
+async def controller_state(settings: RedisSettings, shard: ControllerShard = WHOLE) -> AsyncIterator[SnapshotStore]:
+    """Open the store of a controller's snapshot: Redis if configured, else one that stores nothing.
+
+    Keys begin with ``<prefix>:kv``, and with ``<prefix>:kv-<number>of<count>`` for a shard.
+    """
     if settings.url is None:
         yield NoStore()
         return
     # The controller's process is not scraped. The gateways export whether Redis is up.
     link = RedisLink(settings, RedisMetrics(CollectorRegistry()))
     async with link.watched():
-        yield RedisControllerState(link, settings.prefix)
+        part = "kv" if shard.count == 1 else f"kv-{shard.number}of{shard.count}"
+        yield RedisControllerState(link, f"{settings.prefix}:{part}")

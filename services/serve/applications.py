@@ -21,8 +21,7 @@ _UNBOUNDED = 100_000
 
 def retriever_names(config: Config) -> list[str]:
     """Return the retriever's name, or the names of its shards."""
-    count = config.retriever.shards.count
-    return [RETRIEVER] if count == 1 else [f"{RETRIEVER}-{shard}" for shard in range(count)]
+    return _sharded(RETRIEVER, config.retriever.shards.count)
 
 
 def retriever_application(config: Config, shard: int = 0) -> serve.Application:
@@ -30,9 +29,15 @@ def retriever_application(config: Config, shard: int = 0) -> serve.Application:
     return _bound(RetrieverDeployment, config, retriever_names(config)[shard], config, shard)
 
 
-def controller_application(config: Config) -> serve.Application:
-    """Build the cache controller. It finds the generator and the KV generators by name."""
-    return _bound(ControllerDeployment, config, CONTROLLER, config, GENERATOR, *kv_generator_names(config))
+def controller_names(config: Config) -> list[str]:
+    """Return the controller's name, or the names of its shards."""
+    return _sharded(CONTROLLER, config.controller.shards)
+
+
+def controller_application(config: Config, shard: int = 0) -> serve.Application:
+    """Build the cache controller, or one shard of it. It finds the generator and the KV generators by name."""
+    name, generators = controller_names(config)[shard], (GENERATOR, *kv_generator_names(config))
+    return _bound(ControllerDeployment, config, name, config, shard, *generators)
 
 
 def generator_application(config: Config) -> serve.Application:
@@ -102,7 +107,11 @@ def _placement(config: Config, name: str) -> PlacementSettings:
         return config.serving.kv_generators
     if name == GATEWAY:
         return config.serving.gateway
-    return config.serving.controller if name == CONTROLLER else config.serving.retriever
+    return config.serving.controller if name in controller_names(config) else config.serving.retriever
+
+
+def _sharded(name: str, count: int) -> list[str]:
+    return [name] if count == 1 else [f"{name}-{shard}" for shard in range(count)]
 
 
 def _replicas(placement: PlacementSettings) -> int:

@@ -10,6 +10,7 @@ from services.serve.applications import (
     GATEWAY,
     GENERATOR,
     RETRIEVER,
+    controller_names,
     deployment_options,
     kv_generator_names,
     retriever_names,
@@ -30,7 +31,7 @@ def serve_config(config: Config) -> dict[str, Any]:
     """Return the file's content. Proxies run on every node that has a replica, on the gateway's address."""
     applications = [
         *(_application(config, name, RETRIEVER, shard) for shard, name in enumerate(retriever_names(config))),
-        _application(config, CONTROLLER, CONTROLLER),
+        *(_application(config, name, CONTROLLER, shard) for shard, name in enumerate(controller_names(config))),
         _application(config, GENERATOR, GENERATOR),
         *(_application(config, name, name) for name in kv_generator_names(config)),
         {**_application(config, GATEWAY, GATEWAY), "route_prefix": "/"},

@@ -97,7 +97,7 @@ class Stack:
             on_started=lambda: self._publish(url),
         )
         log.info("the gateway is listening; it answers queries once the model is loaded", url=url)
-        controller = connect_controller()
+        controller = connect_controller(self._config)
         try:
             await server.serve(sockets=[listener])
         finally:

@@ -29,12 +29,20 @@ def test_ragtree_accepts_the_options(each, config):
 
 def test_ray_serve_accepts_the_serve_config(each):
     deployed = ServeDeploySchema.model_validate(each.serve_config)
-    assert len(deployed.applications) == 3 + each.options["retriever"]["shards"]["count"]
+    shards = each.options["retriever"]["shards"]["count"] + each.options["controller"]["shards"]
+    generators = 1 + bool(each.options["serving"]["kv_generators"]["replicas"])
+    assert len(deployed.applications) == shards + generators + 1
 
 
 def test_each_shard_is_an_application(render):
     names = [application["name"] for application in render("sharded").serve_config["applications"]]
-    assert names == ["retriever-0", "retriever-1", "retriever-2", "retriever-3", "controller", "generator", "gateway"]
+    assert names == [
+        *(f"retriever-{shard}" for shard in range(4)),
+        "controller-0",
+        "controller-1",
+        "generator",
+        "gateway",
+    ]
 
 
 def test_large_numbers_are_rendered_without_an_exponent(everything):
@@ -56,7 +64,9 @@ class TestPlacement:
             (deployment,) = application["deployments"]
             replicas = deployment.get("autoscaling_config", {}).get("max_replicas") or deployment["num_replicas"]
             part = application["name"].partition("-")[0]
-            of_the_kind = each.options["retriever"]["shards"]["count"] if part == "retriever" else replicas
+            shards = {"retriever": each.options["retriever"]["shards"]["count"]}
+            shards["controller"] = each.options["controller"]["shards"]
+            of_the_kind = shards.get(part, replicas)
             for name, amount in deployment["ray_actor_options"]["resources"].items():
                 room = sum(groups[g]["maxReplicas"] * offered[g].get(name, 0) for g in groups if g != "head")
                 assert room >= amount * of_the_kind
@@ -79,14 +89,21 @@ class TestPlacement:
     def test_fractions_are_offered_as_whole_numbers(self, render):
         halves = render("sharded", settings=("config.serving.retriever.resources.ragtree_retriever=0.4",))
         offer = json.loads(halves.groups["retriever"]["rayStartParams"]["resources"].strip("'"))
-        assert offer == {"ragtree_retriever": 2, "ragtree_controller": 1}
+        assert offer == {"ragtree_retriever": 2, "ragtree_controller": 2}
         assert all(isinstance(amount, int) for amount in offer.values())
+
+
+def test_kv_generators_have_pods_and_a_way_to_share(render):
+    shared = render(settings=("config.serving.kv_generators.replicas=1", "generator.peers.enabled=true"))
+    assert "kv_generator" in [application["name"] for application in shared.serve_config["applications"]]
+    assert shared.groups["generator"]["minReplicas"] == 2
 
 
 class TestSize:
     def test_group_limits_follow_serves_replicas(self, everything):
         group = everything.groups["generator"]
-        assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 3, 6)
+        # Three to six generators, and two KV generators.
+        assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (5, 5, 8)
         retriever = everything.groups["retriever"]
         assert (retriever["minReplicas"], retriever["maxReplicas"]) == (1, 1)
 

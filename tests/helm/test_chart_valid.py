@@ -117,6 +117,8 @@ def test_alert_rules_are_checked_against_prometheus_fields(checker):
         ('config.redis.url="redis://:hush@redis"', "belongs in a Secret"),
         ("config.serving.gateway.min_replicas=9", "min_replicas 9 is above max_replicas 1"),
         ("config.serving.gateway.max_replicas=2", "several gateways need pods of their own"),
+        ("config.serving.kv_generators.replicas=1", "other pods could not read what they compute"),
+        ("config.controller.shards=0", "'/config/controller/shards'"),
     ],
 )
 def test_invalid_values_are_refused_with_a_reason(chart, setting, told):

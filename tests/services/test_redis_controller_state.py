@@ -28,7 +28,7 @@ async def redis(redis_server):
 
 @pytest.fixture
 def state(redis):
-    return RedisControllerState(redis.link, "test")
+    return RedisControllerState(redis.link, "test:kv")
 
 
 async def test_snapshot_is_saved_and_loaded(state):

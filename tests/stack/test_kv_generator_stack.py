@@ -1,4 +1,7 @@
-"""A stack of real engines: one answers, and a KV generator works for the queries that wait for it."""
+"""A stack of real engines: one answers, and a KV generator works for the queries that wait for it.
+
+Two controllers share both of them.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +15,8 @@ ENVIRONMENT = {
     **HASHING,
     "RAGTREE_GENERATOR__MAX_MODEL_LEN": "2048",
     "RAGTREE_SERVING__KV_GENERATORS__REPLICAS": "1",
-    # One answer at a time, so that queries wait.
+    "RAGTREE_CONTROLLER__SHARDS": "2",
+    # One answer at a time for each of them, so that queries wait.
     "RAGTREE_CONTROLLER__MAX_RUNNING": "1",
     "RAGTREE_CONTROLLER__PREPARE_AFTER_S": "0",
 }
@@ -20,6 +24,8 @@ DOCUMENTS = {
     name: " ".join(f"Fact {number} about {name} is that {name} has {number * seed} lakes." for number in range(40))
     for seed, name in enumerate(("Ruritania", "Freedonia", "Sylvania", "Graustark"), start=2)
 }
+DOCUMENT_TOKENS = 300
+"""Less than any of them has."""
 GENERATED = "ragtree_cache_generated_tokens_total"
 STATES = 'ragtree_instances{state="kv_generator"}'
 
@@ -37,7 +43,8 @@ def test_a_generator_computes_what_a_waiting_query_finds(stack):
         replies = list(asking.map(lambda name: ask(stack, name), DOCUMENTS))
     # The instance that answers prefetches for one of the waiting queries itself, while it decodes.
     assert stack.metric(GENERATED) > 0
-    assert sum(reply["usage"]["prompt_tokens_details"]["cached_tokens"] > 0 for reply in replies) >= 2
+    cached = [reply["usage"]["prompt_tokens_details"]["cached_tokens"] for reply in replies]
+    assert sum(tokens > DOCUMENT_TOKENS for tokens in cached) >= 1
     assert stack.metric('ragtree_instances{state="serving"}') == 1
 
 
@@ -51,9 +58,25 @@ def test_a_lost_generator_costs_no_query(stack):
     assert engine not in stack.engines()
 
 
+def test_each_shard_keeps_its_documents_and_forgets_what_is_deleted(stack):
+    before = {name: cached_tokens(stack, name) for name in DOCUMENTS}
+    with stack.client() as client:
+        tree = client.get("/v1/admin/cache/tree").raise_for_status().json()
+        assert tree["nodes"] >= len(DOCUMENTS)
+        for name in DOCUMENTS:
+            dropped = client.delete(f"/v1/admin/cache/documents/{name}?collection=countries").raise_for_status()
+            assert dropped.json()["nodes"] >= 1
+    # The system prompt stays.
+    assert all(cached_tokens(stack, name) < before[name] - DOCUMENT_TOKENS for name in DOCUMENTS)
+
+
 def generates(engine: psutil.Process) -> bool:
     """Whether an engine belongs to a KV generator."""
     return any("ServeReplica:kv_generator" in " ".join(parent.cmdline()) for parent in engine.parents())
+
+
+def cached_tokens(stack, name: str) -> int:
+    return ask(stack, name)["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def ask(stack, name: str) -> dict:

@@ -64,13 +64,17 @@ class InstanceRegistry:
         """The instances that use a disk, without retired ones."""
         return set(self._tree.tiers.instances_with(disk)) & self._scheduler.instances.present()
 
-    def add_location(self, name: str, host: int, disk: int, first_stamp: int, disk_name: str = "") -> None:
+    def add_location(
+        self, name: str, host: int, disk: int, first_stamp: int, disk_name: str = "", first_page: int = 0
+    ) -> None:
         """Add a location with empty tiers of ``host`` and ``disk`` tokens. A known one keeps its own.
 
-        So does a known disk with the name ``disk_name``. Pages of host memory are handed out from ``first_stamp`` on.
+        So does a known disk with the name ``disk_name``. Pages of host memory are handed out from ``first_page`` and
+        from ``first_stamp`` on.
         """
         page = self._tree.page_tokens
-        self._tree.tiers.add_location(name, host, disk, PageAllocator(host // page, page, first_stamp), disk_name)
+        arena = PageAllocator(host // page, page, first_stamp, first_page)
+        self._tree.tiers.add_location(name, host, disk, arena, disk_name)
 
     def remove_location(self, name: str) -> None:
         """Forget what a deserted location held."""

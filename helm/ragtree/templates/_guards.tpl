@@ -34,6 +34,9 @@
 {{- if and $peers.port (eq (int $peers.port) (int .Values.config.server.port)) -}}
 {{- fail (printf "config.generator.kv.peers.port %d: it is the gateway's port." (int $peers.port)) -}}
 {{- end -}}
+{{- if and .Values.config.serving.kv_generators.replicas (not .Values.generator.peers.enabled) (not .Values.config.generator.kv.object_store) -}}
+{{- fail "config.serving.kv_generators.replicas: other pods could not read what they compute. Enable generator.peers, or name an object store in config.generator.kv.object_store." -}}
+{{- end -}}
 {{- range $part := list "generator" "gateway" -}}
 {{- $of := index $.Values.config.serving $part -}}
 {{- if gt (int $of.min_replicas) (int $of.max_replicas) -}}

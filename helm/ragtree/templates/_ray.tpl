@@ -23,10 +23,11 @@ replicas; `serving`, the options of all parts. Whole numbers only, because the a
 {{- printf "'%s'" (toJson $offered) -}}
 {{- end }}
 
-{{/* Pods of a group with one replica of a part each. Without an autoscaler, as many as Serve may need. */}}
+{{/* Pods of a group with one replica of a part each, and some `more`. Without an autoscaler, as many as Serve may need. */}}
 {{- define "ragtree.groupSize" -}}
-{{- $least := ternary .of.min_replicas .of.max_replicas .autoscaling -}}
+{{- $more := default 0 .more | int -}}
+{{- $least := ternary .of.min_replicas .of.max_replicas .autoscaling | int | add $more -}}
 replicas: {{ $least }}
 minReplicas: {{ $least }}
-maxReplicas: {{ .of.max_replicas }}
+maxReplicas: {{ int .of.max_replicas | add $more }}
 {{- end }}

@@ -10,16 +10,24 @@ logging_config:
   log_level: WARNING
   enable_access_log: false
 applications:
-{{- if eq $shards 1 }}
-{{ include "ragtree.application" (dict "name" "retriever" "part" "retriever" "of" $serving.retriever) }}
-{{- else }}
-{{- range $shard := until $shards }}
-{{ include "ragtree.application" (dict "name" (printf "retriever-%d" $shard) "part" "retriever" "of" $serving.retriever "args" (dict "shard" $shard)) }}
-{{- end }}
-{{- end }}
-{{ include "ragtree.application" (dict "name" "controller" "part" "controller" "of" $serving.controller) }}
+{{ include "ragtree.applications" (dict "part" "retriever" "shards" $shards "of" $serving.retriever) }}
+{{ include "ragtree.applications" (dict "part" "controller" "shards" .Values.config.controller.shards "of" $serving.controller) }}
 {{ include "ragtree.application" (dict "name" "generator" "part" "generator" "of" $serving.generator) }}
+{{- if $serving.kv_generators.replicas }}
+{{ include "ragtree.application" (dict "name" "kv_generator" "part" "kv_generator" "of" $serving.kv_generators) }}
+{{- end }}
 {{ include "ragtree.application" (dict "name" "gateway" "part" "gateway" "of" $serving.gateway "route" "/") }}
+{{- end }}
+
+{{/* The application of a part, or one for each of its shards. Arguments: `part`, `shards`, `of`. */}}
+{{- define "ragtree.applications" -}}
+{{- if eq (int .shards) 1 -}}
+{{ include "ragtree.application" (dict "name" .part "part" .part "of" .of) }}
+{{- else -}}
+{{- range $shard := until (int .shards) }}
+{{ include "ragtree.application" (dict "name" (printf "%s-%d" $.part $shard) "part" $.part "of" $.of "args" (dict "shard" $shard)) }}
+{{- end }}
+{{- end -}}
 {{- end }}
 
 {{- define "ragtree.application" -}}
@@ -44,7 +52,7 @@ applications:
         {{- pick .of "min_replicas" "max_replicas" "target_ongoing_requests" "upscale_delay_s" "downscale_delay_s" | toYaml | nindent 8 }}
         look_back_period_s: {{ .of.look_back_s }}
       {{- else }}
-      num_replicas: {{ dig "min_replicas" 1 .of }}
+      num_replicas: {{ dig "replicas" (dig "min_replicas" 1 .of) .of }}
       {{- end }}
 {{- end }}
 

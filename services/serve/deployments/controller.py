@@ -1,4 +1,4 @@
-"""The controller as a Ray Serve deployment: one replica, the single writer of the knowledge tree."""
+"""The controller as a Ray Serve deployment: one replica, the single writer of its knowledge tree."""
 
 import asyncio
 import time
@@ -11,6 +11,7 @@ from cachectl.runtime.composing.gate import GateFolder
 from cachectl.runtime.gc_tuning import collect_while_idle, spare_full_collections
 from cachectl.runtime.live_controller import LiveController
 from cachectl.runtime.snapshot_saver import SnapshotSaver
+from cachectl.sharding.controller_shard import ControllerShard
 from cachectl.tree.snapshot import Snapshot
 from protocol.cache import CachePath
 from protocol.errors import DeployFailed, Unavailable
@@ -32,14 +33,18 @@ FOLLOW_S = 1.0
 
 @serves(Controller, "_controller")
 class ControllerDeployment:
-    """Runs a ``Controller`` on the machine's monotonic clock and keeps it in step with the generator's instances."""
+    """Runs a ``Controller`` on the machine's monotonic clock and keeps it in step with the generator's instances.
+
+    With several shards, it is the one with this ``number``.
+    """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: Config, generator: str, kv_generator: str | None = None
+        self, config: Config, number: int, generator: str, kv_generator: str | None = None
     ) -> None:
         config.observability.configure_logging()
         spare_full_collections()
         self._idle_checks = 0
+        shard = ControllerShard(number, config.controller.shards)
         engines = ServedInstances(_handle(generator), _handle(kv_generator) if kv_generator is not None else None)
         self._live = LiveController(
             config.controller,
@@ -48,9 +53,10 @@ class ControllerDeployment:
             time.monotonic,
             time.time,
             GateFolder(config.cache_dir),
+            shard,
         )
         self._open = AsyncExitStack()
-        store = await self._open.enter_async_context(controller_state(config.redis))
+        store = await self._open.enter_async_context(controller_state(config.redis, shard))
         await _start(self._live, engines, await store.load())
         self._controller = self._live.controller
         self._saver = SnapshotSaver(self._controller.recovery, store, config.controller.state_interval_s)

@@ -263,6 +263,22 @@ class TestLoadOrMeasure:
         assert (engine.probed, heard) == ([(0, 256)], [])
         assert DeviceProfile.load(folder / "model.json") == measured
 
+    async def test_controllers_that_start_together_do_not_measure_at_once(self, tmp_path):
+        engine = _Engine()
+        first, second = await asyncio.gather(
+            *(load_or_measure(engine, MEMORY, INFO, tmp_path, _quiet) for _ in range(2))
+        )
+        assert first == second
+        # The second one only checks what the first one has stored.
+        assert engine.probed[-1] == (0, 256)
+        assert len(engine.probed) == len(set(engine.probed)) * 2 + 1
+
+    async def test_a_folder_that_cannot_be_written_hinders_nobody(self, tmp_path):
+        blocked = tmp_path / "a file"
+        blocked.touch()
+        measured = await load_or_measure(_Engine(), MEMORY, INFO, blocked, _quiet)
+        assert measured.prefill_seconds(0, 256) == _true_seconds(0, 256)
+
     async def test_a_profile_of_a_slower_machine_is_measured_again(self, tmp_path):
         await load_or_measure(_Engine(slower=2.0), MEMORY, INFO, tmp_path, _quiet)
         measured = await load_or_measure(_Engine(), MEMORY, INFO, tmp_path, _quiet)
@@ -330,4 +346,4 @@ class TestLoadOrMeasure:
     async def test_a_context_that_is_too_short_is_refused(self, tmp_path):
         with pytest.raises(ConfigError, match="too short"):
             await load_or_measure(_Engine(), MEMORY, msgspec.structs.replace(INFO, max_model_len=64), tmp_path, _quiet)
-        assert not list(tmp_path.iterdir())
+        assert not list(tmp_path.glob("*.json"))

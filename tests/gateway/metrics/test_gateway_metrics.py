@@ -78,7 +78,7 @@ async def test_requests_are_counted_by_route_template(served):
     await served.client.get("/no/such/path")
     await served.client.get("/healthz")
     counted = await values(served, "ragtree_http_requests_total")
-    assert counted["/v1/collections/{collection}/documents/{document_id:path}", "404"] == 1
+    assert counted["/v1/collections/{collection}/documents/{document_id}", "404"] == 1
     assert counted["none", "404"] == 1
     assert counted["/healthz", "200"] == 1
     assert "secret" not in str(counted)

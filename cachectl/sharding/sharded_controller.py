@@ -1,0 +1,190 @@
+"""Several controllers as one: ``protocol.parts.Controller`` over any number of shards."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from msgspec.structs import replace
+
+from cachectl.sharding.controller_shard import ControllerShard
+from cachectl.sharding.merged_stats import merged_stats, merged_tree
+from cachectl.sharding.shard_choice import shard_of
+from protocol.cache import CachePath, DocumentDeletion, TreeView
+from protocol.errors import UnknownNode, UnknownPlan
+from protocol.kv import LostCopy, PeerRead
+from protocol.parts import Controller
+from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
+from protocol.prompts import Prompt
+
+T = TypeVar("T")
+
+
+class _Guess(NamedTuple):
+    """A query's speculation: its shard and its plan."""
+
+    shard: int
+    plan_id: str
+
+
+class ShardedController:
+    """Sends each query to the shard that owns its first document, and all else to every shard.
+
+    Callers see plain namespaces; shards see their own (``ControllerShard.namespace``). A query's calls all come to one
+    object of this class, which remembers the shard of each plan until its completion.
+    """
+
+    def __init__(self, shards: Sequence[Controller]) -> None:
+        self._shards = [(ControllerShard(number, len(shards)), part) for number, part in enumerate(shards)]
+        self._of_plan: dict[str, int] = {}
+        # The last speculation of each query, and the query of each speculation's plan.
+        self._guesses: dict[str, _Guess] = {}
+        self._guessed_for: dict[str, str] = {}
+
+    async def on_candidates(self, query_id: str, documents: Sequence[str], final: bool) -> SpeculationDecision:
+        """Decide about a speculation. One that runs at another shard than these documents' ends there."""
+        owner = self._owner(documents)
+        guess = self._guesses.get(query_id)
+        if guess is None or guess.shard == owner:
+            return await self._at(owner).on_candidates(query_id, documents, final)
+        ended = await self._end_guess(query_id, documents, final)
+        if not final:
+            decision = await self._at(owner).on_candidates(query_id, documents, final)
+            if decision is SpeculationDecision.START:
+                return decision
+        return SpeculationDecision.DROP if ended else SpeculationDecision.WAIT
+
+    async def speculate(self, query_id: str, documents: Sequence[str], request: AdmissionRequest) -> PrefillPlan | None:
+        """Lease a plan for a speculation, at the shard of its documents."""
+        owner = self._owner(documents)
+        plan = await self._tried(owner, request, lambda at, mine: at.speculate(query_id, documents, mine))
+        if plan is not None:
+            self._guesses[query_id] = _Guess(owner, request.query_id)
+            self._guessed_for[request.query_id] = query_id
+        return plan
+
+    async def admit(self, request: AdmissionRequest) -> PrefillPlan:
+        """Wait for the query's turn at its shard. Its speculation ends, wherever it runs."""
+        owner = self._owner_of(request.prompt)
+        await self._end_guess_elsewhere(request.query_id, owner)
+        self._of_plan[request.query_id] = owner
+        return await self._at(owner).admit(self._for(owner, request))
+
+    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = (), peers: Sequence[PeerRead] = ()) -> None:
+        """Record that a plan has its first token. Raises UnknownPlan."""
+        await self._at(self._holder(query_id)).prefilled(query_id, lost, peers)
+
+    async def complete(self, report: CompletionReport) -> None:
+        """Release a plan's lease at its shard, and end the query's speculation. Raises UnknownPlan."""
+        holder = self._of_plan.pop(report.query_id, None)
+        await self._end_guess_elsewhere(report.query_id, holder)
+        guessed_for = self._guessed_for.pop(report.query_id, "")
+        guess = self._guesses.get(guessed_for)
+        if guess is not None and guess.plan_id == report.query_id:
+            del self._guesses[guessed_for]
+        if holder is None:
+            raise UnknownPlan(f"query {report.query_id!r} holds no plan and waits for none")
+        await self._at(holder).complete(report)
+
+    async def warm(self, request: AdmissionRequest) -> PrefillPlan | None:
+        """Lease a plan on an instance that is idle as far as the prompt's shard knows."""
+        return await self._tried(self._owner_of(request.prompt), request, lambda at, mine: at.warm(mine))
+
+    async def pin(self, path: CachePath, pinned: bool = True) -> None:
+        """Pin a path wherever it is: a system prompt is in every shard. Raises UnknownNode or PinRefused."""
+
+        async def pin(shard: ControllerShard, part: Controller) -> bool:
+            try:
+                await part.pin(replace(path, namespace=shard.namespace(path.namespace)), pinned)
+            except UnknownNode:
+                return False
+            return True
+
+        if not any(await self._everywhere(pin)):
+            raise UnknownNode(f"no shard has a path of these {len(path.contents)} documents")
+
+    async def delete_document(self, deletion: DocumentDeletion) -> int:
+        """Delete a document's KV in every shard. Raises what a shard raises; the others have deleted theirs."""
+
+        async def delete(shard: ControllerShard, part: Controller) -> int:
+            plain = deletion.namespace
+            own = None if plain is None else shard.namespace(plain)
+            return await part.delete_document(replace(deletion, namespace=own))
+
+        return sum(await self._everywhere(delete))
+
+    async def clear(self) -> int:
+        """Drop everything that no plan uses."""
+        return sum(await self._everywhere(lambda _, part: part.clear()))
+
+    async def persist(self) -> None:
+        """Copy all cached KV to disk, as far as there is room."""
+        await self._everywhere(lambda _, part: part.persist())
+
+    async def tree(self, depth: int, limit: int) -> TreeView:
+        """Return the trees of all shards beside each other, with an equal part of ``limit`` from each."""
+        each = -(-limit // len(self._shards)) if limit > 0 else limit
+        views = await self._everywhere(lambda _, part: part.tree(depth, each))
+        return merged_tree(views, self._shards[0][0].plain)
+
+    async def stats(self) -> ControllerStats:
+        """Return the sums over all shards."""
+        return merged_stats(await self._everywhere(lambda _, part: part.stats()))
+
+    async def ready(self) -> None:
+        """Return when every shard can admit queries."""
+        await self._everywhere(lambda _, part: part.ready())
+
+    def _at(self, shard: int) -> Controller:
+        return self._shards[shard][1]
+
+    def _for(self, shard: int, request: AdmissionRequest) -> AdmissionRequest:
+        return replace(request, namespace=self._shards[shard][0].namespace(request.namespace))
+
+    def _owner(self, documents: Sequence[str]) -> int:
+        return shard_of(documents[0] if documents else "", len(self._shards))
+
+    def _owner_of(self, prompt: Prompt) -> int:
+        return self._owner([document.key for document in prompt.documents[:1]])
+
+    def _holder(self, plan_id: str) -> int:
+        holder = self._of_plan.get(plan_id)
+        if holder is None:
+            raise UnknownPlan(f"query {plan_id!r} holds no plan")
+        return holder
+
+    async def _end_guess(self, query_id: str, documents: Sequence[str], final: bool) -> bool:
+        """End the speculation of a query, whose documents are another shard's now. Returns whether one was running."""
+        guess = self._guesses.pop(query_id)
+        decision = await self._at(guess.shard).on_candidates(query_id, documents, final)
+        return decision is not SpeculationDecision.WAIT
+
+    async def _end_guess_elsewhere(self, query_id: str, owner: int | None) -> None:
+        """End the speculation of a query whose plan is another shard's. The plan's own shard does so by itself."""
+        guess = self._guesses.get(query_id)
+        if guess is None:
+            return
+        if guess.shard == owner:
+            del self._guesses[query_id]
+        else:
+            await self._end_guess(query_id, (), final=True)
+
+    async def _tried(
+        self,
+        owner: int,
+        request: AdmissionRequest,
+        ask: Callable[[Controller, AdmissionRequest], Awaitable[PrefillPlan | None]],
+    ) -> PrefillPlan | None:
+        """A plan that a shard may or may not grant."""
+        self._of_plan[request.query_id] = owner
+        plan = await ask(self._at(owner), self._for(owner, request))
+        if plan is None:
+            del self._of_plan[request.query_id]
+        return plan
+
+    async def _everywhere(self, call: Callable[[ControllerShard, Controller], Awaitable[T]]) -> list[T]:
+        """Every shard's answer. All are asked; then the first error is raised, if any."""
+        answers = await asyncio.gather(*(call(*each) for each in self._shards), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
