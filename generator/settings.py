@@ -1,10 +1,11 @@
 """The generator's section of the configuration."""
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
+from urllib.parse import urlsplit
 
 from blake3 import blake3
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from protocol.errors import ConfigError
 
@@ -21,9 +22,60 @@ class FakeEngineSettings(BaseModel):
     decode_tokens_per_s: float = Field(30.0, gt=0, description="Answer tokens per second of each stream.")
 
 
-class KvPlaces(NamedTuple):
-    """Where one worker keeps documents' KV, and how many bytes of it. ``disk_dir`` is None without a disk tier.
+_STORES = {"s3": "bucket", "gs": "bucket", "az": "container", "file": "folder"}
+"""What the URL of an object store names, by scheme."""
 
+
+class ObjectStoreSettings(BaseModel):
+    """An object store that holds KV in the place of a folder. Its credentials come from the environment alone."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str = Field(
+        description="`s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, or `file:///folder`. "
+        "Credentials come from the environment, such as AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS or "
+        "AZURE_STORAGE_ACCOUNT_NAME."
+    )
+    endpoint: str | None = Field(None, description="Address of a store that is not the cloud's own, such as MinIO.")
+    region: str | None = Field(None, description="Region of the bucket, for `s3`.")
+    allow_http: bool = Field(False, description="Allow an endpoint without TLS. KV then travels unencrypted.")
+    timeout_s: float = Field(
+        2.0, gt=0, description="Longest that one request may take. KV that is not there then is computed."
+    )
+
+    @model_validator(mode="after")
+    def _names_a_store(self) -> Self:
+        parts = urlsplit(self.url)
+        if parts.scheme not in _STORES:
+            raise ValueError(f"there is no kind of object store {parts.scheme!r}; choose one of {', '.join(_STORES)}")
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise ValueError("the URL of an object store has no credentials, query or fragment")
+        if parts.scheme == "file":
+            if parts.netloc or parts.path in {"", "/"}:
+                raise ValueError("the URL of a folder is file:// and its absolute path")
+            if self.endpoint is not None:
+                raise ValueError("a folder has no endpoint")
+        elif not parts.netloc:
+            raise ValueError(f"the URL {self.url} names no {_STORES[parts.scheme]}")
+        if self.region is not None and parts.scheme != "s3":
+            raise ValueError(f"{parts.scheme} takes no region")
+        if self.endpoint is not None:
+            address = urlsplit(self.endpoint)
+            if address.scheme not in {"http", "https"} or not address.netloc or "@" in address.netloc:
+                raise ValueError("an endpoint is http:// or https:// and a host, without credentials")
+            if address.scheme == "http" and not self.allow_http:
+                raise ValueError(f"the endpoint {self.endpoint} has no TLS; allow_http allows it")
+        return self
+
+    def within(self, folder: str) -> "ObjectStoreSettings":
+        """The same store, below a folder in it."""
+        return self.model_copy(update={"url": f"{self.url.rstrip('/')}/{folder}"})
+
+
+class KvPlaces(NamedTuple):
+    """Where one worker keeps documents' KV, and how many bytes of it.
+
+    The disk tier is in the ``object_store``, if there is one, or else in ``disk_dir``. There is none without both.
     ``file_cache`` says whether files may stay in the operating system's file cache.
     """
 
@@ -32,6 +84,7 @@ class KvPlaces(NamedTuple):
     disk_dir: Path | None
     disk_bytes: int
     file_cache: bool = True
+    object_store: ObjectStoreSettings | None = None
 
 
 class PeerSettings(BaseModel):
@@ -83,7 +136,10 @@ class KvSettings(BaseModel):
     disk_dir: Path | None = Field(
         None,
         description="Folder for KV on disk; by default `kv` in the data folder. `{node}` in it stands for the node's "
-        "address: machines with a common file system need a folder each.",
+        "address, if machines with a common file system are to have a folder each.",
+    )
+    object_store: ObjectStoreSettings | None = Field(
+        None, description="Object store that holds KV in the place of `disk_dir`; `disk_gib` bounds it, too."
     )
     file_cache: bool = Field(
         True,
@@ -110,11 +166,13 @@ class KvSettings(BaseModel):
     def places(self, rank: int = 0, ranks: int = 1) -> KvPlaces:
         """The places of one of ``ranks`` tensor-parallel workers. They share the memory evenly."""
         host_bytes, disk_bytes = (int(gib * (1 << 30)) // ranks for gib in (self.host_gib, self.disk_gib))
-        if ranks == 1:
-            return KvPlaces(self.host_file, host_bytes, self.disk_dir, disk_bytes, self.file_cache)
-        name = f"rank-{rank}-of-{ranks}"
-        disk_dir = self.disk_dir / name if self.disk_dir is not None else None
-        return KvPlaces(self.host_file.with_suffix(f".{name}.kv"), host_bytes, disk_dir, disk_bytes, self.file_cache)
+        host_file, folder, store = self.host_file, self.disk_dir, self.object_store
+        if ranks > 1:
+            name = f"rank-{rank}-of-{ranks}"
+            host_file = host_file.with_suffix(f".{name}.kv")
+            folder = folder / name if folder is not None else None
+            store = store.within(name) if store is not None else None
+        return KvPlaces(host_file, host_bytes, folder if store is None else None, disk_bytes, self.file_cache, store)
 
     def discard_host_memory(self) -> None:
         """Delete the files that hold host memory, and so free it. Call it when no engine uses it any more."""

@@ -8,7 +8,7 @@ from xxhash import xxh3_64_intdigest
 from generator.peers.errors import PeerUnreachable, Reason
 from generator.peers.stream import Stream
 from generator.peers.wire import REQUESTS, Head, Outcome, ReadRequest, Status, encode_head, framed
-from generator.tiers.base import KvBroken, KvMissing, KvTier, PageReader
+from generator.tiers.base import KvBroken, KvMissing, KvTier, PageReader, TierUnavailable
 from protocol.tiers import Tier
 
 _MOST_DETAIL = 1000
@@ -52,6 +52,9 @@ class PageSender:
             return Outcome(Status.MISSING, detail=_short(missing))
         except KvBroken as broken:
             return Outcome(Status.BROKEN, broken.damage, _short(broken))
+        except TierUnavailable as silent:
+            # Nothing is known about the copy. The peer takes a cut connection for that.
+            raise PeerUnreachable(Reason.CUT, _short(silent)) from silent
 
     def _send_pages(self, reader: PageReader, request: ReadRequest) -> Outcome:
         # Page by page, because a page is valid only until the next one is read.

@@ -45,6 +45,10 @@ class KvBroken(TierError):
         self.damage = damage
 
 
+class TierUnavailable(TierError):
+    """The tier does not answer now, so whether it has the copy is not known. The copy is not lost."""
+
+
 class TierFull(TierError):
     """The tier cannot take the copy: it has no room for it, or is read-only."""
 
@@ -131,8 +135,9 @@ class KvTier(Protocol):
     def reading(self, key: str, pages: Pages | None) -> AbstractContextManager[PageReader]:
         """Read a published copy.
 
-        Raises KvMissing or KvBroken on entry, and KvBroken on exit if the copy has changed meanwhile: use what was read
-        only after the block. A broken copy is deleted; there are no other side effects.
+        Raises KvMissing, KvBroken or TierUnavailable on entry, and KvBroken on exit if the copy has changed meanwhile:
+        use what was read only after the block. A broken copy is deleted; there are no other side effects. What is read
+        within the block also raises TierUnavailable, if the tier is on a network.
         """
 
     def writing(self, node: KvNode, pages: Pages | None) -> AbstractContextManager[PageWriter]:
@@ -146,7 +151,10 @@ class KvTier(Protocol):
         """Delete this copy, if it exists; one under another stamp stays. Readers of it may find it broken."""
 
     def nodes(self) -> list[StoredNode]:
-        """All published nodes. Reads every header, so call it at the start or when idle."""
+        """All published nodes. Reads every header, so call it at the start or when idle.
+
+        Raises TierUnavailable if the tier is on a network and does not answer.
+        """
 
     @property
     def highest_stamp(self) -> int:

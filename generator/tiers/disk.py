@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,9 +13,11 @@ import numpy as np
 import structlog
 
 from generator.tiers.base import Damage, KvBroken, KvMissing, Page, PageReader, PageWriter, StoredNode, TierFull
-from generator.tiers.disk_folder import FingerprintFolder, folders_beside
+from generator.tiers.disk_folder import FingerprintFolder, boot_id, folders_beside
+from generator.tiers.disk_identity import folder_identity
 from generator.tiers.file_cache import evict
-from generator.tiers.node_file import NodeFileReader, NodeFileWriter, NodeFormat, NodeHeader
+from generator.tiers.node_file import NodeFileReader, NodeFileWriter, read_header
+from generator.tiers.node_format import NodeFormat, NodeHeader
 from generator.tiers.writers import DiscardingWriter
 from protocol.kv import KvNode, Pages
 from protocol.tiers import Tier
@@ -29,6 +32,8 @@ class _Entry(NamedTuple):
 
 class DiskTier:
     """A ``KvTier`` of files under ``folder``. Processes may share it: each finds what the others publish.
+
+    So may machines that mount the folder, which tell each other's unfinished files by ``machine``: this one's boot id.
 
     No file is written that would make all known files exceed ``max_bytes``, headers and other fingerprints included.
     Files that other processes write are known from the next call of ``nodes`` on. If room is short, folders of other
@@ -50,10 +55,13 @@ class DiskTier:
         page_bytes: int,
         max_bytes: int,
         file_cache: bool = True,
+        machine: str | None = None,
     ) -> None:
         self.broken: Counter[Damage] = Counter()
         self._format = NodeFormat(fingerprint, page_tokens, page_bytes)
-        self._folder = FingerprintFolder(folder / fingerprint)
+        machine = machine or boot_id()
+        self._root = folder
+        self._folder = FingerprintFolder(folder / fingerprint, machine)
         self._max_bytes = max_bytes
         self._file_cache = file_cache
         self._index: dict[str, _Entry] = {}
@@ -67,8 +75,13 @@ class DiskTier:
             log.warning("the disk tier is read-only", folder=str(folder), error=error.strerror)
         self._folder.sweep()
         self._refresh()
-        self._others = folders_beside(folder, fingerprint)
+        self._others = folders_beside(folder, fingerprint, machine)
         self._reclaim(0)
+
+    @cached_property
+    def identity(self) -> str:
+        """A UUID that names the folder wherever it is mounted. Empty if it is unknown."""
+        return folder_identity(self._root)
 
     def has(self, key: str, pages: Pages | None) -> bool:  # noqa: ARG002
         """Whether the node's file exists, whichever process wrote it."""
@@ -197,7 +210,7 @@ class DiskTier:
     def _header(self, key: str, descriptor: int) -> NodeHeader:
         """The file's header. If it is damaged, deletes the file and raises KvBroken."""
         try:
-            header = self._format.decode(descriptor)
+            header = read_header(descriptor, self._format)
             if header.node.key != key:
                 raise KvBroken(Damage.FOREIGN, f"the file of {key} holds the node {header.node.key}")
         except OSError as error:

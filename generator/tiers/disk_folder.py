@@ -5,12 +5,20 @@
 A file is temporary until it is whole. Its writer holds a lock on it, which the kernel releases with the process; so
 leftovers of dead processes can be told from files that are being written. Only such files are ever deleted, whatever
 else lies in the folder.
+
+Several machines may mount the folder, and a lock may be seen on the machine only where it is held. So the name of a
+temporary file tells the machine:
+
+    <key>.<boot id of the machine>.<random>.tmp
+
+Other machines leave it alone for a day. This machine's earlier boots count as other machines.
 """
 
 import errno
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,13 +26,16 @@ from typing import NamedTuple
 
 _SUFFIX = ".safetensors"
 _TEMPORARY = ".tmp"
+_ABANDONED_S = 24 * 3600.0
+"""A temporary file of another machine that was not written to for so long has no writer any more."""
 
 
 class FingerprintFolder:
-    """The files of one fingerprint. Any process may add and remove files at any time."""
+    """The files of one fingerprint, as ``machine`` sees them. Any process of any machine may add and remove files."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, machine: str) -> None:
         self._path = path
+        self._machine = machine
 
     def prepare(self) -> None:
         """Create the folder. Raises OSError if it cannot be created or written to."""
@@ -51,7 +62,7 @@ class FingerprintFolder:
         """A new temporary file for a node, open and locked, which ``publish`` renames. Raises OSError."""
         folder = self.file(key).parent
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=folder, prefix=f"{key}.", suffix=_TEMPORARY)
+        descriptor, name = tempfile.mkstemp(dir=folder, prefix=f"{key}.{self._machine}.", suffix=_TEMPORARY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError:
@@ -75,9 +86,11 @@ class FingerprintFolder:
                 raise
 
     def sweep(self) -> None:
-        """Delete the temporary files of dead processes."""
+        """Delete the temporary files of this machine's dead processes, and those of other machines after a day."""
         for path in self._files(_TEMPORARY):
             with suppress(OSError):
+                if _machine_of(path) != self._machine and time.time() - path.stat().st_mtime < _ABANDONED_S:
+                    continue
                 descriptor = os.open(path, os.O_RDWR)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,10 +132,24 @@ class Usage(NamedTuple):
     folder: FingerprintFolder
 
 
-def folders_beside(folder: Path, fingerprint: str) -> list[Usage]:
+def boot_id() -> str:
+    """The id of the running kernel, a UUID. Each boot of each machine has another one.
+
+    Containers on one machine share its kernel, and so the id.
+    """
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def folders_beside(folder: Path, fingerprint: str, machine: str) -> list[Usage]:
     """The folders of other fingerprints that have any files, the most recently written first."""
-    others = [FingerprintFolder(path).usage() for path in _children(folder) if path.name != fingerprint]
+    others = [FingerprintFolder(path, machine).usage() for path in _children(folder) if path.name != fingerprint]
     return sorted((usage for usage in others if usage.bytes), key=lambda usage: usage.newest, reverse=True)
+
+
+def _machine_of(temporary: Path) -> str:
+    """The machine whose process has created a temporary file; something else for files of earlier releases."""
+    _, _, rest = temporary.name.partition(".")
+    return rest.partition(".")[0]
 
 
 def _sync(folder: Path) -> None:

@@ -1,116 +1,29 @@
-"""One node's KV in a safetensors file: a tensor of bytes with one row a page, and a checksum a row in the header.
+"""One node's KV in a file of the format of ``node_format``.
 
-The header's length depends on the node alone. So the pages are written first, behind the header's place, and the header
-is written last.
+The pages are written first, behind the header's place, and the header is written last.
 """
 
 import os
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
-from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from generator.tiers.base import Damage, KvBroken, Page, PageTarget, TierFull
 from generator.tiers.file_cache import evict
+from generator.tiers.node_format import LENGTH_BYTES, NodeFormat, NodeHeader
 from generator.tiers.writers import OrderedWriter
-from protocol.kv import KvNode, pages_spanned
+from protocol.kv import KvNode
 
-_FORMAT = "ragtree-kv-1"
-_LENGTH_BYTES = 8
-_ALIGNMENT = 4096
-_TENSOR = "kv"
 _MOST_PARTS = os.sysconf("SC_IOV_MAX")
 """The most buffers that one system call fills."""
 
 
-class _Metadata(msgspec.Struct, frozen=True):
-    """Metadata as strings, as safetensors requires. ``checksum`` covers all other fields."""
-
-    format: str
-    fingerprint: str
-    node: str
-    page_checksums: str
-    checksum: str = ""
-
-
-class _Tensor(msgspec.Struct, frozen=True):
-    dtype: str
-    shape: tuple[int, int]
-    data_offsets: tuple[int, int]
-
-
-class _Header(msgspec.Struct, frozen=True):
-    metadata: _Metadata = msgspec.field(name="__metadata__")
-    kv: _Tensor = msgspec.field(name=_TENSOR)
-
-
-class NodeHeader(msgspec.Struct, frozen=True):
-    """The decoded header of a file: its node, the pages' checksums, and the offset of the first page in bytes."""
-
-    node: KvNode
-    checksums: tuple[int, ...]
-    data_at: int
-
-
-class NodeFormat:
-    """The file format of one ``fingerprint``, whose pages have ``page_tokens`` tokens and ``page_bytes`` bytes."""
-
-    def __init__(self, fingerprint: str, page_tokens: int, page_bytes: int) -> None:
-        self._fingerprint = fingerprint
-        self._page_tokens = page_tokens
-        self.page_bytes = page_bytes
-
-    def pages(self, node: KvNode) -> int:
-        """The number of a node's pages."""
-        return len(pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens))
-
-    def file_bytes(self, node: KvNode) -> int:
-        """The length of a node's file."""
-        pages = self.pages(node)
-        return len(self.encode(node, [0] * pages)) + pages * self.page_bytes
-
-    def encode(self, node: KvNode, checksums: Sequence[int]) -> bytes:
-        """The header, padded with spaces, as the format allows, so that the pages begin aligned."""
-        rows = len(checksums)
-        metadata = _Metadata(
-            _FORMAT,
-            self._fingerprint,
-            msgspec.json.encode(node).decode(),
-            "".join(f"{checksum:016x}" for checksum in checksums),
-        )
-        sealed = msgspec.structs.replace(metadata, checksum=xxh3_64_hexdigest(msgspec.json.encode(metadata)))
-        tensor = _Tensor("U8", (rows, self.page_bytes), (0, rows * self.page_bytes))
-        body = msgspec.json.encode(_Header(sealed, tensor))
-        length = -(-(_LENGTH_BYTES + len(body)) // _ALIGNMENT) * _ALIGNMENT - _LENGTH_BYTES
-        return length.to_bytes(_LENGTH_BYTES, "little") + body.ljust(length)
-
-    def decode(self, descriptor: int) -> NodeHeader:
-        """The header of an open file whose length is right. Raises KvBroken if not, or OSError."""
-        size = os.fstat(descriptor).st_size
-        prefix = os.pread(descriptor, _LENGTH_BYTES, 0)
-        length = int.from_bytes(prefix, "little")
-        if len(prefix) < _LENGTH_BYTES or length > size - _LENGTH_BYTES:
-            raise KvBroken(Damage.SIZE, "the file is shorter than its header")
-        raw = os.pread(descriptor, length, _LENGTH_BYTES)
-        try:
-            metadata = msgspec.json.decode(raw, type=_Header).metadata
-            node = msgspec.json.decode(metadata.node, type=KvNode)
-            digits = metadata.page_checksums
-            checksums = tuple(int(digits[at : at + 16], 16) for at in range(0, len(digits), 16))
-        except (msgspec.DecodeError, ValueError) as error:
-            raise KvBroken(Damage.HEADER, f"the header does not parse: {error}") from error
-        if (metadata.format, metadata.fingerprint) != (_FORMAT, self._fingerprint):
-            raise KvBroken(
-                Damage.FOREIGN, f"the file has fingerprint {metadata.fingerprint!r} and format {metadata.format!r}"
-            )
-        # Encoding what was decoded gives the same bytes only if every byte of the header is intact.
-        if len(checksums) != self.pages(node) or prefix + raw != self.encode(node, checksums):
-            raise KvBroken(Damage.HEADER, "the header does not match its checksum")
-        data_at = len(prefix) + len(raw)
-        if size != data_at + len(checksums) * self.page_bytes:
-            raise KvBroken(Damage.SIZE, f"the file has {size} bytes, which does not match its header")
-        return NodeHeader(node, checksums, data_at)
+def read_header(descriptor: int, layout: NodeFormat) -> NodeHeader:
+    """The header of an open file whose length is right. Raises KvBroken if not, or OSError."""
+    size = os.fstat(descriptor).st_size
+    length = layout.header_bytes(os.pread(descriptor, LENGTH_BYTES, 0), size)
+    return layout.decode(os.pread(descriptor, length, 0), size)
 
 
 class NodeFileReader:

@@ -313,7 +313,8 @@ class SchedulerSide:
         if state is not None:
             state.load_seconds += result.seconds
             state.missing.update((*result.lost, *result.unread))
-            state.silent.update(copy.location for copy in result.unread)
+            # An object store that does not answer says nothing about what lies on this machine.
+            state.silent.update(copy.location for copy in result.unread if copy.location)
             state.peer_reads += result.peers
         if load.composition is None:
             del self._loading[load.request_id]

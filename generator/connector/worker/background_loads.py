@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from generator.connector.step_jobs import DonorPages, Load, LoadResult, Piece
 from generator.connector.worker.blocks import PagedBlocks
@@ -14,14 +15,16 @@ from generator.peers.errors import PeerUnreachable, Reason
 from generator.peers.remote_reader import RemoteReader
 from generator.tiers.base import KvTier, Page, PageReader
 from generator.tiers.host_pages import HostPages
+from generator.tiers.object_store import ObjectStoreTier
 from protocol.kv import pages_spanned
 from protocol.tiers import Tier
 
 Ended = Callable[[Load, LoadResult, set[int]], None]
 """Takes a load that has ended, or a share of it, with the result and the failed blocks of the whole load."""
 
-_PEER_THREADS = 16
-"""Loads wait for peers on threads of their own, so that no load from this location waits for a peer."""
+_NETWORK_THREADS = 16
+"""Loads wait for peers, and for an object store, on threads of their own: no load from this machine waits for them."""
+_STORED_SHARE_BYTES = 8 << 20
 
 Staged = Callable[[str, dict[str, Page]], None]
 """Takes the pages of some of a request's donors, by key."""
@@ -32,7 +35,7 @@ class BackgroundLoads:
 
     Each load is reported to ``ended`` once, on one of these threads, when none of them touches its blocks any more. If
     it has donors, those that could be read go to ``staged`` before. Without ``peering``, nothing is read at other
-    locations.
+    locations. What is read there, or from an object store, has threads of its own.
     """
 
     def __init__(
@@ -51,27 +54,53 @@ class BackgroundLoads:
         self._ended = ended
         self._staged = staged
         self._loaders = ThreadPoolExecutor(threads, "kv-load", initializer=blocks.enter_thread)
-        self._peer_loaders = ThreadPoolExecutor(_PEER_THREADS, "kv-peer", initializer=blocks.enter_thread)
+        self._peer_loaders = ThreadPoolExecutor(_NETWORK_THREADS, "kv-peer", initializer=blocks.enter_thread)
+        self._store_loaders = ThreadPoolExecutor(_NETWORK_THREADS, "kv-store", initializer=blocks.enter_thread)
+        self._stores = {kind for kind, tier in tiers.items() if isinstance(tier, ObjectStoreTier)}
 
     def start(self, load: Load) -> None:
         """Start a load."""
         near, far = load.apart()
+        near, stored = self._stored_apart(near)
         away = [share for part in far for share in part.split(self._threads)]
-        here = near.split(self._threads) if near.pieces or near.donors or near.copies or not away else []
+        asked = self._split_stored(stored) if stored.pieces or stored.donors else []
+        here = near.split(self._threads) if near.pieces or near.donors or near.copies or not away + asked else []
         timeout_s = self._peering.timeout_s if self._peering is not None else 0.0
         deadline = time.monotonic() + timeout_s
-        progress = LoadProgress(len(here) + len(away), self._blocks.page_tokens, deadline - timeout_s / 2)
+        progress = LoadProgress(len(here) + len(away) + len(asked), self._blocks.page_tokens, deadline - timeout_s / 2)
         # Held blocks may have been computed by the step before, which may also still write to the blocks to be filled:
         # with asynchronous scheduling, it may compute one more token of the request that has just left them.
         fence = self._blocks.fence()
-        for loaders, shares in ((self._peer_loaders, away), (self._loaders, here)):
+        for loaders, shares in (
+            (self._peer_loaders, away),
+            (self._store_loaders, asked),
+            (self._loaders, here),
+        ):
             for share in shares:
                 loaders.submit(self._run, share, progress, fence, deadline)
 
     def close(self) -> None:
         """Finish what the threads have begun."""
-        for loaders in (self._loaders, self._peer_loaders):
+        for loaders in (self._loaders, self._peer_loaders, self._store_loaders):
             loaders.shutdown(wait=True, cancel_futures=True)
+
+    def _stored_apart(self, near: Load) -> tuple[Load, Load]:
+        """What is read on this machine, with all copies, and what is read from an object store."""
+        here, stored = (
+            replace(
+                near,
+                pieces=tuple(piece for piece in near.pieces if (piece.tier in self._stores) is is_stored),
+                donors=tuple(donor for donor in near.donors if (donor.tier in self._stores) is is_stored),
+            )
+            for is_stored in (False, True)
+        )
+        return here, replace(stored, copies=())
+
+    def _split_stored(self, stored: Load) -> list[Load]:
+        """About one load a node, and more if nodes are large: each load asks for the headers of its nodes."""
+        size = sum(len(piece.blocks) for piece in stored.pieces) * self._blocks.page_bytes
+        count = max(len(stored.pieces), len(stored.donors), size // _STORED_SHARE_BYTES)
+        return stored.split(min(count, _NETWORK_THREADS))
 
     def _run(self, share: Load, progress: LoadProgress, fence: Callable[[], None], deadline: float) -> None:
         for piece in share.pieces:

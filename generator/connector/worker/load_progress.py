@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from generator.connector.step_jobs import DonorPages, LoadResult, Piece
 from generator.peers.errors import PeerUnreachable
-from generator.tiers.base import KvBroken, KvMissing
+from generator.tiers.base import KvBroken, KvMissing, TierUnavailable
 from protocol.kv import LostCopy, PeerCopy, PeerRead
 from protocol.tiers import Tier
 
@@ -52,15 +52,16 @@ class LoadProgress:
     def missed(self, source: Piece | DonorPages, error: Exception, began: float, blocks: Sequence[int] = ()) -> None:
         """Record that a copy could not be read since ``began``, and the ``blocks`` that it was to fill.
 
-        It is lost if its location does not have it. That is not known if a peer did not serve it.
+        It is lost if its location does not have it. That is not known if a peer, or an object store, did not serve it.
         """
+        known = (KvMissing, KvBroken) if source.peer is not None else Exception
         with self._lock:
             self.failed_blocks.update(blocks)
-            if source.peer is None or isinstance(error, (KvMissing, KvBroken)):
+            if isinstance(error, known) and not isinstance(error, TierUnavailable):
                 self._lost[source.copy] = None
                 return
             self._unread[source.copy] = None
-            if isinstance(error, PeerUnreachable) and began <= self._fair_until:
+            if source.peer is not None and isinstance(error, PeerUnreachable) and began <= self._fair_until:
                 self._peer(source.peer, began).failed = True
 
     def failed(self, blocks: Sequence[int]) -> None:

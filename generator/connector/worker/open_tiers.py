@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import suppress
 from uuid import uuid4
 
 import numpy as np
@@ -12,9 +12,12 @@ from blake3 import blake3
 from generator.connector.worker.blocks import PagedBlocks
 from generator.connector.worker.pinned_arena import PinnedArena
 from generator.settings import KvPlaces
-from generator.tiers.base import KvTier, TierError
+from generator.tiers.base import KvTier, StoredNode, TierError, TierUnavailable
 from generator.tiers.disk import DiskTier
+from generator.tiers.disk_folder import boot_id
 from generator.tiers.null import NullTier
+from generator.tiers.object_store import ObjectStoreTier
+from generator.tiers.open_store import open_store
 from protocol.kv import KvMemory, KvNode, pages_spanned
 from protocol.tiers import Tier
 
@@ -33,10 +36,18 @@ def open_tiers(places: KvPlaces, fingerprint: str, blocks: PagedBlocks) -> dict[
     host: KvTier = NullTier(Tier.HOST)
     if host_pages:
         host = PinnedArena(places.host_file, fingerprint, page_tokens, page_bytes, host_pages, blocks.pin)
-    disk: KvTier = NullTier(Tier.DISK)
-    if places.disk_bytes >= page_bytes and places.disk_dir is not None:
-        disk = DiskTier(places.disk_dir, fingerprint, page_tokens, page_bytes, places.disk_bytes, places.file_cache)
-    return {Tier.HOST: host, Tier.DISK: disk}
+    return {Tier.HOST: host, Tier.DISK: _open_disk(places, fingerprint, page_tokens, page_bytes)}
+
+
+def _open_disk(places: KvPlaces, fingerprint: str, page_tokens: int, page_bytes: int) -> KvTier:
+    if places.disk_bytes < page_bytes:
+        return NullTier(Tier.DISK)
+    if places.object_store is not None:
+        store = open_store(places.object_store)
+        return ObjectStoreTier(store, fingerprint, page_tokens, page_bytes, places.disk_bytes)
+    if places.disk_dir is not None:
+        return DiskTier(places.disk_dir, fingerprint, page_tokens, page_bytes, places.disk_bytes, places.file_cache)
+    return NullTier(Tier.DISK)
 
 
 def measure_memory(
@@ -54,7 +65,8 @@ def measure_memory(
     """
     size = blocks.page_bytes
     host = places.host_bytes // size
-    disk = places.disk_bytes // (size + _FILE_BYTES) if places.disk_dir is not None else 0
+    has_disk = places.disk_dir is not None or places.object_store is not None
+    disk = places.disk_bytes // (size + _FILE_BYTES) if has_disk else 0
     count = max(1, min(_PROBE_BYTES // size, num_blocks - 1))
     # The engine may still be filling its blocks with zeros.
     blocks.fence()()
@@ -73,6 +85,7 @@ def measure_memory(
         disk_bytes_per_s=disk_rate or host_rate,
         device=blocks.device_name,
         shared=_shared_tiers(places),
+        disk=_identity(tiers[Tier.DISK]),
         layout=f"{attention} {blocks.shapes}",
     )
 
@@ -82,10 +95,14 @@ def _shared_tiers(places: KvPlaces) -> str:
 
     A file system mounted by several machines counts as a different one on each.
     """
-    machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     opened = [path.stat() for path in (places.host_file, places.disk_dir) if path is not None and path.exists()]
-    files = "/".join([machine, *(f"{file.st_dev}:{file.st_ino}" for file in opened)])
+    files = "/".join([boot_id(), *(f"{file.st_dev}:{file.st_ino}" for file in opened)])
     return blake3(files.encode()).hexdigest(8)
+
+
+def _identity(disk: KvTier) -> str:
+    """The name of the disk tier on whatever machine it is used; empty if it has none."""
+    return disk.identity if isinstance(disk, DiskTier | ObjectStoreTier) else ""
 
 
 def _host_rate(blocks: PagedBlocks, count: int) -> float:
@@ -108,7 +125,7 @@ def _host_rate(blocks: PagedBlocks, count: int) -> float:
 
 def _disk_rate(disk: KvTier, blocks: PagedBlocks, count: int) -> float | None:
     """Bytes a second from a file just written, or else from the largest one there. None if there is neither."""
-    for stored in disk.nodes():
+    for stored in _held(disk):
         if _is_probe(stored.node):
             # Its process was killed. The controller would not find the file under the path that it names.
             disk.drop(stored.node.key, None)
@@ -121,11 +138,18 @@ def _disk_rate(disk: KvTier, blocks: PagedBlocks, count: int) -> float | None:
         problem = str(error)
     if rate is None:
         # A full disk has no room for a probe, but has files to read.
-        held = max((stored.node for stored in disk.nodes()), key=lambda node: node.tokens, default=None)
+        held = max((stored.node for stored in _held(disk)), key=lambda node: node.tokens, default=None)
         rate = _load_rate(disk, held, blocks, count) if held is not None else None
     if rate is None:
         log.warning("disk_not_measured", error=problem)
     return rate
+
+
+def _held(disk: KvTier) -> list[StoredNode]:
+    """What the tier lists; nothing if it does not answer."""
+    with suppress(TierUnavailable):
+        return disk.nodes()
+    return []
 
 
 def _is_probe(node: KvNode) -> bool:
@@ -148,9 +172,6 @@ def _load_rate(disk: KvTier, node: KvNode, blocks: PagedBlocks, most_pages: int)
     count = min(most_pages, len(pages_spanned(node.prefix_tokens, node.tokens, blocks.page_tokens)))
     try:
         with disk.reading(node.key, None) as reader:
-            if _is_probe(node):
-                # It can be read all the same, and is not left behind if the process is killed from now on.
-                disk.drop(node.key, None)
 
             def load() -> None:
                 reader.load(0, range(1, count + 1), blocks)
@@ -162,6 +183,9 @@ def _load_rate(disk: KvTier, node: KvNode, blocks: PagedBlocks, most_pages: int)
             return count * blocks.page_bytes / _time_s(load)
     except TierError:
         return None
+    finally:
+        if _is_probe(node):
+            disk.drop(node.key, None)
 
 
 def _time_s(load: Callable[[], None]) -> float:

@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 
+import structlog
+
 from generator.connector.step_jobs import Purge, Transfer
 from generator.connector.worker.blocks import PagedBlocks
-from generator.tiers.base import KvTier, TierContents, TierError
+from generator.tiers.base import KvTier, TierContents, TierError, TierUnavailable
 from protocol.kv import KvNode, pages_spanned
 from protocol.tiers import Tier
+
+log = structlog.get_logger(__name__)
 
 
 class TierJobs:
@@ -37,19 +41,36 @@ class TierJobs:
     def purge(self, purge: Purge) -> int:
         """Delete what the tiers themselves list, which includes nodes that the knowledge tree does not know.
 
-        Returns the number of nodes that could not be deleted.
+        Returns the number of nodes that could not be deleted. Raises TierUnavailable if a tier does not list its nodes;
+        the other ones are purged then.
         """
         left = 0
+        silent: TierUnavailable | None = None
         for tier in [self._tiers[named] for named in purge.tiers if named in self._tiers]:
-            covered = [stored for stored in tier.nodes() if purge.covers(stored.node.namespace, stored.node.path)]
+            try:
+                held = tier.nodes()
+            except TierUnavailable as error:
+                silent = error
+                continue
+            covered = [stored for stored in held if purge.covers(stored.node.namespace, stored.node.path)]
             for node, pages in covered:
                 tier.drop(node.key, pages)
             left += sum(tier.has(node.key, pages) for node, pages in covered)
+        if silent is not None:
+            raise silent
         return left
 
     def held(self) -> dict[Tier, TierContents]:
-        """What the tiers hold."""
-        return {tier: TierContents(tuple(kept.nodes()), kept.highest_stamp) for tier, kept in self._tiers.items()}
+        """What the tiers hold. One that does not answer holds nothing that can be used."""
+        contents = {}
+        for tier, kept in self._tiers.items():
+            try:
+                nodes = tuple(kept.nodes())
+            except TierUnavailable as error:
+                log.warning("a tier does not say what it holds", tier=tier.value, reason=str(error))
+                nodes = ()
+            contents[tier] = TierContents(nodes, kept.highest_stamp)
+        return contents
 
     def _save(self, node: KvNode, blocks: Sequence[int], target: KvTier, transfer: Transfer) -> None:
         page_tokens = self._blocks.page_tokens

@@ -27,7 +27,8 @@ from kv_plans import (
 from safetensors.numpy import load_file
 
 from generator.engines.vllm_engine import VllmEngine
-from generator.tiers.node_file import NodeFormat
+from generator.tiers.node_file import read_header
+from generator.tiers.node_format import NodeFormat
 from protocol.generation import Sampling
 from protocol.kv import LostCopy, Orders
 
@@ -50,7 +51,7 @@ def as_of_another_model(file: Path, fingerprint: str) -> bytes:
     """The same file with valid checksums, but with another model's fingerprint."""
     page_bytes = load_file(file)["kv"].shape[1]
     with file.open("rb") as opened:
-        header = NodeFormat(fingerprint, PAGE_TOKENS, page_bytes).decode(opened.fileno())
+        header = read_header(opened.fileno(), NodeFormat(fingerprint, PAGE_TOKENS, page_bytes))
     other = NodeFormat(fingerprint[::-1], PAGE_TOKENS, page_bytes)
     return other.encode(header.node, header.checksums) + file.read_bytes()[header.data_at :]
 

@@ -1,8 +1,10 @@
-"""Arenas for tests, closed at their end."""
+"""Arenas and servers of objects for tests, closed at their end."""
 
+import socket
 from contextlib import ExitStack
 
 import pytest
+from s3_server import CREDENTIALS, S3Server
 from tiers_under_test import open_arena
 
 from generator.tiers.arena import HostArena
@@ -26,3 +28,25 @@ def arena(opened):
     arena = opened()
     yield arena
     arena.check_integrity()
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    server = S3Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def s3(s3_server, monkeypatch):
+    """A server of S3's protocol, with credentials for it in the environment."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    return s3_server
+
+
+@pytest.fixture
+def unused_port():
+    """A port on which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]

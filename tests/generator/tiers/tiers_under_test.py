@@ -11,6 +11,8 @@ from tier_contract import ARENA_PAGES, FINGERPRINT, PAGE_BYTES, PAGE_TOKENS
 
 from generator.tiers.arena import HostArena
 from generator.tiers.disk import DiskTier
+from generator.tiers.object_requests import ObjectRequests
+from generator.tiers.object_store import ObjectStoreTier
 
 ROOT = Path(__file__).parents[3]
 
@@ -19,8 +21,12 @@ def open_arena(folder: Path, fingerprint=FINGERPRINT, page_bytes=PAGE_BYTES, pag
     return HostArena(folder / "kv.arena", fingerprint, PAGE_TOKENS, page_bytes, page_count)
 
 
-def open_disk(folder: Path, fingerprint=FINGERPRINT, max_bytes=10**7, file_cache=True) -> DiskTier:
-    return DiskTier(folder, fingerprint, PAGE_TOKENS, PAGE_BYTES, max_bytes, file_cache)
+def open_disk(folder: Path, fingerprint=FINGERPRINT, max_bytes=10**7, file_cache=True, machine=None) -> DiskTier:
+    return DiskTier(folder, fingerprint, PAGE_TOKENS, PAGE_BYTES, max_bytes, file_cache, machine)
+
+
+def open_objects(requests: ObjectRequests, fingerprint=FINGERPRINT, max_bytes=10**8) -> ObjectStoreTier:
+    return ObjectStoreTier(requests, fingerprint, PAGE_TOKENS, PAGE_BYTES, max_bytes)
 
 
 class WritingProcess:

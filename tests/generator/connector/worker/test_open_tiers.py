@@ -7,7 +7,8 @@ pytest.importorskip("vllm")
 import torch
 from small_cache import small_cache
 
-from generator.connector.worker.open_tiers import _disk_rate
+from generator.connector.worker.open_tiers import _disk_rate, measure_memory, open_tiers
+from generator.settings import KvPlaces
 from generator.tiers.disk import DiskTier
 from protocol.kv import KvNode
 
@@ -78,3 +79,22 @@ def test_a_probe_is_deleted_before_it_is_timed(open_disk, monkeypatch):
 
 def interrupted(*_) -> float:
     raise KeyboardInterrupt
+
+
+def test_machines_with_one_folder_name_the_same_disk(tmp_path):
+    common, named = tmp_path / "common", []
+    for machine in ("one", "two"):
+        places = KvPlaces(tmp_path / f"{machine}.arena", 0, common, 1 << 20)
+        tiers = open_tiers(places, "fingerprint", BLOCKS)
+        memory = measure_memory(places, "fingerprint", BLOCKS, "attention", PROBE_PAGES, PROBE_PAGES + 1, tiers)
+        named.append(memory.disk)
+        for tier in tiers.values():
+            tier.close()
+    assert named[0] == named[1] == (common / "disk-id").read_text().strip()
+    assert named[0]
+
+
+def test_a_machine_without_a_disk_names_none(tmp_path):
+    places = KvPlaces(tmp_path / "arena", 0, None, 0)
+    tiers = open_tiers(places, "fingerprint", BLOCKS)
+    assert measure_memory(places, "fingerprint", BLOCKS, "attention", PROBE_PAGES, PROBE_PAGES + 1, tiers).disk == ""

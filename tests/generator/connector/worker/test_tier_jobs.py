@@ -11,10 +11,10 @@ pytest.importorskip("vllm")
 import torch
 from small_cache import small_cache
 
-from generator.connector.step_jobs import Transfer
+from generator.connector.step_jobs import Purge, Transfer
 from generator.connector.worker.tier_jobs import TierJobs
 from generator.tiers.arena import HostArena
-from generator.tiers.base import KvBroken, KvMissing, PageWriter
+from generator.tiers.base import KvBroken, KvMissing, PageWriter, TierUnavailable
 from generator.tiers.disk import DiskTier
 from protocol.kv import KvNode, Pages
 from protocol.tiers import Tier
@@ -70,3 +70,29 @@ def test_a_copy_whose_pages_are_taken_meanwhile_is_not_published(tmp_path, at):
     with pytest.raises(KvMissing), disk.reading(NODE.key, None):
         pass
     disk.check_integrity()
+
+
+class SilentStore(DiskTier):
+    """A tier on a network that does not answer."""
+
+    def nodes(self):
+        raise TierUnavailable("no answer")
+
+
+def test_a_purge_reports_a_tier_that_does_not_answer_and_empties_the_others(tmp_path):
+    blocks = small_cache(BLOCKS, PAGE_TOKENS, 8, 4, torch.bfloat16)
+    sizes = (PAGE_TOKENS, blocks.page_bytes)
+    host = HostArena(tmp_path / "kv.arena", "weights", *sizes, PAGES)
+    store = SilentStore(tmp_path / "kv", "weights", *sizes, 1 << 20)
+    for tier, pages in ((host, BEFORE), (store, None)):
+        with tier.writing(NODE, pages) as writer:
+            for index in range(PAGES):
+                writer.page(index)[:] = 1
+    jobs = TierJobs(blocks, {Tier.HOST: host, Tier.DISK: store})
+    assert jobs.purge(Purge(1, None, (Tier.HOST,))) == 0
+    assert not host.has(NODE.key, BEFORE)
+    with pytest.raises(TierUnavailable):
+        jobs.purge(Purge(2, None, (Tier.DISK, Tier.HOST)))
+    assert store.has(NODE.key, None)
+    assert [len(held.nodes) for held in jobs.held().values()] == [0, 0]
+    host.close()
