@@ -8,6 +8,8 @@ from cachectl.policies import policy_names
 from cachectl.scheduling.queue import SLACK, WINDOW
 from protocol.plans import Reuse
 
+MOST_SHARDS = 64
+
 
 class Swap(StrEnum):
     """When KV is copied to slower tiers: before it first leaves the GPU, or as soon as it is computed."""
@@ -24,7 +26,7 @@ class ControllerSettings(BaseModel):
     shards: int = Field(
         1,
         gt=0,
-        le=64,
+        le=MOST_SHARDS,
         description="Controllers that share the generator's instances, each with its part of all memory. One is enough "
         "for about a hundred instances.",
     )

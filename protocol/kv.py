@@ -180,13 +180,14 @@ class Orders(msgspec.Struct, frozen=True):
 
     The ``moves`` run first, in order. Then no KV of the documents in ``forget`` (namespace, content hash) may be left
     in the engine or its tiers, inside or outside the knowledge tree, nor any KV computed behind them. ``everything``
-    drops all KV. Either concerns ``tiers`` only.
+    drops all KV, or that of the namespaces that end with ``of``. Either concerns ``tiers`` only.
     """
 
     moves: tuple[Move, ...] = ()
     forget: tuple[tuple[str, str], ...] = ()
     everything: bool = False
     tiers: tuple[Tier, ...] = tuple(Tier)
+    of: str = ""
 
 
 def pages_spanned(prefix_tokens: int, tokens: int, page_tokens: int) -> range:

@@ -23,7 +23,14 @@ from protocol.documents import (
 from protocol.embeddings import EmbeddingRequest, Embeddings
 from protocol.generation import EngineInfo, GenerationStep, Sampling
 from protocol.kv import LostCopy, Orders, PeerRead, ResidencyReport
-from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
+from protocol.plans import (
+    AdmissionRequest,
+    CompletionReport,
+    ControllerStats,
+    NotWarmed,
+    PrefillPlan,
+    SpeculationDecision,
+)
 from protocol.prompts import ChatMessage, Prompt
 from protocol.retrieval import CandidateSet, Chunk, SearchKind, SearchRequest
 
@@ -134,10 +141,16 @@ class Controller(Protocol):
         expired.
         """
 
-    async def warm(self, request: AdmissionRequest) -> PrefillPlan | None:
-        """Lease a plan that brings a prompt's documents into the tree.
+    async def lose(self, instance: str, lost: Sequence[LostCopy]) -> None:
+        """Record copies that an instance has reported as lost together with a plan of another controller.
 
-        Returns None unless an instance is idle, and if no document is missing.
+        Copies of unknown nodes are ignored.
+        """
+
+    async def warm(self, request: AdmissionRequest, evicting: bool = True) -> PrefillPlan | NotWarmed:
+        """Lease a plan that brings a prompt's documents into the tree, on an idle instance.
+
+        Unless it is ``evicting``, all of them fit beside what the instance's tiers hold.
         """
 
     async def pin(self, path: CachePath, pinned: bool = True) -> None:

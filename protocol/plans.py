@@ -22,6 +22,19 @@ class SpeculationDecision(StrEnum):
     WAIT = "wait"
 
 
+class NotWarmed(StrEnum):
+    """Why no plan brings documents into the tree.
+
+    No instance is idle (BUSY), an instance has all of them (CACHED), one was deleted after it was found (OUTDATED), or
+    something would have to leave an instance's tiers for them (NO_ROOM).
+    """
+
+    BUSY = "busy"
+    CACHED = "cached"
+    OUTDATED = "outdated"
+    NO_ROOM = "no_room"
+
+
 class DocumentOrder(StrEnum):
     """The order of a prompt's documents, which decides how much of its prefix is cached.
 

@@ -58,16 +58,17 @@ class LocalStack:
         order: DocumentOrder = DocumentOrder.RETRIEVAL,
         scores: tuple[float, ...] = (),
         reuse: Reuse | None = None,
+        avoid: tuple[str, ...] = (),
     ) -> Generation:
         """Admit, generate and complete, like a query. The time to first token starts at the admission.
 
         The documents are in ``order``, which may depend on their search ``scores``. ``reuse`` is the controller's own
-        if it is None. Raises what controller and engine raise.
+        if it is None. The prompt goes to none of the engines in ``avoid``. Raises what controller and engine raise.
         """
         controller = self._live.controller
         query_id = uuid4().hex
         arrived = time.perf_counter()
-        request = AdmissionRequest(query_id, namespace, prompt, time.time(), order, scores=scores, reuse=reuse)
+        request = AdmissionRequest(query_id, namespace, prompt, time.time(), order, avoid, scores, reuse)
         plan = await controller.admit(request)
         queued_ms = (time.perf_counter() - arrived) * 1000
         report = CompletionReport(query_id, PlanOutcome.FAILED)

@@ -30,12 +30,7 @@ async def machines(
 
     ``at_work`` of them work at the same time. Unless they are ``sharing``, none serves what it holds.
     """
-    peers = PeerSettings(host=_HOST, timeout_s=TIMEOUT_S)
-    if sharing:
-        key_file = folder / "peers.key"
-        key_file.touch(mode=0o600)
-        key_file.write_text(secrets.token_urlsafe(32))
-        peers = peers.model_copy(update={"key_file": key_file})
+    peers = sharing_peers(folder) if sharing else PeerSettings(host=_HOST, timeout_s=TIMEOUT_S)
     async with AsyncExitStack() as running:
         yield {
             name: await running.enter_async_context(
@@ -43,3 +38,11 @@ async def machines(
             )
             for name in names
         }
+
+
+def sharing_peers(folder: Path) -> PeerSettings:
+    """Settings of machines that share with each other, with a new key in ``folder``."""
+    key_file = folder / "peers.key"
+    key_file.touch(mode=0o600)
+    key_file.write_text(secrets.token_urlsafe(32))
+    return PeerSettings(key_file=key_file, host=_HOST, timeout_s=TIMEOUT_S)

@@ -48,6 +48,10 @@ _SQUAD = ("squad",)
 BENCHMARKS = (
     Benchmark("scheduling", "--nodes 100000 --requests 5000"),
     Benchmark("policies", "--requests 4000", trace=("ragpulse", "trace_ragpulse"), draws=True),
+    Benchmark(
+        "controller",
+        "--instances 10,100 --requests 500 --nodes 30000 --holders 1,4 --machines 10 --links 10 --machine-requests 50",
+    ),
     Benchmark("retrieval", "--vectors 50000 --nlist 256 --queries 40"),
     Benchmark("recall", "--questions 300", _SQUAD),
     Benchmark("ingestion", "--one-in 80 --rounds 1 --questions 100", _SQUAD),
@@ -61,6 +65,7 @@ BENCHMARKS = (
         _SQUAD,
     ),
     Benchmark("sharing", "--tokens 500 --rounds 3 --documents 24 --queries 16 --turns 3"),
+    Benchmark("peer-faults", "--faults stopped,lying --seconds 10 --documents 40"),
     Benchmark("orders", "--questions 24 --topic-questions 12", _SQUAD),
     Benchmark("prompts", "--questions 4 --max-tokens 64", ("squad", "nq_gold", "rgb", "dragonball")),
     Benchmark(

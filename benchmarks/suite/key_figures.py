@@ -3,6 +3,7 @@
 from benchmarks.suite.figure import Figure
 
 _SIZES = "sizes[host_tokens].policies"
+_NETWORK = "network[machines,way,shards,link_gbit_per_s]"
 
 KEY_FIGURES = {
     "scheduling": (
@@ -27,6 +28,23 @@ KEY_FIGURES = {
         ),
         Figure("hit tokens, FORESIGHT, {} tokens in host memory", f"{_SIZES}.FORESIGHT.token_hit_rate", "%"),
         Figure("trace", "trace"),
+    ),
+    "controller": (
+        Figure("decisions a second, {} instances, {} shards over one, simulated", "shards_speedup.*.simulated.*", "x"),
+        Figure("the same at once, {} instances, {} processes over one", "shards_speedup.*.processes.*", "x"),
+        Figure("decisions a second, {} instances, {} shards", "decisions[instances,shards].decisions_per_s"),
+        Figure(
+            "requests of the shard with most, {} instances, {} shards", "decisions[instances,shards].largest_share", "%"
+        ),
+        Figure("bytes a node, {}, one machine", "directory.node_bytes.*"),
+        Figure("bytes that a further machine adds to a node, {}", "directory.machine_bytes.*"),
+        Figure("bytes a node and machine, {}, {} machines", "directory.rows[tier,machines].bytes_per_node_and_machine"),
+        Figure("tokens not computed, {} machines, {}, {} shards, {} Gbit/s", f"{_NETWORK}.token_hit_rate", "%"),
+        Figure("tokens read on other machines, {} machines, {}, {} shards, {} Gbit/s", f"{_NETWORK}.peer_rate", "%"),
+        Figure(
+            "bytes over the network, {} machines, {}, {} shards, {} Gbit/s", f"{_NETWORK}.network_bytes_per_s", "GB/s"
+        ),
+        Figure("mean TTFT, simulated, {} machines, {}, {} shards, {} Gbit/s", f"{_NETWORK}.mean_ttft_s", "s"),
     ),
     "retrieval": (
         Figure(
@@ -106,8 +124,21 @@ KEY_FIGURES = {
         Figure("read on another machine over a plain copy over TCP", "bandwidth_share_of_tcp", "%"),
         Figure("queries a second, machines that share over ones that are alone", "shared_over_alone", "x"),
         Figure("queries a second, machines that share over ones with routing only", "shared_over_routed", "x"),
+        Figure("queries a second, with a KV generator over machines that are alone", "generator_over_alone", "x"),
+        Figure("latency with a KV generator, of that of machines that are alone", "generator_latency", "%"),
         Figure("queries a second, {}", "throughput.*"),
         Figure("TTFT of the shortest prompt, {}, median", "ttft_ms.*", "ms"),
+    ),
+    "peer-faults": (
+        Figure("all is as it should be, {}", "rows[fault].passed"),
+        Figure("answers that are wrong or missing, {}", "rows[fault].wrong"),
+        Figure("queries more than one timeout slower than computing, {}", "rows[fault].late"),
+        Figure("largest delay against computing, {}", "rows[fault].during.largest_delay_ms", "ms"),
+        Figure("reads that failed, {}", "rows[fault].failures"),
+        Figure("time until it serves again, {}", "rows[fault].served_again_s", "s"),
+        Figure("queries that read at the peer before, {}", "rows[fault].before.read_share", "%"),
+        Figure("TTFT during the fault, {}, median", "rows[fault].during.ttft_p50_ms", "ms"),
+        Figure("TTFT of the same queries computed, {}, median", "rows[fault].computed_ttft_p50_ms", "ms"),
     ),
     "orders": (
         Figure("F1, gain over retrieval order, {}, {}", "rows[set,order].f1_over_retrieval.mean"),

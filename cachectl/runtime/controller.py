@@ -42,7 +42,15 @@ from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.errors import InvalidRequest, Overloaded
 from protocol.generation import ComposingInfo, StepBudget
 from protocol.kv import LostCopy, PeerRead
-from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, Reuse, SpeculationDecision
+from protocol.plans import (
+    AdmissionRequest,
+    CompletionReport,
+    ControllerStats,
+    NotWarmed,
+    PrefillPlan,
+    Reuse,
+    SpeculationDecision,
+)
 from protocol.tiers import Tier
 
 
@@ -114,6 +122,7 @@ class Controller:
             settings.reorder_window,
             step,
             settings.reorder_slack,
+            shard.rank,
         )
         self._speculations = Speculations(self._scheduler.speculative)
         self._leases = Leases(self._scheduler, clock, settings.lease_s, settings.first_token_s)
@@ -237,22 +246,37 @@ class Controller:
         self._deliveries.start()
         self._statistics.count_completion(report)
 
+    async def lose(self, instance: str, lost: Sequence[LostCopy]) -> None:
+        """Record copies that an instance has reported as lost together with another shard's plan.
+
+        An engine reports its losses with whatever plan is next. Raises UnknownNode for a malformed key.
+        """
+        self._tree.grants.lose(instance, lost_copies(lost))
+        self._peer_reads.lose(lost_at_peers(lost))
+        self._deliveries.start()
+
     # What operators and idle time do
 
-    async def warm(self, request: AdmissionRequest) -> PrefillPlan | None:
+    async def warm(self, request: AdmissionRequest, evicting: bool = True) -> PrefillPlan | NotWarmed:
         """Lease a plan that brings the request's documents into the tree. It is completed like any other.
 
-        Returns None unless an instance is idle and a document is missing, so that warming never delays a query, and
-        None if one of the documents was deleted after its search began.
+        Only an idle instance gets one, so that warming never delays a query.
         """
         self.expire_leases()
         if self._requests.outdated(request):
-            return None
+            return NotWarmed.OUTDATED
         request = self._requests.ordered(request)
         asked = self._requests.request(request)
+        if self._scheduler.is_cached(asked):
+            return NotWarmed.CACHED
         idle = self._scheduler.instances.idle
-        if not idle or self._scheduler.is_cached(asked):
-            return None
+        if not idle:
+            return NotWarmed.BUSY
+        if not evicting:
+            tokens = sum(document.tokens for document in asked.documents)
+            idle = [instance for instance in idle if self._tree.tiers.free(instance) >= tokens]
+            if not idle:
+                return NotWarmed.NO_ROOM
         return self._leased(request, self._leases.admit_at_once(asked, among=idle))
 
     async def pin(self, path: CachePath, pinned: bool = True) -> None:

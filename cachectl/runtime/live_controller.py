@@ -73,6 +73,8 @@ class LiveController:
         # Instances join one after another, so that none drops what another one has just written.
         self._joining = asyncio.Lock()
         self._started = False
+        # What each disk holds, and a location with it, until all machines that are there at the start have reported.
+        self._disk_reports: dict[str, tuple[str, ResidencyReport]] = {}
         # The places of a former controller. Until this one has started, KV is believed there only, if they are known.
         self._recalled: frozenset[str] = frozenset()
         self._fenced = False
@@ -113,9 +115,13 @@ class LiveController:
             controller = self._new(first, profile, memory, info.step, info.composing)
             controller.recovery.recall(snapshot)
             self._fingerprint = memory.fingerprint
-            controller.instances.add(first, memory.boot, reports, memory.shared, memory.peers)
+            kept = self._without_disk(reports, memory)
+            controller.instances.add(first, memory.boot, kept, memory.shared, memory.peers)
         self._controller = controller
         await self.follow()
+        for location, report in self._disk_reports.values():
+            controller.recovery.restore([report], location)
+        self._disk_reports.clear()
         controller.recovery.forget_recalled()
         self._recalled, self._fenced = frozenset(), True
         self._started = True
@@ -177,11 +183,15 @@ class LiveController:
         new_here = self._started and known is not None and instance not in known.boots
         places = {*self._recalled, *known.places} if known is not None else self._recalled
         new_machine, new_disk = (self._fenced and place not in places for place in (memory.shared, _disk_of(memory)))
+        if known is not None and memory.shared in known.locations:
+            # It keeps the disk that it came with, whatever the disk is called now.
+            new_disk = False
         missed = {Tier.GPU: new_here or new_machine, Tier.HOST: new_machine, Tier.DISK: new_disk}
         if any(missed.values()):
             tiers = tuple(tier for tier, missing in missed.items() if missing)
             log.info("an instance drops what may be of deleted documents", instance=instance, tiers=[*map(str, tiers)])
-            await engine.carry_out(Orders(everything=True, tiers=tiers))
+            # Other shards know the instance already, and have KV of their own there.
+            await engine.carry_out(Orders(everything=True, tiers=tiers, of=self._shard.namespace("")))
 
     def _add_or_restart(
         self, instance: str, boot: str, memory: KvMemory | None, reports: Sequence[ResidencyReport]
@@ -201,6 +211,8 @@ class LiveController:
                 replace(report, nodes=()) if others.get(report.tier, set()) - {instance} else report
                 for report in reports
             ]
+            if not self._started:
+                reports = self._without_disk(reports, memory)
         if instance not in known.boots:
             log.info("an instance takes plans", instance=instance, location=location)
             generates = instance in self._instances.kv_generators()
@@ -208,6 +220,16 @@ class LiveController:
         else:
             log.info("an instance has restarted", instance=instance, location=location)
             known.restart(instance, boot, reports, location, peers)
+
+    def _without_disk(self, reports: Sequence[ResidencyReport], memory: KvMemory) -> list[ResidencyReport]:
+        """The reports but for that of the disk, which is restored last.
+
+        What lies on it may stand behind documents in the memory of any machine that has it.
+        """
+        for report in reports:
+            if report.tier is Tier.DISK:
+                self._disk_reports.setdefault(_disk_of(memory), (memory.shared, report))
+        return [report for report in reports if report.tier is not Tier.DISK]
 
     def _forget_deserted(self) -> bool:
         """Forget what locations held that have had no instance for long, while others have. Whether there was any."""

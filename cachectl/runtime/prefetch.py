@@ -55,7 +55,8 @@ class Prefetcher:
         # In the order in which they became overdue.
         self._overdue: dict[str, AdmissionRequest] = {}
         self._running: dict[str, asyncio.Task[Outcome]] = {}
-        # The waiting requests for which a KV generator works.
+        # The waiting requests that were offered to a KV generator, and those for which one works.
+        self._offered: set[str] = set()
         self._generating: set[str] = set()
         self.prefetched_tokens = 0
         self.generated_tokens = 0
@@ -80,6 +81,7 @@ class Prefetcher:
         finally:
             timer.cancel()
             self._overdue.pop(request.query_id, None)
+            self._offered.discard(request.query_id)
             if request.query_id in self._generating:
                 self._running[request.query_id].cancel()
 
@@ -89,10 +91,13 @@ class Prefetcher:
             if query_id in self._running:
                 # It was cancelled, and has not ended yet.
                 continue
-            own = self._scheduler.speculative.may_prefetch(query_id)
-            if own or self._scheduler.speculative.may_generate(query_id):
+            if self._scheduler.speculative.may_prefetch(query_id):
                 del self._overdue[query_id]
-                self._prefetch(request, own)
+                self._prefetch(request, own=True)
+            elif query_id not in self._offered and self._scheduler.speculative.may_generate(query_id):
+                # Its own instance may have room later, for what KV generators do not do: load.
+                self._offered.add(query_id)
+                self._prefetch(request, own=False)
 
     def _became_overdue(self, request: AdmissionRequest) -> None:
         self._overdue[request.query_id] = request

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heapq import nsmallest
 from typing import TYPE_CHECKING
 
 from cachectl.scheduling.routing import Candidate, route
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from cachectl.policies.lookahead import Lookahead
+    from cachectl.scheduling.instance_state import InstanceState
     from cachectl.scheduling.instances import Instances
     from cachectl.scheduling.request import ScheduledRequest
     from cachectl.scheduling.request_book import RequestBook
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
     from cachectl.tree.knowledge_tree import KnowledgeTree
     from cachectl.tree.prefix_lookup import CachedPrefix
     from protocol.generation import StepBudget
+
+
+_FEW = 16
+"""So many instances are all looked at."""
+_LEAST_BUSY = 4
+"""How many of the instances are looked at that have nothing of a request."""
 
 
 class Dispatcher:
@@ -53,6 +61,26 @@ class Dispatcher:
             states = {name: state for name, state in states.items() if name not in scheduled.request.avoid}
             if not states:
                 raise EngineDied("there is no other instance of the generator")
+        looked_at = self._worth_a_look(scheduled, states) if among is None else states
+        prefixes = self._prefixes(scheduled, looked_at, among)
+        if not prefixes and len(looked_at) < len(states):
+            prefixes = self._prefixes(scheduled, states, among)
+        if states and not prefixes:
+            raise Overloaded(f"{instances.running} queries are running and {instances.queued} waiting; try again later")
+        chosen = route(
+            Candidate(name, states[name].backlog_s, prefix.seconds, states[name].rank)
+            for name, prefix in prefixes.items()
+        )
+        scheduled.instance, scheduled.seconds = chosen.instance, chosen.prefill_s
+        prefix = prefixes[chosen.instance]
+        scheduled.step_share = self.step_share(prefix)
+        return prefix
+
+    def _prefixes(
+        self, scheduled: ScheduledRequest, states: dict[str, InstanceState], among: Collection[str] | None
+    ) -> dict[str, CachedPrefix]:
+        """What a request finds on each instance that could take it."""
+        instances = self._instances
         prefixes: dict[str, CachedPrefix] = {}
         for name, state in states.items():
             may_queue = instances.may_queue(name)
@@ -60,13 +88,29 @@ class Dispatcher:
                 prefix = self._book.cached_prefix(scheduled, name)
                 if may_queue or instances.fits(name, self.step_share(prefix)):
                     prefixes[name] = prefix
-        if states and not prefixes:
-            raise Overloaded(f"{instances.running} queries are running and {instances.queued} waiting; try again later")
-        chosen = route(Candidate(name, states[name].backlog_s, prefix.seconds) for name, prefix in prefixes.items())
-        scheduled.instance, scheduled.seconds = chosen.instance, chosen.prefill_s
-        prefix = prefixes[chosen.instance]
-        scheduled.step_share = self.step_share(prefix)
-        return prefix
+        return prefixes
+
+    def _worth_a_look(self, scheduled: ScheduledRequest, states: dict[str, InstanceState]) -> dict[str, InstanceState]:
+        """The instances to look a request up for: of many, those that have its first document, and the least busy ones.
+
+        An instance without the first document has nothing behind it either, so only its backlog makes a difference.
+        What it can read elsewhere costs about the same for all. A document that may be composed counts wherever it
+        stands, so all instances are looked at then.
+        """
+        request = scheduled.request
+        if len(states) <= _FEW or request.recompute_share is not None:
+            return states
+        places = self._tree.lookup.places_of(request.namespace, request.documents, request.pinned)
+        chosen: dict[str, InstanceState] = {}
+        others: list[tuple[float, int, int, str]] = []
+        for number, (name, state) in enumerate(states.items()):
+            if places and not places.isdisjoint(self._tree.tiers.reach(name)):
+                chosen[name] = state
+            elif self._instances.may_queue(name) or not state.queue:
+                others.append((state.backlog_s, state.rank, number, name))
+        for _, _, _, name in nsmallest(_LEAST_BUSY, others):
+            chosen[name] = states[name]
+        return chosen
 
     def step_share(self, prefix: CachedPrefix) -> int:
         """Tokens that a prefill takes of each step of its engine; 0 if steps are unbounded.

@@ -16,7 +16,8 @@ class InstanceState:
 
     If the engine's ``step`` is known, concurrent prefills fit into one step. ``step_tokens`` are what requests take of
     it, and ``backlog_s`` the seconds that their prefills may take. ``speculations`` come on top, oldest first: their
-    slots and shares are still free for requests. The request in ``handing_over`` gave its part of the step away shortly
+    slots and shares are still free for requests. Of equal instances, that with the lowest ``rank`` is given a request.
+    The request in ``handing_over`` gave its part of the step away shortly
     before its first token.
     """
 
@@ -26,13 +27,15 @@ class InstanceState:
         "backlog_s",
         "handing_over",
         "queue",
+        "rank",
         "running",
         "speculations",
         "step_tokens",
     )
 
-    def __init__(self, queue: CacheAwareQueue, max_running: int, step: StepBudget | None) -> None:
+    def __init__(self, queue: CacheAwareQueue, max_running: int, step: StepBudget | None, rank: int = 0) -> None:
         self.queue = queue
+        self.rank = rank
         self._max_running = max_running
         self._step = step
         self.running = 0

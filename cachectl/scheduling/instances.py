@@ -19,7 +19,7 @@ class Instances:
     """States by instance. On each, ``max_running`` requests run and ``max_queued`` wait.
 
     ``window`` and ``slack`` bound the queues' reordering, and ``work(query_id)`` tells them about a waiting request.
-    Raises ConfigError if nothing could ever run.
+    ``rank`` orders instances that are equal otherwise. Raises ConfigError if nothing could ever run.
     """
 
     def __init__(
@@ -31,6 +31,7 @@ class Instances:
         slack: float,
         step: StepBudget | None,
         work: Callable[[str], Work],
+        rank: Callable[[str], int],
     ) -> None:
         if max_running < 1:
             raise ConfigError(f"an instance works on at least one request, not on {max_running}")
@@ -41,6 +42,7 @@ class Instances:
         self._slack = slack
         self._step = step
         self._work = work
+        self._rank = rank
         self.states: dict[str, InstanceState] = {}
         for instance in tiers.gpus:
             self.add(instance)
@@ -107,7 +109,7 @@ class Instances:
         """Track an instance. A known one keeps its state."""
         if instance not in self.states:
             queue = CacheAwareQueue(self._max_queued, self._window, self._work, self._slack)
-            self.states[instance] = InstanceState(queue, self._max_running, self._step)
+            self.states[instance] = InstanceState(queue, self._max_running, self._step, self._rank(instance))
 
     def _without(self, excluded: set[str]) -> dict[str, InstanceState]:
         if not excluded:

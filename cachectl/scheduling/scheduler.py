@@ -21,7 +21,7 @@ from cachectl.tiers.move_batch import MoveBatch
 from protocol.errors import UnknownPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from cachectl.policies.lookahead import Lookahead
     from cachectl.scheduling.request import Request, ScheduledRequest
@@ -33,13 +33,18 @@ if TYPE_CHECKING:
 _HANDOVER_STEPS = 2
 
 
+def _equal(_instance: str) -> int:
+    return 0
+
+
 class Scheduler:
     """Runs at most ``max_running`` requests on each instance, and lets at most ``max_queued`` wait for it.
 
     Waiting requests go by OrderPriority (RAGCache, section 5.2), within the queue's bounds ``window`` and ``slack``.
     If the engine's ``step`` is known, concurrent prefills fit into one step: more of them would wait inside of the
     engine, in the engine's own order. ``speculative`` prefills fill what is left of the step. ``lifecycle`` adds and
-    removes ``instances``. Raises ConfigError if nothing could ever run.
+    removes ``instances``. Schedulers that share instances and know nothing of each other's load need another ``rank``
+    of them each. Raises ConfigError if nothing could ever run.
     """
 
     def __init__(
@@ -51,11 +56,12 @@ class Scheduler:
         window: int,
         step: StepBudget | None = None,
         slack: float = math.inf,
+        rank: Callable[[str], int] = _equal,
     ) -> None:
         self.tree = tree
         self._lookahead = lookahead
         self.book = RequestBook(tree)
-        self.instances = Instances(tree.tiers, max_running, max_queued, window, slack, step, self.book.work)
+        self.instances = Instances(tree.tiers, max_running, max_queued, window, slack, step, self.book.work, rank)
         self._dispatcher = Dispatcher(tree, lookahead, self.book, self.instances, step)
         self.speculative = SpeculativeSlots(tree, self.book, self.instances, self._dispatcher)
         self.lifecycle = InstanceLifecycle(tree, lookahead, self.book, self.instances, self._dispatcher)

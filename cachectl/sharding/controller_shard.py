@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from xxhash import xxh3_64_intdigest
+
 from cachectl.settings import ControllerSettings
 from protocol.generation import StepBudget
 
@@ -46,6 +48,13 @@ class ControllerShard:
     def first(self, amount: int) -> int:
         """Where the shard's part of numbered things begins."""
         return self.number * self.share(amount)
+
+    def rank(self, instance: str) -> int:
+        """The order in which the shard takes equal instances. A lone controller takes the first one.
+
+        It is another one in each shard, because none knows the others' load.
+        """
+        return 0 if self.count == 1 else xxh3_64_intdigest(instance.encode(), seed=self.number) >> 1
 
     def settings(self, settings: ControllerSettings) -> ControllerSettings:
         """The settings of the shard: its part of the queries that run and wait on each instance, at least one."""

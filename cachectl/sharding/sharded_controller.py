@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
@@ -10,13 +11,29 @@ from cachectl.sharding.controller_shard import ControllerShard
 from cachectl.sharding.merged_stats import merged_stats, merged_tree
 from cachectl.sharding.shard_choice import shard_of
 from protocol.cache import CachePath, DocumentDeletion, TreeView
-from protocol.errors import UnknownNode, UnknownPlan
+from protocol.errors import Unavailable, UnknownNode, UnknownPlan
 from protocol.kv import LostCopy, PeerRead
 from protocol.parts import Controller
-from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, PrefillPlan, SpeculationDecision
-from protocol.prompts import Prompt
+from protocol.plans import (
+    AdmissionRequest,
+    CompletionReport,
+    ControllerStats,
+    DocumentOrder,
+    NotWarmed,
+    PrefillPlan,
+    SpeculationDecision,
+)
 
 T = TypeVar("T")
+R = TypeVar("R", None, NotWarmed)
+"""What a shard returns in the place of a plan."""
+
+
+class _Holder(NamedTuple):
+    """The shard of a plan, and the instance that runs it; empty until the plan is there."""
+
+    shard: int
+    instance: str = ""
 
 
 class _Guess(NamedTuple):
@@ -35,7 +52,7 @@ class ShardedController:
 
     def __init__(self, shards: Sequence[Controller]) -> None:
         self._shards = [(ControllerShard(number, len(shards)), part) for number, part in enumerate(shards)]
-        self._of_plan: dict[str, int] = {}
+        self._of_plan: dict[str, _Holder] = {}
         # The last speculation of each query, and the query of each speculation's plan.
         self._guesses: dict[str, _Guess] = {}
         self._guessed_for: dict[str, str] = {}
@@ -64,30 +81,44 @@ class ShardedController:
 
     async def admit(self, request: AdmissionRequest) -> PrefillPlan:
         """Wait for the query's turn at its shard. Its speculation ends, wherever it runs."""
-        owner = self._owner_of(request.prompt)
+        owner = self._owner_of(request)
         await self._end_guess_elsewhere(request.query_id, owner)
-        self._of_plan[request.query_id] = owner
-        return await self._at(owner).admit(self._for(owner, request))
+        self._of_plan[request.query_id] = _Holder(owner)
+        plan = await self._at(owner).admit(self._for(owner, request))
+        self._granted(request.query_id, owner, plan)
+        return plan
 
     async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = (), peers: Sequence[PeerRead] = ()) -> None:
-        """Record that a plan has its first token. Raises UnknownPlan."""
-        await self._at(self._holder(query_id)).prefilled(query_id, lost, peers)
+        """Record that a plan has its first token. Raises UnknownPlan.
+
+        An engine reports lost copies of any shard's nodes with its next plan, so every shard hears of them.
+        """
+        holder = self._holder(query_id)
+        await self._at(holder.shard).prefilled(query_id, lost, peers)
+        await self._lose_elsewhere(holder, lost)
 
     async def complete(self, report: CompletionReport) -> None:
         """Release a plan's lease at its shard, and end the query's speculation. Raises UnknownPlan."""
         holder = self._of_plan.pop(report.query_id, None)
-        await self._end_guess_elsewhere(report.query_id, holder)
         guessed_for = self._guessed_for.pop(report.query_id, "")
         guess = self._guesses.get(guessed_for)
         if guess is not None and guess.plan_id == report.query_id:
             del self._guesses[guessed_for]
-        if holder is None:
-            raise UnknownPlan(f"query {report.query_id!r} holds no plan and waits for none")
-        await self._at(holder).complete(report)
+        try:
+            if holder is None:
+                raise UnknownPlan(f"query {report.query_id!r} holds no plan and waits for none")
+            await self._at(holder.shard).complete(report)
+            await self._lose_elsewhere(holder, report.lost)
+        finally:
+            await self._end_guess_elsewhere(report.query_id, holder.shard if holder is not None else None)
 
-    async def warm(self, request: AdmissionRequest) -> PrefillPlan | None:
+    async def lose(self, instance: str, lost: Sequence[LostCopy]) -> None:
+        """Record copies that an instance has lost, in every shard."""
+        await self._everywhere(lambda _, part: part.lose(instance, lost))
+
+    async def warm(self, request: AdmissionRequest, evicting: bool = True) -> PrefillPlan | NotWarmed:
         """Lease a plan on an instance that is idle as far as the prompt's shard knows."""
-        return await self._tried(self._owner_of(request.prompt), request, lambda at, mine: at.warm(mine))
+        return await self._tried(self._owner_of(request), request, lambda at, mine: at.warm(mine, evicting))
 
     async def pin(self, path: CachePath, pinned: bool = True) -> None:
         """Pin a path wherever it is: a system prompt is in every shard. Raises UnknownNode or PinRefused."""
@@ -143,20 +174,35 @@ class ShardedController:
     def _owner(self, documents: Sequence[str]) -> int:
         return shard_of(documents[0] if documents else "", len(self._shards))
 
-    def _owner_of(self, prompt: Prompt) -> int:
-        return self._owner([document.key for document in prompt.documents[:1]])
+    def _owner_of(self, request: AdmissionRequest) -> int:
+        """The shard of the document that will come first. In cached-first order, only the shard itself could tell."""
+        documents = [document.key for document in request.prompt.documents]
+        return self._owner([min(documents)] if documents and request.order is DocumentOrder.CANONICAL else documents)
 
-    def _holder(self, plan_id: str) -> int:
+    def _holder(self, plan_id: str) -> _Holder:
         holder = self._of_plan.get(plan_id)
         if holder is None:
             raise UnknownPlan(f"query {plan_id!r} holds no plan")
         return holder
 
     async def _end_guess(self, query_id: str, documents: Sequence[str], final: bool) -> bool:
-        """End the speculation of a query, whose documents are another shard's now. Returns whether one was running."""
+        """End the speculation of a query, whose documents are another shard's now. Returns whether one may have run.
+
+        A shard that is away has ended with its speculations, and hinders no query of the others.
+        """
         guess = self._guesses.pop(query_id)
-        decision = await self._at(guess.shard).on_candidates(query_id, documents, final)
-        return decision is not SpeculationDecision.WAIT
+        with suppress(Unavailable):
+            return await self._at(guess.shard).on_candidates(query_id, documents, final) is not SpeculationDecision.WAIT
+        return True
+
+    async def _lose_elsewhere(self, holder: _Holder, lost: Sequence[LostCopy]) -> None:
+        """Tell the other shards what an instance has lost. One that is away asks the tiers when it starts again."""
+        if not lost or not holder.instance:
+            return
+        for shard, part in self._shards:
+            if shard.number != holder.shard:
+                with suppress(Unavailable):
+                    await part.lose(holder.instance, lost)
 
     async def _end_guess_elsewhere(self, query_id: str, owner: int | None) -> None:
         """End the speculation of a query whose plan is another shard's. The plan's own shard does so by itself."""
@@ -168,16 +214,23 @@ class ShardedController:
         else:
             await self._end_guess(query_id, (), final=True)
 
+    def _granted(self, plan_id: str, owner: int, plan: PrefillPlan) -> None:
+        """Note a plan's instance, unless the plan was completed while its admission was on its way."""
+        if plan_id in self._of_plan:
+            self._of_plan[plan_id] = _Holder(owner, plan.instance)
+
     async def _tried(
         self,
         owner: int,
         request: AdmissionRequest,
-        ask: Callable[[Controller, AdmissionRequest], Awaitable[PrefillPlan | None]],
-    ) -> PrefillPlan | None:
+        ask: Callable[[Controller, AdmissionRequest], Awaitable[PrefillPlan | R]],
+    ) -> PrefillPlan | R:
         """A plan that a shard may or may not grant."""
-        self._of_plan[request.query_id] = owner
+        self._of_plan[request.query_id] = _Holder(owner)
         plan = await ask(self._at(owner), self._for(owner, request))
-        if plan is None:
+        if isinstance(plan, PrefillPlan):
+            self._granted(request.query_id, owner, plan)
+        else:
             del self._of_plan[request.query_id]
         return plan
 

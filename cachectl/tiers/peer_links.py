@@ -32,23 +32,20 @@ class PeerLinks:
     """Links from instances to other places, which are locations and disks, whose instances serve what lies there.
 
     A token of host memory takes ``token_s`` seconds, into the reader's blocks, until reads are measured. A link whose
-    reads fail is closed for a while: nothing is planned over it.
+    reads fail is closed for a while: nothing is planned over it. Links ``exist`` if more than one location has an
+    instance that serves its KV.
     """
 
     def __init__(self, token_s: float = 0.0) -> None:
         self._token_s = token_s
         # The location of each instance that serves.
         self._serving: dict[str, str] = {}
+        self.exist = False
         # By place: the addresses of the instances there, the one to read from first.
         self._servers: dict[str, dict[str, tuple[str, ...]]] = {}
         self._longest: dict[str, float] = {}
         self._closed: set[tuple[str, str]] = set()
         self._rates: dict[tuple[str, str], dict[Tier, _Rate]] = {}
-
-    @property
-    def exist(self) -> bool:
-        """Whether more than one location has an instance that serves its KV."""
-        return len(set(self._serving.values())) > 1
 
     def join(self, instance: str, places: Sequence[str], peers: Peers) -> None:
         """Read what is at these places from an instance there, if it serves, and let it read what others serve.
@@ -57,6 +54,7 @@ class PeerLinks:
         """
         if peers.addresses:
             self._serving[instance] = places[0]
+            self._count()
             for place in places:
                 self._servers.setdefault(place, {})[instance] = peers.addresses
             self._longest[instance] = _PLANNED * peers.timeout_s
@@ -64,6 +62,7 @@ class PeerLinks:
     def remove_instance(self, instance: str) -> None:
         """Forget an instance, as a server and as a reader."""
         self._serving.pop(instance, None)
+        self._count()
         for place in list(self._servers):
             servers = self._servers[place]
             servers.pop(instance, None)
@@ -72,6 +71,10 @@ class PeerLinks:
         self._longest.pop(instance, None)
         self._closed = {link for link in self._closed if link[0] != instance}
         self._rates = {link: rates for link, rates in self._rates.items() if link[0] != instance}
+
+    def _count(self) -> None:
+        # Every lookup asks whether there are links, so that is not counted then.
+        self.exist = len(set(self._serving.values())) > 1
 
     def remove_place(self, place: str) -> None:
         """Forget the links to a place that has no instance any more."""

@@ -112,6 +112,16 @@ class TierManager:
             return location.cache(tier)
         return self.disks.get(place) if tier is Tier.DISK else None
 
+    def reach(self, instance: str) -> tuple[str, str, str]:
+        """The owners of the tiers within an instance's reach: itself, its location and its disk."""
+        location = self.locations[self.gpus[instance].location]
+        return instance, location.name, location.disk.location
+
+    def free(self, instance: str) -> int:
+        """Tokens that fit into the tiers within an instance's reach without an eviction. Raises UnknownInstance."""
+        location = self.location_of(instance)
+        return sum([cache.capacity - cache.used for cache in (self.gpu(instance), location.host, location.disk)])
+
     def fastest(self, node: Node, gpu: TierCache) -> Copy | None:
         """A node's fastest copy for the instance with this GPU: one in its reach, confirmed or written by itself."""
         cache: TierCache | None = gpu

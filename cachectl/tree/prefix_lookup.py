@@ -95,6 +95,15 @@ class PrefixLookup:
                 return found[:index]
         return found
 
+    def places_of(self, namespace: str, documents: Sequence[PathDocument], front: int) -> set[str]:
+        """The locations, disks and instances that have a copy of the first document behind the first ``front`` ones."""
+        node = self._roots.get(namespace)
+        for document in documents[: front + 1]:
+            node = node.children.get(document.content) if node is not None else None
+        if node is None:
+            return set()
+        return {cache.owner for cache in node.copies}
+
     def loadable(self, namespace: str, documents: Sequence[PathDocument], instance: str) -> list[Copy]:
         """The longest prefix that an instance can load: what ``hits`` finds, and behind it what lies at its peers.
 

@@ -1,16 +1,15 @@
 """Prefills on idle capacity, which bring documents into the knowledge tree."""
 
-from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.deadline import Deadline
 from gateway.query.lease import Lease
 from gateway.settings import GatewaySettings
-from protocol.cache import TierStats
+from protocol.errors import UnknownDocument
 from protocol.generation import Sampling
 from protocol.parts import Parts
-from protocol.plans import AdmissionRequest, PrefillPlan
+from protocol.plans import AdmissionRequest, NotWarmed, PrefillPlan
 
 Outcome: TypeAlias = Literal["computed", "present", "no_room"]
 
@@ -36,21 +35,22 @@ class IdlePrefill:
     async def attempt(self, request: AdmissionRequest, *, evicting: bool) -> Prefilled | None:
         """What became of the prefill; None if the stack is busy.
 
-        Unless it is ``evicting``, there is no room for documents that do not fit beside what the tiers hold, be they
-        among that or not. Raises what the parts raise, and DeadlineExceeded.
+        Unless it is ``evicting``, there is no room for documents that do not fit beside what an idle instance's tiers
+        hold. Raises what the parts raise, UnknownDocument for one that was deleted meanwhile, and DeadlineExceeded.
         """
         deadline = Deadline(self._settings.query_timeout_s, "The documents were not prefilled")
         controller = self._parts.controller
         with Lease(request.query_id, controller, self._tasks) as lease:
-            before = await deadline.wait(controller.stats())
-            if not evicting and _free_tokens(before.tiers) < sum(len(s.token_ids) for s in request.prompt.prefix):
-                return Prefilled("no_room")
-            plan = await deadline.wait(lease.admit(controller.warm(request)))
-            if plan is None:
-                # Either a query is running, or there is nothing to compute, if the controller was idle throughout.
-                after = await deadline.wait(controller.stats())
-                idle = not before.running and not before.queued and after.admitted == before.admitted
-                return Prefilled("present") if idle else None
+            plan = await deadline.wait(lease.admit(controller.warm(request, evicting)))
+            match plan:
+                case NotWarmed.BUSY:
+                    return None
+                case NotWarmed.CACHED:
+                    return Prefilled("present")
+                case NotWarmed.NO_ROOM:
+                    return Prefilled("no_room")
+                case NotWarmed.OUTDATED:
+                    raise UnknownDocument("a document was deleted while it was being prefilled", "document_id")
             computed = await self._computed(lease, plan, deadline)
             lease.completed()
             return Prefilled("computed", computed) if computed else Prefilled("present")
@@ -62,7 +62,3 @@ class IdlePrefill:
             if step.prefill is not None:
                 computed = step.prefill.computed_tokens
         return computed
-
-
-def _free_tokens(tiers: Sequence[TierStats]) -> int:
-    return sum(tier.capacity_tokens - tier.used_tokens for tier in tiers)

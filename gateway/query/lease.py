@@ -15,7 +15,7 @@ from protocol.errors import EngineDied, UnknownPlan
 from protocol.generation import FinishReason, GenerationStep, PrefillResult
 from protocol.kv import LostCopy
 from protocol.parts import Controller
-from protocol.plans import CompletionReport, PlanOutcome
+from protocol.plans import CompletionReport, NotWarmed, PlanOutcome
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class Lease:
     def admit(self, admit: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a call that asks the controller for a plan. Closing cancels it.
 
-        A call that returns None has granted nothing, so there is nothing to release.
+        A call that returns None or NotWarmed has granted nothing, so there is nothing to release.
         """
         admission = asyncio.create_task(admit)
         self._admission = admission
@@ -181,7 +181,7 @@ class Lease:
         await asyncio.wait({reader}, timeout=CLOSE_TIMEOUT_S)
 
     def _nothing_granted(self) -> bool:
-        """Whether no plan was asked for, or the controller answered None.
+        """Whether no plan was asked for, or the controller granted none.
 
         After an error or a cancellation the controller may still hold a plan.
         """
@@ -190,4 +190,6 @@ class Lease:
         if not self._admission.done() or self._admission.cancelled():
             return False
         # Reading the exception also keeps asyncio from logging it as never retrieved.
-        return self._admission.exception() is None and self._admission.result() is None
+        if self._admission.exception() is not None:
+            return False
+        return self._admission.result() is None or isinstance(self._admission.result(), NotWarmed)

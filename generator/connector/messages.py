@@ -18,8 +18,8 @@ class RequestMessage(msgspec.Struct, frozen=True):
     ``name`` identifies the request in reports. ``path`` lists the content hashes of the documents at the start of the
     prompt; ``nodes`` are the first of them, as planned. If the request is ``speculative``, nodes that it computes are
     kept even when it ends before its first token. With ``recompute``, nodes with a donor are composed. ``forget`` lists
-    documents to delete, as namespace and content hash; ``everything`` deletes all KV; either of them in ``tiers``.
-    ``inquire`` asks what all tiers hold.
+    documents to delete, as namespace and content hash; ``everything`` deletes all KV of the namespaces that end with
+    ``of``; either of them in ``tiers``. ``inquire`` asks what all tiers hold.
     """
 
     name: str
@@ -32,6 +32,7 @@ class RequestMessage(msgspec.Struct, frozen=True):
     forget: tuple[tuple[str, str], ...] = ()
     everything: bool = False
     tiers: tuple[Tier, ...] = tuple(Tier)
+    of: str = ""
     inquire: bool = False
     speculative: bool = False
     recompute: Recompute | None = None
@@ -61,6 +62,7 @@ class RequestMessage(msgspec.Struct, frozen=True):
             forget=orders.forget,
             everything=orders.everything,
             tiers=orders.tiers,
+            of=orders.of,
             inquire=inquire,
         )
 

@@ -194,16 +194,24 @@ class Transfer:
 class Purge:
     """Deletes documents, and everything computed behind them, from ``tiers`` below the GPU.
 
-    ``contents`` are content hashes by namespace; None means everything.
+    ``contents`` are content hashes by namespace; None means everything in the namespaces that end with ``of``.
     """
 
     number: int
     contents: dict[str, frozenset[str]] | None
     tiers: tuple[Tier, ...]
+    of: str = ""
+
+    @property
+    def is_total(self) -> bool:
+        """Whether it deletes everything, whoever's it is."""
+        return self.contents is None and not self.of
 
     def covers(self, namespace: str, path: tuple[str, ...]) -> bool:
         """Whether a node is one of the documents, or stands behind one."""
-        return self.contents is None or not self.contents.get(namespace, frozenset()).isdisjoint(path)
+        if self.contents is None:
+            return namespace.endswith(self.of)
+        return not self.contents.get(namespace, frozenset()).isdisjoint(path)
 
 
 @dataclass

@@ -12,7 +12,17 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from generator.tiers.base import Damage, KvBroken, KvMissing, Page, PageReader, PageWriter, StoredNode, TierFull
+from generator.tiers.base import (
+    Damage,
+    KvBroken,
+    KvMissing,
+    Page,
+    PageReader,
+    PageWriter,
+    StoredNode,
+    TierFull,
+    TierUnavailable,
+)
 from generator.tiers.disk_folder import FingerprintFolder, boot_id, folders_beside
 from generator.tiers.disk_identity import folder_identity
 from generator.tiers.file_cache import evict
@@ -74,7 +84,10 @@ class DiskTier:
         except OSError as error:
             log.warning("the disk tier is read-only", folder=str(folder), error=error.strerror)
         self._folder.sweep()
-        self._refresh()
+        try:
+            self._refresh()
+        except TierUnavailable as error:
+            log.warning("the disk tier cannot be read", folder=str(folder), error=str(error))
         self._others = folders_beside(folder, fingerprint, machine)
         self._reclaim(0)
 
@@ -144,7 +157,10 @@ class DiskTier:
             self._index.pop(key, None)
 
     def nodes(self) -> list[StoredNode]:
-        """All nodes on disk, whichever process wrote them, in the order of their keys."""
+        """All nodes on disk, whichever process wrote them, in the order of their keys.
+
+        Raises TierUnavailable if the folder cannot be read now.
+        """
         self._refresh()
         with self._lock:
             return [StoredNode(self._index[key].node) for key in sorted(self._index)]
@@ -173,8 +189,14 @@ class DiskTier:
         self._spare_buffers.clear()
 
     def _refresh(self) -> None:
-        """Add to the index what other processes published, and remove from it what they deleted."""
-        there = set(self._folder.keys())
+        """Add to the index what other processes published, and remove from it what they deleted.
+
+        Raises TierUnavailable if the folder cannot be read now.
+        """
+        try:
+            there = set(self._folder.keys())
+        except OSError as error:
+            raise TierUnavailable(f"the folder of KV cannot be read: {error.strerror}") from error
         for key in there - self._index.keys():
             with suppress(KvMissing, KvBroken):
                 descriptor = self._open(key)

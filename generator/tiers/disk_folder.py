@@ -17,6 +17,7 @@ Other machines leave it alone for a day. This machine's earlier boots count as o
 import errno
 import fcntl
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -48,15 +49,16 @@ class FingerprintFolder:
         return self._path / key[:2] / f"{key}{_SUFFIX}"
 
     def has(self, key: str) -> bool:
-        """Whether the node has a file."""
+        """Whether the node has a file. If the folder cannot be read now, it is taken to have one."""
         try:
-            return self.file(key).is_file()
-        except OSError:
-            return False
+            return stat.S_ISREG(self.file(key).stat().st_mode)
+        except OSError as error:
+            return not _is_absent(error)
 
     def keys(self) -> Iterator[str]:
-        """The keys of all files."""
-        return (path.stem for path in self._files(_SUFFIX))
+        """The keys of all files. Raises OSError if the folder cannot be read now."""
+        for folder in _listed(self._path):
+            yield from (path.stem for path in _listed(folder) if _is_of(folder, path, _SUFFIX))
 
     def create(self, key: str) -> tuple[int, Path]:
         """A new temporary file for a node, open and locked, which ``publish`` renames. Raises OSError."""
@@ -119,9 +121,7 @@ class FingerprintFolder:
 
     def _files(self, suffix: str) -> Iterator[Path]:
         for folder in _children(self._path):
-            for path in _children(folder):
-                if len(folder.name) == 2 and path.name.startswith(folder.name) and path.suffix == suffix:
-                    yield path
+            yield from (path for path in _children(folder) if _is_of(folder, path, suffix))
 
 
 class Usage(NamedTuple):
@@ -169,7 +169,28 @@ def _delete(file: Path) -> bool:
     return True
 
 
+def _is_of(folder: Path, path: Path, suffix: str) -> bool:
+    """Whether a path is a node's, in the subfolder of its key."""
+    return len(folder.name) == 2 and path.name.startswith(folder.name) and path.suffix == suffix
+
+
+def _is_absent(error: OSError) -> bool:
+    """Whether an error says that there is no such file. Others, such as those of a network, say nothing about it."""
+    return error.errno in (errno.ENOENT, errno.ENOTDIR)
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What is in a folder; nothing if it is none. Raises OSError."""
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        if _is_absent(error):
+            return []
+        raise
+
+
 def _children(folder: Path) -> list[Path]:
+    """What is in a folder, as far as it can be read."""
     try:
         return list(folder.iterdir())
     except OSError:

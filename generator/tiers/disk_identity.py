@@ -1,5 +1,6 @@
 """The identity of a disk: a UUID that names it wherever it is mounted. A file or an object ``disk-id`` holds it."""
 
+import errno
 import os
 import tempfile
 from contextlib import suppress
@@ -58,9 +59,21 @@ def _create(file: Path) -> None:
             os.fsync(temporary.fileno())
         # Unlike a rename, a link does not replace the file of a process that was faster.
         with suppress(FileExistsError):
-            os.link(name, file)
+            _link(name, file)
     finally:
         Path(name).unlink()
+
+
+def _link(name: str, file: Path) -> None:
+    """Publish a file under another name. Raises FileExistsError if the name is taken."""
+    try:
+        os.link(name, file)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        # File systems without links. Another process may find an empty file, and has no identity until its next start.
+        with file.open("xb") as published:
+            published.write(Path(name).read_bytes())
 
 
 def _new() -> bytes:

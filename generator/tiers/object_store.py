@@ -72,6 +72,8 @@ class ObjectStoreTier:
         self._reserved = 0
         # Versions of objects that are being deleted because they are broken.
         self._discarded: set[tuple[str, str | None]] = set()
+        # What nobody wants any more, and the store has not deleted.
+        self._undeleted: set[str] = set()
         # Guards the fields above and the next ones. Never held during a request.
         self._lock = threading.Lock()
         self._listed = False
@@ -124,10 +126,12 @@ class ObjectStoreTier:
             self._enter(node.key, _Entry(size, node))
 
     def drop(self, key: str, pages: Pages | None) -> None:  # noqa: ARG002
-        """Delete the object. If the store does not do it, the node is still held."""
-        with suppress(TierUnavailable):
-            self._requests.delete(self._path(key))
-            self._forget(key)
+        """Delete the object. If the store does not do it, the node is still held, and deleted before the next write."""
+        try:
+            self._delete(key)
+        except TierUnavailable:
+            with self._lock:
+                self._undeleted.add(key)
 
     def nodes(self) -> list[StoredNode]:
         """All nodes in the store, whoever wrote them, in the order of their keys. Raises TierUnavailable."""
@@ -257,7 +261,20 @@ class ObjectStoreTier:
         with _refused(key):
             if not self._listed:
                 self._list()
+            with self._lock:
+                # It is wanted again.
+                self._undeleted.discard(key)
+                late = list(self._undeleted)
+            for other in late:
+                self._delete(other)
             return self._exists(key)
+
+    def _delete(self, key: str) -> None:
+        """Delete an object, if it exists. Raises TierUnavailable."""
+        self._requests.delete(self._path(key))
+        self._forget(key)
+        with self._lock:
+            self._undeleted.discard(key)
 
     def _exists(self, key: str) -> bool:
         """Ask the store for a node, and correct the index. Raises TierUnavailable."""

@@ -8,6 +8,7 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
+from cachectl.settings import MOST_SHARDS
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
 from cachectl.tree.snapshot import DeletionRecord, NodeRecord, NoStore, Snapshot, SnapshotStore
 from services.redis.link import RedisAway, RedisLink
@@ -16,6 +17,8 @@ from services.redis.settings import RedisSettings
 
 _STORE = "controller"
 _BATCH = 500
+_NOTHING_KNOWN = Snapshot(places=())
+"""No place is known, so nothing that any tier holds is believed."""
 
 log = structlog.get_logger(__name__)
 
@@ -26,10 +29,14 @@ class _Rest(msgspec.Struct, frozen=True):
     tick: int
     deletions: tuple[DeletionRecord, ...]
     places: tuple[str, ...] | None = None
+    shards: int = 1
 
 
 class RedisControllerState:
-    """``cachectl.tree.snapshot.SnapshotStore`` as a hash of nodes, ``<prefix>:nodes``, and a value beside it.
+    """``cachectl.tree.snapshot.SnapshotStore`` as a hash of nodes, ``<prefix>:kv:nodes``, and a value beside it.
+
+    Shards but the first one have ``<prefix>:kv-<number>`` in the place of ``<prefix>:kv``. With another number of
+    shards, nothing is known: what a shard holds was another one's.
 
     A full snapshot is written under another key and renamed in one step. A change is written in several steps, each of
     them atomic. Every record is valid by itself, so a reader may see some steps without the others.
@@ -37,11 +44,11 @@ class RedisControllerState:
 
     keeps = True
 
-    def __init__(self, link: RedisLink, prefix: str) -> None:
+    def __init__(self, link: RedisLink, prefix: str, shard: ControllerShard = WHOLE) -> None:
         self._link = link
-        self._nodes = f"{prefix}:nodes"
-        self._anew = f"{prefix}:nodes:anew"
-        self._others = f"{prefix}:others"
+        self._prefix = prefix
+        self._shard = shard
+        self._nodes, self._anew, self._others = _keys(prefix, shard.number)
 
     async def load(self) -> Snapshot:
         """Return the last snapshot. Returns an empty one if Redis is down or its content cannot be read."""
@@ -53,9 +60,14 @@ class RedisControllerState:
             while cursor != 0:
                 cursor, some = await self._scan(cursor or 0)
                 nodes |= {key.decode(): msgspec.msgpack.decode(node, type=NodeRecord) for key, node in some.items()}
+            if self._shard.number == 0:
+                await self._forget_shards()
             if others is None:
-                return Snapshot()
+                return Snapshot() if self._shard.number == 0 else _NOTHING_KNOWN
             known = msgspec.msgpack.decode(others, type=_Rest)
+            if known.shards != self._shard.count:
+                log.warning("the number of controllers has changed, and all KV is dropped", before=known.shards)
+                return _NOTHING_KNOWN
             return Snapshot(known.tick, nodes, known.deletions, known.places)
         except RedisAway:
             log.warning("the previous controller's state is not available: Redis is down")
@@ -79,11 +91,17 @@ class RedisControllerState:
                 # Redis has no empty hashes, so there is nothing to rename for an empty snapshot.
                 swap = self._link.client.rename(self._anew, self._nodes) if now.nodes else None
                 await self._link.call(_STORE, lambda: swap or self._link.client.delete(self._nodes))
-            others = msgspec.msgpack.encode(_Rest(now.tick, now.deletions, now.places))
+            others = msgspec.msgpack.encode(_Rest(now.tick, now.deletions, now.places, self._shard.count))
             await self._link.call(_STORE, lambda: self._link.client.set(self._others, others))
         except RedisAway:
             return False
         return True
+
+    async def _forget_shards(self) -> None:
+        """Delete what shards have left that there are no more: if there are so many again, it is out of date."""
+        gone = [key for number in range(self._shard.count, MOST_SHARDS) for key in _keys(self._prefix, number)]
+        if gone:
+            await self._link.call(_STORE, lambda: self._link.client.delete(*gone))
 
     async def _scan(self, cursor: int) -> tuple[int, dict[bytes, bytes]]:
         found: Any = await self._link.call(_STORE, lambda: self._link.client.hscan(self._nodes, cursor, count=_BATCH))
@@ -100,6 +118,12 @@ class RedisControllerState:
             await self._link.call(_STORE, lambda some=some: self._link.client.hdel(self._nodes, *some))  # type: ignore[misc]
 
 
+def _keys(prefix: str, shard: int) -> tuple[str, str, str]:
+    """The keys of the nodes, of the nodes that are being written anew, and of all else."""
+    part = f"{prefix}:kv-{shard}" if shard else f"{prefix}:kv"
+    return f"{part}:nodes", f"{part}:nodes:anew", f"{part}:others"
+
+
 def _batches(names: Iterable[str]) -> Iterable[list[str]]:
     every = list(names)
     return (every[begin : begin + _BATCH] for begin in range(0, len(every), _BATCH))
@@ -107,15 +131,11 @@ def _batches(names: Iterable[str]) -> Iterable[list[str]]:
 
 @asynccontextmanager
 async def controller_state(settings: RedisSettings, shard: ControllerShard = WHOLE) -> AsyncIterator[SnapshotStore]:
-    """Open the store of a controller's snapshot: Redis if configured, else one that stores nothing.
-
-    Keys begin with ``<prefix>:kv``, and with ``<prefix>:kv-<number>of<count>`` for a shard.
-    """
+    """Open the store of a controller's snapshot: Redis if configured, else one that stores nothing."""
     if settings.url is None:
         yield NoStore()
         return
     # The controller's process is not scraped. The gateways export whether Redis is up.
     link = RedisLink(settings, RedisMetrics(CollectorRegistry()))
     async with link.watched():
-        part = "kv" if shard.count == 1 else f"kv-{shard.number}of{shard.count}"
-        yield RedisControllerState(link, f"{settings.prefix}:{part}")
+        yield RedisControllerState(link, settings.prefix, shard)

@@ -30,6 +30,7 @@ def build_scheduler(
     max_queued: int = 9,
     window: int = 9,
     step: StepBudget | None = None,
+    rank: Callable[[str], int] = lambda _: 0,
 ) -> Scheduler:
     """A scheduler over these instances, or over one. ``load_s`` are seconds per loaded token."""
     lookahead = Lookahead()
@@ -40,7 +41,7 @@ def build_scheduler(
         lambda cached, new: float(new),
         load_seconds=lambda tokens, _: tokens * load_s,
     )
-    return Scheduler(tree, lookahead, max_running, max_queued, window, step)
+    return Scheduler(tree, lookahead, max_running, max_queued, window, step, rank=rank)
 
 
 @contextmanager

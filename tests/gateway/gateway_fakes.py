@@ -47,6 +47,7 @@ from protocol.plans import (
     ControllerStats,
     Fallback,
     InstanceLoad,
+    NotWarmed,
     PlannedNode,
     PrefillPlan,
     Recompute,
@@ -360,11 +361,16 @@ class FakeController:
     async def persist(self) -> None:
         await self.phases.enter("persist")
 
-    async def warm(self, request: AdmissionRequest) -> PrefillPlan | None:
+    async def warm(self, request: AdmissionRequest, evicting: bool = True) -> PrefillPlan | NotWarmed:
         await self.phases.enter("warm")
         documents = tuple(document.key for document in request.prompt.documents)
-        if self.busy or documents in self.present:
-            return None
+        if documents in self.present:
+            return NotWarmed.CACHED
+        if self.busy:
+            return NotWarmed.BUSY
+        free = sum(tier.capacity_tokens - tier.used_tokens for tier in self.tiers)
+        if not evicting and free < sum(len(segment.token_ids) for segment in request.prompt.prefix):
+            return NotWarmed.NO_ROOM
         self._warming[request.query_id] = documents
         self.warmed.append(request)
         return self._plan(request)

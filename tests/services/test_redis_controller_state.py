@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from redis_cases import linked
 
+from cachectl.sharding.controller_shard import ControllerShard
 from cachectl.tree.snapshot import DeletionRecord, NodeRecord, Snapshot
 from services.redis.controller_state import RedisControllerState
 
@@ -28,7 +29,7 @@ async def redis(redis_server):
 
 @pytest.fixture
 def state(redis):
-    return RedisControllerState(redis.link, "test:kv")
+    return RedisControllerState(redis.link, "test")
 
 
 async def test_snapshot_is_saved_and_loaded(state):
@@ -84,3 +85,20 @@ async def test_full_server_keeps_the_old_snapshot(state, redis_server):
     redis_server.fill()
     assert not await state.keep(NOTHING, some(50))
     assert await state.load() == some(2)
+
+
+async def test_another_number_of_shards_believes_nothing(redis):
+    kept = Snapshot(3, {"00": node("a")}, (), ("machine",))
+    pairs = [RedisControllerState(redis.link, "test", ControllerShard(number, 2)) for number in range(2)]
+    for store in pairs:
+        assert await store.keep(NOTHING, kept)
+    assert [await store.load() for store in pairs] == [kept, kept]
+    alone = RedisControllerState(redis.link, "test")
+    assert (await alone.load()).places == ()
+    assert await alone.keep(NOTHING, kept)
+    # What the second shard knew then is out of date.
+    assert [(await store.load()).places for store in pairs] == [(), ()]
+
+
+async def test_a_first_start_believes_what_is_there(redis):
+    assert await RedisControllerState(redis.link, "test").load() == NOTHING

@@ -56,7 +56,7 @@ class BlockOwners:
             if first is not None and index >= first:
                 gone.append(block)
         # Requests without a plan are not recorded here. Only a purge of everything covers their blocks.
-        self._gpu.evict_hashes(gone if purge.contents is not None else range(self._gpu.pool.num_gpu_blocks))
+        self._gpu.evict_hashes(range(self._gpu.pool.num_gpu_blocks) if purge.is_total else gone)
         for block in gone:
             self._owners.pop(block, None)
 

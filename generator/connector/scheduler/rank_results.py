@@ -60,10 +60,15 @@ class RankResults:
         return [(tier, stored) for (_, tier), stored in partial.items()]
 
     def _on_all(self, held: Sequence[Mapping[Tier, TierContents]]) -> dict[Tier, TierContents]:
-        """What every rank holds, in the first rank's order. Records the nodes that only some of them hold."""
+        """What every rank holds, in the first rank's order. Records the nodes that only some of them hold.
+
+        A tier of which a rank does not say what it holds is left out: its nodes are not partial.
+        """
         whole: dict[Tier, TierContents] = {}
         for tier in held[0]:
-            contents = [answer.get(tier, TierContents(())) for answer in held]
+            if not all(tier in answer for answer in held):
+                continue
+            contents = [answer[tier] for answer in held]
             by_rank = [found.nodes for found in contents]
             common = set(by_rank[0]).intersection(*by_rank[1:])
             nodes = tuple(stored for stored in by_rank[0] if stored in common)

@@ -82,7 +82,8 @@ class SchedulerSide:
         numbers = {number for move in message.moves if (number := self._transfers.move(move)) is not None}
         if message.forget or message.everything:
             contents = None if message.everything else _by_namespace(message.forget)
-            purge = self._transfers.new_purge(contents, [tier for tier in message.tiers if tier is not Tier.GPU])
+            below = [tier for tier in message.tiers if tier is not Tier.GPU]
+            purge = self._transfers.new_purge(contents, below, message.of)
             if Tier.GPU in message.tiers:
                 self._owners.forget(purge, self._states.values())
             if purge.tiers:

@@ -99,9 +99,9 @@ class TransferQueue:
         if name in self._open:
             self._open[name].lost.append(LostCopy(key, target))
 
-    def new_purge(self, contents: dict[str, frozenset[str]] | None, tiers: Sequence[Tier]) -> Purge:
-        """A purge that is not queued; see ``Purge`` for ``contents`` and ``tiers``."""
-        return Purge(next(self._numbers), contents, tuple(tiers))
+    def new_purge(self, contents: dict[str, frozenset[str]] | None, tiers: Sequence[Tier], of: str = "") -> Purge:
+        """A purge that is not queued; see ``Purge`` for ``contents``, ``tiers`` and ``of``."""
+        return Purge(next(self._numbers), contents, tuple(tiers), of)
 
     def queue_purge(self, purge: Purge) -> int:
         """Queue a purge. Returns its number."""

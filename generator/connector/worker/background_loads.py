@@ -25,6 +25,8 @@ Ended = Callable[[Load, LoadResult, set[int]], None]
 _NETWORK_THREADS = 16
 """Loads wait for peers, and for an object store, on threads of their own: no load from this machine waits for them."""
 _STORED_SHARE_BYTES = 8 << 20
+_READING = 0.8
+"""The share of the time limit in which peers are read. In the rest, the engine schedules what they did not send."""
 
 Staged = Callable[[str, dict[str, Page]], None]
 """Takes the pages of some of a request's donors, by key."""
@@ -66,7 +68,7 @@ class BackgroundLoads:
         asked = self._split_stored(stored) if stored.pieces or stored.donors else []
         here = near.split(self._threads) if near.pieces or near.donors or near.copies or not away + asked else []
         timeout_s = self._peering.timeout_s if self._peering is not None else 0.0
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + _READING * timeout_s
         progress = LoadProgress(len(here) + len(away) + len(asked), self._blocks.page_tokens, deadline - timeout_s / 2)
         # Held blocks may have been computed by the step before, which may also still write to the blocks to be filled:
         # with asynchronous scheduling, it may compute one more token of the request that has just left them.

@@ -44,7 +44,12 @@ def _open_disk(places: KvPlaces, fingerprint: str, page_tokens: int, page_bytes:
         return NullTier(Tier.DISK)
     if places.object_store is not None:
         store = open_store(places.object_store)
-        return ObjectStoreTier(store, fingerprint, page_tokens, page_bytes, places.disk_bytes)
+        tier = ObjectStoreTier(store, fingerprint, page_tokens, page_bytes, places.disk_bytes)
+        if tier.identity:
+            return tier
+        # Nobody would know that it is the store of others, and they would lose what is in it.
+        log.warning("the object store is not used until the next start", store=places.object_store.url)
+        return NullTier(Tier.DISK)
     if places.disk_dir is not None:
         return DiskTier(places.disk_dir, fingerprint, page_tokens, page_bytes, places.disk_bytes, places.file_cache)
     return NullTier(Tier.DISK)

@@ -61,15 +61,13 @@ class TierJobs:
         return left
 
     def held(self) -> dict[Tier, TierContents]:
-        """What the tiers hold. One that does not answer holds nothing that can be used."""
+        """What the tiers hold, without those that do not answer."""
         contents = {}
         for tier, kept in self._tiers.items():
             try:
-                nodes = tuple(kept.nodes())
+                contents[tier] = TierContents(tuple(kept.nodes()), kept.highest_stamp)
             except TierUnavailable as error:
                 log.warning("a tier does not say what it holds", tier=tier.value, reason=str(error))
-                nodes = ()
-            contents[tier] = TierContents(nodes, kept.highest_stamp)
         return contents
 
     def _save(self, node: KvNode, blocks: Sequence[int], target: KvTier, transfer: Transfer) -> None:

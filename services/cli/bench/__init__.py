@@ -5,6 +5,7 @@ import typer
 from services.cli.bench.all import all_benchmarks
 from services.cli.bench.auxiliary import auxiliary
 from services.cli.bench.compose import compose
+from services.cli.bench.controller import controller
 from services.cli.bench.exactness import exactness
 from services.cli.bench.follow_ups import follow_ups
 from services.cli.bench.ingestion import ingestion
@@ -17,7 +18,8 @@ from services.cli.bench.reorder import reorder
 from services.cli.bench.replay import replay
 from services.cli.bench.retrieval import retrieval
 from services.cli.bench.scheduling import scheduling
-from services.cli.bench.sharing import sharing
+from services.cli.bench.sharing.peer_faults import peer_faults
+from services.cli.bench.sharing.sharing import sharing
 from services.cli.bench.speculation import speculation
 from services.cli.bench.sustained import sustained
 from services.cli.bench.tiers import tiers
@@ -42,6 +44,7 @@ for command in (
     speculation,
     policies,
     scheduling,
+    controller,
     exactness,
     compose,
     auxiliary,
@@ -50,6 +53,7 @@ for command in (
     reorder,
     sustained,
     sharing,
+    peer_faults,
     orders,
     prompts,
 ):

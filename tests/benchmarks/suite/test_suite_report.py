@@ -8,6 +8,7 @@ import pytest
 from scripted_benchmarks import FACTS
 
 from benchmarks.compose.rows import ComposeResult
+from benchmarks.controller.benchmark import ControllerResult
 from benchmarks.exactness import ExactnessResult
 from benchmarks.follow_ups.benchmark import FollowUpResult
 from benchmarks.ingestion import IngestionResult
@@ -20,6 +21,7 @@ from benchmarks.replay.results import ReplayResult
 from benchmarks.retrieval import RetrievalResult
 from benchmarks.scheduling import SchedulingResult
 from benchmarks.sharing.benchmark import SharingResult
+from benchmarks.sharing.fault_benchmark import PeerFaultsResult
 from benchmarks.simulation.policies import simulated_policies
 from benchmarks.simulation.sweep import SweepResult
 from benchmarks.speculation import SpeculationReport
@@ -38,6 +40,7 @@ from protocol.errors import ConfigError
 RESULTS = {
     "scheduling": SchedulingResult,
     "policies": SweepResult,
+    "controller": ControllerResult,
     "retrieval": RetrievalResult,
     "recall": RecallResult,
     "ingestion": IngestionResult,
@@ -47,6 +50,7 @@ RESULTS = {
     "exactness": ExactnessResult,
     "sustained": SustainedResult,
     "sharing": SharingResult,
+    "peer-faults": PeerFaultsResult,
     "orders": OrdersResult,
     "prompts": PromptsResult,
     "reorder": ReorderResult,

@@ -9,7 +9,7 @@ from controller_under_test import LEASE_S, TOKENS, Clock, ask, cached, checked_c
 from protocol.cache import CachePath, DocumentDeletion, RestoreResult
 from protocol.errors import DeadlineExceeded, EngineDied, EngineNotReady, InvalidRequest, UnknownInstance, UnknownPlan
 from protocol.kv import HeldNode, LostCopy, Move, Orders, Pages, ResidencyReport
-from protocol.plans import PlanOutcome
+from protocol.plans import NotWarmed, PlanOutcome
 from protocol.tiers import Tier
 
 GPU, HOST, DISK = Tier
@@ -288,7 +288,7 @@ async def test_a_query_that_searched_before_a_deletion_keeps_nothing_of_the_docu
 async def test_warming_does_not_bring_a_deleted_document_back(build):
     controller = build()
     await controller.delete_document(DocumentDeletion(("a",)))
-    assert await controller.warm(ask("warm", "a", searched_at=0.0)) is None
+    assert await controller.warm(ask("warm", "a", searched_at=0.0)) is NotWarmed.OUTDATED
     assert await controller.warm(ask("warm", "a")) is not None
 
 

@@ -6,7 +6,7 @@ from controller_under_test import LEASE_S, TOKENS, ask, cached, fill, key, pages
 from protocol.cache import DocumentDeletion
 from protocol.errors import PinRefused, UnknownNode
 from protocol.kv import LostCopy, Move
-from protocol.plans import AdmissionRequest, PlannedNode, PlanOutcome, PrefillPlan
+from protocol.plans import AdmissionRequest, NotWarmed, PlannedNode, PlanOutcome, PrefillPlan
 from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.tiers import Tier
 
@@ -29,7 +29,7 @@ async def test_queries_find_what_was_warmed(controller):
 async def test_nothing_is_warmed_while_a_query_runs(controller):
     await controller.admit(ask("runs"))
     before = await state(controller)
-    assert await controller.warm(ask("warm", "ab")) is None
+    assert await controller.warm(ask("warm", "ab")) is NotWarmed.BUSY
     assert await state(controller) == before
 
 
@@ -37,7 +37,7 @@ async def test_nothing_is_warmed_while_a_query_runs(controller):
 async def test_cached_documents_are_not_warmed(controller, documents):
     await fill(controller, "ab")
     before = await state(controller)
-    assert await controller.warm(ask("warm", documents)) is None
+    assert await controller.warm(ask("warm", documents)) is NotWarmed.CACHED
     assert await state(controller) == before
 
 

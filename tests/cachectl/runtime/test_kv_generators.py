@@ -211,3 +211,20 @@ async def test_requests_come_to_an_end_beside_generators(build, engine):
                 await controller.complete(report(left.pop(task)))
             await settled()
         controller.check_integrity()
+
+
+async def test_the_own_instance_loads_what_no_generator_computes(build, engine):
+    controller = build(gpu=2 * TOKENS, policy="LRU")
+    await fill(controller, "ab", "cd")
+    generate_kv(controller, "generator")
+    await prefilling(controller, "runs", "")
+    task = await overdue(controller, ask("waits", "ab"))
+    assert engine.plans == []
+    # Now the step has room.
+    await controller.prefilled("runs")
+    await settled()
+    assert [(plan.instance, sources(plan)) for plan in engine.plans] == [("one", [HOST, HOST])]
+    await engine.end(WHOLE)
+    await controller.complete(report("runs"))
+    assert sources(await task) == [GPU, GPU]
+    await controller.complete(report("waits"))

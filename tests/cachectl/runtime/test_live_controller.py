@@ -11,6 +11,7 @@ from cachectl.runtime import live_controller as live_module
 from cachectl.runtime.instances.live_instances import FixedInstances
 from cachectl.runtime.live_controller import DESERTED_S, LiveController
 from cachectl.settings import ControllerSettings
+from cachectl.sharding.controller_shard import ControllerShard
 from cachectl.tree.snapshot import EMPTY_SNAPSHOT, NodeRecord, Snapshot
 from protocol.cache import DocumentDeletion
 from protocol.errors import EngineDied
@@ -30,6 +31,7 @@ class Engine:
         self.memory = msgspec.structs.replace(memory, **said) if memory is not None else None
         self.reports: tuple[ResidencyReport, ...] = ()
         self.hangs = False
+        self.generates_kv = False
         self.fails: Exception | None = None
         self.asked = 0
         self.orders: list[Orders] = []
@@ -70,6 +72,9 @@ class Fleet:
 
     def names(self):
         return set(self.engines)
+
+    def kv_generators(self):
+        return [name for name, engine in self.engines.items() if engine.generates_kv]
 
     def at(self, instance: str) -> Engine:
         return self.engines[instance]
@@ -378,6 +383,49 @@ async def test_a_machine_that_joins_keeps_what_is_on_a_disk_of_others(start):
     assert await where(live, "d") == [DISK]
     assert await where(live, "x") == [None]
     live.controller.check_integrity()
+
+
+async def test_a_common_disk_is_restored_behind_the_memory_of_all_machines(start):
+    fleet = Fleet(a=Engine(disk="common"), b=Engine(boot="boot-b", shared="elsewhere", disk="common"))
+    behind = HeldNode("tenant", ("x", "y"), TOKENS)
+    for engine in fleet.engines.values():
+        engine.reports = (ResidencyReport(DISK, (behind,)),)
+    fleet.engines["b"].reports += (held(HOST, "x"),)
+    live = await start(fleet)
+    assert (await live.controller.tree(9, 99)).nodes == 2
+    assert not live.controller._tree.tiers.pending_moves
+    live.controller.check_integrity()
+
+
+async def test_a_location_keeps_the_disk_that_it_came_with(start):
+    # Its first engine did not know the disk's name.
+    fleet = Fleet(a=Engine())
+    live = await start(fleet)
+    for name in ("b", "c"):
+        fleet.engines[name] = Engine(boot=f"boot-{name}", disk="named")
+        await live.follow()
+        assert fleet.engines[name].orders == [Orders(everything=True, tiers=(GPU,))]
+    assert live.controller.instances.places == {"machine"}
+
+
+async def test_a_shard_has_its_own_kv_dropped_only(tmp_path):
+    fleet, settings = Fleet(a=Engine()), ControllerSettings(policy="LRU", prepare_after_s=None)
+    live = LiveController(settings, fleet, tmp_path, lambda: 0.0, lambda: 0.0, shard=ControllerShard(1, 2))
+    await live.start(lambda done, total: None)
+    fleet.engines["b"] = Engine(boot="boot-b", shared="elsewhere")
+    await live.follow()
+    assert fleet.engines["b"].orders == [Orders(everything=True, of="#1")]
+
+
+async def test_kv_generators_join_and_are_not_the_measure(start):
+    fleet = Fleet(a=Engine(), b=Engine(boot="boot-b"))
+    fleet.engines["a"].generates_kv = True
+    live = await start(fleet)
+    assert live.controller.instances.boots == {"a": "boot", "b": "boot-b"}
+    plan = await live.controller.admit(ask("query", "x"))
+    assert plan.instance == "b"
+    await live.controller.complete(report("query"))
+    assert [load.kv_generator for load in (await live.controller.stats()).instances] == [False, True]
 
 
 async def test_a_rebooted_machine_keeps_its_disk(start):

@@ -15,7 +15,7 @@ from instance_cases import (
 )
 
 from protocol.errors import Overloaded, UnknownInstance, UnknownPlan
-from protocol.plans import PlanOutcome, SpeculationDecision
+from protocol.plans import NotWarmed, PlanOutcome, SpeculationDecision
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ async def test_a_retired_instance_receives_nothing_new(build, engines):
     # The retired instance's cache does not count as warm. With no other instance idle, nothing is warmed up.
     warmed = await controller.warm(ask("warm", "x"))
     assert warmed.instance == "two"
-    assert await controller.warm(ask("again", "x")) is None
+    assert await controller.warm(ask("again", "x")) is NotWarmed.BUSY
     await controller.complete(report("warm"))
     await controller.complete(report("runs"))
     await all_ready()

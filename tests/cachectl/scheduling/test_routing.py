@@ -7,9 +7,10 @@ from scheduler_cases import ask, build_scheduler, fill
 
 from cachectl.scheduling.routing import Candidate, route
 from cachectl.scheduling.scheduler import Scheduler
+from cachectl.sharding.controller_shard import WHOLE, ControllerShard
 from cachectl.tiers.move_batch import MoveBatch
 from cachectl.tree.grant import Grant
-from protocol.errors import Unavailable
+from protocol.errors import Overloaded, Unavailable
 
 seconds = st.integers(0, 5).map(float)
 
@@ -140,3 +141,46 @@ def test_documents_in_host_memory_favour_no_instance():
     assert occupy(scheduler, 12) == ["one"]
     # With "a" in host memory, it takes 12 + 1 s on "one" and 10 + 1 s on the others, instead of 21 s.
     assert instance_of(scheduler.admit(ask("query", "ab"), 0.0)) == "two"
+
+
+MANY = [f"instance-{number}" for number in range(24)]
+"""More instances than are all looked at."""
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["", "a", "ab", "abc", "b", "ba", "c"]), st.integers(1, 40)), max_size=60),
+    st.sampled_from(["a", "ab", "abc", "bac", "d"]),
+)
+def test_of_many_instances_none_would_have_been_better(loads, documents):
+    scheduler = build_scheduler(*MANY, max_running=3, gpu=40, host=60, load_s=0.5)
+    for number, (path, question) in enumerate(loads):
+        scheduler.admit(ask(f"load-{number}", path, question), 0.0)
+        if number % 3 == 0 and scheduler.book.requests[f"load-{number}"].grant is not None:
+            scheduler.complete(f"load-{number}", 0.0, kept=True)
+    before = {name: state.backlog_s for name, state in scheduler.instances.states.items()}
+    scheduled = scheduler.book.new(ask("query", documents, 5))
+    best = min(before[name] + scheduler.book.cached_prefix(scheduled, name).seconds for name in MANY)
+    scheduler.admit(ask("query", documents, 5), 0.0)
+    chosen = scheduler.book.requests["query"]
+    assert before[chosen.instance] + chosen.seconds == pytest.approx(best)
+    scheduler.check_integrity()
+
+
+def test_a_request_is_refused_only_if_no_instance_of_many_can_take_it():
+    scheduler = build_scheduler(*MANY, max_running=1, max_queued=0)
+    for number in range(len(MANY)):
+        assert scheduler.admit(ask(f"load-{number}", "", 9), 0.0) is not None
+    with pytest.raises(Overloaded):
+        scheduler.admit(ask("query", "a"), 0.0)
+    scheduler.complete("load-23", 0.0, kept=False)
+    assert scheduler.admit(ask("query", "a"), 0.0).instance == "instance-23"
+
+
+def test_schedulers_of_the_same_instances_begin_with_others():
+    shards = [ControllerShard(number, 4) for number in range(4)]
+    firsts = set()
+    for shard in shards:
+        lone = build_scheduler(*MANY, rank=shard.rank)
+        firsts.add(instance_of(lone.admit(ask("query", "a"), 0.0)))
+    assert len(firsts) == 4
+    assert instance_of(build_scheduler(*MANY, rank=WHOLE.rank).admit(ask("query", "a"), 0.0)) == MANY[0]

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 from controller_under_test import TOKENS, Clock, Costs, ask, path, report, sources
 
@@ -12,9 +13,9 @@ from cachectl.sharding.shard_choice import shard_of
 from cachectl.sharding.sharded_controller import ShardedController
 from cachectl.tiers.tier_manager import Capacities
 from protocol.cache import DocumentDeletion
-from protocol.errors import Overloaded, UnknownNode, UnknownPlan
+from protocol.errors import Overloaded, Unavailable, UnknownNode, UnknownPlan
 from protocol.kv import HeldNode, LostCopy, Orders, Pages, ResidencyReport
-from protocol.plans import PlanOutcome, SpeculationDecision
+from protocol.plans import DocumentOrder, NotWarmed, PlanOutcome, SpeculationDecision
 from protocol.tiers import Tier
 
 GPU, HOST, DISK = Tier
@@ -187,7 +188,7 @@ async def test_warming_goes_to_the_shard_of_the_document(cluster):
     assert plan is not None
     await cluster.all.complete(report("warm"))
     assert await cluster.nodes() == [0, 0, 1]
-    assert await cluster.all.warm(ask("warm again", C)) is None
+    assert await cluster.all.warm(ask("warm again", C)) is NotWarmed.CACHED
 
 
 async def test_unknown_plans_are_refused(cluster):
@@ -212,6 +213,44 @@ async def test_a_cancelled_wait_is_completed_at_its_shard(cluster):
     for name in ("one", "two"):
         await crowded.all.complete(report(f"on {name}"))
     assert not crowded.all._of_plan
+
+
+async def test_a_lost_copy_is_known_to_its_shard_whichever_plan_reports_it(cluster):
+    plan = await cluster.all.admit(ask("of the first", A))
+    await cluster.all.complete(report("of the first"))
+    lost = (LostCopy(plan.nodes[0].key, GPU),)
+    other = await cluster.all.admit(msgspec.structs.replace(ask("of the second", B), avoid=_all_but(plan.instance)))
+    assert other.instance == plan.instance
+    await cluster.all.prefilled("of the second", lost)
+    assert await cluster.nodes() == [0, 1, 0]
+    await cluster.all.complete(report("of the second"))
+    await cluster.all.lose(plan.instance, (LostCopy(other.nodes[0].key, GPU),))
+    assert await cluster.nodes() == [0, 0, 0]
+
+
+async def test_the_same_documents_in_canonical_order_have_one_shard(cluster):
+    for number, documents in enumerate((A + B, B + A)):
+        request = msgspec.structs.replace(ask(f"query {number}", documents), order=DocumentOrder.CANONICAL)
+        plan = await cluster.all.admit(request)
+        await cluster.all.complete(report(f"query {number}"))
+    assert sources(plan) == [GPU, GPU]
+
+
+async def test_warming_without_evicting_stops_where_the_tiers_are_full(cluster):
+    full = 0
+    for number in range(20):
+        plan = await cluster.all.warm(ask(f"warm {number}", A + "bcdefghijklmnopqrstu"[number]), evicting=False)
+        if plan is NotWarmed.NO_ROOM:
+            full += 1
+        else:
+            await cluster.all.complete(report(f"warm {number}"))
+    assert full
+    # What leaves a GPU goes to host memory, and nothing leaves that.
+    assert not any(tier.evictions for tier in (await cluster.all.stats()).tiers if tier.tier is HOST)
+
+
+def _all_but(instance: str) -> tuple[str, ...]:
+    return tuple({"one", "two"} - {instance})
 
 
 class TestSpeculation:
@@ -255,6 +294,24 @@ class TestSpeculation:
 
     async def test_a_query_that_ends_during_its_search_leaves_nothing(self, cluster):
         await self.guess(cluster, A, "guess")
+        await cluster.all.complete(report("guess", PlanOutcome.CANCELLED))
+
+    @pytest.mark.parametrize("ends", ["admit", "complete", "on_candidates"])
+    async def test_a_shard_that_is_away_hinders_no_query_of_the_others(self, cluster, ends):
+        await self.guess(cluster, A, "guess")
+        shard, asked = cluster.shards[0], cluster.shards[0].on_candidates
+
+        async def away(*_, **__):
+            raise Unavailable("the controller is not available")
+
+        shard.on_candidates = away
+        if ends == "on_candidates":
+            assert await cluster.all.on_candidates("query", (B,), True) is DROP
+        plan = await cluster.all.admit(ask("query", B))
+        assert plan.namespace == "tenant#1"
+        await cluster.all.complete(report("query"))
+        assert [(await other.stats()).running for other in cluster.shards[1:]] == [0, 0]
+        shard.on_candidates = asked
         await cluster.all.complete(report("guess", PlanOutcome.CANCELLED))
 
     async def test_without_a_guess_there_is_nothing_to_drop(self, cluster):

@@ -114,9 +114,9 @@ async def test_one_look_at_the_tree_finds_what_is_cached(served):
     holding(served.stack, node(first[-1], node(second[-1]), node(third[-1], places=())), node("hash4", places=()))
     warm, asked_for = controller.warm, []
 
-    async def noted(request):
+    async def noted(request, evicting):
         asked_for.append(tuple(document.key for document in request.prompt.documents))
-        return await warm(request)
+        return await warm(request, evicting)
 
     controller.warm = noted
     job = await precomputed(served)
@@ -255,12 +255,12 @@ async def test_it_shares_idle_time_with_a_warm_up(served):
     controller = served.stack.controller
     warm, under_way, most = controller.warm, 0, 0
 
-    async def counted(request):
+    async def counted(request, evicting):
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
         try:
-            return await warm(request)
+            return await warm(request, evicting)
         finally:
             under_way -= 1
 

@@ -9,7 +9,7 @@ from gateway_fakes import Stack, eventually
 from gateway.background import idle_time
 from gateway.limits.auth import namespace_of
 from protocol.errors import EngineDied, EngineNotReady
-from protocol.plans import PlanOutcome
+from protocol.plans import NotWarmed, PlanOutcome
 
 WARM = "/v1/admin/cache/warm"
 NDJSON = {"Content-Type": "application/x-ndjson"}
@@ -87,17 +87,16 @@ async def test_replay_waits_for_a_busy_controller(served):
 
 
 async def test_query_during_the_call_is_not_taken_for_present_documents(served):
-    """The controller is idle at the first call, busy when it refuses, and idle again at the second call."""
+    """The controller is busy when it refuses, and idle again at the second call."""
     controller = served.stack.controller
     warm, refusals = controller.warm, 0
 
-    async def overtaken(request):
+    async def overtaken(request, evicting):
         nonlocal refusals
         if not refusals:
             refusals += 1
-            controller.admitted.append(request)
-            return None
-        return await warm(request)
+            return NotWarmed.BUSY
+        return await warm(request, evicting)
 
     controller.warm = overtaken
     job = await ended(served, await started(served, {"queries": [top(2)]}))

@@ -2,8 +2,9 @@
 
 Measures the time to first token with a document in this machine's memory, in another one's and nowhere, and the
 bandwidth of the read against a plain copy over TCP. Then it measures the queries a second of two machines that share,
-against two stacks behind a load balancer, and against one stack that routes queries to where their documents are. All
-of them take turns.
+and of one that answers beside a KV generator, against two stacks behind a load balancer, and against one stack that
+routes queries to where their documents are. All of them take turns. With as many ``--clients`` as ``--queries``, all
+queries arrive at once: that is the overload in which Shared RAG-DCache measures latency.
 
 Limits: the machines are engines on this one, with memory and disks of their own, and their link is the loopback device.
 They share its processors. Documents are synthetic.
@@ -56,7 +57,7 @@ def sharing(
     benchmark = SharingBenchmark(
         FirstTokenRounds(EngineMaker(config.generator, models, at_once=2, kv_tokens=kv_tokens), lengths, rounds),
         ThroughputTurns(
-            EngineMaker(config.generator, models, at_once=6, kv_tokens=kv_tokens),
+            EngineMaker(config.generator, models, at_once=8, kv_tokens=kv_tokens),
             config.controller,
             config.cache_dir / "profiles",
             load,
@@ -78,18 +79,23 @@ def sharing(
             f"{row.bandwidth_share_of_tcp:.0%}",
         )
     results.print(table)
-    table = Table("machines", "queries/s", "mean TTFT", "tokens not computed", "read on the other machine")
+    table = Table(
+        "machines", "queries/s", "mean TTFT", "mean latency", "tokens not computed", "read on the other", "generated"
+    )
     for way, served in result.ways.items():
         table.add_row(
             way,
             f"{served.queries_per_s:.2f}",
             f"{served.mean_ttft_ms:.0f} ms",
+            f"{served.mean_latency_ms:.0f} ms",
             f"{served.token_hit_rate:.0%}",
             f"{served.peer_rate:.0%}",
+            f"{served.generated_rate:.0%}",
         )
     results.print(table)
     results.print(
         f"machines that share serve {result.shared_over_alone:.2f} times as many queries as ones that are "
-        f"alone, and {result.shared_over_routed:.2f} times as many as with routing only",
+        f"alone, and {result.shared_over_routed:.2f} times as many as with routing only; with a KV generator "
+        f"{result.generator_over_alone:.2f} times as many as alone, at {result.generator_latency:.0%} of the latency",
         highlight=False,
     )

@@ -1,0 +1,62 @@
+"""How far the controller carries: a simulation over the shipped classes."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from benchmarks.controller.decisions import DecisionBenchmark, DecisionRow, Speedup, speedups
+from benchmarks.controller.directory import DirectoryBenchmark, DirectoryResult
+from benchmarks.controller.network import NetworkBenchmark, NetworkRow
+from benchmarks.measuring.progress import Progress
+from cachectl.tree import knowledge_tree
+
+
+class ControllerResult(msgspec.Struct, frozen=True):
+    """All results. ``shards_speedup`` is by the number of instances.
+
+    ``compiled`` tells whether the decisions ran compiled (scripts/compile) or as Python.
+    """
+
+    compiled: bool
+    decisions: list[DecisionRow]
+    shards_speedup: dict[str, Speedup]
+    directory: DirectoryResult
+    network: list[NetworkRow]
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """The rows of results: by numbers of ``instances`` and ``shards``, and by numbers of machines.
+
+    A directory's nodes lie on ``holders`` machines. ``machines`` are simulated with ``links_gbit_per_s``.
+    """
+
+    instances: Sequence[int]
+    shards: Sequence[int]
+    holders: Sequence[int]
+    machines: Sequence[int]
+    links_gbit_per_s: Sequence[float]
+
+
+class ControllerBenchmark:
+    """Measures decisions a second and the memory of the directory, and simulates bytes over the network."""
+
+    def __init__(
+        self, decisions: DecisionBenchmark, directory: DirectoryBenchmark, network: NetworkBenchmark, sizes: Sizes
+    ) -> None:
+        self._decisions = decisions
+        self._directory = directory
+        self._network = network
+        self._sizes = sizes
+
+    def run(self, seed: int, progress: Progress) -> ControllerResult:
+        """Measure everything. Raises ConfigError if the directory does not fit into memory, before anything runs."""
+        sizes = self._sizes
+        self._directory.needed_bytes(sizes.holders)
+        decisions = self._decisions.run(sizes.instances, sizes.shards, seed, progress)
+        return ControllerResult(
+            compiled=not knowledge_tree.__file__.endswith(".py"),
+            decisions=decisions,
+            shards_speedup=speedups(decisions),
+            directory=self._directory.run(sizes.holders, progress),
+            network=self._network.run(sizes.machines, sizes.shards, sizes.links_gbit_per_s, seed, progress),
+        )

@@ -1,0 +1,160 @@
+"""Memory of the directory: what a controller keeps about each node and each machine that holds it.
+
+Each figure is what a new process takes more, by its resident memory, after it has registered all nodes on so many
+machines, as a restarted controller does. Prompts have three documents behind the system prompt, and share no first one.
+On disk a copy has no pages. In host memory it has numbered ones, and the pages that are free count too.
+"""
+
+import gc
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import msgspec
+import psutil
+
+from benchmarks.controller.machines import PAGE_TOKENS, Machines
+from benchmarks.controller.popular_documents import NAMESPACE, content
+from benchmarks.controller.processes import Report, in_processes
+from benchmarks.measuring.progress import Progress
+from cachectl.costs.device_profile import DeviceProfile
+from cachectl.settings import ControllerSettings
+from protocol.errors import ConfigError, InternalError
+from protocol.kv import HeldNode, Pages
+from protocol.tiers import Tier
+
+_PATH = 3
+_EVERY = 1000
+_NODE_BYTES, _COPY_BYTES, _PAGE_BYTES = 1800, 300, 180
+"""What to expect, on the safe side."""
+
+
+class DirectoryRow(msgspec.Struct, frozen=True):
+    """Bytes of all ``nodes`` over nodes and ``machines``, each of which holds all of them in one tier."""
+
+    tier: Tier
+    machines: int
+    nodes: int
+    bytes_per_node_and_machine: float
+
+
+class DirectoryResult(msgspec.Struct, frozen=True):
+    """``node_bytes`` is what a node takes on one machine, and ``machine_bytes`` what each further machine adds to it.
+
+    Both are by tier. ``document_pages`` is the number of a document's pages in host memory.
+    """
+
+    document_pages: int
+    node_bytes: dict[str, float]
+    machine_bytes: dict[str, float]
+    rows: list[DirectoryRow]
+
+
+class DirectoryBenchmark:
+    """Registers ``nodes`` copies on disks, and a tenth as many in host memory, where they have pages.
+
+    ``document_tokens`` is the length of each document.
+    """
+
+    def __init__(self, device: DeviceProfile, settings: ControllerSettings, nodes: int, document_tokens: int) -> None:
+        self._device = device
+        self._settings = settings
+        self._tokens = -(-document_tokens // PAGE_TOKENS) * PAGE_TOKENS
+        paths = max(1, nodes // _PATH)
+        self._paths = {Tier.DISK: paths, Tier.HOST: max(1, paths // 10)}
+
+    def needed_bytes(self, machines: Sequence[int]) -> int:
+        """About how much memory the largest measurement takes. Raises ConfigError if there is less."""
+        most = max(machines)
+        pages = self._tokens // PAGE_TOKENS
+        needed = max(
+            nodes * (_NODE_BYTES + most * (_COPY_BYTES + (pages * _PAGE_BYTES if tier is Tier.HOST else 0)))
+            for tier, nodes in self._nodes.items()
+        )
+        available = psutil.virtual_memory().available
+        if needed > available:
+            raise ConfigError(
+                f"a directory of so many nodes on {most} machines takes about {needed / 2**30:.1f} GiB, but only "
+                f"{available / 2**30:.1f} GiB are available",
+                param="nodes",
+            )
+        return needed
+
+    def run(self, machines: Sequence[int], progress: Progress) -> DirectoryResult:
+        """Measure each number of machines. Raises ConfigError for too little memory, and what the processes raise."""
+        self.needed_bytes(machines)
+        rows = [self._row(tier, count, progress) for tier in self._paths for count in machines]
+        return DirectoryResult(
+            self._tokens // PAGE_TOKENS,
+            {tier.value: _on(rows, tier)[0].bytes_per_node_and_machine for tier in self._paths},
+            {tier.value: added for tier in self._paths if (added := _added(_on(rows, tier))) is not None},
+            rows,
+        )
+
+    @property
+    def _nodes(self) -> dict[Tier, int]:
+        return {tier: _PATH * paths + 1 for tier, paths in self._paths.items()}
+
+    def _row(self, tier: Tier, machines: int, progress: Progress) -> DirectoryRow:
+        paths, nodes = self._paths[tier], self._nodes[tier]
+        tokens = nodes * self._tokens
+        known = Machines(machines, 0, tokens if tier is Tier.HOST else 0, tokens if tier is Tier.DISK else 0)
+        step, done = f"registering nodes on {machines} machines, {tier}", 0
+
+        def advanced(count: int) -> None:
+            nonlocal done
+            done += count
+            progress(step, done, machines * nodes)
+
+        task = partial(_taken_bytes, known, self._device, self._settings, tier, paths, self._tokens)
+        (taken,) = in_processes([task], advanced)
+        return DirectoryRow(tier, machines, nodes, taken / nodes / machines)
+
+
+def _on(rows: Sequence[DirectoryRow], tier: Tier) -> list[DirectoryRow]:
+    return [row for row in rows if row.tier is tier]
+
+
+def _added(rows: Sequence[DirectoryRow]) -> float | None:
+    """Bytes that each further machine adds to a node, from the fewest machines to the most; None without more."""
+    first, last = rows[0], rows[-1]
+    if first.machines == last.machines:
+        return None
+    more = last.bytes_per_node_and_machine * last.machines - first.bytes_per_node_and_machine * first.machines
+    return more / (last.machines - first.machines)
+
+
+def _taken_bytes(
+    machines: Machines,
+    device: DeviceProfile,
+    settings: ControllerSettings,
+    tier: Tier,
+    paths: int,
+    tokens: int,
+    report: Report,
+) -> int:
+    """Register so many paths on each machine; the memory that it takes."""
+    process = psutil.Process()
+    gc.collect()
+    before = process.memory_info().rss
+    tree = machines.scheduler(device, settings).tree
+    for location in tree.tiers.locations.values():
+        cache = location.cache(tier)
+        for number, held in enumerate(_held_nodes(paths, tokens), start=1):
+            if not tree.insert(held, cache):
+                raise InternalError("a node was not registered")
+            if not number % _EVERY:
+                report.advance(_EVERY)
+        report.advance(number % _EVERY)
+    gc.collect()
+    return process.memory_info().rss - before
+
+
+def _held_nodes(paths: int, tokens: int) -> Iterator[HeldNode]:
+    """What a tier reports: the system prompt, and behind it so many paths, with all of their nodes."""
+    pages = tokens // PAGE_TOKENS
+    for number in range(1 + _PATH * paths):
+        # A path's first document has the number 1, 4, 7 and so on.
+        first = number - (number - 1) % _PATH
+        documents = (0, *range(first, number + 1)) if number else (0,)
+        numbers = tuple(range(number * pages, (number + 1) * pages))
+        yield HeldNode(NAMESPACE, tuple(map(content, documents)), tokens, Pages(numbers, number + 1))
