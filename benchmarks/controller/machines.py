@@ -63,6 +63,7 @@ class Machines(msgspec.Struct, frozen=True):
             settings.max_queued,
             settings.reorder_window,
             slack=settings.reorder_slack,
+            rank=shard.rank,
         )
         for number in range(self.count):
             location = _location(number)
