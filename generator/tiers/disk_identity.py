@@ -35,18 +35,18 @@ def folder_identity(folder: Path) -> str:
         return ""
 
 
-def store_identity(requests: ObjectRequests) -> str:
+def store_identity(store: ObjectRequests) -> str:
     """The identity of an object store, as that of a folder. It is also unknown if the store does not answer now."""
     try:
         try:
-            found = requests.get(_NAME, 0, _MOST_BYTES)
+            found = store.get(_NAME, 0, _MOST_BYTES)
         except KvMissing:
-            requests.create(_NAME, _new())
-            found = requests.get(_NAME, 0, _MOST_BYTES)
+            store.create(_NAME, _new())
+            found = store.get(_NAME, 0, _MOST_BYTES)
     except TierError as error:
-        log.warning("the disk has no identity", disk=requests.name, error=str(error))
+        log.warning("the disk has no identity", disk=store.name, error=str(error))
         return ""
-    return _checked(bytes(found.data), requests.name)
+    return _checked(bytes(found.data), store.name)
 
 
 def _create(file: Path) -> None:
