@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytes
 @pytest.fixture
 def disk_dir(engine, kv_folder) -> Path:
     """The folder with the shared engine's files: that of its fingerprint."""
-    (folder,) = (kv_folder / "kv").iterdir()
+    (folder,) = filter(Path.is_dir, (kv_folder / "kv").iterdir())
     return folder
 
 

@@ -95,7 +95,7 @@ async def test_a_node_that_one_rank_has_lost_is_lost_on_all(engine, folder, rank
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_a_node_that_one_rank_cannot_write_is_lost_on_all(engine, folder, rank):
     # Where the rank would create the file's folder, there is a file.
-    (fingerprint,) = (folder / "kv" / f"rank-{rank}-of-2").iterdir()
+    (fingerprint,) = filter(Path.is_dir, (folder / "kv" / f"rank-{rank}-of-2").iterdir())
     path, obstacle = kv_path((SYSTEM, THIRD)), fingerprint
     # The system prompt's file needs a folder that is not in the way, and keys are random.
     while obstacle.exists() or path.keys[0][:2] == path.keys[1][:2]:
