@@ -57,24 +57,15 @@ class Leases:
 
     def speculate(self, request: Request) -> Grant | None:
         """Lease the grant of ``SpeculativeSlots.admit``, if there is one."""
-        grant = self._scheduler.speculative.admit(request, self._clock())
-        if grant is not None:
-            self._lease(grant)
-        return grant
+        return self._leased(self._scheduler.speculative.admit(request, self._clock()))
 
     def prefetch(self, query_id: str, request: Request) -> Grant | None:
         """Lease the grant of ``SpeculativeSlots.prefetch``, if there is one."""
-        grant = self._scheduler.speculative.prefetch(query_id, request, self._clock())
-        if grant is not None:
-            self._lease(grant)
-        return grant
+        return self._leased(self._scheduler.speculative.prefetch(query_id, request, self._clock()))
 
     def generate(self, query_id: str, request: Request) -> Grant | None:
         """Lease the grant of ``SpeculativeSlots.generate``, if there is one."""
-        grant = self._scheduler.speculative.generate(query_id, request, self._clock())
-        if grant is not None:
-            self._lease(grant)
-        return grant
+        return self._leased(self._scheduler.speculative.generate(query_id, request, self._clock()))
 
     def prefilled(self, query_id: str, lost: Sequence[tuple[bytes, Tier]] = ()) -> None:
         """Record a lease's first token, and start the requests whose turn it makes. Raises UnknownPlan.
@@ -204,6 +195,12 @@ class Leases:
     def _grant(self, grant: Grant) -> None:
         self._turns.pop(grant.query_id).set_result(grant)
         self._lease(grant)
+
+    def _leased(self, grant: Grant | None) -> Grant | None:
+        """The grant, if there is one, leased."""
+        if grant is not None:
+            self._lease(grant)
+        return grant
 
     def _lease(self, grant: Grant) -> None:
         now = self._clock()

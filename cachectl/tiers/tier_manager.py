@@ -114,8 +114,8 @@ class TierManager:
 
     def reach(self, instance: str) -> tuple[str, str, str]:
         """The owners of the tiers within an instance's reach: itself, its location and its disk."""
-        location = self.locations[self.gpus[instance].location]
-        return instance, location.name, location.disk.location
+        location, disk = self.location_of(instance).places
+        return instance, location, disk
 
     def free(self, instance: str) -> int:
         """Tokens that fit into the tiers within an instance's reach without an eviction. Raises UnknownInstance."""

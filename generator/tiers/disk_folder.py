@@ -20,7 +20,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -57,8 +57,7 @@ class FingerprintFolder:
 
     def keys(self) -> Iterator[str]:
         """The keys of all files. Raises OSError if the folder cannot be read now."""
-        for folder in _listed(self._path):
-            yield from (path.stem for path in _listed(folder) if _is_of(folder, path, _SUFFIX))
+        return (path.stem for path in self._files(_SUFFIX, _listed))
 
     def create(self, key: str) -> tuple[int, Path]:
         """A new temporary file for a node, open and locked, which ``publish`` renames. Raises OSError."""
@@ -119,9 +118,13 @@ class FingerprintFolder:
                 newest, size = max(newest, status.st_mtime), size + status.st_size
         return Usage(newest, size, self)
 
-    def _files(self, suffix: str) -> Iterator[Path]:
-        for folder in _children(self._path):
-            yield from (path for path in _children(folder) if _is_of(folder, path, suffix))
+    def _files(self, suffix: str, listed: Callable[[Path], list[Path]] | None = None) -> Iterator[Path]:
+        """The files of nodes; by default, as far as the folders can be read."""
+        listed = listed or _children
+        for folder in listed(self._path):
+            for path in listed(folder):
+                if len(folder.name) == 2 and path.name.startswith(folder.name) and path.suffix == suffix:
+                    yield path
 
 
 class Usage(NamedTuple):
@@ -169,11 +172,6 @@ def _delete(file: Path) -> bool:
     return True
 
 
-def _is_of(folder: Path, path: Path, suffix: str) -> bool:
-    """Whether a path is a node's, in the subfolder of its key."""
-    return len(folder.name) == 2 and path.name.startswith(folder.name) and path.suffix == suffix
-
-
 def _is_absent(error: OSError) -> bool:
     """Whether an error says that there is no such file. Others, such as those of a network, say nothing about it."""
     return error.errno in (errno.ENOENT, errno.ENOTDIR)
@@ -190,8 +188,8 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _children(folder: Path) -> list[Path]:
-    """What is in a folder, as far as it can be read."""
+    """What is in a folder; nothing if it cannot be read."""
     try:
-        return list(folder.iterdir())
+        return _listed(folder)
     except OSError:
         return []
