@@ -7,7 +7,7 @@ import torch
 
 from generator.composing.codec import LayerCodec, LayerKv, Tokens
 from generator.composing.rotation import Rotation
-from generator.connector.worker.blocks import LayerPlaces
+from generator.connector.blocks.paged_blocks import LayerPlaces
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:

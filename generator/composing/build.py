@@ -24,7 +24,7 @@ from generator.composing.selection.first_tokens import FirstTokens
 from generator.composing.selection.nothing import Nothing
 from generator.composing.selection.question_attention import QuestionAttention
 from generator.composing.selection.random_windows import RandomWindows
-from generator.connector.worker.blocks import PagedBlocks
+from generator.connector.blocks.paged_blocks import PagedBlocks
 from generator.settings import KvSettings
 from protocol.errors import ConfigError
 from protocol.generation import ASKED_TOKENS

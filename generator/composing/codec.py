@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from generator.connector.worker.layout_map import KvShape
+from generator.connector.blocks.layout_map import KvShape
 
 Tokens: TypeAlias = slice | torch.Tensor
 """Which tokens of blocks are read, counted from the first block's first one."""

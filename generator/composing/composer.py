@@ -18,6 +18,7 @@ from generator.composing.partial_forward import PartialForward
 from generator.composing.runs import Run, joined, positions_of, slices
 from generator.composing.selection.base import Selection, Selector
 from generator.composing.slots import slots_of
+from generator.connector.blocks.staged_pages import StagedPages, StagedRows
 
 _MOVED_FOR_COMPUTED = 16
 """Tokens that are moved in less than the time that computing one takes."""
@@ -136,14 +137,16 @@ class Composer:
             return Selection(())
         return self._selectors[task.method].select(task.prompt, int(task.share * donated_tokens))
 
-    def measure_move_s(self, pages: torch.Tensor) -> float:
-        """The seconds that moving one token's KV takes, out of ``pages`` [pages, page_bytes] of host memory.
+    def measure_move_s(self, staged: StagedPages) -> float:
+        """The seconds that moving one token's KV takes, out of ``staged`` pages.
 
-        Writes into as many of the first blocks, so the engine must be idle.
+        Writes zeros into as many of the first blocks, so the engine must be idle.
         """
-        blocks = torch.arange(1, len(pages) + 1, device=self._forward.device)
-        place = Run(1, len(pages) * self._page_tokens)
-        donated = Donated(0, place, pages)
+        staged.pages.zero_()
+        count = len(staged.pages)
+        blocks = torch.arange(1, count + 1, device=self._forward.device)
+        place = Run(1, count * self._page_tokens)
+        donated = Donated(0, place, StagedRows(staged, range(count)))
         took = []
         for _ in range(_MEASUREMENTS):
             began = time.perf_counter()

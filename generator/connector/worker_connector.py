@@ -18,13 +18,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from generator.composing.build import new_composer
 from generator.connector import supported
+from generator.connector.blocks.layout_map import LayerWriter
+from generator.connector.blocks.open_blocks import open_blocks
+from generator.connector.blocks.paged_blocks import PagedBlocks
 from generator.connector.contiguous_blocks import layers_of, prefers_contiguous_blocks, required_layout
 from generator.connector.step_jobs import StepJobs, StepResults
-from generator.connector.worker.blocks import PagedBlocks
 from generator.connector.worker.compositions import Compositions
 from generator.connector.worker.fingerprint import fingerprint
-from generator.connector.worker.layout_map import LayerWriter
-from generator.connector.worker.open_blocks import open_blocks
 from generator.connector.worker.open_tiers import measure_memory, open_tiers
 from generator.connector.worker.peering import Peering
 from generator.connector.worker.worker_side import WorkerSide
@@ -106,9 +106,8 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         try:
             num_blocks = self._kv_cache_config.num_blocks
             composer = new_composer(runner, self._blocks, num_blocks, self._settings)
-            pages = self._blocks.host_pages(min(_MOVED_TOKENS // self._page_tokens, num_blocks - 1))
-            pages.fill(0)
-            move_s = composer.measure_move_s(torch.from_numpy(pages))
+            staged = self._blocks.stage(min(_MOVED_TOKENS // self._page_tokens, num_blocks - 1))
+            move_s = composer.measure_move_s(staged)
         except ConfigError as error:
             log.info("kv_not_composable", reason=error.message)
             return None, error.message

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from generator.connector.worker.cpu_blocks import CpuBlocks
-from generator.connector.worker.layout_map import KvShape
-from generator.connector.worker.open_blocks import open_blocks
+from generator.connector.blocks.cpu_blocks import CpuBlocks
+from generator.connector.blocks.layout_map import KvShape
+from generator.connector.blocks.open_blocks import open_blocks
 from generator.connector.worker.pinned_arena import PinnedArena
 from generator.tiers.base import Page
 from protocol.kv import KvNode, Pages

@@ -4,7 +4,7 @@ from math import prod
 
 import torch
 
-from generator.connector.worker.layout_map import KvShape
+from generator.connector.blocks.layout_map import KvShape
 
 LAYERS, BLOCKS, HEADS, TOKENS, DIM = 3, 7, 2, 4, 8
 

@@ -5,16 +5,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import accumulate
 
+from generator.connector.blocks.paged_blocks import PagedBlocks
+from generator.connector.blocks.staged_pages import StagedRows
 from generator.connector.step_jobs import DonorPages, Load, LoadResult, Piece
-from generator.connector.worker.blocks import PagedBlocks
 from generator.connector.worker.kv_failures import warn
 from generator.connector.worker.load_progress import LoadProgress
 from generator.connector.worker.peering import Peering
 from generator.peers.errors import PeerUnreachable, Reason
 from generator.peers.remote_reader import RemoteReader
-from generator.tiers.base import KvTier, Page, PageReader
-from generator.tiers.host_pages import HostPages
+from generator.tiers.base import KvTier, PageReader
 from generator.tiers.object_store import ObjectStoreTier
 from protocol.kv import pages_spanned
 from protocol.tiers import Tier
@@ -28,8 +29,8 @@ _STORED_SHARE_BYTES = 8 << 20
 _READING = 0.8
 """The share of the time limit in which peers are read. In the rest, the engine schedules what they did not send."""
 
-Staged = Callable[[str, dict[str, Page]], None]
-"""Takes the pages of some of a request's donors, by key."""
+Staged = Callable[[str, dict[int, StagedRows]], None]
+"""Takes the pages of some of a request's donors, by the positions that their documents start at."""
 
 
 class BackgroundLoads:
@@ -70,6 +71,7 @@ class BackgroundLoads:
         timeout_s = self._peering.timeout_s if self._peering is not None else 0.0
         deadline = time.monotonic() + _READING * timeout_s
         progress = LoadProgress(len(here) + len(away) + len(asked), self._blocks.page_tokens, deadline - timeout_s / 2)
+        rows = self._rows_for(load.donors)
         # Held blocks may have been computed by the step before, which may also still write to the blocks to be filled:
         # with asynchronous scheduling, it may compute one more token of the request that has just left them.
         fence = self._blocks.fence()
@@ -79,7 +81,7 @@ class BackgroundLoads:
             (self._loaders, here),
         ):
             for share in shares:
-                loaders.submit(self._run, share, progress, fence, deadline)
+                loaders.submit(self._run, share, rows, progress, fence, deadline)
 
     def close(self) -> None:
         """Finish what the threads have begun."""
@@ -104,7 +106,29 @@ class BackgroundLoads:
         count = max(len(stored.pieces), len(stored.donors), size // _STORED_SHARE_BYTES)
         return stored.split(min(count, _NETWORK_THREADS))
 
-    def _run(self, share: Load, progress: LoadProgress, fence: Callable[[], None], deadline: float) -> None:
+    def _rows_for(self, donors: Sequence[DonorPages]) -> dict[int, StagedRows]:
+        """Memory for the pages of all donors, side by side."""
+        if not donors:
+            return {}
+        counts = [len(self._span(donor)) for donor in donors]
+        staged = self._blocks.stage(sum(counts))
+        return {
+            donor.start: StagedRows(staged, range(end - count, end))
+            for donor, count, end in zip(donors, counts, accumulate(counts), strict=True)
+        }
+
+    def _span(self, donor: DonorPages) -> range:
+        """The pages that a donor's tokens are in."""
+        return pages_spanned(donor.prefix_tokens, donor.end - donor.start, self._blocks.page_tokens)
+
+    def _run(
+        self,
+        share: Load,
+        rows: dict[int, StagedRows],
+        progress: LoadProgress,
+        fence: Callable[[], None],
+        deadline: float,
+    ) -> None:
         for piece in share.pieces:
             began = time.monotonic()
             try:
@@ -126,42 +150,48 @@ class BackgroundLoads:
             warn("kv_not_copied", error, request=share.request_id)
             progress.failed([copy.target for copy in share.copies])
         if share.donors:
-            self._staged(share.request_id, self._read(share.donors, progress, fence, deadline))
+            self._staged(share.request_id, self._read(share.donors, rows, progress, fence, deadline))
         result = progress.end_share()
         if result is not None:
             self._ended(share, result, progress.failed_blocks)
 
     def _read(
-        self, donors: Sequence[DonorPages], progress: LoadProgress, fence: Callable[[], None], deadline: float
-    ) -> dict[str, Page]:
-        """The pages of those donors that can be read, by key."""
-        found: dict[str, Page] = {}
+        self,
+        donors: Sequence[DonorPages],
+        rows: dict[int, StagedRows],
+        progress: LoadProgress,
+        fence: Callable[[], None],
+        deadline: float,
+    ) -> dict[int, StagedRows]:
+        """The rows of those donors that can be read."""
+        found: dict[int, StagedRows] = {}
         for donor in donors:
             began = time.monotonic()
             try:
-                found[donor.key] = self._donated(donor, fence, deadline)
-                progress.read(donor, len(found[donor.key]), began)
+                # The memory may be that of an earlier composition, whose last steps still read it.
+                fence()
+                self._stage(donor, rows[donor.start], deadline)
+                found[donor.start] = rows[donor.start]
+                progress.read(donor, len(rows[donor.start].numbers), began)
             except Exception as error:
                 # Whatever the error is, the document is computed.
                 _warn(donor, error)
                 progress.missed(donor, error, began)
         return found
 
-    def _donated(self, donor: DonorPages, fence: Callable[[], None], deadline: float) -> Page:
-        span = pages_spanned(donor.prefix_tokens, donor.end - donor.start, self._blocks.page_tokens)
-        pages = self._blocks.host_pages(len(span))
+    def _stage(self, donor: DonorPages, rows: StagedRows, deadline: float) -> None:
         if donor.blocks:
-            fence()
             try:
-                for index, block in enumerate(donor.blocks):
-                    self._blocks.read(block, pages[index], self._blocks.page_tokens)
+                rows.staged.take(donor.blocks, rows.numbers.start)
             finally:
-                # After an error, too: the pages are free then.
+                # After an error, too: the blocks are free then.
                 self._blocks.finish()
-        else:
-            with self._reading(donor, deadline) as reader:
-                reader.load(0, range(len(span)), HostPages(pages))
-        return pages
+            return
+        with self._reading(donor, deadline) as reader:
+            try:
+                reader.load(0, rows.numbers, rows.staged)
+            finally:
+                self._blocks.finish()
 
     def _fill(self, piece: Piece, deadline: float) -> None:
         with self._reading(piece, deadline) as reader:

@@ -10,9 +10,9 @@ from generator.composing.composer import Composed, Composer, Task
 from generator.composing.deviation import TooFar
 from generator.composing.donated import Donated
 from generator.composing.runs import Run
+from generator.connector.blocks.staged_pages import StagedRows
 from generator.connector.step_jobs import ComposeStep, Composition, CompositionResult, DonorPages, Purge
 from generator.connector.worker.kv_failures import warn
-from generator.tiers.base import Page
 
 _SCRATCH = 0
 """vLLM's null block, which no request's KV is in: selectors write to it."""
@@ -36,8 +36,8 @@ class Compositions:
         self._composer = composer
         self._page_tokens = page_tokens
         self._device = device
-        # The pages of donors, by request and key.
-        self._staged: dict[str, dict[str, Page]] = {}
+        # The pages of donors, by request and the positions that their documents start at.
+        self._staged: dict[str, dict[int, StagedRows]] = {}
         # The blocks that could not be loaded in front of what is to be composed, by request.
         self._failed: dict[str, set[int]] = {}
         # The prompts as they were when their loads began.
@@ -65,9 +65,9 @@ class Compositions:
         """Drop what is kept of deleted documents, on any thread."""
         self._composer.forget(purge.covers)
 
-    def stage(self, request_id: str, pages: dict[str, Page]) -> None:
-        """Take what was read of some of a request's donors, by key."""
-        self._staged.setdefault(request_id, {}).update(pages)
+    def stage(self, request_id: str, rows: dict[int, StagedRows]) -> None:
+        """Take what was read of some of a request's donors, by the positions that their documents start at."""
+        self._staged.setdefault(request_id, {}).update(rows)
 
     def loaded(self, request_id: str, failed: set[int]) -> None:
         """Take the end of a request's load, with the blocks that could not be loaded."""
@@ -126,10 +126,7 @@ class Compositions:
             self._expected[request_id]._replace(documents=_documents(donors), contents=_contents(donors)),
             composition.exact,
             composition.end,
-            [
-                Donated(donor.prefix_tokens, Run(donor.start, donor.end), torch.from_numpy(staged[donor.key]))
-                for donor in donors
-            ],
+            [Donated(donor.prefix_tokens, Run(donor.start, donor.end), staged[donor.start]) for donor in donors],
             recompute.method,
             recompute.share,
             recompute.bound,

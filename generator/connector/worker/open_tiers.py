@@ -9,7 +9,7 @@ import numpy as np
 import structlog
 from blake3 import blake3
 
-from generator.connector.worker.blocks import PagedBlocks
+from generator.connector.blocks.paged_blocks import PagedBlocks
 from generator.connector.worker.pinned_arena import PinnedArena
 from generator.settings import KvPlaces
 from generator.tiers.base import KvTier, StoredNode, TierError, TierUnavailable

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import structlog
 
+from generator.connector.blocks.paged_blocks import PagedBlocks
 from generator.connector.step_jobs import Purge, Transfer
-from generator.connector.worker.blocks import PagedBlocks
 from generator.tiers.base import KvTier, TierContents, TierError, TierUnavailable
 from protocol.kv import KvNode, pages_spanned
 from protocol.tiers import Tier

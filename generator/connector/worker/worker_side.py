@@ -7,15 +7,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from generator.connector.blocks.paged_blocks import PagedBlocks
+from generator.connector.blocks.staged_pages import StagedRows
 from generator.connector.step_jobs import JobResults, Load, LoadResult, Purge, StepJobs, Transfer
 from generator.connector.worker.background_loads import BackgroundLoads
-from generator.connector.worker.blocks import PagedBlocks
 from generator.connector.worker.compositions import Compositions
 from generator.connector.worker.kv_failures import warn
 from generator.connector.worker.movers import Movers
 from generator.connector.worker.peering import Peering
 from generator.connector.worker.tier_jobs import TierJobs
-from generator.tiers.base import KvTier, Page
+from generator.tiers.base import KvTier
 from protocol.kv import KvMemory
 from protocol.tiers import Tier
 
@@ -154,9 +155,9 @@ class WorkerSide:
             self._running -= 1
             self._changed.notify_all()
 
-    def _stage(self, request_id: str, pages: dict[str, Page]) -> None:
+    def _stage(self, request_id: str, rows: dict[int, StagedRows]) -> None:
         assert self._compositions is not None, "the engine's model is not known"
-        self._compositions.stage(request_id, pages)
+        self._compositions.stage(request_id, rows)
 
     def _load_ended(self, load: Load, result: LoadResult, failed: set[int]) -> None:
         with self._ending():

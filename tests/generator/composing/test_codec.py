@@ -10,8 +10,8 @@ from kv_layouts import BLOCKS, LAYOUTS, SPLIT, TOKENS, Writer, blocks_first, cac
 
 from generator.composing import codec
 from generator.composing.codec import LayerCodec
-from generator.connector.worker.cpu_blocks import CpuBlocks
-from generator.connector.worker.layout_map import KvShape
+from generator.connector.blocks.cpu_blocks import CpuBlocks
+from generator.connector.blocks.layout_map import KvShape
 
 CPU = torch.device("cpu")
 

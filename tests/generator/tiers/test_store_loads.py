@@ -11,6 +11,7 @@ from s3_server import failing, hanging
 from tier_contract import PAGE_BYTES, PAGE_TOKENS, content_of, hand_out, make_node, write
 from tiers_under_test import open_objects
 
+from generator.connector.blocks.staged_pages import HostStagedPages
 from generator.connector.step_jobs import BlockCopy, DonorPages, Load, Piece
 from generator.connector.worker.background_loads import BackgroundLoads
 from generator.connector.worker.open_tiers import _disk_rate, open_tiers
@@ -38,8 +39,8 @@ class EngineBlocks(MemoryBlocks):
     def copy(self, copies) -> None:
         self.copied += copies
 
-    def host_pages(self, count: int):
-        return MemoryBlocks(count, (PAGE_BYTES,))._slabs[0]
+    def stage(self, count: int):
+        return HostStagedPages(MemoryBlocks(count, (PAGE_BYTES,))._slabs[0], lambda _block, _page: None)
 
     def fence(self):
         return lambda: None
@@ -73,8 +74,8 @@ class Worker:
         self.results[load.request_id] = (result, set(failed))
         self.ended[load.request_id].set()
 
-    def _stage(self, request_id, pages) -> None:
-        self.staged.setdefault(request_id, {}).update(pages)
+    def _stage(self, request_id, rows) -> None:
+        self.staged.setdefault(request_id, {}).update(rows)
 
 
 @pytest.fixture
@@ -107,7 +108,8 @@ def test_one_load_reads_host_memory_and_the_store_and_copies(worker, arena, stor
         for index in range(3):
             assert (worker.blocks.page(3 * number + index) == content_of(node)[index]).all()
     assert worker.blocks.copied == [BlockCopy(0, 20)]
-    assert (worker.staged["request"][nodes[1].key] == content_of(nodes[1])).all()
+    rows = worker.staged["request"][donor.start]
+    assert (rows.staged.pages[rows.numbers].numpy() == content_of(nodes[1])).all()
 
 
 def test_a_load_from_the_store_alone_ends_once(worker, store):

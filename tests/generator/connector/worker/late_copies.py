@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Callable
 
 import numpy as np
+import torch
 
-from generator.connector.worker.cuda_blocks import Numbers
+from generator.connector.blocks.device_copies import Numbers
 from generator.tiers.base import Page
 
 
@@ -16,12 +17,14 @@ class LateCopies:
 
     ``log`` has the order of what happened: "fence" and "held" for a fence made and waited for, "submit" and "copy".
     ``before_copying`` runs before the copies that a thread waits for are made.
+    ``free`` bytes of the device are not used.
     """
 
     device_name = "a CPU that takes its time"
 
-    def __init__(self) -> None:
+    def __init__(self, free: int = 1 << 20) -> None:
         self.log: list[str] = []
+        self._free = free
         self.before_copying: Callable[[], None] = lambda: None
         self._threads = threading.local()
         self._pinned: list[range] = []
@@ -76,6 +79,12 @@ class LateCopies:
         pinned = range(begin, begin + len(memory) * memory.strides[0])
         self._pinned.append(pinned)
         return lambda: self._pinned.remove(pinned)
+
+    def free_bytes(self) -> int:
+        return self._free
+
+    def new_pages(self, count: int, page_bytes: int) -> torch.Tensor:
+        return torch.full((count, page_bytes), 0xCC, dtype=torch.uint8)
 
     def _is_pinned(self, address: int, size: int) -> bool:
         return any(address in memory and address + size - 1 in memory for memory in self._pinned)

@@ -2,8 +2,8 @@
 
 import torch
 
-from generator.connector.worker.cpu_blocks import CpuBlocks
-from generator.connector.worker.layout_map import KvShape
+from generator.connector.blocks.cpu_blocks import CpuBlocks
+from generator.connector.blocks.layout_map import KvShape
 
 
 def small_cache(blocks: int, tokens: int, heads: int, dim: int, dtype: torch.dtype) -> CpuBlocks:

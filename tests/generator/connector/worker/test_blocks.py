@@ -13,8 +13,8 @@ pytest.importorskip("vllm")
 import torch
 from small_cache import small_cache
 
+from generator.connector.blocks.cpu_blocks import CpuBlocks
 from generator.connector.step_jobs import BlockCopy
-from generator.connector.worker.cpu_blocks import CpuBlocks
 
 BLOCKS, TOKENS = 12, 4
 

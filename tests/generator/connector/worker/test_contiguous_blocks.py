@@ -15,10 +15,10 @@ from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheTensor, compute_layout_strides, create_kv_cache_views
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from generator.connector.blocks.cpu_blocks import CpuBlocks
+from generator.connector.blocks.slabs import slabs_of
 from generator.connector.connector import RagtreeConnector
 from generator.connector.contiguous_blocks import layers_of
-from generator.connector.worker.cpu_blocks import CpuBlocks
-from generator.connector.worker.slabs import slabs_of
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from kv_layouts import BLOCKS, LAYERS, LAYOUTS, TOKENS, blocks_first, caches_in, writer_of
 from late_copies import LateCopies
 
+from generator.connector.blocks import pinned_path
+from generator.connector.blocks.cpu_blocks import CpuBlocks
+from generator.connector.blocks.cuda_blocks import CudaBlocks
 from generator.connector.step_jobs import BlockCopy
-from generator.connector.worker import cuda_blocks
-from generator.connector.worker.cpu_blocks import CpuBlocks
-from generator.connector.worker.cuda_blocks import CudaBlocks
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 ARENA_ROWS = 9
@@ -91,7 +91,7 @@ def test_a_page_is_the_same_as_on_a_cpu_and_has_zeros_behind_its_last_token(layo
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_memory_that_is_not_pinned_may_be_reused_at_once(layout, monkeypatch):
-    monkeypatch.setattr(cuda_blocks, "_STAGING_BYTES", 1)  # so that several buffers are filled in turn
+    monkeypatch.setattr(pinned_path, "_BUFFER_BYTES", 1)  # so that several buffers are filled in turn
     cache = Cache(layout, torch.bfloat16, pinned=False)
     before = cache.content()
     buffer = np.empty((1, cache.blocks.page_bytes), np.uint8)
@@ -109,7 +109,7 @@ def test_memory_that_is_not_pinned_may_be_reused_at_once(layout, monkeypatch):
 
 def test_pages_beyond_the_staging_buffers_are_loaded(monkeypatch):
     cache = Cache("BLHNC", torch.bfloat16, pinned=False)
-    monkeypatch.setattr(cuda_blocks, "_STAGING_BYTES", 2 * cache.blocks.page_bytes)
+    monkeypatch.setattr(pinned_path, "_BUFFER_BYTES", 2 * cache.blocks.page_bytes)
     before = cache.content()
     for block in range(5):
         cache.host[block] = cache.page(block)

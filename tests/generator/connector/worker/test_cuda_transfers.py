@@ -13,10 +13,11 @@ import torch
 from kv_layouts import BLOCKS, TOKENS, caches_in, writer_of
 from late_copies import LateCopies
 
-from generator.connector.step_jobs import Load, LoadResult, Piece, Transfer
+from generator.connector.blocks.cpu_blocks import CpuBlocks
+from generator.connector.blocks.cuda_blocks import CudaBlocks
+from generator.connector.blocks.staged_pages import StagedRows
+from generator.connector.step_jobs import DonorPages, Load, LoadResult, Piece, Transfer
 from generator.connector.worker.background_loads import BackgroundLoads
-from generator.connector.worker.cpu_blocks import CpuBlocks
-from generator.connector.worker.cuda_blocks import CudaBlocks
 from generator.connector.worker.pinned_arena import PinnedArena
 from generator.connector.worker.tier_jobs import TierJobs
 from generator.tiers.base import TierFull
@@ -32,9 +33,9 @@ PAGES, LATER = Pages((4, 1, 2), 7), Pages((4, 1, 2), 8)
 class Worker:
     """The blocks of a GPU, an arena and a disk."""
 
-    def __init__(self, folder: Path, layout: str, threads: int = 2) -> None:
+    def __init__(self, folder: Path, layout: str, threads: int = 2, free: int = 1 << 20) -> None:
         caches = caches_in(layout, torch.bfloat16)
-        self.copies = LateCopies()
+        self.copies = LateCopies(free)
         self.blocks = CudaBlocks(caches, BLOCKS, TOKENS, writer_of, self.copies)
         self._on_cpu = CpuBlocks(caches, BLOCKS, TOKENS, writer_of)
         size = self.blocks.page_bytes
@@ -42,7 +43,8 @@ class Worker:
         self.disk = DiskTier(folder / "disk", "weights", TOKENS, size, 1 << 20)
         tiers = {Tier.HOST: self.arena, Tier.DISK: self.disk}
         self.jobs = TierJobs(self.blocks, tiers)
-        self.loads = BackgroundLoads(self.blocks, tiers, threads, self._load_ended, lambda *donors: None)
+        self.loads = BackgroundLoads(self.blocks, tiers, threads, self._load_ended, self._stage)
+        self.staged: dict[int, StagedRows] = {}
         self._ended = threading.Event()
         self.result = LoadResult(0.0)
         self.failed: set[int] = set()
@@ -53,9 +55,9 @@ class Worker:
         self.arena.close()
         self.disk.close()
 
-    def load(self, *pieces: Piece) -> None:
+    def load(self, *pieces: Piece, donors: tuple[DonorPages, ...] = ()) -> None:
         """Load, and wait until the load has ended."""
-        self.loads.start(Load("request", pieces))
+        self.loads.start(Load("request", pieces, donors=donors))
         assert self._ended.wait(PATIENCE_S)
 
     def page(self, block: int, tokens: int = TOKENS) -> np.ndarray:
@@ -66,6 +68,9 @@ class Worker:
     def pages(self, *blocks: int) -> list[np.ndarray]:
         """The pages of blocks that hold the node, whose last token is missing."""
         return [self.page(block, min(TOKENS, NODE.tokens - at * TOKENS)) for at, block in enumerate(blocks)]
+
+    def _stage(self, _request: str, rows: dict[int, StagedRows]) -> None:
+        self.staged.update(rows)
 
     def _load_ended(self, _request: str, result: LoadResult, failed: set[int]) -> None:
         self.result, self.failed, self.under_way_at_end = result, failed, self.copies.under_way
@@ -130,6 +135,27 @@ def test_a_load_ends_when_its_blocks_are_filled(worker, tier):
     assert (worker.result.lost, worker.failed) == ((), set())
     for block, page in zip((1, 6, 2), expected, strict=True):
         assert (worker.page(block) == page).all()
+
+
+@pytest.mark.parametrize("free", [1 << 20, 0])
+def test_a_load_ends_when_the_pages_of_its_donors_are_there(tmp_path, free):
+    worker = Worker(tmp_path, "LBNHC", free=free)
+    for tier in (Tier.HOST, Tier.DISK):
+        worker.jobs.transfer(saved(tier, (5, 0, 3)))
+    donors = tuple(
+        DonorPages(NODE.key, ("tenant", "aa"), tier, 0, start, start + NODE.tokens, PAGES, blocks)
+        for tier, start, blocks in ((Tier.HOST, 100, ()), (Tier.DISK, 200, ()), (Tier.GPU, 300, (5, 0, 3)))
+    )
+    missing = DonorPages("bb", ("tenant", "bb"), Tier.DISK, 0, 400, 400 + NODE.tokens)
+    worker.load(donors=(donors[0], missing, *donors[1:]))
+    assert worker.under_way_at_end == 0
+    assert worker.result.lost == (missing.copy,)
+    assert set(worker.staged) == {100, 200, 300}
+    for start, rows in worker.staged.items():
+        pages = rows.staged.pages[rows.numbers]
+        expected = worker.pages(5, 0, 3) if start < 300 else [worker.page(block) for block in (5, 0, 3)]
+        assert (pages.numpy() == expected).all()
+    worker.close()
 
 
 def test_copies_wait_for_the_steps_that_may_still_use_the_blocks(worker):

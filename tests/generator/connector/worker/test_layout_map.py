@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from generator.connector.worker.layout_map import KvShape, LayerWriter, LayoutMap, learn_indexes
+from generator.connector.blocks.layout_map import KvShape, LayerWriter, LayoutMap, learn_indexes
 from protocol.errors import ConfigError
 
 SHAPE = KvShape(tokens=16, heads=3, key_dim=8, value_dim=8)

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from generator.connector.worker import pinned_memory
+from generator.connector.blocks import pinned_memory
+from generator.connector.blocks.pinned_memory import register
 from generator.connector.worker.pinned_arena import PinnedArena
-from generator.connector.worker.pinned_memory import register
 
 ROWS, STRIDE = 10, 4096
 MEMORY = np.zeros((ROWS, STRIDE), np.uint8)[:, :1000]

@@ -2,12 +2,15 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from generator.connector.worker.blocks import PagedBlocks, WriterOf
+from generator.connector.blocks.paged_blocks import PagedBlocks, WriterOf
+from generator.connector.blocks.staged_pages import HostStagedPages, StagedPages
 from generator.tiers.base import Page
 
 if TYPE_CHECKING:
@@ -50,6 +53,11 @@ class CpuBlocks(PagedBlocks):
         for flat, span in zip(self._flat, self._spans, strict=True):
             for run, targets in runs:
                 flat[targets] = pages[run, span]
+
+    def stage(self, count: int) -> StagedPages:
+        """Memory for ``count`` pages."""
+        pages = np.empty((count, self.page_bytes), np.uint8)
+        return HostStagedPages(pages, partial(self.read, tokens=self.page_tokens))
 
     def copy(self, copies: "Sequence[BlockCopy]") -> None:
         """Copy blocks onto other ones: in the engine's thread on all cores, in any other one on a single core."""

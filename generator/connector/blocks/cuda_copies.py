@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from generator.connector.worker.cuda_blocks import Numbers
-from generator.connector.worker.pinned_memory import register
+from generator.connector.blocks.device_copies import Numbers
+from generator.connector.blocks.pinned_memory import register
 from generator.tiers.base import Page
 
 _MOST_COPIES = 1024
@@ -65,6 +65,18 @@ class CudaCopies:
         """Register memory with CUDA."""
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         return register(runtime, self._clear_error, memory)
+
+    def free_bytes(self) -> int:
+        """The GPU's memory that nothing uses."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return int(free)
+
+    def new_pages(self, count: int, page_bytes: int) -> torch.Tensor | None:
+        """New memory on the GPU, or None if it has not enough."""
+        try:
+            return torch.empty((count, page_bytes), dtype=torch.uint8, device=self._device)
+        except torch.OutOfMemoryError:
+            return None
 
     @property
     def _stream(self) -> torch.cuda.Stream:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import torch
 
-from generator.connector.worker.blocks import PagedBlocks, WriterOf
-from generator.connector.worker.cpu_blocks import CpuBlocks
-from generator.connector.worker.cuda_blocks import CudaBlocks
-from generator.connector.worker.cuda_copies import CudaCopies
+from generator.connector.blocks.cpu_blocks import CpuBlocks
+from generator.connector.blocks.cuda_blocks import CudaBlocks
+from generator.connector.blocks.cuda_copies import CudaCopies
+from generator.connector.blocks.paged_blocks import PagedBlocks, WriterOf
 
 
 def open_blocks(

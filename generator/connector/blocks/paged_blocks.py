@@ -14,8 +14,9 @@ import torch
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from generator.connector.worker.layout_map import BlockWriter, KvShape, LayoutMap, learn_indexes
-from generator.connector.worker.slabs import slabs_of
+from generator.connector.blocks.layout_map import BlockWriter, KvShape, LayoutMap, learn_indexes
+from generator.connector.blocks.slabs import slabs_of
+from generator.connector.blocks.staged_pages import StagedPages
 from generator.tiers.base import Page
 from protocol.errors import ConfigError
 
@@ -130,9 +131,9 @@ class PagedBlocks(ABC):
         Pinned memory must stay as it is until ``finish`` has returned; any other memory is free when the call returns.
         """
 
-    def host_pages(self, count: int) -> Page:
-        """New host memory for ``count`` pages, which the device copies without a detour."""
-        return np.empty((count, self.page_bytes), np.uint8)
+    @abstractmethod
+    def stage(self, count: int) -> StagedPages:
+        """Memory for ``count`` pages that are not in blocks yet. The engine's thread calls this."""
 
     @abstractmethod
     def in_place(self, block: int) -> list[Page]:

@@ -1,0 +1,1 @@
+"""An engine's paged KV cache as pages of bytes, on a CPU and on a GPU."""

@@ -1,0 +1,89 @@
+"""Staged pages in a device's own memory, beside the engine's KV cache."""
+
+import threading
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from generator.connector.blocks.device_copies import DeviceCopies
+from generator.connector.blocks.pinned_path import PinnedPath
+from generator.connector.blocks.staged_pages import StagedPages
+from generator.tiers.base import Page
+
+_SHARE_OF_FREE = 0.25
+"""Of the device's memory that is free once the engine has its KV cache. The engine's steps need some of it, too."""
+
+
+class DeviceStaging:
+    """Stages pages of ``page_bytes`` bytes on a device, in a limited share of its memory.
+
+    ``slabs`` are the memory of the engine's blocks, shape [blocks, bytes]. A page is a block's memory in all of them,
+    one after the other.
+    """
+
+    def __init__(self, copies: DeviceCopies, path: PinnedPath, slabs: Sequence[torch.Tensor], page_bytes: int) -> None:
+        self._copies = copies
+        self._path = path
+        self._slabs = slabs
+        self._page_bytes = page_bytes
+        self._room = int(_SHARE_OF_FREE * copies.free_bytes())
+        # The last reference to staged pages may end on any thread.
+        self._lock = threading.Lock()
+
+    def stage(self, count: int) -> "DeviceStagedPages | None":
+        """Memory for ``count`` pages, or None if there is no room."""
+        size = count * self._page_bytes
+        with self._lock:
+            if size > self._room:
+                return None
+            self._room -= size
+        memory = self._copies.new_pages(count, self._page_bytes)
+        if memory is None:
+            self._give_back(size)
+            return None
+        staged = DeviceStagedPages(memory, self._copies, self._path, self._slabs)
+        weakref.finalize(staged, self._give_back, size)
+        return staged
+
+    def _give_back(self, size: int) -> None:
+        with self._lock:
+            self._room += size
+
+
+class DeviceStagedPages(StagedPages):
+    """Staged pages on a device."""
+
+    def __init__(
+        self, pages: torch.Tensor, copies: DeviceCopies, path: PinnedPath, slabs: Sequence[torch.Tensor]
+    ) -> None:
+        super().__init__(pages)
+        self._copies = copies
+        self._path = path
+        self._slabs = slabs
+
+    def write(self, pages: Page, rows: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy rows of other ``pages``, in host memory, into as many of these."""
+        self._path.copy(pages, rows, blocks, self._start)
+
+    def in_place(self, block: int) -> list[Page]:  # noqa: ARG002
+        """Nothing: the CPU cannot access the device's memory."""
+        return []
+
+    def take(self, blocks: Sequence[int], first: int) -> None:
+        """Copy blocks of the engine into the rows from ``first`` on, on the device."""
+        numbers = torch.tensor(blocks, device=self.pages.device)
+        begin = 0
+        for slab in self._slabs:
+            end = begin + slab.shape[1]
+            self.pages[first : first + len(blocks), begin:end] = slab.index_select(0, numbers)
+            begin = end
+
+    def _start(self, pages: Page, rows: Sequence[int], targets: Sequence[int]) -> None:
+        size = self.pages.shape[1]
+        self._copies.submit(
+            pages.ctypes.data + np.asarray(rows, np.int64) * pages.strides[0],
+            self.pages.data_ptr() + np.asarray(targets, np.int64) * size,
+            np.full(len(rows), size, np.int64),
+        )
