@@ -38,6 +38,9 @@ def main() -> int:
         scratch = Path(folder)
         random_weights.install(scratch / "plugin")
         machine = _machine()
+        if not machine.has_flashinfer:
+            # vLLM 0.26 samples with it by default, even if it is not installed.
+            os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         planned = groups(machine, options.small or not machine.gpu, options.levels, options.only)
         console = Console(stderr=True)
         columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")

@@ -107,7 +107,8 @@ class BenchmarkChecks:
             ", ".join(f"{case} {time:.1f} ms" for case, time in times.items())
             + f"; host memory {result.host_bytes_per_s / 1e9:.1f} GB/s, disk {result.disk_bytes_per_s / 1e9:.1f} GB/s"
         )
-        slower = [case for case in ("gpu", "host", "disk") if times[case] >= times["plain"]]
+        # A disk may be slower than a fast GPU: a stack knows both times, and computes then.
+        slower = [case for case in ("gpu", "host") if times[case] >= times["plain"]]
         if slower and not self._small:
             raise ValueError(f"computing is faster than KV from {', '.join(slower)}: {figure}")
         return figure
