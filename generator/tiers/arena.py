@@ -55,6 +55,8 @@ class HostArena:
     """
 
     tier = Tier.HOST
+    on_network = False
+    identity = ""
 
     def __init__(self, path: Path, fingerprint: str, page_tokens: int, page_bytes: int, page_count: int) -> None:
         self._geometry = Geometry(fingerprint, page_tokens, page_bytes, page_count)

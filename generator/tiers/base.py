@@ -128,6 +128,12 @@ class KvTier(Protocol):
     """
 
     tier: Tier
+    on_network: bool
+    """Whether the copies are on a network, so that each read waits for it."""
+
+    @property
+    def identity(self) -> str:
+        """A UUID that names the tier on whatever machine it is used. Empty if it is this machine's own, or unknown."""
 
     def has(self, key: str, pages: Pages | None) -> bool:
         """Whether this copy is published. Has no side effects, reads no KV, and never raises."""

@@ -56,6 +56,7 @@ class DiskTier:
     """
 
     tier = Tier.DISK
+    on_network = False
 
     def __init__(
         self,

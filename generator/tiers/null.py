@@ -10,6 +10,9 @@ from protocol.tiers import Tier
 class NullTier:
     """A ``KvTier`` without capacity: it is always empty and refuses every copy."""
 
+    on_network = False
+    identity = ""
+
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
 

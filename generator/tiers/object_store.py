@@ -59,6 +59,7 @@ class ObjectStoreTier:
     """
 
     tier = Tier.DISK
+    on_network = True
 
     def __init__(
         self, requests: ObjectRequests, fingerprint: str, page_tokens: int, page_bytes: int, max_bytes: int

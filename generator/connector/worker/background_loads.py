@@ -16,7 +16,6 @@ from generator.connector.worker.peering import Peering
 from generator.peers.errors import PeerUnreachable, Reason
 from generator.peers.remote_reader import RemoteReader
 from generator.tiers.base import KvTier, PageReader
-from generator.tiers.object_store import ObjectStoreTier
 from protocol.kv import pages_spanned
 from protocol.tiers import Tier
 
@@ -59,7 +58,7 @@ class BackgroundLoads:
         self._loaders = ThreadPoolExecutor(threads, "kv-load", initializer=blocks.enter_thread)
         self._peer_loaders = ThreadPoolExecutor(_NETWORK_THREADS, "kv-peer", initializer=blocks.enter_thread)
         self._store_loaders = ThreadPoolExecutor(_NETWORK_THREADS, "kv-store", initializer=blocks.enter_thread)
-        self._stores = {kind for kind, tier in tiers.items() if isinstance(tier, ObjectStoreTier)}
+        self._stores = {kind for kind, tier in tiers.items() if tier.on_network}
 
     def start(self, load: Load) -> None:
         """Start a load."""

@@ -90,7 +90,7 @@ def measure_memory(
         disk_bytes_per_s=disk_rate or host_rate,
         device=blocks.device_name,
         shared=_shared_tiers(places),
-        disk=_identity(tiers[Tier.DISK]),
+        disk=tiers[Tier.DISK].identity,
         layout=f"{attention} {blocks.shapes}",
     )
 
@@ -103,11 +103,6 @@ def _shared_tiers(places: KvPlaces) -> str:
     opened = [path.stat() for path in (places.host_file, places.disk_dir) if path is not None and path.exists()]
     files = "/".join([boot_id(), *(f"{file.st_dev}:{file.st_ino}" for file in opened)])
     return blake3(files.encode()).hexdigest(8)
-
-
-def _identity(disk: KvTier) -> str:
-    """The name of the disk tier on whatever machine it is used; empty if it has none."""
-    return disk.identity if isinstance(disk, DiskTier | ObjectStoreTier) else ""
 
 
 def _host_rate(blocks: PagedBlocks, count: int) -> float:
