@@ -12,7 +12,8 @@ class SharingResult(msgspec.Struct, frozen=True):
 
     ``ttft_ms`` are the medians of the shortest prompt, for which reading on another machine pays least.
     ``bandwidth_share_of_tcp`` is that of the longest one. ``throughput`` is in queries a second by way.
-    ``generator_latency`` is the mean latency with a KV generator, as a share of that of machines that are alone.
+    ``generator_latency`` is the mean latency with a KV generator, as a share of that of machines that are alone;
+    ``generator_latency_of_one`` as a share of that of one machine without a KV generator.
     """
 
     ttft_ms: dict[str, float]
@@ -23,7 +24,9 @@ class SharingResult(msgspec.Struct, frozen=True):
     shared_over_alone: float
     shared_over_routed: float
     generator_over_alone: float
+    generator_over_one: float
     generator_latency: float
+    generator_latency_of_one: float
     first_tokens: list[FirstTokens]
     ways: dict[str, Served]
 
@@ -50,7 +53,9 @@ class SharingBenchmark:
             shared_over_alone=rate["shared"] / rate["alone"],
             shared_over_routed=rate["shared"] / rate["routed"],
             generator_over_alone=rate["generator"] / rate["alone"],
+            generator_over_one=rate["generator"] / rate["one"],
             generator_latency=ways["generator"].mean_latency_ms / ways["alone"].mean_latency_ms,
+            generator_latency_of_one=ways["generator"].mean_latency_ms / ways["one"].mean_latency_ms,
             first_tokens=rows,
             ways=ways,
         )

@@ -1,12 +1,13 @@
 """Queries a second of two machines that read each other's KV, against two that keep theirs to themselves.
 
 Every query is new, and documents come again as often as in a question set: half of all queries concern a small part of
-the documents. Four ways to serve them take turns, each with two engines of its own:
+the documents. The ways to serve them take turns, each with engines of its own:
 
 - ``alone``: a stack on each machine, and queries go to them in turn, as a load balancer sends them.
 - ``routed``: one stack, whose controller sends a query where its documents are, and whose machines read nothing of
   each other.
 - ``shared``: the same, and machines read each other's KV.
+- ``one``: one machine without the other.
 - ``generator``: one machine answers, and the other one is a KV generator for the queries that wait for it.
 """
 
@@ -33,7 +34,7 @@ from cachectl.settings import ControllerSettings
 from protocol.generation import Sampling
 from protocol.prompts import Prompt, SegmentKind
 
-WAYS = ("alone", "routed", "shared", "generator")
+WAYS = ("alone", "routed", "shared", "one", "generator")
 SHARING = ("shared", "generator")
 NAMESPACE = "benchmark"
 HALF = 0.5
@@ -117,11 +118,11 @@ class ThroughputTurns:
     async def _stacks(self, way: str, running: AsyncExitStack) -> list[LocalStack]:
         """The stacks of a way, which get queries in turn."""
         folder = Path(running.enter_context(TemporaryDirectory(prefix=f"ragtree-bench-{way}-")))
-        names = tuple(f"{way}-{number}" for number in range(2))
-        both = await running.enter_async_context(
+        names = tuple(f"{way}-{number}" for number in range(1 if way == "one" else 2))
+        every = await running.enter_async_context(
             machines(self._engines, folder, names, sharing=way in SHARING, at_work=2, **self._kv)
         )
-        groups = [{name: both[name]} for name in names] if way == "alone" else [both]
+        groups = [{name: every[name]} for name in names] if way == "alone" else [every]
         generators = names[1:] if way == "generator" else ()
         return [
             await running.enter_async_context(

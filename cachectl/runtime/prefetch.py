@@ -86,7 +86,11 @@ class Prefetcher:
                 self._running[request.query_id].cancel()
 
     def start(self) -> None:
-        """Start prefetches for overdue requests where there is room. To be called when a request or a prefill ends."""
+        """Start prefetches for overdue requests where there is room. To be called when a request or a prefill ends.
+
+        An instance's own room goes to the longest waiting request. A KV generator takes the one that has waited for the
+        shortest time: what it computes for one whose turn is near would come too late.
+        """
         for query_id, request in list(self._overdue.items()):
             if query_id in self._running:
                 # It was cancelled, and has not ended yet.
@@ -94,7 +98,12 @@ class Prefetcher:
             if self._scheduler.speculative.may_prefetch(query_id):
                 del self._overdue[query_id]
                 self._prefetch(request, own=True)
-            elif query_id not in self._offered and self._scheduler.speculative.may_generate(query_id):
+        for query_id, request in reversed(list(self._overdue.items())):
+            if (
+                query_id not in self._running
+                and query_id not in self._offered
+                and self._scheduler.speculative.may_generate(query_id)
+            ):
                 # Its own instance may have room later, for what KV generators do not do: load.
                 self._offered.add(query_id)
                 self._prefetch(request, own=False)

@@ -124,6 +124,19 @@ async def test_two_generators_work_at_a_time(build, engine):
     await controller.complete(report("runs"))
 
 
+async def test_a_generator_takes_the_request_whose_turn_is_farthest(build, engine):
+    controller = build()
+    generate_kv(controller, "generator")
+    await prefilling(controller, "runs")
+    tasks = [await overdue(controller, ask(name, name)) for name in "abc"]
+    for _ in range(2):
+        await engine.end(WHOLE)
+    assert engine.prefetched == ["a", "c", "b"]
+    for task in tasks:
+        await gives_up(task)
+    await controller.complete(report("runs"))
+
+
 async def test_what_the_instance_can_load_is_not_computed(build, engine):
     controller = build(gpu=2 * TOKENS, policy="LRU")
     await fill(controller, "ab", "cd")

@@ -57,7 +57,7 @@ def sharing(
     benchmark = SharingBenchmark(
         FirstTokenRounds(EngineMaker(config.generator, models, at_once=2, kv_tokens=kv_tokens), lengths, rounds),
         ThroughputTurns(
-            EngineMaker(config.generator, models, at_once=8, kv_tokens=kv_tokens),
+            EngineMaker(config.generator, models, at_once=9, kv_tokens=kv_tokens),
             config.controller,
             config.cache_dir / "profiles",
             load,
@@ -96,6 +96,8 @@ def sharing(
     results.print(
         f"machines that share serve {result.shared_over_alone:.2f} times as many queries as ones that are "
         f"alone, and {result.shared_over_routed:.2f} times as many as with routing only; with a KV generator "
-        f"{result.generator_over_alone:.2f} times as many as alone, at {result.generator_latency:.0%} of the latency",
+        f"{result.generator_over_alone:.2f} times as many as alone, at {result.generator_latency:.0%} of the latency; "
+        f"one machine with a KV generator serves {result.generator_over_one:.2f} times as many as without, at "
+        f"{result.generator_latency_of_one:.0%} of the latency",
         highlight=False,
     )
