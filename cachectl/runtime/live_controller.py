@@ -12,6 +12,7 @@ from cachectl.costs.stored_profile import load_or_measure
 from cachectl.runtime.composing.gate import Gate, GateFolder
 from cachectl.runtime.controller import Controller
 from cachectl.runtime.executor import EngineExecutor
+from cachectl.runtime.instances.deletion_fence import DeletionFence, disk_of
 from cachectl.runtime.instances.live_instances import LiveEngine, LiveInstances
 from cachectl.settings import ControllerSettings
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
@@ -75,9 +76,7 @@ class LiveController:
         self._started = False
         # What each disk holds, and a location with it, until all machines that are there at the start have reported.
         self._disk_reports: dict[str, tuple[str, ResidencyReport]] = {}
-        # The places of a former controller. Until this one has started, KV is believed there only, if they are known.
-        self._recalled: frozenset[str] = frozenset()
-        self._fenced = False
+        self._fence = DeletionFence()
 
     @property
     def controller(self) -> Controller:
@@ -109,8 +108,8 @@ class LiveController:
         else:
             profile = await load_or_measure(engine, memory, info, self._profiles, progress)
             if snapshot.places is not None:
-                self._recalled, self._fenced = frozenset(snapshot.places), True
-            await self._forget_what_was_missed(first, engine, memory)
+                self._fence.recall(snapshot.places)
+            await self._drop_suspected(first, engine, memory)
             reports = await engine.residency()
             controller = self._new(first, profile, memory, info.step, info.composing)
             controller.recovery.recall(snapshot)
@@ -123,7 +122,7 @@ class LiveController:
             controller.recovery.restore([report], location)
         self._disk_reports.clear()
         controller.recovery.forget_recalled()
-        self._recalled, self._fenced = frozenset(), True
+        self._fence.start()
         self._started = True
 
     async def follow(self) -> bool:
@@ -172,23 +171,16 @@ class LiveController:
             return False
         async with self._joining:
             if memory is not None:
-                await self._forget_what_was_missed(instance, engine, memory)
+                await self._drop_suspected(instance, engine, memory)
             reports = await engine.residency() if memory is not None else ()
             self._add_or_restart(instance, boot, memory, reports)
         return True
 
-    async def _forget_what_was_missed(self, instance: str, engine: LiveEngine, memory: KvMemory) -> None:
+    async def _drop_suspected(self, instance: str, engine: LiveEngine, memory: KvMemory) -> None:
         """Have an instance drop what may be KV of deleted documents: it or its tiers were not there when they were."""
         known = self._controller.instances if self._controller is not None else None
-        new_here = self._started and known is not None and instance not in known.boots
-        places = {*self._recalled, *known.places} if known is not None else self._recalled
-        new_machine, new_disk = (self._fenced and place not in places for place in (memory.shared, _disk_of(memory)))
-        if known is not None and memory.shared in known.locations:
-            # It keeps the disk that it came with, whatever the disk is called now.
-            new_disk = False
-        missed = {Tier.GPU: new_here or new_machine, Tier.HOST: new_machine, Tier.DISK: new_disk}
-        if any(missed.values()):
-            tiers = tuple(tier for tier, missing in missed.items() if missing)
+        tiers = self._fence.suspected(instance, memory, known)
+        if tiers:
             log.info("an instance drops what may be of deleted documents", instance=instance, tiers=[*map(str, tiers)])
             # Other shards know the instance already, and have KV of their own there.
             await engine.carry_out(Orders(everything=True, tiers=tiers, of=self._shard.namespace("")))
@@ -204,7 +196,7 @@ class LiveController:
             host, disk = (self._shard.share(pages) * page for pages in (memory.host_pages, memory.disk_pages))
             first_page = self._shard.first(memory.host_pages)
             known.add_location(location, host, disk, self._first_stamp(), memory.disk, first_page)
-            others = {Tier.HOST: known.at(location), Tier.DISK: known.using(_disk_of(memory))}
+            others = {Tier.HOST: known.at(location), Tier.DISK: known.using(disk_of(memory))}
             # While other instances use a tier, the tree knows best what it holds. An order of a former controller may
             # have left a higher stamp, though.
             reports = [
@@ -228,7 +220,7 @@ class LiveController:
         """
         for report in reports:
             if report.tier is Tier.DISK:
-                self._disk_reports.setdefault(_disk_of(memory), (memory.shared, report))
+                self._disk_reports.setdefault(disk_of(memory), (memory.shared, report))
         return [report for report in reports if report.tier is not Tier.DISK]
 
     def _forget_deserted(self) -> bool:
@@ -275,8 +267,3 @@ class LiveController:
             composing=composing,
             gate=self._gates.read(memory.fingerprint) if self._gates is not None and memory is not None else Gate(),
         )
-
-
-def _disk_of(memory: KvMemory) -> str:
-    """The name of an instance's disk: its own, or else that of the machine."""
-    return memory.disk or memory.shared
