@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from protocol.kv import Peers
     from protocol.tiers import Tier
@@ -32,8 +32,8 @@ class PeerLinks:
     """Links from instances to other places, which are locations and disks, whose instances serve what lies there.
 
     A token of host memory takes ``token_s`` seconds, into the reader's blocks, until reads are measured. A link whose
-    reads fail is closed for a while: nothing is planned over it. Links ``exist`` if more than one location has an
-    instance that serves its KV.
+    reads fail is closed for a while: nothing is planned over it. Then one plan tries it, and it stays closed for others
+    until that one's read has gone well. Links ``exist`` if more than one location has an instance that serves its KV.
     """
 
     def __init__(self, token_s: float = 0.0) -> None:
@@ -45,6 +45,10 @@ class PeerLinks:
         self._servers: dict[str, dict[str, tuple[str, ...]]] = {}
         self._longest: dict[str, float] = {}
         self._closed: set[tuple[str, str]] = set()
+        # The links that the next plan tries.
+        self._half_open: set[tuple[str, str]] = set()
+        # The links that a plan tries now.
+        self.tried: set[tuple[str, str]] = set()
         self._rates: dict[tuple[str, str], dict[Tier, _Rate]] = {}
 
     def join(self, instance: str, places: Sequence[str], peers: Peers) -> None:
@@ -69,8 +73,7 @@ class PeerLinks:
             if not servers:
                 del self._servers[place]
         self._longest.pop(instance, None)
-        self._closed = {link for link in self._closed if link[0] != instance}
-        self._rates = {link: rates for link, rates in self._rates.items() if link[0] != instance}
+        self._forget_where(lambda link: link[0] == instance)
 
     def _count(self) -> None:
         # Every lookup asks whether there are links, so that is not counted then.
@@ -78,8 +81,7 @@ class PeerLinks:
 
     def remove_place(self, place: str) -> None:
         """Forget the links to a place that has no instance any more."""
-        self._closed = {link for link in self._closed if link[1] != place}
-        self._rates = {link: rates for link, rates in self._rates.items() if link[1] != place}
+        self._forget_where(lambda link: link[1] == place)
 
     def longest_s(self, instance: str) -> float:
         """How long the reads that are planned for one prompt of an instance may be expected to take."""
@@ -104,7 +106,8 @@ class PeerLinks:
         return _LATENCY_S + tokens * rate.seconds / rate.tokens
 
     def measured(self, instance: str, place: str, tier: Tier, tokens: int, seconds: float) -> None:
-        """Learn from a read."""
+        """Learn from a read that went well."""
+        self._open(instance, place)
         rate = self._rates.setdefault((instance, place), {}).setdefault(tier, _Rate())
         rate.seconds = _KEPT * rate.seconds + max(0.0, seconds - _LATENCY_S)
         rate.tokens = _KEPT * rate.tokens + tokens
@@ -118,6 +121,7 @@ class PeerLinks:
 
         Others read from another server of the place, if there is one.
         """
+        self._open(instance, place)
         self._closed.add((instance, place))
         servers = self._servers.get(place, {})
         first = next(iter(servers), "")
@@ -125,6 +129,25 @@ class PeerLinks:
         if len(servers) > 1 and address in servers[first]:
             servers[first] = servers.pop(first)
 
-    def reopen(self, instance: str, place: str) -> None:
-        """Plan reads over a link again."""
-        self._closed.discard((instance, place))
+    def half_open(self, instance: str, place: str) -> None:
+        """Let the next plan try a link."""
+        self._open(instance, place)
+        self._half_open.add((instance, place))
+
+    def plan(self, instance: str, places: Iterable[str]) -> None:
+        """Note that a plan of an instance reads from these places. Of a half-open link, it is the trial."""
+        for place in places:
+            link = (instance, place)
+            if link in self._half_open:
+                self._half_open.remove(link)
+                self._closed.add(link)
+                self.tried.add(link)
+
+    def _open(self, instance: str, place: str) -> None:
+        for links in (self._closed, self._half_open, self.tried):
+            links.discard((instance, place))
+
+    def _forget_where(self, gone: Callable[[tuple[str, str]], bool]) -> None:
+        for links in (self._closed, self._half_open, self.tried):
+            links -= {link for link in links if gone(link)}
+        self._rates = {link: rates for link, rates in self._rates.items() if not gone(link)}

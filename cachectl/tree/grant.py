@@ -106,3 +106,10 @@ class Grant(MoveBatch):
         self.prefilled = False
         self.completed = False
         self.revoked = False
+
+    @property
+    def read_places(self) -> set[str]:
+        """The places of peers that the plan reads from."""
+        documents = [*self.documents, *(first.document for first in self.first)]
+        peers = [peer for document in documents for peer in (document.peer, document.donor and document.donor.peer)]
+        return {peer.location for peer in peers if peer is not None}

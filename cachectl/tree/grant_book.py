@@ -112,6 +112,8 @@ class GrantBook:
             grant.recompute_share = recompute_share
             by_place = dict(zip(indices, granted, strict=True))
             compose(path, composing, by_place, grant, self._tiers.gpu(instance))
+        if self._tiers.links.exist:
+            self._tiers.links.plan(instance, grant.read_places)
         self._registry.keep_root(root)
         self._tiers.send(grant)
         self.open[query_id] = grant

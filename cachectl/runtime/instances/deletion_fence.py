@@ -10,8 +10,8 @@ from protocol.tiers import Tier
 class DeletionFence:
     """Suspects the KV in all places, machines and disks, that the controller does not know.
 
-    While a controller starts, it knows the places of its predecessor, if that has left a snapshot. Without one, it cannot
-    tell, and nothing is suspected then.
+    While a controller starts, it knows the places of its predecessor, if that has left a snapshot. Without one, it
+    cannot tell, and nothing is suspected then.
     """
 
     def __init__(self) -> None:

@@ -10,6 +10,8 @@ from protocol.tiers import Tier
 
 _FIRST_PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 60.0
+_TRIAL_S = 10.0
+"""How long the plan that tries a link may say nothing: it may have been given up before its read."""
 _RATE_S = 60.0
 """A rate that is older is forgotten: it may have been measured in a bad moment, and rule out all reads since."""
 
@@ -22,7 +24,9 @@ Link = tuple[str, str]
 class PeerReads:
     """Records reads, and closes links that fail: at first for two seconds, then twice as long, up to a minute.
 
-    So a peer that is away costs few queries a timeout, and one that comes back serves again within that minute.
+    Then one plan tries the link. So a peer that is away costs few queries a timeout, and one that comes back serves
+    again within that minute.
+
     ``clock`` gives seconds on any monotonic scale. ``tokens`` were read in all, and ``failures`` reads failed.
     """
 
@@ -33,6 +37,8 @@ class PeerReads:
         # By link: how long it was closed the last time, when it opens again, and when it was last measured.
         self._pauses: dict[Link, float] = {}
         self._closed: dict[Link, float] = {}
+        # By link that a plan tries: when another one may.
+        self._tried: dict[Link, float] = {}
         self._measured: dict[Link, float] = {}
         self.tokens = 0
         self.failures = 0
@@ -47,8 +53,10 @@ class PeerReads:
             if read.location not in tiers.places:
                 continue
             if read.failed:
+                self._tried.pop(link, None)
                 self._close(link, read.address)
             elif read.tokens:
+                self._tried.pop(link, None)
                 self._pauses.pop(link, None)
                 self._measured[link] = self._clock()
                 self._links.measured(instance, read.location, read.tier, read.tokens, read.seconds)
@@ -59,11 +67,14 @@ class PeerReads:
             self._tree.grants.lose_at(location, copies)
 
     def look(self) -> None:
-        """Reopen the links whose pause is over, and forget what is old. Call this regularly."""
+        """Let plans try the links whose pause is over, and forget what is old. Call this regularly."""
         now = self._clock()
-        for link in [link for link, until in self._closed.items() if until <= now]:
-            del self._closed[link]
-            self._links.reopen(*link)
+        for link in self._links.tried - self._tried.keys():
+            self._tried[link] = now + _TRIAL_S
+        for pauses in (self._closed, self._tried):
+            for link in [link for link, until in pauses.items() if until <= now]:
+                del pauses[link]
+                self._links.half_open(*link)
         for link in [link for link, at in self._measured.items() if at + _RATE_S <= now]:
             del self._measured[link]
             self._links.forget_rates(*link)
@@ -75,7 +86,7 @@ class PeerReads:
         self._forget_where(lambda link: link[0] == instance)
 
     def _forget_where(self, gone: Callable[[Link], bool]) -> None:
-        for links in (self._pauses, self._closed, self._measured):
+        for links in (self._pauses, self._closed, self._tried, self._measured):
             for link in [link for link in links if gone(link)]:
                 del links[link]
 

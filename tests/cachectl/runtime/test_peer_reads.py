@@ -22,7 +22,7 @@ class TwoMachines:
         far = Engine(boot="boot-far", shared="far machine", peers=Peers(("far:1",), 1.0))
         far.reports = (held(HOST, "h"),)
         self.fleet = Fleet(far=far, near=Engine(boot="boot-near", peers=Peers(("near:1",), 1.0)))
-        settings = ControllerSettings(policy="LRU", max_running=1, prepare_after_s=None)
+        settings = ControllerSettings(policy="LRU", max_running=2, prepare_after_s=None)
         self.live = LiveController(settings, self.fleet, folder, self.clock, lambda: 0.0)
         self.asked = 0
 
@@ -91,6 +91,42 @@ async def test_a_read_that_goes_well_makes_the_next_pause_short(tmp_path):
     await machines.complete(await machines.plan(), READ)
     await machines.complete(await machines.plan(), FAILED)
     machines.passes(2)
+    assert await machines.reads()
+
+
+async def test_one_plan_at_a_time_tries_a_link_whose_pause_is_over(tmp_path):
+    machines = await two_machines(tmp_path)
+    await machines.complete(await machines.plan(), FAILED)
+    machines.passes(2)
+    trial = await machines.plan()
+    assert trial.nodes[0].peer is not None
+    # Another query does not wait for a peer that may still be away.
+    assert not await machines.reads()
+    await machines.complete(trial, READ)
+    assert await machines.reads()
+    assert await machines.reads()
+
+
+async def test_a_trial_that_fails_closes_the_link_again_for_longer(tmp_path):
+    machines = await two_machines(tmp_path)
+    await machines.complete(await machines.plan(), FAILED)
+    machines.passes(2)
+    await machines.complete(await machines.plan(), FAILED)
+    machines.passes(3.5)
+    assert not await machines.reads()
+    machines.passes(0.5)
+    assert await machines.reads()
+
+
+async def test_a_link_is_tried_again_if_its_trial_says_nothing(tmp_path):
+    machines = await two_machines(tmp_path)
+    await machines.complete(await machines.plan(), FAILED)
+    machines.passes(2)
+    assert await machines.reads()
+    assert not await machines.reads()
+    machines.passes(9.5)
+    assert not await machines.reads()
+    machines.passes(0.5)
     assert await machines.reads()
 
 

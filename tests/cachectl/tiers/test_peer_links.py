@@ -133,7 +133,7 @@ def test_nothing_is_read_over_a_closed_link():
     links.close("near", ELSEWHERE, address_of("far"))
     assert origins(begin(tree, "a", "near")) == ["computed"]
     tree.grants.complete(next(iter(tree.grants.open.values())), kept=False)
-    links.reopen("near", ELSEWHERE)
+    links.half_open("near", ELSEWHERE)
     assert origins(begin(tree, "a", "near")) == ["elsewhere host"]
 
 

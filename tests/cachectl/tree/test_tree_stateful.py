@@ -235,7 +235,7 @@ class TreeMachine(RuleBasedStateMachine):
         instances = list(self.tree.tiers.gpus)
         links, instance = self.tree.tiers.links, instances[index % len(instances)]
         if opens:
-            links.reopen(instance, location)
+            links.half_open(instance, location)
         else:
             links.close(instance, location, next(iter(links.addresses(location)), ""))
 
