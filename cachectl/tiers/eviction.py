@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Eviction:
     """Makes room in tier caches. Each eviction becomes a ``Move``, which engines carry out.
 
-    A node is swapped out once: one that a slower tier holds already leaves the faster tier without a copy. ``forget``
+    A node is swapped out once: one that a slower tier holds already leaves the faster tier without a copy. So does one
+    that another location ``serves`` to the instance: machines that share need not all keep the same nodes. ``forget``
     is called with each node that lost its last copy.
     """
 
@@ -32,8 +33,10 @@ class Eviction:
         under_way: MovesUnderWay,
         removal: CopyRemoval,
         forget: Callable[[Node], None],
+        serves: Callable[[Node, TierCache], bool],
     ) -> None:
         self._policy = policy
+        self._serves = serves
         self._under_way = under_way
         self._removal = removal
         self._forget = forget
@@ -70,11 +73,13 @@ class Eviction:
         return made
 
     def _evict(self, copy: Copy, cache: TierCache, batch: MoveBatch) -> None:
-        """Evict a leaf: into the first slower cache that takes it, unless a slower cache holds it already."""
+        """Evict a leaf: into the first slower cache that takes it, unless it is held there or elsewhere already."""
         node = copy.node
         cache.clock = max(cache.clock, copy.priority)
         cache.evictions += 1
-        target = self._swap_out(node, cache.slower, batch)
+        # What stands behind the node in slower caches needs it there.
+        served = cache.instance is not None and not node.below and self._serves(node, cache)
+        target = None if served else self._swap_out(node, cache.slower, batch)
         # At most one of the two tiers is host memory.
         pages = target.pages if target is not None and target.pages is not None else copy.pages
         cache.remove(copy)
@@ -90,7 +95,7 @@ class Eviction:
             self._forget(node)
 
     def _swap_out(self, node: Node, cache: TierCache | None, batch: MoveBatch) -> Copy | None:
-        """The node's new copy in a slower cache; None if it has one already, or no slower cache takes it."""
+        """The node's new copy in a slower cache; None if it needs none, or no slower cache takes it."""
         while cache is not None and cache not in node.copies:
             if self.make_room_beneath(node, cache, batch):
                 return cache.write(node, batch)

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from protocol.kv import Pages
 
 
+_SMALL_PART = 0.5
+"""Of the seconds that computing a node takes. If another location serves it within them, it is not swapped out here."""
+
+
 class Capacities(NamedTuple):
     """Budgets of the tiers in tokens; 0: there is no such tier.
 
@@ -76,7 +80,7 @@ class TierManager:
         self.pending_moves = PendingMoves(self._copy_at)
         self.removal = CopyRemoval(self.pending_moves, self.gpus, forget)
         self.under_way = MovesUnderWay(self.pending_moves, self.removal)
-        self.eviction = Eviction(policy, self.under_way, self.removal, forget)
+        self.eviction = Eviction(policy, self.under_way, self.removal, forget, self._serves)
 
     def __iter__(self) -> Iterator[TierCache]:
         """Every cache, the instances' own first."""
@@ -140,6 +144,16 @@ class TierManager:
             if away and copy.confirmed and self.links.serves(cache.location, gpu.owner):
                 best = copy if best is None or cache.rank < best.cache.rank else best
         return best
+
+    def _serves(self, node: Node, gpu: TierCache) -> bool:
+        """Whether the host memory of another location serves a node in a small part of what computing it takes."""
+        if not self.links.exist:
+            return False
+        copy = self.at_peers(node, gpu)
+        if copy is None or copy.cache.tier is not Tier.HOST:
+            return False
+        read_s = self.links.seconds(gpu.owner, copy.cache.location, node.room, Tier.HOST)
+        return read_s <= _SMALL_PART * node.average_cost * node.tokens
 
     def supports(self, copy: Copy) -> bool:
         """Whether a copy's parent supports it."""

@@ -171,7 +171,8 @@ class GrantBook:
         if self._write_through or grant.instance in self._tiers.kv_generators:
             gpu = self._tiers.gpu(grant.instance)
             granted = [*grant.documents, *(first.document for first in grant.first)]
-            computed = {document.key for document in granted if document.source is None}
+            # What was read elsewhere is served there.
+            computed = {each.key for each in granted if each.source is None and each.peer is None}
             new = [copy.node for copy in reserved if copy.cache is gpu and copy.node.key in computed]
             self._replication.write_through([node for node in new if not node.detached], grant.instance)
         return reserved[0].node.key if reserved else None

@@ -215,3 +215,41 @@ def test_no_read_is_planned_that_takes_longer_than_it_may():
         grant = begin(tree, "abc", "near")
         assert origins(grant) == ["elsewhere host"] * read + ["computed"] * (3 - read)
         tree.grants.complete(grant, kept=False)
+
+
+def swapped_out(tree: KnowledgeTree) -> bool:
+    """Whether ``a`` is in the own host memory of ``near`` once another document needs its room in the GPU."""
+    ask(tree, "a", "near")
+    assert found(tree, "a", "near") == [GPU]
+    ask(tree, "b", "near")
+    assert found(tree, "b", "near") == [GPU]
+    check_integrity(tree)
+    return host_of(tree) in tree.registry.nodes[key("a")].copies
+
+
+def test_what_another_machine_serves_is_not_swapped_out():
+    tree = prefilled_elsewhere("a", gpu=1)
+    assert not swapped_out(tree)
+    assert origins(begin(tree, "a", "near")) == ["elsewhere host"]
+
+
+def test_what_no_machine_serves_any_more_is_swapped_out():
+    tree = prefilled_elsewhere("a", gpu=1)
+    ask(tree, "a", "near")
+    tree.tiers.links.close("near", ELSEWHERE, address_of("far"))
+    assert swapped_out(tree)
+
+
+def test_what_takes_long_to_read_is_swapped_out():
+    # Each token takes a second to compute.
+    assert swapped_out(prefilled_elsewhere("a", gpu=1, peer_token_s=0.6))
+    assert not swapped_out(prefilled_elsewhere("a", gpu=1, peer_token_s=0.4))
+
+
+def test_what_others_stand_behind_is_swapped_out():
+    tree = prefilled_elsewhere("a", gpu=2)
+    ask(tree, "ab", "near")
+    # Behind a copy elsewhere, nothing in the own host memory could be loaded.
+    ask(tree, "C", "near")
+    assert found(tree, "ab", "near") == [HOST, HOST]
+    check_integrity(tree)
