@@ -1,12 +1,12 @@
 """Reads keys and values out of blocks and pages, in whatever order the attention backend keeps them."""
 
-from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from generator.connector.blocks.axes import axes_of
 from generator.connector.blocks.layout_map import KvShape
 
 Tokens: TypeAlias = slice | torch.Tensor
@@ -48,9 +48,7 @@ class _Part:
     def __init__(self, elements: NDArray[np.uint32], device: torch.device) -> None:
         self._shape = elements.shape
         places = elements.astype(np.int64)
-        self._first = int(places[0, 0, 0])
-        self._axes = _axes(places)
-        # A copy along axes is several times faster than one by places.
+        self._axes = axes_of(places)
         self._places = torch.from_numpy(places.reshape(-1)).to(device) if self._axes is None else None
 
     def read(self, blocks: torch.Tensor) -> torch.Tensor:
@@ -59,37 +57,8 @@ class _Part:
             assert self._places is not None
             numbers = blocks.index_select(1, self._places)
         else:
-            sizes, strides = zip(*self._axes, strict=True)
+            first, sizes, strides = self._axes
             numbers = blocks.as_strided(
-                (len(blocks), *sizes), (blocks.stride(0), *strides), int(blocks.storage_offset()) + self._first
+                (len(blocks), *sizes), (blocks.stride(0), *strides), int(blocks.storage_offset()) + first
             )
         return numbers.reshape(-1, *self._shape[1:])
-
-
-def _axes(places: NDArray[np.int64]) -> list[tuple[int, int]] | None:
-    """Sizes and strides of axes along which ``places`` lie, in C order; None if they lie along none."""
-    first = places[0, 0, 0]
-    tokens, heads, dims = places[:, 0, 0] - first, places[0, :, 0] - first, places[0, 0, :] - first
-    if not np.array_equal(places - first, tokens[:, None, None] + heads[:, None] + dims):
-        return None
-    axes = [list(_nested(offsets)) for offsets in (tokens, heads, dims)]
-    sizes = [np.prod([size for size, _ in nested]) for nested in axes]
-    return [axis for nested in axes for axis in nested] if tuple(sizes) == places.shape else None
-
-
-def _nested(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Sizes and strides of nested axes whose offsets these are, outermost first; too few if there are none."""
-    size = len(offsets)
-    if size == 1:
-        yield 1, 0
-        return
-    stride = int(offsets[1])
-    steps = np.diff(offsets) == stride
-    run = size if steps.all() else int(np.argmin(steps)) + 1
-    if run == size:
-        yield size, stride
-    elif run > 1 and size % run == 0:
-        rows = offsets.reshape(-1, run)
-        if np.array_equal(rows, rows[:, :1] + rows[:1]):
-            yield from _nested(rows[:, 0])
-            yield run, stride

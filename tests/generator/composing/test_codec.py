@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(params=[True, False], ids=["along axes", "by places"])
 def along_axes(request, monkeypatch):
     if not request.param:
-        monkeypatch.setattr(codec, "_axes", lambda _places: None)
+        monkeypatch.setattr(codec, "axes_of", lambda _places: None)
 
 
 @pytest.mark.usefixtures("along_axes")
@@ -55,17 +55,11 @@ def test_what_was_written_is_read(layout, dtype):
             assert torch.equal(found.values, values)
 
 
-def test_places_along_nested_axes_are_recognised():
-    """As where a backend splits a block's tokens: sixteen of them stand side by side, and the rest further on."""
+def test_tokens_that_a_backend_splits_are_read():
+    """Sixteen of a block's tokens stand side by side, and the rest further on."""
     tokens, heads, dims = np.arange(32), np.arange(2), np.arange(8)
     places = (tokens // 16 * 1000 + tokens % 16)[:, None, None] + (heads * 200)[:, None] + dims * 16
-    assert codec._axes(places) == [(2, 1000), (16, 1), (2, 200), (8, 16)]
     rows = torch.arange(4000).view(2, 2000)
     both = np.tile(places.astype(np.uint32).reshape(-1), 2)
     read = LayerCodec(KvShape(32, 2, 8, 8), both, CPU).keys(rows, slice(64))
     assert torch.equal(read[40], rows[1][torch.from_numpy(places[8])])
-
-
-def test_places_in_disorder_lie_along_no_axes():
-    places = np.random.default_rng(0).permutation(4 * 2 * 8).reshape(4, 2, 8)
-    assert codec._axes(places) is None
