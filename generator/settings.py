@@ -146,6 +146,11 @@ class KvSettings(BaseModel):
         description="Leave files of KV in the operating system's file cache, which makes reading them again faster; "
         "false: the disk tier takes no memory, and every read comes from the disk.",
     )
+    page_layout: Literal["engine", "neutral"] = Field(
+        "engine",
+        description="Order of the numbers in a page of KV. `engine`: that of the attention backend, which is fastest. "
+        "`neutral`: the same for all backends, so that engines on GPUs and CPUs share KV.",
+    )
     loader_threads: int = Field(
         2, gt=0, description="Threads that load from host memory and disk; all of them share each load."
     )

@@ -161,7 +161,8 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
 
     def _open_worker_side(self, kv_caches: dict[str, torch.Tensor]) -> WorkerSide:
         num_blocks = self._kv_cache_config.num_blocks
-        blocks = open_blocks(kv_caches, num_blocks, self._page_tokens, self._writer_of)
+        neutral = self._settings.page_layout == "neutral"
+        blocks = open_blocks(kv_caches, num_blocks, self._page_tokens, self._writer_of, neutral)
         self._blocks = blocks
         kv_fingerprint = fingerprint(self._vllm_config, blocks.layout)
         places = self._settings.places(self._rank, self._vllm_config.parallel_config.tensor_parallel_size)
@@ -176,6 +177,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
             "kv_cache_opened",
             device=memory.device,
             layout=memory.layout,
+            page_layout=self._settings.page_layout,
             page_bytes=memory.page_bytes,
             copies_per_page=blocks.copies_per_page,
             host_bytes_per_s=round(memory.host_bytes_per_s),

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from generator.connector.blocks.cpu_blocks import CpuBlocks
 from generator.connector.blocks.layout_map import KvShape
+from generator.connector.blocks.neutral_cpu_blocks import NeutralCpuBlocks
 from generator.connector.blocks.open_blocks import open_blocks
 from generator.connector.worker.pinned_arena import PinnedArena
 from generator.tiers.base import Page
 from protocol.kv import KvNode, Pages
+from scripts.gpu_proof.groups import NEUTRAL
 from scripts.gpu_proof.process import Task
 
 _PACKED = {
@@ -55,22 +57,26 @@ class _Writer:
 class BlockCache:
     """A cache in bfloat16, full of random numbers, and an arena with room for two pages a block.
 
-    ``layout`` is one of vLLM's packed ones, or "K and V, blocks" for a tensor a layer with all keys in front.
+    ``layout`` is one of vLLM's packed ones, or "K and V, blocks" for a tensor a layer with all keys in front; with
+    ``NEUTRAL`` behind it if that is not the order of pages.
     """
 
     def __init__(self, device: torch.device, shape: CacheShape, layout: str, task: Task) -> None:
         self._shape = shape
-        self._layout = layout
+        self._layout = layout.removesuffix(NEUTRAL)
+        neutral = layout.endswith(NEUTRAL)
         size = shape.blocks * shape.heads * shape.tokens * 2 * shape.dim
-        count, size = (1, shape.layers * size) if layout in _PACKED else (shape.layers, size)
+        packed = self._layout in _PACKED
+        count, size = (1, shape.layers * size) if packed else (shape.layers, size)
         self._memory = [torch.randn(size, device=device).to(torch.bfloat16) for _ in range(count)]
         self._layers = self._views(self._memory)
-        writer = _Writer(KvShape(shape.tokens, shape.heads, shape.dim, shape.dim), layout in _PACKED)
-        self.blocks = open_blocks(self._named(self._layers), shape.blocks, shape.tokens, lambda _: writer)
+        writer = _Writer(KvShape(shape.tokens, shape.heads, shape.dim, shape.dim), packed)
+        self.blocks = open_blocks(self._named(self._layers), shape.blocks, shape.tokens, lambda _: writer, neutral)
         # The same layout in the CPU's memory, to look at what the device holds.
         self._mirror = [torch.empty(size, dtype=torch.bfloat16) for _ in range(count)]
         mirrored = self._named(self._views(self._mirror))
-        self._mirrored = CpuBlocks(mirrored, shape.blocks, shape.tokens, lambda _: writer)
+        on_cpu = NeutralCpuBlocks if neutral else CpuBlocks
+        self._mirrored = on_cpu(mirrored, shape.blocks, shape.tokens, lambda _: writer)
         pages = 2 * shape.blocks
         folder = task.host_folder(pages * self.blocks.page_bytes)
         self._file = Path(tempfile.mkdtemp(prefix="ragtree-proof-", dir=folder)) / "arena"

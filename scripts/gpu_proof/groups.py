@@ -7,6 +7,11 @@ import msgspec
 from scripts.gpu_proof.machine import Machine
 
 LAYOUTS = ("BLHNC", "BLNHC", "LBNHC", "LBHNC", "K and V, blocks")
+
+NEUTRAL = " with neutral pages"
+"""Behind the name of a layout: its pages do not have the order of the device's memory."""
+
+_NEUTRAL_LAYOUTS = (f"BLHNC{NEUTRAL}", f"LBNHC{NEUTRAL}")
 TIERS = ("gpu", "host", "disk")
 RUNNERS = {"V1": "0", "V2": "1"}
 BACKENDS = ("FLASH_ATTN", "FLASHINFER")
@@ -78,10 +83,13 @@ def missing(group: Group, machine: Machine) -> str:
 def _blocks(small: bool) -> Group:
     checks = [
         Check(f"{title}, {layout}", call, 60, {"layout": layout})
-        for call, title in (("save_and_load", "save and load beside computing"), ("fence", "fence"))
-        for layout in LAYOUTS
+        for call, title, layouts in (
+            ("save_and_load", "save and load beside computing", (*LAYOUTS, *_NEUTRAL_LAYOUTS)),
+            ("fence", "fence", LAYOUTS),
+            ("bandwidth", "bandwidth", ("BLHNC", "LBNHC", *_NEUTRAL_LAYOUTS)),
+        )
+        for layout in layouts
     ]
-    checks += [Check(f"bandwidth, {layout}", "bandwidth", 60, {"layout": layout}) for layout in ("BLHNC", "LBNHC")]
     return Group("blocks", 1, "blocks", {"small": small}, 15, checks)
 
 

@@ -58,3 +58,15 @@ def writer_of(_name: str) -> Writer:
 def blocks_first(layout: str, cache: torch.Tensor) -> torch.Tensor:
     """A layer's cache with its blocks as the first dimension."""
     return cache.movedim(1, 0) if layout == SPLIT[1] else cache
+
+
+def filled_alike(layout: str, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
+    """Caches in which a backend has written the same keys and values, drawn by ``seed``, whatever the layout."""
+    caches = caches_in(layout, dtype)
+    draws = torch.Generator().manual_seed(seed)
+    for cache in caches.values():
+        for block in range(BLOCKS):
+            numbers = torch.randint(-99, 100, (2, TOKENS, HEADS, DIM), generator=draws).to(dtype)
+            dim = 1 if layout == SPLIT[1] else 0
+            Writer().write(cache.narrow(dim, block, 1), *numbers)
+    return caches

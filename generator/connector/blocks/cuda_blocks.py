@@ -32,7 +32,7 @@ class CudaBlocks(PagedBlocks):
         self._sizes = np.array([slab.shape[1] for slab in self._slabs], np.int64)
         self._offsets = np.array([span.start for span in self._spans], np.int64)
         self._path = PinnedPath(copies, self.page_bytes)
-        self._staging = DeviceStaging(copies, self._path, self._slabs, self.page_bytes)
+        self._staging = DeviceStaging(copies, self._path, self._gather, self.page_bytes)
 
     @property
     def device_name(self) -> str:
@@ -85,10 +85,19 @@ class CudaBlocks(PagedBlocks):
         """Wait until all copies of the calling thread are done."""
         self._copies.mark()()
 
+    def _gather(self, blocks: Sequence[int], pages: torch.Tensor) -> None:
+        """Copy blocks into as many ``pages`` on the device, shape [blocks, page_bytes]."""
+        with self._copies.in_order():
+            numbers = torch.tensor(blocks, device=pages.device)
+            for slab, span in zip(self._slabs, self._spans, strict=True):
+                pages[:, span] = slab.index_select(0, numbers)
+
     def _save(self, block: int, page: Page) -> None:
+        """Start to copy a block into a pinned page."""
         self._copies.submit(self._addresses + block * self._strides, page.ctypes.data + self._offsets, self._sizes)
 
     def _load(self, pages: Page, rows: Sequence[int], blocks: Sequence[int]) -> None:
+        """Start to copy rows of pinned pages into as many blocks."""
         sources = pages.ctypes.data + np.asarray(rows, np.int64)[:, np.newaxis] * pages.strides[0] + self._offsets
         targets = self._addresses + np.asarray(blocks, np.int64)[:, np.newaxis] * self._strides
         self._copies.submit(sources.reshape(-1), targets.reshape(-1), np.tile(self._sizes, len(rows)))

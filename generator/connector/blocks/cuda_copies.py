@@ -3,6 +3,7 @@
 import ctypes
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -51,6 +52,10 @@ class CudaCopies:
         """Use the calling thread's stream for all that it does."""
         torch.cuda.set_device(self._device)
         torch.cuda.set_stream(self._stream)
+
+    def in_order(self) -> AbstractContextManager[object]:
+        """Use the calling thread's stream within it."""
+        return torch.cuda.stream(self._stream)
 
     def is_pinned(self, memory: Page) -> bool:
         """Whether CUDA knows the memory as pinned."""

@@ -1,6 +1,7 @@
 """What copies between host memory and a device."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -33,6 +34,9 @@ class DeviceCopies(Protocol):
 
     def enter_thread(self) -> None:
         """Let what else the calling thread does on the device run in order with its copies."""
+
+    def in_order(self) -> AbstractContextManager[object]:
+        """Within it, what else the calling thread does on the device runs in order with its copies, on any thread."""
 
     def is_pinned(self, memory: Page) -> bool:
         """Whether host memory is pinned."""

@@ -2,7 +2,8 @@
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -15,18 +16,20 @@ from generator.tiers.base import Page
 _SHARE_OF_FREE = 0.25
 """Of the device's memory that is free once the engine has its KV cache. The engine's steps need some of it, too."""
 
+Gather: TypeAlias = Callable[[Sequence[int], torch.Tensor], None]
+"""Copies blocks of the engine into as many pages on the device, in order with the calling thread's copies."""
+
 
 class DeviceStaging:
     """Stages pages of ``page_bytes`` bytes on a device, in a limited share of its memory.
 
-    ``slabs`` are the memory of the engine's blocks, shape [blocks, bytes]. A page is a block's memory in all of them,
-    one after the other.
+    ``gather`` copies the engine's blocks there.
     """
 
-    def __init__(self, copies: DeviceCopies, path: PinnedPath, slabs: Sequence[torch.Tensor], page_bytes: int) -> None:
+    def __init__(self, copies: DeviceCopies, path: PinnedPath, gather: Gather, page_bytes: int) -> None:
         self._copies = copies
         self._path = path
-        self._slabs = slabs
+        self._gather = gather
         self._page_bytes = page_bytes
         self._room = int(_SHARE_OF_FREE * copies.free_bytes())
         # The last reference to staged pages may end on any thread.
@@ -43,7 +46,7 @@ class DeviceStaging:
         if memory is None:
             self._give_back(size)
             return None
-        staged = DeviceStagedPages(memory, self._copies, self._path, self._slabs)
+        staged = DeviceStagedPages(memory, self._copies, self._path, self._gather)
         weakref.finalize(staged, self._give_back, size)
         return staged
 
@@ -55,13 +58,11 @@ class DeviceStaging:
 class DeviceStagedPages(StagedPages):
     """Staged pages on a device."""
 
-    def __init__(
-        self, pages: torch.Tensor, copies: DeviceCopies, path: PinnedPath, slabs: Sequence[torch.Tensor]
-    ) -> None:
+    def __init__(self, pages: torch.Tensor, copies: DeviceCopies, path: PinnedPath, gather: Gather) -> None:
         super().__init__(pages)
         self._copies = copies
         self._path = path
-        self._slabs = slabs
+        self._gather = gather
 
     def write(self, pages: Page, rows: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy rows of other ``pages``, in host memory, into as many of these."""
@@ -73,12 +74,7 @@ class DeviceStagedPages(StagedPages):
 
     def take(self, blocks: Sequence[int], first: int) -> None:
         """Copy blocks of the engine into the rows from ``first`` on, on the device."""
-        numbers = torch.tensor(blocks, device=self.pages.device)
-        begin = 0
-        for slab in self._slabs:
-            end = begin + slab.shape[1]
-            self.pages[first : first + len(blocks), begin:end] = slab.index_select(0, numbers)
-            begin = end
+        self._gather(blocks, self.pages[first : first + len(blocks)])
 
     def _start(self, pages: Page, rows: Sequence[int], targets: Sequence[int]) -> None:
         size = self.pages.shape[1]

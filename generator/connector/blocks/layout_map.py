@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from blake3 import blake3
 from numpy.typing import NDArray
 
 from protocol.errors import ConfigError
@@ -62,8 +61,7 @@ class LayoutMap:
     """What each element of a layer's part of a page is.
 
     ``indexes`` are those of the numbers, as ``learn_indexes`` returns them. ``token_of`` has the token of each element,
-    ``element_of`` the element of each number, and ``digest`` is equal for layers that keep tokens, heads, dimensions,
-    keys and values in the same places.
+    and ``element_of`` the element of each number.
     """
 
     def __init__(self, shape: KvShape, indexes: NDArray[np.uint32]) -> None:
@@ -72,7 +70,6 @@ class LayoutMap:
         in_values = indexes >= shape.keys
         of_token = np.where(in_values, shape.heads * shape.value_dim, shape.heads * shape.key_dim)
         self.token_of: NDArray[np.uint16] = ((indexes - in_values * shape.keys) // of_token).astype(np.uint16)
-        self.digest = blake3(f"{tuple(shape)}:".encode() + indexes.astype("<u4").tobytes()).hexdigest(16)
 
 
 def learn_indexes(name: str, cache: torch.Tensor, page: torch.Tensor, writer: BlockWriter) -> NDArray[np.uint32]:

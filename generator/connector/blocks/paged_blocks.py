@@ -1,13 +1,13 @@
 """An engine's paged KV cache, read and written as pages of bytes.
 
-A page is one block's bytes in all layers, in the attention backend's own layout. So pages move at the speed of memory
-on any backend. Where a single token lies within a block is learnt from the backend itself.
+A page is one block's bytes in all layers, by default in the attention backend's own layout. So pages move at the speed
+of memory on any backend. Where a single token lies within a block is learnt from the backend itself.
 """
 
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +38,11 @@ class LayerPlaces(NamedTuple):
     shape: KvShape
     in_page: NDArray[np.uint32]
     in_block: NDArray[np.uint32]
+
+    @property
+    def digest(self) -> str:
+        """Equal for layers of one name whose pages have each number of the keys and values in the same place."""
+        return blake3(f"{self.name} {tuple(self.shape)}:".encode() + self.in_page.astype("<u4").tobytes()).hexdigest(16)
 
 
 class PagedBlocks(ABC):
@@ -76,7 +81,6 @@ class PagedBlocks(ABC):
             _layer_map(name, cache, row, writer_of(name))
             for (name, cache), row in zip(kv_caches.items(), rows, strict=True)
         ]
-        self._layers = [layer.digest for layer in layers]
         self._token_of = np.concatenate([layer.token_of for layer in layers])[self._elements]
         self._names = tuple(kv_caches)
         self._layer_maps = layers
@@ -84,7 +88,7 @@ class PagedBlocks(ABC):
     @property
     def layout(self) -> str:
         """A description that is equal for engines whose pages have the same bytes."""
-        return f"{self._dtype} {self.page_tokens} {self._layers} {_hash_of(self._elements)}"
+        return f"{self._dtype} {self.page_tokens} {[layer.digest for layer in self.places()]}"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -173,11 +177,6 @@ class PagedBlocks(ABC):
         """Fill ``page`` with zeros behind its first ``tokens`` tokens."""
         if tokens < self.page_tokens:
             page.view(f"u{self._dtype.itemsize}")[self._token_of >= tokens] = 0
-
-
-def _hash_of(array: NDArray[Any]) -> str:
-    """A short digest of an array's bytes."""
-    return blake3(np.ascontiguousarray(array).tobytes()).hexdigest(8)
 
 
 def _by_block(name: str, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:

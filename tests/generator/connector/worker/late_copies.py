@@ -3,7 +3,8 @@
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -64,6 +65,12 @@ class LateCopies:
 
     def enter_thread(self) -> None:
         assert self._queue is not None
+
+    @contextmanager
+    def in_order(self) -> Iterator[None]:
+        # What runs within it is done at once here, so the copies in front of it are, too.
+        self.mark()()
+        yield
 
     def is_pinned(self, memory: Page) -> bool:
         return self._is_pinned(memory.ctypes.data, 1)
