@@ -80,6 +80,22 @@ class Config(BaseSettings):
             raise ValueError("serving.generator.target_ongoing_requests must be less than controller.max_running")
         return self
 
+    @model_validator(mode="after")
+    def _kv_generators_share_pages(self) -> Self:
+        generators, serving = self.serving.kv_generators, self.serving.generator
+        beside_gpus = generators.replicas > 0 and serving.num_gpus > 0 and generators.num_gpus == 0
+        if beside_gpus and self.generator.kv.page_layout != "neutral":
+            raise ValueError(
+                "serving.kv_generators without num_gpus run on CPUs, and generators on GPUs cannot read their pages; "
+                "set generator.kv.page_layout to neutral"
+            )
+        return self
+
+    def for_kv_generators(self) -> "Config":
+        """The configuration of instances that only generate KV: with their own engine arguments."""
+        engine_args = {**self.generator.engine_args, **self.serving.kv_generators.engine_args}
+        return self.model_copy(update={"generator": self.generator.model_copy(update={"engine_args": engine_args})})
+
     @classmethod
     def settings_customise_sources(
         cls,

@@ -52,7 +52,7 @@ def kv_generator_names(config: Config) -> list[str]:
 
 def kv_generator_application(config: Config) -> serve.Application:
     """Build the instances that only generate KV. They are generators to which the controller sends no queries."""
-    return _bound(GeneratorDeployment, config, KV_GENERATOR, config)
+    return _bound(GeneratorDeployment, config, KV_GENERATOR, config.for_kv_generators())
 
 
 def gateway_application(config: Config, build_app: Callable[[Config], FastAPI]) -> serve.Application:

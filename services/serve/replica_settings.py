@@ -1,8 +1,8 @@
 """Settings of replicas and their placement, under Ray Serve's names."""
 
-from typing import Self
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class PlacementSettings(BaseModel):
@@ -52,6 +52,27 @@ class ReplicaSettings(PlacementSettings):
         return self.max_replicas is not None and self.max_replicas > self.min_replicas
 
 
+_DECIDE_KV = frozenset(
+    {
+        "block_size",
+        "dtype",
+        "hf_overrides",
+        "kv_cache_dtype",
+        "kv_transfer_config",
+        "load_format",
+        "model",
+        "pipeline_parallel_size",
+        "quantization",
+        "revision",
+        "rope_scaling",
+        "seed",
+        "tensor_parallel_size",
+        "tokenizer",
+    }
+)
+"""Engine arguments of vLLM that decide what KV is and how it is cut into pages. All instances have the same."""
+
+
 class KvGeneratorSettings(PlacementSettings):
     """Placement of instances that answer no query, and prefill documents of queries that wait for the others."""
 
@@ -60,6 +81,21 @@ class KvGeneratorSettings(PlacementSettings):
         ge=0,
         description="The number of instances that only generate KV, for queries that wait. Each loads the model.",
     )
+    engine_args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Engine arguments of vLLM for these instances, by name; they override those of the generator.",
+    )
+
+    @field_validator("engine_args")
+    @classmethod
+    def _leave_kv_as_it_is(cls, engine_args: dict[str, Any]) -> dict[str, Any]:
+        different = sorted(_DECIDE_KV.intersection(engine_args))
+        if different:
+            raise ValueError(
+                f"{', '.join(different)} must be the same for all instances, which otherwise cannot use each other's "
+                "KV; set generator.engine_args"
+            )
+        return engine_args
 
 
 class ServingSettings(BaseModel):

@@ -127,6 +127,18 @@ def test_invalid_values_are_refused_with_a_reason(chart, setting, told):
     assert told in str(refused.value)
 
 
+def test_kv_generators_on_cpus_beside_gpus_need_neutral_pages(chart):
+    settings = [
+        "config.serving.kv_generators.replicas=1",
+        "config.serving.generator.num_gpus=1",
+        "generator.peers.enabled=true",
+    ]
+    with pytest.raises(HelmError, match="pages that generators on GPUs cannot read"):
+        chart.render(settings=settings)
+    for remedy in ("config.serving.kv_generators.num_gpus=1", 'config.generator.kv.page_layout="neutral"'):
+        chart.render(settings=[*settings, remedy])
+
+
 def test_every_value_is_in_the_schema_and_the_readme():
     text = (CHART / "values.yaml").read_text()
     values = yaml.safe_load(text)

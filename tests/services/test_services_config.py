@@ -44,3 +44,23 @@ def test_invalid_config_files_are_reported(elsewhere, content):
     with pytest.raises(ConfigError) as refused:
         load_config()
     assert "ragtree.yaml" in refused.value.message or "sevrer" in refused.value.message
+
+
+@pytest.mark.parametrize("name", ["dtype", "block_size", "tensor_parallel_size", "kv_transfer_config"])
+def test_engine_arguments_that_change_kv_are_refused_for_kv_generators(monkeypatch, name):
+    monkeypatch.setenv("RAGTREE_SERVING__KV_GENERATORS__ENGINE_ARGS", f'{{"enforce_eager": true, "{name}": 16}}')
+    with pytest.raises(ConfigError, match=rf"serving\.kv_generators\.engine_args: .*{name} must be the same"):
+        load_config()
+
+
+def test_kv_generators_on_cpus_beside_gpus_need_neutral_pages(monkeypatch):
+    monkeypatch.setenv("RAGTREE_SERVING__GENERATOR__NUM_GPUS", "1")
+    load_config()
+    monkeypatch.setenv("RAGTREE_SERVING__KV_GENERATORS__REPLICAS", "1")
+    with pytest.raises(ConfigError, match=r"set generator\.kv\.page_layout to neutral"):
+        load_config()
+    with monkeypatch.context() as on_gpus:
+        on_gpus.setenv("RAGTREE_SERVING__KV_GENERATORS__NUM_GPUS", "1")
+        load_config()
+    monkeypatch.setenv("RAGTREE_GENERATOR__KV__PAGE_LAYOUT", "neutral")
+    assert load_config().generator.kv.page_layout == "neutral"

@@ -9,6 +9,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from protocol.errors import ConfigError
 from services.config import Config, load_config
+from services.serve.applications import generator_application, kv_generator_application
 from services.serve.serve_config import render, serve_config
 
 ROOT = Path(__file__).parent.parent.parent
@@ -57,6 +58,18 @@ def test_kv_generators_are_an_application_of_their_own(monkeypatch):
     (deployment,) = apps["kv_generator"]["deployments"]
     assert (deployment["num_replicas"], deployment["ray_actor_options"]["num_gpus"]) == (2, 0.5)
     ServeDeploySchema.model_validate(serve_config(load_config()))
+
+
+def test_kv_generators_have_engine_arguments_of_their_own(monkeypatch):
+    monkeypatch.setenv("RAGTREE_GENERATOR__ENGINE_ARGS", '{"block_size": 32, "max_num_batched_tokens": 8192}')
+    monkeypatch.setenv("RAGTREE_SERVING__KV_GENERATORS__ENGINE_ARGS", '{"max_num_batched_tokens": 1024}')
+    monkeypatch.setenv("RAGTREE_SERVING__KV_GENERATORS__REPLICAS", "1")
+    generator, kv_generator = (
+        make(load_config())._bound_deployment.init_args[0].generator.engine_args
+        for make in (generator_application, kv_generator_application)
+    )
+    assert generator == {"block_size": 32, "max_num_batched_tokens": 8192}
+    assert kv_generator == {"block_size": 32, "max_num_batched_tokens": 1024}
 
 
 def test_replicas_and_resources_follow_the_configuration(monkeypatch):

@@ -37,6 +37,10 @@
 {{- if and .Values.config.serving.kv_generators.replicas (not .Values.generator.peers.enabled) (not .Values.config.generator.kv.object_store) -}}
 {{- fail "config.serving.kv_generators.replicas: other pods could not read what they compute. Enable generator.peers, or name an object store in config.generator.kv.object_store." -}}
 {{- end -}}
+{{- $serving := .Values.config.serving -}}
+{{- if and $serving.kv_generators.replicas $serving.generator.num_gpus (not $serving.kv_generators.num_gpus) (ne (dig "page_layout" "engine" .Values.config.generator.kv) "neutral") -}}
+{{- fail "config.serving.kv_generators.num_gpus: without a GPU they compute pages that generators on GPUs cannot read. Give them num_gpus, or set config.generator.kv.page_layout to neutral." -}}
+{{- end -}}
 {{- range $part := list "generator" "gateway" -}}
 {{- $of := index $.Values.config.serving $part -}}
 {{- if gt (int $of.min_replicas) (int $of.max_replicas) -}}
