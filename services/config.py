@@ -25,6 +25,7 @@ from gateway.settings import GatewaySettings
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError
 from retriever.settings import RetrieverSettings
+from services.cluster.settings import ClusterSettings
 from services.observability.settings import ObservabilitySettings
 from services.redis.settings import RedisSettings
 from services.serve.replica_settings import ServingSettings
@@ -59,6 +60,7 @@ class Config(BaseSettings):
     observability: ObservabilitySettings = Field(ObservabilitySettings(), description="Logs and traces.")
     serving: ServingSettings = Field(ServingSettings(), description="Replicas and their placement.")
     generator: GeneratorSettings = Field(GeneratorSettings(), description="The engine and its model.")
+    cluster: ClusterSettings = Field(ClusterSettings(), description="This machine in a stack of several.")
     redis: RedisSettings = Field(
         RedisSettings(), description="State shared by several gateways. Without it, each gateway has its own."
     )

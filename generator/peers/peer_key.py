@@ -30,6 +30,11 @@ class PeerKey:
             raise ConfigError(f"the key that peers share needs at least {FEWEST_CHARACTERS} characters")
         self._key = pbkdf2_hmac("sha256", secret.encode(), _SALT, _ROUNDS)
 
+    @property
+    def fingerprint(self) -> str:
+        """64 bits in hex by which machines compare their secrets. They are slow to guess a secret from, like proofs."""
+        return hmac.digest(self._key, b"fingerprint", "sha256")[:8].hex()
+
     def proof(self, side: Side, nonces: tuple[bytes, bytes], said: bytes = b"") -> bytes:
         """The proof that ``side`` knows the key and said ``said``: an HMAC-SHA256.
 

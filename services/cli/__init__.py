@@ -6,7 +6,7 @@ import typer
 
 from protocol.errors import RagtreeError
 from protocol.logs import configure_logging
-from services.cli import bench, cache, config, doctor, evaluate, gate, ingest, models, query, search, stack
+from services.cli import bench, cache, config, doctor, evaluate, gate, ingest, join, models, query, search, stack
 from services.cli.output import errors
 
 app = typer.Typer(
@@ -16,6 +16,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(stack.up)
+app.command()(join.join)
 app.command()(stack.down)
 app.command()(stack.status)
 app.command()(doctor.doctor)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from protocol.errors import RagtreeError
 from services.client import NotReady, StackClient
-from services.stack.run_state import RunningStack, RunState
+from services.stack.run_state import RunningStack, RunState, end_of
 
 
 class StartFailed(RagtreeError):
@@ -76,5 +76,4 @@ class StackProcess:
         raise StartFailed(f"the stack was not ready in time and was stopped: {missing.reason}\n{self._log_tail()}")
 
     def _log_tail(self) -> str:
-        lines = self._state.log_file.read_text(errors="replace").splitlines()
-        return "\n".join([*lines[-20:], f"(full log: {self._state.log_file})"])
+        return end_of(self._state.log_file)

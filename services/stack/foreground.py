@@ -6,7 +6,6 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
 
 import ray
 import structlog
@@ -18,10 +17,12 @@ from ray.util import get_node_ip_address
 from protocol.errors import ConfigError, RagtreeError
 from protocol.parts import Controller
 from services.app import build_app, build_ingress, build_parts, connect_controller
+from services.cluster.first_machine import placed, ray_options
 from services.config import Config, ServerSettings
 from services.model import kv_settings
 from services.shards import shard_folders
 from services.stack.http_protocol import BoundedHttpProtocol
+from services.stack.interrupt import interrupt
 from services.stack.run_state import RunState
 
 log = structlog.get_logger(__name__)
@@ -49,7 +50,7 @@ class Stack:
     """
 
     def __init__(self, config: Config) -> None:
-        self._config = config
+        self._config = placed(config)
         self._state = RunState(config.data_dir)
 
     def run(self) -> None:
@@ -58,7 +59,7 @@ class Stack:
         Raises Conflict if another stack owns the data folder. Raises ConfigError if the port is taken, or if the folder
         was filled with another number of shards.
         """
-        signal.signal(signal.SIGTERM, _interrupt)
+        signal.signal(signal.SIGTERM, interrupt)
         # Files written from here on, also by Ray's processes, contain documents, or a token that lets others run code.
         os.umask(0o077)
         with self._state.claimed(), _listening_socket(self._config.server) as listener:
@@ -129,9 +130,10 @@ class Stack:
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             logging_level="WARNING",
+            **ray_options(self._config),
         )
         # Ray installs its own handler when it starts.
-        signal.signal(signal.SIGTERM, _interrupt)
+        signal.signal(signal.SIGTERM, interrupt)
 
     def _publish(self, url: str) -> None:
         self._state.publish(url, ray.get_runtime_context().gcs_address)
@@ -181,10 +183,6 @@ def _listening_socket(server: ServerSettings) -> socket.socket:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_MS)
     return listener
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _stop_ray() -> None:

@@ -14,9 +14,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from protocol.errors import Conflict
-
-_FAMILY_S = 10.0
-"""How long Ray's processes may outlive the stack's own before they are killed."""
+from services.stack.process_family import end_family
 
 
 class RunningStack(msgspec.Struct, frozen=True):
@@ -50,9 +48,11 @@ class RunState:
             self._lock.acquire(timeout=1)
         except Timeout:
             running = self.running()
-            where = f" at {running.url} (process {running.pid})" if running else ""
             raise Conflict(
-                f"a stack already runs on {self._folder.parent}{where}; stop it with `ragtree down`"
+                f"a stack already runs on {self._folder.parent} at {running.url} (process {running.pid}); stop it with "
+                "`ragtree down`"
+                if running
+                else f"another `ragtree up` or `ragtree join` runs on {self._folder.parent}"
             ) from None
         try:
             yield
@@ -79,20 +79,8 @@ class RunState:
         running = self.running()
         if running is None:
             return False
-        try:
-            process = psutil.Process(running.pid)
-            family = [process, *process.children(recursive=True)]
-            process.terminate()
-            process.wait(timeout_s)
-        except psutil.NoSuchProcess:
-            return True
-        except psutil.TimeoutExpired:
-            process.kill()
-        _, left = psutil.wait_procs(family, timeout=_FAMILY_S)
-        for member in left:
-            with suppress(psutil.NoSuchProcess):
-                member.kill()
-        psutil.wait_procs(left, timeout=_FAMILY_S)
+        with suppress(psutil.NoSuchProcess):
+            end_family(psutil.Process(running.pid), timeout_s)
         return True
 
     def _is_locked(self) -> bool:
@@ -103,3 +91,9 @@ class RunState:
                 return False
         except Timeout:
             return True
+
+
+def end_of(log: Path) -> str:
+    """Return the last lines of a log, and where all of it is."""
+    lines = log.read_text(errors="replace").splitlines()
+    return "\n".join([*lines[-20:], f"(full log: {log})"])

@@ -11,6 +11,7 @@ from protocol.generation import PrefillCost, Sampling
 from protocol.parts import Generator
 from protocol.plans import PrefillPlan
 from protocol.timing import StreamClock, StreamTiming
+from services.cluster.machine import on_this_machine
 from services.config import Config
 from services.model import generator_factory
 from services.serve.forwarding import serves
@@ -23,7 +24,7 @@ class GeneratorDeployment:
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
         config.observability.configure_logging()
         self._instance: str = serve.get_replica_context().replica_id.unique_id
-        self._engine = generator_factory(config, get_node_ip_address()).engine(self._instance)
+        self._engine = generator_factory(on_this_machine(config), get_node_ip_address()).engine(self._instance)
         await self._engine.start()
 
     async def ready(self) -> None:

@@ -1,0 +1,1 @@
+"""One stack on several machines: what the first one offers, and how others join it."""
