@@ -26,7 +26,8 @@ from services.stack.run_state import RunState, end_of
 _POLL_S = 0.2
 _DRAIN_S = 30
 """How long running streams may take to finish when this machine leaves."""
-_LEAVE_S = _DRAIN_S + 15.0
+LEAVE_S = _DRAIN_S + 20.0
+"""How long leaving may take in all before what still runs is killed."""
 
 
 class Member:
@@ -96,7 +97,7 @@ class Member:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             if node.poll() is None:
-                end_family(psutil.Process(node.pid), _LEAVE_S)
+                end_family(psutil.Process(node.pid), LEAVE_S)
             # Shared memory that looks like a file. Nothing uses it any more.
             kv_settings(self._config, host).discard_host_memory()
 

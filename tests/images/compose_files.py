@@ -8,9 +8,10 @@ from compose_spec import PyCompose
 from dockerfiles import ROOT
 
 BASE, GPU, OBSERVABILITY = "docker-compose.yml", "docker-compose.gpu.yml", "docker-compose.observability.yml"
+FIRST, SECOND = "docker-compose.first-machine.yml", "docker-compose.second-machine.yml"
 COMBINATIONS = [(BASE,), (BASE, GPU), (BASE, OBSERVABILITY), (BASE, GPU, OBSERVABILITY)]
 
-_VARIABLE = re.compile(r"(?<!\$)\$\{(\w+)(?::-([^}]*))?\}")
+_VARIABLE = re.compile(r"(?<!\$)\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}")
 _REPLACED = {"command", "entrypoint", "test"}
 """Keys of lists that an overlay replaces. It extends all other lists."""
 

@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 import yaml
-from compose_files import BASE, COMBINATIONS, GPU, OBSERVABILITY, defaults, merged, parsed
+from compose_files import BASE, COMBINATIONS, FIRST, GPU, OBSERVABILITY, SECOND, defaults, merged, parsed
 from compose_spec import parse_duration
 from dockerfiles import ROOT, chain, stages
 from options import is_option
@@ -128,7 +128,7 @@ def test_mounted_files_exist(source, target):
 
 def test_the_example_lists_every_variable_with_its_default():
     example = dict(re.findall(r"^#(\w+)=(.*)$", (ROOT / ".env.example").read_text(), re.MULTILINE))
-    known = defaults(GPU) | defaults(OBSERVABILITY) | defaults(BASE)
+    known = defaults(GPU) | defaults(OBSERVABILITY) | defaults(SECOND) | defaults(FIRST) | defaults(BASE)
     assert example.keys() == known.keys()
     assert {name: example[name] for name, value in known.items() if value is not None} == {
         name: value for name, value in known.items() if value is not None
