@@ -17,7 +17,8 @@ def _machine(tmp_path, monkeypatch):
     monkeypatch.delenv("RAGTREE_CONFIG", raising=False)
     monkeypatch.setenv("RAGTREE_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    # The command sets it for its process.
+    # The command sets these for its process.
+    monkeypatch.setattr("services.config.ObservabilitySettings.configure_logging", lambda _: None)
     monkeypatch.setattr("os.umask", lambda _: 0)
     monkeypatch.setattr("signal.signal", lambda *_: None)
 
