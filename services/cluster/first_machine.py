@@ -12,6 +12,12 @@ from services.serve.replica_settings import PlacementSettings
 ENGINE = "ragtree_engine"
 """Ray's resource of which each machine offers one for each instance of the engine that has room there."""
 
+OBJECT_STORE_BYTES = 100 * 1024 * 1024
+"""Memory of each Ray node for objects. Messages between parts are kilobytes and travel inline.
+
+Ray's default would reserve a third of the machine's memory.
+"""
+
 _HEAD = {"node:__internal_head__": 0.001}
 """A little of the resource that Ray gives the first machine alone."""
 

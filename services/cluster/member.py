@@ -12,13 +12,12 @@ import msgspec
 import psutil
 from ray.util import get_node_ip_address
 
-from services.cluster.first_machine import ENGINE, require_token
+from services.cluster.first_machine import ENGINE, OBJECT_STORE_BYTES, require_token
 from services.cluster.head import Head, JoinFailed
 from services.cluster.identity import identity_labels
 from services.cluster.machine import VARIABLE, Machine
 from services.config import Config
 from services.model import kv_settings
-from services.stack.foreground import OBJECT_STORE_BYTES
 from services.stack.interrupt import interrupt
 from services.stack.process_family import end_family
 from services.stack.run_state import RunState, end_of

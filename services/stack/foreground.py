@@ -17,7 +17,7 @@ from ray.util import get_node_ip_address
 from protocol.errors import ConfigError, RagtreeError
 from protocol.parts import Controller
 from services.app import build_app, build_ingress, build_parts, connect_controller
-from services.cluster.first_machine import placed, ray_options
+from services.cluster.first_machine import OBJECT_STORE_BYTES, placed, ray_options
 from services.config import Config, ServerSettings
 from services.model import kv_settings
 from services.shards import shard_folders
@@ -26,10 +26,6 @@ from services.stack.interrupt import interrupt
 from services.stack.run_state import RunState
 
 log = structlog.get_logger(__name__)
-
-OBJECT_STORE_BYTES = 100 * 1024 * 1024
-"""Messages between parts are kilobytes and travel inline. Ray's default would reserve a third of the memory."""
-
 
 STALLED_MS = 60_000
 """How long a client may acknowledge nothing, or accept no data, before its connection is closed.

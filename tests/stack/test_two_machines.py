@@ -9,12 +9,12 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
-from stacks import HASHING, START_S, StackUnderTest, come_to, until
+from stacks import HASHING, START_S, StackUnderTest, come_to, command, until
 
 from services.stack.run_state import RunState
 
@@ -121,9 +121,8 @@ def test_one_machine_reads_what_the_other_has_computed_until_it_is_deleted(machi
 
 def test_a_lost_machine_costs_no_query_and_serves_again_when_it_is_back(machines):
     stack, second = machines
-    with both_answering(stack, "Freedonia"):
-        pass
-    stale = until(lambda: kv_files(second.folder))
+    before = kv_files(second.folder)
+    stale = until(lambda: served_by_both(stack, "Freedonia") and kv_files(second.folder) - before)
     instances, disks = set(running_on(stack)), places(stack, "disk")
     assert (len(instances), len(disks)) == (2, 2)
     second.kill()
@@ -139,9 +138,22 @@ def test_a_lost_machine_costs_no_query_and_serves_again_when_it_is_back(machines
     second.join(stack.running.ray_address)
     until(lambda: len(running_on(stack)) == 2, START_S)
     assert not stale & kv_files(second.folder)
-    with both_answering(stack, "Freedonia"):
-        assert list(running_on(stack).values()) == [1, 1]
+    until(lambda: served_by_both(stack, "Freedonia"))
     assert places(stack, "disk") == disks
+
+
+def test_a_machine_with_another_token_or_key_is_refused(machines, tmp_path):
+    stack, _ = machines
+    (tmp_path / "key").write_text("a secret of someone else")
+    for variable, value, told in (
+        ("RAY_AUTH_TOKEN", "0" * 64, "refuses this machine's token"),
+        ("RAGTREE_GENERATOR__KV__PEERS__KEY_FILE", str(tmp_path / "key"), "another secret"),
+    ):
+        own = {**stack.environment, "RAGTREE_DATA_DIR": str(tmp_path / "data"), variable: value}
+        ran = command("join", stack.running.ray_address, **own)
+        assert ran.returncode == 1
+        assert told in ran.stderr
+        assert "Traceback" not in ran.stderr
 
 
 def cached_tokens(stack: StackUnderTest, name: str) -> int:
@@ -162,13 +174,11 @@ def answering(stack: StackUnderTest, name: str):
         yield
 
 
-@contextmanager
-def both_answering(stack: StackUnderTest, name: str):
-    """Both instances answer."""
-    with ExitStack() as streams:
-        for _ in range(2):
-            streams.enter_context(answering(stack, name))
-        yield
+def served_by_both(stack: StackUnderTest, name: str) -> bool:
+    """Ask more at once than one instance takes; return whether both have KV of documents then."""
+    with ThreadPoolExecutor(4) as asking:
+        list(asking.map(lambda _: cached_tokens(stack, name), range(4)))
+    return all(held["nodes"] for held in stats(stack)["tiers"] if held["tier"] == "gpu")
 
 
 def delete(stack: StackUnderTest, name: str) -> int:
