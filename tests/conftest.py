@@ -1,9 +1,10 @@
-"""Shared by all tests: repeatable property tests, which tests share a worker, and a real Redis.
+"""Shared by all tests: repeatable property tests, which files are read and share a worker, and a real Redis.
 
 ``RAGTREE_TEST_SEARCH=1`` lets property tests search for new examples.
 """
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,10 @@ import cachectl
 for _size in ("COLUMNS", "LINES"):
     os.environ.pop(_size, None)
 
+_ENGINES = {"ray", "vllm"}
+"""Markers of tests that start engines or stacks."""
+_ONLY_ENGINES = "ray or vllm"
+_MARKED = re.compile(rf"\bmark\.({'|'.join(sorted(_ENGINES))})\b")
 _ONE_WORKER = ("tests/generator/", "tests/stack/shared_fake/", "tests/stack/shared_vllm/")
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -35,6 +40,22 @@ def pytest_sessionstart() -> None:
         source = compiled.with_name(f"{compiled.name.partition('.')[0]}.py")
         if not source.exists() or source.stat().st_mtime > compiled.stat().st_mtime:
             pytest.exit(f"{compiled.name} was compiled before its source changed: run `make setup`", returncode=2)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without such tests if only those are asked for. Each worker would import hundreds of them."""
+    if config.option.markexpr != _ONLY_ENGINES or collection_path.suffix != ".py":
+        return None
+    return None if _MARKED.search(collection_path.read_text(encoding="utf-8")) else True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a test whose file does not name its marker. It would run in neither stage of ``make test``."""
+    starting = {item.path for item in items if _ENGINES & {marker.name for marker in item.iter_markers()}}
+    hidden = [str(path) for path in starting if not _MARKED.search(path.read_text(encoding="utf-8"))]
+    if hidden:
+        raise pytest.UsageError(f"name the marker of their tests in {', '.join(sorted(hidden))}")
 
 
 class ByFileOrFolder(LoadScopeScheduling):
