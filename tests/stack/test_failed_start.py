@@ -2,7 +2,7 @@
 
 import psutil
 import pytest
-from stacks import START_S, command
+from stacks import HASHING, START_S, command
 
 from services.stack.detached import StackProcess, StartFailed
 from services.stack.run_state import RunState
@@ -22,6 +22,7 @@ def test_missing_model_is_reported_at_once(tmp_path):
 def test_engine_with_invalid_arguments_is_given_up_with_its_error(tmp_path):
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     environment = {
+        **HASHING,
         "RAGTREE_SERVER__PORT": "0",
         "RAGTREE_GENERATOR__ENGINE_ARGS": '{"no_such_argument": 1}',
     }
