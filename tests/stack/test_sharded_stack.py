@@ -1,7 +1,7 @@
 """A stack whose index has two shards: answers rest on both; a lost one is reported, or fails the search.
 
 Whether it is reported or fails is the gateway's setting. So a second gateway in front of the same parts has the other.
-The last test stops the stack.
+One of the shards reranks the results of both, unless a query says otherwise. The last test stops the stack.
 """
 
 import os
@@ -11,6 +11,8 @@ import sys
 
 import httpx
 import pytest
+from rerank_server import serving
+from reranked_answers import RerankedAnswers, ingest_numbered, reranking_by
 from stacks import FAKE, until
 
 pytestmark = pytest.mark.ray
@@ -22,7 +24,7 @@ SHARDED = {
     "RAGTREE_RETRIEVER__SHARDS__ON_LOST": "partial",
 }
 DOCUMENTS = {f"country {number}": f"The capital of country {number} is city {number}." for number in range(20)}
-QUESTION = {"query": "What is the capital of country 7?", "collection": "countries", "top_k": 20}
+QUESTION = {"query": "What is the capital of country 7?", "collection": "countries", "top_k": 20, "rerank": False}
 
 SECOND_GATEWAY = """
 import asyncio, sys
@@ -39,12 +41,24 @@ asyncio.run(main())
 
 
 @pytest.fixture(scope="module")
-def sharded(start_stack):
-    stack = start_stack(SHARDED, "sharded")
+def server():
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def sharded(start_stack, server):
+    stack = start_stack({**SHARDED, **reranking_by(server)}, "sharded")
     # One shard is enough to be ready, but not to ingest.
     until(lambda: has_all_shards(stack))
     stack.ingest("countries", DOCUMENTS)
     return stack
+
+
+@pytest.fixture(scope="module")
+def reranked(sharded):
+    ingest_numbered(sharded)
+    return sharded
 
 
 @pytest.fixture
@@ -88,6 +102,10 @@ def kill_a_shard(stack) -> None:
     (replica,) = stack.processes("ServeReplica:retriever-1")
     replica.kill()
     replica.wait(10)
+
+
+class TestReranked(RerankedAnswers):
+    """One of the shards reranks, after the merge."""
 
 
 def test_a_lost_shard_leaves_the_answer_partial_until_it_is_back(sharded):
