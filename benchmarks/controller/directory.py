@@ -145,6 +145,9 @@ def _taken_bytes(
             if not number % _EVERY:
                 report.advance(_EVERY)
         report.advance(number % _EVERY)
+        if cache.allocator is not None:
+            # The end of a restore.
+            cache.allocator.settle()
     gc.collect()
     return process.memory_info().rss - before
 

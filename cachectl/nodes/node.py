@@ -171,7 +171,8 @@ class Node:
 class Copy:
     """A node's KV in one cache. Until it is ``held``, the cache only reserves room for it.
 
-    ``pages`` are the copy's pages in host memory, and None in other tiers.
+    ``page`` is the number of the copy's first page in host memory. It is -1 for a copy that has no pages, because it is
+    in another tier or was removed.
 
     ``writer`` is None for a confirmed copy. A copy in a shared tier is confirmed when the instance that writes it, its
     ``writer``, has reported that it is there. Until then no other instance finds it. It is empty if the writer is gone,
@@ -192,17 +193,17 @@ class Copy:
         "entered",
         "held",
         "node",
-        "pages",
+        "page",
         "priority",
         "ticket",
         "users",
         "writer",
     )
 
-    def __init__(self, node: Node, cache: NodeCache, held: bool, pages: Pages | None = None) -> None:
+    def __init__(self, node: Node, cache: NodeCache, held: bool, page: int = -1) -> None:
         self.node = node
         self.cache = cache
-        self.pages = pages
+        self.page = page
         self.priority = 0.0
         self.held = held
         self.writer: str | None = None
@@ -216,6 +217,11 @@ class Copy:
     def confirmed(self) -> bool:
         """Whether the cache is known to hold the KV."""
         return self.held and self.writer is None
+
+    @property
+    def pages(self) -> Pages | None:
+        """The copy's pages in host memory; None in other tiers. The cache knows them, so ask once."""
+        return self.cache.pages_of(self)
 
 
 class NodeCache(ABC):
@@ -252,6 +258,10 @@ class NodeCache(ABC):
     @abstractmethod
     def reaches(self, cache: NodeCache) -> bool:
         """Whether a cache is this one, or a slower one that what is evicted here goes to."""
+
+    @abstractmethod
+    def pages_of(self, copy: Copy) -> Pages | None:
+        """The numbered pages of a copy, if the cache has such pages."""
 
     @abstractmethod
     def remove(self, copy: Copy) -> None:

@@ -53,6 +53,10 @@ class TierCache(NodeCache):
             reached = reached.slower
         return False
 
+    def pages_of(self, copy: Copy) -> Pages | None:
+        """The numbered pages of a copy in host memory."""
+        return self.allocator.pages(copy.page) if self.allocator is not None else None
+
     def may_pin(self, tokens: int) -> bool:
         """Whether so many more tokens may be pinned here."""
         return not tokens or self.pinned_tokens + tokens <= PINNED_SHARE * self.capacity
@@ -64,7 +68,7 @@ class TierCache(NodeCache):
         """
         if pages is None and self.allocator is not None:
             pages = self.allocator.hand_out(node.room)
-        copy = Copy(node, self, held, pages)
+        copy = Copy(node, self, held, pages.numbers[0] if pages is not None else -1)
         node.copies[self] = copy
         self._order.touch(copy)
         self.copies += 1
@@ -101,8 +105,9 @@ class TierCache(NodeCache):
         self.used -= node.room
         if node.pins:
             self.pinned_tokens -= node.room
-        if self.allocator is not None and copy.pages is not None:
-            self.allocator.give_back(copy.pages)
+        if self.allocator is not None:
+            self.allocator.give_back(self.allocator.pages(copy.page))
+            copy.page = -1
         parent = node.parent
         if parent is not None:
             siblings = parent.below[self] - 1

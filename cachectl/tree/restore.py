@@ -51,6 +51,8 @@ def restore(
             else:
                 refused += 1
                 tree.refuse(held, cache)
+    if below.host.allocator is not None:
+        below.host.allocator.settle()
     return RestoreResult(restored, refused)
 
 
