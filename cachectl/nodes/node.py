@@ -10,18 +10,20 @@ from abc import ABC, abstractmethod
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from protocol.errors import UnknownNode
 from protocol.kv import pages_spanned
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection
 
     from protocol.kv import Pages
 
 
 _TWINS = 8
 """How many of a document's nodes are looked at for another one: a popular document has thousands."""
+
+_FEW = 16
+"""So many copies of a node are searched one by one. An index of them would take more memory than they do."""
 
 
 class PathDocument(NamedTuple):
@@ -36,23 +38,25 @@ class Node:
 
     ``content`` is the document's content hash, ``tokens`` its length, and ``prefix_tokens`` the length of everything in
     front of it. ``room`` is what a copy takes up: whole pages of ``page_tokens`` tokens, cut at multiples from the
-    prompt's start. ``copies`` has an entry for each cache that holds the node's KV or reserves room for it. ``below``
-    counts the copies of the node's children by cache.
+    prompt's start.
 
     ``locks`` counts the plans that use the node. ``pins`` counts its own pins and those of its descendants. A node with
     either is not evicted. ``history`` belongs to the policy. A ``detached`` node has left the tree, but a plan may
-    still use it. ``same_document`` has all nodes of its document, this one among them; None if no prompt is composed. A
-    root has no document, no tokens and no copies, and supports children in every cache.
+    still use it. ``same_document`` has all nodes of its document, this one among them; None if it has no other, or if
+    no prompt is composed. A root has no document, no tokens and no copies, and supports children in every cache.
+
+    The tree may have millions of nodes, most of them with a copy or two and with one child or none. So nodes take no
+    dictionaries for these.
     """
 
     __slots__ = (
+        "_below",
+        "_children",
+        "_copies",
         "accesses",
         "average_cost",
-        "below",
-        "children",
         "computations",
         "content",
-        "copies",
         "detached",
         "frequency",
         "history",
@@ -80,9 +84,12 @@ class Node:
         self.room: int = tokens
         if page_tokens > 1:
             self.room = len(pages_spanned(self.prefix_tokens, tokens, page_tokens)) * page_tokens
-        self.children: dict[str, Node] = {}
-        self.copies: dict[NodeCache, Copy] = {}
-        self.below: dict[NodeCache, int] = {}
+        # One child, or several by content.
+        self._children: Node | dict[str, Node] | None = None
+        # A few copies, or many by cache; in the order in which they came.
+        self._copies: tuple[Copy, ...] | dict[NodeCache, Copy] = ()
+        # Copies of children by cache, for the caches where this node has none that counts them.
+        self._below: dict[NodeCache, int] | None = None
         self.locks = 0
         self.pins = 0
         self.detached = False
@@ -96,10 +103,111 @@ class Node:
         self.average_cost = 0.0
         self.computations = 0
 
+    @property
+    def children(self) -> Collection[Node]:
+        """The nodes of the documents behind this one, in the order in which they came."""
+        children = self._children
+        if isinstance(children, dict):
+            return children.values()
+        return (children,) if children is not None else ()
+
+    def child_of(self, content: str) -> Node | None:
+        """The node of a document behind this one."""
+        children = self._children
+        if isinstance(children, dict):
+            return children.get(content)
+        return children if children is not None and children.content == content else None
+
     def child(self, content: str) -> Node | None:
         """The document behind this one, if any cache holds its KV."""
-        node = self.children.get(content)
-        return node if node is not None and any(copy.held for copy in node.copies.values()) else None
+        node = self.child_of(content)
+        return node if node is not None and any(copy.held for copy in node.copies) else None
+
+    def add_child(self, child: Node) -> None:
+        """Add a node behind this one. There is none of its document yet."""
+        children = self._children
+        if children is None:
+            self._children = child
+        elif isinstance(children, dict):
+            children[child.content] = child
+        else:
+            self._children = {children.content: children, child.content: child}
+
+    def remove_child(self, child: Node) -> None:
+        """Remove a node behind this one."""
+        children = self._children
+        if isinstance(children, dict):
+            del children[child.content]
+            if len(children) == 1:
+                self._children = next(iter(children.values()))
+        else:
+            assert children is child, "a node is removed that is no child"
+            self._children = None
+
+    @property
+    def copies(self) -> Collection[Copy]:
+        """A copy for each cache that holds the node's KV or reserves room for it, in the order in which they came."""
+        copies = self._copies
+        return copies.values() if isinstance(copies, dict) else copies
+
+    def copy_in(self, cache: NodeCache) -> Copy | None:
+        """The copy in a cache."""
+        copies = self._copies
+        if isinstance(copies, dict):
+            return copies.get(cache)
+        for copy in copies:
+            if copy.cache is cache:
+                return copy
+        return None
+
+    def add_copy(self, copy: Copy) -> None:
+        """Add a copy in a cache that has none. It and its parent count it."""
+        cache, copies, below = copy.cache, self._copies, self._below
+        if below is not None:
+            copy.children = below.pop(cache, 0)
+            self._below = below or None
+        if isinstance(copies, dict):
+            copies[cache] = copy
+        elif len(copies) < _FEW:
+            self._copies = (*copies, copy)
+        else:
+            self._copies = {each.cache: each for each in (*copies, copy)}
+        if self.parent is not None:
+            self.parent._count_below(cache, 1)
+
+    def remove_copy(self, copy: Copy) -> int:
+        """Remove a copy. How many of the node's siblings still have one in its cache."""
+        cache, copies = copy.cache, self._copies
+        if isinstance(copies, dict):
+            del copies[cache]
+            if len(copies) <= _FEW // 2:
+                self._copies = tuple(copies.values())
+        else:
+            self._copies = tuple([each for each in copies if each is not copy])
+        if copy.children:
+            self._count_below(cache, copy.children)
+        return self.parent._count_below(cache, -1) if self.parent is not None else 0
+
+    @property
+    def below(self) -> dict[NodeCache, int]:
+        """How many copies the node's children have, by cache. Deleted children count while they have copies."""
+        counts = {copy.cache: copy.children for copy in self.copies if copy.children}
+        return counts if self._below is None else {**counts, **self._below}
+
+    def _count_below(self, cache: NodeCache, change: int) -> int:
+        """Count copies of children in a cache; how many there are now."""
+        copy = self.copy_in(cache)
+        if copy is not None:
+            copy.children += change
+            return copy.children
+        below = self._below or {}
+        count = below.get(cache, 0) + change
+        if count:
+            below[cache] = count
+        else:
+            del below[cache]
+        self._below = below or None
+        return count
 
     @property
     def depth(self) -> int:
@@ -125,7 +233,7 @@ class Node:
         if self.same_document is None:
             return False
         others = islice(self.same_document, _TWINS)
-        return any(other is not self and other.copies and other.root is self.root for other in others)
+        return any(other is not self and other._copies and other.root is self.root for other in others)
 
     def is_below(self, above: Node) -> bool:
         """Whether another node is on the path to this one."""
@@ -182,6 +290,8 @@ class Copy:
     is the number of the last request that may use it, and ``users`` counts those that have not ended. It is ``absent``
     if the engine reported that its KV is not there.
 
+    ``children`` counts the copies of the node's children in the same cache.
+
     ``priority`` is what the policy computed at the node's last access, for policies that rank by access. ``ticket`` and
     ``entered`` belong to the eviction order: the copy's entry (0 for none), and its priority on entry.
     """
@@ -189,6 +299,7 @@ class Copy:
     __slots__ = (
         "absent",
         "cache",
+        "children",
         "condemned",
         "entered",
         "held",
@@ -204,6 +315,7 @@ class Copy:
         self.node = node
         self.cache = cache
         self.page = page
+        self.children = 0
         self.priority = 0.0
         self.held = held
         self.writer: str | None = None
@@ -286,17 +398,3 @@ class NodeCache(ABC):
     @abstractmethod
     def withdraw(self, copy: Copy) -> None:
         """Make a copy unevictable. Its owner removes it."""
-
-
-def nodes_of_path(root: Node | None, contents: Sequence[str]) -> list[Node]:
-    """The nodes of a path. Raises UnknownNode unless the tree has all of them."""
-    nodes: list[Node] = []
-    node = root
-    for content in contents:
-        node = node.children.get(content) if node is not None else None
-        if node is None:
-            raise UnknownNode(f"document {content!r} is not in the knowledge tree behind {len(nodes)} others")
-        nodes.append(node)
-    if not nodes:
-        raise UnknownNode("a path has at least one document")
-    return nodes

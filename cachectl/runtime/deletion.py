@@ -94,9 +94,9 @@ class Deletion:
     def _keys(self, content: str, namespace: str | None) -> Iterable[bytes]:
         below = [
             node
-            for node in self._tree.registry.by_content.get(content, ())
+            for node in self._tree.registry.nodes_of(content)
             if namespace is None or node.root.content == namespace
         ]
         for node in below:
-            below += node.children.values()
+            below += node.children
             yield node.key

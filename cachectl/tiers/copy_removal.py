@@ -42,7 +42,7 @@ class CopyRemoval:
             going = doomed.pop()
             node = going.node
             free = not node.locks or (unused and going is copy)
-            if node.copies.get(going.cache) is not going or (going.condemned and not free):
+            if node.copy_in(going.cache) is not going or (going.condemned and not free):
                 continue
             if not free:
                 going.cache.withdraw(going)

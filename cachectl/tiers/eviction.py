@@ -67,7 +67,7 @@ class Eviction:
         parent.locks += 1
         made = self.make_room(node, cache, (), batch)
         parent.locks -= 1
-        for copy in parent.copies.values():
+        for copy in parent.copies:
             if not copy.ticket:
                 copy.cache.offer(copy)
         return made
@@ -90,15 +90,14 @@ class Eviction:
         batch.moves.append(
             Move(key, node.tokens, cache.tier, tier, cache.instance, pages=pages, location=cache.location)
         )
-        if node.below:
-            for orphan in unsupported_below(node):
-                self._removal.discard(orphan, 0, batch)
+        for orphan in unsupported_below(node):
+            self._removal.discard(orphan, 0, batch)
         if not node.copies:
             self._forget(node)
 
     def _swap_out(self, node: Node, cache: TierCache | None, batch: MoveBatch) -> Copy | None:
         """The node's new copy in a slower cache; None if it needs none, or no slower cache takes it."""
-        while cache is not None and cache not in node.copies:
+        while cache is not None and node.copy_in(cache) is None:
             if self.make_room_beneath(node, cache, batch):
                 return cache.write(node, batch)
             cache = cache.slower

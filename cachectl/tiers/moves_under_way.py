@@ -55,7 +55,7 @@ class MovesUnderWay:
         for copy in batch.writes:
             node, cache = copy.node, copy.cache
             failed = bool(unwritten) and (node.key, cache.tier) in unwritten
-            if node.copies.get(cache) is not copy:
+            if node.copy_in(cache) is not copy:
                 if not failed:
                     self._drop_late(copy, batch.instance)
             elif failed:
@@ -82,7 +82,7 @@ class MovesUnderWay:
         if self._end(batch):
             self._pending.give_back(batch.moves, batch.instance, tick)
             for copy in batch.writes:
-                if copy.node.copies.get(copy.cache) is not copy:
+                if copy.node.copy_in(copy.cache) is not copy:
                     self._drop_late(copy, batch.instance)
 
     def give_moves_back(self, batch: MoveBatch, tick: float) -> None:
@@ -140,7 +140,7 @@ class MovesUnderWay:
         """
         for copy in batch.writes:
             node, tier = copy.node, copy.cache.tier
-            if node.copies.get(copy.cache) is not copy:
+            if node.copy_in(copy.cache) is not copy:
                 self._drop_late(copy, writer)
             elif copy.writer is not None:
                 if not writer:

@@ -50,11 +50,11 @@ class Replication:
         """
         for node in nodes:
             for disk in self._tiers.disks.values():
-                if disk not in node.copies:
+                if node.copy_in(disk) is None:
                     self._persist(node, disk)
 
     def _persist(self, node: Node, disk: TierCache) -> None:
-        source = next((copy for copy in node.copies.values() if copy.held and self._reaches(copy, disk)), None)
+        source = next((copy for copy in node.copies if copy.held and self._reaches(copy, disk)), None)
         if source is None:
             return
         # What an instance is still writing is copied by that instance, behind the write.
@@ -70,8 +70,8 @@ class Replication:
 
     def _copy_down(self, node: Node, cache: TierCache, batch: MoveBatch) -> None:
         gpu = self._tiers.gpu(batch.instance)
-        copy = node.copies.get(gpu)
-        if copy is None or not copy.held or cache in node.copies:
+        copy = node.copy_in(gpu)
+        if copy is None or not copy.held or node.copy_in(cache) is not None:
             return
         if self._tiers.eviction.make_room(node, cache, (), batch):
             batch.moves.append(_copying(node, gpu, cache.tier, cache.write(node, batch).pages))

@@ -22,21 +22,21 @@ def is_supported(parent: Node | None, cache: NodeCache, reserved: Sequence[Copy]
     """Whether a child of ``parent`` may lie in a cache. ``reserved`` copies of the same plan count as held."""
     if parent is None or parent.parent is None:
         return True
-    there = parent.copies.get(cache)
+    there = parent.copy_in(cache)
     if there is not None and there.held:
         return True
-    return any((copy.held or copy in reserved) and supports(copy, cache) for copy in parent.copies.values())
+    return any((copy.held or copy in reserved) and supports(copy, cache) for copy in parent.copies)
 
 
 def unsupported_below(node: Node) -> list[Copy]:
     """Copies of a node's children that lost their support."""
-    if not node.below or node.parent is None:
-        return []
-    orphans = []
+    orphans: list[Copy] = []
+    if node.parent is None:
+        return orphans
     for cache in node.below:
-        if any(supports(copy, cache) and copy.held for copy in node.copies.values()):
+        if any(supports(copy, cache) and copy.held for copy in node.copies):
             continue
-        below = [child.copies[cache] for child in node.children.values() if cache in child.copies]
-        promised = any(supports(copy, cache) and not copy.condemned for copy in node.copies.values())
+        below = [copy for child in node.children if (copy := child.copy_in(cache)) is not None]
+        promised = any(supports(copy, cache) and not copy.condemned for copy in node.copies)
         orphans += [copy for copy in below if not copy.condemned and (copy.held or not promised)]
     return orphans

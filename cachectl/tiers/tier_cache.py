@@ -69,15 +69,13 @@ class TierCache(NodeCache):
         if pages is None and self.allocator is not None:
             pages = self.allocator.hand_out(node.room)
         copy = Copy(node, self, held, pages.numbers[0] if pages is not None else -1)
-        node.copies[self] = copy
+        node.add_copy(copy)
         self._order.touch(copy)
         self.copies += 1
         self.used += node.room
         self.inserted_tokens += node.room
         if node.pins:
             self.pinned_tokens += node.room
-        if node.parent is not None:
-            node.parent.below[self] = node.parent.below.get(self, 0) + 1
         self.offer(copy)
         return copy
 
@@ -100,7 +98,7 @@ class TierCache(NodeCache):
         """Remove a copy. Its parent's copy may become a leaf."""
         node = copy.node
         self._order.void(copy)
-        del node.copies[self]
+        siblings = node.remove_copy(copy)
         self.copies -= 1
         self.used -= node.room
         if node.pins:
@@ -108,16 +106,9 @@ class TierCache(NodeCache):
         if self.allocator is not None:
             self.allocator.give_back(self.allocator.pages(copy.page))
             copy.page = -1
-        parent = node.parent
-        if parent is not None:
-            siblings = parent.below[self] - 1
-            if siblings:
-                parent.below[self] = siblings
-            else:
-                del parent.below[self]
-                above = parent.copies.get(self)
-                if above is not None:
-                    self.offer(above)
+        above = node.parent.copy_in(self) if node.parent is not None and not siblings else None
+        if above is not None:
+            self.offer(above)
 
     def touch(self, copy: Copy) -> None:
         """Update a copy's priority after an access to its node."""
@@ -129,7 +120,7 @@ class TierCache(NodeCache):
 
     def offer(self, copy: Copy) -> None:
         """Make a copy evictable, unless a lock, a pin or a child forbids it."""
-        if not copy.ticket and self._evictable(copy) and self not in copy.node.below:
+        if not copy.ticket and not copy.children and self._evictable(copy):
             self._order.enter(copy)
 
     def withdraw(self, copy: Copy) -> None:
@@ -161,15 +152,15 @@ class TierCache(NodeCache):
             parent = node.parent
             if parent is not None and over > 0:
                 going[parent] = going.get(parent, 0) + 1
-                above = parent.copies.get(self)
-                if above is not None and not above.ticket and going[parent] == parent.below[self]:
+                above = parent.copy_in(self)
+                if above is not None and not above.ticket and going[parent] == above.children:
                     order.enter(above)
         return victims
 
     def spare(self, count: int) -> list[Copy]:
         """About ``count`` leaves of lowest priority, the lowest first. They stay in the cache."""
         lowest = self._order.lowest_few(count)
-        leaves = [copy for copy in lowest if self._evictable(copy) and self not in copy.node.below]
+        leaves = [copy for copy in lowest if not copy.children and self._evictable(copy)]
         leaves.sort(key=self._policy.current)
         return leaves[:count]
 
@@ -182,7 +173,7 @@ class TierCache(NodeCache):
             copy = lowest[0]
             node, writer = copy.node, copy.writer
             written_by_another = bool(writer) and writer != instance
-            if not written_by_another and self._evictable(copy) and node.below.get(self, 0) == going.get(node, 0):
+            if not written_by_another and self._evictable(copy) and copy.children == going.get(node, 0):
                 return lowest
             # Locks, pins, writers and new children do not update the order. Lifting them offers the copy again.
             self._order.void(copy)

@@ -130,7 +130,7 @@ class TierManager:
         """A node's fastest copy for the instance with this GPU: one in its reach, confirmed or written by itself."""
         cache: TierCache | None = gpu
         while cache is not None:
-            copy = node.copies.get(cache)
+            copy = node.copy_in(cache)
             if copy is not None and copy.held and (copy.writer is None or copy.writer == gpu.instance):
                 return copy
             cache = cache.slower
@@ -139,7 +139,8 @@ class TierManager:
     def at_peers(self, node: Node, gpu: TierCache) -> Copy | None:
         """A node's fastest copy at another location, of those that the instance with this GPU can read from."""
         best: Copy | None = None
-        for cache, copy in node.copies.items():
+        for copy in node.copies:
+            cache = copy.cache
             away = cache.instance is None and not gpu.reaches(cache)
             if away and copy.confirmed and self.links.serves(cache.location, gpu.owner):
                 best = copy if best is None or cache.rank < best.cache.rank else best
@@ -166,7 +167,7 @@ class TierManager:
         """
         if cache.allocator is None:
             pages = None
-        copy = node.copies.get(cache)
+        copy = node.copy_in(cache)
         if copy is not None:
             there = copy.held and copy.pages == pages
             if there and copy.writer == "":
@@ -311,4 +312,4 @@ class TierManager:
         if node is None:
             return None
         cache = self.gpus.get(owner) if tier is Tier.GPU else self.shared_cache(tier, owner)
-        return node.copies.get(cache) if cache is not None else None
+        return node.copy_in(cache) if cache is not None else None

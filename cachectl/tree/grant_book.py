@@ -147,7 +147,9 @@ class GrantBook:
                 source = None
             pages = source.pages if source is not None else None
             if source is None and kept is Tier.HOST and parent is not None:
-                pages = parent.copies[self._tiers.cache(Tier.HOST, grant.instance)].pages
+                own = parent.copy_in(self._tiers.cache(Tier.HOST, grant.instance))
+                assert own is not None, "what is kept has a copy"
+                pages = own.pages
             tier = source.cache.tier if source is not None else None
             granted.append(GrantedDocument(key, document.tokens, tier, kept, pages, peer=peer))
         return granted
@@ -231,13 +233,13 @@ class GrantBook:
         broken = []
         for key, tier in lost if instance in self._tiers.gpus else ():
             node = self._registry.nodes.get(key)
-            copy = node.copies.get(self._tiers.cache(tier, instance)) if node is not None else None
+            copy = node.copy_in(self._tiers.cache(tier, instance)) if node is not None else None
             if copy is not None and (copy.writer is None or copy.writer == instance):
                 broken.append(copy)
         # Children before parents: a child that falls with its parent would be dropped, but its KV is gone already.
         broken.sort(key=lambda copy: copy.node.prefix_tokens, reverse=True)
         for copy in broken:
-            if copy.node.copies.get(copy.cache) is copy:
+            if copy.node.copy_in(copy.cache) is copy:
                 # A report may be late, and the shared tiers may hold a newer copy. So they drop the node.
                 self._tiers.removal.discard(copy, self.tick, gone=copy.cache.tier is Tier.GPU)
 
@@ -248,7 +250,7 @@ class GrantBook:
         """
         for key, tier in lost:
             node, cache = self._registry.nodes.get(key), self._tiers.shared_cache(tier, place)
-            copy = node.copies.get(cache) if node is not None and cache is not None else None
+            copy = node.copy_in(cache) if node is not None and cache is not None else None
             if copy is not None and copy.confirmed:
                 self._tiers.removal.discard(copy, self.tick)
 
@@ -256,7 +258,7 @@ class GrantBook:
         """Lock what donates a document's KV, and count an access to it: the document was asked for."""
         node = copy.node
         node.count_access(self.tick, now, self._window_s)
-        for each in node.copies.values():
+        for each in node.copies:
             each.cache.touch(each)
         # A prompt may have a document twice.
         if node not in grant.locked:
@@ -268,7 +270,7 @@ class GrantBook:
 
         ``hit`` says that it is loaded from within the instance's own reach.
         """
-        for copy in node.copies.values():
+        for copy in node.copies:
             copy.cache.touch(copy)
         kept = self._reserve(node, hit, grant)
         if node.copies and not known:
@@ -288,7 +290,7 @@ class GrantBook:
         gpu = self._tiers.gpu(grant.instance)
         cache = gpu
         while True:
-            copy = node.copies.get(cache)
+            copy = node.copy_in(cache)
             if copy is not None and copy.held:
                 if not cached:
                     # It is out of reach, or not confirmed. What the plan computes has no room of its own.
@@ -306,7 +308,7 @@ class GrantBook:
 
     def _unlock(self, node: Node, grant: Grant) -> None:
         """Remove condemned copies that no other grant uses, and make the other copies evictable."""
-        for copy in list(node.copies.values()):
+        for copy in list(node.copies):
             if copy.condemned and grant.tick <= copy.condemned:
                 copy.users -= 1
             if (copy.condemned and not copy.users) or (node.detached and not node.locks):
@@ -321,7 +323,7 @@ class GrantBook:
         if grant.completed:
             raise UnknownPlan(f"the plan of query {grant.query_id} was completed before")
         reserved, grant.reserved = grant.reserved, []
-        return [copy for copy in reserved if copy.node.copies.get(copy.cache) is copy and not copy.condemned]
+        return [copy for copy in reserved if copy.node.copy_in(copy.cache) is copy and not copy.condemned]
 
 
 def _lock(path: Path, grant: Grant) -> list[Node]:
@@ -329,7 +331,7 @@ def _lock(path: Path, grant: Grant) -> list[Node]:
     node = path.root
     locked: list[Node] = []
     for document in path.documents:
-        child = node.children.get(document.content)
+        child = node.child_of(document.content)
         if child is None or child.tokens != document.tokens:
             break
         child.locks += 1

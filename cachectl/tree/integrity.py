@@ -40,9 +40,9 @@ def _attached(tree: KnowledgeTree) -> list[Node]:
     nodes: list[Node] = []
     for namespace, root in tree.registry.roots.items():
         assert root.content == namespace
-        nodes += root.children.values()
+        nodes += root.children
     for node in nodes:
-        for child in node.children.values():
+        for child in node.children:
             assert child.parent is node
             nodes.append(child)
     return nodes
@@ -55,7 +55,7 @@ def _check_copies(tree: KnowledgeTree, nodes: list[Node]) -> None:
     for gpu in tree.tiers.gpus.values():
         assert gpu.slower is tree.tiers.locations[gpu.location].host
     for cache in tree.tiers:
-        copies = [node.copies[cache] for node in nodes if cache in node.copies]
+        copies = [copy for node in nodes if (copy := node.copy_in(cache)) is not None]
         assert cache.used == sum(copy.node.room for copy in copies)
         assert cache.copies == len(copies)
         assert cache.pinned_tokens == sum(copy.node.room for copy in copies if copy.node.pins)
@@ -101,7 +101,7 @@ def _check_support(copy: Copy) -> None:
     assert parent is not None
     if parent.parent is None or node.detached or copy.condemned:
         return
-    assert any((above.held or not copy.held) and above.cache.reaches(copy.cache) for above in parent.copies.values()), (
+    assert any((above.held or not copy.held) and above.cache.reaches(copy.cache) for above in parent.copies), (
         "a copy's parent does not support it"
     )
 
@@ -117,11 +117,11 @@ def _check_locks(tree: KnowledgeTree, nodes: list[Node]) -> None:
 
 def _check_pins(nodes: list[Node]) -> None:
     for node in nodes:
-        assert node.pins >= max((child.pins for child in node.children.values()), default=0)
+        assert node.pins >= max((child.pins for child in node.children), default=0)
 
 
 def _check_contents(tree: KnowledgeTree, nodes: list[Node]) -> None:
-    by_content: dict[str, dict[Node, None]] = {}
+    by_content: dict[str, set[Node]] = {}
     for node in nodes:
-        by_content.setdefault(node.content, {})[node] = None
-    assert by_content == tree.registry.by_content
+        by_content.setdefault(node.content, set()).add(node)
+    assert by_content == {content: set(tree.registry.nodes_of(content)) for content in tree.registry.by_content}

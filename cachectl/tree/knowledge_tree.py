@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cachectl.nodes.keys import child_key, path_keys
-from cachectl.nodes.node import Node, nodes_of_path
+from cachectl.nodes.node import Node
 from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tiers.replication import Replication
 from cachectl.tiers.tier_manager import Capacities, TierManager
@@ -80,7 +80,7 @@ class KnowledgeTree:
         links = PeerLinks(peer_token_s)
         self.tiers = TierManager(policy, capacities, self._forget, self.registry.find, arena, location, disk, links)
         loads = LoadCost(load_seconds, links)
-        self.lookup = PrefixLookup(self.registry.roots, self.registry.by_content, self.tiers, cost, loads, move_s)
+        self.lookup = PrefixLookup(self.registry, self.tiers, cost, loads, move_s)
         self._pins = Pins(self.tiers)
         self._replication = Replication(self.tiers)
         self.grants = GrantBook(
@@ -102,7 +102,7 @@ class KnowledgeTree:
         for key in keys:
             node = self.registry.nodes.get(key)
             if node is not None:
-                for copy in node.copies.values():
+                for copy in node.copies:
                     copy.cache.reconsider(copy)
 
     # Instances
@@ -127,7 +127,7 @@ class KnowledgeTree:
             grant.revoked = True
             self.grants.complete(grant, kept=False)
         for node in self._all_nodes():
-            copy = node.copies.get(cache)
+            copy = node.copy_in(cache)
             if copy is not None:
                 self.tiers.removal.discard(copy, self.grants.tick, unused=True)
         for copy in self.tiers.remove_instance(instance):
@@ -139,7 +139,7 @@ class KnowledgeTree:
         own = self.tiers.only_at(name)
         for node in self._all_nodes():
             for cache in own:
-                copy = node.copies.get(cache)
+                copy = node.copy_in(cache)
                 if copy is not None:
                     # Plans of other locations may lock its node. One that reads this copy finds nobody who serves it.
                     self.tiers.removal.discard(copy, self.grants.tick, unused=True, gone=True)
@@ -150,11 +150,11 @@ class KnowledgeTree:
 
     def pin(self, namespace: str, contents: Sequence[str]) -> None:
         """Keep a path until it is unpinned. Raises UnknownNode unless all of it is in the tree, and PinRefused."""
-        self._pins.pin(nodes_of_path(self.registry.roots.get(namespace), contents))
+        self._pins.pin(self.registry.path(namespace, contents))
 
     def unpin(self, namespace: str, contents: Sequence[str]) -> None:
         """Take back a pin. Raises UnknownNode if the path is not in the tree, or not pinned."""
-        self._pins.unpin(nodes_of_path(self.registry.roots.get(namespace), contents))
+        self._pins.unpin(self.registry.path(namespace, contents))
 
     def delete(self, content: str, namespace: str | None = None) -> int:
         """Delete a document everywhere, with everything behind it, in one namespace or in all; the number of nodes.
@@ -163,7 +163,7 @@ class KnowledgeTree:
         """
         root = None if namespace is None else self.registry.roots.get(namespace)
         gone = 0
-        for node in list(self.registry.by_content.get(content, ())):
+        for node in list(self.registry.nodes_of(content)):
             if not node.detached and (namespace is None or node.root is root):
                 gone += self._delete(node)
         return gone
@@ -178,14 +178,14 @@ class KnowledgeTree:
 
     def clear(self) -> int:
         """Delete everything, pins included; the number of nodes."""
-        tops = [child for root in self.registry.roots.values() for child in root.children.values()]
+        tops = [child for root in self.registry.roots.values() for child in root.children]
         return sum(self._delete(top) for top in tops)
 
     def persist(self) -> None:
         """Copy everything to disk that has room there, before all engines stop."""
         above: list[Node] = list(self.registry.roots.values())
         while above:
-            below = [child for node in above for child in node.children.values()]
+            below = [child for node in above for child in node.children]
             self._replication.persist(below)
             above = below
 
@@ -202,11 +202,11 @@ class KnowledgeTree:
         try:
             parent = root
             for content in contents[:-1]:
-                above = parent.children.get(content)
+                above = parent.child_of(content)
                 if above is None:
                     return False
                 parent = above
-            node = parent.children.get(contents[-1])
+            node = parent.child_of(contents[-1])
             if node is None:
                 key = child_key(parent.key, contents[-1])
                 if not self.registry.may_attach(parent, contents[-1], key):
@@ -230,7 +230,7 @@ class KnowledgeTree:
         node = self.registry.nodes.get(key)
         pages = held.pages if cache.allocator is not None else None
         # A drop must not hit what a plan is about to put there, or still uses there, or what is yet to be swapped out.
-        unknown = key not in self.registry.detached and (node is None or cache not in node.copies)
+        unknown = key not in self.registry.detached and (node is None or node.copy_in(cache) is None)
         if unknown and not self.tiers.pending_moves.frees(key.hex(), cache):
             self.tiers.add_drop(key, held.tokens, cache, pages)
         if pages is not None and cache.allocator is not None:
@@ -257,13 +257,13 @@ class KnowledgeTree:
         """Delete a node and everything below it; the number of nodes."""
         subtree = [top]
         for node in subtree:
-            subtree += node.children.values()
+            subtree += node.children
         self._pins.unpin_above(top)
         for node in reversed(subtree):
             self.registry.detach(node)
             if node.locks:
                 self.registry.detached[node.key] = node
-            for copy in list(node.copies.values()):
+            for copy in list(node.copies):
                 if node.locks:
                     copy.cache.withdraw(copy)
                 else:

@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING
 
 from cachectl.nodes.keys import root_key
 from cachectl.nodes.node import Node
+from protocol.errors import UnknownNode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cachectl.policies.base import ReplacementPolicy
     from cachectl.tree.deletion_blocklist import DeletionBlocklist
 
 
 class NodeRegistry:
-    """``roots`` by namespace, ``nodes`` by key, and ``by_content`` the nodes of each document.
+    """``roots`` by namespace, ``nodes`` by key, and ``by_content`` each document's node, or nodes if it had several.
 
     ``detached`` are deleted nodes that plans still use, by key. The policy is told of each node that enters or leaves.
     If the tree ``composes``, nodes know the others of their document.
@@ -26,11 +29,31 @@ class NodeRegistry:
         self.roots: dict[str, Node] = {}
         self.nodes: dict[bytes, Node] = {}
         self.detached: dict[bytes, Node] = {}
-        self.by_content: dict[str, dict[Node, None]] = {}
+        self.by_content: dict[str, Node | dict[Node, None]] = {}
 
     def find(self, key: bytes) -> Node | None:
         """A node of the tree, or a deleted one that a plan still uses."""
         return self.nodes.get(key) or self.detached.get(key)
+
+    def nodes_of(self, content: str) -> tuple[Node, ...] | dict[Node, None]:
+        """The nodes of a document, the latest one last."""
+        nodes = self.by_content.get(content)
+        if isinstance(nodes, dict):
+            return nodes
+        return (nodes,) if nodes is not None else ()
+
+    def path(self, namespace: str, contents: Sequence[str]) -> list[Node]:
+        """The nodes of a path. Raises UnknownNode unless the tree has all of them."""
+        nodes: list[Node] = []
+        node = self.roots.get(namespace)
+        for content in contents:
+            node = node.child_of(content) if node is not None else None
+            if node is None:
+                raise UnknownNode(f"document {content!r} is not in the knowledge tree behind {len(nodes)} others")
+            nodes.append(node)
+        if not nodes:
+            raise UnknownNode("a path has at least one document")
+        return nodes
 
     def root(self, namespace: str) -> Node:
         """The root of a namespace; a new one if it has none. ``keep_root`` decides whether it stays."""
@@ -49,25 +72,39 @@ class NodeRegistry:
     def attach(self, node: Node) -> None:
         """Add a node below its parent."""
         assert node.parent is not None
-        node.parent.children[node.content] = node
+        node.parent.add_child(node)
         self.nodes[node.key] = node
-        same_document = self.by_content.setdefault(node.content, {})
-        same_document[node] = None
-        if self._composes:
-            node.same_document = same_document
+        others = self.by_content.get(node.content)
+        if others is None:
+            self.by_content[node.content] = node
+        else:
+            self._add_to(others, node)
         self._policy.entered(node)
 
     def detach(self, node: Node) -> None:
         """Remove a node from the tree."""
         node.detached = True
         assert node.parent is not None
-        del node.parent.children[node.content]
+        node.parent.remove_child(node)
         del self.nodes[node.key]
-        same_content = self.by_content[node.content]
-        del same_content[node]
-        if not same_content:
+        nodes = self.by_content[node.content]
+        if isinstance(nodes, dict):
+            del nodes[node]
+        if nodes is node or not nodes:
             del self.by_content[node.content]
         self._policy.left(node)
+
+    def _add_to(self, others: Node | dict[Node, None], node: Node) -> None:
+        """Add a node to the others of its document."""
+        if isinstance(others, dict):
+            nodes = others
+        else:
+            nodes = self.by_content[node.content] = {others: None}
+            if self._composes:
+                others.same_document = nodes
+        nodes[node] = None
+        if self._composes:
+            node.same_document = nodes
 
     def forget_detached(self, node: Node) -> None:
         """Forget a deleted node that no plan uses any more. A later one may have its key meanwhile."""
@@ -81,5 +118,7 @@ class NodeRegistry:
         key, or if the document is being deleted.
         """
         return not (
-            content in parent.children or key in self.detached or self._blocklist.blocks(content, parent.root.content)
+            parent.child_of(content) is not None
+            or key in self.detached
+            or self._blocklist.blocks(content, parent.root.content)
         )

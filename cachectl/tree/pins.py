@@ -44,7 +44,7 @@ class Pins:
 
     def unpin(self, path: Sequence[Node]) -> None:
         """Take back one pin of a path. Raises UnknownNode if the path has none of its own."""
-        if path[-1].pins <= sum(child.pins for child in path[-1].children.values()):
+        if path[-1].pins <= sum(child.pins for child in path[-1].children):
             raise UnknownNode("this path is not pinned")
         for node in path:
             _take(node, 1)
@@ -61,19 +61,19 @@ class Pins:
     def _new_tokens(self, path: Sequence[Node]) -> Iterator[tuple[TierCache, int]]:
         """Tokens that pinning a path adds to each cache. Pinned nodes add none."""
         for cache in self._caches:
-            yield cache, sum(node.room for node in path if not node.pins and cache in node.copies)
+            yield cache, sum(node.room for node in path if not node.pins and node.copy_in(cache) is not None)
 
 
 def _add(node: Node) -> None:
     node.pins += 1
     if node.pins == 1:
-        for copy in node.copies.values():
+        for copy in node.copies:
             copy.cache.pinned_tokens += node.room
 
 
 def _take(node: Node, pins: int) -> None:
     node.pins -= pins
-    for copy in node.copies.values():
+    for copy in node.copies:
         if not node.pins:
             copy.cache.pinned_tokens -= node.room
         copy.cache.offer(copy)

@@ -12,12 +12,13 @@ from protocol.plans import Fallback
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from cachectl.nodes.node import Node, PathDocument
     from cachectl.tiers.tier_cache import TierCache
     from cachectl.tiers.tier_manager import TierManager
     from cachectl.tree.load_cost import LoadCost
+    from cachectl.tree.node_registry import NodeRegistry
 
 _DONORS = 16
 """How many of a document's nodes are looked at for the best donor: a popular document has thousands."""
@@ -51,22 +52,21 @@ class CachedPrefix(NamedTuple):
 class PrefixLookup:
     """Finds cached prefixes, and knows what prefills cost.
 
-    ``roots`` are the tree's by namespace, and ``by_content`` are each document's nodes, the latest one last.
-    ``cost(cached, new)`` gives the seconds of a prefill of so many new tokens behind so many cached ones, and ``loads``
-    those of a load. ``move_s`` is what moving a token's KV to another position takes.
+    ``registry`` has the tree's roots, and the nodes of each document. ``cost(cached, new)`` gives the seconds of a
+    prefill of so many new tokens behind so many cached ones, and ``loads`` those of a load. ``move_s`` is what moving a
+    token's KV to another position takes.
     """
 
     def __init__(
         self,
-        roots: Mapping[str, Node],
-        by_content: Mapping[str, dict[Node, None]],
+        registry: NodeRegistry,
         tiers: TierManager,
         cost: Callable[[int, int], float],
         loads: LoadCost,
         move_s: float = 0.0,
     ) -> None:
-        self._roots = roots
-        self._by_content = by_content
+        self._registry = registry
+        self._roots = registry.roots
         self._tiers = tiers
         self._cost = cost
         self._loads = loads
@@ -81,7 +81,7 @@ class PrefixLookup:
         if node is None:
             return found
         for content in contents:
-            node = node.children.get(content)
+            node = node.child_of(content)
             if node is None or (copy := self._tiers.fastest(node, gpu)) is None:
                 break
             found.append(copy)
@@ -99,10 +99,10 @@ class PrefixLookup:
         """The locations, disks and instances that have a copy of the first document behind the first ``front`` ones."""
         node = self._roots.get(namespace)
         for document in documents[: front + 1]:
-            node = node.children.get(document.content) if node is not None else None
+            node = node.child_of(document.content) if node is not None else None
         if node is None:
             return set()
-        return {cache.owner for cache in node.copies}
+        return {copy.cache.owner for copy in node.copies}
 
     def loadable(self, namespace: str, documents: Sequence[PathDocument], instance: str) -> list[Copy]:
         """The longest prefix that an instance can load: what ``hits`` finds, and behind it what lies at its peers.
@@ -118,7 +118,7 @@ class PrefixLookup:
         node = found[-1].node if found else self._roots.get(namespace)
         left_s = links.longest_s(instance)
         for document in documents[len(found) :]:
-            node = node.children.get(document.content) if node is not None else None
+            node = node.child_of(document.content) if node is not None else None
             if node is None or node.tokens != document.tokens:
                 break
             copy = self._tiers.fastest(node, gpu)
@@ -157,13 +157,13 @@ class PrefixLookup:
         gpu = self._tiers.gpu(instance)
         above = self._roots.get(namespace)
         for document in documents[:front]:
-            above = above.children.get(document.content) if above is not None else None
+            above = above.child_of(document.content) if above is not None else None
         if above is None:
             return [None] * (len(documents) - front)
         return [self._donor(above, document, gpu) for document in documents[front:]]
 
     def _donor(self, above: Node, document: PathDocument, gpu: TierCache) -> Copy | None:
-        nodes = islice(reversed(self._by_content.get(document.content, {})), _DONORS)
+        nodes = islice(reversed(self._registry.nodes_of(document.content)), _DONORS)
         copies = [
             copy
             for node in nodes

@@ -59,7 +59,7 @@ EMPTY_SNAPSHOT = Snapshot()
 def record_of(node: Node) -> NodeRecord:
     """A node's record."""
     path = node.path
-    caches = [f"{cache.tier}@{cache.owner}" for cache, copy in node.copies.items() if copy.confirmed]
+    caches = [f"{copy.cache.tier}@{copy.cache.owner}" for copy in node.copies if copy.confirmed]
     return NodeRecord(
         namespace=node.root.content,
         path=tuple([above.content for above in path]),
@@ -68,7 +68,7 @@ def record_of(node: Node) -> NodeRecord:
         accesses=node.accesses,
         last_access=node.last_access,
         average_cost=node.average_cost,
-        pinned=node.pins - sum([child.pins for child in node.children.values()]),
+        pinned=node.pins - sum([child.pins for child in node.children]),
     )
 
 

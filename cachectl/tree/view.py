@@ -53,7 +53,7 @@ def _most_used(tree: KnowledgeTree, depth: int, limit: int) -> dict[Node, list[N
         shown[parent] = []
         if left:
             # A tree may have a hundred thousand first documents. No more than ``limit`` can be shown.
-            for child in heapq.nsmallest(limit, parent.children.values(), key=_order):
+            for child in heapq.nsmallest(limit, parent.children, key=_order):
                 heapq.heappush(waiting, (_order(child), next(numbers), left - 1, child))
 
     for root in tree.registry.roots.values():
@@ -81,7 +81,7 @@ def _view(tree: KnowledgeTree, node: Node, shown: dict[Node, list[Node]]) -> Tre
         key=node.key.hex(),
         content=node.content,
         tokens=node.tokens,
-        places=tuple(_place(cache, tree) for cache, copy in node.copies.items() if copy.held),
+        places=tuple(_place(copy.cache, tree) for copy in node.copies if copy.held),
         frequency=node.frequency,
         requests_ago=tree.grants.tick - node.last_access,
         locked=node.locks > 0,

@@ -55,7 +55,7 @@ def evicted_by(tree: KnowledgeTree, path: str, tier: Tier = Tier.GPU) -> str:
 def priority(tree: KnowledgeTree, path: Sequence[str], tier: Tier = Tier.GPU) -> float:
     """The current priority of a path's last document."""
     node = tree.registry.nodes[path_keys(NAMESPACE, path)[-1]]
-    copy = node.copies[tree.tiers.cache(tier, "one")]
+    copy = node.copy_in(tree.tiers.cache(tier, "one"))
     return tree.policy.current(copy)
 
 

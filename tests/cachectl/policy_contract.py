@@ -68,7 +68,7 @@ def cached(tree: KnowledgeTree, path: str) -> list[Tier]:
 
 def leaves(tree: KnowledgeTree, cache: object) -> list[Copy]:
     """The copies that may leave a tier cache now, derived from the tree."""
-    here = [node.copies[cache] for node in tree.registry.nodes.values() if cache in node.copies]
+    here = [node.copy_in(cache) for node in tree.registry.nodes.values() if node.copy_in(cache)]
     parents = {copy.node.parent for copy in here}
     return [
         copy for copy in here if copy.held and not copy.node.locks and not copy.node.pins and copy.node not in parents
@@ -125,7 +125,7 @@ class PolicyContract:
         tree = tree_for(make_policy, trace, capacities)
         for _ in serve(tree, trace):
             for cache, capacity in zip(tree.tiers, capacities, strict=True):
-                held = sum(node.tokens for node in tree.registry.nodes.values() if cache in node.copies)
+                held = sum(node.tokens for node in tree.registry.nodes.values() if node.copy_in(cache))
                 assert held == cache.used <= capacity
 
     @given(traces, budgets)

@@ -193,12 +193,11 @@ def dump(tree: KnowledgeTree) -> dict[str, object]:
     nodes = {}
     for node in [*tree.registry.nodes.values(), *tree.registry.detached]:
         copies = {
-            caches[cache]: (copy.held, copy.priority, copy.entered, bool(copy.ticket))
-            for cache, copy in node.copies.items()
+            caches[copy.cache]: (copy.held, copy.priority, copy.entered, bool(copy.ticket)) for copy in node.copies
         }
         nodes[node.key, node.detached] = {
             "copies": copies,
-            "children": sorted(node.children),
+            "children": sorted(child.content for child in node.children),
             "below": {caches[cache]: count for cache, count in node.below.items()},
             **{name: getattr(node, name) for name in ("content", "tokens", "locks", "pins", "frequency", "accesses")},
             **{name: getattr(node, name) for name in ("last_access", "average_cost", "computations", "prefix_tokens")},
@@ -206,7 +205,7 @@ def dump(tree: KnowledgeTree) -> dict[str, object]:
     return {
         "tick": tree.grants.tick,
         "roots": sorted(tree.registry.roots),
-        "contents": {content: len(nodes) for content, nodes in tree.registry.by_content.items()},
+        "contents": {content: len(tree.registry.nodes_of(content)) for content in tree.registry.by_content},
         "nodes": nodes,
         "caches": {
             name: (cache.used, cache.copies, cache.clock, cache.inserted_tokens, cache.evictions, cache.pinned_tokens)

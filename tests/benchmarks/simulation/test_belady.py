@@ -147,7 +147,7 @@ def serve(tree: KnowledgeTree, *paths: str) -> None:
 
 
 def priority(tree: KnowledgeTree, path: str) -> float:
-    [copy] = tree.registry.nodes[path_keys("tenant", path)[-1]].copies.values()
+    [copy] = tree.registry.nodes[path_keys("tenant", path)[-1]].copies
     return tree.policy.current(copy)
 
 

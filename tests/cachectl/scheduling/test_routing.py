@@ -132,7 +132,7 @@ def test_an_instance_with_a_full_queue_is_passed_over():
 
 def test_documents_in_host_memory_favour_no_instance():
     scheduler = build("ab", host=1000, max_running=9)
-    first = scheduler.tree.registry.roots["tenant"].children["a"]
+    first = scheduler.tree.registry.roots["tenant"].child_of("a")
     scheduler.tree.pin("tenant", "a")
     batch = MoveBatch("one")
     scheduler.tree._replication.replicate(first, batch)

@@ -121,7 +121,7 @@ async def test_shards_use_pages_of_their_own(cluster):
     pages: dict[int, set[int]] = {}
     for number, shard in enumerate(cluster.shards):
         host = shard._tree.tiers.locations[""].host
-        held = [node.copies[host] for node in shard._tree.registry.nodes.values() if host in node.copies]
+        held = [node.copy_in(host) for node in shard._tree.registry.nodes.values() if node.copy_in(host)]
         assert held
         pages[number] = {page for copy in held for page in copy.pages.numbers}
         part = ControllerShard(number, COUNT)

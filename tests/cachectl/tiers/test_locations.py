@@ -50,7 +50,7 @@ def test_what_leaves_a_gpu_goes_to_its_own_machine():
         moves = ask(tree, "b", instance).moves
         assert [(move.target, move.instance, move.location) for move in moves] == [(HOST, instance, location)]
     node = tree.registry.nodes[key("a")]
-    assert {copy.cache.location for copy in node.copies.values()} == {"", ELSEWHERE}
+    assert {copy.cache.location for copy in node.copies} == {"", ELSEWHERE}
 
 
 def test_each_machine_has_pages_of_its_own():

@@ -70,7 +70,7 @@ def test_an_instance_reads_its_own_copies_first():
 def test_a_plan_names_the_address_and_the_pages():
     tree = prefilled_elsewhere("a", arena=PageAllocator(9, 1))
     (step,) = begin(tree, "a", "near").documents
-    copy = tree.registry.nodes[key("a")].copies[host_of(tree, ELSEWHERE)]
+    copy = tree.registry.nodes[key("a")].copy_in(host_of(tree, ELSEWHERE))
     (node,) = planned_nodes([step], tree.tiers.links)
     assert node.source is None
     assert node.peer is not None
@@ -85,7 +85,7 @@ def test_what_does_not_fit_into_the_gpu_goes_to_the_own_host_memory():
     grant = begin(tree, "A", "near")
     (step,) = grant.documents
     assert (step.kept, step.peer is not None) == (HOST, True)
-    own = tree.registry.nodes[key("A")].copies[host_of(tree)]
+    own = tree.registry.nodes[key("A")].copy_in(host_of(tree))
     assert step.pages == own.pages
     (node,) = planned_nodes([step], tree.tiers.links)
     assert node.saved_to is HOST
@@ -102,7 +102,7 @@ def test_host_memory_is_read_rather_than_a_disk():
     assert len(tree.registry.nodes[key("a")].copies) == 3
     assert origins(begin(tree, "a", "near")) == ["elsewhere host"]
     tree.grants.lose_at(ELSEWHERE, [(key("a"), HOST)])
-    assert DISK in {copy.cache.tier for copy in tree.registry.nodes[key("a")].copies.values()}
+    assert DISK in {copy.cache.tier for copy in tree.registry.nodes[key("a")].copies}
 
 
 @pytest.mark.parametrize(("peer_token_s", "read"), [(0.9, True), (1.1, False)])
@@ -123,7 +123,7 @@ def test_nothing_unconfirmed_is_read():
     tree = near_and_far(gpu=1)
     ask(tree, "a", "far")
     begin(tree, "b", "far")
-    assert {copy.confirmed for copy in tree.registry.nodes[key("a")].copies.values()} == {False}
+    assert {copy.confirmed for copy in tree.registry.nodes[key("a")].copies} == {False}
     assert origins(begin(tree, "a", "near")) == ["computed"]
 
 
@@ -191,7 +191,7 @@ def test_what_a_plan_reads_is_not_evicted_meanwhile():
     begin(tree, "a", "near")
     ask(tree, "b", "far")
     deliver(tree, "far")
-    assert host_of(tree, ELSEWHERE) in tree.registry.nodes[key("a")].copies
+    assert tree.registry.nodes[key("a")].copy_in(host_of(tree, ELSEWHERE)) is not None
 
 
 def test_a_copy_that_its_machine_does_not_have_is_removed_there_alone():
@@ -199,7 +199,7 @@ def test_a_copy_that_its_machine_does_not_have_is_removed_there_alone():
     ask(tree, "a", "near")
     tree.grants.lose_at(ELSEWHERE, [(key("a"), HOST), (key("unknown"), HOST)])
     tree.grants.lose_at("unknown", [(key("a"), HOST)])
-    places = {(copy.cache.owner, copy.cache.tier) for copy in tree.registry.nodes[key("a")].copies.values()}
+    places = {(copy.cache.owner, copy.cache.tier) for copy in tree.registry.nodes[key("a")].copies}
     assert places >= {("near", GPU), ("far", GPU)}
     assert (ELSEWHERE, HOST) not in places
     # What may be left of it there is dropped.

@@ -100,7 +100,7 @@ def test_what_a_lost_machine_was_to_write_is_given_up():
     ask(tree, "a", "far")
     tree.persist()
     node = tree.registry.nodes[key("a")]
-    assert node.copies[disk_of(tree)].writer == "far"
+    assert node.copy_in(disk_of(tree)).writer == "far"
     tree.remove_instance("far")
     tree.remove_location(ELSEWHERE)
     assert disk_of(tree).copies == 0

@@ -45,7 +45,7 @@ def end(tree: KnowledgeTree, running: Grant, unwritten: list[tuple[bytes, Tier]]
 def copy_of(tree: KnowledgeTree, path: str, tier: Tier) -> Copy | None:
     node = tree.registry.nodes.get(key(path))
     cache = tree.tiers.gpu("one") if tier is GPU else tree.tiers.locations[""].cache(tier)
-    return node.copies.get(cache) if node is not None else None
+    return node.copy_in(cache) if node is not None else None
 
 
 def taken(tree: KnowledgeTree, instance: str) -> MoveBatch:

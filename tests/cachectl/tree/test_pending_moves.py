@@ -137,7 +137,7 @@ def test_write_through_copies_a_prefilled_plan_to_all_slower_tiers():
     assert take_pending_moves(tree) == []
     tree.grants.prefilled(running)
     check_integrity(tree)
-    a, b = (tree.registry.nodes[key(path)].copies[tree.tiers.locations[""].host].pages for path in ("a", "ab"))
+    a, b = (tree.registry.nodes[key(path)].copy_in(tree.tiers.locations[""].host).pages for path in ("a", "ab"))
     assert deliver(tree) == [
         move("a", GPU, HOST, "one", evict=False, pages=a),
         move("a", GPU, DISK, "one", evict=False),

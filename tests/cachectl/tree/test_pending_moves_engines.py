@@ -55,7 +55,7 @@ class EngineTraffic:
         for step in grant.documents:
             if step.source in (HOST, DISK):
                 node = self.tree.registry.find(step.key)
-                writer = node.copies[self.tree.tiers.cache(step.source, instance)].writer
+                writer = node.copy_in(self.tree.tiers.cache(step.source, instance)).writer
                 assert writer in (None, instance), "a plan names a copy that another instance has not confirmed"
                 there = self.tiers.read(step.source, step.key.hex(), step.pages) is not None
                 assert there or writer == instance or step.key.hex() in self.vanished, "a plan names a missing copy"
@@ -214,7 +214,7 @@ class EngineTraffic:
     def counted(self, cache: TierCache) -> dict[str, Copy]:
         """The confirmed copies in a cache; there are no others."""
         nodes = self.tree.registry.nodes.values()
-        copies = {node.key.hex(): node.copies[cache] for node in nodes if cache in node.copies}
+        copies = {node.key.hex(): node.copy_in(cache) for node in nodes if node.copy_in(cache)}
         assert all(copy.confirmed for copy in copies.values())
         return copies
 

@@ -41,7 +41,7 @@ def reports_of(tree) -> list[ResidencyReport]:
     """Reports of exactly the copies that a tree believes in."""
     reports = []
     for cache in tree.tiers:
-        nodes = [node for node in tree.registry.nodes.values() if cache in node.copies and node.copies[cache].held]
+        nodes = [node for node in tree.registry.nodes.values() if node.copy_in(cache) and node.copy_in(cache).held]
         of_path = [
             HeldNode(node.root.content, tuple(above.content for above in node.path), node.tokens) for node in nodes
         ]
@@ -283,7 +283,7 @@ def test_smaller_tiers_with_losses_match_the_restored_tree_after_its_moves(sizes
             assert pending.target is None
             held_there.remove((pending.source, pending.instance, pending.node))
     assert held_there == {
-        (cache.tier, cache.instance, node.key.hex())
+        (copy.cache.tier, copy.cache.instance, node.key.hex())
         for node in restored.registry.nodes.values()
-        for cache in node.copies
+        for copy in node.copies
     }

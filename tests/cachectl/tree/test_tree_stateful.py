@@ -274,7 +274,7 @@ class TreeMachine(RuleBasedStateMachine):
                 assert step.source is None
                 assert self.tree.tiers.links.serves(step.peer.location, grant.instance)
                 cache = self.tree.tiers.shared_cache(step.peer.tier, step.peer.location)
-                copy = self.tree.registry.nodes[step.key].copies[cache]
+                copy = self.tree.registry.nodes[step.key].copy_in(cache)
                 assert not gpu.reaches(cache)
                 assert copy.confirmed
                 assert copy.pages == step.peer.pages

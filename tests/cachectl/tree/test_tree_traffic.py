@@ -150,7 +150,7 @@ class Traffic:
 
     def believed(self, cache) -> dict[str, Copy]:
         """The copies in a cache, by their nodes' keys."""
-        copies = [copy for node in self.tree.registry.nodes.values() for copy in node.copies.values()]
+        copies = [copy for node in self.tree.registry.nodes.values() for copy in node.copies]
         return {copy.node.key.hex(): copy for copy in copies if copy.cache is cache and copy.held}
 
 
