@@ -7,8 +7,9 @@ Node ── one document behind one sequence of documents
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
+
+from mypy_extensions import i32
 
 from protocol.kv import pages_spanned
 from protocol.tiers import Tier
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
     from protocol.kv import Pages
 
-
-_TWINS = 8
-"""How many of a document's nodes are looked at for another one: a popular document has thousands."""
 
 _FEW = 16
 """So many copies of a node are searched one by one. An index of them would take more memory than they do."""
@@ -45,8 +43,7 @@ class Node:
     still use it. ``same_document`` has all nodes of its document, this one among them; None if it has no other, or if
     no prompt is composed. A root has no document, no tokens and no copies, and supports children in every cache.
 
-    The tree may have millions of nodes, most of them with a copy or two and with one child or none. So nodes take no
-    dictionaries for these.
+    There may be millions of nodes, most of them with few copies and at most one child: these take no dictionaries.
     """
 
     __slots__ = (
@@ -68,7 +65,6 @@ class Node:
         "prefix_tokens",
         "previous_accesses",
         "room",
-        "root",
         "same_document",
         "tokens",
         "window",
@@ -79,20 +75,19 @@ class Node:
         self.content = content
         self.tokens = tokens
         self.parent = parent
-        self.root: Node = self if parent is None else parent.root
         self.prefix_tokens: int = 0 if parent is None else parent.prefix_tokens + parent.tokens
         self.room: int = tokens
         if page_tokens > 1:
             self.room = len(pages_spanned(self.prefix_tokens, tokens, page_tokens)) * page_tokens
         # One child, or several by content.
         self._children: Node | dict[str, Node] | None = None
-        # A few copies, or many by cache; in the order in which they came.
-        self._copies: tuple[Copy, ...] | dict[NodeCache, Copy] = ()
+        # One copy, a few, or many by cache; in the order in which they came.
+        self._copies: Copy | tuple[Copy, ...] | dict[NodeCache, Copy] = ()
         # Copies of children by cache, for the caches where this node has none that counts them.
         self._below: dict[NodeCache, int] | None = None
-        self.locks = 0
-        self.pins = 0
         self.detached = False
+        self.locks: i32 = 0
+        self.pins: i32 = 0
         self.same_document: dict[Node, None] | None = None
         self.frequency = 0.0
         self.history: object = None
@@ -148,11 +143,15 @@ class Node:
     def copies(self) -> Collection[Copy]:
         """A copy for each cache that holds the node's KV or reserves room for it, in the order in which they came."""
         copies = self._copies
-        return copies.values() if isinstance(copies, dict) else copies
+        if isinstance(copies, dict):
+            return copies.values()
+        return (copies,) if isinstance(copies, Copy) else copies
 
     def copy_in(self, cache: NodeCache) -> Copy | None:
         """The copy in a cache."""
         copies = self._copies
+        if isinstance(copies, Copy):
+            return copies if copies.cache is cache else None
         if isinstance(copies, dict):
             return copies.get(cache)
         for copy in copies:
@@ -168,8 +167,10 @@ class Node:
             self._below = below or None
         if isinstance(copies, dict):
             copies[cache] = copy
+        elif isinstance(copies, Copy):
+            self._copies = (copies, copy)
         elif len(copies) < _FEW:
-            self._copies = (*copies, copy)
+            self._copies = (*copies, copy) if copies else copy
         else:
             self._copies = {each.cache: each for each in (*copies, copy)}
         if self.parent is not None:
@@ -183,14 +184,15 @@ class Node:
             if len(copies) <= _FEW // 2:
                 self._copies = tuple(copies.values())
         else:
-            self._copies = tuple([each for each in copies if each is not copy])
+            left = tuple([each for each in self.copies if each is not copy])
+            self._copies = left[0] if len(left) == 1 else left
         if copy.children:
             self._count_below(cache, copy.children)
         return self.parent._count_below(cache, -1) if self.parent is not None else 0
 
     @property
     def below(self) -> dict[NodeCache, int]:
-        """How many copies the node's children have, by cache. Deleted children count while they have copies."""
+        """How many copies the node's children have, by cache; deleted children included."""
         counts = {copy.cache: copy.children for copy in self.copies if copy.children}
         return counts if self._below is None else {**counts, **self._below}
 
@@ -212,10 +214,15 @@ class Node:
     @property
     def depth(self) -> int:
         """Documents on the path down to this node; 0 for a root."""
-        depth, node = 0, self
+        return len(self.path)
+
+    @property
+    def root(self) -> Node:
+        """The root that this node is below, or this one."""
+        node = self
         while node.parent is not None:
-            depth, node = depth + 1, node.parent
-        return depth
+            node = node.parent
+        return node
 
     @property
     def path(self) -> list[Node]:
@@ -227,13 +234,6 @@ class Node:
             node = node.parent
         nodes.reverse()
         return nodes
-
-    def has_twin(self) -> bool:
-        """Whether another node could donate this document's KV. Only the oldest ones are looked at."""
-        if self.same_document is None:
-            return False
-        others = islice(self.same_document, _TWINS)
-        return any(other is not self and other._copies and other.root is self.root for other in others)
 
     def is_below(self, above: Node) -> bool:
         """Whether another node is on the path to this one."""
@@ -279,8 +279,7 @@ class Node:
 class Copy:
     """A node's KV in one cache. Until it is ``held``, the cache only reserves room for it.
 
-    ``page`` is the number of the copy's first page in host memory. It is -1 for a copy that has no pages, because it is
-    in another tier or was removed.
+    ``page`` is the number of the copy's first page in host memory; -1 without one, as in other tiers.
 
     ``writer`` is None for a confirmed copy. A copy in a shared tier is confirmed when the instance that writes it, its
     ``writer``, has reported that it is there. Until then no other instance finds it. It is empty if the writer is gone,
@@ -314,14 +313,15 @@ class Copy:
     def __init__(self, node: Node, cache: NodeCache, held: bool, page: int = -1) -> None:
         self.node = node
         self.cache = cache
-        self.page = page
-        self.children = 0
-        self.priority = 0.0
         self.held = held
-        self.writer: str | None = None
         self.absent = False
+        # In 32 bits: there may be dozens of copies of a node.
+        self.page: i32 = page
+        self.children: i32 = 0
+        self.users: i32 = 0
         self.condemned = 0
-        self.users = 0
+        self.priority = 0.0
+        self.writer: str | None = None
         self.ticket = 0
         self.entered = 0.0
 
@@ -376,8 +376,8 @@ class NodeCache(ABC):
         """The numbered pages of a copy, if the cache has such pages."""
 
     @abstractmethod
-    def remove(self, copy: Copy) -> None:
-        """Remove a copy. Its parent's copy may become a leaf."""
+    def remove(self, copy: Copy) -> Pages | None:
+        """Remove a copy; its numbered pages, which are free now. Its parent's copy may become a leaf."""
 
     @abstractmethod
     def touch(self, copy: Copy) -> None:

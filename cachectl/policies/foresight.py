@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from math import log
 from random import Random
 from typing import TYPE_CHECKING, ClassVar
@@ -28,6 +29,8 @@ _NEVER_COMPUTED = 1e-6
 _BENEFIT_OF_DOUBT = log(2)
 _REPLACEABLE = log(0.3)
 """Composing a document out of another node's KV takes about 0.7 of the time that its own would spare."""
+_TWINS = 8
+"""How many of a document's nodes are looked at for another one: a popular document has thousands."""
 _DRAWN = 1
 _LEARNT_PATHS = 0.125
 # Copies looked at for each one evicted. Fewer suffice if a slower cache is offered it, because that one looks again.
@@ -126,7 +129,7 @@ class Foresight(ReplacementPolicy):
         if not isinstance(history, History):
             return -_CERTAIN
         worth = self._model.logit(history, self._tick) + log(node.average_cost or _NEVER_COMPUTED)
-        return worth + _REPLACEABLE if node.has_twin() else worth
+        return worth + _REPLACEABLE if _has_twin(node) else worth
 
     def _expect(self, history: History) -> None:
         """Record what a path looks like now, to learn later whether it was used within the horizon."""
@@ -153,3 +156,11 @@ class Foresight(ReplacementPolicy):
             return None
         example.history.example = None
         return example
+
+
+def _has_twin(node: Node) -> bool:
+    """Whether another node could donate this document's KV. Only the oldest ones are looked at."""
+    if node.same_document is None:
+        return False
+    others = islice(node.same_document, _TWINS)
+    return any(other is not node and other.copies and other.root is node.root for other in others)

@@ -67,8 +67,8 @@ class CopyRemoval:
             self._forget(copy.node)
 
     def _remove(self, copy: Copy, present: bool, batch: MoveBatch | None) -> None:
-        cache, pages, writer = copy.cache, copy.pages, copy.writer
-        cache.remove(copy)
+        cache, writer = copy.cache, copy.writer
+        pages = cache.remove(copy)
         if not present:
             return
         move = drop(copy.node.key, copy.node.tokens, cache, pages)

@@ -81,10 +81,7 @@ class Eviction:
         served = cache.instance is not None and not node.below and self._serves(node, cache)
         target = None if served else self._swap_out(node, cache.slower, batch)
         # At most one of the two tiers is host memory.
-        pages = target.pages if target is not None else None
-        if pages is None:
-            pages = copy.pages
-        cache.remove(copy)
+        pages = cache.remove(copy) or (target.pages if target is not None else None)
         tier = target.cache.tier if target is not None else None
         key = node.key.hex()
         batch.moves.append(

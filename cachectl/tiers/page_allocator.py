@@ -150,15 +150,13 @@ class PageAllocator:
         return at | _LAST
 
     def _holds(self, pages: Pages) -> bool:
-        """Whether pages are a node's, under its stamp."""
-        links, offset = self._links, self._first_page
-        index = pages.numbers[0] - offset if pages.numbers else 0
-        for number in pages.numbers:
-            if index != number - offset or not 0 <= index < len(links):
-                return False
-            index = links[index]
+        """Whether pages are a node's, under its stamp. Only the last one is looked at, which tells both."""
+        last = pages.numbers[-1] - self._first_page if pages.numbers else -1
+        if not 0 <= last < len(self._links):
+            return False
+        link = self._links[last]
         # Links of free pages have no such mark.
-        return bool(index & _LAST) and self._stamps[index ^ _LAST] == pages.stamp
+        return bool(link & _LAST) and self._stamps[link ^ _LAST] == pages.stamp
 
     def _unsettle(self) -> array[int]:
         """Find the free page in front of each free one, as any page may be taken out, and the stamps in use."""

@@ -94,8 +94,8 @@ class TierCache(NodeCache):
         copy.writer = writer
         self.offer(copy)
 
-    def remove(self, copy: Copy) -> None:
-        """Remove a copy. Its parent's copy may become a leaf."""
+    def remove(self, copy: Copy) -> Pages | None:
+        """Remove a copy; its numbered pages, which are free now. Its parent's copy may become a leaf."""
         node = copy.node
         self._order.void(copy)
         siblings = node.remove_copy(copy)
@@ -103,12 +103,15 @@ class TierCache(NodeCache):
         self.used -= node.room
         if node.pins:
             self.pinned_tokens -= node.room
+        pages: Pages | None = None
         if self.allocator is not None:
-            self.allocator.give_back(self.allocator.pages(copy.page))
+            pages = self.allocator.pages(copy.page)
+            self.allocator.give_back(pages)
             copy.page = -1
         above = node.parent.copy_in(self) if node.parent is not None and not siblings else None
         if above is not None:
             self.offer(above)
+        return pages
 
     def touch(self, copy: Copy) -> None:
         """Update a copy's priority after an access to its node."""

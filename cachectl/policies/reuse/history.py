@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import log2
 from typing import NamedTuple
 
+from mypy_extensions import i32
+
 HALF_LIVES = (64.0, 1024.0, 16384.0)
 """Requests in which a decayed count halves. A fixed geometric grid; the model's weights choose among them."""
 
@@ -59,17 +61,17 @@ class History:
 
     def __init__(self, key: bytes, depth: int, content: str, document: Popularity) -> None:
         self.key = key
-        self.band = _BANDS[min(depth, 4)]
         self.content = content
         self.document = document
+        self.resident = False
+        self.last_in_request = False
+        self.band: i32 = _BANDS[min(depth, 4)]
+        self.row: i32 = self.band * len(CLASSES)
+        self.at: i32 = 0
         self.uses = 0
         self.last = 0
         self.decayed = (0.0, 0.0, 0.0)
-        self.row = self.band * len(CLASSES)
-        self.resident = False
-        self.last_in_request = False
         self.example: Example | None = None
-        self.at = 0
 
     def use(self, tick: int) -> None:
         """Count a use of the path, and of its document."""
