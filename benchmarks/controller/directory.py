@@ -24,7 +24,7 @@ from protocol.tiers import Tier
 
 _PATH = 3
 _EVERY = 1000
-_NODE_BYTES, _COPY_BYTES, _PAGE_BYTES = 1800, 300, 180
+_NODE_BYTES, _COPY_BYTES, _PAGE_BYTES = 1300, 300, 6
 """What to expect, on the safe side."""
 
 
