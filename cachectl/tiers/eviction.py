@@ -78,7 +78,7 @@ class Eviction:
         cache.clock = max(cache.clock, copy.priority)
         cache.evictions += 1
         # What stands behind the node in slower caches needs it there.
-        served = cache.instance is not None and not node.below and self._serves(node, cache)
+        served = cache.instance is not None and self._serves(node, cache) and not node.below
         target = None if served else self._swap_out(node, cache.slower, batch)
         # At most one of the two tiers is host memory.
         pages = cache.remove(copy) or (target.pages if target is not None else None)

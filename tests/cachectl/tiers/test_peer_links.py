@@ -224,7 +224,7 @@ def swapped_out(tree: KnowledgeTree) -> bool:
     ask(tree, "b", "near")
     assert found(tree, "b", "near") == [GPU]
     check_integrity(tree)
-    return host_of(tree) in tree.registry.nodes[key("a")].copies
+    return tree.registry.nodes[key("a")].copy_in(host_of(tree)) is not None
 
 
 def test_what_another_machine_serves_is_not_swapped_out():
