@@ -66,7 +66,7 @@ class SecondMachine:
 
     def kill(self) -> None:
         """End all its processes at once, as a power failure does."""
-        if self._process is None:
+        if self._process is None or not self._process.is_running():
             return
         family = [self._process, *self._process.children(recursive=True)]
         for process in family:
