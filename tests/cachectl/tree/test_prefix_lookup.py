@@ -74,8 +74,8 @@ def test_a_match_looks_up_each_document_once_in_a_wide_tree():
     assert len(tree.lookup.match(TENANT, [Content(content) for content in path], "one")) == 4
     # The nodes of "a" and "b" have one child, which takes no lookup.
     assert lookups == [path[0], path[3]]
-    # Hashes are compared first, so a document is only ever compared with its own node. Compiled code compares it with an
-    # only child without calling ``__eq__``.
+    # Hashes are compared first, so a document is only ever compared with its own node. Compiled code calls no
+    # ``__eq__`` for an only child.
     assert compared in (path, lookups)
 
 
