@@ -210,12 +210,16 @@ class HostArena:
                 return False
             if not all(locks.take(number + 1) for number in numbers):
                 raise PagesTaken(f"another writer is still writing the pages for {node.key}")
+            overwritten = self._stamps[numbers][self._states[numbers] == State.READY]
             self._states[numbers] = State.WRITING
             self._stamps[numbers] = pages.stamp
             headers["index"][numbers] = np.arange(len(numbers))
             headers["count"][numbers] = len(numbers)
             headers["node_bytes"][numbers[0]] = len(record)
             headers["node"][numbers[:used]] = parts
+            if overwritten.size:
+                # Nobody may come to drop the rest of a node that has lost a page.
+                self._states[(self._states == State.READY) & np.isin(self._stamps, overwritten)] = State.FREE
         return True
 
     def _set(self, numbers: Sequence[int], state: State, locks: ByteLocks) -> None:

@@ -112,6 +112,8 @@ def test_a_node_that_lost_a_page_is_missing(opened):
     write(arena, make_node(1), Pages((hand_out(NODE).numbers[1], 20, 21), 2))
     assert not arena.has(NODE.key, hand_out(NODE, 1))
     assert held(arena) == {make_node(1).key}
+    # Its other pages are free.
+    arena.check_integrity()
     again = opened()
     again.check_integrity()
     assert held(again) == {make_node(1).key}
