@@ -185,6 +185,10 @@ class ToyController:
             start = sum(len(self.documents[int(name[1:])]) for name in known.path[:-1])
             pages = self._allocate(start, known.tokens, instance, moves, random)
             if pages is None or (source in SHARED and (key, source) not in self.shared):
+                self._free_pages += pages.numbers if pages is not None else ()
+                if moves:
+                    # What made room is no longer known here, so it has to go.
+                    self.order(instance, moves)
                 return
         written: list[Written] = []
         if target is not None:
