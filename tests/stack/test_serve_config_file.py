@@ -17,6 +17,8 @@ def test_serve_runs_the_stack_from_its_config_file(tmp_path):
         port = free.getsockname()[1]
     environment = {
         **FAKE,
+        # Not the Ray of another test, which `ray start` has made known to the whole machine.
+        "RAY_ADDRESS": "local",
         "RAGTREE_DATA_DIR": str(tmp_path / "data"),
         "RAGTREE_SERVER__PORT": str(port),
         "RAGTREE_SERVING__GATEWAY__MIN_REPLICAS": "2",
